@@ -1,0 +1,220 @@
+"""The facts of a node, as frozen values.
+
+The law of this file:
+
+* A value that compares equal is the same fact. Nothing here counts, ages or ticks: counters are read
+  at scrape time and never stand in a snapshot, or every listener would wake at every tick.
+* Absent is ``None``, broken is an exception at the door, zero is zero. The kernel's ``numa_node`` of -1
+  is ``None`` before it gets here.
+* Collections are tuples, in a stated order, so that equal facts are equal values.
+* PCI addresses are in the long form, lower case: ``0000:1a:00.3``.
+* Units are in the names: ``_mib`` is 2**20 bytes, ``_mbps`` is 10**6 bits per second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """How well a link, a function or a GPU does; what may be done about it is ``Health.allocatable``."""
+
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"
+    DOWN = "down"
+    MISCABLED = "miscabled"
+    UNHEALTHY = "unhealthy"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a state is not healthy: ``key`` is from a closed set, ``detail`` is a sentence for a person."""
+
+    key: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """A verdict with all its active reasons, the gravest first.
+
+    ``allocatable`` is what the kubelet hears (Healthy or Unhealthy). The two differ on purpose: unknown
+    never changes what is allocatable, and degraded is a warning until a rule says otherwise.
+    """
+
+    state: State = State.HEALTHY
+    reasons: tuple[Reason, ...] = ()
+    allocatable: bool = True
+
+
+HEALTHY = Health()
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as its driver names it.
+
+    ``memory_mib`` is NVML's total, rounded down. ``minor`` is n in ``/dev/nvidia<n>``. ``pci_path`` is
+    the way from the root complex, as ``Function.pci_path``.
+    """
+
+    uuid: str
+    index: int
+    minor: int | None
+    name: str
+    pci_address: str
+    memory_mib: int
+    numa_node: int | None
+    pci_path: tuple[str, ...] = ()
+    health: Health = HEALTHY
+
+
+@dataclass(frozen=True, slots=True)
+class Rdma:
+    """The RDMA device of a function and its character devices (absolute paths on the host)."""
+
+    device: str
+    uverbs: str | None = None
+    umad: str | None = None
+    issm: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A PCI network function: a PF, or a VF when ``parent`` is set.
+
+    ``vendor`` and ``device`` are four hex digits. ``link_type`` is ``ethernet`` or ``infiniband`` and,
+    on a VF, its PF's. ``vdpa`` is the character device ``/dev/vhost-vdpa-<n>``. ``pci_path`` lists the
+    components of the real path under ``/sys/devices``, root complex first and the function itself last:
+    ``("pci0000:15", "0000:15:01.0", "0000:17:00.0")``. ``num_vfs`` and ``total_vfs`` are ``None`` where
+    the function has no SR-IOV capability.
+    """
+
+    pci_address: str
+    vendor: str
+    device: str
+    driver: str | None
+    netdev: str | None
+    link_type: str | None
+    rdma: Rdma | None
+    vfio_group: str | None
+    vdpa: str | None
+    numa_node: int | None
+    pci_path: tuple[str, ...]
+    parent: str | None = None
+    vf_index: int | None = None
+    num_vfs: int | None = None
+    total_vfs: int | None = None
+    health: Health = HEALTHY
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The netdev of a PF. ``carrier`` is ``None`` where the kernel cannot say (admin down).
+
+    ``default_route`` is true when the host's own default route leaves by it.
+    """
+
+    netdev: str
+    pci_address: str
+    mac: str | None
+    admin_up: bool
+    carrier: bool | None
+    operstate: str | None
+    speed_mbps: int | None
+    mtu: int | None
+    default_route: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Devices of one resource that one container holds, as the kubelet's podresources API tells it."""
+
+    namespace: str
+    pod: str
+    container: str
+    resource: str
+    device_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """Devices of one resource that share their parent, NUMA nodes and health: all the slices of a GPU,
+    or one VF. ``parent`` is a GPU's UUID or a PF's PCI address. Stated together because they change
+    together, and because 80,000 single values would cost what 8 do not.
+    """
+
+    parent: str
+    ids: tuple[str, ...]
+    numa_nodes: tuple[int, ...]
+    health: Health = HEALTHY
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNode:
+    """A character device to be seen in the container; ``permissions`` as in the device cgroup, ``rwm``."""
+
+    host_path: str
+    container_path: str
+    permissions: str = "rw"
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A bind mount of the container."""
+
+    host_path: str
+    container_path: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """One device-info file of the Network Plumbing Working Group, to be written before the answer.
+
+    ``name`` is the file's name under ``/var/run/k8s.cni.cncf.io/devinfo/dp``, ``text`` its JSON.
+    """
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What the kubelet's Allocate is answered with, and the files that must exist before the answer."""
+
+    env: tuple[tuple[str, str], ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    device_nodes: tuple[DeviceNode, ...] = ()
+    annotations: tuple[tuple[str, str], ...] = ()
+    cdi_devices: tuple[str, ...] = ()
+    device_info: tuple[DeviceInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """A source that cannot speak at present; its last facts stand, and nothing is concluded from it."""
+
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything known of this node at one moment.
+
+    ``revision`` grows by one with each change and is not part of equality in meaning: compare the parts.
+    Functions are sorted by PCI address, GPUs by index, links by netdev, holdings by pod.
+    ``holdings`` is ``None`` until the kubelet has been heard once.
+    """
+
+    revision: int = 0
+    product: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    functions: tuple[Function, ...] = ()
+    links: tuple[Link, ...] = ()
+    holdings: tuple[Holding, ...] | None = None
+    silent: tuple[Silence, ...] = ()
+    unreadable: tuple[str, ...] = ()
