@@ -1,0 +1,42 @@
+# `make demo`, `make test`, `make bench`: each sets up what it needs in .venv first.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+JOBS ?= auto
+
+.PHONY: all check test demo bench golden protos lock clean
+all: check test
+
+$(VENV)/.ready: pyproject.toml hack/requirements.txt hack/venv.py
+	$(PYTHON) hack/venv.py $(VENV) hack/requirements.txt
+	@touch $@
+
+test: $(VENV)/.ready  ## set up and run every test, linters and typing included
+	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+check: $(VENV)/.ready  ## format, lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+demo: $(VENV)/.ready  ## a simulated DGX H100, a stand-in kubelet and the real agent between them
+	$(BIN)/nodeagent demo $(ARGS)
+
+bench: $(VENV)/.ready  ## the benchmark table, and bench.json
+	$(BIN)/python hack/bench.py $(ARGS)
+
+golden: $(VENV)/.ready  ## rewrite the golden files, for review
+	NODEAGENT_GOLDEN=write $(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
+
+protos: $(VENV)/.ready  ## regenerate nodeagent/kube/*_pb2.py
+	PYTHON=$(BIN)/python hack/protos.sh
+
+lock: $(VENV)/.ready  ## renew the pinned development requirements
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --extra dev --python-version 3.11 \
+		pyproject.toml --output-file hack/requirements.txt
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,45 @@
+"""Make a virtual environment with the pinned requirements and this project in it.
+
+    python3 hack/venv.py DIRECTORY REQUIREMENTS
+
+Debian keeps ensurepip in a package of its own (python3-venv). Where it is missing it is installed, or asked
+for by name where that is not ours to do.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+MINIMUM = (3, 11)
+
+
+def main(directory: Path, requirements: Path) -> None:
+    if sys.version_info < MINIMUM:
+        sys.exit(f"Python {'.'.join(map(str, MINIMUM))} or newer is needed, this is {sys.version.split()[0]}")
+    if importlib.util.find_spec("ensurepip") is None:
+        install_ensurepip()
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(directory)], check=True)
+    pip = [str(directory / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--require-hashes", "--requirement", str(requirements)], check=True)
+    subprocess.run([*pip, "--no-deps", "--no-build-isolation", "--editable", "."], check=True)
+
+
+def install_ensurepip() -> None:
+    apt = shutil.which("apt-get")
+    if apt is None or os.geteuid() != 0:
+        sys.exit("Python's venv module lacks ensurepip here; install it: apt-get install python3-venv")
+    print("Installing python3-venv, which this Python's venv module needs ...", file=sys.stderr)
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    subprocess.run([apt, "-qq", "update"], check=True, env=environment)
+    subprocess.run([apt, "-qq", "install", "--yes", "python3-venv"], check=True, env=environment)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,63 @@
+"""The one mutable object of the agent: what is known now, and a way to wait for it to change.
+
+Sources state whole facts; a fact equal to the one that stands wakes nobody. A source that cannot speak is
+silenced: its last facts stay and a ``Silence`` says that they are old. Readers take ``snapshot`` (one
+immutable value, swapped in one assignment) and are never handed a queue: a slow reader sees the latest.
+Belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from nodeagent.model import Silence, Snapshot
+
+
+class Inventory:
+    def __init__(self) -> None:
+        self.snapshot = Snapshot()
+        self._heard: set[str] = set()
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def state(self, source: str, **facts: Any) -> bool:
+        """Replace these parts of the snapshot; the source is no longer silent. True if anything changed."""
+        first = source not in self._heard
+        self._heard.add(source)
+        silent = tuple(entry for entry in self.snapshot.silent if entry.source != source)
+        return self._update({**facts, "silent": silent}, wake=first)
+
+    def silence(self, source: str, reason: str) -> bool:
+        """The source cannot speak at present, and why. Its facts stand."""
+        others = [entry for entry in self.snapshot.silent if entry.source != source]
+        silent = tuple(sorted([*others, Silence(source, reason)], key=lambda entry: entry.source))
+        return self._update({"silent": silent}, wake=False)
+
+    def heard(self, source: str) -> bool:
+        """Whether the source has ever stated a fact: before, "no devices" would be a guess."""
+        return source in self._heard
+
+    async def changed(self, since: int) -> Snapshot:
+        """Wait until the revision is beyond ``since``, and return the latest snapshot."""
+        while self.snapshot.revision <= since:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            finally:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+        return self.snapshot
+
+    def _update(self, facts: dict[str, Any], *, wake: bool) -> bool:
+        old = self.snapshot
+        same = all(getattr(old, name) == value for name, value in facts.items())
+        if same and not wake:
+            return False
+        self.snapshot = replace(old, **facts, revision=old.revision + 1)
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        return not same

@@ -1,0 +1,56 @@
+"""Files the agent leaves for others: device-info for CNI plugins, and its CDI spec for container runtimes.
+
+Each is written whole or not at all: to a temporary name beside it, synced by rename. An ``OSError`` (a full
+disk, a read-only mount) goes to the caller with the file's name in it; nothing half-written stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from nodeagent.model import Allocation
+
+log = logging.getLogger(__name__)
+
+DEVICE_INFO = "/var/run/k8s.cni.cncf.io/devinfo/dp"
+"""Where the Network Plumbing Working Group's device-info specification puts a device plugin's files."""
+
+
+def write(path: Path, text: str, mode: int = 0o644) -> None:
+    """Put ``text`` at ``path`` in one step, replacing a file of any mode."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            os.fchmod(descriptor, mode)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        error.filename = str(path)
+        raise
+
+
+class DeviceInfoFiles:
+    """The folder of device-info files, under any root."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, allocation: Allocation) -> None:
+        for info in allocation.device_info:
+            write(self._folder / info.name, info.text, mode=0o444)
+
+    def remove_stale(self, prefix: str, kept: Iterable[str]) -> tuple[str, ...]:
+        """Remove files of an earlier life: names that begin with ``prefix`` and are not ``kept``."""
+        keep = set(kept)
+        removed = []
+        for path in sorted(self._folder.glob("*-device.json")):
+            if path.name.startswith(prefix) and path.name not in keep:
+                path.unlink(missing_ok=True)
+                removed.append(path.name)
+        return tuple(removed)

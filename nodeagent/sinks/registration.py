@@ -1,0 +1,407 @@
+"""The life of the resources with the kubelet: serve, register, notice that it went, register again.
+
+One loop compares what should be with what is and mends the difference; inotify on the kubelet's folder, an
+ended stream and a timer only wake it. What it must respect, learnt from the kubelet's own source:
+
+* A socket's server answers before Register is sent, for the kubelet dials back inside that call.
+* ``kubelet.sock`` is there before it listens; a gRPC channel that meets the refusal waits a second. So the
+  socket is probed by a plain connect first.
+* A kubelet that starts removes every socket in its folder. It never reopens a stream that ended.
+* Up to 1.36 the end of an old stream disconnects the *new* client of that resource: the old server is
+  stopped, its streams closed, and a moment given to the kubelet before the new registration.
+* Binding over a live socket steals it silently: a lock file keeps a second agent waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from nodeagent.host.inotify import Watch
+from nodeagent.kube import deviceplugin_pb2 as pb
+from nodeagent.kube import pluginregistration_pb2 as registration_pb
+from nodeagent.model import Allocation, Snapshot
+from nodeagent.sinks.endpoint import BindError, Endpoint, Kind, Near
+from nodeagent.sinks.measure import Measure, Status
+
+log = logging.getLogger(__name__)
+
+API_VERSION = "v1beta1"
+LOCK = "nodeagent.lock"
+
+REGISTER_S = 10.0
+"""The kubelet gives its dial back to us 10 s inside Register (plugin/v1beta1/client.go)."""
+PROBE_FIRST_S = 0.001
+PROBE_MAX_S = 0.05
+LOOK_S = 5.0
+"""A look without any hint: inotify misses what happens on another mount."""
+SETTLE_S = 0.1
+"""For a kubelet that lives on to see the old stream end before the new registration (see above)."""
+RETRY_FIRST_S = 1.0
+RETRY_MAX_S = 30.0
+
+Identity = tuple[int, int, int]
+"""Of a kubelet: device, inode and change time of its socket. A new kubelet binds a new one."""
+
+
+@dataclass(slots=True)
+class _Place:
+    """One resource and how it stands with the kubelet that is there now."""
+
+    endpoint: Endpoint
+    known_to: Identity | None = None
+    since: float = 0.0
+    lost: bool = False
+    reason: str = "not registered yet"
+    retry_at: float = 0.0
+    retry_in: float = RETRY_FIRST_S
+    tried: Identity | None = None
+    work: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class DevicePlugins:
+    """The sink: ``tell`` it the kinds and the snapshot, ``run`` it as a supervised task."""
+
+    def __init__(
+        self,
+        kubelet_dir: Path,
+        *,
+        watched: bool,
+        write: Callable[[Allocation], None],
+        measure: Measure,
+    ) -> None:
+        """``watched``: register through ``plugins_registry``, where the kubelet watches for sockets,
+        instead of calling Register on ``kubelet.sock``."""
+        self._folder = kubelet_dir / ("plugins_registry" if watched else "device-plugins")
+        self._kubelet = kubelet_dir / "device-plugins" / "kubelet.sock"
+        self._watched = watched
+        self._write = write
+        self._measure = measure
+        self._near = Near()
+        self._places: dict[str, _Place] = {}
+        self._leaving: list[_Place] = []
+        self._wake = asyncio.Event()
+        self._said = ""
+
+    def tell(self, kinds: Iterable[Kind], snapshot: Snapshot) -> None:
+        """What is offered now, as a whole. A resource that is no longer among the kinds is given up."""
+        wanted = {kind.resource: kind for kind in kinds}
+        for resource in self._places.keys() - wanted.keys():
+            self._leaving.append(self._places.pop(resource))
+            self._wake.set()
+        for resource, kind in wanted.items():
+            place = self._places.get(resource)
+            if place is None:
+                place = _Place(
+                    Endpoint(kind, self._write, self._near, self._measure, self._stream_lost(resource))
+                )
+                self._places[resource] = place
+                self._wake.set()
+            place.endpoint.tell(kind, snapshot)
+
+    def statuses(self) -> tuple[Status, ...]:
+        return tuple(
+            Status(
+                resource,
+                place.known_to is not None,
+                place.reason,
+                *place.endpoint.roll.count(),
+                place.endpoint.streams,
+            )
+            for resource, place in sorted(self._places.items())
+        )
+
+    async def run(self) -> None:
+        """Keep every resource registered, for ever; a folder that is removed is waited for anew."""
+        while True:
+            await self._folder_there()
+            async with self._lock(), self._hints():
+                folder = _identity(self._folder)
+                try:
+                    while folder is not None and _same_file(_identity(self._folder), folder):
+                        await self._reconcile()
+                        await self._woken()
+                finally:
+                    for place in self._places.values():
+                        self._forget(place, "the agent is stopping or the kubelet's folder is gone")
+                    places = [*self._places.values(), *self._leaving]
+                    await asyncio.gather(*(place.endpoint.stop() for place in places))
+
+    # --- waking ---------------------------------------------------------------------------------------
+
+    def _stream_lost(self, resource: str) -> Callable[[], None]:
+        def lost() -> None:
+            place = self._places.get(resource)
+            if place is not None and place.known_to is not None:
+                place.lost = True
+                self._wake.set()
+
+        return lost
+
+    async def _woken(self) -> None:
+        soonest = min(
+            (p.retry_at - time.monotonic() for p in self._places.values() if p.known_to is None and p.retry_at),
+            default=LOOK_S,
+        )
+        try:
+            await asyncio.wait_for(self._wake.wait(), min(LOOK_S, max(soonest, 0.01)))
+        except TimeoutError:
+            pass
+        self._wake.clear()
+
+    @asynccontextmanager
+    async def _hints(self) -> AsyncIterator[None]:
+        async def watch() -> None:
+            try:
+                with Watch() as watching:
+                    for folder in {self._folder, self._kubelet.parent}:
+                        if folder.is_dir():
+                            watching.add(folder)
+                    while True:
+                        await watching.changes()
+                        self._wake.set()
+            except OSError as error:
+                log.warning("No inotify: looking every %.0f s. reason=%r", LOOK_S, str(error))
+
+        task = asyncio.create_task(watch(), name="kubelet-folder")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _folder_there(self) -> None:
+        while not self._folder.is_dir():
+            self._say_once(f"The kubelet's folder is not there yet; waiting for it. folder={self._folder}")
+            await asyncio.sleep(0.5)
+
+    @asynccontextmanager
+    async def _lock(self) -> AsyncIterator[None]:
+        """Hold the node's lock; wait for an agent that has it (a rolling update) rather than fail."""
+        # In the device-plugins folder always: both ways of registering are one and the same agent.
+        path = (self._kubelet.parent if self._kubelet.parent.is_dir() else self._folder) / LOCK
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError as error:
+                    if error.errno not in (errno.EAGAIN, errno.EACCES):
+                        raise
+                self._say_once(f"Another agent of this node still serves; waiting for it to end. lock={path}")
+                await asyncio.sleep(0.1)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _say_once(self, sentence: str) -> None:
+        if sentence != self._said:
+            self._said = sentence
+            log.warning("%s", sentence)
+
+    # --- reconciling ----------------------------------------------------------------------------------
+
+    async def _reconcile(self) -> None:
+        """Mend whatever differs from what should be."""
+        leaving, self._leaving = self._leaving, []
+        await asyncio.gather(*(place.endpoint.stop() for place in leaving))
+        if self._watched:
+            await asyncio.gather(*(self._offer(place) for place in self._places.values()))
+            return
+        identity = _identity(self._kubelet)
+        if identity is None or not await self._listens(identity):
+            self._say_once(f"The kubelet is not there; waiting for it. socket={self._kubelet}")
+            for place in self._places.values():
+                self._forget(place, "the kubelet is not there")
+            return
+        due = [place for place in self._places.values() if self._due(place, identity)]
+        if due:
+            await self._register(due, identity)
+
+    def _due(self, place: _Place, identity: Identity) -> bool:
+        now = time.monotonic()
+        if _same_file(place.known_to, identity) and place.endpoint.streams:
+            place.known_to = identity  # a change of mode or label of the socket is no new kubelet
+        if place.known_to == identity and place.endpoint.intact() and not place.lost:
+            # The kubelet opens the stream right after Register; one that never came is a lost one.
+            if place.endpoint.streams or now - place.since < REGISTER_S:
+                return False
+            place.lost = True
+        if place.tried != identity:
+            place.retry_at, place.retry_in = 0.0, RETRY_FIRST_S
+        return now >= place.retry_at
+
+    async def _listens(self, identity: Identity) -> bool:
+        """Whether the kubelet accepts connections; waits a moment for one that is about to."""
+        pause = PROBE_FIRST_S
+        while _identity(self._kubelet) == identity:
+            if await _connects(self._kubelet):
+                return True
+            if pause > PROBE_MAX_S:
+                break
+            await asyncio.sleep(pause)
+            pause *= 1.5
+        return False
+
+    async def _register(self, places: list[_Place], identity: Identity) -> None:
+        again = [place for place in places if place.known_to == identity]
+        for place in again:
+            self._forget(place, "the kubelet closed the stream" if place.lost else "the socket was removed")
+        await asyncio.gather(*(self._serve(place, renew=place in again) for place in places))
+        if again:
+            await asyncio.sleep(SETTLE_S)
+        channel = grpc.aio.insecure_channel(
+            f"unix:{self._kubelet}",
+            options=(("grpc.initial_reconnect_backoff_ms", 100), ("grpc.min_reconnect_backoff_ms", 100)),
+        )
+        try:
+            await asyncio.gather(*(self._register_one(channel, place, identity) for place in places))
+        finally:
+            await channel.close()
+
+    async def _serve(self, place: _Place, *, renew: bool) -> None:
+        """A bound socket that answers; the old one is closed first where it is gone or to be renewed."""
+        endpoint = place.endpoint
+        if endpoint.serving and (renew or not endpoint.intact()):
+            await endpoint.stop()
+        if not endpoint.serving:
+            try:
+                await endpoint.start(self._folder / _socket_name(endpoint.resource))
+            except BindError as error:
+                self._failed(place, str(error), None)
+
+    async def _register_one(self, channel: grpc.aio.Channel, place: _Place, identity: Identity) -> None:
+        endpoint = place.endpoint
+        if not endpoint.serving:
+            return
+        request = pb.RegisterRequest(
+            version=API_VERSION,
+            endpoint=_socket_name(endpoint.resource),
+            resource_name=endpoint.resource,
+            options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
+        )
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            "/v1beta1.Registration/Register"
+        )
+        place.lost = False
+        try:
+            await call(request.SerializeToString(), timeout=REGISTER_S)
+        except grpc.aio.AioRpcError as error:
+            self._failed(place, f"{error.code().name}: {error.details()}", identity)
+            return
+        self._registered(place, identity)
+
+    def _registered(self, place: _Place, identity: Identity) -> None:
+        place.known_to, place.since, place.reason = identity, time.monotonic(), ""
+        place.retry_at, place.retry_in, self._said = 0.0, RETRY_FIRST_S, ""
+        resource = place.endpoint.resource
+        self._measure.registrations.labels(resource, "OK").inc()
+        healthy, count = place.endpoint.roll.count()
+        log.info("The resource is registered. resource=%s devices=%d healthy=%d", resource, count, healthy)
+
+    def _failed(self, place: _Place, why: str, identity: Identity | None) -> None:
+        place.known_to, place.tried = None, identity
+        place.retry_at = time.monotonic() + place.retry_in
+        resource = place.endpoint.resource
+        self._measure.registrations.labels(resource, "error").inc()
+        if place.reason != why:
+            log.error(
+                "The kubelet did not take the resource. resource=%s reason=%r again_in_s=%.0f",
+                resource,
+                why,
+                place.retry_in,
+            )
+        place.reason = why
+        place.retry_in = min(place.retry_in * 2, RETRY_MAX_S)
+
+    def _forget(self, place: _Place, why: str) -> None:
+        if place.known_to is not None:
+            log.warning("The resource is not registered. resource=%s reason=%r", place.endpoint.resource, why)
+            place.reason = why
+        place.known_to = None
+
+    # --- plugins_registry -----------------------------------------------------------------------------
+
+    async def _offer(self, place: _Place) -> None:
+        """Have a socket in the folder that the kubelet watches; it calls us (pluginwatcher)."""
+        endpoint = place.endpoint
+        if endpoint.serving and not endpoint.intact():
+            self._forget(place, "the socket was removed")
+            await endpoint.stop()
+        if place.lost and endpoint.serving:
+            # The kubelet dials a socket once: after a lost stream only a new file makes it look again.
+            self._forget(place, "the kubelet closed the stream")
+            await endpoint.stop()
+            await asyncio.sleep(SETTLE_S)
+        if endpoint.serving or time.monotonic() < place.retry_at:
+            return
+        place.lost = False
+        try:
+            await endpoint.start(
+                self._folder / _socket_name(endpoint.resource), (self._registration_handler(place),)
+            )
+        except BindError as error:
+            self._failed(place, str(error), None)
+
+    def _registration_handler(self, place: _Place) -> grpc.GenericRpcHandler:
+        async def info(_request: bytes, _context: Any) -> bytes:
+            return registration_pb.PluginInfo(
+                type="DevicePlugin", name=place.endpoint.resource, supported_versions=[API_VERSION]
+            ).SerializeToString()
+
+        async def notify(request: bytes, _context: Any) -> bytes:
+            status = registration_pb.RegistrationStatus.FromString(request)
+            if status.plugin_registered:
+                self._registered(place, _identity(self._kubelet) or (0, 0, 0))
+            else:
+                self._failed(place, status.error or "the kubelet gave no reason", None)
+                place.lost = True
+                self._wake.set()
+            return b""
+
+        return grpc.method_handlers_generic_handler(
+            "pluginregistration.Registration",
+            {
+                "GetInfo": grpc.unary_unary_rpc_method_handler(info),
+                "NotifyRegistrationStatus": grpc.unary_unary_rpc_method_handler(notify),
+            },
+        )
+
+
+def _socket_name(resource: str) -> str:
+    """A basename: the kubelet joins it to its folder. Names that begin with a dot would be skipped."""
+    return "nodeagent-" + resource.replace("/", "_") + ".sock"
+
+
+def _identity(path: Path) -> Identity | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_ctime_ns
+
+
+def _same_file(a: Identity | None, b: Identity | None) -> bool:
+    return a is not None and b is not None and a[:2] == b[:2]
+
+
+async def _connects(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        try:
+            await asyncio.wait_for(asyncio.get_running_loop().sock_connect(probe, str(path)), 1.0)
+        except (OSError, TimeoutError):
+            return False
+    return True

@@ -1,0 +1,67 @@
+"""Keep named tasks alive: each part fails alone, says so, and is started again with back-off.
+
+The only place that catches ``Exception``. ``Fatal`` and cancellation pass: the one means that the process
+cannot do its job (its message is for the person who started it), the other that it should end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+log = logging.getLogger(__name__)
+
+BACKOFF_FIRST_S = 0.5
+BACKOFF_MAX_S = 30.0
+STEADY_S = 60.0
+"""A task that ran this long before it failed starts over with the first back-off."""
+
+restarts: Counter[str] = Counter()
+"""Restarts by task name since the process began; the metric ``nodeagent_task_restarts_total``."""
+
+
+class Fatal(Exception):
+    """The process cannot go on; the message names the cause and the remedy."""
+
+
+async def keep(
+    name: str,
+    work: Callable[[], Awaitable[object]],
+    *,
+    failed: Callable[[str], None] | None = None,
+    first_s: float = BACKOFF_FIRST_S,
+    max_s: float = BACKOFF_MAX_S,
+) -> None:
+    """Run ``work`` for ever. ``failed`` hears the reason of each failure (a source is then silent).
+
+    Work that returns is started again as well: a task that is to run for ever and ends is broken.
+    """
+    backoff = first_s
+    while True:
+        began = time.monotonic()
+        try:
+            await work()
+            reason = "it ended"
+            trace = False
+        except Fatal:
+            raise
+        except Exception as error:  # noqa: BLE001 - the supervisor's very job
+            reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            trace = True
+        if time.monotonic() - began > STEADY_S:
+            backoff = first_s
+        restarts[name] += 1
+        log.error(
+            "A part of the agent failed and will be started again. task=%s reason=%r again_in_s=%.1f",
+            name,
+            reason,
+            backoff,
+            exc_info=trace and log.isEnabledFor(logging.DEBUG),
+        )
+        if failed is not None:
+            failed(reason)
+        await asyncio.sleep(backoff)
+        backoff = min(backoff * 2, max_s)
