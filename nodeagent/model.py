@@ -194,6 +194,21 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True)
+class HostPaths:
+    """What lies on the host for containers to be given.
+
+    ``gpu_nodes`` are the driver's device nodes that all GPUs share. ``vendor_gpus`` are the names that the
+    host's CDI specifications define under the vendor's kind ``nvidia.com/gpu``. ``driver_files`` are the
+    driver's libraries and programs, each under the name that a container looks for.
+    """
+
+    gpu_nodes: tuple[str, ...] = ()
+    rdma_cm: bool = False
+    vendor_gpus: frozenset[str] = frozenset()
+    driver_files: tuple[Mount, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Silence:
     """A source that cannot speak at present; its last facts stand, and nothing is concluded from it."""
 
@@ -216,5 +231,6 @@ class Snapshot:
     functions: tuple[Function, ...] = ()
     links: tuple[Link, ...] = ()
     holdings: tuple[Holding, ...] | None = None
+    paths: HostPaths = HostPaths()
     silent: tuple[Silence, ...] = ()
     unreadable: tuple[str, ...] = ()

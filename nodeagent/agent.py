@@ -1,0 +1,304 @@
+"""The daemon put together: sources state facts, the offer turns them into kinds, the sinks tell them.
+
+Knows everyone and is known by the command line alone. What runs, each under its own supervision:
+
+    node      the sources: pci, gpus, paths
+    pods      which pod holds what, asked of the kubelet
+    offer     inventory and configuration → kinds → the kubelet, and our CDI spec
+    kubelet   sockets and registrations
+    config    the configuration file, looked at again when it changes and at SIGHUP
+    web       /metrics, /healthz, /readyz
+
+On SIGTERM everything stops and nothing is unpublished: that the agent ends says nothing about the hardware.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client import exposition
+from prometheus_client.openmetrics import exposition as openmetrics
+
+from nodeagent import cdi, node
+from nodeagent.config import Config, ConfigError, Fault, GpuMemResource, load
+from nodeagent.host.inotify import CONTENT, InotifyError, Watch
+from nodeagent.host.sysfs import Tree
+from nodeagent.inventory import Inventory
+from nodeagent.model import Allocation, Snapshot
+from nodeagent.offer import Kind, Offer, VfPool, prefix
+from nodeagent.sinks.cdispec import CdiSpec
+from nodeagent.sinks.files import DEVICE_INFO, DeviceInfoFiles
+from nodeagent.sinks.measure import Levels, Measure
+from nodeagent.sinks.registration import DevicePlugins
+from nodeagent.sinks.web import Page, Web
+from nodeagent.sources import pods
+from nodeagent.supervise import Fatal, keep
+
+log = logging.getLogger(__name__)
+
+OPENMETRICS = "application/openmetrics-text"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the agent runs: what is no setting but a matter of the command line."""
+
+    root: Path
+    kubelet_dir: Path
+    config_file: Path | None = None
+    listen: str | None = None
+
+
+class Agent:
+    """One node's agent. ``listening`` is told the port of the web server."""
+
+    def __init__(
+        self, config: Config, place: Place, listening: Callable[[int], None] = lambda _port: None
+    ) -> None:
+        self.inventory = Inventory()
+        self.measure = Measure()
+        self._config = config
+        self._place = place
+        self._listening = listening
+        self._tree = Tree(place.root)
+        self._offer = Offer(config)
+        self._device_info = DeviceInfoFiles(self._tree.path(DEVICE_INFO))
+        self._cdi = CdiSpec(self._tree.path(config.cdi.directory))
+        self._ask_pods = asyncio.Event()
+        self._reload = asyncio.Event()
+        self._offered: tuple[Kind, ...] = ()
+        self._swept = False
+        self.plugins = DevicePlugins(
+            place.kubelet_dir,
+            watched=config.kubelet.registration == "plugins_registry",
+            write=self._write,
+            measure=self.measure,
+        )
+        self.measure.registry.register(Levels(self.inventory, self.plugins.statuses))
+
+    async def run(self) -> None:
+        """Until cancelled. Raises ``Fatal`` or ``ConfigError`` for what cannot work on this machine."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                watching = group.create_task(node.watch(self.inventory, self._config, self._place.root))
+                await node.first_word(self.inventory)
+                self._refuse_fatal()
+                jobs = {
+                    "offer": self._tell,
+                    "kubelet": self.plugins.run,
+                    "config": self._follow_config,
+                    "pods": self._watch_pods,
+                    "web": self._serve,
+                }
+                for name, job in jobs.items():
+                    group.create_task(keep(name, job), name=name)
+                await watching
+        except ExceptionGroup as errors:
+            raise _innermost(errors) from None
+
+    def reload(self) -> None:
+        """Look at the configuration file now (SIGHUP)."""
+        self._reload.set()
+
+    # --- the offer ------------------------------------------------------------------------------------
+
+    def _refuse_fatal(self) -> None:
+        name = str(self._place.config_file or "the default configuration")
+        fatal = [trouble for trouble in self._offer.troubles(self.inventory.snapshot) if trouble.fatal]
+        if fatal:
+            raise ConfigError(name, [Fault("resources", None, None, trouble.message) for trouble in fatal])
+
+    async def _tell(self) -> None:
+        said: tuple[str, ...] = ()
+        snapshot = self.inventory.snapshot
+        while True:
+            self._tell_kubelet(snapshot)
+            await self._tell_files(snapshot)
+            now = tuple(trouble.message for trouble in self._offer.troubles(snapshot))
+            for message in now:
+                if message not in said:
+                    log.warning("Something configured cannot be offered. reason=%r", message)
+            said = now
+            snapshot = await self.inventory.changed(snapshot.revision)
+
+    def _tell_kubelet(self, snapshot: Snapshot) -> None:
+        """Only of what a source has spoken: "no devices" before that would be a guess."""
+        needs = {VfPool: "pci"}
+        self._offered = tuple(
+            kind
+            for kind in self._offer.kinds(snapshot)
+            if self.inventory.heard(needs.get(type(kind), "gpus"))
+        )
+        self.plugins.tell(self._offered, snapshot)
+
+    async def _tell_files(self, snapshot: Snapshot) -> None:
+        if any(getattr(kind, "cdi_kind", None) == cdi.GPU_KIND for kind in self._offered):
+            await asyncio.to_thread(self._cdi.state, snapshot.gpus, snapshot.paths)
+        if snapshot.holdings is not None and not self._swept:
+            self._swept = True
+            head = prefix(self._offer.config, snapshot.product).replace("/", "-")
+            held = (
+                f"{holding.resource.replace('/', '-')}-{id_}-device.json"
+                for holding in snapshot.holdings
+                for id_ in holding.device_ids
+            )
+            for name in await asyncio.to_thread(self._device_info.remove_stale, f"{head}-", held):
+                log.info("A device-info file of an earlier life was removed. file=%s", name)
+
+    def _write(self, allocation: Allocation) -> None:
+        self._device_info.write(allocation)
+        self._ask_pods.set()
+
+    async def _watch_pods(self) -> None:
+        if not self._config.kubelet.pod_resources:
+            await asyncio.Event().wait()
+        await pods.watch(
+            self._place.kubelet_dir / "pod-resources" / "kubelet.sock",
+            lambda holdings: self.inventory.state("pods", holdings=holdings),
+            lambda why: self.inventory.silence("pods", why),
+            self._ask_pods,
+        )
+
+    # --- the configuration ----------------------------------------------------------------------------
+
+    async def _follow_config(self) -> None:
+        path = self._place.config_file
+        if path is None:
+            await asyncio.Event().wait()
+            return
+        before = _read(path)
+        try:
+            with Watch() as watching:
+                # A ConfigMap is swapped by renaming a link in the folder, so the folder is watched.
+                watching.add(path.parent, CONTENT)
+                while True:
+                    await _either(watching.changes(), self._reload.wait())
+                    self._reload.clear()
+                    text = _read(path)
+                    if text is not None and text != before:
+                        before = text
+                        self._take(text, str(path))
+        except InotifyError as error:
+            raise OSError(str(error)) from error
+
+    def _take(self, text: str, name: str) -> None:
+        """Go over to a changed configuration, or say why not and stay with the one that runs."""
+        try:
+            config = load(text, name=name)
+            offer = Offer(config, self._offer)
+            snapshot = self.inventory.snapshot
+            faults = [t.message for t in offer.troubles(snapshot) if t.fatal]
+            faults += self._held_slices(config, snapshot)
+            if faults:
+                raise ConfigError(name, [Fault("resources", None, None, message) for message in faults])
+        except ConfigError as error:
+            for line in str(error).splitlines():
+                log.error("The changed configuration is refused, the running one stays. fault=%r", line)
+            return
+        for setting in ("listen", "kubelet", "gpu", "scan_seconds", "cdi"):
+            if getattr(config, setting) != getattr(self._config, setting):
+                log.warning("A changed setting takes effect when the agent is restarted. setting=%s", setting)
+        logging.getLogger().setLevel(config.log.level.upper())
+        self._offer = offer
+        log.info("The changed configuration is in force. file=%s", name)
+        self._tell_kubelet(snapshot)
+
+    def _held_slices(self, config: Config, snapshot: Snapshot) -> Iterable[str]:
+        """A slice that a pod holds must not come to mean another amount of memory."""
+        now = {e.name: e.slice_mib for e in self._offer.config.resources if isinstance(e, GpuMemResource)}
+        for entry in config.resources:
+            if not isinstance(entry, GpuMemResource) or now.get(entry.name, entry.slice_mib) == entry.slice_mib:
+                continue
+            resource = f"{prefix(config, snapshot.product)}/{entry.name}"
+            count = sum(len(h.device_ids) for h in snapshot.holdings or () if h.resource == resource)
+            if count:
+                yield (
+                    f"sliceMiB of {entry.name} cannot change from {now[entry.name]} to {entry.slice_mib} while "
+                    f"pods hold {count} slices; drain the node first"
+                )
+
+    # --- the web --------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        listen = self._place.listen if self._place.listen is not None else self._config.listen
+        if not listen:
+            await asyncio.Event().wait()
+            return
+        pages = {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
+        await Web(pages).run(listen, self._listening)
+
+    def _metrics(self, accept: str) -> Page:
+        if OPENMETRICS in accept:
+            body = openmetrics.generate_latest(self.measure.registry)
+            return Page(200, body, openmetrics.CONTENT_TYPE_LATEST)
+        return Page(200, exposition.generate_latest(self.measure.registry), exposition.CONTENT_TYPE_PLAIN_0_0_4)
+
+    def _healthz(self, _accept: str) -> Page:
+        """The loop answers, or nobody would: that is all there is to say."""
+        return Page(200, b"ok\n")
+
+    def _readyz(self, _accept: str) -> Page:
+        statuses = self.plugins.statuses()
+        missing = [status for status in statuses if not status.registered]
+        lines = [
+            f"{status.resource}: " + (f"{status.healthy} of {status.devices} healthy" if status.registered else
+            f"not registered: {status.reason}")
+            for status in statuses
+        ]
+        good = bool(statuses) and not missing
+        return Page(200 if good else 503, "".join(f"{line}\n" for line in lines or ["nothing offered yet"]).encode())
+
+
+async def run(
+    config: Config, *, config_file: Path | None, root: Path, kubelet_dir: Path, listen: str | None
+) -> None:
+    """Run an agent until SIGTERM or SIGINT."""
+    agent = Agent(config, Place(root, kubelet_dir, config_file, listen))
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(agent.run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    loop.add_signal_handler(signal.SIGHUP, agent.reload)
+    try:
+        await task
+    except asyncio.CancelledError:
+        log.info("Stopped. Devices and pods stay as they are.")
+
+
+def _innermost(errors: ExceptionGroup[Exception]) -> Exception:
+    """What ended the agent: the first error for a person, or simply the first."""
+    flat: list[Exception] = []
+    stack: list[Exception] = [errors]
+    while stack:
+        error = stack.pop()
+        if isinstance(error, ExceptionGroup):
+            stack.extend(reversed(error.exceptions))
+        else:
+            flat.append(error)
+    return next((error for error in flat if isinstance(error, Fatal | ConfigError)), flat[0])
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        log.warning("The configuration cannot be read, the running one stays. file=%s reason=%r", path, str(error))
+        return None
+
+
+async def _either(*waits: object) -> None:
+    """Return when one of the awaitables is done."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]  # type: ignore[arg-type]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()

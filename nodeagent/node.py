@@ -1,0 +1,167 @@
+"""The sources of one node put together: they state what the machine is to an inventory.
+
+A root with ``/.nodeagent/gpus.json`` is a captured or simulated machine: its GPU facts are the recorded
+ones, and the folder ``/.nodeagent`` is watched in place of the kernel's own announcements. Everywhere else
+the kernel announces (rtnetlink and uevents of this network namespace) and NVML is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nodeagent.config import Config, GpuSettings
+from nodeagent.health.gpu import Rules
+from nodeagent.host.driver import DriverError, GpuReading
+from nodeagent.host.inotify import CONTENT, Watch
+from nodeagent.host.netlink.events import LinkEvents, NetlinkError, Uevents
+from nodeagent.host.nvml import Nvml
+from nodeagent.host.recorded import PATH as RECORDED
+from nodeagent.host.recorded import Recorded
+from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.inventory import Inventory
+from nodeagent.sources import gpus, paths, pci
+from nodeagent.supervise import keep
+
+log = logging.getLogger(__name__)
+
+SOURCES = ("pci", "gpus", "paths")
+FIRST_WORD_S = 10.0
+"""How long the first facts are waited for; a driver that hangs must not keep the NICs from the kubelet."""
+
+
+class NoDriver:
+    """The driver of a machine whose GPUs are to be left alone (``gpu.driver: none``)."""
+
+    def open(self) -> None:
+        raise DriverError("gpu.driver is none", absent=True)
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+    def version(self) -> str | None:
+        return None
+
+    def gpus(self) -> tuple[GpuReading, ...]:
+        return ()
+
+    def wait(self, timeout_s: float) -> tuple[()]:
+        raise DriverError(f"there is no driver to wait {timeout_s} s for", absent=True)
+
+
+class FolderHint:
+    """Wakes at any change in one folder: the stand-in for uevents of a simulated machine."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    async def wait(self) -> None:
+        await self._watch.changes()
+
+
+def recorded(tree: Tree) -> bool:
+    return tree.exists(RECORDED)
+
+
+def driver(tree: Tree, settings: GpuSettings) -> gpus.Driver:
+    """A fresh driver for one session."""
+    if settings.driver == "none":
+        return NoDriver()
+    return Recorded(tree.root) if recorded(tree) else Nvml()
+
+
+def rules(settings: GpuSettings) -> Rules:
+    return Rules(
+        fatal=frozenset(settings.fatal_xids),
+        ignore=frozenset(settings.ignore_xids),
+        clear_after_s=settings.xid_clear_seconds,
+    )
+
+
+@contextmanager
+def hints(tree: Tree) -> Iterator[list[pci.Hint]]:
+    """What wakes the look at the machine. Without any, the timer alone does, and that is said."""
+    opened: list[Watch | LinkEvents | Uevents] = []
+    found: list[pci.Hint] = []
+    try:
+        if recorded(tree):
+            watch = Watch()
+            opened.append(watch)
+            watch.add(tree.path("/.nodeagent"), CONTENT)
+            found.append(FolderHint(watch))
+        else:
+            for make in (LinkEvents, Uevents):
+                try:
+                    events = make()
+                except NetlinkError as error:
+                    log.warning("The kernel's announcements are not heard. reason=%r", str(error))
+                    continue
+                opened.append(events)
+                found.append(events)
+        yield found
+    finally:
+        for one in opened:
+            one.close()
+
+
+async def watch(inventory: Inventory, config: Config, root: Path) -> None:
+    """State everything, for ever."""
+    tree = Tree(root)
+    if not tree.exists("/sys"):
+        raise SysfsError(f"{root} has no /sys: --root takes the root of a machine, a capture or a simulation")
+    asked = asyncio.Event()
+
+    async def watch_pci() -> None:
+        with hints(tree) as waking:
+            await pci.watch(tree, waking, stated, interval_s=config.scan_seconds)
+
+    def stated(facts: pci.PciFacts) -> None:
+        inventory.state(
+            "pci",
+            product=facts.product,
+            functions=facts.functions,
+            links=facts.links,
+            unreadable=facts.unreadable,
+        )
+        asked.set()
+
+    async def watch_gpus() -> None:
+        await gpus.watch(
+            lambda: driver(tree, config.gpu),
+            tree,
+            lambda found: inventory.state("gpus", gpus=found),
+            lambda why: inventory.silence("gpus", why),
+            rules=rules(config.gpu),
+            timeout_s=config.gpu.timeout_seconds,
+            hints=asked,
+        )
+
+    async def watch_paths() -> None:
+        while True:
+            inventory.state("paths", paths=await asyncio.to_thread(paths.look, tree, config.cdi.directory))
+            await asyncio.sleep(config.scan_seconds)
+
+    async with asyncio.TaskGroup() as group:
+        for name, work in (("pci", watch_pci), ("gpus", watch_gpus), ("paths", watch_paths)):
+
+            def silence(why: str, name: str = name) -> None:
+                inventory.silence(name, why)
+
+            group.create_task(keep(name, work, failed=silence), name=name)
+
+
+async def first_word(inventory: Inventory, timeout_s: float = FIRST_WORD_S) -> None:
+    """Return when every source has spoken or said that it cannot, or after ``timeout_s``."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                snapshot = inventory.snapshot
+                silent = {entry.source for entry in snapshot.silent}
+                if all(inventory.heard(source) or source in silent for source in SOURCES):
+                    return
+                await inventory.changed(snapshot.revision)
+    except TimeoutError:
+        return
