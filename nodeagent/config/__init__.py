@@ -1,0 +1,122 @@
+"""The configuration: YAML text → frozen structs, or all of its faults at once.
+
+``load`` reads a file, ``Config()`` is the default. ``defaults``, ``schema`` and ``table`` show the settings
+to people and editors; they are made from ``structs``, where each setting is declared once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from nodeagent.config.docs import defaults, schema, table
+from nodeagent.config.document import Node, locate, parse
+from nodeagent.config.faults import ConfigError, Fault, Path, dotted
+from nodeagent.config.rules import findings
+from nodeagent.config.shape import BAD, FaultLimitError, Faults, fit
+from nodeagent.config.size import LIMIT, device_size, list_size, size_fault, size_findings, slices_complaint
+from nodeagent.config.structs import (
+    CdiSettings,
+    Config,
+    GpuMemResource,
+    GpuResource,
+    GpuSelect,
+    GpuSettings,
+    KubeletSettings,
+    LogSettings,
+    PfSelect,
+    Resource,
+    VfResource,
+    VfSelect,
+    VfsEntry,
+)
+from nodeagent.config.words import host_port, index_range, name_complaint, prefix_complaint
+
+__all__ = [
+    "LIMIT",
+    "CdiSettings",
+    "Config",
+    "ConfigError",
+    "Fault",
+    "GpuMemResource",
+    "GpuResource",
+    "GpuSelect",
+    "GpuSettings",
+    "KubeletSettings",
+    "LogSettings",
+    "PfSelect",
+    "Resource",
+    "VfResource",
+    "VfSelect",
+    "VfsEntry",
+    "check",
+    "defaults",
+    "device_size",
+    "host_port",
+    "index_range",
+    "list_size",
+    "load",
+    "name_complaint",
+    "prefix_complaint",
+    "schema",
+    "size_fault",
+    "slices_complaint",
+    "table",
+]
+
+
+def load(text: str, *, name: str) -> Config:
+    """The configuration in a file's text. Raises ``ConfigError`` with everything that is wrong with it."""
+    return _read(text, name)[0]
+
+
+def check(text: str, *, name: str, gpu_memories_mib: Sequence[int] | None = None) -> Config:
+    """``load``, and the size of the device lists on the GPUs given, or on assumed ones."""
+    config, root = _read(text, name)
+    sizes = [
+        Fault(dotted(path), *locate(root, path), complaint)
+        for path, complaint in size_findings(config, gpu_memories_mib)
+    ]
+    if sizes:
+        raise ConfigError(name, sizes)
+    return config
+
+
+def _read(text: str, name: str) -> tuple[Config, Node]:
+    root, written = parse(text, name=name)
+    faults = Faults(written)
+    try:
+        built = fit(root, faults)
+        _cross(root, built, faults)
+    except FaultLimitError:
+        raise ConfigError(name, faults) from None
+    if faults:
+        raise ConfigError(name, faults)
+    return msgspec.convert(built, Config), root
+
+
+def _cross(root: Node, built: dict[str, Any], faults: Faults) -> None:
+    """The rules over what could be read; a setting with a fault of its own stands at its default here."""
+    spoiled = [fault.path for fault in faults]
+    resources = list(_placed(built, "resources", Resource, Config().resources))
+    vfs = list(_placed(built, "vfs", VfsEntry, ()))
+    for finding in findings(resources, vfs):
+        if not any(_touches(dotted(path), other) for path in finding.paths for other in spoiled):
+            faults.add(finding.paths[0], locate(root, finding.paths[0]), finding.message)
+
+
+def _placed(
+    built: dict[str, Any], key: str, type_: Any, default: tuple[Any, ...]
+) -> Iterator[tuple[Path, Any]]:
+    items = built.get(key)
+    for i, item in enumerate(default if items is None else items):
+        if item is not BAD:
+            yield (key, i), item if items is None else msgspec.convert(item, type_)
+
+
+def _touches(path: str, other: str) -> bool:
+    """One of the paths is the other, or leads to it."""
+    short, long = sorted((path, other), key=len)
+    return long.startswith(short) and (len(long) == len(short) or long[len(short)] in ".[")

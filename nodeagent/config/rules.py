@@ -1,0 +1,155 @@
+"""What no single setting can say: how settings must go together.
+
+A rule yields findings; the first of a finding's paths is where it stands, the others are what it rests
+on. A finding that rests on a value with a fault of its own is not told: it may be gone once that is mended.
+Only what is certain without a machine is refused here; what depends on the GPUs and PFs of a node (two
+globs that meet on one of them) is the agent's to see.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from nodeagent.config.faults import Path
+from nodeagent.config.structs import (
+    GpuMemResource,
+    GpuResource,
+    GpuSelect,
+    PfSelect,
+    Resource,
+    VfResource,
+    VfSelect,
+    VfsEntry,
+)
+from nodeagent.config.words import index_range
+
+Placed = tuple[Path, Resource]
+PlacedVfs = tuple[Path, VfsEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    paths: tuple[Path, ...]
+    message: str
+
+
+def findings(resources: Sequence[Placed], vfs: Sequence[PlacedVfs]) -> Iterator[Finding]:
+    """All findings over the entries that could be read."""
+    yield from _same_name(resources)
+    yield from _no_gpus(resources)
+    yield from _gpu_twice(resources)
+    yield from _vf_twice(resources)
+    for path, entry in vfs:
+        yield from _vfs_entry(path, entry)
+    yield from _pf_twice(vfs)
+
+
+def _named(path: Path) -> str:
+    return f"{path[0]}[{path[1]}]"
+
+
+def _same_name(resources: Sequence[Placed]) -> Iterator[Finding]:
+    first: dict[str, Path] = {}
+    for path, entry in resources:
+        if "{netdev}" in entry.name:
+            continue  # a PF has one netdev, and which ones meet is known on the machine only
+        before = first.setdefault(entry.name.replace("{rail}", "0"), path)
+        if before != path:
+            message = f'"{entry.name}" is the name of {_named(before)} too; resources need names of their own'
+            yield Finding(((*path, "name"), (*before, "name")), message)
+
+
+def _no_gpus(resources: Sequence[Placed]) -> Iterator[Finding]:
+    for path, entry in resources:
+        if isinstance(entry, GpuResource) and entry.select == GpuSelect():
+            message = "must name the GPUs that are offered whole, by uuids, indexes, pciAddresses or models"
+            yield Finding(((*path, "select"),), message)
+
+
+def _gpu_twice(resources: Sequence[Placed]) -> Iterator[Finding]:
+    gpus = [(path, entry) for path, entry in resources if isinstance(entry, GpuMemResource | GpuResource)]
+    gpus = [
+        (path, entry)
+        for path, entry in gpus
+        if isinstance(entry, GpuMemResource) or entry.select != GpuSelect()
+    ]
+    for (path_a, a), (path_b, b) in itertools.combinations(gpus, 2):
+        if (shared := _shared_gpus(a.select, b.select)) is not None:
+            message = f"a GPU offered twice: {shared} by {_named(path_a)} and by {_named(path_b)}"
+            yield Finding(((*path_b, "select"), (*path_a, "select")), message)
+
+
+def _shared_gpus(a: GpuSelect, b: GpuSelect) -> str | None:
+    """Which GPUs two selections certainly share, in words."""
+    if GpuSelect() in (a, b):
+        return "all GPUs" if a == b else "what the one selects of all GPUs"
+    if a == b:
+        return "the same selection"
+    asked_a, asked_b = ([f for f in one.__struct_fields__ if getattr(one, f)] for one in (a, b))
+    if asked_a != asked_b or len(asked_a) != 1:
+        return None
+    if asked_a == ["indexes"]:
+        both = _mask(a.indexes) & _mask(b.indexes)
+        return f"index {(both & -both).bit_length() - 1}" if both else None
+    shared = set(getattr(a, asked_a[0])) & set(getattr(b, asked_a[0]))
+    return min(shared, default=None)
+
+
+def _vf_twice(resources: Sequence[Placed]) -> Iterator[Finding]:
+    vfs = [(path, entry) for path, entry in resources if isinstance(entry, VfResource)]
+    for (path_a, a), (path_b, b) in itertools.combinations(vfs, 2):
+        pfs_a, pfs_b = (msgspec.structs.replace(one.select, vf_indexes=()) for one in (a, b))
+        one_driver = a.vf_driver == b.vf_driver or "any" in (a.vf_driver, b.vf_driver)
+        shared = _mask(a.select.vf_indexes) & _mask(b.select.vf_indexes)
+        if one_driver and shared and (pfs_a == pfs_b or VfSelect() in (pfs_a, pfs_b)):
+            message = (
+                f"a VF offered twice: by {_named(path_a)} and by {_named(path_b)}; "
+                "part them by select, select.vfIndexes or vfDriver"
+            )
+            paths = [(*path, key) for path in (path_b, path_a) for key in ("select", "vfDriver")]
+            yield Finding(tuple(paths), message)
+
+
+def _vfs_entry(path: Path, entry: VfsEntry) -> Iterator[Finding]:
+    if entry.select == PfSelect():
+        yield Finding(((*path, "select"),), 'must name some PFs; pciAddresses: ["*"] names all of them')
+    low, high = entry.min_tx_rate_mbps, entry.max_tx_rate_mbps
+    if low and high and low > high:
+        message = f"{low} is more than maxTxRateMbps, {high}"
+        yield Finding(((*path, "minTxRateMbps"), (*path, "maxTxRateMbps")), message)
+    for i, text in enumerate(entry.vf_indexes):
+        if index_range(text)[-1] >= entry.count:
+            message = f'"{text}" goes past the last VF: count is {entry.count}, the indexes begin at 0'
+            yield Finding(((*path, "vfIndexes", i), (*path, "vfIndexes"), (*path, "count")), message)
+
+
+def _pf_twice(vfs: Sequence[PlacedVfs]) -> Iterator[Finding]:
+    """Two entries may set up different VFs of one PF, but must agree about the PF itself."""
+    settings: tuple[tuple[str, Callable[[VfsEntry], int | None]], ...] = (
+        ("count", lambda entry: entry.count),
+        ("mtu", lambda entry: entry.mtu),
+    )
+    for (path_a, a), (path_b, b) in itertools.combinations(vfs, 2):
+        if a.select != b.select or a.select == PfSelect():
+            continue
+        for key, value in settings:
+            one, other = value(a), value(b)
+            if one is not None and other is not None and one != other:
+                message = f"is {other}, and {one} in {_named(path_a)} for the same PFs"
+                paths = ((*path_b, key), (*path_a, key), (*path_a, "select"), (*path_b, "select"))
+                yield Finding(paths, message)
+
+
+@functools.cache
+def _mask(ranges: tuple[str, ...]) -> int:
+    """The indexes as the bits of a number; no ranges mean all indexes."""
+    mask = 0 if ranges else -1
+    for text in ranges:
+        indexes = index_range(text)
+        mask |= ((1 << len(indexes)) - 1) << indexes.start
+    return mask

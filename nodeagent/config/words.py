@@ -1,0 +1,184 @@
+"""The forms that texts in the configuration take: PCI addresses, globs, index ranges, resource names.
+
+Each form is declared once as a ``msgspec.Meta``: its pattern stands in the JSON schema too, so it is kept
+to what ECMA 262 and Python's ``re`` both understand. What a pattern cannot say is a check, a function that
+gives the complaint or ``None``. ``mend`` gives better spellings of a refused text, to be suggested.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from nodeagent.config.faults import did_you_mean, quote
+
+Check = Callable[[str], str | None]
+Mend = Callable[[str], Iterable[str]]
+
+NAME_MAX = 63
+"""Characters in the name part of a resource (a Kubernetes qualified name)."""
+PREFIX_MAX = 253 - len("requests.")
+"""The API server puts ``requests.`` before an extended resource's name for quotas; that must fit too."""
+VF_INDEX_MAX = 65535
+"""TotalVFs is a 16-bit register of the SR-IOV capability."""
+_NETDEV_MAX = 15  # IFNAMSIZ less the terminating zero
+_RAIL_MAX = 3
+
+_PCI = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]"
+_GLOB_OF_HEX = r"[0-9a-f:.*?!\[\]-]*[*?\[][0-9a-f:.*?!\[\]-]*"
+_RANGE = "(0|[1-9][0-9]{0,5})(-(0|[1-9][0-9]{0,5}))?"
+_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_NAME = r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]"
+_SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
+_PART = r"([A-Za-z0-9]|\{(rail|netdev)\})"
+_NAME_MEANING = "a resource's name: letters, digits, -, _ and ., a letter or digit first and last"
+_FIELD = re.compile(r"\{([^{}]*)\}")
+TEMPLATE_FIELDS = ("rail", "netdev")
+
+
+def form(
+    pattern: str,
+    meaning: str,
+    *,
+    at_most: int = 253,
+    check: Check | None = None,
+    mend: Mend | None = None,
+    digits: bool = False,
+) -> msgspec.Meta:
+    """``meaning`` completes "is not ...". ``digits``: a bare number is a spelling of this text too.
+
+    The length (in characters) is looked at first, then the check, then the pattern.
+    """
+    return msgspec.Meta(
+        pattern=f"^({pattern})$",
+        max_length=at_most,
+        extra={"meaning": meaning, "check": check, "mend": mend},
+        extra_json_schema={"x-digits": True} if digits else None,
+    )
+
+
+def index_range(text: str) -> range:
+    """``"3"`` and ``"0-3"`` → the indexes meant, the last one included. Raises ``ValueError``."""
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+def host_port(text: str) -> tuple[str, int]:
+    """``":9808"``, ``"10.0.0.1:9808"``, ``"[::1]:9808"`` → host and port. Raises ``ValueError``.
+
+    The host is without brackets, and empty for all addresses.
+    """
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%a-z]+)\]|([^\s:\[\]/]*)):([0-9]{1,5})", text)
+    if match is None or int(match[3]) > 65535:
+        raise ValueError(f"{quote(text)} is not an address such as :9808, 127.0.0.1:9808 or [::1]:9808")
+    return match[1] or match[2] or "", int(match[3])
+
+
+def prefix_complaint(prefix: str) -> str | None:
+    """Why no extended resource may stand below a prefix, if so."""
+    if prefix.endswith("kubernetes.io"):
+        return f"{quote(prefix)} belongs to Kubernetes, whose API server refuses extended resources below it"
+    if prefix.startswith("requests."):
+        return f"{quote(prefix)} begins with requests., which Kubernetes keeps for quotas"
+    if len(prefix) > PREFIX_MAX:
+        return f"is {len(prefix)} characters long, at most {PREFIX_MAX} are allowed"
+    if not re.fullmatch(_SUBDOMAIN, prefix):
+        low = re.sub(r"[\s_]+", "-", prefix.lower())
+        hint = f"; did you mean {low}?" if re.fullmatch(_SUBDOMAIN, low) else ""
+        return f"{quote(prefix)} is not a DNS subdomain such as nvidia-dgx-h100 or example.com{hint}"
+    return None
+
+
+def name_complaint(name: str) -> str | None:
+    """Why a text cannot be the name part of an extended resource, if so."""
+    if len(name) > NAME_MAX:
+        return f"is {len(name)} characters long, at most {NAME_MAX} are allowed"
+    if re.fullmatch(_NAME, name):
+        return None
+    hint = "; the prefix is set by resourcePrefix" if "/" in name else ""
+    return f"{quote(name)} is not {_NAME_MEANING}{hint}"
+
+
+def _template_complaint(template: str) -> str | None:
+    for field in _FIELD.findall(template):
+        if field not in TEMPLATE_FIELDS:
+            hint = did_you_mean(field, TEMPLATE_FIELDS)
+            return f"{quote('{' + field + '}')} is not a field; {{rail}} and {{netdev}} are{hint}"
+    if re.search(r"[{}]", _FIELD.sub("", template)):
+        return f"{quote(template)} has a brace without its partner"
+    # The longest that the fields can become, in characters that every name may hold.
+    longest = len(template.replace("{rail}", "0" * _RAIL_MAX).replace("{netdev}", "e" * _NETDEV_MAX))
+    if longest > NAME_MAX:
+        return f"can become {longest} characters long, at most {NAME_MAX} are allowed"
+    if name_complaint(_FIELD.sub("0", template)) is None:
+        return None
+    return f"{quote(template)} is not {_NAME_MEANING}, and the fields {{rail}} and {{netdev}}"
+
+
+def _range_complaint(text: str) -> str | None:
+    if not re.fullmatch(_RANGE, text):
+        return None
+    indexes = index_range(text)
+    if not indexes:
+        first, _, last = text.partition("-")
+        return f"{quote(text)} runs backwards; did you mean {last}-{first}?"
+    if indexes[-1] > VF_INDEX_MAX:
+        return f"{quote(text)} goes past {VF_INDEX_MAX}, the highest index there can be"
+    return None
+
+
+def _listen_complaint(text: str) -> str | None:
+    try:
+        host_port(text)
+    except ValueError as error:
+        hint = "; null switches the port off" if not text else ""
+        return str(error) + (f"; did you mean :{text}?" if text.isdigit() else hint)
+    return None
+
+
+def _mend_hex(text: str) -> Iterable[str]:
+    return (text.lower(), text.lower().removeprefix("0x"))
+
+
+def _mend_pci(text: str) -> Iterable[str]:
+    low = text.strip().lower()
+    # NVML writes the domain with eight digits, lspci leaves domain 0 out.
+    return (low, "0000:" + low, re.sub(r"^0000([0-9a-f]{4}:)", r"\1", low))
+
+
+def _mend_range(text: str) -> Iterable[str]:
+    return (re.sub(r"\s*(-|\.\.|:|to)\s*", "-", text.strip()),)
+
+
+HEX4 = form("[0-9a-f]{4}", "four hex digits in lower case, such as 15b3", mend=_mend_hex, digits=True)
+PCI_ADDRESS = form(
+    f"{_PCI}|{_GLOB_OF_HEX}",
+    "a PCI address in the long form, such as 0000:1a:00.0, or a glob such as 0000:1a:*",
+    mend=_mend_pci,
+)
+GLOB = form(r"[^\s/]+", "a name or a glob without spaces and slashes")
+MODEL = form(r"\S|\S.*\S", "a product name or a glob, such as *H100*")
+UUID = form(
+    r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    "a GPU's UUID as `nvidia-smi -L` prints it, such as GPU-5c8e1a50-0d1f-4c43-a3d6-1f2e3d4c5b6a",
+    mend=lambda text: ("GPU-" + text.lower(), "GPU-" + text.lower()[4:]),
+)
+INDEX_RANGE = form(
+    _RANGE,
+    'an index or a range of them, such as "7" or "0-3"',
+    check=_range_complaint,
+    mend=_mend_range,
+    digits=True,
+)
+DRIVER = form(r"[A-Za-z0-9_-]+", "a kernel driver's name, such as vfio-pci")
+DIRECTORY = form(r"/[^\x00-\x1f]*", "an absolute path", at_most=4095)
+PREFIX = form(_SUBDOMAIN, "a DNS subdomain", at_most=PREFIX_MAX, check=prefix_complaint)
+NAME = form(_NAME, _NAME_MEANING, at_most=NAME_MAX, check=name_complaint)
+TEMPLATE = form(
+    rf"{_PART}(({_PART}|[-_.])*{_PART})?", _NAME_MEANING, at_most=NAME_MAX, check=_template_complaint
+)
+LISTEN = form(
+    r"(\[[0-9A-Fa-f:.%a-z]+\]|[^\s:\[\]/]*):[0-9]{1,5}", "an address such as :9808", check=_listen_complaint
+)
