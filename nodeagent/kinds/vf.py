@@ -1,0 +1,259 @@
+"""SR-IOV virtual functions. The device id is the VF's PCI address, the parent its PF.
+
+The law of this file: what a container gets is what programs written for the SR-IOV network device plugin
+expect, name for name. CNI plugins find the VF by its id, and the details in a device-info file as the
+Network Plumbing Working Group defines it (version 1.1.0).
+
+Nothing is remembered here. In the kernel's exclusive RDMA mode the RDMA device of a VF is in the pod's
+network namespace while the pod has it, so the VF is for that time none of an RDMA pool's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from nodeagent.kinds import Refused, asked, distance, preference, unhealthy, unknown
+from nodeagent.model import Allocation, DeviceInfo, DeviceNode, Devices, Function, Snapshot
+
+VfDriver = Literal["any", "netdevice", "vfio-pci", "rdma"]
+Preferred = Literal["spread", "pack"]
+
+_DEVICE_INFO_VERSION = "1.1.0"
+_VFIO = "/dev/vfio/vfio"
+_RDMA_CM = "/dev/infiniband/rdma_cm"
+_VHOST_NET, _TUN = "/dev/vhost-net", "/dev/net/tun"
+
+
+@dataclass(frozen=True, slots=True)
+class VfPool:
+    """The VFs of some PFs, by their PCI addresses.
+
+    ``vf_indexes`` restricts them to some, ``None`` is all. ``rdma_cm`` says that the host has
+    ``/dev/infiniband/rdma_cm`` (the module ``rdma_ucm``); a node that is not there keeps a container from
+    starting. ``vhost_net`` adds what a virtio-user port needs (``/dev/vhost-net`` and ``/dev/net/tun``).
+
+    Never offered, whoever chose the PFs: VFs of a PF by which the host's default route leaves, VFs whose
+    PF is gone, and VFs bound to a UIO driver (no IOMMU protects the node from them).
+    """
+
+    resource: str
+    pfs: frozenset[str] | tuple[str, ...]
+    vf_indexes: tuple[range, ...] | None = None
+    vf_driver: VfDriver = "any"
+    preferred: Preferred = "spread"
+    rdma_cm: bool = True
+    vhost_net: bool = False
+
+    def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
+        return tuple(
+            Devices(
+                parent=_pf(vf),
+                ids=(vf.pci_address,),
+                numa_nodes=() if vf.numa_node is None else (vf.numa_node,),
+                health=vf.health,
+            )
+            for vf in self._vfs(snapshot).values()
+            if self._suits(vf)
+        )
+
+    def prefer(
+        self,
+        snapshot: Snapshot,
+        available: Sequence[str],
+        must_include: Sequence[str],
+        size: int,
+        near: Sequence[Function] = (),
+    ) -> list[str]:
+        """Spread: from the PF that gives the fewest so far. Pack: from the PF with the fewest free ones.
+
+        Then the PF with most free ones (spread), the PF nearest to ``near``, the lowest index.
+        """
+        free, must = preference(self.resource, available, must_include, size)
+        chosen = self._usable(snapshot, must)
+        vfs = self._vfs(snapshot)
+        choice = [
+            vf for name, vf in vfs.items() if name in free and name not in must and not self._obstacle(vf)
+        ]
+        missing = size - len(must)
+        if len(choice) < missing:
+            count = len(choice) + len(must)
+            raise Refused(
+                f"{self.resource}: {size} VFs were asked for and {count} can be given", invalid=False
+            )
+        pfs = {pf.pci_address: pf for pf in snapshot.functions if pf.pci_address in self.pfs}
+        far = {name: (*distance(pf, near), name) for name, pf in pfs.items()}
+        fresh = _pack if self.preferred == "pack" else _spread
+        taken = Counter(_pf(vf) for vf in chosen)
+        picked = fresh(choice, missing, taken, lambda vf: far[_pf(vf)])
+        return [*must_include, *(vf.pci_address for vf in picked)]
+
+    def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
+        vfs = self._usable(snapshot, asked(self.resource, ids))
+        details = {vf.pci_address: self._details(vf) for vf in vfs}
+        nodes = dict.fromkeys(node for vf in vfs for node in self._nodes(vf))
+        # Go's maps come out sorted, and so do ours: equal allocations are equal texts.
+        values = {"": ",".join(details), "_INFO": _text(details)}
+        return Allocation(
+            env=tuple((name + end, value) for end, value in values.items() for name in self._env_names()),
+            device_nodes=tuple(nodes),
+            device_info=tuple(self._device_info(vf) for vf in vfs),
+        )
+
+    def _env_names(self) -> tuple[str, ...]:
+        """As the SR-IOV network device plugin has it, and again as a name that a shell can read."""
+        exact = "PCIDEVICE_" + re.sub(r"[./]", "_", self.resource.upper())
+        return tuple(dict.fromkeys((exact, re.sub(r"[^A-Z0-9_]", "_", exact))))
+
+    def _vfs(self, snapshot: Snapshot) -> dict[str, Function]:
+        """The pool's VFs, whatever they are bound to at present, by address in the order of the snapshot."""
+        routed = {link.pci_address for link in snapshot.links if link.default_route}
+        pfs = {pf.pci_address for pf in snapshot.functions if pf.parent is None} - routed
+        return {
+            vf.pci_address: vf
+            for vf in snapshot.functions
+            if vf.parent in pfs and vf.parent in self.pfs and self._indexed(vf)
+        }
+
+    def _indexed(self, vf: Function) -> bool:
+        return self.vf_indexes is None or any(vf.vf_index in indexes for indexes in self.vf_indexes)
+
+    def _suits(self, vf: Function) -> bool:
+        if _is_uio(vf):
+            return False
+        match self.vf_driver:
+            case "netdevice":
+                # Not by its netdev: that is in the pod's network namespace while a pod has the VF.
+                return vf.driver is not None and not _is_vfio(vf) and vf.vdpa is None
+            case "rdma":
+                return vf.rdma is not None and vf.vdpa is None
+            case "vfio-pci":
+                return _is_vfio(vf)
+            case "any":
+                return True
+
+    def _usable(self, snapshot: Snapshot, ids: frozenset[str]) -> list[Function]:
+        """The VFs of these ids by address, or why one of them cannot be had."""
+        vfs = self._vfs(snapshot)
+        if not ids <= vfs.keys():
+            raise unknown(self.resource, ids - vfs.keys())
+        usable = [vfs[name] for name in sorted(ids)]
+        for vf in usable:
+            if obstacle := self._obstacle(vf):
+                raise obstacle
+        return usable
+
+    def _obstacle(self, vf: Function) -> Refused | None:
+        why = None
+        if not vf.health.allocatable:
+            return unhealthy(self.resource, vf.pci_address, vf.health)
+        if self.vf_driver == "rdma" and vf.rdma is None:
+            why = "is without its RDMA device, which may still be with the pod that had it"
+        elif not self._suits(vf):
+            why = f"is bound to {vf.driver or 'no driver'}, not as {self.vf_driver} of this resource wants it"
+        elif _is_vfio(vf) and vf.vfio_group is None:
+            why = "has no IOMMU group; enable the IOMMU, or the no-IOMMU mode of vfio"
+        return Refused(f"{self.resource}: {vf.pci_address} {why}", invalid=False) if why else None
+
+    def _nodes(self, vf: Function) -> list[DeviceNode]:
+        paths: list[str] = []
+        if vf.vdpa:
+            paths.append(vf.vdpa)
+        elif _is_vfio(vf):
+            # Without an IOMMU the host's node is noiommu-<n>, and programs look for <n>.
+            group = f"/dev/vfio/{vf.vfio_group}"
+            return [DeviceNode(_VFIO, _VFIO), DeviceNode(group, _vfio_group(vf)), *self._vhost_nodes()]
+        elif vf.rdma:
+            paths.extend(path for path in (vf.rdma.uverbs, vf.rdma.umad, vf.rdma.issm) if path)
+            paths.extend([_RDMA_CM] if self.rdma_cm else [])
+        return [*(DeviceNode(path, path) for path in paths), *self._vhost_nodes()]
+
+    def _vhost_nodes(self) -> list[DeviceNode]:
+        return [DeviceNode(path, path) for path in (_VHOST_NET, _TUN) if self.vhost_net]
+
+    def _details(self, vf: Function) -> dict[str, dict[str, str]]:
+        """One VF in the ``_INFO`` variable; all paths are the container's."""
+        details = {"generic": {"deviceID": vf.pci_address}}
+        if vf.vdpa:
+            details["vdpa"] = {"mount": vf.vdpa}
+        elif _is_vfio(vf):
+            details["vfio"] = {"mount": _VFIO, "dev-mount": _vfio_group(vf)}
+        elif vf.rdma:
+            rdma = {
+                "rdma_dev": vf.rdma.device,
+                "uverbs": vf.rdma.uverbs,
+                "umad": vf.rdma.umad,
+                "issm": vf.rdma.issm,
+                "rdma_cm": _RDMA_CM if self.rdma_cm else None,
+            }
+            details["rdma"] = {key: value for key, value in rdma.items() if value}
+        if self.vhost_net:
+            details["vhost"] = {"net-mount": _VHOST_NET, "tun-mount": _TUN}
+        return details
+
+    def _device_info(self, vf: Function) -> DeviceInfo:
+        addresses = {"pci-address": vf.pci_address, "pf-pci-address": _pf(vf)}
+        content: dict[str, object] = {"type": "pci", "version": _DEVICE_INFO_VERSION}
+        if vf.vdpa:
+            content |= {"type": "vdpa", "vdpa": {**addresses, "driver": "vhost", "path": vf.vdpa}}
+        elif vf.rdma and not _is_vfio(vf):
+            content["pci"] = {**addresses, "rdma-device": vf.rdma.device}
+        else:
+            content["pci"] = addresses
+        return DeviceInfo(
+            name=f"{self.resource.replace('/', '-')}-{vf.pci_address}-device.json", text=_text(content)
+        )
+
+
+_Far = Callable[[Function], tuple[int, int, str]]
+
+
+def _spread(choice: Iterable[Function], count: int, taken: Counter[str], far: _Far) -> list[Function]:
+    free = Counter(_pf(vf) for vf in choice)
+    rest = sorted(choice, key=_index)
+    picked: list[Function] = []
+    while len(picked) < count:
+        vf = min(rest, key=lambda vf: (taken[_pf(vf)], -free[_pf(vf)], far(vf), _index(vf)))
+        rest.remove(vf)
+        taken[_pf(vf)] += 1
+        free[_pf(vf)] -= 1
+        picked.append(vf)
+    return picked
+
+
+def _pack(choice: Iterable[Function], count: int, taken: Counter[str], far: _Far) -> list[Function]:
+    free = Counter(_pf(vf) for vf in choice)
+    order = sorted(
+        choice,
+        key=lambda vf: (not taken[_pf(vf)], free[_pf(vf)], far(vf), _index(vf)),
+    )
+    return order[:count]
+
+
+def _pf(vf: Function) -> str:
+    return vf.parent or ""
+
+
+def _index(vf: Function) -> tuple[int, str]:
+    return (-1 if vf.vf_index is None else vf.vf_index), vf.pci_address
+
+
+def _is_vfio(vf: Function) -> bool:
+    """Bound to vfio-pci or to a variant that a vendor made of it, such as mlx5_vfio_pci."""
+    return vf.driver is not None and vf.driver.replace("_", "-").endswith("vfio-pci")
+
+
+def _is_uio(vf: Function) -> bool:
+    return vf.driver in ("uio_pci_generic", "igb_uio")
+
+
+def _vfio_group(vf: Function) -> str:
+    return "/dev/vfio/" + (vf.vfio_group or "").removeprefix("noiommu-")
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
