@@ -1,0 +1,300 @@
+"""Admission: the choice of devices, in the kubelet's own order, and what a container is started with.
+
+The law of this file: pods are admitted one at a time and plugins asked without a time limit, so one that
+hangs hangs all. Where the kubelet iterates over a Go map, the order here is random (from the seed).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from nodeagent.model import Allocation, DeviceNode, Mount
+from nodeagent.sim.kubelet import topology
+from nodeagent.sim.kubelet.devices import Devices, Endpoint
+from nodeagent.sim.kubelet.plugins import Client
+from nodeagent.sim.kubelet.topology import Hint, Policy
+from nodeagent.sim.kubelet.values import AdmissionError, Container, PodSpec, TopologyAffinityError
+
+_ANYWHERE = Hint(None, True)
+_Reusable = dict[str, set[str]]
+
+
+class Admitter:
+    """Allocates for a pod, all of it or an ``AdmissionError``."""
+
+    def __init__(
+        self, devices: Devices, policy: Policy, numa_nodes: Sequence[int], rng: random.Random
+    ) -> None:
+        self._devices = devices
+        self._policy = policy
+        self._numa_nodes = numa_nodes
+        self._rng = rng
+
+    async def allocate(self, pod: PodSpec, running: frozenset[str] = frozenset()) -> None:
+        """Init containers first. ``running`` names containers that a restarted kubelet finds running.
+
+        What earlier containers of a refused pod took stays held until the next look for pods that are gone.
+        """
+        reusable: _Reusable = {}
+        for container in (*pod.init_containers, *pod.containers):
+            hint = self._affinity(pod, container, reusable)
+            await self._container(pod, container, hint, reusable, already=container.name in running)
+            one_shot = container in pod.init_containers and not container.restartable
+            for resource, held in self._devices.holdings.get(pod.uid, {}).get(container.name, {}).items():
+                ids = reusable.setdefault(resource, set())
+                reusable[resource] = ids | held.ids() if one_shot else ids - held.ids()
+
+    def _affinity(self, pod: PodSpec, container: Container, reusable: _Reusable) -> Hint:
+        if self._policy == "none":
+            return _ANYWHERE
+        devices = self._devices
+        devices.update_allocated()
+        given = [
+            self._hints(pod, container.name, resource, count, reusable.get(resource, set()))
+            for resource, count in container.limits.items()
+            if devices.manages(resource)
+        ]
+        best = topology.merge(self._policy, self._numa_nodes, given)
+        if not topology.admits(self._policy, best):
+            raise TopologyAffinityError
+        return best
+
+    def _hints(
+        self, pod: PodSpec, container: str, resource: str, count: int, reusable: set[str]
+    ) -> tuple[Hint, ...]:
+        devices = self._devices
+        if not devices.has_numa(resource):
+            return topology.INDIFFERENT
+        listed = devices.listed[resource]
+        held = devices.held(pod.uid, container, resource)
+        if held is not None:
+            available, reusable = held.ids(), set()
+            if len(available) != count:
+                return topology.IMPOSSIBLE
+        else:
+            available = devices.healthy[resource] - devices.allocated.get(resource, set())
+            if len(available | reusable) < count:
+                return topology.IMPOSSIBLE
+        for device in chain(available - listed.by_id.keys(), reusable):
+            devices.numa(resource, device)
+        return (
+            topology.hints(
+                numa_nodes=self._numa_nodes,
+                listed=listed.count(listed.by_id),
+                available=listed.count(available),
+                reusable=listed.count(reusable),
+                request=count,
+            )
+            or topology.IMPOSSIBLE
+        )
+
+    async def _container(
+        self, pod: PodSpec, container: Container, hint: Hint, reusable: _Reusable, *, already: bool
+    ) -> None:
+        devices = self._devices
+        limits = list(container.limits.items())
+        self._rng.shuffle(limits)
+        managed = [(resource, count) for resource, count in limits if devices.manages(resource)]
+        if managed:
+            devices.update_allocated()
+        asked = False
+        for resource, count in managed:
+            if already and not devices.sources_ready:
+                self._unchanged(pod, container.name, resource, count)
+                continue
+            choice = Choice(devices, pod, container.name, resource, required=count, hint=hint)
+            ids = await choice.make(reusable.get(resource, set()))
+            if ids:
+                await self._ask(pod, container.name, resource, ids)
+                asked = True
+        if asked:
+            devices.save()
+
+    def _unchanged(self, pod: PodSpec, container: str, resource: str, count: int) -> None:
+        held = self._devices.held(pod.uid, container, resource)
+        if held is not None and len(held.ids()) != count:
+            raise changed_request(pod, container, resource, len(held.ids()), count)
+
+    async def _ask(self, pod: PodSpec, container: str, resource: str, ids: set[str]) -> None:
+        """One Allocate for one resource of one container; its failure gives the devices back at once."""
+        devices = self._devices
+        client = client_of(devices.endpoints.get(resource))
+        try:
+            if client is None:
+                raise AdmissionError(f"unknown Device Plugin {resource}")
+            answer = await client.allocate(list(devices.at_random(resource, ids)))
+        except AdmissionError:
+            devices.regenerate()
+            raise
+        if not answer.container_responses:  # the devices stay taken: the kubelet forgets to give them back
+            raise AdmissionError("no containers return in allocation response &AllocateResponse{}")
+        devices.hold(pod.uid, container, resource, ids, answer.container_responses[0])
+
+    async def start(self, pod: PodSpec, container: Container) -> Allocation:
+        """Before each start of a container: PreStartContainer where asked for, then the cached answers.
+
+        Of two resources that give the same name, the first in random order wins; the pod's own
+        environment comes last and overrides.
+        """
+        devices = self._devices
+        for resource, count in container.limits.items():
+            if not devices.manages(resource) or count == 0:
+                continue
+            endpoint = devices.endpoints.get(resource)
+            if endpoint is None:
+                raise AdmissionError(f"endpoint not found in cache for a registered resource: {resource}")
+            client, held = endpoint.client, devices.held(pod.uid, container.name, resource)
+            if endpoint.options.pre_start_required and client is not None:
+                if held is None:
+                    raise AdmissionError(
+                        f"no devices found allocated in local cache for pod {pod.uid}, "
+                        f"container {container.name}, resource {resource}"
+                    )
+                await client.pre_start(list(devices.at_random(resource, held.ids())))
+        return self._merged(pod, container)
+
+    def _merged(self, pod: PodSpec, container: Container) -> Allocation:
+        answers = [
+            held.response for held in self._devices.holdings.get(pod.uid, {}).get(container.name, {}).values()
+        ]
+        self._rng.shuffle(answers)
+        env: dict[str, str] = {}
+        mounts: dict[str, Mount] = {}
+        nodes: dict[str, DeviceNode] = {}
+        annotations: dict[str, str] = {}
+        cdi: dict[str, None] = {}
+        for answer in answers:
+            for name, value in answer.envs.items():
+                env.setdefault(name, value)
+            for name, value in answer.annotations.items():
+                annotations.setdefault(name, value)
+            for m in answer.mounts:
+                mounts.setdefault(m.container_path, Mount(m.host_path, m.container_path, m.read_only))
+            for d in answer.devices:
+                nodes.setdefault(d.container_path, DeviceNode(d.host_path, d.container_path, d.permissions))
+            cdi.update(dict.fromkeys(device.name for device in answer.cdi_devices))
+        env.update(container.env)
+        return Allocation(
+            env=tuple(env.items()),
+            mounts=tuple(mounts.values()),
+            device_nodes=tuple(nodes.values()),
+            annotations=tuple(annotations.items()),
+            cdi_devices=tuple(cdi),
+        )
+
+
+class Choice:
+    """Which devices of one resource a container gets. What is taken is marked allocated at once.
+
+    An error on the way leaves the marks behind: only ``Devices.regenerate`` removes them.
+    """
+
+    def __init__(
+        self, devices: Devices, pod: PodSpec, container: str, resource: str, *, required: int, hint: Hint
+    ) -> None:
+        self._devices = devices
+        self._pod = pod
+        self._container = container
+        self._resource = resource
+        self._required = required
+        self._hint = hint
+        self._taken: set[str] = set()
+
+    async def make(self, reusable: set[str]) -> set[str]:
+        devices, resource = self._devices, self._resource
+        held = devices.held(self._pod.uid, self._container, resource)
+        already = set() if held is None else held.ids()
+        if held is not None and len(already) != self._required:
+            raise changed_request(self._pod, self._container, resource, len(already), self._required)
+        self._check_registered(already)
+        if held is not None or self._required == 0:
+            return set()
+        if self._take(reusable):
+            return self._taken
+        available = devices.healthy[resource] - devices.allocated.get(resource, set())
+        needed = self._required - len(self._taken)
+        if len(available) < needed:
+            raise AdmissionError(
+                f"requested number of devices unavailable for {resource}. "
+                f"Requested: {needed}, Available: {len(available)}"
+            )
+        aligned, unaligned, indifferent = self._by_affinity(available)
+        if needed < len(aligned):
+            preferred = await self._preferred(aligned)
+            if self._take(preferred & aligned) or self._take(aligned):
+                return self._taken
+        elif self._take(aligned):
+            return self._taken
+        else:
+            preferred = await self._preferred(available)
+            if self._take(preferred & available) or self._take(unaligned) or self._take(indifferent):
+                return self._taken
+        raise AdmissionError(
+            f"unexpectedly allocated less resources than required. "
+            f"Requested: {self._required}, Got: {len(self._taken)}"
+        )
+
+    def _check_registered(self, already: set[str]) -> None:
+        healthy = self._devices.healthy.get(self._resource)
+        if healthy is None:
+            raise AdmissionError(f"cannot allocate unregistered device {self._resource}")
+        if not healthy:
+            raise AdmissionError(
+                f"no healthy devices present; cannot allocate unhealthy devices {self._resource}"
+            )
+        if not already <= healthy:
+            raise AdmissionError(
+                f"previously allocated devices are no longer healthy; "
+                f"cannot allocate unhealthy devices {self._resource}"
+            )
+
+    def _take(self, pool: set[str]) -> bool:
+        """Take from the pool at random; true once there are enough."""
+        allocated = self._devices.allocated.setdefault(self._resource, set())
+        for device in self._devices.at_random(self._resource, pool - self._taken):
+            allocated.add(device)
+            self._taken.add(device)
+            if len(self._taken) == self._required:
+                return True
+        return False
+
+    async def _preferred(self, pool: set[str]) -> set[str]:
+        endpoint = self._devices.endpoints.get(self._resource)
+        if endpoint is None:
+            raise AdmissionError(f"endpoint not found in cache for a registered resource: {self._resource}")
+        if endpoint.client is None or not endpoint.options.get_preferred_allocation_available:
+            return set()
+        available = list(self._devices.at_random(self._resource, pool | self._taken))
+        must_include = list(self._devices.at_random(self._resource, self._taken))
+        return set(await endpoint.client.preferred(available, must_include, self._required))
+
+    def _by_affinity(self, available: Iterable[str]) -> tuple[set[str], set[str], set[str]]:
+        """On the hint's NUMA nodes; on others; on none, or nobody cares."""
+        devices, resource, mask = self._devices, self._resource, self._hint.mask
+        if mask is None or not devices.has_numa(resource):
+            return set(), set(), set(available)
+        aligned: set[str] = set()
+        unaligned: set[str] = set()
+        indifferent: set[str] = set()
+        for device in available:
+            nodes = devices.numa(resource, device)
+            if not nodes:
+                indifferent.add(device)
+            elif topology.mask_of(nodes) & mask:
+                aligned.add(device)
+            else:
+                unaligned.add(device)
+        return aligned, unaligned, indifferent
+
+
+def changed_request(pod: PodSpec, container: str, resource: str, had: int, asked: int) -> AdmissionError:
+    return AdmissionError(
+        f'pod "{pod.uid}" container "{container}" changed request for resource "{resource}" '
+        f"from {had} to {asked}"
+    )
+
+
+def client_of(endpoint: Endpoint | None) -> Client | None:
+    return None if endpoint is None else endpoint.client

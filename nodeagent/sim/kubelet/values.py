@@ -1,0 +1,149 @@
+"""What goes into the stand-in kubelet, and what it says of itself: frozen values.
+
+Times are of ``time.monotonic``, in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from uuid import uuid4
+
+from nodeagent.model import Allocation
+
+
+class KubeletPanic(Exception):  # noqa: N818  (Go's word)
+    """The kubelet has dereferenced a device that its plugin no longer lists, and is dead."""
+
+
+class AdmissionError(Exception):
+    """Why a pod is not admitted, in the kubelet's own words."""
+
+    reason = "UnexpectedAdmissionError"
+
+    def verdict(self) -> str:
+        return f"Allocate failed due to {self}, which is unexpected"
+
+
+class TopologyAffinityError(AdmissionError):
+    """The topology policy finds no admissible NUMA affinity."""
+
+    reason = "TopologyAffinityError"
+
+    def verdict(self) -> str:
+        return "Resources cannot be allocated with Topology locality"
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container of a pod spec; ``restartable`` makes an init container a sidecar."""
+
+    name: str
+    limits: Mapping[str, int]
+    env: tuple[tuple[str, str], ...] = ()
+    restartable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PodSpec:
+    """As much of a pod as the device manager reads."""
+
+    name: str
+    containers: tuple[Container, ...]
+    init_containers: tuple[Container, ...] = ()
+    namespace: str = "default"
+    uid: str = field(default_factory=lambda: str(uuid4()))
+
+    @classmethod
+    def single(cls, name: str, limits: Mapping[str, int], env: tuple[tuple[str, str], ...] = ()) -> PodSpec:
+        """A pod of one container, named ``main``."""
+        return cls(name, (Container("main", limits, env),))
+
+    def requests(self) -> dict[str, int]:
+        """What the scheduler counts: the containers together, or the greatest init container."""
+        steady: dict[str, int] = {}
+        peak: dict[str, int] = {}
+        for container in self.containers:
+            for resource, count in container.limits.items():
+                steady[resource] = steady.get(resource, 0) + count
+        for container in self.init_containers:
+            for resource, count in container.limits.items():
+                if container.restartable:
+                    steady[resource] = steady.get(resource, 0) + count
+                else:
+                    peak[resource] = max(peak.get(resource, 0), count)
+        return {
+            resource: max(steady.get(resource, 0), peak.get(resource, 0)) for resource in {**steady, **peak}
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """How a pod fared. ``given`` is what each container was started with, by its name.
+
+    ``phase`` is ``Running``; ``Failed``, which is final; or ``Pending`` where a container could not be
+    started although the pod holds its devices.
+    """
+
+    pod: PodSpec
+    phase: str
+    reason: str = ""
+    message: str = ""
+    given: Mapping[str, Allocation] = MappingProxyType({})
+
+    @property
+    def admitted(self) -> bool:
+        return self.phase != "Failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A device as its plugin last described it."""
+
+    health: str
+    numa_nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """One attempt of a plugin to register; ``error`` is ``None`` where it succeeded.
+
+    ``via`` is ``kubelet.sock`` or ``plugins_registry``; ``at`` is when it was asked, ``done`` when answered.
+    """
+
+    at: float
+    done: float
+    resource: str
+    endpoint: str
+    via: str
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One ListAndWatch message: when it arrived, how many devices it listed and its bytes on the wire.
+
+    ``repeated`` is true where it says what the one before it on the same stream said, byte for byte:
+    a heartbeat, which costs a rewritten checkpoint and tells nothing.
+    """
+
+    at: float
+    resource: str
+    healthy: int
+    unhealthy: int
+    size: int
+    repeated: bool
+
+    @property
+    def devices(self) -> int:
+        return self.healthy + self.unhealthy
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnd:
+    """The end of a ListAndWatch stream, which the kubelet never opens again by itself."""
+
+    at: float
+    resource: str
+    cause: str

@@ -1,0 +1,120 @@
+"""gRPC on unix sockets the way the kubelet's Go library does it.
+
+``Listener`` keeps the socket file apart from the server: gRPC would unlink the file when it stops, which
+a killed kubelet cannot do, and would never show the moment between bind and listen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+# grpc-go's default, which the kubelet does not raise for ListAndWatch.
+RECEIVE_MAX = 4 << 20
+PATH_MAX = 107  # sizeof(sun_path) - 1, unix(7)
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", RECEIVE_MAX),
+    ("grpc.default_authority", "localhost"),
+    # A dial is a connection. Shared ones would lead a new registration to the old server of a re-bound path.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+_numbers = count()
+
+
+def dial(path: Path) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(f"unix:{path}", options=_OPTIONS)
+
+
+def rpc_error(error: grpc.aio.AioRpcError) -> str:
+    """The error as Go prints it."""
+    name = error.code().name
+    code = "Canceled" if name == "CANCELLED" else "".join(part.capitalize() for part in name.split("_"))
+    return f"rpc error: code = {code} desc = {error.details()}"
+
+
+CLOSING = "rpc error: code = Canceled desc = grpc: the client connection is closing"
+
+
+def cancelled_by_others() -> bool:
+    """Whether a ``CancelledError`` just caught is the call's and not this task's own cancellation."""
+    task = asyncio.current_task()
+    return task is None or not task.cancelling()
+
+
+class Listener:
+    """A gRPC server on ``path``, whose file is bound, listened on and left behind as told.
+
+    The server itself listens on a hidden name under ``hidden``, in the same file system.
+    """
+
+    def __init__(self, path: Path, handlers: Sequence[grpc.GenericRpcHandler], hidden: Path) -> None:
+        self.path = path
+        self._server = grpc.aio.server()
+        self._server.add_generic_rpc_handlers(tuple(handlers))
+        self._inner = hidden / f".{os.getpid()}-{next(_numbers)}.sock"
+        for name in (self.path, self._inner):
+            if len(os.fsencode(name)) > PATH_MAX:
+                raise ValueError(
+                    f"{name} is longer than {PATH_MAX} bytes: give the kubelet a shorter directory"
+                )
+        self._relay: asyncio.Task[None] | None = None
+
+    async def start(self, *, listen_delay_s: float = 0.0) -> None:
+        """Serve; with a delay, the file is there at once and refuses connections until then."""
+        self._server.add_insecure_port(f"unix:{self._inner}")
+        await self._server.start()
+        if listen_delay_s > 0:
+            bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            bound.setblocking(False)
+            bound.bind(os.fspath(self.path))
+            self._relay = asyncio.create_task(_relay(bound, self._inner, listen_delay_s))
+        else:
+            os.link(self._inner, self.path)  # a link is an inotify CREATE, as bind is
+
+    async def stop(self, *, leave_file: bool = False) -> None:
+        if self._relay is not None:
+            self._relay.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._relay
+        await self._server.stop(None)
+        self._inner.unlink(missing_ok=True)
+        if not leave_file:
+            self.path.unlink(missing_ok=True)
+
+
+async def _relay(bound: socket.socket, inner: Path, delay_s: float) -> None:
+    """Listen late, then carry every connection to the real server byte by byte."""
+    loop = asyncio.get_running_loop()
+    with bound:
+        await asyncio.sleep(delay_s)
+        bound.listen(128)
+        async with asyncio.TaskGroup() as group:
+            while True:
+                connection, _ = await loop.sock_accept(bound)
+                group.create_task(_carry(connection, inner))
+
+
+async def _carry(near: socket.socket, inner: Path) -> None:
+    loop = asyncio.get_running_loop()
+    far = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    far.setblocking(False)
+
+    async def copy(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := await loop.sock_recv(source, 65536):
+                await loop.sock_sendall(sink, data)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+    with near, far:
+        await loop.sock_connect(far, os.fspath(inner))
+        await asyncio.gather(copy(near, far), copy(far, near))
