@@ -1,0 +1,1 @@
+"""Verdicts from facts: pure, without clocks and without I/O."""
