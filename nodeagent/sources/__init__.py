@@ -1,0 +1,1 @@
+"""Each source watches one part of the world and states whole facts; it knows no listener."""
