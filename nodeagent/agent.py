@@ -17,9 +17,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import exposition
 from prometheus_client.openmetrics import exposition as openmetrics
@@ -29,8 +30,9 @@ from nodeagent.config import Config, ConfigError, Fault, GpuMemResource, load
 from nodeagent.host.inotify import CONTENT, InotifyError, Watch
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
+from nodeagent.kinds.vf import VfPool
 from nodeagent.model import Allocation, Snapshot
-from nodeagent.offer import Kind, Offer, VfPool, prefix
+from nodeagent.offer import Kind, Offer, prefix
 from nodeagent.sinks.cdispec import CdiSpec
 from nodeagent.sinks.files import DEVICE_INFO, DeviceInfoFiles
 from nodeagent.sinks.measure import Levels, Measure
@@ -128,7 +130,7 @@ class Agent:
 
     def _tell_kubelet(self, snapshot: Snapshot) -> None:
         """Only of what a source has spoken: "no devices" before that would be a guess."""
-        needs = {VfPool: "pci"}
+        needs: dict[type, str] = {VfPool: "pci"}
         self._offered = tuple(
             kind
             for kind in self._offer.kinds(snapshot)
@@ -212,7 +214,10 @@ class Agent:
         """A slice that a pod holds must not come to mean another amount of memory."""
         now = {e.name: e.slice_mib for e in self._offer.config.resources if isinstance(e, GpuMemResource)}
         for entry in config.resources:
-            if not isinstance(entry, GpuMemResource) or now.get(entry.name, entry.slice_mib) == entry.slice_mib:
+            if (
+                not isinstance(entry, GpuMemResource)
+                or now.get(entry.name, entry.slice_mib) == entry.slice_mib
+            ):
                 continue
             resource = f"{prefix(config, snapshot.product)}/{entry.name}"
             count = sum(len(h.device_ids) for h in snapshot.holdings or () if h.resource == resource)
@@ -234,9 +239,11 @@ class Agent:
 
     def _metrics(self, accept: str) -> Page:
         if OPENMETRICS in accept:
-            body = openmetrics.generate_latest(self.measure.registry)
+            body = openmetrics.generate_latest(self.measure.registry)  # type: ignore[no-untyped-call]
             return Page(200, body, openmetrics.CONTENT_TYPE_LATEST)
-        return Page(200, exposition.generate_latest(self.measure.registry), exposition.CONTENT_TYPE_PLAIN_0_0_4)
+        return Page(
+            200, exposition.generate_latest(self.measure.registry), exposition.CONTENT_TYPE_PLAIN_0_0_4
+        )
 
     def _healthz(self, _accept: str) -> Page:
         """The loop answers, or nobody would: that is all there is to say."""
@@ -246,12 +253,18 @@ class Agent:
         statuses = self.plugins.statuses()
         missing = [status for status in statuses if not status.registered]
         lines = [
-            f"{status.resource}: " + (f"{status.healthy} of {status.devices} healthy" if status.registered else
-            f"not registered: {status.reason}")
+            f"{status.resource}: "
+            + (
+                f"{status.healthy} of {status.devices} healthy"
+                if status.registered
+                else f"not registered: {status.reason}"
+            )
             for status in statuses
         ]
         good = bool(statuses) and not missing
-        return Page(200 if good else 503, "".join(f"{line}\n" for line in lines or ["nothing offered yet"]).encode())
+        return Page(
+            200 if good else 503, "".join(f"{line}\n" for line in lines or ["nothing offered yet"]).encode()
+        )
 
 
 async def run(
@@ -287,13 +300,15 @@ def _read(path: Path) -> str | None:
     try:
         return path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:
-        log.warning("The configuration cannot be read, the running one stays. file=%s reason=%r", path, str(error))
+        log.warning(
+            "The configuration cannot be read, the running one stays. file=%s reason=%r", path, str(error)
+        )
         return None
 
 
-async def _either(*waits: object) -> None:
+async def _either(*waits: Coroutine[Any, Any, object]) -> None:
     """Return when one of the awaitables is done."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]  # type: ignore[arg-type]
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:

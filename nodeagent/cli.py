@@ -200,7 +200,9 @@ def _scan(options: argparse.Namespace) -> int:
 
 
 def _add_config(add: Add) -> None:
-    parser = add("config", _config_check, "validate a configuration, print the default, print the JSON schema")
+    parser = add(
+        "config", _config_check, "validate a configuration, print the default, print the JSON schema"
+    )
     parts = parser.add_subparsers(title="parts", metavar="check|defaults|schema", required=True)
     check = parts.add_parser(
         "check",
@@ -296,7 +298,9 @@ def _add_capture(add: Add) -> None:
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="a folder that is empty or not there yet")
     parser.add_argument(
-        "--scramble", action="store_true", help="replace serial numbers, MAC addresses and GPU UUIDs, consistently"
+        "--scramble",
+        action="store_true",
+        help="replace serial numbers, MAC addresses and GPU UUIDs, consistently",
     )
 
 

@@ -23,7 +23,7 @@ restarts: Counter[str] = Counter()
 """Restarts by task name since the process began; the metric ``nodeagent_task_restarts_total``."""
 
 
-class Fatal(Exception):
+class Fatal(Exception):  # noqa: N818 - the field's word, and not every one is a mistake
     """The process cannot go on; the message names the cause and the remedy."""
 
 

@@ -214,16 +214,21 @@ class GpuSettings(Settings, frozen=True, kw_only=True):
     timeout_seconds: Annotated[
         Seconds, setting("A driver that has not answered for so long is reported as hanging.")
     ] = 5.0
+    fatal_xids: Annotated[
+        tuple[Xid, ...],
+        setting(
+            "XID errors that turn all devices of the GPU Unhealthy, besides those of the agent's own table."
+        ),
+    ] = ()
     ignore_xids: Annotated[
         tuple[Xid, ...],
-        listed(
-            "XID errors that are the application's fault, or end with it, and say nothing against the GPU. "
-            "All others turn its devices Unhealthy."
+        setting(
+            "XID errors that say nothing against the GPU, besides the table's 13, 31, 43, 45, 68 and 94."
         ),
-    ] = (13, 31, 43, 45, 68, 94)
+    ] = ()
     xid_clear_seconds: Annotated[
-        Seconds | None,
-        setting("A GPU without a further XID for so long is Healthy again; null: not before it was reset."),
+        Seconds,
+        setting("An XID's GPU is Healthy again after so long without another, or as soon as it was reset."),
     ] = 600.0
 
 

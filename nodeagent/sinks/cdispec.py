@@ -30,7 +30,7 @@ class CdiSpec:
         """Have the file describe these GPUs; blocks for a file's write. False when it could not be."""
         text = spec_text(gpus, paths)
         try:
-            if text is None or self._path.exists() and self._path.read_text(encoding="utf-8") == text:
+            if text is None or (self._path.exists() and self._path.read_text(encoding="utf-8") == text):
                 return True
             write(self._path, text)
         except OSError as error:

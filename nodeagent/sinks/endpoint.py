@@ -152,7 +152,9 @@ class Endpoint:
             server.add_insecure_port(f"unix:{path}")
             await server.start()
         except (RuntimeError, OSError) as error:
-            raise BindError(f"cannot listen on {path}: {error} (is the folder there and writable?)") from error
+            raise BindError(
+                f"cannot listen on {path}: {error} (is the folder there and writable?)"
+            ) from error
         self._server, self._path, self._inode = server, path, _inode(path)
 
     async def stop(self) -> None:
@@ -214,7 +216,10 @@ class Endpoint:
                     answer.container_responses.add().deviceIDs.extend(ids)
                 return answer.SerializeToString()
             except DecodeError:
-                code, why = grpc.StatusCode.INVALID_ARGUMENT, "the request is not a PreferredAllocationRequest"
+                code, why = (
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    "the request is not a PreferredAllocationRequest",
+                )
             except Refused as refusal:
                 code, why = _code(refusal), str(refusal)
             call.refused(code.name)
@@ -261,7 +266,7 @@ class Endpoint:
         for id_ in ids:
             entry = self.roll.find(id_)
             if entry is not None and entry.health is MISSING:
-                raise Refused(f"{self.resource}: {id_} is no longer found on this node")
+                raise Refused(f"{self.resource}: {id_} is no longer found on this node", invalid=False)
 
     def _note(self, snapshot: Snapshot, ids: Sequence[str]) -> None:
         if len(ids) > len(snapshot.functions):

@@ -101,7 +101,9 @@ class Levels(Collector):
         for entry in self._inventory.snapshot.silent:
             silent.add_metric([entry.source], 1)
         restarts = CounterMetricFamily(
-            "nodeagent_task_restarts", "Parts of the agent that failed and were started again.", labels=["task"]
+            "nodeagent_task_restarts",
+            "Parts of the agent that failed and were started again.",
+            labels=["task"],
         )
         for task, count in sorted(supervise.restarts.items()):
             restarts.add_metric([task], count)

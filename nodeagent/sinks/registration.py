@@ -22,14 +22,14 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from nodeagent.host.inotify import Watch
+from nodeagent.host.inotify import InotifyError, Watch
 from nodeagent.kube import deviceplugin_pb2 as pb
 from nodeagent.kube import pluginregistration_pb2 as registration_pb
 from nodeagent.model import Allocation, Snapshot
@@ -152,13 +152,15 @@ class DevicePlugins:
 
     async def _woken(self) -> None:
         soonest = min(
-            (p.retry_at - time.monotonic() for p in self._places.values() if p.known_to is None and p.retry_at),
+            (
+                p.retry_at - time.monotonic()
+                for p in self._places.values()
+                if p.known_to is None and p.retry_at
+            ),
             default=LOOK_S,
         )
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), min(LOOK_S, max(soonest, 0.01)))
-        except TimeoutError:
-            pass
         self._wake.clear()
 
     @asynccontextmanager
@@ -172,7 +174,7 @@ class DevicePlugins:
                     while True:
                         await watching.changes()
                         self._wake.set()
-            except OSError as error:
+            except InotifyError as error:
                 log.warning("No inotify: looking every %.0f s. reason=%r", LOOK_S, str(error))
 
         task = asyncio.create_task(watch(), name="kubelet-folder")

@@ -22,7 +22,13 @@ log = logging.getLogger(__name__)
 CONNECTIONS_MAX = 32
 REQUEST_MAX_BYTES = 16 * 1024
 REQUEST_S = 10.0
-_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    503: "Service Unavailable",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,9 @@ class Web:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         parts = head[0].split(" ")
-        headers = {name.strip().lower(): value.strip() for name, _, value in (h.partition(":") for h in head[1:])}
+        headers = {
+            name.strip().lower(): value.strip() for name, _, value in (h.partition(":") for h in head[1:])
+        }
         if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
             page = Page(400, b"this is an HTTP server\n")
         elif parts[0] not in ("GET", "HEAD"):

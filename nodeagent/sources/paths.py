@@ -85,7 +85,8 @@ def _parsed(tree: Tree, path: str) -> object | None:
         if os.path.getsize(tree.path(path)) > SPEC_MAX_BYTES:
             return None
         text = tree.text(path) or ""
-        return json.loads(text) if path.endswith(".json") else yaml.load(text, Loader=_LOADER)  # noqa: S506
+        document: object = json.loads(text) if path.endswith(".json") else yaml.load(text, _LOADER)  # noqa: S506
+        return document
     except (SysfsError, OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         log.debug("A CDI spec cannot be read. file=%s reason=%r", path, str(error))
         return None
