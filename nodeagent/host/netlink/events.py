@@ -37,15 +37,15 @@ class _Events:
     def __init__(self, protocol: int, groups: int, what: str, concerns: Callable[[bytes], bool]) -> None:
         self._concerns = concerns
         try:
-            self._socket = socket.socket(
+            self.socket = socket.socket(
                 socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol
             )
         except OSError as error:
             raise NetlinkError(f"no netlink socket for {what}: {error.strerror}; allow AF_NETLINK") from error
         try:
-            self._socket.bind((0, groups))
+            self.socket.bind((0, groups))
         except OSError as error:
-            self._socket.close()
+            self.socket.close()
             raise NetlinkError(f"cannot subscribe to {what}: {error.strerror}") from error
         self.resyncs = 0
 
@@ -56,12 +56,12 @@ class _Events:
         self.close()
 
     def close(self) -> None:
-        self._socket.close()
+        self.socket.close()
 
     async def wait(self) -> None:
         """Return after something has happened, with all that is queued drained."""
         while True:
-            await readable(self._socket.fileno())
+            await readable(self.socket.fileno())
             if self._drain():
                 return
 
@@ -69,7 +69,7 @@ class _Events:
         woken = False
         for _ in range(_DRAIN_MAX):
             try:
-                message, sender = self._socket.recvfrom(_UEVENT_MAX)
+                message, sender = self.socket.recvfrom(_UEVENT_MAX)
             except BlockingIOError:
                 break
             except OSError as error:

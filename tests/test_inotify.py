@@ -1,0 +1,184 @@
+"""inotify, on the kernel that runs the tests."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.host.inotify import (
+    CONTENT,
+    IN_CLOSE_WRITE,
+    IN_CREATE,
+    IN_DELETE,
+    IN_DELETE_SELF,
+    IN_MOVE_SELF,
+    IN_MOVED_FROM,
+    IN_MOVED_TO,
+    InotifyError,
+    Watch,
+)
+
+
+@pytest.fixture
+async def watch() -> AsyncIterator[Watch]:
+    async with asyncio.timeout(10):
+        with Watch() as watch:
+            yield watch
+
+
+async def test_a_name_that_appears_is_told_with_its_folder(watch: Watch, tmp_path: Path) -> None:
+    watch.add(tmp_path)
+    (tmp_path / "kubelet.sock").touch()
+    (change,) = await watch.changes()
+    assert (change.folder, change.name, change.mask) == (str(tmp_path), "kubelet.sock", IN_CREATE)
+    assert not change.overflow
+    assert not change.gone
+
+
+async def test_a_change_made_while_waiting_wakes_the_waiter(watch: Watch, tmp_path: Path) -> None:
+    watch.add(tmp_path)
+    waiting = asyncio.create_task(watch.changes())
+    await asyncio.sleep(0)
+    (tmp_path / "a").touch()
+    assert [change.name for change in await waiting] == ["a"]
+
+
+async def test_many_events_for_one_name_are_one_change(watch: Watch, tmp_path: Path) -> None:
+    watch.add(tmp_path, CONTENT)
+    for _ in range(10):
+        (tmp_path / "a").write_text("1")
+        (tmp_path / "b").touch()
+        (tmp_path / "a").unlink()
+    changes = await watch.changes()
+    assert [(change.name, change.mask) for change in changes] == [
+        ("a", IN_CREATE | IN_CLOSE_WRITE | IN_DELETE),
+        ("b", IN_CREATE | IN_CLOSE_WRITE),
+    ]
+
+
+async def test_two_folders_are_told_apart(watch: Watch, tmp_path: Path) -> None:
+    for name in ("x", "y"):
+        (tmp_path / name).mkdir()
+        watch.add(tmp_path / name)
+    (tmp_path / "x/a").touch()
+    (tmp_path / "x/a").rename(tmp_path / "y/a")
+    assert [(change.folder, change.name, change.mask) for change in await watch.changes()] == [
+        (str(tmp_path / "x"), "a", IN_CREATE | IN_MOVED_FROM),
+        (str(tmp_path / "y"), "a", IN_MOVED_TO),
+    ]
+
+
+async def test_names_that_are_not_utf8_come_back_as_python_names_them(watch: Watch, tmp_path: Path) -> None:
+    watch.add(tmp_path)
+    path = os.path.join(os.fsencode(tmp_path), b"\xff\xfe")
+    os.close(os.open(path, os.O_CREAT))
+    (change,) = await watch.changes()
+    assert os.fsencode(change.name) == b"\xff\xfe"
+
+
+async def test_a_folder_that_is_deleted_is_gone_and_can_be_added_again(watch: Watch, tmp_path: Path) -> None:
+    folder = tmp_path / "plugins"
+    folder.mkdir()
+    watch.add(folder)
+    (folder / "a").touch()
+    (folder / "a").unlink()
+    folder.rmdir()
+    named, gone = await watch.changes()
+    assert (named.name, named.gone) == ("a", False)
+    assert (gone.name, gone.gone, bool(gone.mask & IN_DELETE_SELF)) == ("", True, True)
+    folder.mkdir()
+    watch.add(folder)
+    (folder / "b").touch()
+    assert [change.name for change in await watch.changes()] == ["b"]
+
+
+async def test_a_folder_that_is_moved_away_is_gone_and_followed_no_further(
+    watch: Watch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "plugins"
+    folder.mkdir()
+    watch.add(folder)
+    folder.rename(tmp_path / "away")
+    (change,) = await watch.changes()
+    assert (change.folder, change.mask, change.gone) == (str(folder), IN_MOVE_SELF, True)
+    (tmp_path / "away/a").touch()
+    folder.mkdir()
+    watch.add(folder)
+    (folder / "b").touch()
+    assert [(change.folder, change.name) for change in await watch.changes()] == [(str(folder), "b")]
+
+
+async def test_a_removed_folder_is_silent_with_all_it_had_queued(watch: Watch, tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "y").mkdir()
+    watch.add(tmp_path / "x")
+    watch.add(tmp_path / "y")
+    (tmp_path / "x/a").touch()
+    watch.remove(tmp_path / "x")
+    watch.remove(tmp_path / "never")
+    (tmp_path / "x/b").touch()
+    (tmp_path / "y/c").touch()
+    assert [change.name for change in await watch.changes()] == ["c"]
+
+
+QUEUE = Path("/proc/sys/fs/inotify/max_queued_events")
+
+
+async def test_lost_events_say_look_again(watch: Watch, tmp_path: Path) -> None:
+    limit = int(QUEUE.read_text())  # noqa: ASYNC240
+    if limit > 65536:
+        pytest.skip(f"fs.inotify.max_queued_events is {limit}: too many to fill")
+    watch.add(tmp_path)
+    # Two names in turn, for the kernel merges an event that equals the last one.
+    for _ in range(limit // 4 + 1):
+        for name in ("a", "b"):
+            os.close(os.open(tmp_path / name, os.O_CREAT))
+            (tmp_path / name).unlink()
+    changes = await watch.changes()
+    assert [change.overflow for change in changes] == [False, False, True]
+    (tmp_path / "c").touch()
+    assert [change.name for change in await watch.changes()] == ["c"]
+
+
+async def test_changes_can_be_iterated(watch: Watch, tmp_path: Path) -> None:
+    watch.add(tmp_path)
+    seen = []
+    (tmp_path / "0").touch()
+    async for changes in watch:
+        seen += [change.name for change in changes]
+        if len(seen) == 3:
+            break
+        (tmp_path / str(len(seen))).touch()
+    assert seen == ["0", "1", "2"]
+
+
+async def test_a_waiter_that_is_cancelled_loses_nothing(watch: Watch, tmp_path: Path) -> None:
+    watch.add(tmp_path)
+    waiting = asyncio.create_task(watch.changes())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    (tmp_path / "a").touch()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert [change.name for change in await watch.changes()] == ["a"]
+
+
+@pytest.mark.parametrize("what", ["absent", "file"])
+def test_what_is_no_folder_is_refused_by_name(tmp_path: Path, what: str) -> None:
+    (tmp_path / "file").touch()
+    with (
+        Watch() as watch,
+        pytest.raises(InotifyError, match=f"{what} cannot be watched: .*folder that exists"),
+    ):
+        watch.add(tmp_path / what)
+
+
+def test_closing_gives_the_descriptor_back_and_may_be_repeated() -> None:
+    before = set(Path("/proc/self/fd").iterdir())
+    watch = Watch()
+    assert set(Path("/proc/self/fd").iterdir()) > before
+    watch.close()
+    watch.close()
+    assert set(Path("/proc/self/fd").iterdir()) == before
