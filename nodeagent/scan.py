@@ -1,0 +1,245 @@
+"""Look at a machine and say what it has and what would be offered: a table for people, JSON for programs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from nodeagent import node
+from nodeagent.config import Config, ConfigError, Fault, size_fault
+from nodeagent.inventory import Inventory
+from nodeagent.model import Devices, Function, Gpu, Health, Link, Snapshot
+from nodeagent.offer import Offer, Trouble
+from nodeagent.pcie import affinity
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One look: the facts, and what the configuration makes of them."""
+
+    snapshot: Snapshot
+    resources: tuple[tuple[str, tuple[Devices, ...]], ...]
+    troubles: tuple[Trouble, ...]
+
+
+async def once(config: Config, root: Path) -> Seen:
+    async with _looking(config, root) as inventory:
+        return _seen(Offer(config), inventory.snapshot)
+
+
+async def watch(config: Config, root: Path) -> AsyncIterator[Seen]:
+    """A look now and one at every change, until cancelled."""
+    async with _looking(config, root) as inventory:
+        offer = Offer(config)
+        while True:
+            snapshot = inventory.snapshot
+            yield _seen(offer, snapshot)
+            await inventory.changed(snapshot.revision)
+
+
+def check(config: Config, root: Path | None, *, name: str) -> None:
+    """Raise ``ConfigError`` for what the file alone cannot tell: the devices that its resources would make.
+
+    Without a machine to look at, eight GPUs of 80 GB are assumed and the fault says so.
+    """
+    if root is None:
+        faults = [fault] if (fault := size_fault(config)) else []
+    else:
+        seen = asyncio.run(once(config, root))
+        faults = [Fault("resources", None, None, t.message) for t in seen.troubles if t.fatal]
+    if faults:
+        raise ConfigError(name, faults)
+
+
+@asynccontextmanager
+async def _looking(config: Config, root: Path) -> AsyncIterator[Inventory]:
+    inventory = Inventory()
+    watching = asyncio.create_task(node.watch(inventory, config, root))
+    waiting = asyncio.create_task(node.first_word(inventory))
+    try:
+        await asyncio.wait((watching, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if watching.done():
+            await watching
+        yield inventory
+    finally:
+        for task in (watching, waiting):
+            task.cancel()
+        await asyncio.gather(watching, waiting, return_exceptions=True)
+
+
+def _seen(offer: Offer, snapshot: Snapshot) -> Seen:
+    resources = tuple((kind.resource, kind.devices(snapshot)) for kind in offer.kinds(snapshot))
+    return Seen(snapshot, resources, offer.troubles(snapshot))
+
+
+# --- for programs ---------------------------------------------------------------------------------------
+
+
+def as_json(seen: Seen) -> str:
+    """One object on one line. Absent values are null; ids are listed in full."""
+    snapshot = seen.snapshot
+    return json.dumps(
+        {
+            "product": snapshot.product,
+            "gpus": [asdict(gpu) for gpu in snapshot.gpus],
+            "functions": [asdict(function) for function in snapshot.functions],
+            "links": [asdict(link) for link in snapshot.links],
+            "resources": [
+                {"resource": resource, "devices": [asdict(entry) for entry in devices]}
+                for resource, devices in seen.resources
+            ],
+            "affinity": [
+                {"gpu": gpu.uuid, "pf": pf.pci_address, "affinity": _affinity(gpu, pf)}
+                for gpu in snapshot.gpus
+                for pf in _offered_pfs(seen)
+            ],
+            "troubles": [asdict(trouble) for trouble in seen.troubles],
+            "silent": [asdict(silence) for silence in snapshot.silent],
+            "unreadable": list(snapshot.unreadable),
+        },
+        ensure_ascii=True,
+    )
+
+
+# --- for people -----------------------------------------------------------------------------------------
+
+
+def as_table(seen: Seen) -> str:
+    snapshot = seen.snapshot
+    parts = [
+        _section("RESOURCES", ("RESOURCE", "DEVICES", "HEALTHY", "OF", "NUMA"), _resource_rows(seen)),
+        _section(
+            "GPUS", ("GPU", "UUID", "MODEL", "MEMORY", "PCI ADDRESS", "NUMA", "STATE"), _gpu_rows(snapshot)
+        ),
+        _section(
+            "NICS",
+            ("NETDEV", "PCI ADDRESS", "DRIVER", "SPEED", "LINK", "VFS", "RDMA", "NUMA", "STATE"),
+            _pf_rows(snapshot),
+        ),
+        _affinity_section(seen),
+        _reasons(seen),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _resource_rows(seen: Seen) -> Iterable[Sequence[str]]:
+    for resource, devices in seen.resources:
+        parents = sorted({entry.parent for entry in devices})
+        numa = sorted({numa for entry in devices for numa in entry.numa_nodes})
+        yield (
+            resource,
+            str(sum(len(entry.ids) for entry in devices)),
+            str(sum(len(entry.ids) for entry in devices if entry.health.allocatable)),
+            parents[0] if len(parents) == 1 else f"{len(parents)} parents",
+            ",".join(map(str, numa)) or "-",
+        )
+
+
+def _gpu_rows(snapshot: Snapshot) -> Iterable[Sequence[str]]:
+    for gpu in snapshot.gpus:
+        yield (
+            str(gpu.index),
+            gpu.uuid,
+            _plain(gpu.name),
+            f"{gpu.memory_mib} MiB",
+            gpu.pci_address,
+            _or_dash(gpu.numa_node),
+            gpu.health.state,
+        )
+
+
+def _pf_rows(snapshot: Snapshot) -> Iterable[Sequence[str]]:
+    links = {link.pci_address: link for link in snapshot.links}
+    for pf in _pfs(snapshot):
+        link = links.get(pf.pci_address)
+        yield (
+            _plain(pf.netdev or "-"),
+            pf.pci_address,
+            pf.driver or "-",
+            f"{link.speed_mbps // 1000}G" if link and link.speed_mbps else "-",
+            _link_word(link),
+            "-" if pf.total_vfs is None else f"{pf.num_vfs}/{pf.total_vfs}",
+            pf.rdma.device if pf.rdma else "-",
+            _or_dash(pf.numa_node),
+            pf.health.state,
+        )
+
+
+def _link_word(link: Link | None) -> str:
+    if link is None:
+        return "-"
+    word = "admin-down" if not link.admin_up else "up" if link.carrier else "down"
+    return f"{word} (default route)" if link.default_route else word
+
+
+def _affinity_section(seen: Seen) -> str:
+    pfs = _offered_pfs(seen)
+    names = {
+        devices[0].parent: resource.rpartition("/")[2]
+        for resource, devices in seen.resources
+        if len({entry.parent for entry in devices}) == 1
+    }
+    heads = [names.get(pf.pci_address, pf.netdev or pf.pci_address) for pf in pfs]
+    rows = [[f"GPU{gpu.index}", *(_affinity(gpu, pf) for pf in pfs)] for gpu in seen.snapshot.gpus]
+    return _section("PCIE AFFINITY", ("", *heads), rows) if pfs and rows else ""
+
+
+def _reasons(seen: Seen) -> str:
+    """Everything that is not as it should be, in sentences."""
+    snapshot = seen.snapshot
+    lines = [
+        f"{name}: {health.state}: {reason.key}: {_plain(reason.detail)}"
+        for name, health in _judged(snapshot)
+        for reason in health.reasons
+    ]
+    lines += [f"source {silence.source} is silent: {_plain(silence.reason)}" for silence in snapshot.silent]
+    lines += [f"unreadable: {_plain(sentence)}" for sentence in snapshot.unreadable]
+    lines += [f"{'cannot be offered' if t.fatal else 'note'}: {_plain(t.message)}" for t in seen.troubles]
+    return "\n".join(["REASONS", *(f"  {line}" for line in lines), ""]) if lines else ""
+
+
+def _judged(snapshot: Snapshot) -> Iterable[tuple[str, Health]]:
+    """GPUs and PFs, and those VFs whose reasons are not simply their PF's."""
+    pfs = {pf.pci_address: pf.health for pf in _pfs(snapshot)}
+    for gpu in snapshot.gpus:
+        yield f"GPU{gpu.index} {gpu.uuid}", gpu.health
+    for function in snapshot.functions:
+        inherited = pfs.get(function.parent or "")
+        if inherited is None or inherited.reasons != function.health.reasons:
+            name = function.netdev or ("VF" if function.parent else "PF")
+            yield f"{name} {function.pci_address}", function.health
+
+
+def _pfs(snapshot: Snapshot) -> list[Function]:
+    return [function for function in snapshot.functions if function.parent is None]
+
+
+def _offered_pfs(seen: Seen) -> list[Function]:
+    parents = {entry.parent for _, devices in seen.resources for entry in devices}
+    return [pf for pf in _pfs(seen.snapshot) if pf.pci_address in parents]
+
+
+def _affinity(gpu: Gpu, pf: Function) -> str:
+    return affinity(gpu.pci_path, gpu.numa_node, pf.pci_path, pf.numa_node).name
+
+
+def _or_dash(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def _plain(text: str) -> str:
+    """What a device says of itself must not steer a terminal."""
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
+def _section(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    table = [tuple(heads), *(tuple(row) for row in rows)]
+    if len(table) == 1:
+        return f"{title}\n  none\n"
+    widths = [max(len(row[i]) for row in table) for i in range(len(heads))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table)
+    return "\n".join([title, *(f"  {line}".rstrip() for line in lines), ""])
