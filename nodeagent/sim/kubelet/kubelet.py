@@ -154,16 +154,19 @@ class Kubelet:
         """
         if delay_s > 0:
             await asyncio.sleep(delay_s)
-        for pod in list(self._devices.active.values()):
-            running = frozenset(c.name for c in (*pod.init_containers, *pod.containers) if self._runs(pod, c))
-            try:
-                await self._admitter.allocate(pod, running)
-            except AdmissionError as error:
-                self._fail(pod, error)
-            except KubeletPanic as panic:
-                await self._panic(panic)
-                return
-        self._devices.sources_ready = True
+        async with self._admitting:
+            for pod in list(self._devices.active.values()):
+                running = frozenset(
+                    c.name for c in (*pod.init_containers, *pod.containers) if self._runs(pod, c)
+                )
+                try:
+                    await self._admitter.allocate(pod, running)
+                except AdmissionError as error:
+                    self._fail(pod, error)
+                except KubeletPanic as panic:
+                    await self._panic(panic)
+                    return
+            self._devices.sources_ready = True
         self._journal.changed()
 
     @staticmethod
@@ -192,7 +195,7 @@ class Kubelet:
             return await self._start_containers(pod)
 
     async def start_container(self, pod: PodSpec, container: str) -> Allocation:
-        """What a container is given at a start or restart. Raises ``AdmissionError`` where it cannot start."""
+        """What a container is given at each start. Raises ``AdmissionError`` where it cannot start."""
         by_name = {c.name: c for c in (*pod.init_containers, *pod.containers)}
         return await self._admitter.start(pod, by_name[container])
 
@@ -241,6 +244,14 @@ class Kubelet:
         await self.kill()
 
     # What can be seen and turned.
+
+    @property
+    def stop_grace_s(self) -> float:
+        return self._devices.stop_grace_s
+
+    @stop_grace_s.setter
+    def stop_grace_s(self, seconds: float) -> None:
+        self._devices.stop_grace_s = seconds
 
     def capacity(self) -> dict[str, int]:
         """``status.capacity`` of the Node, as last told: a kubelet that is down tells nothing new."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from uuid import uuid4
 
 from nodeagent.model import Allocation
@@ -90,7 +89,7 @@ class Admission:
     phase: str
     reason: str = ""
     message: str = ""
-    given: Mapping[str, Allocation] = MappingProxyType({})
+    given: Mapping[str, Allocation] = field(default_factory=dict)
 
     @property
     def admitted(self) -> bool:
