@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from nodeagent.lldp.values import LldpError
+from nodeagent.lldp.values import LldpError, value
 
 LLDP = 0x88CC
+_UNTAGGED = LLDP.to_bytes(2, "big")
 _TAGS = frozenset((0x8100, 0x88A8, 0x9100))  # 802.1Q, 802.1ad, and QinQ before the standard
 _TAGS_MAX = 4
 
@@ -16,7 +15,7 @@ NEAREST_CUSTOMER_BRIDGE = bytes.fromhex("0180c2000000")
 GROUPS = (NEAREST_BRIDGE, NEAREST_NON_TPMR_BRIDGE, NEAREST_CUSTOMER_BRIDGE)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Frame:
     """``vlans`` are the VLAN IDs of the tags, the outermost first; 0 is a priority tag. ``offset`` is
     where the LLDPDU begins in the bytes that were parsed. A cooked capture has no ``destination``.
@@ -31,6 +30,8 @@ class Frame:
 
 def parse_frame(data: bytes) -> Frame:
     """Raises ``LldpError`` for what is no LLDP over Ethernet."""
+    if data[12:14] == _UNTAGGED:
+        return Frame(data[:6], data[6:12], (), data[14:], 14)
     if len(data) < 14:
         raise LldpError(f"an Ethernet frame of {len(data)} octets, 14 needed", 0)
     ethertype, vlans, offset = payload(data, 12)
@@ -59,4 +60,4 @@ def build_frame(destination: bytes, source: bytes, pdu: bytes, vlans: tuple[int,
     if len(destination) != 6 or len(source) != 6 or not all(0 <= vid <= 0xFFF for vid in vlans):
         raise LldpError("a MAC has 6 octets, a VLAN ID 12 bits", 0)
     tags = b"".join(b"\x81\x00" + vid.to_bytes(2, "big") for vid in vlans)
-    return destination + source + tags + LLDP.to_bytes(2, "big") + pdu
+    return destination + source + tags + _UNTAGGED + pdu

@@ -18,6 +18,7 @@ from nodeagent.lldp.spec import Spec
 from nodeagent.lldp.values import ChassisId, Lldpdu, LldpError, Med, Organizational, PortId, Reserved
 
 _ORGANIZATIONAL = 127
+_ORGANIZATIONAL_HEADER = _ORGANIZATIONAL << 9
 _LENGTH_MAX = 511  # nine bits
 # No sender comes near it: 256 of the shortest useful TLVs fill a frame. It bounds what one can cost.
 _TLVS_MAX = 256
@@ -56,7 +57,7 @@ def decode(data: bytes) -> Lldpdu:
         end = start + (header & _LENGTH_MAX)
         if end > size:
             raise _overrun(header, size - start, offset)
-        if header >= _ORGANIZATIONAL << 9:
+        if header >= _ORGANIZATIONAL_HEADER:
             start += 4
         else:
             key = -(header >> 9)
@@ -65,13 +66,13 @@ def decode(data: bytes) -> Lldpdu:
                     break
                 raise _misplaced(header, offset)
         try:
-            reader = _READERS.get(key)
-            if reader is None:
+            if key not in _READERS:
                 _keep(fields, key, data, start, end)
             else:
-                field, least, most, many, read = reader
-                if not least <= end - start <= most:
-                    raise _misfit(end - start, least, most, offset)
+                field, least, most, many, read = _READERS[key]
+                length = end - start
+                if not least <= length <= most:
+                    raise _misfit(length, least, most, offset)
                 if many:
                     fields[field] = (*fields.get(field, ()), read(data, start, end))
                 elif field in fields:

@@ -7,8 +7,21 @@ Numbers stay as they are on the wire; words for them are in the tables here. Tex
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar, dataclass_transform
 
 from nodeagent.lldp.text import address, mac, text_of
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True)
+def value(cls: type[T]) -> type[T]:
+    """A slotted, hashable dataclass that the type checker holds frozen.
+
+    Freezing it at run time too would cost 60 ns for each field, a quarter of the time of a decode.
+    """
+    return dataclass(slots=True, unsafe_hash=True)(cls)
+
 
 CHASSIS_WORDS = {
     1: "component",
@@ -65,7 +78,7 @@ def _identifier(word: str, raw: bytes) -> str:
     return text_of(raw).rstrip("\0")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ChassisId:
     subtype: int
     raw: bytes
@@ -80,7 +93,7 @@ class ChassisId:
         return _identifier(self.word, self.raw)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PortId:
     subtype: int
     raw: bytes
@@ -94,7 +107,7 @@ class PortId:
         return _identifier(self.word, self.raw)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Capabilities:
     """Bit n means ``CAPABILITY_WORDS[n]``."""
 
@@ -108,7 +121,7 @@ def capability_words(bits: int) -> tuple[str, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ManagementAddress:
     """``family`` is IANA's; ``oid`` is raw, most send none."""
 
@@ -123,7 +136,7 @@ class ManagementAddress:
         return address(self.family, self.raw)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ppvid:
     """A port and protocol VLAN."""
 
@@ -132,13 +145,13 @@ class Ppvid:
     enabled: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Vlan:
     vid: int
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LinkAggregation:
     """``port_id`` is the ifIndex of the aggregated port, 0 while not aggregated."""
 
@@ -147,7 +160,7 @@ class LinkAggregation:
     port_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EtsRecommendation:
     """``classes[p]`` is the traffic class of priority p; ``bandwidth[c]`` (percent) and ``algorithms[c]``
     (``ALGORITHM_WORDS``) belong to class c. Eight of each.
@@ -158,7 +171,7 @@ class EtsRecommendation:
     algorithms: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ets:
     """ETS configuration; ``max_classes`` is 1 to 8 (the wire says 0 for 8). The tables as above."""
 
@@ -170,7 +183,7 @@ class Ets:
     algorithms: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Pfc:
     """Bit p of ``enabled`` is priority p; ``capability`` is how many classes can have PFC, 0 for any."""
 
@@ -184,7 +197,7 @@ class Pfc:
         return tuple(p for p in range(8) if self.enabled >> p & 1)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Application:
     """Frames of ``protocol`` (read as ``SELECTOR_WORDS[selector]`` says) travel at ``priority``."""
 
@@ -193,7 +206,7 @@ class Application:
     protocol: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MacPhy:
     """Autonegotiation: ``advertised`` is the PMD bit string, ``mau`` the operational MAU type (RFC 4836)."""
 
@@ -203,13 +216,13 @@ class MacPhy:
     mau: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MedCapabilities:
     bits: int
     device_class: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Med:
     """LLDP-MED in outline (ANSI/TIA-1057): who it is; its policies, locations and power stay raw."""
 
@@ -223,7 +236,7 @@ class Med:
     asset_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Organizational:
     """A TLV of somebody we do not know, as it was."""
 
@@ -232,7 +245,7 @@ class Organizational:
     value: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reserved:
     """A TLV of a type that 802.1AB has yet to define (9 to 126), as it was."""
 
@@ -240,7 +253,7 @@ class Reserved:
     value: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Lldpdu:
     """One announcement. ``ttl`` is in seconds; 0 is a shutdown, and then nothing else need be there.
 
