@@ -17,27 +17,27 @@ GROUPS = (NEAREST_BRIDGE, NEAREST_NON_TPMR_BRIDGE, NEAREST_CUSTOMER_BRIDGE)
 
 @value
 class Frame:
-    """``vlans`` are the VLAN IDs of the tags, the outermost first; 0 is a priority tag. ``offset`` is
-    where the LLDPDU begins in the bytes that were parsed. A cooked capture has no ``destination``.
+    """``data`` from ``offset`` on is the LLDPDU and perhaps padding. ``vlans`` are the VLAN IDs of the tags,
+    the outermost first; 0 is a priority tag. A cooked capture knows no ``destination``.
     """
 
     destination: bytes | None
     source: bytes | None
     vlans: tuple[int, ...]
-    pdu: bytes
+    data: bytes
     offset: int
 
 
 def parse_frame(data: bytes) -> Frame:
     """Raises ``LldpError`` for what is no LLDP over Ethernet."""
     if data[12:14] == _UNTAGGED:
-        return Frame(data[:6], data[6:12], (), data[14:], 14)
+        return Frame(data[:6], data[6:12], (), data, 14)
     if len(data) < 14:
         raise LldpError(f"an Ethernet frame of {len(data)} octets, 14 needed", 0)
     ethertype, vlans, offset = payload(data, 12)
     if ethertype != LLDP:
         raise LldpError(f"EtherType {ethertype:#06x} is not LLDP", offset - 2)
-    return Frame(data[:6], data[6:12], vlans, data[offset:], offset)
+    return Frame(data[:6], data[6:12], vlans, data, offset)
 
 
 def payload(data: bytes, offset: int) -> tuple[int, tuple[int, ...], int]:

@@ -39,11 +39,14 @@ _HEADER_AND_SHORT = struct.Struct(">HH").unpack_from
 _PADDING = bytes(6)
 
 
-def decode(data: bytes) -> Lldpdu:
-    """Raises ``LldpError``, whatever the bytes."""
+def decode(data: bytes, offset: int = 0) -> Lldpdu:
+    """The LLDPDU that begins at ``offset`` of a frame; errors and warnings count from the frame's start.
+
+    Raises ``LldpError``, whatever the bytes.
+    """
     size = len(data)
     padded = data + _PADDING
-    subtype, start, end = _identifier(padded, 0, 1, size)
+    subtype, start, end = _identifier(padded, offset, 1, size)
     chassis_id = ChassisId(subtype, data[start:end])
     subtype, start, end = _identifier(padded, end, 2, size)
     port_id = PortId(subtype, data[start:end])
