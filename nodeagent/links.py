@@ -57,10 +57,8 @@ def select(
             by_netdev[function.netdev] = function
     found = []
     for netdev in netdevs:
-        function = by_netdev.get(netdev.name)
-        if function is None and netdev.pci_address is not None:
-            function = by_address.get(netdev.pci_address)
-        one = Selected(netdev, function, function.driver if function else netdev.kind)
+        owner = by_netdev.get(netdev.name) or by_address.get(netdev.pci_address or "")
+        one = Selected(netdev, owner, owner.driver if owner else netdev.kind)
         if _matches(wanted, one):
             found.append(one)
     return tuple(found)

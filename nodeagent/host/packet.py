@@ -54,7 +54,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class PacketError(Exception):
-    """A netdev that cannot be listened on; the message says why and what would help."""
+    """A netdev that cannot be listened on; the message says why and what would help.
+
+    ``forbidden``: no netdev can be, for want of a capability.
+    """
+
+    def __init__(self, message: str, *, forbidden: bool = False) -> None:
+        super().__init__(message)
+        self.forbidden = forbidden
 
 
 # Classic BPF (linux/filter.h): code, jump if true, jump if false, operand.
@@ -87,7 +94,7 @@ class Receiver:
     ``dropped`` counts frames that the kernel had no room for, ``paused`` how often the link sent too much.
     """
 
-    def __init__(self, ifindex: int, hear: Callable[[bytes], None], lost: Callable[[], None]) -> None:
+    def __init__(self, ifindex: int, hear: Callable[[bytes], object], lost: Callable[[], object]) -> None:
         self.ifindex = ifindex
         self.dropped = 0
         self.paused = 0
@@ -174,7 +181,9 @@ def _open(ifindex: int) -> socket.socket:
     except OSError as error:
         if error.errno in (EPERM, EACCES):
             raise PacketError(
-                "listening for LLDP needs CAP_NET_RAW: run as root, or add NET_RAW to the container's capabilities"
+                "listening for LLDP needs CAP_NET_RAW: "
+                "run as root, or add NET_RAW to the container's capabilities",
+                forbidden=True,
             ) from error
         raise PacketError(f"no packet socket: {error.strerror}") from error
     try:
