@@ -140,10 +140,12 @@ def _of_several(live: Mapping[str, list[Neighbor]]) -> Iterable[Finding]:
 
 
 def _different(ours: Ets, theirs: Ets) -> tuple[str, ...]:
+    """Bandwidth means something only where a class is scheduled by it."""
+    shared = [c for c in range(8) if ours.algorithms[c] == theirs.algorithms[c] == "ets"]
     pairs = (
         ("the traffic classes of priorities", ours.classes, theirs.classes),
-        ("bandwidth", ours.bandwidth, theirs.bandwidth),
         ("algorithms", ours.algorithms, theirs.algorithms),
+        ("bandwidth", [ours.bandwidth[c] for c in shared], [theirs.bandwidth[c] for c in shared]),
     )
     return tuple(what for what, here, there in pairs if here != there)
 

@@ -77,20 +77,25 @@ class Line:
         return max(self.up_at or _NEVER, self.heard_at) + SILENT_AFTER_S
 
 
+Stated = Callable[[tuple[Neighbor, ...], tuple[Finding, ...]], object]
+
+
 class Ear:
     """Listens on links and states neighbors and findings when they changed. Belongs to one event loop.
 
-    ``rung`` is set when the netdevs should be looked at again. ``names`` are what this node calls itself.
+    ``rung`` is set when the netdevs should be looked at again, ``looked`` once they have been. ``names`` are
+    what this node calls itself.
     """
 
     def __init__(
         self,
-        state: Callable[[tuple[Neighbor, ...], tuple[Finding, ...]], object],
+        state: Stated,
         *,
         names: Iterable[str] = (),
         announcement: Announcement | None = None,
     ) -> None:
         self.rung = asyncio.Event()
+        self.looked = asyncio.Event()
         self.table = Table()
         self.lines: dict[str, Line] = {}
         self.neighbors: tuple[Neighbor, ...] = ()
@@ -149,6 +154,7 @@ class Ear:
             line.dcb = (dcb or {}).get(line.name, Dcb())
         if self._announcer is not None:
             self._announcer.follow(self._speakers())
+        self.looked.set()
         self._tell_soon()
 
     def _rename(self, moves: list[tuple[str, str]], left: dict[str, Line]) -> None:
