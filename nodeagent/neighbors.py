@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -81,14 +81,13 @@ async def once(
     """
     if settings.source == "lldpd":
         return await _ask(wanted, settings, _functions(root))
-    async with _listening(wanted, root, None) as (ear, changed):
+    async with _listening(wanted, root, None) as (ear, change):
         seen = _seen(ear)
         progress(_counted(seen, wait_s))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while seen.waiting:
-                    await changed.wait()
-                    changed.clear()
+                    await change()
                     before, seen = seen, _seen(ear)
                     if seen.waiting != before.waiting:
                         progress(_counted(seen, None))
@@ -104,11 +103,10 @@ async def watch(wanted: LinkSelect, settings: LldpSettings, root: Path) -> Async
             if seen != before:
                 yield seen
             await asyncio.sleep(lldpd.EVERY_S)
-    async with _listening(wanted, root, settings) as (ear, changed):
+    async with _listening(wanted, root, settings) as (ear, change):
         while True:
             yield _seen(ear)
-            await changed.wait()
-            changed.clear()
+            await change()
 
 
 def _functions(root: Path) -> tuple[Function, ...]:
@@ -118,8 +116,8 @@ def _functions(root: Path) -> tuple[Function, ...]:
 @asynccontextmanager
 async def _listening(
     wanted: LinkSelect, root: Path, settings: LldpSettings | None
-) -> AsyncIterator[tuple[Ear, asyncio.Event]]:
-    """An ear that has looked at the netdevs once, and an event for each change."""
+) -> AsyncIterator[tuple[Ear, Callable[[], Awaitable[None]]]]:
+    """An ear that has looked at the netdevs once, and what waits for the next change."""
     changed = asyncio.Event()
     # Only MACs tell us from others here: who tries this with a switch of their own on the same host would
     # otherwise be told that the host hears itself, for lldpd announces the host's name.
@@ -137,11 +135,18 @@ async def _listening(
         )
         looked = asyncio.create_task(ear.looked.wait())
         working.add_done_callback(lambda _: changed.set())
+
+        async def change() -> None:
+            await changed.wait()
+            changed.clear()
+            if working.done():
+                await working
+
         try:
             await asyncio.wait((working, looked), return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 await working
-            yield ear, changed
+            yield ear, change
         finally:
             for task in (working, looked):
                 task.cancel()
@@ -244,7 +249,8 @@ def as_table(seen: Seen) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
         for cells in (COLUMNS, *lines)
     ]
-    notes = [f"{row.link}: {row.trouble or row.hint}" for row in seen.rows if row.trouble or row.hint]
+    notes = [f"{row.link}: nothing was heard: {row.hint}" for row in seen.rows if row.hint]
+    notes += [f"{row.link}: {row.trouble}" for row in seen.rows if row.trouble]
     notes += [f"{one.link}: {one.detail}" for one in seen.findings if one.key != "silent_port"]
     return "\n".join([*text, *(["", *notes] if notes else [])])
 
