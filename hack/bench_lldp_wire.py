@@ -32,7 +32,8 @@ from nodeagent.links import LinkSelect  # noqa: E402
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame  # noqa: E402
 from nodeagent.lldp.tlv import encode  # noqa: E402
 from nodeagent.lldp.values import Capabilities, ChassisId, Lldpdu, ManagementAddress, PortId  # noqa: E402
-from nodeagent.sources.neighbors import Ear, watch  # noqa: E402
+from nodeagent.sources.ear import Ear  # noqa: E402
+from nodeagent.sources.neighbors import watch  # noqa: E402
 from tests.netns import Netns, veth  # noqa: E402
 
 LINKS = 33

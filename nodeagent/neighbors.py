@@ -22,8 +22,8 @@ from nodeagent.links import LinkSelect, Selected, select
 from nodeagent.lldp.findings import findings, silence_reason
 from nodeagent.model import Finding, Function, Neighbor
 from nodeagent.sources import lldpd, neighbors
+from nodeagent.sources.ear import Dcb, Ear, Line
 from nodeagent.sources.lldp import LldpSettings, announcement
-from nodeagent.sources.neighbors import Dcb, Ear, Line
 from nodeagent.sources.pci import scan
 
 WAIT_S = 35.0

@@ -21,7 +21,8 @@ from nodeagent.lldp.tlv import encode
 from nodeagent.lldp.values import ChassisId, Lldpdu, PortId
 from nodeagent.model import Finding, Neighbor
 from nodeagent.sources.announce import Announcement
-from nodeagent.sources.neighbors import GAP_S, Ear, watch
+from nodeagent.sources.ear import GAP_S, Ear
+from nodeagent.sources.neighbors import watch
 from tests.netns import Lldpd, Netns, veth
 
 pytestmark = pytest.mark.needs("root", "ip", "nsenter")
@@ -64,12 +65,16 @@ class Agent:
 
 @contextlib.asynccontextmanager
 async def agent(
-    ns: Netns, *netdevs: str, names: tuple[str, ...] = (), announcement: Announcement | None = None
+    ns: Netns,
+    *netdevs: str,
+    names: tuple[str, ...] = (),
+    announcement: Announcement | None = None,
+    silent_after_s: float = findings.SILENT_AFTER_S,
 ):
     """The source at work in a namespace. This thread is in it meanwhile, and so are the threads it starts."""
     told = Agent()
     with ns.entered(), LinkEvents() as events:
-        told.ear = Ear(told.state, names=names, announcement=announcement)
+        told.ear = Ear(told.state, names=names, announcement=announcement, silent_after_s=silent_after_s)
         working = asyncio.create_task(watch(told.ear, LinkSelect(netdevs=netdevs), tuple, [events]))
         try:
             yield told
@@ -369,6 +374,45 @@ async def test_a_switch_port_with_smaller_frames_than_our_mtu_is_a_finding_until
             assert told.findings[0].detail == "MTU 9000 here, frames of at most 1518 octets at leaf-1 swp1"
             near.ip("link set swp1 mtu 1500")
             await told.until(lambda: not told.findings)
+
+
+async def test_a_link_with_carrier_that_hears_nothing_is_a_finding_until_somebody_speaks(wire):
+    near, far = wire
+    veth(near, "swp2", far, "b1")
+    far.ip("link set b1 down")
+    async with agent(near, "swp*", silent_after_s=0.3) as told:
+        await told.until(lambda: [(f.link, f.key) for f in told.findings] == [("swp1", findings.SILENT)])
+        far.ip("link set b1 up")
+        await told.until(lambda: [f.link for f in told.findings] == ["swp1", "swp2"])
+        with far.raw("b0") as switch:
+            switch.send(announce("leaf-1", ttl=1))
+            await told.until(lambda: [f.link for f in told.findings] == ["swp2"])
+            await told.sees(("swp1", "leaf-1", True))
+            await told.until(lambda: [f.link for f in told.findings] == ["swp1", "swp2"])
+
+
+async def test_a_link_that_hears_only_ourselves_says_so_as_long_as_it_does(wire):
+    near, far = wire
+    async with agent(near, "swp*", names=("node-7",), silent_after_s=0.5) as told:
+        await listening(told, "swp1")
+        with far.raw("b0") as switch:
+            switch.send(announce("node-7"))
+            await told.until(lambda: [f.key for f in told.findings] == [findings.OWN_FRAMES])
+            await told.until(lambda: [f.key for f in told.findings] == [findings.SILENT])
+            switch.send(announce("node-7"))
+            await told.until(lambda: [f.key for f in told.findings] == [findings.OWN_FRAMES])
+
+
+@needs_lldpd
+async def test_a_link_that_is_renamed_takes_leave_under_its_old_name(wire):
+    near, far = wire
+    says = Announcement("node-7", "nodeagent", ())
+    with Lldpd(far, "leaf-1", settings=OFTEN) as switch:
+        async with agent(near, "swp*", announcement=says) as told:
+            await told.sees(("swp1", "leaf-1", False))
+            assert "ifname swp1" in await shows(switch, "node-7")
+            near.ip("link set swp1 name swp7")  # up as it is, which Linux allows since 6.2
+            assert "ifname swp1" not in await shows(switch, "ifname swp7")
 
 
 async def test_one_port_heard_on_two_links_is_a_finding_of_both(wire):

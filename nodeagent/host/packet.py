@@ -14,8 +14,10 @@ The law of this file:
 * A turn takes at most ``TURN`` frames, and a link at most ``RATE`` frames a second; then it is left alone
   for ``PAUSE_S`` and the kernel drops what does not fit ``QUEUE`` bytes, before it copies any of it.
 
-CAP_NET_RAW is all it needs. Belongs to one event loop; the network namespace is that of the thread that
-makes it.
+* What may wait for the kernel is done in threads: ``open_on`` takes the RTNL lock, which a driver may hold for
+  seconds, and closing waits for an RCU grace period, 16 ms a socket.
+
+CAP_NET_RAW is all it needs. A receiver belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -89,12 +91,19 @@ _FILTER = (
 
 
 class Receiver:
-    """``hear`` is called with each frame, ``lost`` once when the netdev has gone from this namespace.
+    """``opened`` is from ``open_on(ifindex)`` and is the receiver's now. ``hear`` is called with each frame,
+    ``lost`` once when the netdev has gone from this namespace.
 
     ``dropped`` counts frames that the kernel had no room for, ``paused`` how often the link sent too much.
     """
 
-    def __init__(self, ifindex: int, hear: Callable[[bytes], object], lost: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        ifindex: int,
+        opened: socket.socket,
+        hear: Callable[[bytes], object],
+        lost: Callable[[], object],
+    ) -> None:
         self.ifindex = ifindex
         self.dropped = 0
         self.paused = 0
@@ -104,22 +113,25 @@ class Receiver:
         self._budget = BURST
         self._budget_at = self._loop.time()
         self._resume: asyncio.TimerHandle | None = None
-        self._socket = _open(ifindex)
+        self._closed = False
+        self._socket = opened
         self._loop.add_reader(self._socket, self._turn)
 
     def close(self) -> None:
         """May be called again, and from within ``hear`` and ``lost``."""
-        if self._socket.fileno() < 0:
+        if self._closed:
             return
+        self.count_drops()
+        self._closed = True
         if self._resume is not None:
             self._resume.cancel()
         self._loop.remove_reader(self._socket)
-        self._socket.close()
+        self._loop.run_in_executor(None, self._socket.close)
 
     @property
     def bound(self) -> bool:
         """Whether the netdev is still the one that was given."""
-        if self._socket.fileno() < 0:
+        if self._closed:
             return False
         address = ctypes.create_string_buffer(_ADDRESS.size)
         length = ctypes.c_uint(_ADDRESS.size)
@@ -129,6 +141,8 @@ class Receiver:
 
     def send(self, frame: bytes) -> bool:
         """False where the frame could not be sent now: the link is down, or its queue is full."""
+        if self._closed:
+            return False
         try:
             self._socket.send(frame)
         except OSError:
@@ -137,7 +151,7 @@ class Receiver:
 
     def count_drops(self) -> int:
         """Ask the kernel, whose own counter starts over with each question; all so far."""
-        if self._socket.fileno() >= 0:
+        if not self._closed:
             _, drops = struct.unpack("=II", self._socket.getsockopt(_SOL_PACKET, _STATISTICS, 8))
             self.dropped += drops
         return self.dropped
@@ -156,7 +170,7 @@ class Receiver:
                 return
             self._budget -= 1.0
             self._hear(_tagged(frame, ancillary))
-            if self._socket.fileno() < 0:
+            if self._closed:
                 return
 
     def _affordable(self) -> int:
@@ -172,7 +186,8 @@ class Receiver:
         return min(TURN, int(self._budget))
 
 
-def _open(ifindex: int) -> socket.socket:
+def open_on(ifindex: int) -> socket.socket:
+    """A socket in the network namespace of this thread, bound and filtered. Raises ``PacketError``."""
     try:
         # Protocol 0 hears nothing until it is bound: no frame passes before the filter is in place.
         opened = socket.socket(

@@ -13,7 +13,7 @@ from nodeagent.links import LinkSelect
 from nodeagent.model import Function
 from nodeagent.sources import lldpd, neighbors
 from nodeagent.sources.announce import Announcement, management_addresses
-from nodeagent.sources.neighbors import Dcb, Ear, Stated
+from nodeagent.sources.ear import Dcb, Ear, Stated
 from nodeagent.sources.pci import Hint
 
 

@@ -16,7 +16,7 @@ from nodeagent.links import LinkSelect, Selected, select
 from nodeagent.lldp.findings import SILENT_AFTER_S, Near, findings
 from nodeagent.lldp.lldpd import LldpdError, kept, neighbors_of
 from nodeagent.model import Function, Neighbor
-from nodeagent.sources.neighbors import Stated
+from nodeagent.sources.ear import Stated
 
 COMMAND = ("lldpcli", "-f", "json0", "show", "neighbors", "details")
 EVERY_S = 5.0
