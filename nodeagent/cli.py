@@ -140,7 +140,10 @@ def _add_run(add: Add) -> None:
         help="the kubelet's folder, which holds device-plugins/ and pod-resources/ (default: %(default)s)",
     )
     parser.add_argument(
-        "--listen", metavar="[HOST]:PORT", help="where metrics and probes are served (default: `listen:`)"
+        "--listen",
+        type=_address,
+        metavar="[HOST]:PORT",
+        help="where metrics and probes are served (default: `listen:`)",
     )
 
 
@@ -330,6 +333,16 @@ def _demo(options: argparse.Namespace) -> int:
     from nodeagent import demo  # noqa: PLC0415
 
     return demo.main(options.machine, once=options.once)
+
+
+def _address(text: str) -> str:
+    from nodeagent.config import host_port  # noqa: PLC0415
+
+    try:
+        host_port(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 # --- shared ---------------------------------------------------------------------------------------------
