@@ -95,19 +95,19 @@ def dgx(num_vfs: int = 8) -> Snapshot:
 
 
 @st.composite
-def fleets(draw: st.DrawFn, most: int = 5, largest: int = 6) -> tuple[Gpu, ...]:
+def fleets(draw: st.DrawFn, most: int = 6) -> tuple[Gpu, ...]:
     """GPUs of a few slices each (one slice is 1024 MiB), some of them sick, anywhere in a PCIe tree."""
     gpus = []
     for index in range(draw(st.integers(1, most))):
         root = draw(st.integers(0, 2))
         gpu = gpu_of(
             index,
-            memory_mib=1024 * draw(st.integers(0, largest)) + draw(st.integers(0, 1023)),
+            memory_mib=1024 * draw(st.sampled_from((2, 2, 2, 1, 3, 4, 0))) + draw(st.sampled_from((0, 1023))),
             numa=root // 2,
             root=root,
             leg=draw(st.integers(0, 1)),
         )
-        gpus.append(replace(gpu, health=draw(st.sampled_from((HEALTHY, HEALTHY, HEALTHY, SICK)))))
+        gpus.append(replace(gpu, health=draw(st.sampled_from((HEALTHY, HEALTHY, HEALTHY, HEALTHY, SICK)))))
     return tuple(gpus)
 
 

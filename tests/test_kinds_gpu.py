@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kinds_machine import SICK, answer_of, dgx, fleets, gpu_of, uuid_of
+from kinds_machine import SICK, answer_of, dgx, fleets, gpu_of, pf_of, uuid_of
 
 from nodeagent.kinds import Refused, access
 from nodeagent.kinds.gpu import WholeGpus
@@ -50,6 +50,29 @@ def test_gpus_of_one_switch_then_of_one_numa_node_are_taken_together() -> None:
     assert GPUS.prefer(snapshot, free, uuids(1), 3) == uuids(1, 4, 5)
     assert GPUS.prefer(snapshot, free, uuids(5, 1), 2) == uuids(5, 1)
     assert sorted(GPUS.prefer(snapshot, free, [], 6)) == free
+
+
+def test_the_worst_hop_of_a_group_counts_before_all_its_others() -> None:
+    # A pair below one switch, whose third would be on the other NUMA node, against three on one node.
+    pair = (gpu_of(0, root=0, numa=0), gpu_of(1, root=0, numa=0))
+    three = tuple(gpu_of(index, root=index, numa=1) for index in (2, 3, 4))
+    assert access.cluster((*pair, *three), 3) == list(three)
+    # Of groups within one NUMA node, the one with a pair below one switch.
+    alone = tuple(gpu_of(index, root=index, numa=0) for index in (0, 1))
+    pair = (gpu_of(2, root=2, numa=0), gpu_of(3, root=2, numa=0))
+    assert access.cluster((*alone, *pair), 3) == [alone[0], *pair]
+
+
+def test_being_on_the_numa_node_of_all_nics_counts_before_being_next_to_one() -> None:
+    nics = (pf_of(0, numa_node=0), pf_of(1, numa_node=1))
+    beside = replace(gpu_of(0, numa=0), pci_path=(*nics[0].pci_path[:-1], "0000:20:00.0"))
+    both = replace(gpu_of(1, numa=1), pci_path=())
+    assert access.cluster((beside, both), 1, nics) == [beside]
+    assert access.cluster((beside, both), 1, (*nics, replace(nics[1], pci_path=("pci0000:77",)))) == [both]
+    # Two functions that do not know their NUMA node are not on the same one.
+    lost = replace(gpu_of(1), numa_node=None, pci_path=())
+    away = replace(gpu_of(0), pci_path=())
+    assert access.cluster((away, lost), 1, (pf_of(0, numa_node=None),)) == [away]
 
 
 def test_equal_groups_are_told_apart_by_the_nics_and_then_by_index() -> None:

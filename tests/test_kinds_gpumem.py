@@ -10,7 +10,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kinds_machine import SICK, answer_of, as_json, dgx, fleets, gpu_of, uuid_of
+from kinds_machine import SICK, answer_of, as_json, dgx, fleets, gpu_of, pf_of, uuid_of
 
 from nodeagent.kinds import Refused
 from nodeagent.kinds.gpumem import Slices
@@ -81,6 +81,25 @@ def test_of_equal_leftovers_the_numa_node_of_the_nics_wins_then_the_nearest_then
     assert per_gpu(SLICES.prefer(snapshot, free, [], 40, (nics[6], nics[7], nics[0]))) == {uuid_of(6): 40}
 
 
+def test_being_on_the_numa_node_of_all_nics_counts_before_being_next_to_one() -> None:
+    nics = (pf_of(0, numa_node=0), pf_of(1, numa_node=1), pf_of(2, numa_node=1, pci_path=("pci0000:77",)))
+    beside = replace(gpu_of(0, numa=0), pci_path=(*nics[0].pci_path[:-1], "0000:20:00.0"))
+    snapshot = Snapshot(gpus=(beside, replace(gpu_of(1, numa=1), pci_path=())))
+    assert per_gpu(SLICES.prefer(snapshot, everything(snapshot), [], 1, nics[:2])) == {uuid_of(0): 1}
+    assert per_gpu(SLICES.prefer(snapshot, everything(snapshot), [], 1, nics)) == {uuid_of(1): 1}
+
+
+def test_a_multiple_is_taken_from_the_fewest_gpus_and_never_from_more_than_it_makes() -> None:
+    sizes = (1, 1, 1, 1, 2, 2, 2)
+    snapshot = Snapshot(gpus=tuple(gpu_of(i, memory_mib=1024 * size) for i, size in enumerate(sizes)))
+    free = everything(snapshot)
+    assert per_gpu(SLICES.prefer(snapshot, free, [], 4)) == {uuid_of(4): 2, uuid_of(5): 2}
+    assert len(per_gpu(SLICES.prefer(snapshot, free, ids(3, 0), 4))) == 4
+    with pytest.raises(Refused) as refused:
+        SLICES.prefer(snapshot, free, [*ids(4, 0), *ids(5, 0), *ids(6, 0)], 4)
+    assert not refused.value.invalid
+
+
 def test_what_must_be_included_pins_the_gpu_even_where_another_fits_better() -> None:
     available = [*ids(0, *range(79)), *ids(1, *range(10))]
     assert SLICES.prefer(dgx(), available, ids(0, 7), 3) == ids(0, 7, 0, 1)
@@ -114,6 +133,10 @@ def test_a_gpu_that_podresources_also_calls_idle_comes_first_but_the_kubelets_li
     assert per_gpu(SLICES.prefer(snapshot, free, [], 158)) == {uuid_of(1): 79, uuid_of(2): 79}
     assert len(per_gpu(SLICES.prefer(snapshot, free, [], 8 * 79))) == 8
     assert per_gpu(SLICES.prefer(snapshot, free, ids(0, 1), 158)) == {uuid_of(0): 79, uuid_of(1): 79}
+    ours = replace(snapshot, holdings=(holding(RESOURCE, *ids(5, 1)),))  # what must be included is no other's
+    assert per_gpu(SLICES.prefer(ours, free, ids(5, 1), 3 * 79)) == dict.fromkeys(map(uuid_of, (4, 5, 6)), 79)
+    most = replace(snapshot, holdings=(holding(RESOURCE, *ids(5, 1), *ids(7, 1)),))
+    assert uuid_of(7) not in per_gpu(SLICES.prefer(most, free, ids(5, 1), 4 * 79))
 
 
 def test_a_gpu_held_through_another_resource_is_not_given_out() -> None:
@@ -280,13 +303,13 @@ def test_two_slices_by_envvar_with_device_nodes_name_everything_the_driver_needs
 def questions(draw: st.DrawFn) -> tuple[Snapshot, list[str], list[str], int]:
     """Any fleet, any availability, any part of it that must be included, any size."""
     snapshot = Snapshot(gpus=draw(fleets()))
-    names = everything(snapshot)
-    # Mostly whole GPUs free or not, so that idle ones are not a rarity.
-    free = [name for devices in SLICES.devices(snapshot) if draw(st.booleans()) for name in devices.ids]
-    flips = draw(st.sets(st.sampled_from(names), max_size=4)) if names else set()
-    free = draw(st.permutations(sorted(set(free) ^ flips)))
+    devices = SLICES.devices(snapshot)
+    # Mostly whole GPUs, so that idle ones are not a rarity.
+    taken = draw(st.sets(st.sampled_from(everything(snapshot)), max_size=2)) if devices else set()
+    free = [name for it in devices if draw(st.integers(0, 3)) for name in it.ids if name not in taken]
     must = draw(st.lists(st.sampled_from(free), unique=True, max_size=3)) if free else []
-    return snapshot, free, must, draw(st.integers(max(1, len(must)), 14))
+    size = draw(st.integers(1, 5) | st.sampled_from((4, 6, 8)))
+    return snapshot, draw(st.permutations(free)), must, max(size, len(must))
 
 
 def answers(gpus: tuple[Gpu, ...], free: list[str], must: list[str], size: int) -> list[tuple[str, ...]]:
