@@ -261,6 +261,10 @@ async def test_an_error_of_get_preferred_allocation_fails_the_pod(node):
     )
     assert plugin.called("Allocate") == []
     assert node.kubelet.allocated(NIC) == set(), "a veto leaves nothing behind under policy none"
+    call = node.kubelet.calls[-1]
+    assert (call.resource, call.method) == (NIC, "GetPreferredAllocation")
+    assert "FailedPrecondition" in call.error
+    assert call.at <= call.done
 
 
 async def test_a_veto_after_aligned_devices_were_taken_leaks_them_until_a_pod_is_removed(nodes):
