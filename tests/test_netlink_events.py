@@ -168,6 +168,17 @@ async def test_device_events_of_the_namespace_wake_by_subsystem(namespace: Names
         assert await quiet(infiniband)
 
 
+@pytest.mark.needs("root")
+@pytest.mark.needs("ip")
+async def test_device_events_that_were_dropped_may_have_been_of_any_subsystem(namespace: Namespace) -> None:
+    with namespace.run(Uevents, frozenset({"infiniband"})) as events:
+        events.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        for n in range(5):
+            namespace.ip(f"link add d{n} type veth peer name p{n}")
+        assert await woken(events)
+        assert events.resyncs == 1
+
+
 async def test_another_process_cannot_feign_the_kernel() -> None:
     with (
         Uevents(frozenset({"pci"})) as events,

@@ -11,7 +11,7 @@ import pytest
 
 from nodeagent.health.nic import Fault
 from nodeagent.host.sysfs import SysfsError, Tree
-from nodeagent.model import Rdma, State
+from nodeagent.model import Function, Rdma, State
 from nodeagent.sources.links import links
 from nodeagent.sources.pci import Hint, PciFacts, Request, Sweep, remember, scan, watch
 from tests.trees import BROKEN, Link, Machine, grow, routes
@@ -236,6 +236,14 @@ def test_a_route_table_that_makes_no_sense_names_no_netdev(machine: Machine, tab
     assert not look(machine).links[0].default_route
 
 
+def test_a_route_to_half_of_the_world_is_no_default_route(machine: Machine) -> None:
+    """As VPNs set them: 0.0.0.0/1."""
+    machine.draw(
+        "/proc/net/route", routes("enp26s0f0np0").replace("\t00000000\t0\t0\t0", "\t00000080\t0\t0\t0")
+    )
+    assert not look(machine).links[0].default_route
+
+
 def test_netdevs_that_lie_under_each_other_do_not_hang_the_look(machine: Machine) -> None:
     for name in ("a0", "b0"):
         machine.netdev(name)
@@ -338,6 +346,12 @@ def test_a_vf_in_a_pod_keeps_its_rdma_nodes(machine: Machine) -> None:
     assert [f.rdma for f in remember(before, [replace(f, rdma=None, netdev=None) for f in before])] == [
         f.rdma for f in before
     ]
+
+
+def test_a_pf_whose_netdev_was_moved_away_keeps_its_link_type() -> None:
+    """Of class 0x0280 only the netdev tells it."""
+    pf = Function("0000:5e:00.0", "1bb5", "1103", "ionic", None, "ethernet", None, None, None, None, ())
+    assert remember([pf], [replace(pf, link_type=None)]) == (pf,)
 
 
 @pytest.mark.parametrize("driver", ["vfio-pci", None])
@@ -452,6 +466,22 @@ async def test_a_carrier_that_is_lost_after_the_hint_is_found_by_the_sweep(
     machine.draw(f"{machine.folders[PF]}/net/enp26s0f0np0/carrier", "1")
     facts = await stated.get()
     assert [function.health.allocatable for function in facts.functions] == [True] * 3
+
+
+async def test_a_vf_that_vanished_stays_missing_when_a_sweep_finds_a_change(
+    machine: Machine, start: Start
+) -> None:
+    stated, request = await start()
+    machine.vanish("0000:1a:00.1")
+    request.make()
+    facts = await stated.get()
+    carrier = "1"
+    for _ in range(3):
+        carrier = "0" if carrier == "1" else "1"
+        machine.draw(f"{machine.folders[PF]}/net/enp26s0f0np0/carrier", carrier)
+        facts = await stated.get()
+        missing = facts.functions[1].health
+        assert [reason.key for reason in missing.reasons] == [Fault.DEVICE_MISSING]
 
 
 async def test_a_sweep_that_finds_nothing_states_nothing(start: Start) -> None:
