@@ -518,6 +518,18 @@ async def test_a_pf_that_comes_back_is_healthy_again(machine: Machine, start: St
     assert [function.health.state for function in facts.functions] == [State.HEALTHY] * 3
 
 
+async def test_a_watch_that_goes_on_from_an_earlier_one_forgets_nothing(machine: Machine) -> None:
+    before = scan(Tree(machine.root))
+    machine.vanish("0000:1a:00.1")
+    stated = Stated()
+    task = asyncio.create_task(watch(Tree(machine.root), [], stated.put_nowait, before=before))
+    facts = await stated.get()
+    task.cancel()
+    assert [function.health.allocatable for function in facts.functions] == [True, False, True]
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 async def test_a_driver_that_hangs_does_not_hang_the_loop(machine: Machine, start: Start) -> None:
     """A FIFO that nobody writes to stands for an attribute whose driver never answers."""
     stated, request = await start()
