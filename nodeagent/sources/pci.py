@@ -171,6 +171,7 @@ async def watch(
     state: Callable[[PciFacts], None],
     interval_s: float = 30.0,
     sweep: Sweep = SWEEP,
+    *,
     before: PciFacts | None = None,
 ) -> None:
     """State the judged facts now, after each hint and every ``interval_s``, until cancelled.
