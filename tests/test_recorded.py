@@ -100,7 +100,7 @@ def test_an_in_place_rewrite_is_seen_as_well(driver, machine):
 def test_a_failure_is_the_drivers_and_in_the_named_call_alone(driver, machine, call):
     machine.set(failure={"call": call, "error": "Unknown Error"})
     asks = {"init": driver.open, "list": driver.gpus, "wait": lambda: driver.wait(0)}
-    with pytest.raises(DriverError, match="^Unknown Error$") as error:
+    with pytest.raises(DriverError, match=r"^Unknown Error$") as error:
         asks.pop(call)()
     assert not error.value.absent
     for ask in asks.values():
