@@ -132,7 +132,7 @@ QUEUE = Path("/proc/sys/fs/inotify/max_queued_events")
 
 
 async def test_lost_events_say_look_again(watch: Watch, tmp_path: Path) -> None:
-    limit = int(QUEUE.read_text())  # noqa: ASYNC240
+    limit = int(QUEUE.read_text())
     if limit > 65536:
         pytest.skip(f"fs.inotify.max_queued_events is {limit}: too many to fill")
     watch.add(tmp_path)

@@ -198,7 +198,7 @@ async def _listen(hint: Hint, rung: asyncio.Event) -> None:
         rung.set()
 
 
-async def _watch(  # noqa: PLR0917
+async def _watch(
     tree: Tree,
     rung: asyncio.Event,
     state: Callable[[PciFacts], None],
