@@ -301,9 +301,7 @@ class AnyHistory(RuleBasedStateMachine):
         for link, group in itertools.groupby(facts, lambda one: one.link):
             members = list(group)
             assert len(members) <= CAPACITY
-            past = [
-                one for one in members if sum(self.last[link, one.port_id.value]) <= self.now
-            ]
+            past = [one for one in members if sum(self.last[link, one.port_id.value]) <= self.now]
             assert all(one.stale for one in past)
             if past:
                 assert all(one.stale for one in members)
