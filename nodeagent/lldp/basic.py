@@ -12,7 +12,8 @@ _INTERFACE = struct.Struct(">BI")
 
 
 def _read_capabilities(data: bytes, start: int, _: int) -> Capabilities:
-    return Capabilities(*_PAIR.unpack_from(data, start))
+    supported, enabled = _PAIR.unpack_from(data, start)
+    return Capabilities(supported, enabled)
 
 
 def _write_capabilities(value: Capabilities) -> bytes:
