@@ -86,6 +86,23 @@ def test_a_changed_name_changes_the_fact_and_keeps_the_neighbor():
     assert [entry.first_heard for entry in table.entries()] == [0.0]
 
 
+def test_a_frame_that_was_superseded_is_news_when_it_returns():
+    table = Table()
+    table.hear("eth0", frame(system_name="a"), 0.0)
+    table.hear("eth0", frame(system_name="b"), 1.0)
+    assert table.hear("eth0", frame(system_name="a"), 2.0) is Outcome.CHANGED
+    assert [one.system_name for one in table.neighbors()] == ["a"]
+
+
+def test_a_silenced_neighbor_does_not_make_another_forgotten():
+    table = Table()
+    table.hear("eth0", frame("swp1", ttl=5), 0.0)
+    table.hear("eth0", frame("swp2", ttl=120), 0.0)
+    table.silence("eth0")
+    table.expire(60.0)
+    assert ports(table) == [("eth0", "swp1", True), ("eth0", "swp2", True)]
+
+
 def test_a_shutdown_frame_removes_the_neighbor_at_once():
     table = Table()
     table.hear("eth0", frame(), 0.0)
