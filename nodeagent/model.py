@@ -234,3 +234,47 @@ class Snapshot:
     paths: HostPaths = HostPaths()
     silent: tuple[Silence, ...] = ()
     unreadable: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Identifier:
+    """A chassis or port ID: the subtype's word (``mac``, ``ifname``, ``local``, …) and its value."""
+
+    subtype: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ets:
+    """``classes[p]`` is the traffic class of priority p; class c gets ``bandwidth[c]`` percent by
+    ``algorithms[c]`` (``strict``, ``credit-based-shaper``, ``ets``, ``vendor``). Eight of each.
+    """
+
+    classes: tuple[int, ...]
+    bandwidth: tuple[int, ...]
+    algorithms: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbor:
+    """The switch port at the other end of a link, as it announced itself over LLDP.
+
+    Every text is one line fit for any listener: what does not print is escaped, differently for different
+    bytes, so that equal texts were equal on the wire. ``capabilities`` are the enabled ones.
+    ``pfc`` lists the priorities with PFC enabled. ``stale``: nobody vouches for it any more, but nobody
+    else has spoken on the link since.
+    """
+
+    link: str
+    chassis_id: Identifier
+    port_id: Identifier
+    system_name: str | None = None
+    system_description: str | None = None
+    port_description: str | None = None
+    management_addresses: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    pvid: int | None = None
+    maximum_frame_size: int | None = None
+    pfc: tuple[int, ...] | None = None
+    ets: Ets | None = None
+    stale: bool = False

@@ -1,0 +1,116 @@
+"""What decoding costs: µs for one frame of 20 TLVs, beside scapy's contrib layer in the same process.
+
+    python hack/bench_lldp.py
+
+Medians over rounds that alternate between the two, so that a busy machine slows both. scapy is a tool of
+this benchmark and of the tests only; without it the other figures still stand.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame, parse_frame
+from nodeagent.lldp.table import Table
+from nodeagent.lldp.tlv import decode, encode
+from nodeagent.lldp.values import (
+    Application,
+    Capabilities,
+    ChassisId,
+    Ets,
+    EtsRecommendation,
+    LinkAggregation,
+    Lldpdu,
+    MacPhy,
+    ManagementAddress,
+    Organizational,
+    Pfc,
+    PortId,
+    Vlan,
+)
+
+_CLASSES = (0, 0, 0, 3, 0, 0, 6, 7)
+_BANDWIDTH = (50, 0, 0, 50, 0, 0, 0, 0)
+_ALGORITHMS = (2, 2, 2, 2, 0, 0, 0, 0)
+
+PDU = Lldpdu(
+    ChassisId(4, bytes.fromhex("1c34da1c5800")),
+    PortId(5, b"swp1s0"),
+    120,
+    port_description="node-0123 rail 0 mlx5_0",
+    system_name="leaf-03.pod-2.example.net",
+    system_description="Cumulus Linux version 5.9.1 on Nvidia SN5600",
+    capabilities=Capabilities(0x14, 0x14),
+    management_addresses=(
+        ManagementAddress(1, bytes((192, 0, 2, 17)), 2, 2),
+        ManagementAddress(2, bytes.fromhex("20010db8" + "00" * 11 + "11"), 2, 2),
+    ),
+    pvid=100,
+    vlans=(Vlan(100, "rail-0"),),
+    link_aggregation=LinkAggregation(True, False, 0),
+    ets=Ets(False, False, 8, _CLASSES, _BANDWIDTH, _ALGORITHMS),
+    ets_recommendation=EtsRecommendation(_CLASSES, _BANDWIDTH, _ALGORITHMS),
+    pfc=Pfc(False, False, 8, 0x08),
+    applications=(Application(3, 1, 0x8915), Application(3, 3, 4791)),
+    mac_phy=MacPhy(True, True, 0x6C00, 0x001E),
+    maximum_frame_size=9216,
+    organizational=(Organizational(bytes.fromhex("0026e1"), 2, b"leaf-group-0"),),
+)
+FRAME = build_frame(NEAREST_BRIDGE, bytes.fromhex("1c34da1c5801"), encode(PDU))
+
+
+def tlvs(data: bytes) -> int:
+    """How many TLVs a well-formed LLDPDU has, its End TLV among them."""
+    count = offset = 0
+    while offset < len(data):
+        offset += 2 + ((data[offset] & 1) << 8 | data[offset + 1])
+        count += 1
+    return count
+
+
+def microseconds(work, calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        work()
+    return (time.perf_counter() - start) / calls * 1e6
+
+
+def main() -> None:
+    pdu = encode(PDU)
+    assert decode(FRAME, parse_frame(FRAME).offset) == PDU
+    table = Table()
+    table.hear("eth0", FRAME, 0.0)
+    copies = [bytes(bytearray(FRAME)) for _ in range(1000)]  # as from a socket: equal, with no hash known yet
+
+    def refresh() -> None:
+        for copy in copies:
+            table.hear("eth0", bytes(memoryview(copy)), 1.0)
+
+    works = {
+        "LLDPDU decode": (lambda: decode(pdu), 2000, 1),
+        "frame parse and decode": (lambda: decode(FRAME, parse_frame(FRAME).offset), 2000, 1),
+        "table, byte-equal refresh": (refresh, 5, 1000),
+    }
+    try:
+        from scapy.contrib.lldp import LLDPDU  # noqa: F401, PLC0415 (binds the layers)
+        from scapy.layers.l2 import Ether  # noqa: PLC0415
+    except ImportError:
+        print("scapy is not installed: no comparison")
+    else:
+        works["scapy.contrib.lldp, frame"] = (lambda: Ether(FRAME), 50, 1)
+    figures: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(15):
+        for name, (work, calls, inner) in works.items():
+            figures[name].append(microseconds(work, calls) / inner)
+    print(f"frame of {len(FRAME)} bytes, {tlvs(pdu)} TLVs with the End TLV; median µs (least)")
+    for name, values in figures.items():
+        print(f"{name:28} {statistics.median(values):9.2f} ({min(values):.2f})")
+    if "scapy.contrib.lldp, frame" in figures:
+        ours = statistics.median(figures["frame parse and decode"])
+        theirs = statistics.median(figures["scapy.contrib.lldp, frame"])
+        print(f"scapy / ours: {theirs / ours:.0f}")
+
+
+if __name__ == "__main__":
+    main()

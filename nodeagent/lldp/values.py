@@ -1,0 +1,287 @@
+"""The values of an LLDPDU: what IEEE 802.1AB-2016, 802.1Q annex D and 802.3 clause 79 let a port say.
+
+Numbers stay as they are on the wire; words for them are in the tables here. Text is decoded without loss
+(see ``text``). Bits that the standards reserve are not kept. ``None`` is a TLV that was not there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar, dataclass_transform
+
+from nodeagent.lldp.text import address, mac, text_of
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True)
+def value(cls: type[T]) -> type[T]:
+    """A slotted, hashable dataclass that the type checker holds frozen.
+
+    Freezing it at run time too would cost 60 ns for each field: 20 µs a frame instead of 13.
+    """
+    return dataclass(slots=True, unsafe_hash=True)(cls)
+
+
+CHASSIS_WORDS = {
+    1: "component",
+    2: "ifalias",
+    3: "port-component",
+    4: "mac",
+    5: "network",
+    6: "ifname",
+    7: "local",
+}
+PORT_WORDS = {
+    1: "ifalias",
+    2: "component",
+    3: "mac",
+    4: "network",
+    5: "ifname",
+    6: "agent-circuit-id",
+    7: "local",
+}
+CAPABILITY_WORDS = (
+    "other",
+    "repeater",
+    "bridge",
+    "wlan-access-point",
+    "router",
+    "telephone",
+    "docsis",
+    "station",
+    "c-vlan",
+    "s-vlan",
+    "two-port-mac-relay",
+)
+INTERFACE_WORDS = {1: "unknown", 2: "ifindex", 3: "system-port"}
+ALGORITHM_WORDS = {0: "strict", 1: "credit-based-shaper", 2: "ets", 255: "vendor"}
+SELECTOR_WORDS = {1: "ethertype", 2: "tcp-sctp", 3: "udp-dccp", 4: "port", 5: "dscp"}
+
+
+class LldpError(ValueError):
+    """Bytes that are no LLDP frame, or a value that no frame can carry; ``offset`` counts octets from the
+    start of what was handed in (when encoding: of the TLV that could not be written).
+    """
+
+    def __init__(self, message: str, offset: int) -> None:
+        super().__init__(f"{message} at byte {offset}")
+        self.message = message
+        self.offset = offset
+
+
+def _identifier(word: str, raw: bytes) -> str:
+    if word == "mac":
+        return mac(raw)
+    if word == "network":
+        return address(raw[0], raw[1:]) if raw else ""
+    return text_of(raw).rstrip("\0")
+
+
+@value
+class ChassisId:
+    subtype: int
+    raw: bytes
+
+    @property
+    def word(self) -> str:
+        return CHASSIS_WORDS[self.subtype]
+
+    @property
+    def text(self) -> str:
+        """As its subtype is written: a MAC, an address, or text (undecodable bytes as surrogates)."""
+        return _identifier(self.word, self.raw)
+
+
+@value
+class PortId:
+    subtype: int
+    raw: bytes
+
+    @property
+    def word(self) -> str:
+        return PORT_WORDS[self.subtype]
+
+    @property
+    def text(self) -> str:
+        return _identifier(self.word, self.raw)
+
+
+@value
+class Capabilities:
+    """Bit n means ``CAPABILITY_WORDS[n]``."""
+
+    supported: int
+    enabled: int
+
+
+def capability_words(bits: int) -> tuple[str, ...]:
+    return tuple(
+        CAPABILITY_WORDS[n] if n < len(CAPABILITY_WORDS) else f"bit-{n}" for n in range(16) if bits >> n & 1
+    )
+
+
+@value
+class ManagementAddress:
+    """``family`` is IANA's; ``oid`` is raw, most send none."""
+
+    family: int
+    raw: bytes
+    interface_subtype: int = 1
+    interface_number: int = 0
+    oid: bytes = b""
+
+    @property
+    def text(self) -> str:
+        return address(self.family, self.raw)
+
+
+@value
+class Ppvid:
+    """A port and protocol VLAN."""
+
+    vid: int
+    supported: bool
+    enabled: bool
+
+
+@value
+class Vlan:
+    vid: int
+    name: str
+
+
+@value
+class LinkAggregation:
+    """``port_id`` is the ifIndex of the aggregated port, 0 while not aggregated."""
+
+    capable: bool
+    enabled: bool
+    port_id: int
+
+
+@value
+class EtsRecommendation:
+    """``classes[p]`` is the traffic class of priority p; ``bandwidth[c]`` (percent) and ``algorithms[c]``
+    (``ALGORITHM_WORDS``) belong to class c. Eight of each.
+    """
+
+    classes: tuple[int, ...]
+    bandwidth: tuple[int, ...]
+    algorithms: tuple[int, ...]
+
+
+@value
+class Ets:
+    """ETS configuration; ``max_classes`` is 1 to 8 (the wire says 0 for 8). The tables as above."""
+
+    willing: bool
+    credit_based_shaper: bool
+    max_classes: int
+    classes: tuple[int, ...]
+    bandwidth: tuple[int, ...]
+    algorithms: tuple[int, ...]
+
+
+@value
+class Pfc:
+    """Bit p of ``enabled`` is priority p; ``capability`` is how many classes can have PFC, 0 for any."""
+
+    willing: bool
+    macsec_bypass: bool
+    capability: int
+    enabled: int
+
+    @property
+    def priorities(self) -> tuple[int, ...]:
+        return tuple(p for p in range(8) if self.enabled >> p & 1)
+
+
+@value
+class Application:
+    """Frames of ``protocol`` (read as ``SELECTOR_WORDS[selector]`` says) travel at ``priority``."""
+
+    priority: int
+    selector: int
+    protocol: int
+
+
+@value
+class MacPhy:
+    """Autonegotiation: ``advertised`` is the PMD bit string, ``mau`` the operational MAU type (RFC 4836)."""
+
+    autonegotiation_supported: bool
+    autonegotiation_enabled: bool
+    advertised: int
+    mau: int
+
+
+@value
+class MedCapabilities:
+    bits: int
+    device_class: int
+
+
+@value
+class Med:
+    """LLDP-MED in outline (ANSI/TIA-1057): who it is; its policies, locations and power stay raw."""
+
+    capabilities: MedCapabilities | None = None
+    hardware_revision: str | None = None
+    firmware_revision: str | None = None
+    software_revision: str | None = None
+    serial_number: str | None = None
+    manufacturer: str | None = None
+    model: str | None = None
+    asset_id: str | None = None
+
+
+@value
+class Organizational:
+    """A TLV of somebody we do not know, as it was."""
+
+    oui: bytes
+    subtype: int
+    value: bytes
+
+
+@value
+class Reserved:
+    """A TLV of a type that 802.1AB has yet to define (9 to 126), as it was."""
+
+    type: int
+    value: bytes
+
+
+@value
+class Lldpdu:
+    """One announcement. ``ttl`` is in seconds; 0 is a shutdown, and then nothing else need be there.
+
+    ``applications`` is ``None`` without the TLV, empty when the TLV lists nothing. ``warnings`` say what
+    was dropped, and where.
+    """
+
+    chassis_id: ChassisId
+    port_id: PortId
+    ttl: int
+    port_description: str | None = None
+    system_name: str | None = None
+    system_description: str | None = None
+    capabilities: Capabilities | None = None
+    management_addresses: tuple[ManagementAddress, ...] = ()
+    pvid: int | None = None
+    ppvids: tuple[Ppvid, ...] = ()
+    vlans: tuple[Vlan, ...] = ()
+    link_aggregation: LinkAggregation | None = None
+    """802.1's; ``link_aggregation_8023`` is the deprecated one of 802.3, which EOS still sends."""
+    link_aggregation_8023: LinkAggregation | None = None
+    ets: Ets | None = None
+    ets_recommendation: EtsRecommendation | None = None
+    pfc: Pfc | None = None
+    applications: tuple[Application, ...] | None = None
+    mac_phy: MacPhy | None = None
+    maximum_frame_size: int | None = None
+    med: Med | None = None
+    organizational: tuple[Organizational, ...] = ()
+    reserved: tuple[Reserved, ...] = ()
+    warnings: tuple[str, ...] = ()
