@@ -8,12 +8,12 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kinds_machine import SICK, answer_of, dgx, fleets, gpu_of, pf_of, uuid_of
 
 from nodeagent.kinds import Refused, access
 from nodeagent.kinds.gpu import WholeGpus
 from nodeagent.model import DeviceNode, Gpu, Holding, Snapshot
 from nodeagent.pcie import Affinity, affinity
+from tests.kinds_machine import SICK, answer_of, dgx, fleets, gpu_of, pf_of, uuid_of
 
 GPUS = WholeGpus("nvidia-dgx-h100/gpu")
 

@@ -10,11 +10,11 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kinds_machine import SICK, answer_of, as_json, dgx, fleets, gpu_of, pf_of, uuid_of
 
 from nodeagent.kinds import Refused
 from nodeagent.kinds.gpumem import Slices
 from nodeagent.model import Gpu, Holding, Snapshot
+from tests.kinds_machine import SICK, answer_of, as_json, dgx, fleets, gpu_of, pf_of, uuid_of
 
 RESOURCE = "nvidia-dgx-h100/gpu-mem"
 SLICES = Slices(RESOURCE)  # 79 slices of 1 GiB on each GPU of the DGX

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kinds_machine import SICK, answer_of, as_json, dgx, pf_of, vf_of
 
 from nodeagent.kinds import Refused
 from nodeagent.kinds.vf import VfPool
 from nodeagent.model import HEALTHY, DeviceNode, Function, Link, Snapshot
+from tests.kinds_machine import SICK, answer_of, as_json, dgx, pf_of, vf_of
 
 RESOURCE = "nvidia-dgx-h100/nic0"
 PF = pf_of(0)
