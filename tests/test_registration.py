@@ -169,7 +169,8 @@ async def test_a_kubelet_that_was_killed_and_comes_back_gets_every_resource_agai
         w.run()
         await w.offered("example.com/a", 2)
         await w.kubelet.kill()
-        await w.plugins.changed(lambda: not w.plugins.statuses()[0].registered)
+        while w.plugins.statuses()[0].registered:
+            await asyncio.sleep(0.005)
         await w.kubelet.start()
         await w.offered("example.com/a", 2)
 
