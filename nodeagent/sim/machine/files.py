@@ -82,8 +82,10 @@ class Files:
             self._remove(path, entry)
 
     def restore(self, owner: str, path: str) -> None:
-        """Put back what ``owner`` states, over what someone has written there."""
-        self._put(path, self._owned[owner][path])
+        """Put back what ``owner`` states, if it still does, over what someone has written there."""
+        entry = self._owned.get(owner, {}).get(path)
+        if entry is not None:
+            self._put(path, entry)
 
     def writes(self, paths: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         """Of files (path: owner) those whose content is not what was stated, with that content."""

@@ -298,6 +298,8 @@ class Machine:
 
     def _apply(self, write: Write) -> None:
         device, value = write.device, write.value
+        if device is not None:
+            self._check_present(device)
         if write.attribute == "bind":
             self._write_bind(write.driver or "", value)
         elif write.attribute == "unbind":
@@ -376,7 +378,7 @@ class Machine:
 
     def _vanish(self, device: Device) -> None:
         device.present = False
-        device.override = None
+        device.override, device.autoprobe = None, True
         self._show(device)
         if device.group is not None:
             self._numbers.give("group", device.group)
