@@ -27,7 +27,6 @@ from nodeagent.lldp.values import (
     Organizational,
     Pfc,
     PortId,
-    Ppvid,
     Vlan,
 )
 
@@ -40,15 +39,14 @@ PDU = Lldpdu(
     PortId(5, b"swp1s0"),
     120,
     port_description="node-0123 rail 0 mlx5_0",
-    system_name="leaf-03-a.pod-2.dc1.example.net",
-    system_description="Cumulus Linux version 5.9.1 running on Nvidia SN5600",
+    system_name="leaf-03.pod-2.example.net",
+    system_description="Cumulus Linux version 5.9.1 on Nvidia SN5600",
     capabilities=Capabilities(0x14, 0x14),
     management_addresses=(
         ManagementAddress(1, bytes((192, 0, 2, 17)), 2, 2),
         ManagementAddress(2, bytes.fromhex("20010db8" + "00" * 11 + "11"), 2, 2),
     ),
     pvid=100,
-    ppvids=(Ppvid(0, True, False),),
     vlans=(Vlan(100, "rail-0"),),
     link_aggregation=LinkAggregation(True, False, 0),
     ets=Ets(False, False, 8, _CLASSES, _BANDWIDTH, _ALGORITHMS),

@@ -26,7 +26,7 @@ from prometheus_client import exposition
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from nodeagent import cdi, node
-from nodeagent.config import Config, ConfigError, Fault, GpuMemResource, load
+from nodeagent.config import Config, ConfigError, Fault, GpuMemResource, host_port, load
 from nodeagent.host.inotify import CONTENT, InotifyError, Watch
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
@@ -235,7 +235,7 @@ class Agent:
             await asyncio.Event().wait()
             return
         pages = {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
-        await Web(pages).run(listen, self._listening)
+        await Web(pages).run(*host_port(listen), self._listening)
 
     def _metrics(self, accept: str) -> Page:
         if OPENMETRICS in accept:

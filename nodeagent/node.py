@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,7 +78,7 @@ def rules(settings: GpuSettings) -> Rules:
     return Rules(
         fatal=frozenset(settings.fatal_xids),
         ignore=frozenset(settings.ignore_xids),
-        clear_after_s=settings.xid_clear_seconds,
+        clear_after_s=math.inf if settings.xid_clear_seconds is None else settings.xid_clear_seconds,
     )
 
 

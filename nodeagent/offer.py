@@ -172,6 +172,7 @@ class Offer:
             pass_device_nodes=entry.pass_device_nodes,
             cdi_kind=cdi_kind,
             control_nodes=paths.gpu_nodes,
+            memory_limits=entry.memory_limits,
         )
 
     def _numbered(self, entry: VfResource, snapshot: Snapshot) -> dict[str, int]:

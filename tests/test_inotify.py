@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,22 +16,27 @@ from nodeagent.host.inotify import (
     IN_MOVE_SELF,
     IN_MOVED_FROM,
     IN_MOVED_TO,
+    Change,
     InotifyError,
     Watch,
 )
 
 
 @pytest.fixture
-async def watch() -> AsyncIterator[Watch]:
-    async with asyncio.timeout(10):
-        with Watch() as watch:
-            yield watch
+def watch() -> Iterator[Watch]:
+    with Watch() as watch:
+        yield watch
+
+
+async def changes_of(watch: Watch) -> tuple[Change, ...]:
+    async with asyncio.timeout(5):
+        return await watch.changes()
 
 
 async def test_a_name_that_appears_is_told_with_its_folder(watch: Watch, tmp_path: Path) -> None:
     watch.add(tmp_path)
     (tmp_path / "kubelet.sock").touch()
-    (change,) = await watch.changes()
+    (change,) = await changes_of(watch)
     assert (change.folder, change.name, change.mask) == (str(tmp_path), "kubelet.sock", IN_CREATE)
     assert not change.overflow
     assert not change.gone
@@ -39,7 +44,7 @@ async def test_a_name_that_appears_is_told_with_its_folder(watch: Watch, tmp_pat
 
 async def test_a_change_made_while_waiting_wakes_the_waiter(watch: Watch, tmp_path: Path) -> None:
     watch.add(tmp_path)
-    waiting = asyncio.create_task(watch.changes())
+    waiting = asyncio.create_task(changes_of(watch))
     await asyncio.sleep(0)
     (tmp_path / "a").touch()
     assert [change.name for change in await waiting] == ["a"]
@@ -51,7 +56,7 @@ async def test_many_events_for_one_name_are_one_change(watch: Watch, tmp_path: P
         (tmp_path / "a").write_text("1")
         (tmp_path / "b").touch()
         (tmp_path / "a").unlink()
-    changes = await watch.changes()
+    changes = await changes_of(watch)
     assert [(change.name, change.mask) for change in changes] == [
         ("a", IN_CREATE | IN_CLOSE_WRITE | IN_DELETE),
         ("b", IN_CREATE | IN_CLOSE_WRITE),
@@ -64,7 +69,7 @@ async def test_two_folders_are_told_apart(watch: Watch, tmp_path: Path) -> None:
         watch.add(tmp_path / name)
     (tmp_path / "x/a").touch()
     (tmp_path / "x/a").rename(tmp_path / "y/a")
-    assert [(change.folder, change.name, change.mask) for change in await watch.changes()] == [
+    assert [(change.folder, change.name, change.mask) for change in await changes_of(watch)] == [
         (str(tmp_path / "x"), "a", IN_CREATE | IN_MOVED_FROM),
         (str(tmp_path / "y"), "a", IN_MOVED_TO),
     ]
@@ -74,7 +79,7 @@ async def test_names_that_are_not_utf8_come_back_as_python_names_them(watch: Wat
     watch.add(tmp_path)
     path = os.path.join(os.fsencode(tmp_path), b"\xff\xfe")
     os.close(os.open(path, os.O_CREAT))
-    (change,) = await watch.changes()
+    (change,) = await changes_of(watch)
     assert os.fsencode(change.name) == b"\xff\xfe"
 
 
@@ -85,13 +90,13 @@ async def test_a_folder_that_is_deleted_is_gone_and_can_be_added_again(watch: Wa
     (folder / "a").touch()
     (folder / "a").unlink()
     folder.rmdir()
-    named, gone = await watch.changes()
+    named, gone = await changes_of(watch)
     assert (named.name, named.gone) == ("a", False)
     assert (gone.name, gone.gone, bool(gone.mask & IN_DELETE_SELF)) == ("", True, True)
     folder.mkdir()
     watch.add(folder)
     (folder / "b").touch()
-    assert [change.name for change in await watch.changes()] == ["b"]
+    assert [change.name for change in await changes_of(watch)] == ["b"]
 
 
 async def test_a_folder_that_is_moved_away_is_gone_and_followed_no_further(
@@ -101,13 +106,13 @@ async def test_a_folder_that_is_moved_away_is_gone_and_followed_no_further(
     folder.mkdir()
     watch.add(folder)
     folder.rename(tmp_path / "away")
-    (change,) = await watch.changes()
+    (change,) = await changes_of(watch)
     assert (change.folder, change.mask, change.gone) == (str(folder), IN_MOVE_SELF, True)
     (tmp_path / "away/a").touch()
     folder.mkdir()
     watch.add(folder)
     (folder / "b").touch()
-    assert [(change.folder, change.name) for change in await watch.changes()] == [(str(folder), "b")]
+    assert [(change.folder, change.name) for change in await changes_of(watch)] == [(str(folder), "b")]
 
 
 async def test_a_removed_folder_is_silent_with_all_it_had_queued(watch: Watch, tmp_path: Path) -> None:
@@ -120,7 +125,7 @@ async def test_a_removed_folder_is_silent_with_all_it_had_queued(watch: Watch, t
     watch.remove(tmp_path / "never")
     (tmp_path / "x/b").touch()
     (tmp_path / "y/c").touch()
-    assert [change.name for change in await watch.changes()] == ["c"]
+    assert [change.name for change in await changes_of(watch)] == ["c"]
 
 
 QUEUE = Path("/proc/sys/fs/inotify/max_queued_events")
@@ -136,33 +141,34 @@ async def test_lost_events_say_look_again(watch: Watch, tmp_path: Path) -> None:
         for name in ("a", "b"):
             os.close(os.open(tmp_path / name, os.O_CREAT))
             (tmp_path / name).unlink()
-    changes = await watch.changes()
+    changes = await changes_of(watch)
     assert [change.overflow for change in changes] == [False, False, True]
     (tmp_path / "c").touch()
-    assert [change.name for change in await watch.changes()] == ["c"]
+    assert [change.name for change in await changes_of(watch)] == ["c"]
 
 
 async def test_changes_can_be_iterated(watch: Watch, tmp_path: Path) -> None:
     watch.add(tmp_path)
     seen = []
     (tmp_path / "0").touch()
-    async for changes in watch:
-        seen += [change.name for change in changes]
-        if len(seen) == 3:
-            break
-        (tmp_path / str(len(seen))).touch()
+    async with asyncio.timeout(5):
+        async for changes in watch:
+            seen += [change.name for change in changes]
+            if len(seen) == 3:
+                break
+            (tmp_path / str(len(seen))).touch()
     assert seen == ["0", "1", "2"]
 
 
 async def test_a_waiter_that_is_cancelled_loses_nothing(watch: Watch, tmp_path: Path) -> None:
     watch.add(tmp_path)
-    waiting = asyncio.create_task(watch.changes())
+    waiting = asyncio.create_task(changes_of(watch))
     await asyncio.sleep(0)
     waiting.cancel()
     (tmp_path / "a").touch()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert [change.name for change in await watch.changes()] == ["a"]
+    assert [change.name for change in await changes_of(watch)] == ["a"]
 
 
 @pytest.mark.parametrize("what", ["absent", "file"])

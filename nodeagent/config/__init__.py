@@ -13,9 +13,9 @@ import msgspec
 
 from nodeagent.config.docs import defaults, schema, table
 from nodeagent.config.document import Node, locate, parse
-from nodeagent.config.faults import ConfigError, Fault, Path, dotted
+from nodeagent.config.faults import ConfigError, Fault, Faults, HaltError, Path, dotted
 from nodeagent.config.rules import findings
-from nodeagent.config.shape import BAD, FaultLimitError, Faults, fit
+from nodeagent.config.shape import BAD, fit
 from nodeagent.config.size import LIMIT, device_size, list_size, size_fault, size_findings, slices_complaint
 from nodeagent.config.structs import (
     CdiSettings,
@@ -85,12 +85,12 @@ def check(text: str, *, name: str, gpu_memories_mib: Sequence[int] | None = None
 
 
 def _read(text: str, name: str) -> tuple[Config, Node]:
-    root, written = parse(text, name=name)
-    faults = Faults(written)
+    faults = Faults()
     try:
+        root = parse(text, faults)
         built = fit(root, faults)
         _cross(root, built, faults)
-    except FaultLimitError:
+    except HaltError:
         raise ConfigError(name, faults) from None
     if faults:
         raise ConfigError(name, faults)

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from nodeagent.config.faults import ConfigError, Fault, Path, dotted, quote
+from nodeagent.config.faults import Faults, Path, quote
 
 SIZE_MAX = 1 << 20
 """Characters in a file; a Kubernetes ConfigMap holds no more than 1 MiB (bytes) either."""
@@ -30,6 +30,7 @@ NODES_MAX = 50_000
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # The complement of YAML 1.1's printable characters, lone surrogates (undecodable bytes) among them.
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+EMPTY = "the file is empty; `nodeagent config defaults` prints one to start from"
 _STRING_TAGS = ("!", "tag:yaml.org,2002:str")
 
 
@@ -58,24 +59,21 @@ class Entry:
     node: Node
 
 
-def parse(text: str, *, name: str) -> tuple[Node, list[Fault]]:
-    """The root of the only document, and what is wrong in the way that it is written.
+def parse(text: str, faults: Faults) -> Node:
+    """The root of the only document; what is wrong in the way that it is written goes to ``faults``.
 
-    Raises ``ConfigError`` where there is no tree to look at.
+    Raises ``HaltError`` where there is no tree to look at.
     """
     if len(text) > SIZE_MAX:
-        raise ConfigError(name, [Fault("", 1, 1, f"the file is larger than {SIZE_MAX} characters")])
+        faults.halt((1, 1), f"the file is larger than {SIZE_MAX} characters")
     if (bad := _UNPRINTABLE.search(text)) is not None:
         before = text[: bad.start()].split("\n")
-        message = f"not YAML: the character U+{ord(bad[0]):04X} is not allowed"
-        raise ConfigError(name, [Fault("", len(before), len(before[-1]) + 1, message)])
-    composer = _Composer(text)
+        place = len(before), len(before[-1]) + 1
+        faults.halt(place, f"not YAML: the character U+{ord(bad[0]):04X} is not allowed")
     try:
-        return composer.document(), composer.faults
+        return _Composer(text, faults).document()
     except yaml.YAMLError as error:
-        raise ConfigError(name, [*composer.faults, _syntax_fault(error)]) from error
-    except _UnusableError as error:
-        raise ConfigError(name, [*composer.faults, error.fault]) from error
+        faults.halt(*_syntax_complaint(error))
 
 
 def locate(root: Node, path: Path) -> tuple[int, int]:
@@ -95,19 +93,11 @@ def locate(root: Node, path: Path) -> tuple[int, int]:
     return line, column
 
 
-class _UnusableError(Exception):
-    """The file has no tree that one could look at."""
-
-    def __init__(self, line: int, column: int, message: str) -> None:
-        super().__init__(message)
-        self.fault = Fault("", line, column, message)
-
-
 class _Composer:
     """Builds the tree from the parser's events, the bounds kept on the way."""
 
-    def __init__(self, text: str) -> None:
-        self.faults: list[Fault] = []
+    def __init__(self, text: str, faults: Faults) -> None:
+        self._faults = faults
         self._events: Iterator[Any] = yaml.parse(text, Loader=_LOADER)
         self._anchors: dict[str, Node] = {}
 
@@ -115,15 +105,13 @@ class _Composer:
         next(self._events)  # the start of the stream
         event: Any = next(self._events)
         if isinstance(event, yaml.StreamEndEvent):
-            raise _UnusableError(
-                1, 1, "the file is empty; `nodeagent config defaults` prints one to start from"
-            )
+            self._faults.halt((1, 1), EMPTY)
         root = self._node(next(self._events), ())
         next(self._events)  # the end of the document
         event = next(self._events)
         if isinstance(event, yaml.DocumentStartEvent):
             message = "a second YAML document begins; the configuration is one document"
-            raise _UnusableError(*_place(event), message)
+            self._faults.halt(_place(event), message)
         return root
 
     def _node(self, event: Any, path: Path) -> Node:
@@ -131,10 +119,10 @@ class _Composer:
         if isinstance(event, yaml.AliasEvent):
             return self._alias(str(event.anchor), path, line, column)
         if len(path) > DEPTH_MAX:
-            raise _UnusableError(line, column, f"values are nested more than {DEPTH_MAX} deep")
+            self._faults.halt((line, column), f"values are nested more than {DEPTH_MAX} deep")
         if event.tag is not None and event.tag not in _STRING_TAGS:
             message = f"the YAML tag {quote(event.tag)} is not understood; remove it"
-            self.faults.append(Fault(dotted(path), line, column, message))
+            self._faults.add(path, (line, column), message)
         if isinstance(event, yaml.ScalarEvent):
             quoted = event.style not in (None, "") or event.tag in _STRING_TAGS
             node = Node(event.value, quoted, line, column)
@@ -150,9 +138,9 @@ class _Composer:
         node = self._anchors.get(anchor)
         if node is None:
             message = f"not YAML: the alias *{anchor[:60]} has no anchor that ends before it"
-            raise _UnusableError(line, column, message)
+            self._faults.halt((line, column), message)
         if len(path) + node.height > DEPTH_MAX:
-            raise _UnusableError(line, column, f"values are nested more than {DEPTH_MAX} deep")
+            self._faults.halt((line, column), f"values are nested more than {DEPTH_MAX} deep")
         return node
 
     def _sequence(self, path: Path, line: int, column: int) -> Node:
@@ -161,7 +149,7 @@ class _Composer:
         while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
             item = self._node(event, (*path, len(items)))
             items.append(item)
-            weight = _bounded(weight + item.weight, event)
+            weight = self._bounded(weight + item.weight, event)
         height = 1 + max((item.height for item in items), default=0)
         return Node(tuple(items), False, line, column, weight, height)
 
@@ -171,15 +159,15 @@ class _Composer:
         weight, height = 1, 1
         first_merge: int | None = None
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
-            key = self._node(event, path)
+            key = self._node(event, (*path, "?"))
             text = key.value if isinstance(key.value, str) else "?"
             node = self._node(next(self._events), (*path, text))
-            weight = _bounded(weight + key.weight + node.weight, event)
+            weight = self._bounded(weight + key.weight + node.weight, event)
             height = max(height, 1 + node.height)
             here = Entry(*_place(event), node)
             if not isinstance(key.value, str):
                 message = "a key must be a word, this one is a list or a mapping"
-                self.faults.append(Fault(dotted(path), here.line, here.column, message))
+                self._faults.add(path, (here.line, here.column), message)
             elif text == "<<" and not key.quoted:
                 if first_merge is not None:
                     self._twice((*path, text), here, first_merge)
@@ -196,36 +184,35 @@ class _Composer:
                     entries.setdefault(text, entry)
         return Node(entries, False, line, column, weight, height)
 
+    def _bounded(self, weight: int, event: Any) -> int:
+        """The weight, checked while it grows: a bomb must not be put together before it is weighed."""
+        if weight > NODES_MAX:
+            message = f"the file expands to more than {NODES_MAX} values here; repeat less by aliases"
+            self._faults.halt(_place(event), message)
+        return weight
+
     def _merge_sources(self, node: Node, path: Path) -> list[Node]:
         sources = list(node.value) if isinstance(node.value, tuple) else [node]
         if all(isinstance(source.value, dict) for source in sources):
             return sources
         message = "a merge key takes a mapping, or a list of mappings, mostly as an alias: <<: *name"
-        self.faults.append(Fault(dotted(path), node.line, node.column, message))
+        self._faults.add(path, (node.line, node.column), message)
         return []
 
     def _twice(self, path: Path, here: Entry, first: int) -> None:
         message = f"the key stands twice, in line {first} and in line {here.line}; keep one"
-        self.faults.append(Fault(dotted(path), here.line, here.column, message))
-
-
-def _bounded(weight: int, event: Any) -> int:
-    """The weight, checked while it grows: a bomb must not be put together before it is weighed."""
-    if weight > NODES_MAX:
-        message = f"the file expands to more than {NODES_MAX} values here; repeat less by aliases"
-        raise _UnusableError(*_place(event), message)
-    return weight
+        self._faults.add(path, (here.line, here.column), message)
 
 
 def _place(event: Any) -> tuple[int, int]:
     return event.start_mark.line + 1, event.start_mark.column + 1
 
 
-def _syntax_fault(error: yaml.YAMLError) -> Fault:
+def _syntax_complaint(error: yaml.YAMLError) -> tuple[tuple[int, int], str]:
     if not isinstance(error, yaml.MarkedYAMLError):
-        return Fault("", 1, 1, f"not YAML: {quote(str(error))}")
+        return (1, 1), f"not YAML: {quote(str(error))}"
     mark = error.problem_mark or error.context_mark
     message = f"not YAML: {error.problem or error.context}"
     if error.context and error.problem and error.context_mark:
         message += f" ({error.context} that begins in line {error.context_mark.line + 1})"
-    return Fault("", mark.line + 1 if mark else 1, mark.column + 1 if mark else 1, message)
+    return (mark.line + 1, mark.column + 1) if mark else (1, 1), message

@@ -10,9 +10,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import NoReturn
 
 Path = tuple[str | int, ...]
 
+FAULTS_MAX = 100
+"""Faults that are told of one file; more would bury the first."""
 _SHOWN = 60  # characters of a value that a message repeats
 _COMPARED = 64  # longer words are not compared: difflib takes quadratic time
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,60}")
@@ -48,6 +51,33 @@ class ConfigError(Exception):
             + f": {fault}"
             for fault in self.faults
         )
+
+
+class HaltError(Exception):
+    """No more can be told of a file than the faults that were found so far."""
+
+
+class Faults(list[Fault]):
+    """The faults of one file while it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: set[tuple[tuple[int, int], Path, str]] = set()
+
+    def add(self, path: Path, at: tuple[int, int], message: str) -> None:
+        """One fault of the setting that ``path`` names; what an alias repeats is told once."""
+        key = (at, path[-1:], message)
+        if key in self._told:
+            return
+        self._told.add(key)
+        if len(self) >= FAULTS_MAX:
+            self.halt(at, f"more than {FAULTS_MAX} faults; the rest is not told")
+        self.append(Fault(dotted(path), *at, message))
+
+    def halt(self, at: tuple[int, int], message: str) -> NoReturn:
+        """The last fault, of the file as a whole."""
+        self.append(Fault("", *at, message))
+        raise HaltError(message)
 
 
 def dotted(path: Path) -> str:

@@ -9,7 +9,6 @@ globs that meet on one of them) is the agent's to see.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +16,6 @@ import msgspec
 
 from nodeagent.config.faults import Path
 from nodeagent.config.structs import (
-    GpuMemResource,
     GpuResource,
     GpuSelect,
     PfSelect,
@@ -72,24 +70,24 @@ def _no_gpus(resources: Sequence[Placed]) -> Iterator[Finding]:
 
 
 def _gpu_twice(resources: Sequence[Placed]) -> Iterator[Finding]:
-    gpus = [(path, entry) for path, entry in resources if isinstance(entry, GpuMemResource | GpuResource)]
-    gpus = [
-        (path, entry)
-        for path, entry in gpus
-        if isinstance(entry, GpuMemResource) or entry.select != GpuSelect()
-    ]
-    for (path_a, a), (path_b, b) in itertools.combinations(gpus, 2):
-        if (shared := _shared_gpus(a.select, b.select)) is not None:
-            message = f"a GPU offered twice: {shared} by {_named(path_a)} and by {_named(path_b)}"
-            yield Finding(((*path_b, "select"), (*path_a, "select")), message)
+    before: list[tuple[Path, GpuSelect]] = []
+    for path, entry in resources:
+        if isinstance(entry, VfResource) or (isinstance(entry, GpuResource) and entry.select == GpuSelect()):
+            continue
+        for path_a, select in before:
+            if (shared := _shared_gpus(select, entry.select)) is not None:
+                message = f"a GPU offered twice: by {_named(path_a)} and by {_named(path)} ({shared})"
+                yield Finding(((*path, "select"), (*path_a, "select")), message)
+                break
+        before.append((path, entry.select))
 
 
 def _shared_gpus(a: GpuSelect, b: GpuSelect) -> str | None:
     """Which GPUs two selections certainly share, in words."""
     if GpuSelect() in (a, b):
-        return "all GPUs" if a == b else "what the one selects of all GPUs"
+        return "both select all GPUs" if a == b else "one of them selects all GPUs"
     if a == b:
-        return "the same selection"
+        return "both select the same"
     asked_a, asked_b = ([f for f in one.__struct_fields__ if getattr(one, f)] for one in (a, b))
     if asked_a != asked_b or len(asked_a) != 1:
         return None
@@ -101,18 +99,30 @@ def _shared_gpus(a: GpuSelect, b: GpuSelect) -> str | None:
 
 
 def _vf_twice(resources: Sequence[Placed]) -> Iterator[Finding]:
-    vfs = [(path, entry) for path, entry in resources if isinstance(entry, VfResource)]
-    for (path_a, a), (path_b, b) in itertools.combinations(vfs, 2):
-        pfs_a, pfs_b = (msgspec.structs.replace(one.select, vf_indexes=()) for one in (a, b))
-        one_driver = a.vf_driver == b.vf_driver or "any" in (a.vf_driver, b.vf_driver)
-        shared = _mask(a.select.vf_indexes) & _mask(b.select.vf_indexes)
-        if one_driver and shared and (pfs_a == pfs_b or VfSelect() in (pfs_a, pfs_b)):
-            message = (
-                f"a VF offered twice: by {_named(path_a)} and by {_named(path_b)}; "
-                "part them by select, select.vfIndexes or vfDriver"
-            )
-            paths = [(*path, key) for path in (path_b, path_a) for key in ("select", "vfDriver")]
-            yield Finding(tuple(paths), message)
+    before: list[tuple[Path, VfResource]] = []
+    for path, entry in resources:
+        if not isinstance(entry, VfResource):
+            continue
+        for path_a, a in before:
+            if _shares_vfs(a, entry):
+                message = (
+                    f"a VF offered twice: by {_named(path_a)} and by {_named(path)}; "
+                    "part them by select, select.vfIndexes or vfDriver"
+                )
+                paths = [(*one, key) for one in (path, path_a) for key in ("select", "vfDriver")]
+                yield Finding(tuple(paths), message)
+                break
+        before.append((path, entry))
+
+
+def _shares_vfs(a: VfResource, b: VfResource) -> bool:
+    """Certainly, where both select anything at all."""
+    pfs_a, pfs_b = (msgspec.structs.replace(one.select, vf_indexes=()) for one in (a, b))
+    return (
+        (a.vf_driver == b.vf_driver or "any" in (a.vf_driver, b.vf_driver))
+        and (pfs_a == pfs_b or VfSelect() in (pfs_a, pfs_b))
+        and _mask(a.select.vf_indexes) & _mask(b.select.vf_indexes) != 0
+    )
 
 
 def _vfs_entry(path: Path, entry: VfsEntry) -> Iterator[Finding]:
@@ -134,18 +144,19 @@ def _pf_twice(vfs: Sequence[PlacedVfs]) -> Iterator[Finding]:
         ("count", lambda entry: entry.count),
         ("mtu", lambda entry: entry.mtu),
     )
-    for (path_a, a), (path_b, b) in itertools.combinations(vfs, 2):
-        if a.select != b.select or a.select == PfSelect():
-            continue
-        for key, value in settings:
-            one, other = value(a), value(b)
-            if one is not None and other is not None and one != other:
-                message = f"is {other}, and {one} in {_named(path_a)} for the same PFs"
-                paths = ((*path_b, key), (*path_a, key), (*path_a, "select"), (*path_b, "select"))
-                yield Finding(paths, message)
+    for key, value in settings:
+        first: dict[PfSelect, tuple[Path, int]] = {}
+        for path, entry in vfs:
+            if (here := value(entry)) is None or entry.select == PfSelect():
+                continue
+            path_a, there = first.setdefault(entry.select, (path, here))
+            if here != there:
+                message = f"is {here}, but {there} in {_named(path_a)}, which selects the same PFs"
+                paths = [(*one, part) for one in (path, path_a) for part in (key, "select")]
+                yield Finding(tuple(paths), message)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _mask(ranges: tuple[str, ...]) -> int:
     """The indexes as the bits of a number; no ranges mean all indexes."""
     mask = 0 if ranges else -1

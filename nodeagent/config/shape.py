@@ -10,23 +10,22 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import inspect
 
-from nodeagent.config.document import Node, locate
-from nodeagent.config.faults import Fault, Path, did_you_mean, dotted, quote
+from nodeagent.config.document import EMPTY, Node, locate
+from nodeagent.config.faults import Faults, Path, did_you_mean, quote
 from nodeagent.config.structs import Config
 
 NULLS = ("", "~", "null", "Null", "NULL")
+NO_VALUE = "has no value; give one, or leave the key out"
 _TRUE = re.compile("true|yes|on", re.IGNORECASE)
 _FALSE = re.compile("false|no|off", re.IGNORECASE)
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 _DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
 _DIGITS_MAX = 15  # any more are not exact in JSON, and no setting is so large
-FAULTS_MAX = 100
-"""Faults that are told of one file; more would bury the first."""
 
 
 class _Bad:
@@ -34,22 +33,6 @@ class _Bad:
 
 
 BAD: Final = _Bad()
-
-
-class FaultLimitError(Exception):
-    """The walk has found more than anybody will read."""
-
-
-class Faults(list[Fault]):
-    """The faults of one file, bounded."""
-
-    def add(self, path: Path, at: tuple[int, int], message: str) -> None:
-        if len(self) >= FAULTS_MAX:
-            self.append(
-                Fault("", *at, f"more than {FAULTS_MAX} faults; the rest of the file was not looked at")
-            )
-            raise FaultLimitError
-        self.append(Fault(dotted(path), *at, message))
 
 
 @functools.cache
@@ -82,7 +65,7 @@ def fit(root: Node, faults: Faults) -> dict[str, Any]:
     if not isinstance(root.value, dict):
         message = f"the file must hold a mapping, settings with a colon, not {_named(root)}"
         if isinstance(root.value, str) and not root.quoted and root.value in NULLS:
-            message = "the file is empty; `nodeagent config defaults` prints one to start from"
+            message = EMPTY
         faults.add((), (root.line, root.column), message)
         return {}
     found = _Walk(faults).struct(root, config_type(), ())
@@ -110,7 +93,7 @@ class _Walk:
         complaint = None
         read: Any = BAD
         if _is_null(node):
-            complaint = "has no value; leave the key out for its default"
+            complaint = NO_VALUE
         elif not isinstance(node.value, str):
             complaint = f"must be {_wanted(type_)}, is {_named(node)}"
         else:
@@ -157,29 +140,30 @@ class _Walk:
             self._refuse(node, "a mapping", path)
             return BAD
         if (entry := node.value.get(tag_field)) is None:
-            message = f"is missing; it must be one of {', '.join(names)}"
+            message = f"is missing; it must be {_one_of(names)}"
             self._faults.add((*path, tag_field), (node.line, node.column), message)
             return BAD
         tag = entry.node.value
         if not isinstance(tag, str) or tag not in structs:
             said = quote(tag) if isinstance(tag, str) else _named(entry.node)
             hint = did_you_mean(tag, names) if isinstance(tag, str) else ""
-            message = f"is {said}, must be one of {', '.join(names)}{hint}"
+            message = NO_VALUE if _is_null(entry.node) else _choice_complaint(said, names, hint)
             self._faults.add((*path, tag_field), (entry.node.line, entry.node.column), message)
             return BAD
         return self.struct(node, structs[tag], path)
 
     def _list(self, node: Node, type_: inspect.VarTupleType, path: Path) -> Any:
-        if not isinstance(node.value, tuple):
-            self._refuse(node, "a list", path)
-            return BAD
         item_type = type_.item_type
+        entries = isinstance(bare(item_type)[0], inspect.StructType | inspect.UnionType)
+        if not isinstance(node.value, tuple):
+            self._refuse(node, "a list", path, scalars=not entries)
+            return BAD
         if type_.max_length is not None and len(node.value) > type_.max_length:
             message = f"holds {len(node.value)} values, at most {type_.max_length} are allowed"
             self._faults.add(path, (node.line, node.column), message)
             return BAD
         items = [self.value(item, item_type, (*path, i)) for i, item in enumerate(node.value)]
-        if isinstance(bare(item_type)[0], inspect.StructType | inspect.UnionType):
+        if entries:
             return items
         first: dict[Any, int] = {}
         for i, item in enumerate(items):
@@ -189,12 +173,12 @@ class _Walk:
                 self._faults.add((*path, i), (at.line, at.column), message)
         return [item for item in items if item is not BAD]
 
-    def _refuse(self, node: Node, wanted: str, path: Path) -> None:
+    def _refuse(self, node: Node, wanted: str, path: Path, *, scalars: bool = False) -> None:
         message = f"must be {wanted}, is {_named(node)}"
         if _is_null(node):
-            message = "has no value; leave the key out for its default"
-        elif wanted == "a list" and isinstance(node.value, str):
-            message += f"; write [{quote(node.value)}]"
+            message = NO_VALUE
+        elif scalars and isinstance(node.value, str):
+            message += f"; did you mean [{quote(node.value)}]?"
         self._faults.add(path, (node.line, node.column), message)
 
 
@@ -206,7 +190,7 @@ def _scalar(text: str, quoted: bool, type_: inspect.Type, extra: Mapping[str, An
         names = [str(value) for value in type_.values]
         if text in names:
             return text, None
-        return BAD, f"{quote(text)} is not one of {', '.join(names)}{did_you_mean(text, names)}"
+        return BAD, _choice_complaint(quote(text), names, did_you_mean(text, names))
     wanted = _wanted(type_)
     if quoted:
         hint = "; remove the quotes" if _unquoted_fits(text, type_) else ""
@@ -224,6 +208,15 @@ def _scalar(text: str, quoted: bool, type_: inspect.Type, extra: Mapping[str, An
         number = int(text) if whole else float(text)
         return number, _bound_complaint(number, text, type_)
     raise TypeError(f"a setting of type {type_} is not known here")
+
+
+def _choice_complaint(said: str, names: Sequence[str], hint: str) -> str:
+    # Where there is no choice, nothing else can have been meant.
+    return f"is {said}, must be {_one_of(names)}{hint if len(names) > 1 else ''}"
+
+
+def _one_of(names: Sequence[str]) -> str:
+    return f"one of {', '.join(names)}" if len(names) > 1 else names[0]
 
 
 def _text_complaint(text: str, type_: inspect.StrType, extra: Mapping[str, Any]) -> str | None:
@@ -293,7 +286,7 @@ def _wanted(type_: inspect.Type) -> str:
         case inspect.StructType():
             return "a mapping"
         case inspect.LiteralType(values=values):
-            return " or ".join(str(value) for value in values)
+            return _one_of([str(value) for value in values])
         case _:
             return "a text"
 

@@ -165,6 +165,14 @@ class GpuMemResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag=
             "take the GPU from a running container."
         ),
     ] = False
+    memory_limits: Annotated[
+        bool,
+        setting(
+            "Tell the container its share in NVIDIA_GPU_MEMORY_REQUEST and NVIDIA_GPU_MEMORY_LIMIT, of which NVIDIA's "
+            "container toolkit 1.20.1 makes a hard limit (driver 615, cgroup v2); older ones take no notice. false "
+            "where such a toolkit meets a host that cannot, for it then refuses the container."
+        ),
+    ] = True
 
 
 class GpuResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="gpu"):
@@ -216,19 +224,20 @@ class GpuSettings(Settings, frozen=True, kw_only=True):
     ] = 5.0
     fatal_xids: Annotated[
         tuple[Xid, ...],
-        setting(
+        listed(
             "XID errors that turn all devices of the GPU Unhealthy, besides those of the agent's own table."
         ),
     ] = ()
     ignore_xids: Annotated[
         tuple[Xid, ...],
-        setting(
-            "XID errors that say nothing against the GPU, besides the table's 13, 31, 43, 45, 68 and 94."
-        ),
+        listed("XID errors that say nothing against the GPU, besides the table's 13, 31, 43, 45, 68 and 94."),
     ] = ()
     xid_clear_seconds: Annotated[
-        Seconds,
-        setting("An XID's GPU is Healthy again after so long without another, or as soon as it was reset."),
+        Seconds | None,
+        setting(
+            "After an XID the GPU is Healthy again when it was reset, or after so long without another; null: only "
+            "after a reset."
+        ),
     ] = 600.0
 
 

@@ -157,6 +157,7 @@ class Nvml:
         if handle is None:
             return GpuReading(index, lost=gpu.lost, fault=gpu.fault, recovery_action=gpu.action)
         uuid = gpu.ask("nvmlDeviceGetUUID", lambda: str(lib.nvmlDeviceGetUUID(handle)))
+        action = gpu.ask("nvmlDeviceGetFieldValues", lambda: _recovery_action(lib, handle))
         reading = GpuReading(
             index=index,
             uuid=uuid,
@@ -167,8 +168,7 @@ class Nvml:
                 "nvmlDeviceGetMemoryInfo", lambda: int(lib.nvmlDeviceGetMemoryInfo(handle).total) >> 20
             ),
             mig=gpu.ask("nvmlDeviceGetMigMode", lambda: lib.nvmlDeviceGetMigMode(handle)[0] == 1) or False,
-            recovery_action=gpu.ask("nvmlDeviceGetFieldValues", lambda: _recovery_action(lib, handle))
-            or gpu.action,
+            recovery_action=gpu.action or action,
             lost=gpu.lost,
             fault=gpu.fault,
         )

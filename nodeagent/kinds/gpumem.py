@@ -108,13 +108,14 @@ class Slices:
         """All memory figures are for EACH of the GPUs: the toolkit applies them so, GPU by GPU."""
         names = asked(self.resource, ids)
         chosen = [block for block in self._blocks(snapshot, names, names) if block.must]
-        if len(chosen) > 1 and {block.must for block in chosen} != {len(block.ids) for block in chosen}:
+        one = chosen[0].must
+        if len(chosen) > 1 and any(block.must != one or len(block.ids) != one for block in chosen):
             raise Refused(
                 f"{self.resource}: the slices are of several GPUs ({_listed(chosen)}); those of a container"
                 " are all on one GPU, or whole GPUs of one size",
                 invalid=False,
             )
-        each = str(chosen[0].must * self.slice_mib)
+        each = str(one * self.slice_mib)
         limits = (("NVIDIA_GPU_MEMORY_REQUEST", each), ("NVIDIA_GPU_MEMORY_LIMIT", each))
         return access.grant(
             [block.gpu for block in chosen],
@@ -139,7 +140,7 @@ class Slices:
         elsewhere = access.held_elsewhere(snapshot, self.resource)
         blocks = []
         for gpu in self._members(snapshot):
-            known = _known(gpu.uuid, self.count(gpu))
+            count = self.count(gpu)
             refusal = None
             if not gpu.health.allocatable:
                 refusal = unhealthy(self.resource, gpu.uuid, gpu.health)
@@ -147,9 +148,9 @@ class Slices:
                 refusal = access.held(self.resource, gpu.uuid, elsewhere[gpu.uuid])
             block = _Block(
                 gpu=gpu,
-                ids=_ids(gpu.uuid, self.count(gpu)),
-                free=0 if refusal else len(known & free),
-                must=len(known & must),
+                ids=_ids(gpu.uuid, count),
+                free=0 if refusal else _among(free, gpu.uuid, count),
+                must=_among(must, gpu.uuid, count),
                 refusal=refusal,
             )
             blocks.append(block)
@@ -214,6 +215,13 @@ def _listed(blocks: Sequence[_Block]) -> str:
     order = sorted(blocks, key=lambda block: (-block.free, block.gpu.index))
     more = f" and {len(order) - _LISTED_MAX} more" if len(order) > _LISTED_MAX else ""
     return ", ".join(f"{block.gpu.uuid[:_UUID_SHOWN]}… {block.free}" for block in order[:_LISTED_MAX]) + more
+
+
+def _among(names: frozenset[str], uuid: str, count: int) -> int:
+    """How many of the names are slices of the GPU; of many names, without making a set of them."""
+    if len(names) < count:
+        return len(names & _known(uuid, count))
+    return sum(map(names.__contains__, _ids(uuid, count)))
 
 
 @lru_cache(maxsize=256)

@@ -112,11 +112,11 @@ class VfPool:
     def _vfs(self, snapshot: Snapshot) -> dict[str, Function]:
         """The pool's VFs, whatever they are bound to at present, by address in the order of the snapshot."""
         routed = {link.pci_address for link in snapshot.links if link.default_route}
-        pfs = {pf.pci_address for pf in snapshot.functions if pf.parent is None} - routed
+        present = {function.pci_address for function in snapshot.functions} - routed
         return {
             vf.pci_address: vf
             for vf in snapshot.functions
-            if vf.parent in pfs and vf.parent in self.pfs and self._indexed(vf)
+            if vf.parent in present and vf.parent in self.pfs and self._indexed(vf)
         }
 
     def _indexed(self, vf: Function) -> bool:

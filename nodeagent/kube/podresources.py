@@ -12,6 +12,7 @@ The law of this file:
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from pathlib import Path
 
@@ -48,12 +49,17 @@ class PodResources:
         self.socket = socket
         self._timeout_s = timeout_s
         self._channel: grpc.aio.Channel | None = None
+        self._asking = asyncio.Lock()  # a failure closes the channel, and must not cancel another's question
 
     async def list(self) -> tuple[Holding, ...]:
         """All holdings of the node, sorted by namespace, pod, container and resource.
 
         May be empty shortly after a kubelet restart although pods hold devices.
         """
+        async with self._asking:
+            return _holdings(await self._ask())
+
+    async def _ask(self) -> pb.ListPodResourcesResponse:
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(f"unix:{self.socket}", options=_OPTIONS)
         ask = self._channel.unary_unary(
@@ -62,14 +68,13 @@ class PodResources:
             response_deserializer=pb.ListPodResourcesResponse.FromString,
         )
         try:
-            answer = await ask(pb.ListPodResourcesRequest(), timeout=self._timeout_s)
+            return await ask(pb.ListPodResourcesRequest(), timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             await self.close()
             raise PodResourcesError(
                 f"{self.socket}: the kubelet's podresources cannot be listed: "
                 f"{error.code().name}: {error.details()}"
             ) from error
-        return _holdings(answer)
 
     async def close(self) -> None:
         channel, self._channel = self._channel, None

@@ -12,7 +12,8 @@ _INTERFACE = struct.Struct(">BI")
 
 
 def _read_capabilities(data: bytes, start: int, _: int) -> Capabilities:
-    return Capabilities(*_PAIR.unpack_from(data, start))
+    supported, enabled = _PAIR.unpack_from(data, start)
+    return Capabilities(supported, enabled)
 
 
 def _write_capabilities(value: Capabilities) -> bytes:
@@ -23,7 +24,7 @@ def _read_management(data: bytes, start: int, end: int) -> ManagementAddress:
     size = data[start]  # of the address and its family
     after = start + 1 + size
     if not 2 <= size <= 32:
-        raise LldpError(f"an address of {size - 1} octets where 1 to 31 are allowed", start)
+        raise LldpError(f"{size} octets of family and address where 2 to 32 belong", start)
     if after + 5 > end:
         raise LldpError("the address leaves no room for the interface number", start)
     subtype, number = _INTERFACE.unpack_from(data, after)

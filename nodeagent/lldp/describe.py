@@ -139,18 +139,18 @@ def line(found: Json) -> str:
         f"{found['frame']:>6}",
         _clock(found["time"]),
         found.get("source", "?"),
-        f"chassis {chassis['subtype']} {printable(chassis['value'])}",
-        f"port {port['subtype']} {printable(port['value'])}",
+        f"chassis {chassis['subtype']} {_shown(chassis['value'])}",
+        f"port {port['subtype']} {_shown(port['value'])}",
         "shutdown" if found["ttl"] == 0 else f"ttl {found['ttl']}",
     ]
     if found.get("system_name"):
-        parts.append(f"name {printable(found['system_name'])}")
+        parts.append(f"name {_shown(found['system_name'])}")
     if found.get("port_description"):
-        parts.append(f"description {printable(found['port_description'])}")
-    parts.extend(f"management {printable(each['address'])}" for each in found.get("management_addresses", ()))
+        parts.append(f"description {_shown(found['port_description'])}")
+    parts.extend(f"management {_shown(each['address'])}" for each in found.get("management_addresses", ()))
     if "pvid" in found:
         parts.append(f"pvid {found['pvid']}")
-    parts.extend(f"warning: {printable(each)}" for each in found.get("warnings", ()))
+    parts.extend(f"warning: {_shown(each)}" for each in found.get("warnings", ()))
     return "  ".join(parts)
 
 
@@ -162,6 +162,11 @@ def _clock(time: float | None) -> str:
     except (ValueError, OverflowError, OSError):  # a capture may claim any year
         return f"{time:.6f}"
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _shown(text: str) -> str:
+    """Printable, without doubling the backslashes of escapes that ``plain`` has made."""
+    return printable(text).replace("\\\\", "\\")
 
 
 def _management(value: ManagementAddress) -> Json:

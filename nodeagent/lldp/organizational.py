@@ -49,8 +49,7 @@ def _read_vlan(data: bytes, start: int, end: int) -> Vlan:
         raise LldpError(f"a name of {size} octets where 32 are allowed", start + 2)
     if start + 3 + size > end:
         raise LldpError("the name passes the end of the TLV", start + 2)
-    vid = data[start] << 8 | data[start + 1]
-    return Vlan(vid, str(data[start + 3 : start + 3 + size], "utf-8", "surrogateescape"))
+    return Vlan(data[start] << 8 | data[start + 1], read_text(data, start + 3, start + 3 + size))
 
 
 def _write_vlan(value: Vlan) -> bytes:
@@ -72,14 +71,14 @@ def _write_aggregation(value: LinkAggregation) -> bytes:
 def _read_ets(data: bytes, start: int, _: int) -> Ets:
     octets = _ETS.unpack_from(data, start)
     flags, a, b, c, d = octets[:5]
-    classes = _NIBBLES[a] + _NIBBLES[b] + _NIBBLES[c] + _NIBBLES[d]
+    classes = (*_NIBBLES[a], *_NIBBLES[b], *_NIBBLES[c], *_NIBBLES[d])
     return Ets(flags & 0x80 != 0, flags & 0x40 != 0, flags & 7 or 8, classes, octets[5:13], octets[13:])
 
 
 def _read_recommendation(data: bytes, start: int, _: int) -> EtsRecommendation:
     octets = _ETS.unpack_from(data, start)
     _, a, b, c, d = octets[:5]
-    classes = _NIBBLES[a] + _NIBBLES[b] + _NIBBLES[c] + _NIBBLES[d]
+    classes = (*_NIBBLES[a], *_NIBBLES[b], *_NIBBLES[c], *_NIBBLES[d])
     return EtsRecommendation(classes, octets[5:13], octets[13:])
 
 

@@ -131,8 +131,11 @@ class _Interface:
 
 
 @dataclass(slots=True)
-class _Section:
-    order: str
+class _State:
+    """What earlier blocks of the file have said; a section header begins anew, but for the numbers."""
+
+    order: str = "<"
+    number: int = 0
     interfaces: list[_Interface] = field(default_factory=list)
 
     def interface(self, index: int, offset: int) -> _Interface:
@@ -142,22 +145,19 @@ class _Section:
 
 
 def _pcapng(data: bytes) -> Iterator[Packet]:
-    section = _Section("<")
+    state = _State()
     offset = 0
-    number = 0
     while offset < len(data):
         if data[offset : offset + 4] == _SECTION:
-            section = _Section(_byte_order(data, offset))
-        kind, size = _block(data, offset, section.order)
+            state = _State(_byte_order(data, offset), state.number)
+        kind, size = _block(data, offset, state.order)
         body, end = offset + 8, offset + size - 4
         if kind == 1:
-            section.interfaces.append(_interface(data, body, end, section.order))
+            state.interfaces.append(_interface(data, body, end, state.order))
         elif kind == 3:
-            number += 1
-            yield _simple(data, body, end, section, number)
+            yield _simple(data, body, end, state)
         elif kind in _LAYOUTS:
-            number += 1
-            yield _stamped(data, body, end, section, number, _LAYOUTS[kind])
+            yield _stamped(data, body, end, state, _LAYOUTS[kind])
         offset += size
 
 
@@ -209,23 +209,29 @@ def _interface(data: bytes, body: int, end: int, order: str) -> _Interface:
     return _Interface(link_type, snaplen, ticks, epoch)
 
 
-def _stamped(data: bytes, body: int, end: int, section: _Section, number: int, layout: str) -> Packet:
+def _stamped(data: bytes, body: int, end: int, state: _State, layout: str) -> Packet:
+    state.number += 1
     _need(20, body, end, "a packet block")
-    index, high, low, captured, length = struct.unpack_from(section.order + layout, data, body)
-    interface = section.interface(index, body - 8)
+    index, high, low, captured, length = struct.unpack_from(state.order + layout, data, body)
+    interface = state.interface(index, body - 8)
     start = body + 20
     if start + captured > end:
-        raise PcapError(f"packet {number} claims {captured} bytes, its block has {end - start}", body - 8)
+        raise PcapError(
+            f"packet {state.number} claims {captured} bytes, its block has {end - start}", body - 8
+        )
     kept = data[start : start + captured]
-    return Packet(number, interface.time(high, low), interface.link_type, kept, length)
+    return Packet(state.number, interface.time(high, low), interface.link_type, kept, length)
 
 
-def _simple(data: bytes, body: int, end: int, section: _Section, number: int) -> Packet:
+def _simple(data: bytes, body: int, end: int, state: _State) -> Packet:
+    state.number += 1
     _need(4, body, end, "a simple packet block")
-    (length,) = struct.unpack_from(section.order + "I", data, body)
-    interface = section.interface(0, body - 8)
+    (length,) = struct.unpack_from(state.order + "I", data, body)
+    interface = state.interface(0, body - 8)
     captured = min(length, interface.snaplen or length)
     start = body + 4
     if start + captured > end:
-        raise PcapError(f"packet {number} claims {captured} bytes, its block has {end - start}", body - 8)
-    return Packet(number, None, interface.link_type, data[start : start + captured], length)
+        raise PcapError(
+            f"packet {state.number} claims {captured} bytes, its block has {end - start}", body - 8
+        )
+    return Packet(state.number, None, interface.link_type, data[start : start + captured], length)

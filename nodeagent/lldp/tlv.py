@@ -184,7 +184,7 @@ def _keep(fields: dict[str, Any], key: int, data: bytes, start: int, end: int) -
         fields["reserved"] = (*fields.get("reserved", ()), Reserved(-key, data[start:end]))
         return
     if start > end:
-        raise LldpError("too short for an OUI and a subtype", start - 4)
+        raise LldpError("too short for an OUI and a subtype", start - 6)
     unknown = Organizational(data[start - 4 : start - 1], data[start - 1], data[start:end])
     fields["organizational"] = (*fields.get("organizational", ()), unknown)
 

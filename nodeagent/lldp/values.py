@@ -18,7 +18,7 @@ T = TypeVar("T")
 def value(cls: type[T]) -> type[T]:
     """A slotted, hashable dataclass that the type checker holds frozen.
 
-    Freezing it at run time too would cost 60 ns for each field, a quarter of the time of a decode.
+    Freezing it at run time too would cost 60 ns for each field: 20 µs a frame instead of 13.
     """
     return dataclass(slots=True, unsafe_hash=True)(cls)
 

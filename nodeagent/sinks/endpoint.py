@@ -230,7 +230,8 @@ class Endpoint:
     async def _allocate(self, request: bytes, context: Any) -> bytes:
         with self._measure.call(self.resource, "Allocate") as call:
             try:
-                return await asyncio.wait_for(self._answer(request), DEADLINE_S)
+                async with asyncio.timeout(DEADLINE_S):
+                    return await self._answer(request)
             except DecodeError:
                 code, why = grpc.StatusCode.INVALID_ARGUMENT, "the request is not an AllocateRequest"
             except Refused as refusal:

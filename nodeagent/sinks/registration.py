@@ -52,6 +52,14 @@ SETTLE_S = 0.1
 RETRY_FIRST_S = 1.0
 RETRY_MAX_S = 30.0
 
+_CHANNEL = (
+    # Channels to one address share their connection, and with it the back-off after a kubelet that went.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.default_authority", "localhost"),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+)
+
 Identity = tuple[int, int, int]
 """Of a kubelet: device, inode and change time of its socket. A new kubelet binds a new one."""
 
@@ -64,6 +72,8 @@ class _Place:
     known_to: Identity | None = None
     since: float = 0.0
     lost: bool = False
+    closed_for: Identity | None = None
+    closed_at: float = 0.0
     reason: str = "not registered yet"
     retry_at: float = 0.0
     retry_in: float = RETRY_FIRST_S
@@ -151,16 +161,13 @@ class DevicePlugins:
         return lost
 
     async def _woken(self) -> None:
-        soonest = min(
-            (
-                p.retry_at - time.monotonic()
-                for p in self._places.values()
-                if p.known_to is None and p.retry_at
-            ),
-            default=LOOK_S,
-        )
+        waiting = [place for place in self._places.values() if place.known_to is None]
+        times = [max(place.retry_at, place.closed_at + SETTLE_S) for place in waiting]
+        pause = min((at - time.monotonic() for at in times if at > time.monotonic()), default=LOOK_S)
+        # Never wait_for: up to Python 3.11 it loses a cancellation that meets the event.
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), min(LOOK_S, max(soonest, 0.01)))
+            async with asyncio.timeout(min(LOOK_S, pause)):
+                await self._wake.wait()
         self._wake.clear()
 
     @asynccontextmanager
@@ -229,19 +236,34 @@ class DevicePlugins:
             for place in self._places.values():
                 self._forget(place, "the kubelet is not there")
             return
+        for place in self._places.values():
+            await self._close_lost(place, identity)
         due = [place for place in self._places.values() if self._due(place, identity)]
         if due:
             await self._register(due, identity)
 
+    async def _close_lost(self, place: _Place, identity: Identity) -> None:
+        """Give up what stands no more with the kubelet that is there, and note when that was."""
+        endpoint = place.endpoint
+        if _same_file(place.known_to, identity) and endpoint.streams:
+            place.known_to = identity  # a change of mode or label of the socket is no new kubelet
+        if place.known_to is None or place.known_to != identity:
+            return
+        # The kubelet opens the stream right after Register; one that never came is a lost one.
+        never = not endpoint.streams and time.monotonic() - place.since > REGISTER_S
+        if place.lost or never:
+            self._forget(place, "the kubelet closed the stream")
+        elif not endpoint.intact():
+            self._forget(place, "the socket was removed")
+        else:
+            return
+        await endpoint.stop()
+        place.closed_for, place.closed_at = identity, time.monotonic()
+
     def _due(self, place: _Place, identity: Identity) -> bool:
         now = time.monotonic()
-        if _same_file(place.known_to, identity) and place.endpoint.streams:
-            place.known_to = identity  # a change of mode or label of the socket is no new kubelet
-        if place.known_to == identity and place.endpoint.intact() and not place.lost:
-            # The kubelet opens the stream right after Register; one that never came is a lost one.
-            if place.endpoint.streams or now - place.since < REGISTER_S:
-                return False
-            place.lost = True
+        if place.known_to == identity or (place.closed_for == identity and now < place.closed_at + SETTLE_S):
+            return False
         if place.tried != identity:
             place.retry_at, place.retry_in = 0.0, RETRY_FIRST_S
         return now >= place.retry_at
@@ -259,36 +281,31 @@ class DevicePlugins:
         return False
 
     async def _register(self, places: list[_Place], identity: Identity) -> None:
-        again = [place for place in places if place.known_to == identity]
-        for place in again:
-            self._forget(place, "the kubelet closed the stream" if place.lost else "the socket was removed")
-        await asyncio.gather(*(self._serve(place, renew=place in again) for place in places))
-        if again:
-            await asyncio.sleep(SETTLE_S)
-        channel = grpc.aio.insecure_channel(
-            f"unix:{self._kubelet}",
-            options=(("grpc.initial_reconnect_backoff_ms", 100), ("grpc.min_reconnect_backoff_ms", 100)),
-        )
+        await asyncio.gather(*(self._serve(place, identity) for place in places))
+        # A kubelet that starts removes our sockets before it makes its own, and dials one that is gone for
+        # ten seconds: only what is whole now, with the same kubelet there, may be registered.
+        whole = [place for place in places if place.endpoint.intact()]
+        if _identity(self._kubelet) != identity or not whole:
+            return
+        channel = grpc.aio.insecure_channel(f"unix:{self._kubelet}", options=_CHANNEL)
         try:
-            await asyncio.gather(*(self._register_one(channel, place, identity) for place in places))
+            await asyncio.gather(*(self._register_one(channel, place, identity) for place in whole))
         finally:
             await channel.close()
 
-    async def _serve(self, place: _Place, *, renew: bool) -> None:
-        """A bound socket that answers; the old one is closed first where it is gone or to be renewed."""
+    async def _serve(self, place: _Place, identity: Identity) -> None:
+        """A bound socket that answers; where the kubelet removed the old one, a new one."""
         endpoint = place.endpoint
-        if endpoint.serving and (renew or not endpoint.intact()):
+        if endpoint.serving and not endpoint.intact():
             await endpoint.stop()
         if not endpoint.serving:
             try:
                 await endpoint.start(self._folder / _socket_name(endpoint.resource))
             except BindError as error:
-                self._failed(place, str(error), None)
+                self._failed(place, str(error), identity)
 
     async def _register_one(self, channel: grpc.aio.Channel, place: _Place, identity: Identity) -> None:
         endpoint = place.endpoint
-        if not endpoint.serving:
-            return
         request = pb.RegisterRequest(
             version=API_VERSION,
             endpoint=_socket_name(endpoint.resource),
@@ -403,7 +420,8 @@ def _same_file(a: Identity | None, b: Identity | None) -> bool:
 async def _connects(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         try:
-            await asyncio.wait_for(asyncio.get_running_loop().sock_connect(probe, str(path)), 1.0)
+            async with asyncio.timeout(1.0):
+                await asyncio.get_running_loop().sock_connect(probe, str(path))
         except (OSError, TimeoutError):
             return False
     return True

@@ -11,6 +11,7 @@ import asyncio
 import errno
 import gzip
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -44,35 +45,26 @@ Answer = Callable[[str], Page]
 """Takes the value of the Accept header."""
 
 
-def address(listen: str) -> tuple[str | None, int]:
-    """``":9808"``, ``"127.0.0.1:9808"`` or ``"[::1]:9808"`` as (host or all of them, port)."""
-    host, _, port = listen.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{listen!r} is no address to listen on; write [HOST]:PORT, for example :9808")
-    return host or None, int(port)
-
-
 class Web:
     def __init__(self, pages: dict[str, Answer]) -> None:
         self._pages = pages
         self._open = 0
 
-    async def run(self, listen: str, ready: Callable[[int], None] = lambda _port: None) -> None:
-        """Serve until cancelled. ``ready`` is told the port, which matters where 0 was asked for."""
-        host, port = address(listen)
+    async def run(self, host: str, port: int, ready: Callable[[int], None] = lambda _port: None) -> None:
+        """Serve until cancelled; an empty host is all addresses. ``ready`` is told the port, which matters
+        where 0 was asked for."""
         try:
-            server = await asyncio.start_server(self._connected, host, port, limit=REQUEST_MAX_BYTES)
+            server = await asyncio.start_server(self._connected, host or None, port, limit=REQUEST_MAX_BYTES)
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
                 raise
             raise Fatal(
-                f"cannot listen on {listen}: {error.strerror}. Find the owner with "
+                f"cannot listen on {host}:{port}: {os.strerror(error.errno)}. Find the owner with "
                 f"`ss -ltnp 'sport = :{port}'`, or choose another address with --listen or `listen:`"
             ) from error
         async with server:
             port = server.sockets[0].getsockname()[1]
-            log.info("Serving metrics and probes. listen=%s port=%d", listen, port)
+            log.info("Serving metrics and probes. host=%s port=%d", host or "*", port)
             ready(port)
             await server.serve_forever()
 

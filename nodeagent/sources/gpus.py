@@ -45,6 +45,7 @@ _abandoned: set[threading.Thread] = set()
 
 Place = tuple[int | None, tuple[str, ...]]
 """NUMA node and PCI path."""
+NOWHERE: Place = (None, ())
 
 
 class Driver(Protocol):
@@ -72,7 +73,16 @@ async def watch(
     """Listen for ever. ``driver`` makes a fresh driver for each session; ``state`` hears all GPUs at every
     reading and event, ``silence`` why there is no answer. A hint asks for a reading now: within ``WAIT_S``
     of a running session, at once of one that is being waited for."""
-    watcher = _Watcher(driver, tree, state, silence, rules or Rules(), timeout_s, interval_s, absent_s)
+    watcher = _Watcher(
+        driver=driver,
+        tree=tree,
+        state=state,
+        silence=silence,
+        rules=rules or Rules(),
+        timeout_s=timeout_s,
+        interval_s=interval_s,
+        absent_s=absent_s,
+    )
     hinting = asyncio.create_task(watcher.hear(hints)) if hints is not None else None
     try:
         await watcher.run()
@@ -133,6 +143,8 @@ class _Session(threading.Thread):
                 self._post(_Reading(version, readings, self._places(readings)))
                 read_at = time.monotonic()
                 due = read_at + self.interval_s
+                if self.over.is_set():  # given up while it hung
+                    return
             timeout_s = max(0.0, min(WAIT_S, due - time.monotonic()))
             self._enter("wait", timeout_s)
             events = self.driver.wait(timeout_s)
@@ -170,6 +182,7 @@ class _Watcher:
 
     def __init__(
         self,
+        *,
         driver: Callable[[], Driver],
         tree: Tree,
         state: Callable[[tuple[Gpu, ...]], object],
@@ -217,7 +230,9 @@ class _Watcher:
             if end.error.absent:
                 self._judge_absent(str(end.error))
                 await self._pause(self.absent_s)
-            elif end.call == "wait":
+                backoff_s = BACKOFF_FIRST_S
+                continue
+            if end.call == "wait":
                 self._say("wait", f"Listening to the GPU driver failed; its GPUs are read again. {end.error}")
                 await self._pause(min(backoff_s, self.interval_s))
             else:
@@ -268,9 +283,12 @@ class _Watcher:
         self._judge(events=(event,))
 
     def _hear_reading(self, news: _Reading) -> None:
-        self.places.update(news.places)
+        for address, place in news.places.items():
+            if place != NOWHERE or address not in self.places:  # one that fell off the bus has left sysfs
+                self.places[address] = place
         self.hinted.clear()
-        self._say("driver", f"The GPU driver answers. version={news.version} gpus={len(news.readings)}")
+        answers = f"The GPU driver answers. version={news.version} gpus={len(news.readings)}"
+        self._say("driver", answers, logging.INFO)
         self._judge(readings=news.readings)
         known = {latch.reading.index for latch in self.latches}
         for reading in news.readings:
@@ -281,7 +299,8 @@ class _Watcher:
                 )
 
     def _judge_absent(self, why: str) -> None:
-        self._say("driver", f"There is no GPU driver; it is looked for every {self.absent_s:g} s. {why}")
+        absent = f"There is no GPU driver; it is looked for every {self.absent_s:g} s. {why}"
+        self._say("driver", absent, logging.INFO)
         self._judge(readings=())
 
     def _fall_silent(self, why: str) -> None:
@@ -301,6 +320,7 @@ class _Watcher:
                 gpu.uuid,
                 f"A GPU is {gpu.health.state}. uuid={gpu.uuid} allocatable={gpu.health.allocatable} "
                 f"reasons={reasons or 'none'}",
+                logging.WARNING if gpu.health.reasons else logging.INFO,
             )
         self.state(gpus)
 
@@ -313,7 +333,7 @@ class _Watcher:
                 why = reading.fault or "the driver does not say its memory or PCI address"
                 self._say(f"{latch.uuid} facts", f"A GPU is not offered. uuid={latch.uuid} why={why!r}")
                 continue
-            numa_node, pci_path = self.places.get(reading.pci_address, (None, ()))
+            numa_node, pci_path = self.places.get(reading.pci_address, NOWHERE)
             gpus.append(
                 Gpu(
                     uuid=latch.uuid,
@@ -329,11 +349,11 @@ class _Watcher:
             )
         return tuple(gpus)
 
-    def _say(self, what: str, sentence: str) -> None:
+    def _say(self, what: str, sentence: str, level: int = logging.WARNING) -> None:
         """Log a sentence when it is another than the last about the same thing."""
         if self.said.get(what) != sentence:
             self.said[what] = sentence
-            log.info("%s", sentence)
+            log.log(level, "%s", sentence)
 
 
 def stuck_threads() -> int:
@@ -349,5 +369,5 @@ def _place(tree: Tree, pci_address: str) -> Place:
         real = tree.real(folder)
     except SysfsError as error:
         log.warning("Where a GPU sits cannot be read. pci_address=%s error=%r", pci_address, str(error))
-        return None, ()
+        return NOWHERE
     return None if numa_node is None or numa_node < 0 else numa_node, path_of(real) if real else ()

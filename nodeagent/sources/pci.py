@@ -171,20 +171,23 @@ async def watch(
     state: Callable[[PciFacts], None],
     interval_s: float = 30.0,
     sweep: Sweep = SWEEP,
+    *,
+    before: PciFacts | None = None,
 ) -> None:
     """State the judged facts now, after each hint and every ``interval_s``, until cancelled.
 
     After a hint the links come first, for a lost link is what cannot wait, and the whole machine second.
     Whatever is read is read in a thread: drivers may hold a lock for seconds, and the loop goes on. There
     is one look at a time. Each scan is stated, a sweep only when it differs. Raises what ``scan`` and the
-    hints raise.
+    hints raise. ``before`` is what an earlier watch stated last: with it a restart forgets neither a missing
+    function nor what a pod took along.
     """
     rung = asyncio.Event()
     try:
         async with asyncio.TaskGroup() as group:
             for hint in hints:
                 group.create_task(_listen(hint, rung))
-            await _watch(tree, rung, state, interval_s, sweep)
+            await _watch(tree, rung, state, interval_s, sweep, before or PciFacts())
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
 
@@ -196,10 +199,15 @@ async def _listen(hint: Hint, rung: asyncio.Event) -> None:
 
 
 async def _watch(
-    tree: Tree, rung: asyncio.Event, state: Callable[[PciFacts], None], interval_s: float, sweep: Sweep
+    tree: Tree,
+    rung: asyncio.Event,
+    state: Callable[[PciFacts], None],
+    interval_s: float,
+    sweep: Sweep,
+    facts: PciFacts,
 ) -> None:
     now = asyncio.get_running_loop().time
-    facts, present = PciFacts(), tuple[Function, ...]()
+    present = facts.functions
     scan_at = sweep_until = now()
     while True:
         if now() >= scan_at:

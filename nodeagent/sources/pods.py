@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from nodeagent.kube.podresources import PodResources, PodResourcesError
@@ -52,10 +53,9 @@ async def watch(
                     known, empty_since = holdings, None
                     state(holdings)
             pause = interval_s if empty_since is None else min(interval_s, empty_stands_s / 3)
-            try:
-                await asyncio.wait_for(asked.wait(), pause)
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await asked.wait()
             asked.clear()
     finally:
         await client.close()

@@ -16,6 +16,7 @@ from nodeagent.sim.kubelet.kubelet import Kubelet
 from nodeagent.sim.kubelet.values import (
     Admission,
     AdmissionError,
+    Call,
     Container,
     KubeletPanic,
     PodSpec,
@@ -28,6 +29,7 @@ from nodeagent.sim.kubelet.values import (
 __all__ = [
     "Admission",
     "AdmissionError",
+    "Call",
     "Container",
     "Kubelet",
     "KubeletPanic",

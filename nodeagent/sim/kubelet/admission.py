@@ -278,14 +278,13 @@ class Choice:
         aligned: set[str] = set()
         unaligned: set[str] = set()
         indifferent: set[str] = set()
-        for device in available:
-            nodes = devices.numa(resource, device)
+        for nodes, some in devices.listed[resource].by_numa(available).items():
             if not nodes:
-                indifferent.add(device)
+                indifferent |= some
             elif topology.mask_of(nodes) & mask:
-                aligned.add(device)
+                aligned |= some
             else:
-                unaligned.add(device)
+                unaligned |= some
         return aligned, unaligned, indifferent
 
 

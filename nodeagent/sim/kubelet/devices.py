@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 
 from nodeagent.kube import deviceplugin_pb2 as pb
@@ -48,11 +49,17 @@ class Listed:
     def numa(self, device: str) -> tuple[int, ...]:
         return tuple(node.ID for node in self.by_id[device].topology.nodes)
 
-    def count(self, ids: Iterable[str]) -> Counter[tuple[int, ...]]:
-        """How many of these devices there are on each combination of NUMA nodes."""
+    def by_numa(self, ids: Iterable[str]) -> dict[tuple[int, ...], set[str]]:
+        """These devices, by the combination of NUMA nodes that they are on."""
         if self._numa is None:
             self._numa = {device: self.numa(device) for device in self.by_id}
-        return Counter(map(self._numa.__getitem__, ids))
+        found: defaultdict[tuple[int, ...], set[str]] = defaultdict(set)
+        for device in ids:
+            found[self._numa[device]].add(device)
+        return found
+
+    def count(self, ids: Iterable[str]) -> Counter[tuple[int, ...]]:
+        return Counter({nodes: len(devices) for nodes, devices in self.by_numa(ids).items()})
 
     def has_numa(self) -> bool:
         return any(device.topology.nodes for device in self.by_id.values())
@@ -183,8 +190,7 @@ class Devices:
         order = listed.scrambled(self._rng, self._orders.get(resource))
         self._orders[resource] = listed
         start = self._rng.randrange(len(order)) if order else 0
-        for index in range(start, start + len(order)):
-            device = order[index % len(order)]
+        for device in chain(islice(order, start, None), islice(order, start)):
             if device in ids:
                 yield device
         yield from sorted(ids - listed.by_id.keys())

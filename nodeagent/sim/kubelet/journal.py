@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from nodeagent.sim.kubelet.values import KubeletPanic, Registration, StreamEnd, Update
+from nodeagent.sim.kubelet.values import Call, KubeletPanic, Registration, StreamEnd, Update
 
 
 class Journal:
@@ -14,6 +14,7 @@ class Journal:
     def __init__(self) -> None:
         self.registrations: list[Registration] = []
         self.updates: list[Update] = []
+        self.calls: list[Call] = []
         self.ends: list[StreamEnd] = []
         self.panics: list[KubeletPanic] = []
         self._pulse = asyncio.Event()

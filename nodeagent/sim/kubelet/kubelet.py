@@ -50,6 +50,7 @@ class Kubelet:
         self._journal = Journal()
         self.registrations = self._journal.registrations
         self.updates = self._journal.updates
+        self.calls = self._journal.calls
         self.ends = self._journal.ends
         self.panics = self._journal.panics
         self._bug_127803 = bug_127803

@@ -21,7 +21,7 @@ from google.protobuf.message import Message
 from nodeagent.kube import deviceplugin_pb2 as pb
 from nodeagent.sim.kubelet import wire
 from nodeagent.sim.kubelet.journal import Journal
-from nodeagent.sim.kubelet.values import AdmissionError, Registration, StreamEnd
+from nodeagent.sim.kubelet.values import AdmissionError, Call, Registration, StreamEnd
 
 VERSION = "v1beta1"
 PRE_START_S = 30.0
@@ -55,9 +55,9 @@ def is_extended_resource(name: str) -> bool:
 class Client:
     """One connection to one plugin, from its registration to the end of its stream."""
 
-    def __init__(self, resource: str, path: Path) -> None:
+    def __init__(self, resource: str, path: Path, journal: Journal) -> None:
         self.resource = resource
-        self.path = path
+        self._journal = journal
         self._channel = wire.dial(path)
         self._closed = False
 
@@ -130,14 +130,20 @@ class Client:
             request_serializer=type(request).SerializeToString,
             response_deserializer=answer.FromString,
         )
+        at = time.monotonic()
+        error: str | None = None
         try:
             reply: Answer = await call(request, timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise AdmissionError(wire.rpc_error(error)) from error
+        except grpc.aio.AioRpcError as fault:
+            error = wire.rpc_error(fault)
+            raise AdmissionError(error) from fault
         except asyncio.CancelledError:
+            error = wire.CLOSING
             if not wire.cancelled_by_others():
                 raise
-            raise AdmissionError(wire.CLOSING) from None
+            raise AdmissionError(error) from None
+        finally:
+            self._journal.calls.append(Call(at, time.monotonic(), self.resource, method, error))
         return reply
 
 
@@ -211,7 +217,7 @@ class Plugins:
             raise RegistrationError(f'the ResourceName "{resource}" is invalid')
 
     async def connect(self, resource: str, path: Path, timeout_s: float | None = None) -> None:
-        client = Client(resource, path)
+        client = Client(resource, path, self._journal)
         self._newest[resource] = client  # an older one is overwritten and not closed
         done = False
         try:

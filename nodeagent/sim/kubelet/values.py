@@ -140,6 +140,17 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """One question to a plugin, as the kubelet's end of the wire saw it; ``error`` as Go prints it."""
+
+    at: float
+    done: float
+    resource: str
+    method: str
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class StreamEnd:
     """The end of a ListAndWatch stream, which the kubelet never opens again by itself."""
 

@@ -1,0 +1,156 @@
+"""The files of the machine, published by owner: one thing of the machine and all that sysfs shows of it.
+
+An owner states its entries whole and in the order in which the kernel makes them; what differs from the
+last statement is changed on disk. What goes, goes in that order too, and before anything new comes.
+
+* A reader never sees half a value: a file is put in place by ``rename``, from a folder of our own. Someone
+  who keeps a file open keeps reading the old value, which is the one thing that sysfs does differently.
+* Folders come and go with what is in them.
+"""
+
+# Thousands of files at once: a Path for each would double the time.
+# ruff: noqa: PTH102, PTH104, PTH108, PTH211
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+
+class Link(str):
+    """A symbolic link's target, an absolute path of the machine; on disk it is relative, as in sysfs."""
+
+    __slots__ = ()
+
+
+class _Folder:
+    """An empty folder that is worth showing."""
+
+
+FOLDER = _Folder()
+
+Entry = str | Link | _Folder
+Entries = Mapping[str, Entry]
+
+SCRATCH = "/.nodeagent/tmp"
+"""Not in ``/.nodeagent`` itself: that folder is watched."""
+
+
+def relative(link: str, target: str) -> str:
+    """The text of a link, as kernfs composes it: up to the nearest folder that holds the target."""
+    base = link.split("/")[:-1]
+    path = target.split("/")
+    shared = 0
+    for a, b in zip(base, path[:-1], strict=False):
+        if a != b:
+            break
+        shared += 1
+    return "../" * (len(base) - shared) + "/".join(path[shared:])
+
+
+class Files:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._prefix = str(root)
+        self._owned: dict[str, dict[str, Entry]] = {}
+        self._held: dict[str, int] = {"": 1}  # names in each folder
+        self._live = False
+        self._hold(SCRATCH)
+        self._held[SCRATCH] += 1
+
+    def live(self) -> None:
+        """From now on someone may be reading."""
+        self._live = True
+
+    def publish(self, owner: str, entries: Entries) -> None:
+        before = self._owned.get(owner, {})
+        for path in [path for path, entry in before.items() if _kind(entries.get(path)) is not _kind(entry)]:
+            self._remove(path, before[path])
+        for path, entry in entries.items():
+            old = before.get(path)
+            if _kind(old) is not _kind(entry):
+                self._create(path, entry)
+            elif old != entry:
+                self._put(path, entry)
+        self._owned[owner] = dict(entries)
+
+    def retract(self, owner: str) -> None:
+        for path, entry in self._owned.pop(owner, {}).items():
+            self._remove(path, entry)
+
+    def restore(self, owner: str, path: str) -> None:
+        """Put back what ``owner`` states, if it still does, over what someone has written there."""
+        entry = self._owned.get(owner, {}).get(path)
+        if entry is not None:
+            self._put(path, entry)
+
+    def writes(self, paths: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """Of files (path: owner) those whose content is not what was stated, with that content.
+
+        An empty file is one that has been opened for writing and not been written yet.
+        """
+        for path, owner in paths.items():
+            stated = self._owned.get(owner, {}).get(path)
+            try:
+                with open(self._prefix + path, "rb") as file:
+                    text = file.read().decode("utf-8", "replace")
+            except OSError:
+                continue
+            if stated is not None and text and text.strip() != str(stated).strip():
+                yield path, text.strip()
+
+    def _create(self, path: str, entry: Entry) -> None:
+        if isinstance(entry, _Folder):
+            self._hold(path)
+            self._held[path] += 1
+            return
+        folder = path.rpartition("/")[0]
+        self._hold(folder)
+        self._held[folder] += 1
+        self._put(path, entry)
+
+    def _put(self, path: str, entry: Entry) -> None:
+        place = self._prefix + path
+        at = f"{self._prefix}{SCRATCH}/new" if self._live else place
+        if isinstance(entry, Link):
+            os.symlink(relative(path, entry), at)
+        elif isinstance(entry, str):
+            fd = os.open(at, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            try:
+                os.write(fd, entry.encode())
+            finally:
+                os.close(fd)
+        if self._live:
+            os.rename(at, place)
+
+    def _remove(self, path: str, entry: Entry) -> None:
+        if isinstance(entry, _Folder):
+            self._release(path)
+            return
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._prefix + path)
+        self._release(path.rpartition("/")[0])
+
+    def _hold(self, folder: str) -> None:
+        if folder in self._held:
+            return
+        parent = folder.rpartition("/")[0]
+        self._hold(parent)
+        self._held[parent] += 1
+        self._held[folder] = 0
+        os.mkdir(self._prefix + folder)
+
+    def _release(self, folder: str) -> None:
+        self._held[folder] -= 1
+        if self._held[folder] == 0:
+            del self._held[folder]
+            # With whatever a stranger has put there: sysfs would not have let him.
+            shutil.rmtree(self._prefix + folder, ignore_errors=True)
+            self._release(folder.rpartition("/")[0])
+
+
+def _kind(entry: Entry | None) -> type | None:
+    return None if entry is None else type(entry)

@@ -1,0 +1,268 @@
+"""The simulated machine, alive: what happens to a machine, and what the kernel then shows of it.
+
+Every mutation changes the state, then the files in the order of the kernel, then the facts of the GPU
+driver, and at last ``/.nodeagent/uevent``, which stands for the kernel's announcements. Orders worth
+knowing (drivers/pci/iov.c, drivers/base/{core,dd}.c, net/core/dev.c):
+
+* VFs appear one by one, each with its links before its driver, and ``sriov_numvfs`` tells the new count
+  after the last. They go last one first, ``virtfn<n>`` before the function, and the count again at the end.
+* A class or bus link comes before most of what it leads to, and goes before it: a reader may find a netdev
+  half there.
+* ``driver`` is there before the driver has made a netdev, and goes after the netdev has.
+* A driver that lets go of a PF takes its VFs away with it.
+* A netdev in a pod leaves an empty ``net`` folder; the RDMA device leaves an empty ``infiniband``, its
+  character devices stay (they know no network namespace).
+
+What the host's own services would do at once is done: a PF's netdev comes back as the model configures it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Literal
+
+from nodeagent.host.inotify import IN_CLOSE_WRITE, NAMES, Watch
+from nodeagent.sim.machine import sysfs
+from nodeagent.sim.machine.driver import GpuDriver
+from nodeagent.sim.machine.files import Files
+from nodeagent.sim.machine.kernel import Kernel, MachineError, refuse
+from nodeagent.sim.machine.model import Model, load
+from nodeagent.sim.machine.state import VFIO, Device, Netdev
+
+log = logging.getLogger(__name__)
+
+FACTS = "/.nodeagent/gpus.json"
+UEVENT = "/.nodeagent/uevent"
+
+RecoveryAction = Literal["none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset"]
+Call = Literal["init", "wait", "list"]
+
+
+class Machine:
+    """One machine. GPUs are named by index, UUID or PCI address; NICs by netdev or PCI address, and PFs with
+    SR-IOV by their place in PCI order too. What ``gpu`` and ``nic`` give is for reading.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self._kernel = Kernel(model)
+        self._driver = GpuDriver(model.driver)
+        self._root: Path | None = None
+        self._uevents = 0
+
+    @classmethod
+    def load(cls, model: str | Path) -> Machine:
+        """A machine of the package by name (``dgx-h100``), or a model file. Raises ``ModelError``."""
+        return cls(load(model))
+
+    def write(self, root: Path) -> None:
+        """Write the whole tree under ``root``; what happens from now on is shown there."""
+        if (root / "sys").exists() or (root / ".nodeagent").exists():
+            raise MachineError(f"{root} holds a machine already; take an empty folder")
+        root.mkdir(parents=True, exist_ok=True)
+        self._root = root
+        files = Files(root)
+        self._kernel.show_in(files)
+        marker = f"kind: simulated\nmodel: {json.dumps(self.model.name)}\n"
+        self._kernel.publish("marker", {"/.nodeagent/machine.yaml": marker})
+        self._settle()
+        files.live()
+
+    # What is there
+
+    @property
+    def gpus(self) -> tuple[Device, ...]:
+        """In the driver's order, absent ones too."""
+        return tuple(self._kernel.gpus)
+
+    @property
+    def pfs(self) -> tuple[Device, ...]:
+        """Every PF, with SR-IOV or not, in PCI order, absent ones too."""
+        return tuple(self._kernel.nics)
+
+    def gpu(self, which: int | str) -> Device:
+        return self._kernel.gpu(which)
+
+    def nic(self, which: int | str) -> Device:
+        """A PF or a VF."""
+        return self._kernel.nic(which)
+
+    # NICs
+
+    def set_vfs(self, pf: int | str, count: int) -> None:
+        """Make or remove VFs, by way of none as an operator has to."""
+        device = self.nic(pf)
+        self._kernel.check_vfs(device, count)
+        if count != device.num_vfs:
+            self._kernel.disable(device)
+            self._kernel.enable(device, count)
+        self._settle()
+
+    def set_link(self, nic: int | str, up: bool) -> None:
+        """The cable of a PF, for its VFs too; of a VF, its link state at the PF (auto or disable)."""
+        device = self.nic(nic)
+
+        def act() -> None:
+            device.cable = up
+
+        self._kernel.with_carrier([device, *device.vfs.values()], act)
+        self._settle()
+
+    def set_admin(self, nic: int | str, up: bool) -> None:
+        """``ip link set <netdev> up`` or ``down``."""
+        device = self.nic(nic)
+        netdev = self._kernel.netdev_here(device)
+
+        def act() -> None:
+            netdev.admin_up = up
+
+        self._kernel.with_carrier([device], act)
+        self._settle()
+
+    def move_netdev(self, nic: int | str, rdma: bool = True) -> None:
+        """Into a pod's network namespace; the RDMA device as well where those are exclusive."""
+        device = self.nic(nic)
+        self._kernel.netdev_here(device).here = False
+        if device.rdma is not None and rdma:
+            device.rdma.here = False
+        self._kernel.show(device)
+        self._settle()
+
+    def return_netdev(self, nic: int | str) -> None:
+        """The pod's network namespace is gone, and what was in it is the host's again."""
+        device = self.nic(nic)
+        if device.netdev is None or device.netdev.here:
+            refuse(f"the netdev of {device.address} is in no pod")
+        device.netdev.here = True
+        if device.rdma is not None:
+            device.rdma.here = True
+        self._kernel.show(device)
+        self._settle()
+
+    # PCI functions of any sort
+
+    def bind(self, which: int | str, driver: str | None) -> None:
+        """Give the function to another driver, or to none, whatever its ``driver_override`` says."""
+        device = self._kernel.function(which)
+        self._kernel.check_present(device)
+        if driver is not None and driver not in (device.natural, VFIO):
+            refuse(f"{driver} does not know {device.address}; {device.natural} and {VFIO} do (ENODEV)")
+        if driver != device.driver:
+            self._kernel.detach(device)
+            self._kernel.attach(device, driver)
+        self._settle()
+
+    def unplug(self, which: int | str) -> None:
+        """Pull a function out; a PF takes its VFs along. The GPU driver loses its GPU."""
+        device = self._kernel.function(which)
+        self._kernel.check_present(device)
+        if device.gpu is not None and device.driver == device.natural:
+            device.gpu.lost = True
+        self._kernel.detach(device)
+        self._kernel.vanish(device)
+        self._settle()
+
+    def plug(self, which: int | str, vfs: int | None = None) -> None:
+        """Put it back, with its own driver and with ``vfs`` VFs: by default what the model gives it at boot."""
+        device = self._kernel.function(which)
+        if device.present:
+            refuse(f"{device.address} is plugged in already")
+        if vfs is None:
+            vfs = device.nic_line.num_vfs if device.may_have_vfs and device.nic_line else 0
+        self._kernel.check_count(device, vfs)
+        self._kernel.appear(device)
+        self._kernel.attach(device, device.natural)
+        if device.gpu is not None:
+            device.gpu.lost = False
+        if vfs:
+            self._kernel.enable(device, vfs)
+        self._settle()
+
+    # The GPU driver
+
+    def raise_xid(self, gpu: int | str, xid: int) -> None:
+        facts = self.gpu(gpu).gpu
+        assert facts is not None
+        self._driver.tell(facts.uuid, xid)
+        self._settle()
+
+    def set_recovery_action(self, gpu: int | str, action: RecoveryAction) -> None:
+        facts = self.gpu(gpu).gpu
+        assert facts is not None
+        facts.recovery_action = action
+        self._settle()
+
+    def lose_gpu(self, gpu: int | str) -> None:
+        """It has fallen off the bus for the driver. The driver reports XID 79 with that: ``raise_xid``."""
+        facts = self.gpu(gpu).gpu
+        assert facts is not None
+        facts.lost = True
+        self._settle()
+
+    def find_gpu(self, gpu: int | str) -> None:
+        device = self.gpu(gpu)
+        self._kernel.check_present(device)
+        assert device.gpu is not None
+        device.gpu.lost = False
+        self._settle()
+
+    def fail_driver(self, call: Call, error: str) -> None:
+        """From now on this call of the GPU driver fails."""
+        self._driver.failure = {"call": call, "error": error}
+        self._settle()
+
+    def heal_driver(self) -> None:
+        self._driver.failure = None
+        self._settle()
+
+    # What someone else writes
+
+    def apply_writes(self) -> tuple[str, ...]:
+        """React to what others wrote into sysfs since the last look, as the kernel would have.
+
+        Answers what the kernel would have refused, in sentences; the file then shows the old value again.
+        The writer is not told, and the last of several writes to one file is the one that is seen: he has
+        to look whether what he asked for has happened.
+        """
+        outcomes = self._kernel.take_writes()
+        if None in outcomes:
+            self._settle()
+        return tuple(refusal for refusal in outcomes if refusal is not None)
+
+    async def follow(self) -> None:
+        """``apply_writes`` whenever something has been written, until cancelled. Needs ``write`` before."""
+        if self._root is None:
+            refuse("write the machine first")
+        root = str(self._root)
+        with Watch() as watch:
+            watch.add(f"{root}/.nodeagent", NAMES)
+            watched: set[str] = set()
+            while True:
+                folders = {root + folder for folder in self._kernel.writable_folders()}
+                for folder in folders - watched:
+                    watch.add(folder, IN_CLOSE_WRITE)
+                watched |= folders
+                for refusal in self.apply_writes():
+                    log.warning("The kernel would refuse this. reason=%r", refusal)
+                changes = await watch.changes()
+                watched -= {change.folder for change in changes if change.gone}
+
+    # The end of every mutation
+
+    def _settle(self) -> None:
+        if self._root is None:
+            return
+        self._kernel.publish("routes", sysfs.routes(self._default_route()))
+        facts = self._driver.facts(self._kernel.gpus)
+        self._kernel.publish("facts", {FACTS: json.dumps(facts, indent=2) + "\n"})
+        self._uevents += 1
+        self._kernel.publish("uevent", {UEVENT: f"{self._uevents}\n"})
+
+    def _default_route(self) -> Netdev | None:
+        for device in self._kernel.nics:
+            netdev = device.netdev
+            if netdev is not None and netdev.name == self.model.default_route:
+                return netdev if netdev.here and netdev.admin_up else None
+        return None

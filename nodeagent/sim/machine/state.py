@@ -1,0 +1,232 @@
+"""What the machine is at this moment: its PCI functions, and what their drivers have made of them."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from nodeagent.sim.machine.model import PCIE, Gpu, GpuPart, Model, Nic, NicPart, Pcie, addresses, vf_address
+
+VFIO = "vfio-pci"
+
+# include/linux/pci_ids.h, with the interface byte
+CLASS_ETHERNET = 0x020000
+CLASS_INFINIBAND = 0x020700
+CLASS_3D = 0x030200
+CLASS_BRIDGE = 0x060400
+
+
+class Numbers:
+    """Names that are counted: a freed number is the next one taken, as the kernel's ``ida_alloc`` does."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, set[int]] = defaultdict(set)
+
+    def take(self, name: str, first: int = 0) -> int:
+        taken, number = self._taken[name], first
+        while number in taken:
+            number += 1
+        taken.add(number)
+        return number
+
+    def give(self, name: str, number: int) -> None:
+        self._taken[name].discard(number)
+
+
+@dataclass(slots=True)
+class Netdev:
+    """``here`` is false while a pod's network namespace has it."""
+
+    name: str
+    mac: str
+    ifindex: int
+    mtu: int
+    admin_up: bool
+    carrier_ups: int = 0
+    carrier_downs: int = 1  # a driver starts with the carrier off
+    here: bool = True
+
+
+@dataclass(slots=True)
+class Rdma:
+    """``mad`` numbers both ``umad`` and ``issm``."""
+
+    name: str
+    number: int
+    verbs: int
+    mad: int
+    here: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Device:
+    """A PCI function. ``cable`` is true when the far end gives a signal; a VF's is its link state."""
+
+    address: str
+    above: tuple[str, ...]
+    vendor: str
+    device: str
+    code: int
+    numa_node: int
+    natural: str | None
+    subsystem: tuple[str, str]
+    revision: int = 0
+    pcie: Pcie = PCIE
+    present: bool = True
+    driver: str | None = None
+    override: str | None = None
+    group: int | None = None
+    vfio: int | None = None  # the group under /dev/vfio while vfio-pci has the function
+    netdev: Netdev | None = None
+    rdma: Rdma | None = None
+    nic: NicPart | None = None
+    nic_line: Nic | None = None
+    cable: bool = True
+    pf: Device | None = None
+    vf_index: int = 0
+    num_vfs: int = 0
+    autoprobe: bool = True
+    vfs: dict[int, Device] = field(default_factory=dict)
+    gpu: GpuFacts | None = None
+
+    @property
+    def folder(self) -> str:
+        return "/sys/devices/" + "/".join((*self.above, self.address))
+
+    @property
+    def signal(self) -> bool:
+        """A VF sees what its PF's port sees, unless it is set down at the PF."""
+        return self.cable and (self.pf is None or self.pf.cable)
+
+    @property
+    def carrier(self) -> bool:
+        return self.netdev is not None and self.netdev.admin_up and self.signal
+
+    @property
+    def may_have_vfs(self) -> bool:
+        return self.pf is None and self.nic is not None and self.nic.totalvfs > 0
+
+
+@dataclass(slots=True)
+class GpuFacts:
+    """What the GPU driver says."""
+
+    index: int
+    uuid: str
+    part: GpuPart
+    mig: bool
+    lost: bool = False
+    recovery_action: str = "none"
+
+
+def bridges(model: Model) -> list[Device]:
+    """Parents first."""
+    found: dict[str, Device] = {}
+    for path in [*(gpu.path for gpu in model.gpus), *(nic.path for nic in model.nics)]:
+        complex_, chain = addresses(path)
+        for depth, address in enumerate(chain[:-1]):
+            root = depth == 0
+            found.setdefault(
+                address,
+                Device(
+                    address=address,
+                    above=(complex_, *chain[:depth]),
+                    # A root port of Sapphire Rapids; a port of a Broadcom PEX890xx switch.
+                    vendor="8086" if root else "1000",
+                    device="352a" if root else "c030",
+                    code=CLASS_BRIDGE,
+                    numa_node=model.complexes[complex_],
+                    natural="pcieport",
+                    subsystem=("8086", "0000") if root else ("1000", "100b"),
+                ),
+            )
+    return sorted(found.values(), key=lambda bridge: (bridge.above[0], len(bridge.above), bridge.address))
+
+
+def gpus(model: Model) -> list[Device]:
+    """In PCI order, which is the order in which the driver counts."""
+    lines = sorted(model.gpus, key=lambda gpu: addresses(gpu.path)[1][-1])
+    return [_gpu(model, line, index) for index, line in enumerate(lines)]
+
+
+def nics(model: Model) -> list[Device]:
+    return [_nic(model, line) for line in sorted(model.nics, key=lambda nic: addresses(nic.path)[1][-1])]
+
+
+def vf(pf: Device, index: int) -> Device:
+    """A VF that has just been enabled."""
+    part = pf.nic
+    assert part is not None
+    assert part.vf_device is not None
+    return Device(
+        address=vf_address(pf.address, part.vf_offset, part.vf_stride, index),
+        above=pf.above,
+        vendor=pf.vendor,
+        device=part.vf_device,
+        code=pf.code,
+        numa_node=pf.numa_node,
+        natural=part.vf_driver or part.driver,
+        subsystem=pf.subsystem,
+        revision=pf.revision,
+        pcie=pf.pcie,
+        nic=part,
+        nic_line=pf.nic_line,
+        pf=pf,
+        vf_index=index,
+    )
+
+
+def netdev_name(device: Device) -> str:
+    """As udev names a VF of ``enp24s0np0``: ``enp24s0v3``."""
+    assert device.nic_line is not None
+    name = device.nic_line.netdev
+    if device.pf is None:
+        return name
+    suffix = f"v{device.vf_index}"
+    return re.sub(r"(?<=\d)np\d+$", "", name)[: 15 - len(suffix)] + suffix
+
+
+def octets(model: Model, device: Device) -> bytes:
+    """Six that no other function has: locally administered, so that no vendor is claimed."""
+    drawn = bytearray(model.draw(f"mac/{device.address}").bytes[:6])
+    drawn[0] = drawn[0] & 0xFC | 0x02
+    return bytes(drawn)
+
+
+def _gpu(model: Model, line: Gpu, index: int) -> Device:
+    part = model.gpu_part(line)
+    complex_, chain = addresses(line.path)
+    return Device(
+        address=chain[-1],
+        above=(complex_, *chain[:-1]),
+        vendor=part.vendor,
+        device=part.device,
+        code=CLASS_3D,
+        numa_node=model.complexes[complex_],
+        natural=part.driver,
+        subsystem=(part.subsystem_vendor or part.vendor, part.subsystem_device),
+        revision=part.revision,
+        pcie=part.pcie,
+        gpu=GpuFacts(index, line.uuid or f"GPU-{model.draw(f'gpu/{index}')}", part, line.mig),
+    )
+
+
+def _nic(model: Model, line: Nic) -> Device:
+    part = model.nic_part(line)
+    complex_, chain = addresses(line.path)
+    return Device(
+        address=chain[-1],
+        above=(complex_, *chain[:-1]),
+        vendor=part.vendor,
+        device=part.device,
+        code=CLASS_INFINIBAND if part.link_type == "infiniband" else CLASS_ETHERNET,
+        numa_node=model.complexes[complex_],
+        natural=part.driver,
+        subsystem=(part.subsystem_vendor or part.vendor, part.subsystem_device),
+        revision=part.revision,
+        pcie=part.pcie,
+        nic=part,
+        nic_line=line,
+        cable=line.carrier,
+    )

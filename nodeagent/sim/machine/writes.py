@@ -1,0 +1,54 @@
+"""What others have written into the machine's sysfs since it was last shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from nodeagent.sim.machine.files import Files
+from nodeagent.sim.machine.state import Device
+from nodeagent.sim.machine.sysfs import BUS
+
+# Settings before what they are for, and a device let go before it is taken.
+_ORDER = (
+    *("driver_override", "sriov_drivers_autoprobe", "mtu", "sriov_numvfs"),
+    *("unbind", "bind", "drivers_probe"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """``owner`` is whose entry the file is; ``device`` or ``driver`` is what the attribute belongs to."""
+
+    owner: str
+    path: str
+    attribute: str
+    value: str
+    device: Device | None = None
+    driver: str | None = None
+
+
+def writes(files: Files, devices: Iterable[Device], drivers: Iterable[str]) -> list[Write]:
+    """In the order in which they make sense: plain files do not tell which came first."""
+    targets: dict[str, tuple[str, Device | None, str | None]] = {}
+    for driver in drivers:
+        for name in ("bind", "unbind"):
+            targets[f"{BUS}/drivers/{driver}/{name}"] = ("host", None, driver)
+    targets[f"{BUS}/drivers_probe"] = ("host", None, None)
+    for device in devices:
+        pci = f"pci:{device.address}"
+        targets[f"{device.folder}/driver_override"] = (pci, device, None)
+        if device.may_have_vfs:
+            for name in ("sriov_numvfs", "sriov_drivers_autoprobe"):
+                targets[f"{device.folder}/{name}"] = (pci, device, None)
+        if device.netdev is not None and device.netdev.here:
+            mtu = f"{device.folder}/net/{device.netdev.name}/mtu"
+            targets[mtu] = (f"net:{device.address}", device, None)
+    found = []
+    for path, text in files.writes({path: owner for path, (owner, _, _) in targets.items()}):
+        owner, target, driver_name = targets[path]
+        attribute = path.rpartition("/")[2]
+        # One write is one value; a file opened for appending may have got several.
+        values = text.split() if attribute in ("bind", "unbind", "drivers_probe") else [text]
+        found += [Write(owner, path, attribute, value, target, driver_name) for value in values or [""]]
+    return sorted(found, key=lambda write: _ORDER.index(write.attribute))

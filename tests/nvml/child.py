@@ -1,0 +1,20 @@
+"""A process with the stand-in on its loader's path: does what it is told, a JSON line at a time."""
+
+import dataclasses
+import json
+import sys
+
+from nodeagent.host.driver import DriverError
+from nodeagent.host.nvml import Nvml
+
+nvml = Nvml()
+for line in sys.stdin:
+    call, arguments = json.loads(line)
+    answer = {}
+    try:
+        value = getattr(nvml, call)(*arguments)
+        answer["value"] = [dataclasses.asdict(one) for one in value] if isinstance(value, tuple) else value
+    except DriverError as error:
+        answer = {"error": str(error), "absent": error.absent}
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()

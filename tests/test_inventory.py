@@ -1,0 +1,57 @@
+"""The inventory: an equal fact wakes nobody, a silent source keeps its facts."""
+
+from __future__ import annotations
+
+import asyncio
+
+from nodeagent.inventory import Inventory
+from nodeagent.model import Gpu, Silence
+
+GPU = Gpu("GPU-a", 0, 0, "H100", "0000:1b:00.0", 81559, 0)
+
+
+async def test_a_reader_wakes_at_a_change_and_sees_the_latest() -> None:
+    inventory = Inventory()
+    reader = asyncio.create_task(inventory.changed(0))
+    await asyncio.sleep(0)
+    inventory.state("gpus", gpus=(GPU,))
+    inventory.state("pci", product="DGXH100")
+    snapshot = await reader
+    assert snapshot.gpus == (GPU,)
+    assert snapshot.product == "DGXH100"
+
+
+async def test_an_equal_fact_wakes_nobody() -> None:
+    inventory = Inventory()
+    inventory.state("gpus", gpus=(GPU,))
+    revision = inventory.snapshot.revision
+    assert not inventory.state("gpus", gpus=(Gpu("GPU-a", 0, 0, "H100", "0000:1b:00.0", 81559, 0),))
+    assert inventory.snapshot.revision == revision
+
+
+async def test_the_first_word_of_a_source_wakes_even_if_it_has_nothing() -> None:
+    inventory = Inventory()
+    assert not inventory.heard("gpus")
+    inventory.state("gpus", gpus=())
+    assert inventory.heard("gpus")
+    assert (await asyncio.wait_for(inventory.changed(0), 1)).gpus == ()
+
+
+async def test_a_silent_source_keeps_its_facts_and_says_why_until_it_speaks() -> None:
+    inventory = Inventory()
+    inventory.state("gpus", gpus=(GPU,))
+    assert inventory.silence("gpus", "NVML hangs in wait")
+    assert not inventory.silence("gpus", "NVML hangs in wait")
+    assert inventory.snapshot.gpus == (GPU,)
+    assert inventory.snapshot.silent == (Silence("gpus", "NVML hangs in wait"),)
+    inventory.state("gpus", gpus=(GPU,))
+    assert inventory.snapshot.silent == ()
+
+
+async def test_a_reader_that_gives_up_leaves_nothing_behind() -> None:
+    inventory = Inventory()
+    reader = asyncio.create_task(inventory.changed(0))
+    await asyncio.sleep(0)
+    reader.cancel()
+    await asyncio.gather(reader, return_exceptions=True)
+    assert inventory._waiters == []
