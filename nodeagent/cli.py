@@ -46,6 +46,7 @@ Verb = Callable[[argparse.Namespace], int]
 def main(arguments: Sequence[str] | None = None) -> int:
     """The console script. Every exception that a person can do something about ends here as one line."""
     options = _parser().parse_args(arguments)
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC tells of every connection that closes
     verb: Verb = options.verb
     try:
         return verb(options)

@@ -111,7 +111,7 @@ def as_json(seen: Seen) -> str:
 def as_table(seen: Seen) -> str:
     snapshot = seen.snapshot
     parts = [
-        _section("RESOURCES", ("RESOURCE", "DEVICES", "HEALTHY", "OF", "NUMA"), _resource_rows(seen)),
+        _section("RESOURCES", ("RESOURCE", "DEVICES", "HEALTHY", "PARENT", "NUMA"), _resource_rows(seen)),
         _section(
             "GPUS", ("GPU", "UUID", "MODEL", "MEMORY", "PCI ADDRESS", "NUMA", "STATE"), _gpu_rows(snapshot)
         ),
@@ -134,7 +134,7 @@ def _resource_rows(seen: Seen) -> Iterable[Sequence[str]]:
             resource,
             str(sum(len(entry.ids) for entry in devices)),
             str(sum(len(entry.ids) for entry in devices if entry.health.allocatable)),
-            parents[0] if len(parents) == 1 else f"{len(parents)} parents",
+            parents[0] if len(parents) == 1 else f"{len(parents)} of them" if parents else "-",
             ",".join(map(str, numa)) or "-",
         )
 

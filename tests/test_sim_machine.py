@@ -485,17 +485,60 @@ def test_the_driver_fails_as_it_is_told(tmp_path):
         (lambda m: m.nic(2), "no NIC 2"),
         (lambda m: m.lose_gpu(2), "no GPU 2"),
         (lambda m: m.plug(PF), "already"),
+        (lambda m: (m.unplug(PF), m.plug(PF, vfs=17)), "0 to 16"),
+        (lambda m: (m.unplug(GPU), m.plug(GPU, vfs=1)), "0 to 0"),
+        (lambda m: (m.unplug(PF), m.plug(VF2)), "no NIC"),
         (lambda m: m.return_netdev(VF2), "in no pod"),
         (lambda m: m.bind(VF2, "nvidia"), "ENODEV"),
         (lambda m: (m.unplug(PF), m.unplug(PF)), "plug it first"),
         (lambda m: (m.unplug(VF2), m.set_admin(VF2, True)), "no netdev"),
-        (lambda m: m.write(m._files.root), "already"),
     ],
 )
 def test_what_cannot_happen_is_refused_with_the_reason(do, why, tmp_path):
     machine, _ = small(tmp_path)
     with pytest.raises(MachineError, match=why):
         do(machine)
+
+
+def test_a_folder_holds_one_machine(tmp_path):
+    machine, root = small(tmp_path)
+    with pytest.raises(MachineError, match="holds a machine already"):
+        machine.write(root)
+
+
+def test_what_happened_before_the_machine_was_written_is_shown_too(tmp_path):
+    machine = Machine(parse(TINY))
+    machine.set_vfs(0, 3)
+    machine.lose_gpu(0)
+    machine.write(tmp_path / "m")
+    check_invariants(machine, tmp_path / "m")
+    assert function(tmp_path / "m", PF).num_vfs == 3
+    assert facts(tmp_path / "m")["gpus"][0]["lost"] is True
+
+
+def test_an_infiniband_port_is_active_without_its_netdev(tmp_path):
+    text = TINY.replace("rdma: true,", "rdma: true, link_type: infiniband,").replace("enp24s0np0", "ibp24s0")
+    machine = Machine(parse(text))
+    root = tmp_path / "m"
+    machine.write(root)
+    machine.set_admin("ibp24s0", False)
+    check_invariants(machine, root)
+    port = link(root, "ibp24s0")
+    assert (port.admin_up, port.carrier, port.speed_mbps) == (False, True, 400_000)
+    assert {one.link_type for one in look(root).functions if one.parent == PF} == {"infiniband"}
+    assert (root / "sys/class/net/ibp24s0/type").read_text() == "32\n"
+    assert len((root / "sys/class/net/ibp24s0/address").read_text().split(":")) == 20
+    machine.set_link("ibp24s0", False)
+    assert link(root, "ibp24s0").carrier is False
+
+
+def test_the_numa_node_that_firmware_does_not_tell_is_minus_one_and_has_every_cpu(tmp_path):
+    root = tmp_path / "m"
+    Machine(parse(TINY)).write(root)
+    device = root / "sys/bus/pci/devices/0000:0b:00.0"
+    assert (device / "numa_node").read_text() == "-1\n"
+    assert (device / "local_cpulist").read_text() == "0-8\n"
+    assert function(root, "0000:0b:00.0").numa_node is None
 
 
 # The order in which it is seen
@@ -612,6 +655,23 @@ def test_vfs_without_autoprobe_have_no_driver_and_an_mtu_is_taken(tmp_path):
     machine.set_vfs(PF, 3)
     assert {one.driver for one in look(root).functions if one.parent == PF} == {None}
     assert link(root).mtu == 4200
+
+
+def test_a_file_that_is_open_but_not_yet_written_is_left_alone(tmp_path):
+    machine, root = small(tmp_path)
+    with (root / f"sys/bus/pci/devices/{PF}/sriov_numvfs").open("w") as file:
+        machine.set_link("eno1", False)
+        assert machine.apply_writes() == ()
+        file.write("0")
+    assert machine.apply_writes() == ()
+    assert function(root, PF).num_vfs == 0
+
+
+def test_nothing_written_is_nothing_announced(tmp_path):
+    machine, root = small(tmp_path)
+    before = tree_of(root, but="")
+    assert machine.apply_writes() == ()
+    assert tree_of(root, but="") == before
 
 
 async def test_a_followed_machine_reacts_by_itself(tmp_path):

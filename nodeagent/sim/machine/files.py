@@ -88,7 +88,10 @@ class Files:
             self._put(path, entry)
 
     def writes(self, paths: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-        """Of files (path: owner) those whose content is not what was stated, with that content."""
+        """Of files (path: owner) those whose content is not what was stated, with that content.
+
+        An empty file is one that has been opened for writing and not been written yet.
+        """
         for path, owner in paths.items():
             stated = self._owned.get(owner, {}).get(path)
             try:
@@ -96,7 +99,7 @@ class Files:
                     text = file.read().decode("utf-8", "replace")
             except OSError:
                 continue
-            if stated is not None and text.strip() != str(stated).strip():
+            if stated is not None and text and text.strip() != str(stated).strip():
                 yield path, text.strip()
 
     def _create(self, path: str, entry: Entry) -> None:
