@@ -18,7 +18,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LINES_MAX = 400
 LONG = {
-    "nodeagent/sim/machine/live.py": "one method for each thing that can happen to a machine",
     "nodeagent/sinks/registration.py": "one loop, whose parts make sense in one reading only",
 }
 """Longer than LINES_MAX, and why that is better than a split."""
