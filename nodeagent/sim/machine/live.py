@@ -270,12 +270,13 @@ class Machine:
             return ()
         refused = []
         for write in writes(self._files, self._present(), self._drivers):
+            # First, for what was written is not what the kernel shows, and a writer who has seen the effect
+            # may write again at once.
+            self._files.restore(write.owner, write.path)
             try:
                 self._apply(write)
             except MachineError as error:
                 refused.append(str(error))
-            # Even where nothing came of it, what was written is not what the kernel shows.
-            self._files.restore(write.owner, write.path)
         return tuple(refused)
 
     async def follow(self) -> None:
