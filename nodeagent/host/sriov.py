@@ -194,20 +194,7 @@ class Links:
 
     def vfs(self, netdev: str) -> dict[int, VfSettings]:
         """By VF index; empty where the netdev's driver keeps none."""
-        listed = self._link(netdev).get_attr("IFLA_VFINFO_LIST")
-        found: dict[int, VfSettings] = {}
-        for info in listed.get_attrs("IFLA_VF_INFO") if listed is not None else ():
-            rate = info.get_attr("IFLA_VF_RATE")
-            state = _said(info, "IFLA_VF_LINK_STATE", "link_state")
-            index = next(value["vf"] for _, value in info["attrs"] if "vf" in value)
-            found[index] = VfSettings(
-                trust=_boolean(_said(info, "IFLA_VF_TRUST", "trust")),
-                spoof_check=_boolean(_said(info, "IFLA_VF_SPOOFCHK", "spoofchk")),
-                link_state=_LINK_STATES[state] if state is not None and state < len(_LINK_STATES) else None,
-                min_tx_rate_mbps=rate["min_tx_rate"] if rate is not None else None,
-                max_tx_rate_mbps=rate["max_tx_rate"] if rate is not None else None,
-            )
-        return found
+        return vf_settings(self._link(netdev))
 
     def set_vf(self, pf: str, netdev: str, index: int, settings: VfSettings) -> None:
         """Set what is not ``None``. One message each, so that an error is about one setting."""
@@ -217,7 +204,7 @@ class Links:
                 self._rtnl().link("set", index=link, vf={"vf": index, key: value})
             except _netlink_error() as error:
                 what = f"{name} of VF {index} of {netdev}"
-                shown = getattr(settings, name)
+                shown = str(getattr(settings, name)).lower()
                 raise SriovError(_said_by(error, pf, what, shown)) from error
 
     def addresses(self, netdev: str) -> tuple[str, ...]:
@@ -248,6 +235,24 @@ class Links:
 
             self._route = IPRoute(ext_ack=True)
         return self._route
+
+
+def vf_settings(link: Any) -> dict[int, VfSettings]:
+    """Of a netdev's ``RTM_NEWLINK`` message, as pyroute2 decodes it."""
+    listed = link.get_attr("IFLA_VFINFO_LIST")
+    found: dict[int, VfSettings] = {}
+    for info in listed.get_attrs("IFLA_VF_INFO") if listed is not None else ():
+        rate = info.get_attr("IFLA_VF_RATE")
+        state = _said(info, "IFLA_VF_LINK_STATE", "link_state")
+        index = next(value["vf"] for _, value in info["attrs"] if "vf" in value)
+        found[index] = VfSettings(
+            trust=_boolean(_said(info, "IFLA_VF_TRUST", "trust")),
+            spoof_check=_boolean(_said(info, "IFLA_VF_SPOOFCHK", "spoofchk")),
+            link_state=_LINK_STATES[state] if state is not None and state < len(_LINK_STATES) else None,
+            min_tx_rate_mbps=rate["min_tx_rate"] if rate is not None else None,
+            max_tx_rate_mbps=rate["max_tx_rate"] if rate is not None else None,
+        )
+    return found
 
 
 def _attributes(settings: VfSettings) -> list[tuple[str, str, Any]]:

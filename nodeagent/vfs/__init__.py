@@ -120,9 +120,13 @@ def _unselected(entries: Sequence[VfsEntry], facts: PciFacts) -> Iterator[str]:
 def _settle(tree: Tree, outcome: Outcome, wait_s: float) -> tuple[str, ...]:
     """Wait for the drivers and netdevs of the VFs of all PFs that were changed; what is late is told."""
     addresses = [pf.function.pci_address for pf in outcome.pfs if pf.state is State.CHANGED]
-    until(lambda: not any(_late(tree, address) for address in addresses), wait_s)
-    try:
+
+    def late() -> tuple[str, ...]:
         return tuple(sentence for address in addresses for sentence in _late(tree, address))
+
+    until(lambda: not late(), wait_s)
+    try:
+        return late()
     except SysfsError as error:
         return (str(error),)
 
@@ -139,7 +143,8 @@ def _late(tree: Tree, pf: str) -> Iterator[str]:
         elif driver is not None and "vfio" not in driver and "uio" not in driver:
             names = tree.names(f"{folder}/{name}")
             holder = next((part for part in names if part.startswith("virtio")), ".")
-            if not tree.names(f"{folder}/{name}/{holder}/net"):
+            # An empty one has lent it to another network namespace.
+            if not tree.exists(f"{folder}/{name}/{holder}/net"):
                 yield f"{tree.link(f'{folder}/{name}')} has no netdev yet"
 
 

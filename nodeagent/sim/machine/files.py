@@ -94,7 +94,8 @@ class Files:
                     text = file.read().decode("utf-8", "replace")
             except OSError:
                 continue
-            if stated is not None and text.strip() != str(stated).strip():
+            # An empty file has been opened by someone who is about to write.
+            if text and stated is not None and text.strip() != str(stated).strip():
                 yield path, text.strip()
 
     def _create(self, path: str, entry: Entry) -> None:
