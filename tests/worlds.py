@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,6 +14,8 @@ from nodeagent.sim.kubelet import Kubelet
 from nodeagent.sim.machine import Machine
 
 SMALL = "two-gpu-two-nic"
+IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+"""A machine is thousands of small files, which a disk makes slowly."""
 
 
 class Node:
@@ -58,8 +60,7 @@ class Node:
     async def stop_agent(self) -> None:
         if self._task is not None:
             self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait((self._task,))
         self._task = self.agent = None
 
     async def allocatable(self, resource: str, count: int) -> None:
@@ -81,7 +82,7 @@ class Node:
 
 @asynccontextmanager
 async def node(model: str = SMALL) -> AsyncIterator[Node]:
-    with TemporaryDirectory(prefix="na-") as folder:
+    with TemporaryDirectory(prefix="na-", dir=IN_MEMORY) as folder:
         made = Node(Path(folder), model)
         try:
             yield made
