@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from nodeagent import node
-from nodeagent.config import Config, ConfigError, Fault, size_fault
+from nodeagent.config import Config, ConfigError, Fault, load
+from nodeagent.config import check as check_config
 from nodeagent.inventory import Inventory
 from nodeagent.model import Devices, Function, Gpu, Health, Link, Snapshot
 from nodeagent.offer import Offer, Trouble
@@ -26,9 +27,20 @@ class Seen:
     troubles: tuple[Trouble, ...]
 
 
-async def once(config: Config, root: Path) -> Seen:
+async def once(config: Config, root: Path, wait_s: float = 0.0) -> Seen:
+    """One look. With ``wait_s``, LLDP is listened to for so long, or until every link with carrier was heard."""
     async with _looking(config, root) as inventory:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while unheard(inventory.snapshot):
+                    await inventory.changed(inventory.snapshot.revision)
         return _seen(Offer(config), inventory.snapshot)
+
+
+def unheard(snapshot: Snapshot) -> set[str]:
+    """The links with carrier on which no neighbor has been heard."""
+    links = {link.netdev for link in snapshot.links if link.carrier}
+    return links - {neighbor.link for neighbor in snapshot.neighbors}
 
 
 async def watch(config: Config, root: Path) -> AsyncIterator[Seen]:
@@ -41,18 +53,20 @@ async def watch(config: Config, root: Path) -> AsyncIterator[Seen]:
             await inventory.changed(snapshot.revision)
 
 
-def check(config: Config, root: Path | None, *, name: str) -> None:
-    """Raise ``ConfigError`` for what the file alone cannot tell: the devices that its resources would make.
+def check(text: str, root: Path | None, *, name: str) -> Config:
+    """The configuration in a file's text, which must work on the machine under ``root`` as well.
 
-    Without a machine to look at, eight GPUs of 80 GB are assumed and the fault says so.
+    Without a machine to look at, eight GPUs of 80 GB are assumed for the length of the device lists, and the
+    fault says so. Raises ``ConfigError``.
     """
     if root is None:
-        faults = [fault] if (fault := size_fault(config)) else []
-    else:
-        seen = asyncio.run(once(config, root))
-        faults = [Fault("resources", None, None, t.message) for t in seen.troubles if t.fatal]
+        return check_config(text, name=name)
+    seen = asyncio.run(once(load(text, name=name), root))
+    config = check_config(text, name=name, gpu_memories_mib=[gpu.memory_mib for gpu in seen.snapshot.gpus])
+    faults = [Fault("resources", None, None, trouble.message) for trouble in seen.troubles if trouble.fatal]
     if faults:
         raise ConfigError(name, faults)
+    return config
 
 
 @asynccontextmanager
@@ -97,6 +111,8 @@ def as_json(seen: Seen) -> str:
                 for gpu in snapshot.gpus
                 for pf in _offered_pfs(seen)
             ],
+            "neighbors": [asdict(neighbor) for neighbor in snapshot.neighbors],
+            "findings": [asdict(finding) for finding in snapshot.findings],
             "troubles": [asdict(trouble) for trouble in seen.troubles],
             "silent": [asdict(silence) for silence in snapshot.silent],
             "unreadable": list(snapshot.unreadable),
@@ -111,7 +127,7 @@ def as_json(seen: Seen) -> str:
 def as_table(seen: Seen) -> str:
     snapshot = seen.snapshot
     parts = [
-        _section("RESOURCES", ("RESOURCE", "DEVICES", "HEALTHY", "OF", "NUMA"), _resource_rows(seen)),
+        _section("RESOURCES", ("RESOURCE", "DEVICES", "HEALTHY", "PARENT", "NUMA"), _resource_rows(seen)),
         _section(
             "GPUS", ("GPU", "UUID", "MODEL", "MEMORY", "PCI ADDRESS", "NUMA", "STATE"), _gpu_rows(snapshot)
         ),
@@ -120,6 +136,7 @@ def as_table(seen: Seen) -> str:
             ("NETDEV", "PCI ADDRESS", "DRIVER", "SPEED", "LINK", "VFS", "RDMA", "NUMA", "STATE"),
             _pf_rows(snapshot),
         ),
+        _neighbor_section(snapshot),
         _affinity_section(seen),
         _reasons(seen),
     ]
@@ -134,7 +151,7 @@ def _resource_rows(seen: Seen) -> Iterable[Sequence[str]]:
             resource,
             str(sum(len(entry.ids) for entry in devices)),
             str(sum(len(entry.ids) for entry in devices if entry.health.allocatable)),
-            parents[0] if len(parents) == 1 else f"{len(parents)} parents",
+            parents[0] if len(parents) == 1 else f"{len(parents)} of them" if parents else "-",
             ",".join(map(str, numa)) or "-",
         )
 
@@ -176,6 +193,20 @@ def _link_word(link: Link | None) -> str:
     return f"{word} (default route)" if link.default_route else word
 
 
+def _neighbor_section(snapshot: Snapshot) -> str:
+    rows = [
+        (
+            neighbor.link,
+            neighbor.system_name or neighbor.chassis_id.value,
+            neighbor.port_id.value,
+            neighbor.port_description or "-",
+            "stale" if neighbor.stale else "live",
+        )
+        for neighbor in snapshot.neighbors
+    ]
+    return _section("NEIGHBORS", ("LINK", "SWITCH", "PORT", "DESCRIPTION", "STATE"), rows) if rows else ""
+
+
 def _affinity_section(seen: Seen) -> str:
     pfs = _offered_pfs(seen)
     names = {
@@ -196,6 +227,7 @@ def _reasons(seen: Seen) -> str:
         for name, health in _judged(snapshot)
         for reason in health.reasons
     ]
+    lines += [f"{finding.link}: {finding.key}: {finding.detail}" for finding in snapshot.findings]
     lines += [f"source {silence.source} is silent: {_plain(silence.reason)}" for silence in snapshot.silent]
     lines += [f"unreadable: {_plain(sentence)}" for sentence in snapshot.unreadable]
     lines += [f"{'cannot be offered' if t.fatal else 'note'}: {_plain(t.message)}" for t in seen.troubles]
