@@ -16,6 +16,7 @@ from nodeagent.inventory import Inventory
 from nodeagent.model import Devices, Function, Gpu, Health, Link, Snapshot
 from nodeagent.offer import Offer, Trouble
 from nodeagent.pcie import affinity
+from nodeagent.table import remarks, section
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +128,11 @@ def as_json(seen: Seen) -> str:
 def as_table(seen: Seen) -> str:
     snapshot = seen.snapshot
     parts = [
-        _section("RESOURCES", ("RESOURCE", "DEVICES", "HEALTHY", "PARENT", "NUMA"), _resource_rows(seen)),
-        _section(
+        section("RESOURCES", ("RESOURCE", "DEVICES", "HEALTHY", "PARENT", "NUMA"), _resource_rows(seen)),
+        section(
             "GPUS", ("GPU", "UUID", "MODEL", "MEMORY", "PCI ADDRESS", "NUMA", "STATE"), _gpu_rows(snapshot)
         ),
-        _section(
+        section(
             "NICS",
             ("NETDEV", "PCI ADDRESS", "DRIVER", "SPEED", "LINK", "VFS", "RDMA", "NUMA", "STATE"),
             _pf_rows(snapshot),
@@ -161,7 +162,7 @@ def _gpu_rows(snapshot: Snapshot) -> Iterable[Sequence[str]]:
         yield (
             str(gpu.index),
             gpu.uuid,
-            _plain(gpu.name),
+            gpu.name,
             f"{gpu.memory_mib} MiB",
             gpu.pci_address,
             _or_dash(gpu.numa_node),
@@ -174,7 +175,7 @@ def _pf_rows(snapshot: Snapshot) -> Iterable[Sequence[str]]:
     for pf in _pfs(snapshot):
         link = links.get(pf.pci_address)
         yield (
-            _plain(pf.netdev or "-"),
+            pf.netdev or "-",
             pf.pci_address,
             pf.driver or "-",
             f"{link.speed_mbps // 1000}G" if link and link.speed_mbps else "-",
@@ -204,7 +205,7 @@ def _neighbor_section(snapshot: Snapshot) -> str:
         )
         for neighbor in snapshot.neighbors
     ]
-    return _section("NEIGHBORS", ("LINK", "SWITCH", "PORT", "DESCRIPTION", "STATE"), rows) if rows else ""
+    return section("NEIGHBORS", ("LINK", "SWITCH", "PORT", "DESCRIPTION", "STATE"), rows) if rows else ""
 
 
 def _affinity_section(seen: Seen) -> str:
@@ -216,22 +217,22 @@ def _affinity_section(seen: Seen) -> str:
     }
     heads = [names.get(pf.pci_address, pf.netdev or pf.pci_address) for pf in pfs]
     rows = [[f"GPU{gpu.index}", *(_affinity(gpu, pf) for pf in pfs)] for gpu in seen.snapshot.gpus]
-    return _section("PCIE AFFINITY", ("", *heads), rows) if pfs and rows else ""
+    return section("PCIE AFFINITY", ("", *heads), rows) if pfs and rows else ""
 
 
 def _reasons(seen: Seen) -> str:
     """Everything that is not as it should be, in sentences."""
     snapshot = seen.snapshot
     lines = [
-        f"{name}: {health.state}: {reason.key}: {_plain(reason.detail)}"
+        f"{name}: {health.state}: {reason.key}: {reason.detail}"
         for name, health in _judged(snapshot)
         for reason in health.reasons
     ]
     lines += [f"{finding.link}: {finding.key}: {finding.detail}" for finding in snapshot.findings]
-    lines += [f"source {silence.source} is silent: {_plain(silence.reason)}" for silence in snapshot.silent]
-    lines += [f"unreadable: {_plain(sentence)}" for sentence in snapshot.unreadable]
-    lines += [f"{'cannot be offered' if t.fatal else 'note'}: {_plain(t.message)}" for t in seen.troubles]
-    return "\n".join(["REASONS", *(f"  {line}" for line in lines), ""]) if lines else ""
+    lines += [f"source {silence.source} is silent: {silence.reason}" for silence in snapshot.silent]
+    lines += [f"unreadable: {sentence}" for sentence in snapshot.unreadable]
+    lines += [f"{'cannot be offered' if t.fatal else 'note'}: {t.message}" for t in seen.troubles]
+    return remarks("REASONS", lines)
 
 
 def _judged(snapshot: Snapshot) -> Iterable[tuple[str, Health]]:
@@ -261,17 +262,3 @@ def _affinity(gpu: Gpu, pf: Function) -> str:
 
 def _or_dash(value: object) -> str:
     return "-" if value is None else str(value)
-
-
-def _plain(text: str) -> str:
-    """What a device says of itself must not steer a terminal."""
-    return text if text.isprintable() else ascii(text)[1:-1]
-
-
-def _section(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    table = [tuple(heads), *(tuple(row) for row in rows)]
-    if len(table) == 1:
-        return f"{title}\n  none\n"
-    widths = [max(len(row[i]) for row in table) for i in range(len(heads))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table)
-    return "\n".join([title, *(f"  {line}".rstrip() for line in lines), ""])
