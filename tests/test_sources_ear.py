@@ -37,7 +37,7 @@ class Told(Agent):
                 for netdev in found
                 if netdev.name in pfs or netdev.name in others
             ]
-            opened = {ifindex: open_on(ifindex) for ifindex in self.ear.needs(links)}
+            opened = {netdev.ifindex: open_on(netdev.ifindex) for netdev in self.ear.needs(links)}
         self.ear.follow(links, found, functions, opened)
         assert not opened
 
@@ -128,7 +128,7 @@ async def test_trouble_with_one_link_is_kept_with_it_and_tried_again(told, wire)
         found = netdevs.read()
     links = [Selected(netdev, None, "veth") for netdev in found if netdev.name == "ens1"]
     (needed,) = told.ear.needs(links)
-    told.ear.follow(links, found, (), {needed: PacketError("no memory")})
+    told.ear.follow(links, found, (), {needed.ifindex: PacketError("no memory")})
     assert _seen(told.ear).rows == (Row("ens1", None, "veth", "deaf", trouble="no memory"),)
     assert told.ear.needs(links) == (needed,)
     told.look(near, others=["ens1"])
