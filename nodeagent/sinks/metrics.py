@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import exposition
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -57,13 +57,13 @@ class Metrics(Collector):
             "nodeagent_rpcs",
             "Calls of the kubelet by gRPC result.",
             ["resource", "method", "result"],
-            self._measure.calls,
+            self._measure.calls.items(),
         )
         yield _counter(
             "nodeagent_kubelet_registrations",
             "Registrations with the kubelet by result.",
             ["resource", "result"],
-            self._measure.registrations,
+            self._measure.registrations.items(),
         )
 
     def _levels(self) -> Iterator[Metric]:
@@ -86,13 +86,15 @@ class Metrics(Collector):
             "nodeagent_task_restarts",
             "Parts of the agent that failed and were started again.",
             ["task"],
-            {(task,): count for task, count in supervise.restarts.items()},
+            [((task,), count) for task, count in supervise.restarts.items()],
         )
         yield from (registered, devices, silent, restarts)
 
 
-def _counter(name: str, text: str, labels: list[str], counts: Mapping[tuple[str, ...], int]) -> Metric:
+def _counter(
+    name: str, text: str, labels: list[str], counts: Iterable[tuple[tuple[str, ...], int]]
+) -> Metric:
     family = CounterMetricFamily(name, text, labels=labels)
-    for values, count in sorted(counts.items()):
+    for values, count in sorted(counts):
         family.add_metric(values, count)
     return family
