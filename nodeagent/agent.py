@@ -15,15 +15,15 @@ On SIGTERM everything stops and nothing is unpublished: that the agent ends says
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
-
-from prometheus_client import exposition
-from prometheus_client.openmetrics import exposition as openmetrics
 
 from nodeagent import cdi, node
 from nodeagent.config import Config, ConfigError, Fault, GpuMemResource, host_port, load
@@ -35,7 +35,7 @@ from nodeagent.model import Allocation, Snapshot
 from nodeagent.offer import Kind, Offer, prefix
 from nodeagent.sinks.cdispec import CdiSpec
 from nodeagent.sinks.files import DEVICE_INFO, DeviceInfoFiles
-from nodeagent.sinks.measure import Levels, Measure
+from nodeagent.sinks.measure import Measure
 from nodeagent.sinks.registration import DevicePlugins
 from nodeagent.sinks.web import Page, Web
 from nodeagent.sources import pods
@@ -43,7 +43,7 @@ from nodeagent.supervise import Fatal, keep
 
 log = logging.getLogger(__name__)
 
-OPENMETRICS = "application/openmetrics-text"
+SETTLE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,6 @@ class Agent:
             write=self._write,
             measure=self.measure,
         )
-        self.measure.registry.register(Levels(self.inventory, self.plugins.statuses))
 
     async def run(self) -> None:
         """Until cancelled. Raises ``Fatal`` or ``ConfigError`` for what cannot work on this machine."""
@@ -241,12 +240,9 @@ class Agent:
         await Web(pages).run(*host_port(listen), self._listening)
 
     def _metrics(self, accept: str) -> Page:
-        if OPENMETRICS in accept:
-            body = openmetrics.generate_latest(self.measure.registry)  # type: ignore[no-untyped-call]
-            return Page(200, body, openmetrics.CONTENT_TYPE_LATEST)
-        return Page(
-            200, exposition.generate_latest(self.measure.registry), exposition.CONTENT_TYPE_PLAIN_0_0_4
-        )
+        from nodeagent.sinks.metrics import Metrics, page  # noqa: PLC0415 - see _settle
+
+        return page(Metrics(self.inventory, self.measure, self.plugins.statuses), accept)
 
     def _healthz(self, _accept: str) -> Page:
         """The loop answers, or nobody would: that is all there is to say."""
@@ -278,10 +274,25 @@ async def run(config: Config, place: Place) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, task.cancel)
     loop.add_signal_handler(signal.SIGHUP, agent.reload)
+    settling = asyncio.ensure_future(_settle(agent))
     try:
         await task
     except asyncio.CancelledError:
         log.info("Stopped. Devices and pods stay as they are.")
+    finally:
+        settling.cancel()
+
+
+async def _settle(agent: Agent) -> None:
+    """What can wait until the kubelet knows our devices, and would make that half as late again."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(SETTLE_S):
+            await agent.plugins.tried.wait()
+    # prometheus_client: or the first scrape would stop the loop for as long as that takes.
+    await asyncio.to_thread(import_module, "nodeagent.sinks.metrics")
+    # What lives now lives on. Looking through it for garbage again and again would stop the loop too.
+    gc.freeze()
+    gc.enable()
 
 
 def _innermost(errors: ExceptionGroup[Exception]) -> Exception:

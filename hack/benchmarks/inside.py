@@ -15,6 +15,7 @@ BORN = time.monotonic()
 
 import argparse  # noqa: E402
 import asyncio  # noqa: E402
+import gc  # noqa: E402
 import json  # noqa: E402
 import logging  # noqa: E402
 import os  # noqa: E402
@@ -57,6 +58,7 @@ async def answer(questions: dict[str, Callable[[], dict[str, object]]]) -> None:
 
 
 async def run(arguments: list[str]) -> None:
+    gc.disable()  # as the command line does
     from nodeagent.agent import Agent, Place  # noqa: PLC0415
     from nodeagent.config import load  # noqa: PLC0415
 
@@ -77,6 +79,8 @@ async def run(arguments: list[str]) -> None:
         now = time.monotonic()
         heard |= {name: now for name in sources - heard.keys() if agent.inventory.heard(name)}
         del snapshot
+    gc.freeze()
+    gc.enable()
     lag = Lag()
     say(born=BORN, imported=imported, ready=ready, heard=heard)
     asking = asyncio.ensure_future(answer({"lag": lambda: {"lag_ms": lag.take_ms()}}))

@@ -104,6 +104,8 @@ class DevicePlugins:
         self._leaving: list[_Place] = []
         self._wake = asyncio.Event()
         self._said = ""
+        self.tried = asyncio.Event()
+        """A kubelet was there and has been offered everything once, taken or not."""
 
     def tell(self, kinds: Iterable[Kind], snapshot: Snapshot) -> None:
         """What is offered now, as a whole. A resource that is no longer among the kinds is given up."""
@@ -142,6 +144,7 @@ class DevicePlugins:
                 try:
                     while folder is not None and _same_file(_identity(self._folder), folder):
                         await self._reconcile()
+                        self.tried.set()
                         await self._woken()
                 finally:
                     for place in self._places.values():
@@ -327,7 +330,7 @@ class DevicePlugins:
         place.known_to, place.since, place.reason = identity, time.monotonic(), ""
         place.retry_at, place.retry_in, self._said = 0.0, RETRY_FIRST_S, ""
         resource = place.endpoint.resource
-        self._measure.registrations.labels(resource, "OK").inc()
+        self._measure.registrations[resource, "OK"] += 1
         healthy, count = place.endpoint.roll.count()
         log.info("The resource is registered. resource=%s devices=%d healthy=%d", resource, count, healthy)
 
@@ -335,7 +338,7 @@ class DevicePlugins:
         place.known_to, place.tried = None, identity
         place.retry_at = time.monotonic() + place.retry_in
         resource = place.endpoint.resource
-        self._measure.registrations.labels(resource, "error").inc()
+        self._measure.registrations[resource, "error"] += 1
         if place.reason != why:
             log.error(
                 "The kubelet did not take the resource. resource=%s reason=%r again_in_s=%.0f",
