@@ -190,7 +190,7 @@ def _add_scan(add: Add) -> None:
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="listen to LLDP for so long, or until every link was heard (default: not at all; switches speak every 30 s)",
+        help="listen to LLDP for so long, or until every link was heard (default: 0; a switch speaks every 30 s)",
     )
 
 

@@ -47,6 +47,7 @@ Uuid = Annotated[str, words.UUID]
 IndexRange = Annotated[str, words.INDEX_RANGE]
 Driver = Annotated[str, words.DRIVER]
 Directory = Annotated[str, words.DIRECTORY]
+Argument = Annotated[str, words.ARGUMENT]
 Prefix = Annotated[str, words.PREFIX]
 Name = Annotated[str, words.NAME]
 Template = Annotated[str, words.TEMPLATE]
@@ -307,7 +308,7 @@ class LldpSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = "socket"
     command: Annotated[
-        tuple[str, ...],
+        tuple[Argument, ...],
         setting("How lldpd is asked; it must print lldpcli's json0.", max_length=32, min_length=1),
     ] = ("lldpcli", "-f", "json0", "show", "neighbors", "details")
     transmit: Annotated[
