@@ -18,7 +18,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LINES_MAX = 400
 LONG = {
-    "nodeagent/cli.py": "one short verb after another, and their help beside them",
     "nodeagent/sinks/registration.py": "one loop, whose parts make sense in one reading only",
 }
 """Longer than LINES_MAX, and why that is better than a split."""
