@@ -373,7 +373,4 @@ class Config(Settings, frozen=True, kw_only=True):
         Annotated[float, msgspec.Meta(ge=1, le=SECONDS_MAX)],
         setting("A full look at the machine at least this often; what the kernel announces is seen at once."),
     ] = 30.0
-    state_directory: Annotated[
-        Directory, setting("What must survive a restart of the agent, such as a GPU's latched fault.")
-    ] = "/var/lib/nodeagent"
     log: Annotated[LogSettings, setting("What the agent tells on stderr.")] = LogSettings()
