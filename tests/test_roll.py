@@ -52,10 +52,10 @@ def test_a_device_that_goes_is_unhealthy_and_healthy_when_it_is_back() -> None:
     assert roll.state((vf(1), vf(2)))
     assert roll.state((vf(2),))
     assert told(roll) == {"0000:1a:00.1": "Unhealthy", "0000:1a:00.2": "Healthy"}
-    entry = roll.find("0000:1a:00.1")
-    assert entry is not None
-    assert entry.health is MISSING
-    assert entry.numa_nodes == (0,)
+    assert roll.missing(["0000:1a:00.2", "0000:1a:00.1"]) == "0000:1a:00.1"
+    assert roll.missing(["0000:1a:00.2"]) is None
+    assert roll.devices[-1].health is MISSING
+    assert roll.devices[-1].numa_nodes == (0,)
     assert roll.state((vf(1), vf(2)))
     assert told(roll) == {"0000:1a:00.1": "Healthy", "0000:1a:00.2": "Healthy"}
 
@@ -70,9 +70,7 @@ def test_an_equal_roll_is_not_told_again() -> None:
     assert roll.state((vf(1, DOWN),))
     assert not roll.state((vf(1, Health(State.DOWN, (), allocatable=False)),))
     assert roll.revision == revision + 1
-    found = roll.find("0000:1a:00.1")
-    assert found is not None
-    assert found.health.reasons == ()
+    assert roll.devices[0].health.reasons == ()
 
 
 def test_the_first_roll_is_told_even_when_it_is_empty() -> None:
@@ -108,4 +106,4 @@ def test_whatever_is_offered_and_withdrawn_the_kubelet_knows_every_id_ever_offer
         roll.state(tuple(vf(n, Health() if good else DOWN) for n, good in sorted(step)))
         ever |= now.keys()
         assert told(roll) == {id_: "Healthy" if now.get(id_) else "Unhealthy" for id_ in ever}
-        assert all(roll.find(id_) is not None for id_ in ever)
+        assert {id_ for id_ in ever if roll.missing([id_])} == ever - now.keys()

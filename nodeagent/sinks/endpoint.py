@@ -25,7 +25,7 @@ from nodeagent.kinds import Refused
 from nodeagent.kube import deviceplugin_pb2 as pb
 from nodeagent.model import Allocation, Devices, Function, Reason, Snapshot
 from nodeagent.sinks.measure import Measure
-from nodeagent.sinks.roll import MISSING, Roll
+from nodeagent.sinks.roll import Roll
 
 log = logging.getLogger(__name__)
 
@@ -264,10 +264,9 @@ class Endpoint:
         return answer.SerializeToString()
 
     def _refuse_missing(self, ids: Sequence[str]) -> None:
-        for id_ in ids:
-            entry = self.roll.find(id_)
-            if entry is not None and entry.health is MISSING:
-                raise Refused(f"{self.resource}: {id_} is no longer found on this node", invalid=False)
+        missing = self.roll.missing(ids)
+        if missing is not None:
+            raise Refused(f"{self.resource}: {missing} is no longer found on this node", invalid=False)
 
     def _note(self, snapshot: Snapshot, ids: Sequence[str]) -> None:
         if len(ids) > len(snapshot.functions):

@@ -49,7 +49,7 @@ class Roll:
             self._missing = self._find_missing(devices)
         else:
             for entry, before in zip(devices, self._offered, strict=True):
-                if entry != before:
+                if (entry.parent, entry.numa_nodes) != (before.parent, before.numa_nodes):
                     self._known.update(dict.fromkeys(entry.ids, entry))
         self._offered = devices
         self.devices = (*devices, *self._missing)
@@ -60,9 +60,10 @@ class Roll:
         self.revision += 1
         return True
 
-    def find(self, device_id: str) -> Devices | None:
-        """The group that a device is stated in, health included; ``None`` for an id never offered."""
-        return self._known.get(device_id)
+    def missing(self, ids: Iterable[str]) -> str | None:
+        """The first of these ids that is no longer found; as a rule nothing is, and nothing is looked up."""
+        gone = {id_ for entry in self._missing for id_ in entry.ids}
+        return next((id_ for id_ in ids if id_ in gone), None) if gone else None
 
     def count(self) -> tuple[int, int]:
         """(devices that are Healthy, all devices) as the kubelet was told."""
