@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from nodeagent.kube import deviceplugin_pb2 as pb
 from nodeagent.model import HEALTHY, Devices, Health, Reason, State
-from nodeagent.sinks.roll import MISSING, Roll, encode
+from nodeagent.sinks.roll import API_VERSION, MISSING, Roll, encode, register_request
 
 DOWN = Health(State.DOWN, (Reason("carrier_down", "no carrier"),), allocatable=False)
 
@@ -45,6 +45,17 @@ def test_a_segment_is_what_protobuf_would_write(
             encode(Devices("p", tuple(ids), numa, Health(allocatable=allocatable)))
             == expected.SerializeToString()
         )
+
+
+@given(endpoint=st.text(min_size=1, max_size=300), resource=st.text(min_size=1, max_size=300))
+def test_a_registration_is_protobufs_byte_for_byte(endpoint: str, resource: str) -> None:
+    expected = pb.RegisterRequest(
+        version=API_VERSION,
+        endpoint=endpoint,
+        resource_name=resource,
+        options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
+    )
+    assert register_request(endpoint, resource) == expected.SerializeToString()
 
 
 def test_a_device_that_goes_is_unhealthy_and_healthy_when_it_is_back() -> None:

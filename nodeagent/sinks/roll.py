@@ -16,6 +16,10 @@ from collections.abc import Iterable
 
 from nodeagent.model import Devices, Health, Reason, State
 
+API_VERSION = "v1beta1"
+OPTIONS = b"\x10\x01"
+"""DevicePluginOptions: get_preferred_allocation_available, and nothing else."""
+
 MISSING = Health(
     State.DOWN, (Reason("device_missing", "the device is no longer found on this node"),), allocatable=False
 )
@@ -120,6 +124,14 @@ def encode(entry: Devices) -> bytes:
         device = b"\x0a" + _varint(len(name)) + name + tail
         out += b"\x0a" + _varint(len(device)) + device
     return bytes(out)
+
+
+def register_request(endpoint: str, resource: str) -> bytes:
+    """RegisterRequest (v1beta1): version 1, endpoint 2, resource_name 3, options 4."""
+    fields = (API_VERSION.encode(), endpoint.encode(), resource.encode(), OPTIONS)
+    return b"".join(
+        bytes([number << 3 | 2]) + _varint(len(field)) + field for number, field in enumerate(fields, 1)
+    )
 
 
 def _varint(number: int) -> bytes:
