@@ -29,7 +29,7 @@ bench: $(VENV)/.ready  ## the benchmark table, and bench.json
 	$(BIN)/python hack/bench.py $(ARGS)
 
 golden: $(VENV)/.ready  ## rewrite the golden files, for review
-	NODEAGENT_GOLDEN=write $(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
+	NODEAGENT_GOLDEN=write $(BIN)/python -m pytest -q $(ARGS)
 
 protos: $(VENV)/.ready  ## regenerate nodeagent/kube/*_pb2.py
 	PYTHON=$(BIN)/python hack/protos.sh

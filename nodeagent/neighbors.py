@@ -25,6 +25,7 @@ from nodeagent.sources import lldpd, neighbors
 from nodeagent.sources.ear import Dcb, Ear, Line
 from nodeagent.sources.lldp import LldpSettings, announcement
 from nodeagent.sources.pci import scan
+from nodeagent.table import columns
 
 WAIT_S = 35.0
 """A little more than the 30 s that a switch may take until it speaks again."""
@@ -244,15 +245,10 @@ def as_table(seen: Seen) -> str:
     if not seen.rows:
         return "No netdev is a link here: no physical Ethernet NIC was found. Name some with `links.select`."
     lines = [cells for row in seen.rows for cells in _lines(row)]
-    widths = [max(map(len, column)) for column in zip(COLUMNS, *lines, strict=True)]
-    text = [
-        "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
-        for cells in (COLUMNS, *lines)
-    ]
     notes = [f"{row.link}: nothing was heard: {row.hint}" for row in seen.rows if row.hint]
     notes += [f"{row.link}: {row.trouble}" for row in seen.rows if row.trouble]
     notes += [f"{one.link}: {one.detail}" for one in seen.findings if one.key != "silent_port"]
-    return "\n".join([*text, *(["", *notes] if notes else [])])
+    return "\n".join([*columns(COLUMNS, lines), *(["", *notes] if notes else [])])
 
 
 def _lines(row: Row) -> Iterable[tuple[str, ...]]:

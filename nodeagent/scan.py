@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from nodeagent.inventory import Inventory
 from nodeagent.model import Devices, Function, Gpu, Health, Link, Snapshot
 from nodeagent.offer import Offer, Trouble
 from nodeagent.pcie import affinity
+from nodeagent.table import remarks, section
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,20 @@ class Seen:
     troubles: tuple[Trouble, ...]
 
 
-async def once(config: Config, root: Path) -> Seen:
+async def once(config: Config, root: Path, wait_s: float = 0.0) -> Seen:
+    """One look. With ``wait_s``, LLDP is listened to for so long, or until every link with carrier was heard."""
     async with _looking(config, root) as inventory:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while unheard(inventory.snapshot):
+                    await inventory.changed(inventory.snapshot.revision)
         return _seen(Offer(config), inventory.snapshot)
+
+
+def unheard(snapshot: Snapshot) -> set[str]:
+    """The links with carrier on which no neighbor has been heard."""
+    links = {link.netdev for link in snapshot.links if link.carrier}
+    return links - {neighbor.link for neighbor in snapshot.neighbors}
 
 
 async def watch(config: Config, root: Path) -> AsyncIterator[Seen]:
@@ -100,6 +112,8 @@ def as_json(seen: Seen) -> str:
                 for gpu in snapshot.gpus
                 for pf in _offered_pfs(seen)
             ],
+            "neighbors": [asdict(neighbor) for neighbor in snapshot.neighbors],
+            "findings": [asdict(finding) for finding in snapshot.findings],
             "troubles": [asdict(trouble) for trouble in seen.troubles],
             "silent": [asdict(silence) for silence in snapshot.silent],
             "unreadable": list(snapshot.unreadable),
@@ -114,15 +128,16 @@ def as_json(seen: Seen) -> str:
 def as_table(seen: Seen) -> str:
     snapshot = seen.snapshot
     parts = [
-        _section("RESOURCES", ("RESOURCE", "DEVICES", "HEALTHY", "PARENT", "NUMA"), _resource_rows(seen)),
-        _section(
+        section("RESOURCES", ("RESOURCE", "DEVICES", "HEALTHY", "PARENT", "NUMA"), _resource_rows(seen)),
+        section(
             "GPUS", ("GPU", "UUID", "MODEL", "MEMORY", "PCI ADDRESS", "NUMA", "STATE"), _gpu_rows(snapshot)
         ),
-        _section(
+        section(
             "NICS",
             ("NETDEV", "PCI ADDRESS", "DRIVER", "SPEED", "LINK", "VFS", "RDMA", "NUMA", "STATE"),
             _pf_rows(snapshot),
         ),
+        _neighbor_section(snapshot),
         _affinity_section(seen),
         _reasons(seen),
     ]
@@ -147,7 +162,7 @@ def _gpu_rows(snapshot: Snapshot) -> Iterable[Sequence[str]]:
         yield (
             str(gpu.index),
             gpu.uuid,
-            _plain(gpu.name),
+            gpu.name,
             f"{gpu.memory_mib} MiB",
             gpu.pci_address,
             _or_dash(gpu.numa_node),
@@ -160,7 +175,7 @@ def _pf_rows(snapshot: Snapshot) -> Iterable[Sequence[str]]:
     for pf in _pfs(snapshot):
         link = links.get(pf.pci_address)
         yield (
-            _plain(pf.netdev or "-"),
+            pf.netdev or "-",
             pf.pci_address,
             pf.driver or "-",
             f"{link.speed_mbps // 1000}G" if link and link.speed_mbps else "-",
@@ -179,6 +194,20 @@ def _link_word(link: Link | None) -> str:
     return f"{word} (default route)" if link.default_route else word
 
 
+def _neighbor_section(snapshot: Snapshot) -> str:
+    rows = [
+        (
+            neighbor.link,
+            neighbor.system_name or neighbor.chassis_id.value,
+            neighbor.port_id.value,
+            neighbor.port_description or "-",
+            "stale" if neighbor.stale else "live",
+        )
+        for neighbor in snapshot.neighbors
+    ]
+    return section("NEIGHBORS", ("LINK", "SWITCH", "PORT", "DESCRIPTION", "STATE"), rows) if rows else ""
+
+
 def _affinity_section(seen: Seen) -> str:
     pfs = _offered_pfs(seen)
     names = {
@@ -188,21 +217,22 @@ def _affinity_section(seen: Seen) -> str:
     }
     heads = [names.get(pf.pci_address, pf.netdev or pf.pci_address) for pf in pfs]
     rows = [[f"GPU{gpu.index}", *(_affinity(gpu, pf) for pf in pfs)] for gpu in seen.snapshot.gpus]
-    return _section("PCIE AFFINITY", ("", *heads), rows) if pfs and rows else ""
+    return section("PCIE AFFINITY", ("", *heads), rows) if pfs and rows else ""
 
 
 def _reasons(seen: Seen) -> str:
     """Everything that is not as it should be, in sentences."""
     snapshot = seen.snapshot
     lines = [
-        f"{name}: {health.state}: {reason.key}: {_plain(reason.detail)}"
+        f"{name}: {health.state}: {reason.key}: {reason.detail}"
         for name, health in _judged(snapshot)
         for reason in health.reasons
     ]
-    lines += [f"source {silence.source} is silent: {_plain(silence.reason)}" for silence in snapshot.silent]
-    lines += [f"unreadable: {_plain(sentence)}" for sentence in snapshot.unreadable]
-    lines += [f"{'cannot be offered' if t.fatal else 'note'}: {_plain(t.message)}" for t in seen.troubles]
-    return "\n".join(["REASONS", *(f"  {line}" for line in lines), ""]) if lines else ""
+    lines += [f"{finding.link}: {finding.key}: {finding.detail}" for finding in snapshot.findings]
+    lines += [f"source {silence.source} is silent: {silence.reason}" for silence in snapshot.silent]
+    lines += [f"unreadable: {sentence}" for sentence in snapshot.unreadable]
+    lines += [f"{'cannot be offered' if t.fatal else 'note'}: {t.message}" for t in seen.troubles]
+    return remarks("REASONS", lines)
 
 
 def _judged(snapshot: Snapshot) -> Iterable[tuple[str, Health]]:
@@ -232,17 +262,3 @@ def _affinity(gpu: Gpu, pf: Function) -> str:
 
 def _or_dash(value: object) -> str:
     return "-" if value is None else str(value)
-
-
-def _plain(text: str) -> str:
-    """What a device says of itself must not steer a terminal."""
-    return text if text.isprintable() else ascii(text)[1:-1]
-
-
-def _section(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    table = [tuple(heads), *(tuple(row) for row in rows)]
-    if len(table) == 1:
-        return f"{title}\n  none\n"
-    widths = [max(len(row[i]) for row in table) for i in range(len(heads))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table)
-    return "\n".join([title, *(f"  {line}".rstrip() for line in lines), ""])

@@ -97,6 +97,28 @@ async def test_a_machine_without_links_is_told_what_to_name(links, root):
     assert neighbors.as_table(seen).startswith("No netdev is a link here")
 
 
+@pytest.mark.needs("root", "ip", "nsenter")
+async def test_what_lldpd_knows_is_shown_in_the_same_way(links, root):
+    told = {
+        "name": "swp1",
+        "chassis": [{"id": [{"type": "mac", "value": "02:00:00:00:00:01"}], "name": [{"value": "leaf-1"}]}],
+        "port": [{"id": [{"type": "local", "value": "Eth1/1"}], "mfs": [{"value": "1000"}]}],
+    }
+    answer = json.dumps({"lldp": [{"interface": [told, {**told, "name": "eno1"}]}]})
+    settings = LldpSettings(source="lldpd", command=(sys.executable, "-c", f"print({answer!r})"))
+    seen = await neighbors.once(SWP, settings, root)
+    assert [(row.link, row.state) for row in seen.rows] == [
+        ("swp1", "live"),
+        ("swp2", "silent"),
+        ("swp3", "down"),
+    ]
+    assert [(one.link, one.key) for one in seen.findings] == [("swp1", "frame_size_mismatch")]
+    assert re.search(r"^swp1 .* leaf-1 .* Eth1/1 .* - +live$", neighbors.as_table(seen), re.MULTILINE)
+    looks = neighbors.watch(SWP, settings, root)
+    assert await anext(looks) == seen
+    await looks.aclose()
+
+
 async def test_trouble_with_the_source_is_raised_to_whoever_asked(root):
     with pytest.raises(LldpdError, match="no-such-lldpcli cannot be run"):
         await neighbors.once(SWP, LldpSettings(source="lldpd", command=("no-such-lldpcli",)), root)
