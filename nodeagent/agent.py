@@ -38,12 +38,13 @@ from nodeagent.sinks.files import DEVICE_INFO, DeviceInfoFiles
 from nodeagent.sinks.measure import Measure
 from nodeagent.sinks.registration import DevicePlugins
 from nodeagent.sinks.web import Page, Web
-from nodeagent.sources import pods
 from nodeagent.supervise import Fatal, keep
 
 log = logging.getLogger(__name__)
 
 SETTLE_S = 5.0
+"""A kubelet that is not there by then is waited for with everything loaded."""
+SETTLE_LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class Agent:
         self._cdi = CdiSpec(self._tree.path(config.cdi.directory))
         self._ask_pods = asyncio.Event()
         self._reload = asyncio.Event()
+        self.settled = asyncio.Event()
         self._offered: tuple[Kind, ...] = ()
         self._swept = False
         self.plugins = DevicePlugins(
@@ -101,6 +103,7 @@ class Agent:
                 }
                 for name, job in jobs.items():
                     group.create_task(keep(name, job), name=name)
+                group.create_task(self._settle(), name="settle")
                 await watching
         except ExceptionGroup as errors:
             raise _innermost(errors) from None
@@ -108,6 +111,17 @@ class Agent:
     def reload(self) -> None:
         """Look at the configuration file now (SIGHUP)."""
         self._reload.set()
+
+    async def _settle(self) -> None:
+        """Load what can wait until the kubelet lists our devices and would make that half as late again:
+        protobuf, prometheus_client. In a thread, or the first to ask would stop the loop for as long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                while not all(status.streams for status in self.plugins.statuses()):  # noqa: ASYNC110
+                    await asyncio.sleep(SETTLE_LOOK_S)
+        for name in ("nodeagent.sinks.wire", "nodeagent.sources.pods", "nodeagent.sinks.metrics"):
+            await asyncio.to_thread(import_module, name)
+        self.settled.set()
 
     # --- the offer ------------------------------------------------------------------------------------
 
@@ -161,6 +175,9 @@ class Agent:
     async def _watch_pods(self) -> None:
         if not self._config.kubelet.pod_resources:
             await asyncio.Event().wait()
+        await self.settled.wait()
+        from nodeagent.sources import pods  # noqa: PLC0415 - protobuf, see _settle
+
         await pods.watch(
             self._place.kubelet_dir / "pod-resources" / "kubelet.sock",
             lambda holdings: self.inventory.state("pods", holdings=holdings),
@@ -274,23 +291,19 @@ async def run(config: Config, place: Place) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, task.cancel)
     loop.add_signal_handler(signal.SIGHUP, agent.reload)
-    settling = asyncio.ensure_future(_settle(agent))
+    freezing = asyncio.ensure_future(_freeze(agent))
     try:
         await task
     except asyncio.CancelledError:
         log.info("Stopped. Devices and pods stay as they are.")
     finally:
-        settling.cancel()
+        freezing.cancel()
 
 
-async def _settle(agent: Agent) -> None:
-    """What can wait until the kubelet knows our devices, and would make that half as late again."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(SETTLE_S):
-            await agent.plugins.tried.wait()
-    # prometheus_client: or the first scrape would stop the loop for as long as that takes.
-    await asyncio.to_thread(import_module, "nodeagent.sinks.metrics")
-    # What lives now lives on. Looking through it for garbage again and again would stop the loop too.
+async def _freeze(agent: Agent) -> None:
+    """What lives when the agent has started lives on: it is not looked through for garbage again and again,
+    which would stop the loop for some ten milliseconds each time."""
+    await agent.settled.wait()
     gc.freeze()
     gc.enable()
 

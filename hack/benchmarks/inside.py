@@ -113,6 +113,7 @@ async def endpoint(socket: Path, ids: int) -> None:
     told = Snapshot(gpus=gpus)
     served.tell(kind, told)
     await served.start(socket)
+    gc.freeze()  # as the agent does once it has started
     lag = Lag()
 
     def flip() -> dict[str, object]:

@@ -146,13 +146,9 @@ class Slices:
                 refusal = unhealthy(self.resource, gpu.uuid, gpu.health)
             elif gpu.uuid in elsewhere:
                 refusal = access.held(self.resource, gpu.uuid, elsewhere[gpu.uuid])
-            block = _Block(
-                gpu=gpu,
-                ids=_ids(gpu.uuid, count),
-                free=0 if refusal else _among(free, gpu.uuid, count),
-                must=_among(must, gpu.uuid, count),
-                refusal=refusal,
-            )
+            named = _among(must, gpu.uuid, count)
+            left = named if free is must else _among(free, gpu.uuid, count)
+            block = _Block(gpu, _ids(gpu.uuid, count), 0 if refusal else left, named, refusal)
             blocks.append(block)
         if sum(block.must for block in blocks) < len(must):
             raise unknown(self.resource, must.difference(*(block.ids for block in blocks)))

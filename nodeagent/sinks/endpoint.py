@@ -19,13 +19,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from nodeagent.kinds import Refused
-from nodeagent.kube import deviceplugin_pb2 as pb
 from nodeagent.model import Allocation, Devices, Function, Reason, Snapshot
 from nodeagent.sinks.measure import Measure
-from nodeagent.sinks.roll import MISSING, Roll
+from nodeagent.sinks.roll import OPTIONS, Roll
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +41,6 @@ _OPTIONS = (
     ("grpc.so_reuseport", 0),
 )
 
-_PREFERS = pb.DevicePluginOptions(get_preferred_allocation_available=True).SerializeToString()
 _EMPTY = b""
 
 
@@ -180,7 +177,7 @@ class Endpoint:
         return grpc.method_handlers_generic_handler("v1beta1.DevicePlugin", handlers)
 
     async def _options(self, _request: bytes, _context: Any) -> bytes:
-        return _PREFERS
+        return OPTIONS
 
     async def _pre_start(self, _request: bytes, _context: Any) -> bytes:
         return _EMPTY
@@ -204,21 +201,12 @@ class Endpoint:
     async def _prefer(self, request: bytes, context: Any) -> bytes:
         with self._measure.call(self.resource, "GetPreferredAllocation") as call:
             try:
-                answer = pb.PreferredAllocationResponse()
-                for wanted in pb.PreferredAllocationRequest.FromString(request).container_requests:
-                    ids = self._kind.prefer(
-                        self._snapshot,
-                        wanted.available_deviceIDs,
-                        wanted.must_include_deviceIDs,
-                        wanted.allocation_size,
-                        self._near.functions(),
-                    )
-                    answer.container_responses.add().deviceIDs.extend(ids)
-                return answer.SerializeToString()
-            except DecodeError:
-                code, why = (
-                    grpc.StatusCode.INVALID_ARGUMENT,
-                    "the request is not a PreferredAllocationRequest",
+                from nodeagent.sinks import wire  # noqa: PLC0415 - see there
+
+                near = self._near.functions()
+                return wire.preferred(
+                    self._kind.prefer(self._snapshot, available, must_include, size, near)
+                    for available, must_include, size in wire.choices(request)
                 )
             except Refused as refusal:
                 code, why = _code(refusal), str(refusal)
@@ -232,8 +220,6 @@ class Endpoint:
             try:
                 async with asyncio.timeout(DEADLINE_S):
                     return await self._answer(request)
-            except DecodeError:
-                code, why = grpc.StatusCode.INVALID_ARGUMENT, "the request is not an AllocateRequest"
             except Refused as refusal:
                 code, why = _code(refusal), str(refusal)
             except TimeoutError:
@@ -248,26 +234,26 @@ class Endpoint:
         raise AssertionError("abort returns never")
 
     async def _answer(self, request: bytes) -> bytes:
+        from nodeagent.sinks import wire  # noqa: PLC0415 - see there
+
         kind, snapshot = self._kind, self._snapshot
-        answer = pb.AllocateResponse()
-        for wanted in pb.AllocateRequest.FromString(request).container_requests:
-            ids = list(wanted.devices_ids)
+        allocations = []
+        for ids in wire.asked(request):
             self._refuse_missing(ids)
             allocation = kind.allocate(snapshot, ids)
             if allocation.device_info:
                 await asyncio.to_thread(self._write, allocation)
             self._note(snapshot, ids)
-            answer.container_responses.append(_wire(allocation))
+            allocations.append(allocation)
             log.info(
                 "Devices were handed out. resource=%s count=%d first=%s", self.resource, len(ids), ids[0]
             )
-        return answer.SerializeToString()
+        return wire.granted(allocations)
 
     def _refuse_missing(self, ids: Sequence[str]) -> None:
-        for id_ in ids:
-            entry = self.roll.find(id_)
-            if entry is not None and entry.health is MISSING:
-                raise Refused(f"{self.resource}: {id_} is no longer found on this node", invalid=False)
+        missing = self.roll.missing(ids)
+        if missing is not None:
+            raise Refused(f"{self.resource}: {missing} is no longer found on this node", invalid=False)
 
     def _note(self, snapshot: Snapshot, ids: Sequence[str]) -> None:
         if len(ids) > len(snapshot.functions):
@@ -280,22 +266,6 @@ class Endpoint:
 
 def _code(refusal: Refused) -> grpc.StatusCode:
     return grpc.StatusCode.INVALID_ARGUMENT if refusal.invalid else grpc.StatusCode.FAILED_PRECONDITION
-
-
-def _wire(allocation: Allocation) -> pb.ContainerAllocateResponse:
-    return pb.ContainerAllocateResponse(
-        envs=dict(allocation.env),
-        mounts=[
-            pb.Mount(container_path=m.container_path, host_path=m.host_path, read_only=m.read_only)
-            for m in allocation.mounts
-        ],
-        devices=[
-            pb.DeviceSpec(container_path=n.container_path, host_path=n.host_path, permissions=n.permissions)
-            for n in allocation.device_nodes
-        ],
-        annotations=dict(allocation.annotations),
-        cdi_devices=[pb.CDIDevice(name=name) for name in allocation.cdi_devices],
-    )
 
 
 def _inode(path: Path) -> tuple[int, int] | None:

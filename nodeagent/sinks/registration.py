@@ -30,15 +30,13 @@ from typing import Any
 import grpc
 
 from nodeagent.host.inotify import InotifyError, Watch
-from nodeagent.kube import deviceplugin_pb2 as pb
-from nodeagent.kube import pluginregistration_pb2 as registration_pb
 from nodeagent.model import Allocation, Snapshot
 from nodeagent.sinks.endpoint import BindError, Endpoint, Kind, Near
 from nodeagent.sinks.measure import Measure, Status
+from nodeagent.sinks.roll import API_VERSION, register_request
 
 log = logging.getLogger(__name__)
 
-API_VERSION = "v1beta1"
 LOCK = "nodeagent.lock"
 
 REGISTER_S = 10.0
@@ -104,8 +102,6 @@ class DevicePlugins:
         self._leaving: list[_Place] = []
         self._wake = asyncio.Event()
         self._said = ""
-        self.tried = asyncio.Event()
-        """A kubelet was there and has been offered everything once, taken or not."""
 
     def tell(self, kinds: Iterable[Kind], snapshot: Snapshot) -> None:
         """What is offered now, as a whole. A resource that is no longer among the kinds is given up."""
@@ -144,7 +140,6 @@ class DevicePlugins:
                 try:
                     while folder is not None and _same_file(_identity(self._folder), folder):
                         await self._reconcile()
-                        self.tried.set()
                         await self._woken()
                 finally:
                     for place in self._places.values():
@@ -309,18 +304,13 @@ class DevicePlugins:
 
     async def _register_one(self, channel: grpc.aio.Channel, place: _Place, identity: Identity) -> None:
         endpoint = place.endpoint
-        request = pb.RegisterRequest(
-            version=API_VERSION,
-            endpoint=_socket_name(endpoint.resource),
-            resource_name=endpoint.resource,
-            options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
-        )
+        request = register_request(_socket_name(endpoint.resource), endpoint.resource)
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
             "/v1beta1.Registration/Register"
         )
         place.lost = False
         try:
-            await call(request.SerializeToString(), timeout=REGISTER_S)
+            await call(request, timeout=REGISTER_S)
         except grpc.aio.AioRpcError as error:
             self._failed(place, f"{error.code().name}: {error.details()}", identity)
             return
@@ -379,6 +369,8 @@ class DevicePlugins:
             self._failed(place, str(error), None)
 
     def _registration_handler(self, place: _Place) -> grpc.GenericRpcHandler:
+        from nodeagent.kube import pluginregistration_pb2 as registration_pb  # noqa: PLC0415 - see ``wire``
+
         async def info(_request: bytes, _context: Any) -> bytes:
             return registration_pb.PluginInfo(
                 type="DevicePlugin", name=place.endpoint.resource, supported_versions=[API_VERSION]
