@@ -25,7 +25,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from nodeagent import cdi, node
+from nodeagent import node
 from nodeagent.config import Config, ConfigError, Fault, GpuMemResource, host_port, load
 from nodeagent.host.inotify import CONTENT, InotifyError, Watch
 from nodeagent.host.sysfs import Tree
@@ -33,7 +33,7 @@ from nodeagent.inventory import Inventory
 from nodeagent.kinds.vf import VfPool
 from nodeagent.model import Allocation, Snapshot
 from nodeagent.offer import Kind, Offer, prefix
-from nodeagent.sinks.cdispec import CdiSpec
+from nodeagent.sinks.cdispec import CdiSpecs
 from nodeagent.sinks.files import DEVICE_INFO, DeviceInfoFiles
 from nodeagent.sinks.measure import Measure
 from nodeagent.sinks.registration import DevicePlugins
@@ -46,6 +46,9 @@ SETTLE_S = 5.0
 """A kubelet that is not there by then is waited for with everything loaded."""
 SETTLE_LOOK_S = 0.05
 
+FLUSH_S = 1.0
+"""A local file is written in a millisecond; a disk that takes longer hangs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -56,6 +59,23 @@ class Place:
     config_file: Path | None = None
     listen: str | None = None
     node_name: str | None = None
+
+
+class _Files:
+    """What must be on the disk before the kubelet has its answer."""
+
+    def __init__(self, device_info: DeviceInfoFiles, specs: CdiSpecs) -> None:
+        self._device_info = device_info
+        self._specs = specs
+
+    def due(self, allocation: Allocation) -> bool:
+        return bool(allocation.device_info) or self._specs.behind(allocation)
+
+    def write(self, allocation: Allocation) -> None:
+        """In a thread. Raises ``OSError`` with the name of the file that cannot be written."""
+        self._device_info.write(allocation)
+        if self._specs.behind(allocation) and (failure := self._specs.flush()) is not None:
+            raise failure
 
 
 class Agent:
@@ -72,16 +92,17 @@ class Agent:
         self._tree = Tree(place.root)
         self._offer = Offer(config)
         self._device_info = DeviceInfoFiles(self._tree.path(DEVICE_INFO))
-        self._cdi = CdiSpec(self._tree.path(config.cdi.directory))
+        self._cdi = CdiSpecs(self._tree.path(config.cdi.directory))
         self._ask_pods = asyncio.Event()
         self._reload = asyncio.Event()
         self.settled = asyncio.Event()
-        self._offered: tuple[Kind, ...] = ()
+        self._taken = asyncio.Event()
         self._swept = False
         self.plugins = DevicePlugins(
             place.kubelet_dir,
             watched=config.kubelet.registration == "plugins_registry",
-            write=self._write,
+            files=_Files(self._device_info, self._cdi),
+            allocated=self._ask_pods.set,
             measure=self.measure,
         )
 
@@ -135,42 +156,49 @@ class Agent:
         said: tuple[str, ...] = ()
         snapshot = self.inventory.snapshot
         while True:
-            self._tell_kubelet(snapshot)
-            await self._tell_files(snapshot)
+            kinds = self._kinds(snapshot)
+            await self._write_cdi(kinds, snapshot)
+            self.plugins.tell(kinds, snapshot)
+            await self._sweep(snapshot)
             now = tuple(trouble.message for trouble in self._offer.troubles(snapshot))
             for message in now:
                 if message not in said:
                     log.warning("Something configured cannot be offered. reason=%r", message)
             said = now
-            snapshot = await self.inventory.changed(snapshot.revision)
+            await _either(self.inventory.changed(snapshot.revision), self._taken.wait())
+            self._taken.clear()
+            snapshot = self.inventory.snapshot
 
-    def _tell_kubelet(self, snapshot: Snapshot) -> None:
+    def _kinds(self, snapshot: Snapshot) -> tuple[Kind, ...]:
         """Only of what a source has spoken: "no devices" before that would be a guess."""
         needs: dict[type, str] = {VfPool: "pci"}
-        self._offered = tuple(
+        return tuple(
             kind
             for kind in self._offer.kinds(snapshot)
             if self.inventory.heard(needs.get(type(kind), "gpus"))
         )
-        self.plugins.tell(self._offered, snapshot)
 
-    async def _tell_files(self, snapshot: Snapshot) -> None:
-        if any(getattr(kind, "cdi_kind", None) == cdi.GPU_KIND for kind in self._offered):
-            await asyncio.to_thread(self._cdi.state, snapshot.gpus, snapshot.paths)
-        if snapshot.holdings is not None and not self._swept:
-            self._swept = True
-            head = prefix(self._offer.config, snapshot.product).replace("/", "-")
-            held = (
-                f"{holding.resource.replace('/', '-')}-{id_}-device.json"
-                for holding in snapshot.holdings
-                for id_ in holding.device_ids
-            )
-            for name in await asyncio.to_thread(self._device_info.remove_stale, f"{head}-", held):
-                log.info("A device-info file of an earlier life was removed. file=%s", name)
+    async def _write_cdi(self, kinds: tuple[Kind, ...], snapshot: Snapshot) -> None:
+        """Before the kubelet hears of a device, the runtime must know its name; a disk that hangs must not
+        keep bad news from the kubelet."""
+        if self._cdi.want(kinds, snapshot):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FLUSH_S):
+                    await asyncio.to_thread(self._cdi.flush)
 
-    def _write(self, allocation: Allocation) -> None:
-        self._device_info.write(allocation)
-        self._ask_pods.set()
+    async def _sweep(self, snapshot: Snapshot) -> None:
+        """Remove the device-info files of an earlier life, once it is known what pods hold."""
+        if snapshot.holdings is None or self._swept:
+            return
+        self._swept = True
+        head = prefix(self._offer.config, snapshot.product).replace("/", "-")
+        held = (
+            f"{holding.resource.replace('/', '-')}-{id_}-device.json"
+            for holding in snapshot.holdings
+            for id_ in holding.device_ids
+        )
+        for name in await asyncio.to_thread(self._device_info.remove_stale, f"{head}-", held):
+            log.info("A device-info file of an earlier life was removed. file=%s", name)
 
     async def _watch_pods(self) -> None:
         if not self._config.kubelet.pod_resources:
@@ -226,8 +254,8 @@ class Agent:
                 log.warning("A changed setting takes effect when the agent is restarted. setting=%s", setting)
         logging.getLogger().setLevel(config.log.level.upper())
         self._offer = offer
+        self._taken.set()
         log.info("The changed configuration is in force. file=%s", name)
-        self._tell_kubelet(snapshot)
 
     def _held_slices(self, config: Config, snapshot: Snapshot) -> Iterable[str]:
         """A slice that a pod holds must not come to mean another amount of memory."""

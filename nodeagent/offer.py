@@ -147,6 +147,7 @@ class Offer:
                 vf_driver=entry.vf_driver,
                 preferred=entry.preferred,
                 rdma_cm=snapshot.paths.rdma_cm,
+                cdi=entry.device_list_strategy == "cdi",
             )
 
     def _gpu_kind(

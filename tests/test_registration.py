@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,6 +68,16 @@ class Lamps:
         return Allocation(env=(("LAMPS", ",".join(ids)),), device_info=self.device_info)
 
 
+@dataclass(frozen=True)
+class Written:
+    """The files of an allocation, as the test would have them written."""
+
+    write: Callable[[Allocation], object]
+
+    def due(self, allocation: Allocation) -> bool:
+        return bool(allocation.device_info)
+
+
 class World:
     """A kubelet, and the sink under test."""
 
@@ -75,11 +85,10 @@ class World:
         self.directory = directory
         self.kubelet = Kubelet(directory, seed=1, reconcile_s=0.02)
         self.written: list[Allocation] = []
-        self.plugins = DevicePlugins(directory, watched=watched, write=self.write, measure=Measure())
+        self.plugins = DevicePlugins(
+            directory, watched=watched, files=Written(self.written.append), measure=Measure()
+        )
         self.task: asyncio.Task[None] | None = None
-
-    def write(self, allocation: Allocation) -> None:
-        self.written.append(allocation)
 
     def run(self) -> None:
         self.task = asyncio.create_task(self.plugins.run())
@@ -313,7 +322,7 @@ async def test_a_full_disk_refuses_the_allocation_and_names_the_file() -> None:
         def full(_allocation: Allocation) -> None:
             raise OSError(28, "No space left on device", "/var/run/k8s.cni.cncf.io/devinfo/dp/x-device.json")
 
-        w.plugins = DevicePlugins(w.directory, watched=False, write=full, measure=Measure())
+        w.plugins = DevicePlugins(w.directory, watched=False, files=Written(full), measure=Measure())
         await w.kubelet.start()
         w.plugins.tell([Lamps("example.com/a", device_info=(DeviceInfo("x", "{}"),))], Snapshot())
         w.run()
@@ -331,7 +340,7 @@ async def test_a_write_that_hangs_is_refused_at_the_deadline(monkeypatch: pytest
         def hang(_allocation: Allocation) -> None:
             asyncio.run_coroutine_threadsafe(released.wait(), loop).result(5)
 
-        w.plugins = DevicePlugins(w.directory, watched=False, write=hang, measure=Measure())
+        w.plugins = DevicePlugins(w.directory, watched=False, files=Written(hang), measure=Measure())
         await w.kubelet.start()
         w.plugins.tell([Lamps("example.com/a", device_info=(DeviceInfo("x", "{}"),))], Snapshot())
         w.run()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from nodeagent.cdi import VF_KIND, Edits
 from nodeagent.kinds import Refused, asked, distance, preference, unhealthy, unknown
 from nodeagent.model import Allocation, DeviceInfo, DeviceNode, Devices, Function, Snapshot
 
@@ -48,6 +49,7 @@ class VfPool:
     preferred: Preferred = "spread"
     rdma_cm: bool = True
     vhost_net: bool = False
+    cdi: bool = False
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
         return tuple(
@@ -95,14 +97,24 @@ class VfPool:
     def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
         vfs = self._usable(snapshot, asked(self.resource, ids))
         details = {vf.pci_address: self._details(vf) for vf in vfs}
-        nodes = dict.fromkeys(node for vf in vfs for node in self._nodes(vf))
+        nodes = dict.fromkeys(node for vf in vfs for node in self._nodes(vf) if not self.cdi)
+        by_cdi = [vf.pci_address for vf in vfs if self.cdi and self._nodes(vf)]
         # Go's maps come out sorted, and so do ours: equal allocations are equal texts.
         values = {"": ",".join(details), "_INFO": _text(details)}
         return Allocation(
             env=tuple((name + end, value) for end, value in values.items() for name in self._env_names()),
             device_nodes=tuple(nodes),
+            cdi_devices=tuple(f"{VF_KIND}={name}" for name in by_cdi),
             device_info=tuple(self._device_info(vf) for vf in vfs),
         )
+
+    def edits(self, snapshot: Snapshot) -> dict[str, Edits]:
+        """What a CDI spec says of each VF that has device nodes at all, by its address."""
+        return {
+            name: Edits(device_nodes=tuple(nodes))
+            for name, vf in self._vfs(snapshot).items()
+            if self._suits(vf) and (nodes := self._nodes(vf)) and not (_is_vfio(vf) and vf.vfio_group is None)
+        }
 
     def _env_names(self) -> tuple[str, ...]:
         """As the SR-IOV network device plugin has it, and again as a name that a shell can read."""

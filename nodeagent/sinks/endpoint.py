@@ -64,6 +64,14 @@ class Kind(Protocol):
     def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation: ...
 
 
+class Files(Protocol):
+    """What must lie on the disk before an answer; ``write`` blocks and raises ``OSError``."""
+
+    def due(self, allocation: Allocation) -> bool: ...
+
+    def write(self, allocation: Allocation) -> None: ...
+
+
 class Near:
     """The functions that were handed out in the last ``NEAR_S`` seconds; shared by the endpoints."""
 
@@ -91,7 +99,8 @@ class Endpoint:
     def __init__(
         self,
         kind: Kind,
-        write: Callable[[Allocation], None],
+        files: Files,
+        allocated: Callable[[], None],
         near: Near,
         measure: Measure,
         stream_lost: Callable[[], None],
@@ -101,7 +110,8 @@ class Endpoint:
         self.streams = 0
         self._kind = kind
         self._snapshot = Snapshot()
-        self._write = write
+        self._files = files
+        self._allocated = allocated
         self._near = near
         self._measure = measure
         self._stream_lost = stream_lost
@@ -241,9 +251,10 @@ class Endpoint:
         for ids in wire.asked(request):
             self._refuse_missing(ids)
             allocation = kind.allocate(snapshot, ids)
-            if allocation.device_info:
-                await asyncio.to_thread(self._write, allocation)
+            if self._files.due(allocation):
+                await asyncio.to_thread(self._files.write, allocation)
             self._note(snapshot, ids)
+            self._allocated()
             allocations.append(allocation)
             log.info(
                 "Devices were handed out. resource=%s count=%d first=%s", self.resource, len(ids), ids[0]

@@ -30,8 +30,8 @@ from typing import Any
 import grpc
 
 from nodeagent.host.inotify import InotifyError, Watch
-from nodeagent.model import Allocation, Snapshot
-from nodeagent.sinks.endpoint import BindError, Endpoint, Kind, Near
+from nodeagent.model import Snapshot
+from nodeagent.sinks.endpoint import BindError, Endpoint, Files, Kind, Near
 from nodeagent.sinks.measure import Measure, Status
 from nodeagent.sinks.roll import API_VERSION, register_request
 
@@ -87,7 +87,8 @@ class DevicePlugins:
         kubelet_dir: Path,
         *,
         watched: bool,
-        write: Callable[[Allocation], None],
+        files: Files,
+        allocated: Callable[[], None] = lambda: None,
         measure: Measure,
     ) -> None:
         """``watched``: register through ``plugins_registry``, where the kubelet watches for sockets,
@@ -95,7 +96,8 @@ class DevicePlugins:
         self._folder = kubelet_dir / ("plugins_registry" if watched else "device-plugins")
         self._kubelet = kubelet_dir / "device-plugins" / "kubelet.sock"
         self._watched = watched
-        self._write = write
+        self._files = files
+        self._allocated = allocated
         self._measure = measure
         self._near = Near()
         self._places: dict[str, _Place] = {}
@@ -113,7 +115,14 @@ class DevicePlugins:
             place = self._places.get(resource)
             if place is None:
                 place = _Place(
-                    Endpoint(kind, self._write, self._near, self._measure, self._stream_lost(resource))
+                    Endpoint(
+                        kind,
+                        self._files,
+                        self._allocated,
+                        self._near,
+                        self._measure,
+                        self._stream_lost(resource),
+                    )
                 )
                 self._places[resource] = place
                 self._wake.set()
