@@ -12,9 +12,10 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from nodeagent import links
 from nodeagent.config import Config, GpuSettings
 from nodeagent.health.gpu import Rules
 from nodeagent.host.driver import DriverError, GpuReading
@@ -25,8 +26,12 @@ from nodeagent.host.recorded import PATH as RECORDED
 from nodeagent.host.recorded import Recorded
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
-from nodeagent.sources import gpus, lldp, paths, pci
+from nodeagent.sources import gpus, paths, pci
 from nodeagent.supervise import keep
+
+if TYPE_CHECKING:  # a neighbor can wait, a device cannot: see watch_lldp
+    from nodeagent.links import LinkSelect
+    from nodeagent.sources.lldp import LldpSettings
 
 log = logging.getLogger(__name__)
 
@@ -110,14 +115,18 @@ def hints(tree: Tree) -> Iterator[list[pci.Hint]]:
             one.close()
 
 
-def link_select(config: Config) -> links.LinkSelect:
+def link_select(config: Config) -> LinkSelect:
+    from nodeagent.links import LinkSelect  # noqa: PLC0415
+
     wanted = config.links.select
-    return links.LinkSelect(wanted.netdevs, wanted.drivers, wanted.pci_addresses, wanted.exclude)
+    return LinkSelect(wanted.netdevs, wanted.drivers, wanted.pci_addresses, wanted.exclude)
 
 
-def lldp_settings(config: Config, node_name: str | None = None) -> lldp.LldpSettings:
+def lldp_settings(config: Config, node_name: str | None = None) -> LldpSettings:
+    from nodeagent.sources.lldp import LldpSettings  # noqa: PLC0415
+
     settings = config.lldp
-    return lldp.LldpSettings(
+    return LldpSettings(
         source="lldpd" if settings.source == "lldpd" else "socket",
         command=settings.command,
         transmit=settings.transmit,
@@ -171,6 +180,10 @@ async def watch(inventory: Inventory, config: Config, root: Path, node_name: str
             await asyncio.sleep(config.scan_seconds)
 
     async def watch_lldp() -> None:
+        await first_word(inventory)
+        await asyncio.to_thread(import_module, "nodeagent.sources.lldp")
+        from nodeagent.sources import lldp  # noqa: PLC0415
+
         with LinkEvents() as events:
             await lldp.watch(
                 lldp_settings(config, node_name),
