@@ -5,7 +5,8 @@ expect, name for name. CNI plugins find the VF by its id, and the details in a d
 Network Plumbing Working Group defines it (version 1.1.0).
 
 Nothing is remembered here. In the kernel's exclusive RDMA mode the RDMA device of a VF is in the pod's
-network namespace while the pod has it, so the VF is for that time none of an RDMA pool's.
+network namespace while the pod has it: such a VF stays an RDMA pool's for as long as podresources says that
+a container holds it, and is no other container's.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nodeagent.cdi import VF_KIND, Edits
-from nodeagent.kinds import Refused, asked, distance, preference, unhealthy, unknown
-from nodeagent.model import Allocation, DeviceInfo, DeviceNode, Devices, Function, Snapshot
+from nodeagent.kinds import Refused, asked, distance, held_by, preference, unhealthy, unknown
+from nodeagent.model import Allocation, DeviceInfo, DeviceNode, Devices, Function, Holding, Snapshot
 
 VfDriver = Literal["any", "netdevice", "vfio-pci", "rdma"]
 Preferred = Literal["spread", "pack"]
@@ -52,6 +53,12 @@ class VfPool:
     cdi: bool = False
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
+        lent = {
+            device
+            for holding in snapshot.holdings or ()
+            if self.vf_driver == "rdma" and holding.resource == self.resource
+            for device in holding.device_ids
+        }
         return tuple(
             Devices(
                 parent=_pf(vf),
@@ -60,7 +67,7 @@ class VfPool:
                 health=vf.health,
             )
             for vf in self._vfs(snapshot).values()
-            if self._suits(vf)
+            if self._suits(vf) or (vf.pci_address in lent and _is_without_rdma(vf))
         )
 
     def prefer(
@@ -77,9 +84,11 @@ class VfPool:
         """
         free, must = preference(self.resource, available, must_include, size)
         chosen = self._usable(snapshot, must)
-        vfs = self._vfs(snapshot)
+        elsewhere = self._held_elsewhere(snapshot)
         choice = [
-            vf for name, vf in vfs.items() if name in free and name not in must and not self._obstacle(vf)
+            vf
+            for name, vf in self._vfs(snapshot).items()
+            if name in free and name not in must and name not in elsewhere and not self._obstacle(vf)
         ]
         missing = size - len(must)
         if len(choice) < missing:
@@ -154,10 +163,23 @@ class VfPool:
         if not ids <= vfs.keys():
             raise unknown(self.resource, ids - vfs.keys())
         usable = [vfs[name] for name in sorted(ids)]
+        elsewhere = self._held_elsewhere(snapshot)
         for vf in usable:
             if obstacle := self._obstacle(vf):
                 raise obstacle
+            if vf.pci_address in elsewhere:
+                raise held_by(self.resource, vf.pci_address, elsewhere[vf.pci_address])
         return usable
+
+    def _held_elsewhere(self, snapshot: Snapshot) -> dict[str, Holding]:
+        """VFs, by address, that containers hold through any other resource: one that has been renamed in the
+        configuration while a pod had them, or another plugin's."""
+        return {
+            device: holding
+            for holding in snapshot.holdings or ()
+            if holding.resource != self.resource
+            for device in holding.device_ids
+        }
 
     def _obstacle(self, vf: Function) -> Refused | None:
         why = None
@@ -257,6 +279,11 @@ def _index(vf: Function) -> tuple[int, str]:
 def _is_vfio(vf: Function) -> bool:
     """Bound to vfio-pci or to a variant that a vendor made of it, such as mlx5_vfio_pci."""
     return vf.driver is not None and vf.driver.replace("_", "-").endswith("vfio-pci")
+
+
+def _is_without_rdma(vf: Function) -> bool:
+    """Its driver is one that has an RDMA device, which is not here."""
+    return vf.driver is not None and vf.rdma is None and vf.vdpa is None and not _is_vfio(vf)
 
 
 def _is_uio(vf: Function) -> bool:

@@ -152,10 +152,10 @@ class Endpoint:
 
     async def start(self, path: Path, extra: Sequence[grpc.GenericRpcHandler] = ()) -> None:
         """Bind and serve. A file left over at ``path`` is replaced; the caller holds the node's lock."""
-        path.unlink(missing_ok=True)
         server = grpc.aio.server(options=_OPTIONS)
         server.add_generic_rpc_handlers((self._handler(), *extra))
         try:
+            path.unlink(missing_ok=True)
             server.add_insecure_port(f"unix:{path}")
             await server.start()
         except (RuntimeError, OSError) as error:
