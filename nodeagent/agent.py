@@ -32,7 +32,7 @@ from nodeagent.host.inotify import CONTENT, InotifyError, Watch
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kinds.vf import VfPool
-from nodeagent.model import Allocation, Snapshot
+from nodeagent.model import Snapshot
 from nodeagent.offer import Kind, Offer, prefix
 from nodeagent.sinks.cdispec import CdiSpec
 from nodeagent.sinks.files import DEVICE_INFO, DeviceInfoFiles
@@ -82,8 +82,9 @@ class Agent:
         self.plugins = DevicePlugins(
             place.kubelet_dir,
             watched=config.kubelet.registration == "plugins_registry",
-            write=self._write,
+            write=self._device_info.write,
             measure=self.measure,
+            handed_out=self._ask_pods.set,
         )
         self.measure.registry.register(Levels(self.inventory, self.plugins.statuses))
 
@@ -169,10 +170,6 @@ class Agent:
             )
             for name in await asyncio.to_thread(self._device_info.remove_stale, f"{head}-", held):
                 log.info("A device-info file of an earlier life was removed. file=%s", name)
-
-    def _write(self, allocation: Allocation) -> None:
-        self._device_info.write(allocation)
-        self._ask_pods.set()
 
     async def _watch_pods(self) -> None:
         if not self._config.kubelet.pod_resources:

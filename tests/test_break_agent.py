@@ -154,3 +154,14 @@ async def test_two_resources_that_select_the_same_vfs_in_different_words_end_the
         )
         with pytest.raises(ConfigError, match=r"VF 0000:18:00.1 is offered twice, as .*/a and as .*/b"):
             await n.start_agent(config)
+
+
+async def test_what_a_pod_was_given_is_known_within_a_second_for_slices_as_for_vfs() -> None:
+    async with node() as n:
+        await n.kubelet.start()
+        await n.start_agent()
+        await ready(n)
+        for resource in (MEMORY, NIC0):
+            assert (await n.kubelet.admit(PodSpec.single("worker", {resource: 1}))).admitted
+            async with asyncio.timeout(2):
+                await n.until(lambda: resource in str(n.agent.inventory.snapshot.holdings))  # noqa: B023

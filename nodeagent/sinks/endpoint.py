@@ -89,7 +89,8 @@ class BindError(Exception):
 
 
 class Endpoint:
-    """Serves one kind. ``stream_lost`` is called when the last ListAndWatch stream ends by itself."""
+    """Serves one kind. ``stream_lost`` is called when the last ListAndWatch stream ends by itself,
+    ``handed_out`` at each Allocate that is granted, ``write`` in a thread."""
 
     def __init__(
         self,
@@ -98,6 +99,7 @@ class Endpoint:
         near: Near,
         measure: Measure,
         stream_lost: Callable[[], None],
+        handed_out: Callable[[], None] = lambda: None,
     ) -> None:
         self.resource = kind.resource
         self.roll = Roll()
@@ -108,6 +110,7 @@ class Endpoint:
         self._near = near
         self._measure = measure
         self._stream_lost = stream_lost
+        self._handed_out = handed_out
         self._server: grpc.aio.Server | None = None
         self._changed = asyncio.Event()
         self._inode: tuple[int, int] | None = None
@@ -261,6 +264,7 @@ class Endpoint:
             log.info(
                 "Devices were handed out. resource=%s count=%d first=%s", self.resource, len(ids), ids[0]
             )
+            self._handed_out()
         return answer.SerializeToString()
 
     def _refuse_missing(self, ids: Sequence[str]) -> None:

@@ -95,6 +95,7 @@ class DevicePlugins:
         watched: bool,
         write: Callable[[Allocation], None],
         measure: Measure,
+        handed_out: Callable[[], None] = lambda: None,
     ) -> None:
         """``watched``: register through ``plugins_registry``, where the kubelet watches for sockets,
         instead of calling Register on ``kubelet.sock``."""
@@ -103,6 +104,7 @@ class DevicePlugins:
         self._watched = watched
         self._write = write
         self._measure = measure
+        self._handed_out = handed_out
         self._near = Near()
         self._places: dict[str, _Place] = {}
         self._given_up: dict[str, _Place] = {}
@@ -121,7 +123,14 @@ class DevicePlugins:
             place = self._places.get(resource)
             if place is None:
                 place = self._given_up.pop(resource, None) or _Place(
-                    Endpoint(kind, self._write, self._near, self._measure, self._stream_lost(resource))
+                    Endpoint(
+                        kind,
+                        self._write,
+                        self._near,
+                        self._measure,
+                        self._stream_lost(resource),
+                        self._handed_out,
+                    )
                 )
                 self._places[resource] = place
                 self._wake.set()
