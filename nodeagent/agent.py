@@ -96,14 +96,15 @@ class Agent:
         self._ask_pods = asyncio.Event()
         self._reload = asyncio.Event()
         self.settled = asyncio.Event()
-        self._taken = asyncio.Event()
+        self._retell = asyncio.Event()
+        self._withheld: tuple[str, ...] = ()
         self._swept = False
         self.plugins = DevicePlugins(
             place.kubelet_dir,
             watched=config.kubelet.registration == "plugins_registry",
             files=_Files(self._device_info, self._cdi),
-            allocated=self._ask_pods.set,
             measure=self.measure,
+            handed_out=self._ask_pods.set,
         )
 
     async def run(self) -> None:
@@ -165,18 +166,29 @@ class Agent:
                 if message not in said:
                     log.warning("Something configured cannot be offered. reason=%r", message)
             said = now
-            await _either(self.inventory.changed(snapshot.revision), self._taken.wait())
-            self._taken.clear()
+            # Now and then without a change too: a disk is no longer full, a file has been removed.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._config.scan_seconds):
+                    await _either(self.inventory.changed(snapshot.revision), self._retell.wait())
+            self._retell.clear()
             snapshot = self.inventory.snapshot
 
     def _kinds(self, snapshot: Snapshot) -> tuple[Kind, ...]:
-        """Only of what a source has spoken: "no devices" before that would be a guess."""
-        needs: dict[type, str] = {VfPool: "pci"}
-        return tuple(
-            kind
-            for kind in self._offer.kinds(snapshot)
-            if self.inventory.heard(needs.get(type(kind), "gpus"))
-        )
+        """Only of what a source has spoken, "no devices" before that would be a guess, and no list that the
+        kubelet would refuse. The rest is withheld, and said to be so by ``/readyz``."""
+        why = {entry.source: entry.reason for entry in snapshot.silent}
+        refused = self._offer.withheld(snapshot)
+        offered, withheld = [], []
+        for kind in self._offer.kinds(snapshot):
+            source = "pci" if isinstance(kind, VfPool) else "gpus"
+            if not self.inventory.heard(source):
+                withheld.append(f"{kind.resource}: {why.get(source, f'{source} are not known yet')}")
+            elif kind.resource in refused:
+                withheld.append(f"{kind.resource}: {refused[kind.resource]}")
+            else:
+                offered.append(kind)
+        self._withheld = tuple(withheld)
+        return tuple(offered)
 
     async def _write_cdi(self, kinds: tuple[Kind, ...], snapshot: Snapshot) -> None:
         """Before the kubelet hears of a device, the runtime must know its name; a disk that hangs must not
@@ -220,18 +232,18 @@ class Agent:
         if path is None:
             await asyncio.Event().wait()
             return
-        before = _read(path)
         try:
             with Watch() as watching:
                 # A ConfigMap is swapped by renaming a link in the folder, so the folder is watched.
                 watching.add(path.parent, CONTENT)
+                before = None
                 while True:
-                    await _either(watching.changes(), self._reload.wait())
-                    self._reload.clear()
-                    text = _read(path)
+                    text = _read(path)  # at first too: it may have changed while the agent started
                     if text is not None and text != before:
                         before = text
                         self._take(text, str(path))
+                    await _either(watching.changes(), self._reload.wait())
+                    self._reload.clear()
         except InotifyError as error:
             raise OSError(str(error)) from error
 
@@ -239,6 +251,8 @@ class Agent:
         """Go over to a changed configuration, or say why not and stay with the one that runs."""
         try:
             config = load(text, name=name)
+            if config == self._offer.config:
+                return
             offer = Offer(config, self._offer)
             snapshot = self.inventory.snapshot
             faults = [t.message for t in offer.troubles(snapshot) if t.fatal]
@@ -254,8 +268,8 @@ class Agent:
                 log.warning("A changed setting takes effect when the agent is restarted. setting=%s", setting)
         logging.getLogger().setLevel(config.log.level.upper())
         self._offer = offer
-        self._taken.set()
         log.info("The changed configuration is in force. file=%s", name)
+        self._retell.set()
 
     def _held_slices(self, config: Config, snapshot: Snapshot) -> Iterable[str]:
         """A slice that a pod holds must not come to mean another amount of memory."""
@@ -305,7 +319,8 @@ class Agent:
             )
             for status in statuses
         ]
-        good = bool(statuses) and not missing
+        lines += [f"{one} (not registered)" for one in self._withheld]
+        good = bool(statuses) and not missing and not self._withheld
         return Page(
             200 if good else 503, "".join(f"{line}\n" for line in lines or ["nothing offered yet"]).encode()
         )

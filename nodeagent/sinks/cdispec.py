@@ -48,13 +48,13 @@ class CdiSpecs:
             for kind, (devices, shared) in edits.items()
             if devices
         }
-        return any(self._written.get(kind) != text for kind, text in self._wanted.items())
+        return any(self._due(kind) for kind in self._wanted)
 
     def flush(self) -> OSError | None:
         """Write what differs. The error that kept a file from being written, if any."""
         failure = None
         for kind, text in self._wanted.items():
-            if self._written.get(kind) == text:
+            if not self._due(kind):
                 continue
             path = self._folder / FILES[kind]
             try:
@@ -76,7 +76,11 @@ class CdiSpecs:
     def behind(self, allocation: Allocation) -> bool:
         """Whether the answer names a device that is not yet defined on the disk."""
         ours = {name.partition("=")[0] for name in allocation.cdi_devices} & FILES.keys()
-        return any(self._written.get(kind) != self._wanted.get(kind) for kind in ours)
+        return any(self._due(kind) for kind in ours)
+
+    def _due(self, kind: str) -> bool:
+        """Whether the text on the disk is another, or was removed by someone."""
+        return self._written.get(kind) != self._wanted.get(kind) or not (self._folder / FILES[kind]).exists()
 
     def _exists(self, kind: str) -> bool:
         return kind in self._written or (self._folder / FILES[kind]).exists()

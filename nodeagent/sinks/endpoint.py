@@ -94,16 +94,17 @@ class BindError(Exception):
 
 
 class Endpoint:
-    """Serves one kind. ``stream_lost`` is called when the last ListAndWatch stream ends by itself."""
+    """Serves one kind. ``stream_lost`` is called when the last ListAndWatch stream ends by itself,
+    ``handed_out`` at each Allocate that is granted, ``write`` in a thread."""
 
     def __init__(
         self,
         kind: Kind,
         files: Files,
-        allocated: Callable[[], None],
         near: Near,
         measure: Measure,
         stream_lost: Callable[[], None],
+        handed_out: Callable[[], None] = lambda: None,
     ) -> None:
         self.resource = kind.resource
         self.roll = Roll()
@@ -111,10 +112,10 @@ class Endpoint:
         self._kind = kind
         self._snapshot = Snapshot()
         self._files = files
-        self._allocated = allocated
         self._near = near
         self._measure = measure
         self._stream_lost = stream_lost
+        self._handed_out = handed_out
         self._server: grpc.aio.Server | None = None
         self._changed = asyncio.Event()
         self._inode: tuple[int, int] | None = None
@@ -254,11 +255,11 @@ class Endpoint:
             if self._files.due(allocation):
                 await asyncio.to_thread(self._files.write, allocation)
             self._note(snapshot, ids)
-            self._allocated()
             allocations.append(allocation)
             log.info(
                 "Devices were handed out. resource=%s count=%d first=%s", self.resource, len(ids), ids[0]
             )
+            self._handed_out()
         return wire.granted(allocations)
 
     def _refuse_missing(self, ids: Sequence[str]) -> None:

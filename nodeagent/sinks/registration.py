@@ -92,8 +92,8 @@ class DevicePlugins:
         *,
         watched: bool,
         files: Files,
-        allocated: Callable[[], None] = lambda: None,
         measure: Measure,
+        handed_out: Callable[[], None] = lambda: None,
     ) -> None:
         """``watched``: register through ``plugins_registry``, where the kubelet watches for sockets,
         instead of calling Register on ``kubelet.sock``."""
@@ -101,8 +101,8 @@ class DevicePlugins:
         self._kubelet = kubelet_dir / "device-plugins" / "kubelet.sock"
         self._watched = watched
         self._files = files
-        self._allocated = allocated
         self._measure = measure
+        self._handed_out = handed_out
         self._near = Near()
         self._places: dict[str, _Place] = {}
         self._given_up: dict[str, _Place] = {}
@@ -124,10 +124,10 @@ class DevicePlugins:
                     Endpoint(
                         kind,
                         self._files,
-                        self._allocated,
                         self._near,
                         self._measure,
                         self._stream_lost(resource),
+                        self._handed_out,
                     )
                 )
                 self._places[resource] = place
