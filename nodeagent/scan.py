@@ -9,10 +9,15 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from msgspec import structs
+
 from nodeagent import node
 from nodeagent.config import Config, ConfigError, Fault, load
 from nodeagent.config import check as check_config
+from nodeagent.host.netlink.netdevs import Netdevs
+from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
+from nodeagent.links import select
 from nodeagent.model import Devices, Function, Gpu, Health, Link, Snapshot
 from nodeagent.offer import Offer, Trouble
 from nodeagent.pcie import affinity
@@ -31,17 +36,22 @@ class Seen:
 async def once(config: Config, root: Path, wait_s: float = 0.0) -> Seen:
     """One look. With ``wait_s``, LLDP is listened to for so long, or until every link with carrier was heard."""
     async with _looking(config, root) as inventory:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                while unheard(inventory.snapshot):
-                    await inventory.changed(inventory.snapshot.revision)
+        if wait_s > 0 and node.hears(config, Tree(root)):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    while _unheard(config, inventory.snapshot):
+                        await inventory.changed(inventory.snapshot.revision)
         return _seen(Offer(config), inventory.snapshot)
 
 
-def unheard(snapshot: Snapshot) -> set[str]:
-    """The links with carrier on which no neighbor has been heard."""
-    links = {link.netdev for link in snapshot.links if link.carrier}
-    return links - {neighbor.link for neighbor in snapshot.neighbors}
+def _unheard(config: Config, snapshot: Snapshot) -> set[str]:
+    """The links with carrier on which no neighbor has been heard; none where nobody can listen."""
+    if any(silence.source == "lldp" for silence in snapshot.silent):
+        return set()
+    with Netdevs() as netdevs:
+        links = select(node.link_select(config), netdevs.read(), snapshot.functions)
+    up = {link.name for link in links if link.netdev.carrier}
+    return up - {neighbor.link for neighbor in snapshot.neighbors}
 
 
 async def watch(config: Config, root: Path) -> AsyncIterator[Seen]:
@@ -72,6 +82,8 @@ def check(text: str, root: Path | None, *, name: str) -> Config:
 
 @asynccontextmanager
 async def _looking(config: Config, root: Path) -> AsyncIterator[Inventory]:
+    """Says nothing to the switches: they would take its farewell for that of the daemon."""
+    config = structs.replace(config, lldp=structs.replace(config.lldp, transmit=False))
     inventory = Inventory()
     watching = asyncio.create_task(node.watch(inventory, config, root))
     waiting = asyncio.create_task(node.first_word(inventory))
@@ -180,7 +192,7 @@ def _pf_rows(snapshot: Snapshot) -> Iterable[Sequence[str]]:
             pf.driver or "-",
             f"{link.speed_mbps // 1000}G" if link and link.speed_mbps else "-",
             _link_word(link),
-            "-" if pf.total_vfs is None else f"{pf.num_vfs}/{pf.total_vfs}",
+            "-" if pf.total_vfs is None else f"{_or_dash(pf.num_vfs)}/{pf.total_vfs}",
             pf.rdma.device if pf.rdma else "-",
             _or_dash(pf.numa_node),
             pf.health.state,
