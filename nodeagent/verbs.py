@@ -196,6 +196,7 @@ def _add_config(add: Add) -> None:
     parser = add(
         "config", _config_check, "validate a configuration, print the default, print the JSON schema"
     )
+    parser.set_defaults(root=None)  # a file is judged without a machine, unless one is named
     parts = parser.add_subparsers(title="parts", metavar="check|defaults|schema", required=True)
     check = parts.add_parser(
         "check",
@@ -203,7 +204,7 @@ def _add_config(add: Add) -> None:
         description="Validate FILE: one line for each fault, with its place and what was meant.",
     )
     check.add_argument("file", type=Path, metavar="FILE")
-    check.add_argument("--root", type=Path, default=None, metavar="DIR", help=ROOT)
+    check.add_argument("--root", type=Path, default=argparse.SUPPRESS, metavar="DIR", help=ROOT)
     check.set_defaults(verb=_config_check)
     defaults = parts.add_parser("defaults", help="print the commented default configuration")
     defaults.set_defaults(verb=_config_defaults)
@@ -252,7 +253,8 @@ def _add_vfs(add: Add) -> None:
     ):
         part = parts.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         part.set_defaults(verb=verb)
-        part.add_argument("--root", type=Path, default=Path("/"), metavar="DIR", help=ROOT)
+        # Suppressed: a default here would win over a --root that stands before the part's name.
+        part.add_argument("--root", type=Path, default=argparse.SUPPRESS, metavar="DIR", help=ROOT)
         _config_option(part)
         _json_option(part)
 

@@ -108,6 +108,26 @@ def test_bad_usage_is_2() -> None:
         assert "usage:" in done.stderr
 
 
+@pytest.mark.parametrize("where", [("vfs", "--root", "{}", "show"), ("vfs", "show", "--root", "{}")])
+def test_the_root_counts_wherever_it_is_named(
+    where: tuple[str, ...], dgx: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([part.format(dgx) for part in where]) == 0
+    assert "0000:18:00.0" in capsys.readouterr().out
+
+
+def test_a_configuration_is_checked_on_a_machine_only_where_one_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "good.yaml"
+    path.write_text("apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n")
+    nowhere = str(tmp_path / "nowhere")
+    assert main(["config", "check", str(path)]) == 0
+    assert main(["config", "--root", nowhere, "check", str(path)]) == 1
+    assert main(["config", "check", "--root", nowhere, str(path)]) == 1
+    assert "has no /sys" in capsys.readouterr().err
+
+
 def test_a_configuration_is_checked_line_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(

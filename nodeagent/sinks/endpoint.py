@@ -64,6 +64,14 @@ class Kind(Protocol):
     def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation: ...
 
 
+class Files(Protocol):
+    """What must lie on the disk before an answer; ``write`` blocks and raises ``OSError``."""
+
+    def due(self, allocation: Allocation) -> bool: ...
+
+    def write(self, allocation: Allocation) -> None: ...
+
+
 class Near:
     """The functions that were handed out in the last ``NEAR_S`` seconds; shared by the endpoints."""
 
@@ -86,25 +94,28 @@ class BindError(Exception):
 
 
 class Endpoint:
-    """Serves one kind. ``stream_lost`` is called when the last ListAndWatch stream ends by itself."""
+    """Serves one kind. ``stream_lost`` is called when the last ListAndWatch stream ends by itself,
+    ``handed_out`` at each Allocate that is granted, ``write`` in a thread."""
 
     def __init__(
         self,
         kind: Kind,
-        write: Callable[[Allocation], None],
+        files: Files,
         near: Near,
         measure: Measure,
         stream_lost: Callable[[], None],
+        handed_out: Callable[[], None] = lambda: None,
     ) -> None:
         self.resource = kind.resource
         self.roll = Roll()
         self.streams = 0
         self._kind = kind
         self._snapshot = Snapshot()
-        self._write = write
+        self._files = files
         self._near = near
         self._measure = measure
         self._stream_lost = stream_lost
+        self._handed_out = handed_out
         self._server: grpc.aio.Server | None = None
         self._changed = asyncio.Event()
         self._inode: tuple[int, int] | None = None
@@ -142,10 +153,10 @@ class Endpoint:
 
     async def start(self, path: Path, extra: Sequence[grpc.GenericRpcHandler] = ()) -> None:
         """Bind and serve. A file left over at ``path`` is replaced; the caller holds the node's lock."""
-        path.unlink(missing_ok=True)
         server = grpc.aio.server(options=_OPTIONS)
         server.add_generic_rpc_handlers((self._handler(), *extra))
         try:
+            path.unlink(missing_ok=True)
             server.add_insecure_port(f"unix:{path}")
             await server.start()
         except (RuntimeError, OSError) as error:
@@ -241,13 +252,14 @@ class Endpoint:
         for ids in wire.asked(request):
             self._refuse_missing(ids)
             allocation = kind.allocate(snapshot, ids)
-            if allocation.device_info:
-                await asyncio.to_thread(self._write, allocation)
+            if self._files.due(allocation):
+                await asyncio.to_thread(self._files.write, allocation)
             self._note(snapshot, ids)
             allocations.append(allocation)
             log.info(
                 "Devices were handed out. resource=%s count=%d first=%s", self.resource, len(ids), ids[0]
             )
+            self._handed_out()
         return wire.granted(allocations)
 
     def _refuse_missing(self, ids: Sequence[str]) -> None:
