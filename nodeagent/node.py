@@ -12,7 +12,6 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +36,8 @@ log = logging.getLogger(__name__)
 
 SOURCES = ("pci", "gpus", "paths")
 """Those that speak at once. LLDP does not: a switch may take 30 s to speak again."""
+LLDP_LATER_S = 0.5
+"""After the first word: its modules are not to be loaded while the devices are registered."""
 FIRST_WORD_S = 10.0
 """How long the first facts are waited for; a driver that hangs must not keep the NICs from the kubelet."""
 
@@ -181,7 +182,7 @@ async def watch(inventory: Inventory, config: Config, root: Path, node_name: str
 
     async def watch_lldp() -> None:
         await first_word(inventory)
-        await asyncio.to_thread(import_module, "nodeagent.sources.lldp")
+        await asyncio.sleep(LLDP_LATER_S)
         from nodeagent.sources import lldp  # noqa: PLC0415
 
         with LinkEvents() as events:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import logging
 import os
@@ -71,7 +70,6 @@ def _add_run(add: Add) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    gc.disable()  # until the agent has started: there is nothing but modules to look through
     from nodeagent import agent  # noqa: PLC0415
 
     config = _load(options.config)

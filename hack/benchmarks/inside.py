@@ -58,7 +58,6 @@ async def answer(questions: dict[str, Callable[[], dict[str, object]]]) -> None:
 
 
 async def run(arguments: list[str]) -> None:
-    gc.disable()  # as the command line does
     from nodeagent.agent import Agent, Place  # noqa: PLC0415
     from nodeagent.config import load  # noqa: PLC0415
 
@@ -79,8 +78,6 @@ async def run(arguments: list[str]) -> None:
         now = time.monotonic()
         heard |= {name: now for name in sources - heard.keys() if agent.inventory.heard(name)}
         del snapshot
-    gc.freeze()
-    gc.enable()
     lag = Lag()
     say(born=BORN, imported=imported, ready=ready, heard=heard)
     asking = asyncio.ensure_future(answer({"lag": lambda: {"lag_ms": lag.take_ms()}}))
