@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from nodeagent.config import ConfigError
-from nodeagent.sim.kubelet import PodSpec
+from nodeagent.sim.kubelet import Kubelet, PodSpec
 from tests.worlds import Node, node
 
 HEAD = "two-gpus-and-two-nics"
@@ -165,3 +165,18 @@ async def test_what_a_pod_was_given_is_known_within_a_second_for_slices_as_for_v
             assert (await n.kubelet.admit(PodSpec.single("worker", {resource: 1}))).admitted
             async with asyncio.timeout(2):
                 await n.until(lambda: resource in str(n.agent.inventory.snapshot.holdings))  # noqa: B023
+
+
+async def test_a_request_that_numa_affinity_has_spoilt_is_refused_without_a_leak() -> None:
+    """The kubelet takes all slices near the NIC before it asks which to prefer, and a veto leaks them."""
+    async with node() as n:
+        n.kubelet = Kubelet(n.folder / "k", seed=5, topology_policy="best-effort")
+        await n.kubelet.start()
+        await n.start_agent()
+        await ready(n)
+        one = PodSpec.single("one", {MEMORY: 40, NIC0: 1})
+        assert (await n.kubelet.admit(one)).admitted
+        for _ in range(6):  # the kubelet asks for the two resources in random order
+            refused = await n.kubelet.admit(PodSpec.single("two", {MEMORY: 40, NIC0: 1}))
+            assert "the slices are of several GPUs" in refused.message
+            assert n.kubelet.allocated(MEMORY) == n.kubelet.held(one)["main"][MEMORY]

@@ -209,14 +209,7 @@ class Endpoint:
             try:
                 answer = pb.PreferredAllocationResponse()
                 for wanted in pb.PreferredAllocationRequest.FromString(request).container_requests:
-                    ids = self._kind.prefer(
-                        self._snapshot,
-                        wanted.available_deviceIDs,
-                        wanted.must_include_deviceIDs,
-                        wanted.allocation_size,
-                        self._near.functions(),
-                    )
-                    answer.container_responses.add().deviceIDs.extend(ids)
+                    answer.container_responses.add().deviceIDs.extend(self._preferred(wanted))
                 return answer.SerializeToString()
             except DecodeError:
                 code, why = (
@@ -229,6 +222,24 @@ class Endpoint:
         log.warning("A preferred allocation was refused. resource=%s reason=%r", self.resource, why)
         await context.abort(code, why)
         raise AssertionError("abort returns never")
+
+    def _preferred(self, wanted: pb.ContainerPreferredAllocationRequest) -> Sequence[str]:
+        must = wanted.must_include_deviceIDs
+        try:
+            return self._kind.prefer(
+                self._snapshot,
+                wanted.available_deviceIDs,
+                must,
+                wanted.allocation_size,
+                self._near.functions(),
+            )
+        except Refused as refusal:
+            # What the kubelet has taken by NUMA affinity before it asks leaks at a veto, while a refused
+            # Allocate is rolled back (devicemanager/manager.go). It will fill this up, and be refused there.
+            if not must or refusal.invalid:
+                raise
+            log.info("No preference is left. resource=%s reason=%r", self.resource, str(refusal))
+            return must
 
     async def _allocate(self, request: bytes, context: Any) -> bytes:
         with self._measure.call(self.resource, "Allocate") as call:
