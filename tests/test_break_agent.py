@@ -180,3 +180,28 @@ async def test_a_request_that_numa_affinity_has_spoilt_is_refused_without_a_leak
             refused = await n.kubelet.admit(PodSpec.single("two", {MEMORY: 40, NIC0: 1}))
             assert "the slices are of several GPUs" in refused.message
             assert n.kubelet.allocated(MEMORY) == n.kubelet.held(one)["main"][MEMORY]
+
+
+async def test_a_failed_look_at_the_machine_forgets_neither_what_is_missing_nor_what_a_pod_has() -> None:
+    async with node() as n:
+        config = n.configure(
+            "scanSeconds: 1\nkubelet: {podResources: false}\nresources: [{kind: vf, vfDriver: rdma}]\n"
+        )
+        await n.kubelet.start()
+        await n.start_agent(config)
+        await n.allocatable(NIC0, 4)
+        n.machine.move_netdev("0000:18:00.1")
+        n.machine.unplug("0000:9a:00.0")
+        await n.allocatable(NIC1, 0)
+        devices = n.root / "sys/bus/pci/devices"
+        devices.rename(devices.with_name("away"))
+        devices.symlink_to("devices")  # a link to itself: not absent but unreadable
+        await n.until(lambda: any(s.source == "pci" for s in n.agent.inventory.snapshot.silent))
+        devices.unlink()
+        devices.with_name("away").rename(devices)
+        await n.until(lambda: not any(s.source == "pci" for s in n.agent.inventory.snapshot.silent))
+        await asyncio.sleep(0.1)
+        assert n.kubelet.allocatable()[NIC0] == 4
+        assert n.kubelet.capacity()[NIC1] == 4
+        keys = {r.key for f in n.agent.inventory.snapshot.functions for r in f.health.reasons}
+        assert "device_missing" in keys
