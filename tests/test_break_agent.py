@@ -205,3 +205,23 @@ async def test_a_failed_look_at_the_machine_forgets_neither_what_is_missing_nor_
         assert n.kubelet.capacity()[NIC1] == 4
         keys = {r.key for f in n.agent.inventory.snapshot.functions for r in f.health.reasons}
         assert "device_missing" in keys
+
+
+async def test_a_link_that_goes_is_one_line_of_the_log_however_many_vfs_it_has(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    async with node() as n:
+        await n.kubelet.start()
+        await n.start_agent()
+        await ready(n)
+        n.machine.set_link(0, up=False)
+        await n.allocatable(NIC0, 0)
+        n.machine.set_link(0, up=True)
+        await n.allocatable(NIC0, 4)
+        lines = [record.getMessage() for record in caplog.records if "Devices are" in record.message]
+        assert [line.partition(".")[0] for line in lines] == [
+            "Devices are unhealthy",
+            "Devices are healthy again",
+        ]
+        assert all("count=4 first=0000:18:00.1" in line for line in lines)
