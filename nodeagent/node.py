@@ -148,12 +148,15 @@ async def watch(inventory: Inventory, config: Config, root: Path, node_name: str
         raise SysfsError(f"{root} has no /sys: --root takes the root of a machine, a capture or a simulation")
     asked = asyncio.Event()
     looked = pci.Request()
+    last: pci.PciFacts | None = None
 
     async def watch_pci() -> None:
         with hints(tree) as waking:
-            await pci.watch(tree, waking, stated, interval_s=config.scan_seconds)
+            await pci.watch(tree, waking, stated, interval_s=config.scan_seconds, before=last)
 
     def stated(facts: pci.PciFacts) -> None:
+        nonlocal last
+        last = facts
         inventory.state(
             "pci",
             product=facts.product,

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from nodeagent.config import ConfigError
-from nodeagent.sim.kubelet import PodSpec
+from nodeagent.sim.kubelet import Kubelet, PodSpec
 from tests.worlds import Node, node
 
 HEAD = "two-gpus-and-two-nics"
@@ -165,3 +165,63 @@ async def test_what_a_pod_was_given_is_known_within_a_second_for_slices_as_for_v
             assert (await n.kubelet.admit(PodSpec.single("worker", {resource: 1}))).admitted
             async with asyncio.timeout(2):
                 await n.until(lambda: resource in str(n.agent.inventory.snapshot.holdings))  # noqa: B023
+
+
+async def test_a_request_that_numa_affinity_has_spoilt_is_refused_without_a_leak() -> None:
+    """The kubelet takes all slices near the NIC before it asks which to prefer, and a veto leaks them."""
+    async with node() as n:
+        n.kubelet = Kubelet(n.folder / "k", seed=5, topology_policy="best-effort")
+        await n.kubelet.start()
+        await n.start_agent()
+        await ready(n)
+        one = PodSpec.single("one", {MEMORY: 40, NIC0: 1})
+        assert (await n.kubelet.admit(one)).admitted
+        for _ in range(6):  # the kubelet asks for the two resources in random order
+            refused = await n.kubelet.admit(PodSpec.single("two", {MEMORY: 40, NIC0: 1}))
+            assert "the slices are of several GPUs" in refused.message
+            assert n.kubelet.allocated(MEMORY) == n.kubelet.held(one)["main"][MEMORY]
+
+
+async def test_a_failed_look_at_the_machine_forgets_neither_what_is_missing_nor_what_a_pod_has() -> None:
+    async with node() as n:
+        config = n.configure(
+            "scanSeconds: 1\nkubelet: {podResources: false}\nresources: [{kind: vf, vfDriver: rdma}]\n"
+        )
+        await n.kubelet.start()
+        await n.start_agent(config)
+        await n.allocatable(NIC0, 4)
+        n.machine.move_netdev("0000:18:00.1")
+        n.machine.unplug("0000:9a:00.0")
+        await n.allocatable(NIC1, 0)
+        devices = n.root / "sys/bus/pci/devices"
+        devices.rename(devices.with_name("away"))
+        devices.symlink_to("devices")  # a link to itself: not absent but unreadable
+        await n.until(lambda: any(s.source == "pci" for s in n.agent.inventory.snapshot.silent))
+        devices.unlink()
+        devices.with_name("away").rename(devices)
+        await n.until(lambda: not any(s.source == "pci" for s in n.agent.inventory.snapshot.silent))
+        await asyncio.sleep(0.1)
+        assert n.kubelet.allocatable()[NIC0] == 4
+        assert n.kubelet.capacity()[NIC1] == 4
+        keys = {r.key for f in n.agent.inventory.snapshot.functions for r in f.health.reasons}
+        assert "device_missing" in keys
+
+
+async def test_a_link_that_goes_is_one_line_of_the_log_however_many_vfs_it_has(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    async with node() as n:
+        await n.kubelet.start()
+        await n.start_agent()
+        await ready(n)
+        n.machine.set_link(0, up=False)
+        await n.allocatable(NIC0, 0)
+        n.machine.set_link(0, up=True)
+        await n.allocatable(NIC0, 4)
+        lines = [record.getMessage() for record in caplog.records if "Devices are" in record.message]
+        assert [line.partition(".")[0] for line in lines] == [
+            "Devices are unhealthy",
+            "Devices are healthy again",
+        ]
+        assert all("count=4 first=0000:18:00.1" in line for line in lines)

@@ -183,7 +183,7 @@ async def test_what_lldpd_knows_is_shown_in_the_same_way(links, root):
     seen = await neighbors.once(SWP, settings, root)
     assert [(row.link, row.state) for row in seen.rows] == [
         ("swp1", "live"),
-        ("swp2", "silent"),
+        ("swp2", "unheard"),
         ("swp3", "down"),
     ]
     assert [(one.link, one.key) for one in seen.findings] == [("swp1", "frame_size_mismatch")]

@@ -214,17 +214,24 @@ class Endpoint:
             try:
                 from nodeagent.sinks import wire  # noqa: PLC0415 - see there
 
-                near = self._near.functions()
-                return wire.preferred(
-                    self._kind.prefer(self._snapshot, available, must_include, size, near)
-                    for available, must_include, size in wire.choices(request)
-                )
+                return wire.preferred(self._preferred(*choice) for choice in wire.choices(request))
             except Refused as refusal:
                 code, why = _code(refusal), str(refusal)
             call.refused(code.name)
         log.warning("A preferred allocation was refused. resource=%s reason=%r", self.resource, why)
         await context.abort(code, why)
         raise AssertionError("abort returns never")
+
+    def _preferred(self, available: Sequence[str], must: Sequence[str], size: int) -> Sequence[str]:
+        try:
+            return self._kind.prefer(self._snapshot, available, must, size, self._near.functions())
+        except Refused as refusal:
+            # What the kubelet has taken by NUMA affinity before it asks leaks at a veto, while a refused
+            # Allocate is rolled back (devicemanager/manager.go). It will fill this up, and be refused there.
+            if not must or refusal.invalid:
+                raise
+            log.info("No preference is left. resource=%s reason=%r", self.resource, str(refusal))
+            return must
 
     async def _allocate(self, request: bytes, context: Any) -> bytes:
         with self._measure.call(self.resource, "Allocate") as call:
@@ -289,21 +296,24 @@ def _inode(path: Path) -> tuple[int, int] | None:
 
 
 def _log_transitions(resource: str, before: Sequence[Devices], now: Sequence[Devices]) -> None:
-    """One line for each group whose health changed, with its reasons."""
+    """One line for what happened to the devices of one parent, however many they are."""
     was = {entry.ids[0]: entry.health.allocatable for entry in before if entry.ids}
+    changed: dict[tuple[str, tuple[str, ...]], list[Devices]] = {}
     for entry in now:
-        if not entry.ids or was.get(entry.ids[0], True) == entry.health.allocatable:
-            continue
-        if entry.health.allocatable:
-            log.info("Devices are healthy again. resource=%s parent=%s", resource, entry.parent)
+        if entry.ids and was.get(entry.ids[0], True) != entry.health.allocatable:
+            # The sentences may name each device; what happened to them is one thing.
+            keys = () if entry.health.allocatable else tuple(reason.key for reason in entry.health.reasons)
+            changed.setdefault((entry.parent, keys), []).append(entry)
+    for (parent, _), entries in changed.items():
+        health, first = entries[0].health, entries[0].ids[0]
+        count = sum(len(entry.ids) for entry in entries)
+        where = (resource, parent, count, first)
+        if health.allocatable:
+            log.info("Devices are healthy again. resource=%s parent=%s count=%d first=%s", *where)
         else:
+            why = "; ".join(_sentence(reason) for reason in health.reasons)
             log.warning(
-                "Devices are unhealthy. resource=%s parent=%s count=%d first=%s reason=%r",
-                resource,
-                entry.parent,
-                len(entry.ids),
-                entry.ids[0],
-                "; ".join(_sentence(reason) for reason in entry.health.reasons),
+                "Devices are unhealthy. resource=%s parent=%s count=%d first=%s reason=%r", *where, why
             )
 
 
