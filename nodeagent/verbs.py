@@ -102,7 +102,7 @@ def _add_scan(add: Add) -> None:
     parser.add_argument("--watch", action="store_true", help="print again at every change, until interrupted")
     parser.add_argument(
         "--wait",
-        type=float,
+        type=_seconds,
         default=0.0,
         metavar="SECONDS",
         help="listen to LLDP for so long, or until every link was heard (default: 0; a switch speaks every 30 s)",
@@ -141,7 +141,7 @@ def _add_neighbors(add: Add) -> None:
     _config_option(parser)
     _json_option(parser)
     parser.add_argument(
-        "--wait", type=float, metavar="SECONDS", help="listen for no longer than this (default: 35)"
+        "--wait", type=_seconds, metavar="SECONDS", help="listen for no longer than this (default: 35)"
     )
     parser.add_argument("--watch", action="store_true", help="print again at every change, until interrupted")
 
@@ -183,9 +183,14 @@ def _add_decode(add: Add) -> None:
 
 def _decode(options: argparse.Namespace) -> int:
     from nodeagent.lldp.describe import lines  # noqa: PLC0415
+    from nodeagent.lldp.pcap import PcapError  # noqa: PLC0415
 
-    for line in lines(options.file.read_bytes(), options.json):
-        print(line)
+    try:
+        for line in lines(options.file.read_bytes(), options.json):
+            print(line)
+    except PcapError as error:
+        print(f"nodeagent: {options.file}: {error}", file=sys.stderr)
+        return FAILED
     return GOOD
 
 
@@ -334,6 +339,13 @@ def _address(text: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not seconds >= 0:  # which nan is not either
+        raise argparse.ArgumentTypeError(f"{text} is no time to wait: give a number of seconds, 0 or more")
+    return seconds
 
 
 # --- shared ---------------------------------------------------------------------------------------------
