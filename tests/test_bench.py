@@ -14,7 +14,7 @@ def test_a_quick_look_at_the_calls_gives_figures(tmp_path: Path) -> None:
     command = [sys.executable, "hack/bench.py", "--quick", "--only", "calls", "--json", str(found)]
     done = subprocess.run(
         command, cwd=ROOT, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}, capture_output=True, text=True,
-        timeout=120, check=False,
+        timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     figures = json.loads(found.read_text())["figures"]
