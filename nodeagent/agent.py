@@ -27,7 +27,7 @@ from prometheus_client import exposition
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from nodeagent import cdi, node
-from nodeagent.config import Config, ConfigError, Fault, GpuMemResource, host_port, load
+from nodeagent.config import Config, ConfigError, Fault, GpuMemResource, VfResource, host_port, load
 from nodeagent.host.inotify import CONTENT, InotifyError, Watch
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
@@ -39,7 +39,7 @@ from nodeagent.sinks.files import DEVICE_INFO, DeviceInfoFiles
 from nodeagent.sinks.measure import Levels, Measure
 from nodeagent.sinks.registration import DevicePlugins
 from nodeagent.sinks.web import Page, Web
-from nodeagent.sources import pods
+from nodeagent.sources import gpus, pods
 from nodeagent.supervise import Fatal, keep
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,9 @@ class Agent:
             measure=self.measure,
             handed_out=self._ask_pods.set,
         )
-        self.measure.registry.register(Levels(self.inventory, self.plugins.statuses))
+        self.measure.registry.register(
+            Levels(self.inventory, self.plugins.statuses, gpus.xids, gpus.stuck_threads)
+        )
 
     async def run(self) -> None:
         """Until cancelled. Raises ``Fatal`` or ``ConfigError`` for what cannot work on this machine."""
@@ -147,13 +149,20 @@ class Agent:
         refused = self._offer.withheld(snapshot)
         offered, withheld = [], []
         for kind in self._offer.kinds(snapshot):
-            source = "pci" if isinstance(kind, VfPool) else "gpus"
-            if not self.inventory.heard(source):
+            # With "auto" the name of each resource is made from the product, which pci tells.
+            needs = {"pci" if isinstance(kind, VfPool) else "gpus"}
+            needs |= {"pci"} if self._offer.config.resource_prefix == "auto" else set()
+            if source := next((one for one in sorted(needs) if not self.inventory.heard(one)), None):
                 withheld.append(f"{kind.resource}: {why.get(source, f'{source} are not known yet')}")
             elif kind.resource in refused:
                 withheld.append(f"{kind.resource}: {refused[kind.resource]}")
             else:
                 offered.append(kind)
+        if not self.inventory.heard("pci"):
+            unnamed = [
+                e.name for e in self._offer.config.resources if isinstance(e, VfResource) and "{" in e.name
+            ]
+            withheld += [f"{name}: {why.get('pci', 'pci are not known yet')}" for name in unnamed]
         self._offered, self._withheld = tuple(offered), tuple(withheld)
         self.plugins.tell(offered, snapshot)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -80,9 +80,18 @@ class Status:
 class Levels(Collector):
     """Metrics that are read off the agent's state at each scrape and kept nowhere."""
 
-    def __init__(self, inventory: Inventory, statuses: Callable[[], Iterable[Status]]) -> None:
+    def __init__(
+        self,
+        inventory: Inventory,
+        statuses: Callable[[], Iterable[Status]],
+        xids: Mapping[tuple[str, int], int],
+        stuck_threads: Callable[[], int],
+    ) -> None:
+        """``xids`` are counted by GPU and number."""
         self._inventory = inventory
         self._statuses = statuses
+        self._xids = xids
+        self._stuck_threads = stuck_threads
 
     def collect(self) -> Iterator[Metric]:
         registered = GaugeMetricFamily(
@@ -107,4 +116,14 @@ class Levels(Collector):
         )
         for task, count in sorted(supervise.restarts.items()):
             restarts.add_metric([task], count)
-        yield from (registered, devices, silent, restarts)
+        xids = CounterMetricFamily(
+            "nodeagent_gpu_xids", "XIDs that the GPUs reported, ignored ones too.", labels=["gpu", "xid"]
+        )
+        for (gpu, number), count in sorted(self._xids.items()):
+            xids.add_metric([gpu, str(number)], count)
+        stuck = GaugeMetricFamily(
+            "nodeagent_gpu_driver_stuck_threads",
+            "Threads that hang in the GPU driver.",
+            value=self._stuck_threads(),
+        )
+        yield from (registered, devices, silent, restarts, xids, stuck)

@@ -8,6 +8,7 @@ an *empty* list though pods hold devices, so an empty answer is believed only wh
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +16,8 @@ from pathlib import Path
 
 from nodeagent.kube.podresources import PodResources, PodResourcesError
 from nodeagent.model import Holding
+
+log = logging.getLogger(__name__)
 
 INTERVAL_S = 10.0
 NOTED_S = 0.5
@@ -36,13 +39,20 @@ async def watch(
     client = PodResources(socket)
     known: tuple[Holding, ...] | None = None
     empty_since: float | None = None
+    silent = False
     try:
         while True:
             try:
                 holdings = await client.list()
             except PodResourcesError as error:
+                if not silent:
+                    log.warning("It is not known which pod holds what. reason=%r", str(error))
+                silent = True
                 silence(str(error))
             else:
+                if silent:
+                    log.info("The kubelet tells again which pod holds what.")
+                silent = False
                 now = time.monotonic()
                 if holdings or known == ():
                     empty_since = None
