@@ -287,6 +287,7 @@ async def test_a_cdi_folder_that_cannot_be_written_costs_the_spec_and_nothing_el
 async def test_the_pages_of_the_web_server_tell_how_the_agent_does() -> None:
     async with node() as n:
         await n.start_agent()
+        await n.until(lambda: bool(n.agent.plugins.statuses()))
         status, body = await n.get("/readyz")
         assert status == 503
         assert f"{NIC0}: not registered" in body

@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from nodeagent.host.inotify import IN_CLOSE_WRITE, NAMES, Watch
+from nodeagent.host.inotify import IN_CLOSE_WRITE, NAMES, InotifyError, Watch
 from nodeagent.sim.machine import sysfs
 from nodeagent.sim.machine.driver import GpuDriver
 from nodeagent.sim.machine.files import Files
@@ -242,8 +243,10 @@ class Machine:
             while True:
                 folders = {root + folder for folder in self._kernel.writable_folders()}
                 for folder in folders - watched:
-                    watch.add(folder, IN_CLOSE_WRITE)
-                watched |= folders
+                    # It may go in this moment, by a mutation from another thread; the next look knows.
+                    with suppress(InotifyError):
+                        watch.add(folder, IN_CLOSE_WRITE)
+                        watched.add(folder)
                 for refusal in self.apply_writes():
                     log.warning("The kernel would refuse this. reason=%r", refusal)
                 changes = await watch.changes()
