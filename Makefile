@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= auto
+COMPILE := pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11
 
 .PHONY: all check test demo bench golden protos lock clean
 all: check test
@@ -33,10 +34,11 @@ golden: $(VENV)/.ready  ## rewrite the golden files, for review
 protos: $(VENV)/.ready  ## regenerate nodeagent/kube/*_pb2.py
 	PYTHON=$(BIN)/python hack/protos.sh
 
-lock: $(VENV)/.ready  ## renew the pinned development requirements
+lock: $(VENV)/.ready  ## renew the pinned requirements: for development, and those of the image among them
 	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip compile --quiet --universal --generate-hashes --extra dev --python-version 3.11 \
-		pyproject.toml --output-file hack/requirements.txt
+	$(BIN)/uv $(COMPILE) --upgrade --extra dev pyproject.toml --output-file hack/requirements.txt
+	$(BIN)/uv $(COMPILE) --extra gpu --constraints hack/requirements.txt pyproject.toml \
+		--output-file hack/requirements-run.txt
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -24,7 +24,14 @@ def main(directory: Path, requirements: Path) -> None:
     if importlib.util.find_spec("ensurepip") is None:
         install_ensurepip()
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(directory)], check=True)
-    pip = [str(directory / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [
+        str(directory / "bin" / "python"),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
     subprocess.run([*pip, "--require-hashes", "--requirement", str(requirements)], check=True)
     subprocess.run([*pip, "--no-deps", "--no-build-isolation", "--editable", "."], check=True)
 

@@ -13,8 +13,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodeagent import __version__
+
+if TYPE_CHECKING:
+    from nodeagent.config import Config
 
 GOOD, FAILED, USAGE = 0, 1, 2
 
@@ -46,6 +50,7 @@ Verb = Callable[[argparse.Namespace], int]
 def main(arguments: Sequence[str] | None = None) -> int:
     """The console script. Every exception that a person can do something about ends here as one line."""
     options = _parser().parse_args(arguments)
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC tells of every connection that closes
     verb: Verb = options.verb
     try:
         return verb(options)
@@ -224,8 +229,7 @@ def _add_config(add: Add) -> None:
 def _config_check(options: argparse.Namespace) -> int:
     from nodeagent import scan  # noqa: PLC0415
 
-    config = _load(options.file)
-    scan.check(config, options.root, name=str(options.file))
+    config = scan.check(_text(options.file), options.root, name=str(options.file))
     print(f"{options.file}: good, {len(config.resources)} resources configured")
     return GOOD
 
@@ -348,17 +352,20 @@ def _address(text: str) -> str:
 # --- shared ---------------------------------------------------------------------------------------------
 
 
-def _load(path: Path | None):  # type: ignore[no-untyped-def]  # noqa: ANN202
-    from nodeagent.config import Config, ConfigError, Fault, load  # noqa: PLC0415
+def _load(path: Path | None) -> Config:
+    from nodeagent.config import Config, load  # noqa: PLC0415
 
-    if path is None:
-        return Config()
+    return Config() if path is None else load(_text(path), name=str(path))
+
+
+def _text(path: Path) -> str:
+    from nodeagent.config import ConfigError, Fault  # noqa: PLC0415
+
     try:
-        text = path.read_text(encoding="utf-8", errors="surrogateescape")
+        return path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
         raise ConfigError(str(path), [Fault("", None, None, why)]) from error
-    return load(text, name=str(path))
 
 
 def _log_to_stderr(level: str) -> None:

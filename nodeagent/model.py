@@ -221,7 +221,8 @@ class Snapshot:
     """Everything known of this node at one moment.
 
     ``revision`` grows by one with each change and is not part of equality in meaning: compare the parts.
-    Functions are sorted by PCI address, GPUs by index, links by netdev, holdings by pod.
+    Functions are sorted by PCI address, GPUs by index, links by netdev, holdings by pod,
+    neighbors and findings by link.
     ``holdings`` is ``None`` until the kubelet has been heard once.
     """
 
@@ -232,6 +233,8 @@ class Snapshot:
     links: tuple[Link, ...] = ()
     holdings: tuple[Holding, ...] | None = None
     paths: HostPaths = HostPaths()
+    neighbors: tuple[Neighbor, ...] = ()
+    findings: tuple[Finding, ...] = ()
     silent: tuple[Silence, ...] = ()
     unreadable: tuple[str, ...] = ()
 
@@ -278,3 +281,14 @@ class Neighbor:
     pfc: tuple[int, ...] | None = None
     ets: Ets | None = None
     stale: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What LLDP shows of a link that somebody should look at: ``key`` is from a closed set
+    (``nodeagent.lldp.findings``), ``detail`` a sentence for a person, with the remedy where there is one.
+    """
+
+    link: str
+    key: str
+    detail: str

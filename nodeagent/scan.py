@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from nodeagent import node
-from nodeagent.config import Config, ConfigError, Fault, size_fault
+from nodeagent.config import Config, ConfigError, Fault, load
+from nodeagent.config import check as check_config
 from nodeagent.inventory import Inventory
 from nodeagent.model import Devices, Function, Gpu, Health, Link, Snapshot
 from nodeagent.offer import Offer, Trouble
@@ -41,18 +42,20 @@ async def watch(config: Config, root: Path) -> AsyncIterator[Seen]:
             await inventory.changed(snapshot.revision)
 
 
-def check(config: Config, root: Path | None, *, name: str) -> None:
-    """Raise ``ConfigError`` for what the file alone cannot tell: the devices that its resources would make.
+def check(text: str, root: Path | None, *, name: str) -> Config:
+    """The configuration in a file's text, which must work on the machine under ``root`` as well.
 
-    Without a machine to look at, eight GPUs of 80 GB are assumed and the fault says so.
+    Without a machine to look at, eight GPUs of 80 GB are assumed for the length of the device lists, and the
+    fault says so. Raises ``ConfigError``.
     """
     if root is None:
-        faults = [fault] if (fault := size_fault(config)) else []
-    else:
-        seen = asyncio.run(once(config, root))
-        faults = [Fault("resources", None, None, t.message) for t in seen.troubles if t.fatal]
+        return check_config(text, name=name)
+    seen = asyncio.run(once(load(text, name=name), root))
+    config = check_config(text, name=name, gpu_memories_mib=[gpu.memory_mib for gpu in seen.snapshot.gpus])
+    faults = [Fault("resources", None, None, trouble.message) for trouble in seen.troubles if trouble.fatal]
     if faults:
         raise ConfigError(name, faults)
+    return config
 
 
 @asynccontextmanager
@@ -111,7 +114,7 @@ def as_json(seen: Seen) -> str:
 def as_table(seen: Seen) -> str:
     snapshot = seen.snapshot
     parts = [
-        _section("RESOURCES", ("RESOURCE", "DEVICES", "HEALTHY", "OF", "NUMA"), _resource_rows(seen)),
+        _section("RESOURCES", ("RESOURCE", "DEVICES", "HEALTHY", "PARENT", "NUMA"), _resource_rows(seen)),
         _section(
             "GPUS", ("GPU", "UUID", "MODEL", "MEMORY", "PCI ADDRESS", "NUMA", "STATE"), _gpu_rows(snapshot)
         ),
@@ -134,7 +137,7 @@ def _resource_rows(seen: Seen) -> Iterable[Sequence[str]]:
             resource,
             str(sum(len(entry.ids) for entry in devices)),
             str(sum(len(entry.ids) for entry in devices if entry.health.allocatable)),
-            parents[0] if len(parents) == 1 else f"{len(parents)} parents",
+            parents[0] if len(parents) == 1 else f"{len(parents)} of them" if parents else "-",
             ",".join(map(str, numa)) or "-",
         )
 

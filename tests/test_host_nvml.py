@@ -12,23 +12,14 @@ import pytest
 
 from nodeagent.host.driver import DriverError, GpuEvent, GpuReading
 
-pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
+pytestmark = pytest.mark.needs("pynvml", "cc")
 
 HERE = Path(__file__).parent
 XID, DBE, RECOVERY, ALL = 0x8, 0x2, 0x8000, 0xF60F
 GIB = 1 << 30
 
 
-def need(tool):
-    if shutil.which(tool) is None:
-        message = f"needs {tool}"
-        if tool in os.environ.get("NODEAGENT_TESTS_REQUIRE", "").split():
-            pytest.fail(message)
-        pytest.skip(message)
-
-
 def build(folder, *options):
-    need("cc")
     library = folder / "libnvidia-ml.so.1"
     command = ["cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC", "-pthread"]
     source = HERE / "nvml" / "standin.c"

@@ -524,11 +524,13 @@ def test_an_object_identifier_is_dotted_where_it_is_one(raw, dotted):
 # --- an independent encoder -------------------------------------------------------------------------
 
 
+@pytest.mark.needs("scapy")
 def test_frames_that_scapy_builds_are_read_alike():
-    lldp = pytest.importorskip("scapy.contrib.lldp", reason="needs scapy")
-    ether = pytest.importorskip("scapy.layers.l2", reason="needs scapy").Ether
+    from scapy.contrib import lldp
+    from scapy.layers.l2 import Ether
+
     packet = (
-        ether(dst="01:80:c2:00:00:0e", src="00:11:22:33:44:56")
+        Ether(dst="01:80:c2:00:00:0e", src="00:11:22:33:44:56")
         / lldp.LLDPDUChassisID(subtype=4, id="00:11:22:33:44:55")
         / lldp.LLDPDUPortID(subtype=5, id=b"Ethernet0")
         / lldp.LLDPDUTimeToLive(ttl=121)

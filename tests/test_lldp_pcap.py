@@ -382,10 +382,12 @@ def test_a_packet_without_a_time_has_null():
     assert line(found).split()[1] == "-"
 
 
+@pytest.mark.needs("scapy")
 def test_a_capture_that_scapy_wrote_is_read(tmp_path):
-    utils = pytest.importorskip("scapy.utils", reason="needs scapy")
+    from scapy.utils import PcapNgWriter
+
     path = tmp_path / "scapy.pcapng"
-    with utils.PcapNgWriter(str(path)) as writer:
+    with PcapNgWriter(str(path)) as writer:
         writer.write(LLDP)
         writer.write(OTHER)
         writer.write(LLDP)

@@ -18,6 +18,7 @@ import pytest
 from nodeagent.host.netlink.events import LinkEvents, NetlinkError, Uevents, subsystem
 from nodeagent.host.sysfs import Tree
 from nodeagent.sources.pci import PciFacts, watch
+from tests.needs import lack, need
 from tests.trees import Link, Machine
 
 T = TypeVar("T")
@@ -53,15 +54,8 @@ class Namespace:
 
 @pytest.fixture
 def namespace() -> Iterator[Namespace]:
-    try:
-        namespace = Namespace()
-    except PermissionError:
-        pytest.skip("needs root: only root may make a network namespace")
-    with closing(namespace):
-        try:
-            namespace.ip("link show lo")
-        except FileNotFoundError:
-            pytest.skip("needs ip (iproute2)")
+    need("root", "ip")
+    with closing(Namespace()) as namespace:
         yield namespace
 
 
@@ -83,8 +77,6 @@ async def quiet(events: LinkEvents | Uevents) -> bool:
     return False
 
 
-@pytest.mark.needs("root")
-@pytest.mark.needs("ip")
 async def test_a_link_that_is_made_set_up_or_removed_wakes(namespace: Namespace) -> None:
     with namespace.run(LinkEvents) as events:
         for command in (
@@ -100,8 +92,6 @@ async def test_a_link_that_is_made_set_up_or_removed_wakes(namespace: Namespace)
         assert events.resyncs == 0
 
 
-@pytest.mark.needs("root")
-@pytest.mark.needs("ip")
 async def test_a_waiter_is_woken_by_carrier_lost_at_the_other_end(namespace: Namespace) -> None:
     namespace.ip("link add v0 type veth peer name v1")
     namespace.ip("link set v0 up")
@@ -113,8 +103,6 @@ async def test_a_waiter_is_woken_by_carrier_lost_at_the_other_end(namespace: Nam
         assert await waiting
 
 
-@pytest.mark.needs("root")
-@pytest.mark.needs("ip")
 async def test_a_burst_is_one_wake_up(namespace: Namespace) -> None:
     with namespace.run(LinkEvents) as events:
         for n in range(10):
@@ -123,8 +111,6 @@ async def test_a_burst_is_one_wake_up(namespace: Namespace) -> None:
         assert await quiet(events)
 
 
-@pytest.mark.needs("root")
-@pytest.mark.needs("ip")
 async def test_another_namespace_wakes_nobody(namespace: Namespace) -> None:
     with closing(Namespace()) as other, other.run(LinkEvents) as events:
         namespace.ip("link add d0 type veth peer name p0")
@@ -133,8 +119,6 @@ async def test_another_namespace_wakes_nobody(namespace: Namespace) -> None:
         assert await woken(events)
 
 
-@pytest.mark.needs("root")
-@pytest.mark.needs("ip")
 async def test_addresses_and_routes_wake_nobody(namespace: Namespace) -> None:
     namespace.ip("link set lo up")
     with namespace.run(LinkEvents) as events:
@@ -143,8 +127,6 @@ async def test_addresses_and_routes_wake_nobody(namespace: Namespace) -> None:
         assert await quiet(events)
 
 
-@pytest.mark.needs("root")
-@pytest.mark.needs("ip")
 async def test_messages_that_the_kernel_dropped_wake_and_are_counted(namespace: Namespace) -> None:
     with namespace.run(LinkEvents) as events:
         events.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # the kernel makes it its least
@@ -159,8 +141,6 @@ async def test_messages_that_the_kernel_dropped_wake_and_are_counted(namespace: 
         assert await woken(events), "the socket goes on after an overrun"
 
 
-@pytest.mark.needs("root")
-@pytest.mark.needs("ip")
 async def test_device_events_of_the_namespace_wake_by_subsystem(namespace: Namespace) -> None:
     with namespace.run(Uevents) as net, namespace.run(Uevents, frozenset({"infiniband"})) as infiniband:
         namespace.ip("link add d0 type veth peer name p0")
@@ -168,8 +148,6 @@ async def test_device_events_of_the_namespace_wake_by_subsystem(namespace: Names
         assert await quiet(infiniband)
 
 
-@pytest.mark.needs("root")
-@pytest.mark.needs("ip")
 async def test_device_events_that_were_dropped_may_have_been_of_any_subsystem(namespace: Namespace) -> None:
     with namespace.run(Uevents, frozenset({"infiniband"})) as events:
         events.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
@@ -211,8 +189,7 @@ class Tap:
 @pytest.fixture
 def taps(namespace: Namespace, tmp_path: Path) -> Iterator[list[Tap]]:
     """Two taps as the links of two PFs, on a machine whose netdevs are the kernel's own."""
-    if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
-        pytest.skip("needs /dev/net/tun")
+    need("tun")
     machine = Machine(tmp_path)
     taps = []
     for n in range(2):
@@ -225,7 +202,7 @@ def taps(namespace: Namespace, tmp_path: Path) -> Iterator[list[Tap]]:
     # sysfs shows the netdevs of the namespace that mounted it.
     mount = ["mount", "-t", "sysfs", "sysfs", str(tmp_path / "real")]
     if namespace.run(lambda: subprocess.run(mount, check=False)).returncode:
-        pytest.skip("needs root: sysfs cannot be mounted")
+        lack("root", "root, who may mount sysfs")
     try:
         yield taps
     finally:
@@ -234,8 +211,6 @@ def taps(namespace: Namespace, tmp_path: Path) -> Iterator[list[Tap]]:
             tap.close()
 
 
-@pytest.mark.needs("root")
-@pytest.mark.needs("ip")
 async def test_a_second_link_lost_is_stated_before_the_kernel_would_announce_it(
     namespace: Namespace, taps: list[Tap], tmp_path: Path
 ) -> None:

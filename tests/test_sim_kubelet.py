@@ -365,7 +365,7 @@ async def test_the_socket_can_be_there_before_it_listens(folder):
         probe.connect(os.fspath(kubelet.socket))
     plugin = await Plugin(kubelet.socket.parent / "p.sock", NIC, many("vf", 2)).start()
     async with asyncio.timeout(5):
-        while not await listens(kubelet.socket):  # noqa: ASYNC110  (a listen makes no event)
+        while not await listens(kubelet.socket):
             await asyncio.sleep(0.01)
     await plugin.register(kubelet.socket)
     await kubelet.until(lambda: kubelet.allocatable() == {NIC: 2})

@@ -235,7 +235,8 @@ class GpuSettings(Settings, frozen=True, kw_only=True):
     xid_clear_seconds: Annotated[
         Seconds | None,
         setting(
-            "After an XID the GPU is Healthy again when it was reset, or after so long without another; null: only after a reset."
+            "After an XID the GPU is Healthy again when it was reset, or after so long without another; null: only "
+            "after a reset."
         ),
     ] = 600.0
 

@@ -6,14 +6,12 @@ disk, a read-only mount) goes to the caller with the file's name in it; nothing 
 
 from __future__ import annotations
 
-import logging
+import glob
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from nodeagent.model import Allocation
-
-log = logging.getLogger(__name__)
 
 DEVICE_INFO = "/var/run/k8s.cni.cncf.io/devinfo/dp"
 """Where the Network Plumbing Working Group's device-info specification puts a device plugin's files."""
@@ -36,21 +34,24 @@ def write(path: Path, text: str, mode: int = 0o644) -> None:
 
 
 class DeviceInfoFiles:
-    """The folder of device-info files, under any root."""
+    """The folder of device-info files, under any root. What this process wrote is never stale."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._written: set[str] = set()
 
     def write(self, allocation: Allocation) -> None:
         for info in allocation.device_info:
+            self._written.add(info.name)
             write(self._folder / info.name, info.text, mode=0o444)
 
-    def remove_stale(self, prefix: str, kept: Iterable[str]) -> tuple[str, ...]:
-        """Remove files of an earlier life: names that begin with ``prefix`` and are not ``kept``."""
-        keep = set(kept)
+    def remove_stale(self, prefix: str, held: Iterable[str]) -> tuple[str, ...]:
+        """Remove what an earlier life left: names that begin with ``prefix`` and are not of a held device."""
+        keep = set(held)
         removed = []
-        for path in sorted(self._folder.glob("*-device.json")):
-            if path.name.startswith(prefix) and path.name not in keep:
+        for path in sorted(self._folder.glob(f"{glob.escape(prefix)}*-device.json")):
+            # Looked up one by one: an Allocate may write while this goes on.
+            if path.name not in keep and path.name not in self._written:
                 path.unlink(missing_ok=True)
                 removed.append(path.name)
         return tuple(removed)

@@ -287,7 +287,8 @@ class _Watcher:
             if place != NOWHERE or address not in self.places:  # one that fell off the bus has left sysfs
                 self.places[address] = place
         self.hinted.clear()
-        self._say("driver", f"The GPU driver answers. version={news.version} gpus={len(news.readings)}")
+        answers = f"The GPU driver answers. version={news.version} gpus={len(news.readings)}"
+        self._say("driver", answers, logging.INFO)
         self._judge(readings=news.readings)
         known = {latch.reading.index for latch in self.latches}
         for reading in news.readings:
@@ -298,7 +299,8 @@ class _Watcher:
                 )
 
     def _judge_absent(self, why: str) -> None:
-        self._say("driver", f"There is no GPU driver; it is looked for every {self.absent_s:g} s. {why}")
+        absent = f"There is no GPU driver; it is looked for every {self.absent_s:g} s. {why}"
+        self._say("driver", absent, logging.INFO)
         self._judge(readings=())
 
     def _fall_silent(self, why: str) -> None:
@@ -318,6 +320,7 @@ class _Watcher:
                 gpu.uuid,
                 f"A GPU is {gpu.health.state}. uuid={gpu.uuid} allocatable={gpu.health.allocatable} "
                 f"reasons={reasons or 'none'}",
+                logging.WARNING if gpu.health.reasons else logging.INFO,
             )
         self.state(gpus)
 
@@ -346,11 +349,11 @@ class _Watcher:
             )
         return tuple(gpus)
 
-    def _say(self, what: str, sentence: str) -> None:
+    def _say(self, what: str, sentence: str, level: int = logging.WARNING) -> None:
         """Log a sentence when it is another than the last about the same thing."""
         if self.said.get(what) != sentence:
             self.said[what] = sentence
-            log.info("%s", sentence)
+            log.log(level, "%s", sentence)
 
 
 def stuck_threads() -> int:

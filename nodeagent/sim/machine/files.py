@@ -82,11 +82,16 @@ class Files:
             self._remove(path, entry)
 
     def restore(self, owner: str, path: str) -> None:
-        """Put back what ``owner`` states, over what someone has written there."""
-        self._put(path, self._owned[owner][path])
+        """Put back what ``owner`` states, if it still does, over what someone has written there."""
+        entry = self._owned.get(owner, {}).get(path)
+        if entry is not None:
+            self._put(path, entry)
 
     def writes(self, paths: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-        """Of files (path: owner) those whose content is not what was stated, with that content."""
+        """Of files (path: owner) those whose content is not what was stated, with that content.
+
+        An empty file is one that has been opened for writing and not been written yet.
+        """
         for path, owner in paths.items():
             stated = self._owned.get(owner, {}).get(path)
             try:
@@ -94,7 +99,7 @@ class Files:
                     text = file.read().decode("utf-8", "replace")
             except OSError:
                 continue
-            if stated is not None and text.strip() != str(stated).strip():
+            if stated is not None and text and text.strip() != str(stated).strip():
                 yield path, text.strip()
 
     def _create(self, path: str, entry: Entry) -> None:

@@ -207,7 +207,7 @@ class _Document:
             raise ModelError(f"{name}: a machine is a mapping of name, product, numa, complexes, parts")
 
     def model(self) -> Model:
-        self._refuse_duplicates(self._top, ())
+        self._refuse_duplicates()
         raw = dict(self._raw)
         listed = raw.get("parts", {})
         if isinstance(listed, Mapping):
@@ -253,17 +253,24 @@ class _Document:
             node = found
         return line
 
-    def _refuse_duplicates(self, node: Any, at: tuple[str | int, ...]) -> None:
-        if isinstance(node, yaml.MappingNode):
-            seen = set()
-            for key, value in node.value:
-                if key.value in seen:
-                    raise ModelError(f"{self._name}:{key.start_mark.line + 1}: {key.value} stands here twice")
-                seen.add(key.value)
-                self._refuse_duplicates(value, (*at, key.value))
-        elif isinstance(node, yaml.SequenceNode):
-            for index, value in enumerate(node.value):
-                self._refuse_duplicates(value, (*at, index))
+    def _refuse_duplicates(self) -> None:
+        """YAML forbids them, and PyYAML takes the last."""
+        todo, visited = [self._top], set[int]()
+        while todo:
+            node = todo.pop()
+            if id(node) in visited:
+                continue
+            visited.add(id(node))
+            if isinstance(node, yaml.MappingNode):
+                seen = set()
+                for key, value in node.value:
+                    if key.value in seen:
+                        line = key.start_mark.line + 1
+                        raise ModelError(f"{self._name}:{line}: {key.value} stands here twice")
+                    seen.add(key.value)
+                    todo.append(value)
+            elif isinstance(node, yaml.SequenceNode):
+                todo.extend(node.value)
 
     def _check(self, model: Model) -> None:
         """What the shapes cannot say."""

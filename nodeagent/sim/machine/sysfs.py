@@ -80,7 +80,7 @@ def pci(device: Device, cpulist: str) -> dict[str, Entry]:
         "pci:v0000{}d0000{}sv0000{}sd0000{}".format(
             *(part.upper() for part in (device.vendor, device.device, *device.subsystem))
         )
-        + f"bc{device.code >> 16:02x}sc{device.code >> 8 & 0xFF:02x}i{device.code & 0xFF:02x}"
+        + f"bc{device.code >> 16:02X}sc{device.code >> 8 & 0xFF:02X}i{device.code & 0xFF:02X}"
     )
     driver_line = f"DRIVER={device.driver}\n" if device.driver else ""
     say(

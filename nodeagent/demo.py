@@ -1,0 +1,264 @@
+"""The show: a simulated machine, a stand-in kubelet, and the real agent between them as a process of its own.
+
+What is real: ``nodeagent run``, its sockets, its gRPC, every byte it exchanges with the kubelet, every file
+it reads and writes. What is simulated is said so: the machine's files, the GPU driver's answers, the kubelet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from nodeagent.config import Config
+from nodeagent.model import Devices
+from nodeagent.scan import as_table
+from nodeagent.scan import once as look
+from nodeagent.sim.kubelet import Admission, Kubelet, PodSpec
+from nodeagent.sim.machine import Machine
+
+START_S = 30.0
+"""Patience with a slow machine; a start takes a fraction of a second."""
+RESET_S = 0.5
+"""A reset takes seconds on a real GPU; long enough here for the driver to have been asked in between."""
+
+
+class DemoError(Exception):
+    """The show could not go on; the message says where the agent's log is."""
+
+
+def main(machine: str, *, once: bool) -> int:
+    """Run the show. Returns the exit code."""
+    folder = Path(tempfile.mkdtemp(prefix="nodeagent-demo-"))
+    try:
+        asyncio.run(Demo(machine, folder).run(once=once))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+class Demo:
+    def __init__(self, machine: str, folder: Path) -> None:
+        self._machine = Machine.load(machine)
+        self._root = folder / "root"
+        self._kubelet = Kubelet(folder / "kubelet", seed=7)
+        self._log = folder / "agent.log"
+        self._steps = 0
+        self._pods: list[PodSpec] = []
+        self._offered: dict[str, tuple[Devices, ...]] = {}
+
+    async def run(self, *, once: bool) -> None:
+        print(
+            f"nodeagent demo. The machine ({self._machine.model.name}), its drivers, the kubelet and the pods are "
+            "simulated;\nthe agent is the real one, a process of its own that speaks to them over real sockets.\n"
+        )
+        self._machine.write(self._root)
+        await self._show_machine()
+        await self._kubelet.start()
+        port = _free_port()
+        try:
+            async with self._agent(port):
+                await self._show_registration()
+                await self._show_pods()
+                await self._show_gpu_fault()
+                await self._show_link_fault()
+                await self._show_kubelet_restart()
+                if not once:
+                    self._step("It stays up until you press Ctrl-C")
+                    self._say(f"curl http://127.0.0.1:{port}/readyz", f"curl http://127.0.0.1:{port}/metrics")
+                    self._say(f"nodeagent scan --root {self._root}", f"tail {self._log}")
+                    await asyncio.Event().wait()
+        finally:
+            await self._kubelet.stop()
+        print("That was the show; nothing of it is left on this machine.")
+
+    # --- the acts -------------------------------------------------------------------------------------
+
+    async def _show_machine(self) -> None:
+        self._step("What the agent finds (`nodeagent scan`)")
+        seen = await look(Config(), self._root)
+        self._offered = {resource: devices for resource, devices in seen.resources if devices}
+        self._say(*as_table(seen).splitlines(), "")
+
+    async def _show_registration(self) -> None:
+        self._step("The agent registers with the kubelet")
+        began = time.monotonic()
+        await self._until(self._all_allocatable, START_S)
+        self._say(f"{len(self._offered)} resources, {time.monotonic() - began:.2f} s after the agent's start")
+        for title, counts in (
+            ("Capacity", self._kubelet.capacity()),
+            ("Allocatable", self._kubelet.allocatable()),
+        ):
+            self._say("", f"{title}:")
+            width = max(map(len, counts)) + 1
+            for resource, count in sorted(counts.items()):
+                self._say(f"  {resource + ':':<{width}}  {count}")
+        self._say("")
+
+    async def _show_pods(self) -> None:
+        self._step("Pods ask for devices")
+        nics = dict.fromkeys(self._named("/nic"), 1)
+        memory = self._first("gpu-mem")
+        if memory is None:
+            await self._admit(PodSpec.single("trainer", nics))
+            return
+        whole = len(self._offered[memory][0].ids)
+        await self._admit(PodSpec.single("trainer", {**nics, memory: min(40, whole)}))
+        await self._admit(PodSpec.single("inference-a", {memory: min(16, whole // 4)}))
+        await self._admit(PodSpec.single("inference-b", {memory: min(16, whole // 4)}))
+        await self._admit(PodSpec.single("too-big", {memory: whole + 1}))
+        self._say("The three share one GPU, each with memory of its own; the others stay whole.", "")
+
+    async def _show_gpu_fault(self) -> None:
+        memory = self._first("gpu-mem")
+        if memory is None:
+            return
+        gpu = len(self._machine.gpus) - 1
+        self._step(f"GPU {gpu} falls off the bus, and is reset {RESET_S:g} s later")
+
+        def fall() -> None:
+            self._machine.raise_xid(gpu, 79)
+            self._machine.lose_gpu(gpu)
+            self._machine.set_recovery_action(gpu, "gpu_reset")
+
+        def reset() -> None:
+            self._machine.find_gpu(gpu)
+            self._machine.set_recovery_action(gpu, "none")
+
+        await self._change(memory, fall, "XID 79", down=True)
+        await asyncio.sleep(RESET_S)
+        await self._change(memory, reset, "reset, and the driver asks for no other", down=False)
+        self._say("")
+
+    async def _show_link_fault(self) -> None:
+        nics = self._named("/nic")
+        if not nics:
+            return
+        nic = nics[-1]
+        pf = self._offered[nic][0].parent
+        self._step(f"Somebody pulls the cable of {nic.rpartition('/')[2]}, and puts it back")
+        await self._change(nic, lambda: self._machine.set_link(pf, up=False), "carrier lost", down=True)
+        await self._change(nic, lambda: self._machine.set_link(pf, up=True), "carrier back", down=False)
+        self._say("")
+
+    async def _show_kubelet_restart(self) -> None:
+        self._step("The kubelet is killed and comes back")
+        await self._kubelet.kill()
+        self._say("killed: connections are broken, sockets left behind")
+        began = time.monotonic()
+        await self._kubelet.start()
+        await self._until(self._all_allocatable)
+        took = 1000 * (time.monotonic() - began)
+        self._say(f"{len(self._offered)} resources registered again {took:.0f} ms after it began to start")
+        for pod in self._pods:
+            count = sum(len(ids) for held in self._kubelet.held(pod).values() for ids in held.values())
+            self._say(f"pod {pod.name} keeps its {count} devices")
+        self._say("")
+
+    # --- the players ----------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _agent(self, port: int) -> AsyncIterator[None]:
+        """``nodeagent run`` as users run it, its log in a file."""
+        command = [
+            *(sys.executable, "-m", "nodeagent", "run", "--root", str(self._root)),
+            *("--kubelet-dir", str(self._kubelet.directory), "--listen", f"127.0.0.1:{port}"),
+        ]
+        with self._log.open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                *command, stderr=log, stdout=log, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+            )
+        try:
+            yield
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()
+
+    async def _admit(self, pod: PodSpec) -> None:
+        wanted = ", ".join(f"{count} {name.rpartition('/')[2]}" for name, count in pod.requests().items())
+        admission = await self._kubelet.admit(pod)
+        if not admission.admitted:
+            self._say(f"pod {pod.name} ({wanted})  {admission.phase}: {admission.reason}")
+            self._say(*(f"    {line}" for line in textwrap.wrap(admission.message, 100)), "")
+            return
+        self._pods.append(pod)
+        self._say(
+            f"pod {pod.name} ({wanted})  {admission.phase}",
+            *(f"    {line}" for line in _given(admission)),
+            "",
+        )
+
+    async def _change(self, resource: str, happen: Callable[[], None], what: str, *, down: bool) -> None:
+        """Let something happen, and show what the kubelet makes of it."""
+        before = self._kubelet.allocatable()[resource]
+        began = time.monotonic()
+        happen()
+        await self._until(
+            lambda: (now := self._kubelet.allocatable()[resource]) != before and (now < before) is down
+        )
+        took = 1000 * (time.monotonic() - began)
+        now = self._kubelet.allocatable()[resource]
+        self._say(f"{what}: {took:.0f} ms later {resource} has {now} allocatable, {before} before")
+
+    async def _until(self, predicate: Callable[[], bool], timeout_s: float = 10.0) -> None:
+        try:
+            await self._kubelet.until(predicate, timeout_s)
+        except TimeoutError as error:
+            tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-20:])
+            raise DemoError(
+                f"the agent did not do in {timeout_s:g} s what it should; the end of its log:\n{tail}"
+            ) from error
+
+    def _first(self, name: str) -> str | None:
+        return next((resource for resource in self._offered if resource.endswith(f"/{name}")), None)
+
+    def _named(self, part: str) -> list[str]:
+        return [resource for resource in self._offered if part in resource]
+
+    def _all_allocatable(self) -> bool:
+        allocatable = self._kubelet.allocatable()
+        return all(allocatable.get(resource) for resource in self._offered)
+
+    # --- the stage ------------------------------------------------------------------------------------
+
+    def _step(self, title: str) -> None:
+        self._steps += 1
+        line = f"{self._steps}. {title}"
+        print(f"\033[1m{line}\033[0m\n" if sys.stdout.isatty() else f"{line}\n", flush=True)
+
+    def _say(self, *lines: str) -> None:
+        for line in lines:
+            print(f"   {line}".rstrip(), flush=True)
+
+
+def _given(admission: Admission) -> Iterator[str]:
+    """What the container was started with, in short."""
+    for given in admission.given.values():
+        env = dict(given.env)
+        if uuid := env.get("NODEAGENT_GPU_UUID"):
+            yield f"{env['NODEAGENT_GPU_MEM_MIB']} MiB on {uuid}, by CDI: {', '.join(given.cdi_devices)}"
+        vfs = [
+            f"{name.removeprefix('PCIDEVICE_').rpartition('_')[2].lower()} {value}"
+            for name, value in sorted(env.items())
+            if name.startswith("PCIDEVICE_") and "-" in name and not name.endswith("_INFO")
+        ]
+        for i in range(0, len(vfs), 4):
+            yield "VFs  " + "  ".join(vfs[i : i + 4])
+        nodes = [node.container_path for node in given.device_nodes]
+        if nodes:
+            yield f"{len(nodes)} device nodes: {nodes[0]} … {nodes[-1]}"
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port

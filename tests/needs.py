@@ -1,0 +1,60 @@
+"""What a test needs of the machine, said where the test is: ``pytestmark = pytest.mark.needs("root", "lldpd")``.
+
+Without it the test is skipped, and the reason names what is missing. ``NODEAGENT_TESTS_REQUIRE`` lists (with
+commas or spaces) what must be there: a skip for one of those is a failure. ``.ci/run`` sets it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import os
+import shutil
+import threading
+from typing import NoReturn
+
+import pytest
+
+_CLONE_NEWNET = 0x4000_0000
+_MODULES = ("pynvml", "scapy")
+
+
+@functools.cache
+def missing(tool: str) -> str | None:
+    """Why the tool cannot be used; ``None`` where it can. ``root`` means that namespaces can be made."""
+    if tool == "root":
+        return None if _can_unshare() else "root, who may make network namespaces"
+    if tool == "tun":
+        return None if os.access("/dev/net/tun", os.R_OK | os.W_OK) else "/dev/net/tun"
+    if tool in _MODULES:
+        return None if importlib.util.find_spec(tool) else f"the Python module {tool}"
+    return None if shutil.which(tool) else tool
+
+
+def need(*tools: str) -> None:
+    """Skip the running test, or fail it where a missing tool is required."""
+    for tool in tools:
+        if why := missing(tool):
+            lack(tool, why)
+
+
+def lack(tool: str, why: str) -> NoReturn:
+    """The tool cannot be used, as the running test itself has found."""
+    if tool in os.environ.get("NODEAGENT_TESTS_REQUIRE", "").replace(",", " ").split():
+        pytest.fail(f"needs {why}, and NODEAGENT_TESTS_REQUIRE lists {tool}", pytrace=False)
+    pytest.skip(f"needs {why}")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        need(*mark.args)
+
+
+def _can_unshare() -> bool:
+    said = []
+    libc = ctypes.CDLL(None, use_errno=True)
+    thread = threading.Thread(target=lambda: said.append(libc.unshare(_CLONE_NEWNET)))
+    thread.start()
+    thread.join()
+    return os.geteuid() == 0 and said == [0]

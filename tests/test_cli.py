@@ -1,0 +1,203 @@
+"""The command line: what is printed where, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nodeagent.cli import main
+from nodeagent.sim.machine import Machine
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "nodeagent", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.fixture(scope="module")
+def dgx(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("machine") / "dgx"
+    Machine.load("dgx-h100").write(root)
+    return root
+
+
+def compare(name: str, text: str) -> None:
+    path = GOLDEN / name
+    if os.environ.get("NODEAGENT_GOLDEN") == "write":
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize(
+    "verb",
+    ["", "run", "scan", "config", "config check", "vfs", "vfs apply", "vfs show", "capture", "demo"],
+)
+def test_every_verb_teaches_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*verb.split(), "--help"])
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    assert "usage: nodeagent" in told
+    if verb not in ("", "vfs", "config"):
+        assert "--root DIR" in told
+
+
+def test_a_scan_of_a_dgx_h100_is_as_reviewed(dgx: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scan", "--root", str(dgx)]) == 0
+    compare("scan-dgx-h100.txt", capsys.readouterr().out)
+
+
+def test_a_scan_for_programs_is_one_json_object(dgx: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scan", "--root", str(dgx), "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)
+    assert {
+        entry["resource"]: sum(len(d["ids"]) for d in entry["devices"]) for entry in seen["resources"]
+    } == {
+        **{f"nvidia-dgx-h100/nic{rail}": 8 for rail in range(8)},
+        "nvidia-dgx-h100/gpu-mem": 632,
+    }
+    near = {(entry["gpu"], entry["pf"]) for entry in seen["affinity"] if entry["affinity"] == "PIX"}
+    assert len(near) == 8
+    assert seen["gpus"][0]["health"] == {"state": "healthy", "reasons": [], "allocatable": True}
+
+
+def test_a_scan_names_each_fault_with_its_reason(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    root = tmp_path / "r"
+    machine = Machine.load("two-gpu-two-nic")
+    machine.write(root)
+    machine.set_link(0, up=False)
+    machine.lose_gpu(1)
+    machine.bind("0000:9a:00.2", None)
+    assert main(["scan", "--root", str(root)]) == 0
+    told = capsys.readouterr().out
+    assert "enp24s0np0 0000:18:00.0: down: carrier_down" in told
+    assert "gpu_lost" in told
+    assert "0000:9a:00.2: down: driver_unbound" in told
+
+
+def test_a_root_that_is_no_machine_fails_with_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["scan", "--root", str(tmp_path)]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert (
+        told.err
+        == f"nodeagent: {tmp_path} has no /sys: --root takes the root of a machine, a capture or a simulation\n"
+    )
+
+
+def test_bad_usage_is_2() -> None:
+    for arguments in ([], ["scann"], ["run", "--listen", "9808"], ["vfs"], ["config"]):
+        done = run(*arguments)
+        assert done.returncode == 2, arguments
+        assert done.stdout == ""
+        assert "usage:" in done.stderr
+
+
+def test_a_configuration_is_checked_line_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(
+        "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\nresurces: []\nscanSeconds: fast\n"
+        "resources:\n- kind: gpu-mem\n  sliceMib: 4\n"
+    )
+    assert main(["config", "check", str(path)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith(f"{path}:3:1: ")
+    assert "did you mean resources?" in lines[0]
+    assert "scanSeconds" in lines[1]
+    assert "did you mean sliceMiB?" in lines[2]
+
+
+def test_a_configuration_that_no_kubelet_would_take_is_refused_with_the_size_that_fits(
+    tmp_path: Path, dgx: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(
+        "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\nresources: [{kind: gpu-mem, sliceMiB: 1}]\n"
+    )
+    assert main(["config", "check", str(path)]) == 2
+    assert f"{path}:3:" in (assumed := capsys.readouterr().err)
+    assert "assumed: 8 GPUs of 81559 MiB" in assumed
+    assert main(["config", "check", "--root", str(dgx), str(path)]) == 2
+    assert "this machine" in capsys.readouterr().err
+
+
+def test_the_default_configuration_is_good_and_a_missing_file_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "defaults"]) == 0
+    path = tmp_path / "default.yaml"
+    path.write_text(capsys.readouterr().out)
+    assert main(["config", "check", str(path)]) == 0
+    assert "good" in capsys.readouterr().out
+    assert main(["config", "schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["$schema"]
+    assert main(["scan", "--config", str(tmp_path / "missing.yaml")]) == 2
+    assert "cannot be read: No such file or directory" in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_is_no_error(dgx: Path) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m nodeagent scan --root {dgx} --json | head -c 10; exit ${{PIPESTATUS[0]}}",
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_daemon_ends_well_on_sigterm_without_a_kubelet(dgx: Path, tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [
+            *(sys.executable, "-m", "nodeagent", "run", "--root", str(dgx)),
+            *("--kubelet-dir", str(tmp_path / "kubelet"), "--listen", "127.0.0.1:0"),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "waiting for it" in line:
+                break
+        process.send_signal(signal.SIGTERM)
+        rest = process.stderr.read()
+        assert process.wait(20) == 0
+    assert "Traceback" not in rest
+
+
+def test_the_demo_shows_everything_and_ends_with_0() -> None:
+    done = run("demo", "--machine", "two-gpu-two-nic", "--once")
+    assert (done.returncode, done.stderr) == (0, "")
+    for told in (
+        "simulated",
+        "pod too-big",
+        "no exact multiple",
+        "XID 79",
+        "carrier back",
+        "registered again",
+    ):
+        assert told in done.stdout
+
+
+def test_an_unknown_machine_is_named_with_those_that_are_known() -> None:
+    done = run("demo", "--machine", "dgx-h1000", "--once")
+    assert done.returncode == 1
+    assert "dgx-h100" in done.stderr

@@ -1,0 +1,91 @@
+"""A simulated node, a stand-in kubelet and the agent between them, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from nodeagent.agent import Agent, Place
+from nodeagent.config import Config, load
+from nodeagent.sim.kubelet import Kubelet
+from nodeagent.sim.machine import Machine
+
+SMALL = "two-gpu-two-nic"
+IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+"""A machine is thousands of small files, which a disk makes slowly."""
+
+
+class Node:
+    """One node of a test. Sockets allow 107 characters of path, so its folder is a short one."""
+
+    def __init__(self, folder: Path, model: str) -> None:
+        self.folder = folder
+        self.root = folder / "r"
+        self.config_file = folder / "nodeagent.yaml"
+        self.machine = Machine.load(model)
+        self.machine.write(self.root)
+        self.kubelet = Kubelet(folder / "k", seed=3)
+        self.port = 0
+        self._task: asyncio.Task[None] | None = None
+        self.agent: Agent | None = None
+
+    def configure(self, text: str) -> Config:
+        """Write the configuration file, as a whole; the head may be left out."""
+        if "apiVersion" not in text:
+            text = f"apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n{text}"
+        temporary = self.config_file.with_suffix(".tmp")
+        temporary.write_text(text)
+        temporary.replace(self.config_file)
+        return load(text, name=str(self.config_file))
+
+    async def start_agent(self, config: Config | None = None) -> None:
+        config = config or Config()
+        heard: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        place = Place(
+            self.root,
+            self.kubelet.directory,
+            self.config_file if self.config_file.exists() else None,
+            "127.0.0.1:0",
+        )
+        self.agent = Agent(config, place, heard.set_result)
+        self._task = asyncio.create_task(self.agent.run())
+        await asyncio.wait((self._task, heard), return_when=asyncio.FIRST_COMPLETED, timeout=20)
+        if self._task.done():
+            await self._task
+        self.port = heard.result()
+
+    async def stop_agent(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+        self._task = self.agent = None
+
+    async def allocatable(self, resource: str, count: int) -> None:
+        await self.kubelet.until(lambda: self.kubelet.allocatable().get(resource) == count, 15)
+
+    async def until(self, predicate: Callable[[], bool]) -> None:
+        """For what nobody announces: asked every few milliseconds."""
+        async with asyncio.timeout(15):
+            while not predicate():
+                await asyncio.sleep(0.005)
+
+    async def get(self, path: str, accept: str = "") -> tuple[int, str]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(f"GET {path} HTTP/1.1\r\nAccept: {accept}\r\n\r\n".encode())
+        head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+        writer.close()
+        return int(head.split()[1]), body.decode()
+
+
+@asynccontextmanager
+async def node(model: str = SMALL) -> AsyncIterator[Node]:
+    with TemporaryDirectory(prefix="na-", dir=IN_MEMORY) as folder:
+        made = Node(Path(folder), model)
+        try:
+            yield made
+        finally:
+            await made.stop_agent()
+            await made.kubelet.stop()
