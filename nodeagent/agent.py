@@ -54,6 +54,7 @@ class Place:
     kubelet_dir: Path
     config_file: Path | None = None
     listen: str | None = None
+    node_name: str | None = None
 
 
 class Agent:
@@ -87,7 +88,9 @@ class Agent:
         """Until cancelled. Raises ``Fatal`` or ``ConfigError`` for what cannot work on this machine."""
         try:
             async with asyncio.TaskGroup() as group:
-                watching = group.create_task(node.watch(self.inventory, self._config, self._place.root))
+                watching = group.create_task(
+                    node.watch(self.inventory, self._config, self._place.root, self._place.node_name)
+                )
                 await node.first_word(self.inventory)
                 self._refuse_fatal()
                 jobs = {
@@ -202,7 +205,7 @@ class Agent:
             for line in str(error).splitlines():
                 log.error("The changed configuration is refused, the running one stays. fault=%r", line)
             return
-        for setting in ("listen", "kubelet", "gpu", "scan_seconds", "cdi"):
+        for setting in ("listen", "kubelet", "gpu", "scan_seconds", "cdi", "links", "lldp"):
             if getattr(config, setting) != getattr(self._config, setting):
                 log.warning("A changed setting takes effect when the agent is restarted. setting=%s", setting)
         logging.getLogger().setLevel(config.log.level.upper())
@@ -267,11 +270,9 @@ class Agent:
         )
 
 
-async def run(
-    config: Config, *, config_file: Path | None, root: Path, kubelet_dir: Path, listen: str | None
-) -> None:
+async def run(config: Config, place: Place) -> None:
     """Run an agent until SIGTERM or SIGINT."""
-    agent = Agent(config, Place(root, kubelet_dir, config_file, listen))
+    agent = Agent(config, place)
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(agent.run())
     for number in (signal.SIGTERM, signal.SIGINT):

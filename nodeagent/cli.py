@@ -101,6 +101,8 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_run(add)
     _add_scan(add)
+    _add_neighbors(add)
+    _add_decode(add)
     _add_config(add)
     _add_vfs(add)
     _add_capture(add)
@@ -157,15 +159,14 @@ def _run(options: argparse.Namespace) -> int:
 
     config = _load(options.config)
     _log_to_stderr(config.log.level)
-    asyncio.run(
-        agent.run(
-            config,
-            config_file=options.config,
-            root=options.root,
-            kubelet_dir=options.kubelet_dir,
-            listen=options.listen,
-        )
+    place = agent.Place(
+        options.root,
+        options.kubelet_dir,
+        options.config,
+        options.listen,
+        os.environ.get("NODE_NAME"),
     )
+    asyncio.run(agent.run(config, place))
     return GOOD
 
 
@@ -184,6 +185,13 @@ def _add_scan(add: Add) -> None:
     _config_option(parser)
     _json_option(parser)
     parser.add_argument("--watch", action="store_true", help="print again at every change, until interrupted")
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="listen to LLDP for so long, or until every link was heard (default: 0; a switch speaks every 30 s)",
+    )
 
 
 def _scan(options: argparse.Namespace) -> int:
@@ -193,7 +201,7 @@ def _scan(options: argparse.Namespace) -> int:
     _log_to_stderr("warning")
     render = scan.as_json if options.json else scan.as_table
     if not options.watch:
-        print(render(asyncio.run(scan.once(config, options.root))))
+        print(render(asyncio.run(scan.once(config, options.root, options.wait))))
         return GOOD
 
     async def watch() -> None:
@@ -201,6 +209,68 @@ def _scan(options: argparse.Namespace) -> int:
             print(render(seen), flush=True)
 
     asyncio.run(watch())
+    return GOOD
+
+
+# --- neighbors and decode -----------------------------------------------------------------------------
+
+
+def _add_neighbors(add: Add) -> None:
+    parser = add(
+        "neighbors",
+        _neighbors,
+        "listen to LLDP and say which switch port is at the other end of each link",
+        "Listens until every link with carrier has been heard, a switch speaks every 30 s. Needs CAP_NET_RAW and no\n"
+        "running agent. Which netdevs are links is `links.select` of the configuration.",
+    )
+    _config_option(parser)
+    _json_option(parser)
+    parser.add_argument(
+        "--wait", type=float, metavar="SECONDS", help="listen for no longer than this (default: 35)"
+    )
+    parser.add_argument("--watch", action="store_true", help="print again at every change, until interrupted")
+
+
+def _neighbors(options: argparse.Namespace) -> int:
+    from nodeagent import neighbors, node  # noqa: PLC0415
+
+    config = _load(options.config)
+    _log_to_stderr("warning")
+    wanted, settings = node.link_select(config), node.lldp_settings(config, os.environ.get("NODE_NAME"))
+    render = neighbors.as_json if options.json else neighbors.as_table
+
+    async def watch() -> None:
+        async for seen in neighbors.watch(wanted, settings, options.root):
+            print(render(seen), flush=True)
+
+    async def once() -> None:
+        wait_s = neighbors.WAIT_S if options.wait is None else options.wait
+        seen = await neighbors.once(
+            wanted, settings, options.root, wait_s, lambda line: print(line, file=sys.stderr, flush=True)
+        )
+        print(render(seen))
+
+    asyncio.run(watch() if options.watch else once())
+    return GOOD
+
+
+def _add_decode(add: Add) -> None:
+    parser = add(
+        "decode",
+        _decode,
+        "print the LLDP frames of a pcap or pcapng file",
+        "One line for each LLDP frame among other traffic, VLAN tags and Linux cooked captures included; with\n"
+        "--json one object on each line. A frame that is no valid LLDPDU is a line that says why.",
+    )
+    _json_option(parser)
+    parser.add_argument("file", type=Path, metavar="FILE", help="the capture")
+
+
+def _decode(options: argparse.Namespace) -> int:
+    from nodeagent.lldp.describe import lines  # noqa: PLC0415
+
+    for line in lines(options.file.read_bytes(), options.json):
+        print(line)
     return GOOD
 
 

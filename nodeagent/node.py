@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from nodeagent import links
 from nodeagent.config import Config, GpuSettings
 from nodeagent.health.gpu import Rules
 from nodeagent.host.driver import DriverError, GpuReading
@@ -24,12 +25,13 @@ from nodeagent.host.recorded import PATH as RECORDED
 from nodeagent.host.recorded import Recorded
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
-from nodeagent.sources import gpus, paths, pci
+from nodeagent.sources import gpus, lldp, paths, pci
 from nodeagent.supervise import keep
 
 log = logging.getLogger(__name__)
 
 SOURCES = ("pci", "gpus", "paths")
+"""Those that speak at once. LLDP does not: a switch may take 30 s to speak again."""
 FIRST_WORD_S = 10.0
 """How long the first facts are waited for; a driver that hangs must not keep the NICs from the kubelet."""
 
@@ -108,12 +110,34 @@ def hints(tree: Tree) -> Iterator[list[pci.Hint]]:
             one.close()
 
 
-async def watch(inventory: Inventory, config: Config, root: Path) -> None:
-    """State everything, for ever."""
+def link_select(config: Config) -> links.LinkSelect:
+    wanted = config.links.select
+    return links.LinkSelect(wanted.netdevs, wanted.drivers, wanted.pci_addresses, wanted.exclude)
+
+
+def lldp_settings(config: Config, node_name: str | None = None) -> lldp.LldpSettings:
+    settings = config.lldp
+    return lldp.LldpSettings(
+        source="lldpd" if settings.source == "lldpd" else "socket",
+        command=settings.command,
+        transmit=settings.transmit,
+        system_name=node_name,
+    )
+
+
+def hears(config: Config, tree: Tree) -> bool:
+    """Whether LLDP is listened to. The netdevs of this host are not those of a captured or simulated machine,
+    unless they are named."""
+    return config.lldp.source != "none" and (not recorded(tree) or bool(config.links.select.netdevs))
+
+
+async def watch(inventory: Inventory, config: Config, root: Path, node_name: str | None = None) -> None:
+    """State everything, for ever. ``node_name`` is how this node calls itself to switches."""
     tree = Tree(root)
     if not tree.exists("/sys"):
         raise SysfsError(f"{root} has no /sys: --root takes the root of a machine, a capture or a simulation")
     asked = asyncio.Event()
+    looked = pci.Request()
 
     async def watch_pci() -> None:
         with hints(tree) as waking:
@@ -128,6 +152,7 @@ async def watch(inventory: Inventory, config: Config, root: Path) -> None:
             unreadable=facts.unreadable,
         )
         asked.set()
+        looked.make()
 
     async def watch_gpus() -> None:
         await gpus.watch(
@@ -145,8 +170,21 @@ async def watch(inventory: Inventory, config: Config, root: Path) -> None:
             inventory.state("paths", paths=await asyncio.to_thread(paths.look, tree, config.cdi.directory))
             await asyncio.sleep(config.scan_seconds)
 
+    async def watch_lldp() -> None:
+        with LinkEvents() as events:
+            await lldp.watch(
+                lldp_settings(config, node_name),
+                link_select(config),
+                lambda: inventory.snapshot.functions,
+                [events, looked],
+                lambda heard, findings: inventory.state("lldp", neighbors=heard, findings=findings),
+            )
+
+    works = {"pci": watch_pci, "gpus": watch_gpus, "paths": watch_paths}
+    if hears(config, tree):
+        works["lldp"] = watch_lldp
     async with asyncio.TaskGroup() as group:
-        for name, work in (("pci", watch_pci), ("gpus", watch_gpus), ("paths", watch_paths)):
+        for name, work in works.items():
 
             def silence(why: str, name: str = name) -> None:
                 inventory.silence(name, why)

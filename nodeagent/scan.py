@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,9 +27,20 @@ class Seen:
     troubles: tuple[Trouble, ...]
 
 
-async def once(config: Config, root: Path) -> Seen:
+async def once(config: Config, root: Path, wait_s: float = 0.0) -> Seen:
+    """One look. With ``wait_s``, LLDP is listened to for so long, or until every link with carrier was heard."""
     async with _looking(config, root) as inventory:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while unheard(inventory.snapshot):
+                    await inventory.changed(inventory.snapshot.revision)
         return _seen(Offer(config), inventory.snapshot)
+
+
+def unheard(snapshot: Snapshot) -> set[str]:
+    """The links with carrier on which no neighbor has been heard."""
+    links = {link.netdev for link in snapshot.links if link.carrier}
+    return links - {neighbor.link for neighbor in snapshot.neighbors}
 
 
 async def watch(config: Config, root: Path) -> AsyncIterator[Seen]:
@@ -100,6 +111,8 @@ def as_json(seen: Seen) -> str:
                 for gpu in snapshot.gpus
                 for pf in _offered_pfs(seen)
             ],
+            "neighbors": [asdict(neighbor) for neighbor in snapshot.neighbors],
+            "findings": [asdict(finding) for finding in snapshot.findings],
             "troubles": [asdict(trouble) for trouble in seen.troubles],
             "silent": [asdict(silence) for silence in snapshot.silent],
             "unreadable": list(snapshot.unreadable),
@@ -123,6 +136,7 @@ def as_table(seen: Seen) -> str:
             ("NETDEV", "PCI ADDRESS", "DRIVER", "SPEED", "LINK", "VFS", "RDMA", "NUMA", "STATE"),
             _pf_rows(snapshot),
         ),
+        _neighbor_section(snapshot),
         _affinity_section(seen),
         _reasons(seen),
     ]
@@ -179,6 +193,20 @@ def _link_word(link: Link | None) -> str:
     return f"{word} (default route)" if link.default_route else word
 
 
+def _neighbor_section(snapshot: Snapshot) -> str:
+    rows = [
+        (
+            neighbor.link,
+            neighbor.system_name or neighbor.chassis_id.value,
+            neighbor.port_id.value,
+            neighbor.port_description or "-",
+            "stale" if neighbor.stale else "live",
+        )
+        for neighbor in snapshot.neighbors
+    ]
+    return _section("NEIGHBORS", ("LINK", "SWITCH", "PORT", "DESCRIPTION", "STATE"), rows) if rows else ""
+
+
 def _affinity_section(seen: Seen) -> str:
     pfs = _offered_pfs(seen)
     names = {
@@ -199,6 +227,7 @@ def _reasons(seen: Seen) -> str:
         for name, health in _judged(snapshot)
         for reason in health.reasons
     ]
+    lines += [f"{finding.link}: {finding.key}: {finding.detail}" for finding in snapshot.findings]
     lines += [f"source {silence.source} is silent: {_plain(silence.reason)}" for silence in snapshot.silent]
     lines += [f"unreadable: {_plain(sentence)}" for sentence in snapshot.unreadable]
     lines += [f"{'cannot be offered' if t.fatal else 'note'}: {_plain(t.message)}" for t in seen.troubles]

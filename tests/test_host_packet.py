@@ -97,7 +97,7 @@ async def test_the_nic_is_asked_for_the_three_groups_as_long_as_somebody_listens
     with listening(near):
         assert all(group.hex(":") in asked_for() for group in GROUPS)
     async with asyncio.timeout(10):
-        while any(group.hex(":") in asked_for() for group in GROUPS):  # noqa: ASYNC110 (closed in a thread)
+        while any(group.hex(":") in asked_for() for group in GROUPS):
             await asyncio.sleep(0.01)
 
 

@@ -252,7 +252,7 @@ async def test_whoever_is_asked_to_announces_the_node_and_takes_leave(wire):
 async def shows(switch: Lldpd, text: str) -> str:
     """What lldpd knows, once this is among it: it has no facts to wait for, so it is asked."""
     async with asyncio.timeout(20):
-        while text not in (shown := await asyncio.to_thread(switch.say, "show", "neighbors", "details")):  # noqa: ASYNC110
+        while text not in (shown := await asyncio.to_thread(switch.say, "show", "neighbors", "details")):
             await asyncio.sleep(0.05)
     return shown
 
@@ -292,7 +292,7 @@ async def test_link_down_nic_moved_and_nic_returned(wire):
 async def listening(told: Agent, link: str) -> None:
     """Until a socket is bound to the link. Sockets are no facts: this one thing is polled."""
     async with asyncio.timeout(10):
-        while not (line := told.ear.lines.get(link)) or line.receiver is None or not line.receiver.bound:  # noqa: ASYNC110
+        while not (line := told.ear.lines.get(link)) or line.receiver is None or not line.receiver.bound:
             await asyncio.sleep(0.01)
 
 

@@ -47,6 +47,7 @@ Uuid = Annotated[str, words.UUID]
 IndexRange = Annotated[str, words.INDEX_RANGE]
 Driver = Annotated[str, words.DRIVER]
 Directory = Annotated[str, words.DIRECTORY]
+Argument = Annotated[str, words.ARGUMENT]
 Prefix = Annotated[str, words.PREFIX]
 Name = Annotated[str, words.NAME]
 Template = Annotated[str, words.TEMPLATE]
@@ -274,6 +275,51 @@ class VfsEntry(Settings, frozen=True, kw_only=True):
     ] = ()
 
 
+class LinkSelect(Settings, frozen=True, kw_only=True):
+    """Which netdevs are links: those that match all the lists given.
+
+    Where all are empty: every physical Ethernet NIC, so no VFs, representors, bridges, bonds or loopback. What
+    is named is taken, veth and tap too.
+    """
+
+    netdevs: Annotated[tuple[Glob, ...], listed("Globs on the name of the netdev: ens*np0.")] = ()
+    drivers: Annotated[tuple[Glob, ...], listed("Globs on the driver: mlx5_core.")] = ()
+    pci_addresses: Annotated[
+        tuple[PciAddress, ...], listed("Globs on the PCI address in the long form: 0000:1a:00.0.")
+    ] = ()
+    exclude: Annotated[tuple[Glob, ...], listed("Globs on the netdev or the PCI address to leave out.")] = ()
+
+
+class LinksSettings(Settings, frozen=True, kw_only=True):
+    """The links of this node: what is listened on by LLDP."""
+
+    select: Annotated[LinkSelect, setting("Which netdevs; everything empty selects the physical NICs.")] = (
+        LinkSelect()
+    )
+
+
+class LldpSettings(Settings, frozen=True, kw_only=True):
+    """How the switch ports at the other end of the links are learnt."""
+
+    source: Annotated[
+        Literal["socket", "lldpd", "none"],
+        setting(
+            "Listen on sockets of our own (CAP_NET_RAW), ask an lldpd that runs on the host, or do neither."
+        ),
+    ] = "socket"
+    command: Annotated[
+        tuple[Argument, ...],
+        setting("How lldpd is asked; it must print lldpcli's json0.", max_length=32, min_length=1),
+    ] = ("lldpcli", "-f", "json0", "show", "neighbors", "details")
+    transmit: Annotated[
+        bool,
+        setting(
+            "Announce this node to its switches too. Receive-only by default: a second speaker on a port, beside "
+            "the NIC's firmware, upsets some switches."
+        ),
+    ] = False
+
+
 class LogSettings(Settings, frozen=True, kw_only=True):
     """What the agent tells on stderr."""
 
@@ -306,6 +352,10 @@ class Config(Settings, frozen=True, kw_only=True):
     kubelet: Annotated[KubeletSettings, setting("How the agent talks to the kubelet.")] = KubeletSettings()
     cdi: Annotated[CdiSettings, setting("Container Device Interface specs.")] = CdiSettings()
     gpu: Annotated[GpuSettings, setting("How the GPUs are found and watched.")] = GpuSettings()
+    links: Annotated[LinksSettings, setting("The links of this node.")] = LinksSettings()
+    lldp: Annotated[LldpSettings, setting("How the switch ports at the other end are learnt.")] = (
+        LldpSettings()
+    )
     vfs: Annotated[
         tuple[VfsEntry, ...],
         setting(

@@ -174,6 +174,7 @@ INDEX_RANGE = form(
 )
 DRIVER = form(r"[A-Za-z0-9_-]+", "a kernel driver's name, such as vfio-pci")
 DIRECTORY = form(r"/[^\x00-\x1f]*", "an absolute path", at_most=4095)
+ARGUMENT = form(r"[^\x00]+", "an argument of a command", at_most=4095)
 PREFIX = form(_SUBDOMAIN, "a DNS subdomain", at_most=PREFIX_MAX, check=prefix_complaint)
 NAME = form(_NAME, _NAME_MEANING, at_most=NAME_MAX, check=name_complaint)
 TEMPLATE = form(

@@ -3,15 +3,20 @@
 Absent is ``None``, broken is ``SysfsError``: a file that is not there is an answer, one that cannot be
 read (EIO, EINVAL, EACCES: drivers return all of them from attributes) is a fault. Symbolic links resolve
 inside the root, absolute ones included, so that a captured machine never shows the host that looks at it.
+What could not be read where a machine was captured fails here in the same way: ``UNREADABLE`` lists it.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path, PurePosixPath
 
 _LINKS_MAX = 40  # the kernel's own limit (MAXSYMLINKS, include/linux/namei.h)
 _ABSENT = (FileNotFoundError, NotADirectoryError)
+
+UNREADABLE = "/.nodeagent/unreadable"
+"""Lines of an errno's name, a space and a real path."""
 
 
 class SysfsError(Exception):
@@ -24,6 +29,10 @@ class Tree:
     def __init__(self, root: str | os.PathLike[str] = "/") -> None:
         self.root = Path(root).resolve()
         self._prefix = "" if str(self.root) == "/" else str(self.root)
+        self._unreadable: dict[str, int] = {}
+        for line in (self.text(UNREADABLE) or "").splitlines() if self._prefix else ():
+            name, _, path = line.partition(" ")
+            self._unreadable[path] = getattr(errno, name, errno.EIO)
 
     def path(self, path: str) -> Path:
         """Where a path of the machine lies on the host, every symbolic link on the way resolved.
@@ -41,7 +50,7 @@ class Tree:
 
     def data(self, path: str) -> bytes | None:
         try:
-            with open(self.path(path), "rb") as file:
+            with open(self._readable(path), "rb") as file:
                 return file.read()
         except _ABSENT:
             return None
@@ -61,7 +70,7 @@ class Tree:
     def names(self, path: str) -> tuple[str, ...]:
         """The sorted names in a folder; an absent folder has none."""
         try:
-            return tuple(sorted(os.listdir(self.path(path))))
+            return tuple(sorted(os.listdir(self._readable(path))))
         except _ABSENT:
             return ()
         except OSError as error:
@@ -88,6 +97,15 @@ class Tree:
         real = os.path.realpath(path)
         return real if os.path.lexists(real) else None
 
+    def _readable(self, path: str) -> Path:
+        place = self.path(path)
+        if self._unreadable and (code := self._unreadable.get(str(place)[len(self._prefix) :])):
+            raise OSError(code, os.strerror(code))
+        return place
+
+    def _readlink(self, here: str) -> str:
+        return os.readlink(self._prefix + here)
+
     def _resolve(self, path: str) -> str:
         """``realpath`` that stays in the root."""
         todo = [part for part in reversed(PurePosixPath(path).parts) if part != "/"]
@@ -103,7 +121,7 @@ class Tree:
                 continue
             here = "/" + "/".join([*done, part])
             try:
-                target = os.readlink(self._prefix + here)
+                target = self._readlink(here)
             except OSError:
                 done.append(part)
                 continue

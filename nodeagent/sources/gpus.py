@@ -174,7 +174,7 @@ class _Session(threading.Thread):
 
     def _places(self, readings: tuple[GpuReading, ...]) -> dict[str, Place]:
         addresses = {reading.pci_address for reading in readings if reading.pci_address is not None}
-        return {address: _place(self.tree, address) for address in addresses}
+        return {address: place(self.tree, address) for address in addresses}
 
 
 class _Watcher:
@@ -362,7 +362,8 @@ def stuck_threads() -> int:
     return len(_abandoned)
 
 
-def _place(tree: Tree, pci_address: str) -> Place:
+def place(tree: Tree, pci_address: str) -> Place:
+    """Where sysfs has the function of a GPU; nowhere is logged and no error."""
     folder = f"/sys/bus/pci/devices/{pci_address}"
     try:
         numa_node = tree.integer(f"{folder}/numa_node")

@@ -203,13 +203,14 @@ class Kernel:
             return []
         outcomes: list[str | None] = []
         for write in writes(self._files, self.present(), self._drivers):
+            # First, for what was written is not what the kernel shows, and a writer who has seen the effect
+            # may write again at once.
+            self._files.restore(write.owner, write.path)
             try:
                 self._take(write)
                 outcomes.append(None)
             except MachineError as error:
                 outcomes.append(str(error))
-            # Even where nothing came of it, what was written is not what the kernel shows.
-            self._files.restore(write.owner, write.path)
         return outcomes
 
     def writable_folders(self) -> Iterator[str]:
