@@ -164,7 +164,7 @@ class Remembering(Tree):
     def _broken(self, place: str, error: SysfsError) -> None:
         cause = error.__cause__
         self.unreadable[place] = (cause.errno if isinstance(cause, OSError) else None) or errno.EIO
-        self.files.setdefault(place, b"")
+        self._touch(place)
 
 
 @dataclass(slots=True)
