@@ -119,6 +119,22 @@ def test_a_netdev_of_that_name_in_another_namespace_is_not_mistaken_for_it(
 
 @pytest.mark.needs("root")
 @pytest.mark.needs("ip")
+def test_the_long_address_of_infiniband_is_the_same_netdevs(
+    namespace: Namespace, live: Tree, tmp_path: Path
+) -> None:
+    index, mac = live.text("/sys/class/net/pf0/ifindex"), live.text("/sys/class/net/pf0/address")
+    shown = {"ifindex": f"{index}", "address": f"{mac}" + ":00" * 14}
+    drawn = Tree(grow(tmp_path / "drawn", {"sys/class/net/pf0": shown}))
+
+    def ask() -> dict[int, VfSettings]:
+        with Links(drawn) as links:
+            return links.vfs("pf0")
+
+    assert namespace.run(ask) == {}
+
+
+@pytest.mark.needs("root")
+@pytest.mark.needs("ip")
 def test_only_a_kernels_own_sysfs_is_live(live: Tree, tmp_path: Path) -> None:
     assert is_live(live)
     assert is_live(Tree("/"))

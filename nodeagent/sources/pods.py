@@ -17,11 +17,22 @@ from pathlib import Path
 from nodeagent.kube.podresources import PodResources, PodResourcesError
 from nodeagent.model import Holding
 
+__all__ = ["EMPTY_STANDS_S", "INTERVAL_S", "PodResourcesError", "once", "watch"]
+
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 10.0
 EMPTY_STANDS_S = 15.0
 """The empty list was seen 0.3 s after a kubelet's restart; its pods are restored within seconds."""
+
+
+async def once(socket: Path) -> tuple[Holding, ...]:
+    """One question, empty answers included. Raises ``PodResourcesError``."""
+    client = PodResources(socket)
+    try:
+        return await client.list()
+    finally:
+        await client.close()
 
 
 async def watch(

@@ -51,18 +51,11 @@ class Uses:
         return [holder] if holder else []
 
     def _ask(self, socket: Path) -> tuple[Holding, ...]:
-        from nodeagent.kube.podresources import PodResources, PodResourcesError  # noqa: PLC0415
-
-        async def ask() -> tuple[Holding, ...]:
-            client = PodResources(socket)
-            try:
-                return await client.list()
-            finally:
-                await client.close()
+        from nodeagent.sources import pods  # noqa: PLC0415 - gRPC, which takes 0.2 s to load
 
         try:
-            return asyncio.run(ask())
-        except PodResourcesError as error:
+            return asyncio.run(pods.once(socket))
+        except pods.PodResourcesError as error:
             self.silence = f"which pods hold VFs is not known: {error}"
             return ()
 

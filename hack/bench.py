@@ -1,0 +1,88 @@
+"""Measure the agent on this machine: a table on stdout and every sample in a JSON file.
+
+    python hack/bench.py [--only NAME]... [--quick] [--json FILE]
+
+Everything is the real thing but the machine and the kubelet, which are nodeagent's own stand-ins: `nodeagent
+run` in a process of its own, real sockets, real gRPC. No figure fails the run: a busy machine is no defect.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+from benchmarks import calls, health, idle, life, push
+from benchmarks.figures import Figure, table
+from benchmarks.stage import Stage, stage
+
+Measurement = Callable[..., AsyncIterator[Figure]]
+MEASUREMENTS: dict[str, Measurement] = {
+    "start": life.start,
+    "restart": life.restart,
+    "health": health.health,
+    "calls": calls.calls,
+    "push": push.push,
+    "idle": idle.idle,
+}
+
+
+def circumstances() -> dict[str, object]:
+    """What a figure means little without."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return {
+        "commit": commit.stdout.strip() or None,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "load_1min": round(os.getloadavg()[0], 2),
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+async def measure(on: Stage, names: list[str], *, quick: bool) -> list[Figure]:
+    figures = []
+    for name in names:
+        print(f"measuring {name} ...", file=sys.stderr, flush=True)
+        figures += [figure async for figure in MEASUREMENTS[name](on, quick=quick)]
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", action="append", choices=MEASUREMENTS, help="measure this (repeatable)")
+    parser.add_argument("--quick", action="store_true", help="few runs: a look, not a figure to quote")
+    parser.add_argument("--json", type=Path, default=Path("bench.json"), metavar="FILE")
+    options = parser.parse_args()
+    around = circumstances()
+    began = time.monotonic()
+    with stage() as on:
+        figures = asyncio.run(measure(on, options.only or list(MEASUREMENTS), quick=options.quick))
+    print(", ".join(f"{name} {value}" for name, value in around.items()))
+    print(table(figures))
+    document = {
+        "circumstances": around,
+        "quick": options.quick,
+        "figures": [one.as_json() for one in figures],
+    }
+    options.json.write_text(json.dumps(document, indent=1) + "\n")
+    print(f"{len(figures)} figures in {time.monotonic() - began:.0f} s; every sample is in {options.json}")
+
+
+if __name__ == "__main__":
+    main()

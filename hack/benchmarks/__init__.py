@@ -1,0 +1,1 @@
+"""What ``hack/bench.py`` measures, one file for each question."""

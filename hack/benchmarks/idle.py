@@ -1,0 +1,58 @@
+"""What the agent costs a node on which nothing happens: nine sockets, nine streams, no NVML."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from benchmarks.figures import Figure
+from benchmarks.stage import Stage
+
+RSS_MIB = 55.0
+CORE_PERCENT = 0.2
+_SETTLE_S = 3.0
+_NOTE = (
+    "the simulated machine's driver reads a file where NVML would be waited for; "
+    "NVML's library itself is not in the memory"
+)
+
+
+async def idle(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
+    group = "`nodeagent run` at rest"
+    seconds = 20.0 if quick else 65.0
+    async with stage.kubelet() as kubelet, stage.agent(kubelet) as process:
+        await asyncio.sleep(_SETTLE_S)
+        began, cpu = time.monotonic(), _cpu_s(process.pid)
+        await asyncio.sleep(seconds)
+        spent, wall = _cpu_s(process.pid) - cpu, time.monotonic() - began
+        status = _status(process.pid)
+    yield Figure(group, "resident memory (VmRSS)", "MiB", [status["VmRSS"]], {"max": RSS_MIB}, _NOTE)
+    yield Figure(group, "  of that the process's own (RssAnon)", "MiB", [status["RssAnon"]])
+    yield Figure(group, "  the most there ever was (VmHWM)", "MiB", [status["VmHWM"]])
+    yield Figure(group, "threads", "", [status["Threads"]])
+    yield Figure(
+        group, f"a core's time over {wall:.0f} s", "%", [100 * spent / wall], {"max": CORE_PERCENT}, _NOTE
+    )
+
+
+def _status(pid: int) -> dict[str, float]:
+    """MiB, and plain numbers."""
+    found = {}
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        match value.split():
+            case [number, "kB"]:
+                found[name] = int(number) / 1024
+            case [number] if number.isdigit():
+                found[name] = float(number)
+    return found
+
+
+def _cpu_s(pid: int) -> float:
+    """Over all threads, from the scheduler's nanoseconds: utime counts in ticks of 10 ms."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        total += int((task / "schedstat").read_text().split()[0])
+    return total / 1e9

@@ -1,0 +1,141 @@
+"""What runs in the agent's process where the bench has to look inside it.
+
+    inside.py run --config FILE --root DIR ...   the agent, with stamps of its start and a watch on its loop
+    inside.py endpoint SOCKET IDS                one endpoint with that many slices on eight GPUs, nothing else
+
+Answers are JSON lines on stdout, to questions on stdin: ``lag`` (the loop's longest stall since the last
+question, ms) and, of an endpoint, ``flip`` (the first GPU changes its health; when it was told).
+"""
+
+from __future__ import annotations
+
+import time
+
+BORN = time.monotonic()
+
+import argparse  # noqa: E402
+import asyncio  # noqa: E402
+import json  # noqa: E402
+import logging  # noqa: E402
+import os  # noqa: E402
+import sys  # noqa: E402
+from collections.abc import Callable  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+TICK_S = 0.001
+
+
+class Lag:
+    """A task that wants to run every millisecond, and how much too late it ran at the worst."""
+
+    def __init__(self) -> None:
+        self._worst = 0.0
+        self._task = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            due = time.monotonic() + TICK_S
+            await asyncio.sleep(TICK_S)
+            self._worst = max(self._worst, time.monotonic() - due)
+
+    def take_ms(self) -> float:
+        worst, self._worst = self._worst, 0.0
+        return 1000 * worst
+
+
+def say(**facts: object) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+async def answer(questions: dict[str, Callable[[], dict[str, object]]]) -> None:
+    """Until stdin ends."""
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := await reader.readline():
+        say(**questions[line.decode().strip()]())
+
+
+async def run(arguments: list[str]) -> None:
+    from nodeagent.agent import Agent, Place  # noqa: PLC0415
+    from nodeagent.config import load  # noqa: PLC0415
+
+    parser = argparse.ArgumentParser()
+    for name in ("--config", "--root", "--kubelet-dir"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument("--listen")
+    options = parser.parse_args(arguments)
+    imported = time.monotonic()
+    config = load(options.config.read_text(), name=str(options.config))
+    agent = Agent(config, Place(options.root, options.kubelet_dir, options.config, options.listen))
+    ready = time.monotonic()
+    running = asyncio.ensure_future(agent.run())
+    heard: dict[str, float] = {}
+    sources = {"pci", "gpus", "paths"}
+    while sources - heard.keys():
+        snapshot = await agent.inventory.changed(agent.inventory.snapshot.revision)
+        now = time.monotonic()
+        heard |= {name: now for name in sources - heard.keys() if agent.inventory.heard(name)}
+        del snapshot
+    lag = Lag()
+    say(born=BORN, imported=imported, ready=ready, heard=heard)
+    asking = asyncio.ensure_future(answer({"lag": lambda: {"lag_ms": lag.take_ms()}}))
+    await asyncio.wait((running, asking), return_when=asyncio.FIRST_COMPLETED)
+
+
+async def endpoint(socket: Path, ids: int) -> None:
+    """As the agent puts it together, without the guard that refuses a list that the kubelet could not take."""
+    from dataclasses import replace  # noqa: PLC0415
+
+    from nodeagent.kinds.gpumem import Slices  # noqa: PLC0415
+    from nodeagent.model import Gpu, Health, Snapshot, State  # noqa: PLC0415
+    from nodeagent.sinks.endpoint import Endpoint, Near  # noqa: PLC0415
+    from nodeagent.sinks.measure import Measure  # noqa: PLC0415
+
+    gpus = tuple(
+        Gpu(
+            uuid=f"GPU-{i:08x}-0000-4000-8000-000000000000",
+            index=i,
+            minor=i,
+            name="NVIDIA H100 80GB HBM3",
+            pci_address=f"0000:{i + 1:02x}:00.0",
+            memory_mib=ids // 8,
+            numa_node=i // 4,
+        )
+        for i in range(8)
+    )
+    kind = Slices("nodeagent.io/gpu-mem", slice_mib=1)
+    served = Endpoint(kind, lambda _: None, Near(), Measure(), lambda: None)
+    told = Snapshot(gpus=gpus)
+    served.tell(kind, told)
+    await served.start(socket)
+    lag = Lag()
+
+    def flip() -> dict[str, object]:
+        nonlocal told
+        first = told.gpus[0]
+        health = Health() if not first.health.allocatable else Health(State.UNHEALTHY, allocatable=False)
+        told = replace(told, gpus=(replace(first, health=health), *told.gpus[1:]))
+        at = time.monotonic()
+        served.tell(kind, told)
+        return {"at": at}
+
+    say(size=len(served.roll.message))
+    await answer({"lag": lambda: {"lag_ms": lag.take_ms()}, "flip": flip})
+    await served.stop()
+
+
+def main() -> None:
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    logging.basicConfig(level="INFO", stream=sys.stderr)
+    match sys.argv[1:]:
+        case ["run", *arguments]:
+            asyncio.run(run(arguments))
+        case ["endpoint", socket, ids]:
+            asyncio.run(endpoint(Path(socket), int(ids)))
+        case _:
+            sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""How long until the kubelet has every resource: after the agent's start, and after a kubelet's."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+
+from benchmarks.figures import Figure
+from benchmarks.stage import ENVIRONMENT, INSIDE, Stage, first_lists, registrations, settled
+
+START_P50_MS = 200.0
+RESTART_P99_MS = 50.0
+RESTART_MAX_MS = 1000.0
+
+_LISTEN_DELAY_S = 0.05
+
+
+async def start(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
+    runs = 5 if quick else 25
+    group = "Start of `nodeagent run`, from exec to the kubelet's answers"
+    registered: list[float] = []
+    listed: list[float] = []
+    for number in range(runs + 1):
+        async with stage.kubelet() as kubelet, stage.agent(kubelet) as process:
+            if number:  # the first one fills caches
+                registered.append(1000 * (max(registrations(kubelet, 0).values()) - process.began))
+                listed.append(1000 * (max(first_lists(kubelet, 0).values()) - process.began))
+    yield Figure(group, "all 9 resources are registered", "ms", registered, {"p50": START_P50_MS})
+    yield Figure(group, "all 9 device lists have reached the kubelet", "ms", listed)
+    async for figure in _parts(stage, group, 5 if quick else 15):
+        yield figure
+    yield _imports(group, 3 if quick else 7)
+
+
+async def _parts(stage: Stage, group: str, runs: int) -> AsyncIterator[Figure]:
+    """The same start with stamps between its parts."""
+    names = ("interpreter is up", "modules are imported", "configuration is read")
+    parts: dict[str, list[float]] = {}
+    for _ in range(runs):
+        async with stage.kubelet() as kubelet, stage.agent(kubelet, command=INSIDE) as process:
+            stamps = await process.answer()
+            heard = stamps["heard"]
+            moments = [process.began, stamps["born"], stamps["imported"], stamps["ready"]]
+            for name, before, at in zip(names, moments, moments[1:], strict=False):
+                parts.setdefault(name, []).append(1000 * (at - before))
+            last = max(heard, key=heard.get)
+            for source, at in heard.items():
+                parts.setdefault(f"source {source} has spoken", []).append(1000 * (at - stamps["ready"]))
+            done = max(registrations(kubelet, 0).values())
+            parts.setdefault("sockets and registrations", []).append(1000 * (done - heard[last]))
+    for name in (*names, *sorted(name for name in parts if name.startswith("source"))):
+        yield Figure(group, f"  of that, until: {name}", "ms", parts[name])
+    yield Figure(
+        group,
+        "  of that, after the sources: sockets and registrations",
+        "ms",
+        parts["sockets and registrations"],
+    )
+
+
+def _imports(group: str, runs: int) -> Figure:
+    """Python's own account of the imports, which makes them slower by the accounting."""
+    totals = []
+    shares: dict[str, list[float]] = {}
+    for _ in range(runs):
+        done = subprocess.run(
+            [sys.executable, "-X", "importtime", "-c", "import nodeagent.cli, nodeagent.agent"],
+            capture_output=True, text=True, check=True, env=ENVIRONMENT,
+        )  # fmt: skip
+        own: dict[str, float] = {}
+        for self_us, name in re.findall(r"import time:\s+(\d+) \|\s+\d+ \| +(\S+)", done.stderr):
+            top = ".".join(name.split(".")[:2]) if name.startswith("google.") else name.split(".")[0]
+            own[top] = own.get(top, 0.0) + int(self_us) / 1000
+        totals.append(sum(own.values()))
+        for top, ms in own.items():
+            shares.setdefault(top, []).append(ms)
+    ranked = sorted(((statistics.median(ms), top) for top, ms in shares.items()), reverse=True)[:8]
+    note = "own time by package, as -X importtime counts it: " + ", ".join(
+        f"{top} {ms:.0f}" for ms, top in ranked
+    )
+    return Figure(group, "  sum of -X importtime over all modules", "ms", totals, note=note)
+
+
+async def restart(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
+    runs = 10 if quick else 50
+    group = "Kubelet restart, from the moment it begins to start (or listens) to the last answer"
+    note = "the kubelet's own start, its registration server and podresources, is in it"
+    random_ = random.Random(1)
+    goal = {"p99": RESTART_P99_MS, "max": RESTART_MAX_MS}
+    async with stage.kubelet() as kubelet, stage.agent(kubelet):
+        for name, killed, delay_s in (
+            ("stopped and started", False, 0.0),
+            ("killed and started", True, 0.0),
+            (
+                f"killed; its socket refuses for {1000 * _LISTEN_DELAY_S:.0f} ms, then listens",
+                True,
+                _LISTEN_DELAY_S,
+            ),
+        ):
+            registered: list[float] = []
+            listed: list[float] = []
+            for _ in range(runs):
+                await (kubelet.kill() if killed else kubelet.stop())
+                await asyncio.sleep(random_.uniform(0.0, 0.2))
+                began = time.monotonic()
+                await kubelet.start(listen_delay_s=delay_s)
+                await kubelet.until(lambda: settled(kubelet, began), 30.0)  # noqa: B023
+                ready = began + delay_s
+                registered.append(1000 * (max(registrations(kubelet, began).values()) - ready))
+                listed.append(1000 * (max(first_lists(kubelet, began).values()) - ready))
+            yield Figure(group, f"{name}: all 9 registered", "ms", registered, goal, note)
+            yield Figure(group, f"{name}: all 9 lists there", "ms", listed)

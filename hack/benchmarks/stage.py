@@ -1,0 +1,184 @@
+"""Where it is measured: a simulated DGX H100, a stand-in kubelet in this process, the agent in one of its own.
+
+Times of both processes are of ``time.monotonic``, which on Linux is one clock for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nodeagent.host.recorded import Recorded
+from nodeagent.sim.kubelet import Kubelet
+from nodeagent.sim.machine import Machine
+
+NODEAGENT = (sys.executable, "-c", "import sys; from nodeagent.cli import main; sys.exit(main())")
+"""What the installed script ``nodeagent`` does."""
+INSIDE = (sys.executable, str(Path(__file__).with_name("inside.py")))
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+RESOURCES = 9
+PATIENCE_S = 30.0
+QUIET_S = 1.5
+"""The agent looks again and again for 1.2 s after a hint; a first fault comes after that."""
+
+_CONFIG = """\
+apiVersion: nodeagent.io/v1alpha1
+kind: NodeAgentConfig
+resources:
+- kind: vf
+  name: "nic{rail}"
+- kind: gpu-mem
+  sliceMiB: SLICE
+  reservedMiB: RESERVED
+"""
+
+
+@dataclass
+class Stage:
+    folder: Path
+    root: Path
+    machine: Machine
+
+    def config(self, slices_per_gpu: int = 79) -> Path:
+        """A configuration file by which each GPU has so many slices."""
+        memory = Recorded(self.root).gpus()[0].memory_mib
+        assert memory is not None
+        size = memory // slices_per_gpu
+        path = self.folder / f"nodeagent-{slices_per_gpu}.yaml"
+        reserved = memory - size * slices_per_gpu
+        path.write_text(_CONFIG.replace("SLICE", str(size)).replace("RESERVED", str(reserved)))
+        return path
+
+    @asynccontextmanager
+    async def kubelet(self) -> AsyncIterator[Kubelet]:
+        """Afresh in a folder of its own."""
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        kubelet = Kubelet(folder, seed=1)
+        await kubelet.start()
+        try:
+            yield kubelet
+        finally:
+            await kubelet.stop()
+            shutil.rmtree(folder)
+
+    @asynccontextmanager
+    async def agent(
+        self, kubelet: Kubelet, config: Path | None = None, command: tuple[str, ...] = NODEAGENT
+    ) -> AsyncIterator[Process]:
+        """``nodeagent run``; the block is entered when all resources are registered and listed."""
+        arguments = ("run", "--config", str(config or self.config()), "--root", str(self.root))
+        arguments += ("--kubelet-dir", str(kubelet.directory), "--listen", "127.0.0.1:0")
+        async with self.process(*command, *arguments) as process:
+            try:
+                await kubelet.until(lambda: settled(kubelet, process.began), PATIENCE_S)
+            except TimeoutError as error:
+                raise RuntimeError(f"{error}; the agent's log:\n{process.log_tail()}") from error
+            yield process
+
+    @asynccontextmanager
+    async def process(self, *command: str) -> AsyncIterator[Process]:
+        log = self.folder / "agent.log"
+        with log.open("wb") as file:
+            began = time.monotonic()
+            running = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=file,
+                env=ENVIRONMENT,
+            )
+        try:
+            yield Process(running, began, log)
+        finally:
+            if running.returncode is None:
+                running.terminate()
+            await running.communicate()
+
+
+@dataclass
+class Process:
+    """``began`` is just before it was started."""
+
+    running: asyncio.subprocess.Process
+    began: float
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        return self.running.pid
+
+    async def answer(self) -> dict[str, Any]:
+        """The next line that ``inside.py`` says."""
+        assert self.running.stdout is not None
+        line = await self.running.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the process ended; its log:\n{self.log_tail()}")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    async def ask(self, question: str) -> dict[str, Any]:
+        assert self.running.stdin is not None
+        self.running.stdin.write(f"{question}\n".encode())
+        return await self.answer()
+
+    def log_tail(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
+
+
+def registrations(kubelet: Kubelet, since: float) -> dict[str, float]:
+    """When the first registration of each resource since then was answered."""
+    done: dict[str, float] = {}
+    for entry in kubelet.registrations:
+        if entry.at >= since and entry.error is None:
+            done.setdefault(entry.resource, entry.done)
+    return done
+
+
+def first_lists(kubelet: Kubelet, since: float) -> dict[str, float]:
+    done: dict[str, float] = {}
+    for entry in kubelet.updates:
+        if entry.at >= since:
+            done.setdefault(entry.resource, entry.at)
+    return done
+
+
+def settled(kubelet: Kubelet, since: float) -> bool:
+    return len(registrations(kubelet, since)) == len(first_lists(kubelet, since)) == RESOURCES
+
+
+async def change(
+    kubelet: Kubelet, resource: str, happen: Callable[[], None], *, healthy: Callable[[int], bool]
+) -> float:
+    """Seconds from just before something happens until its message has reached the kubelet's end."""
+    before = len(kubelet.updates)
+    began = time.monotonic()
+    await asyncio.to_thread(happen)
+
+    def told() -> float | None:
+        news = kubelet.updates[before:]
+        return next((one.at for one in news if one.resource == resource and healthy(one.healthy)), None)
+
+    await kubelet.until(lambda: told() is not None, PATIENCE_S)
+    at = told()
+    assert at is not None
+    return at - began
+
+
+@contextmanager
+def stage() -> Iterator[Stage]:
+    with tempfile.TemporaryDirectory(prefix="nodeagent-bench-") as name:
+        root = Path(name, "root")
+        machine = Machine.load("dgx-h100")
+        machine.write(root)
+        yield Stage(Path(name), root, machine)
