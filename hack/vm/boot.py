@@ -45,9 +45,10 @@ def boot(share: Path, out: Path, cache: Path = CACHE, timeout_s: float = 300.0) 
     out.mkdir(parents=True, exist_ok=True)
     console = out / "console.log"
     began = time.monotonic()
-    process = subprocess.Popen(
-        command(folder, share, out), stdin=subprocess.DEVNULL, stdout=open(console, "wb"), stderr=subprocess.STDOUT
-    )
+    with console.open("wb") as said:
+        process = subprocess.Popen(
+            command(folder, share, out), stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT
+        )
     try:
         code = process.wait(timeout_s)
     except subprocess.TimeoutExpired:
@@ -74,8 +75,7 @@ def command(folder: Path, share: Path, out: Path) -> list[str]:
         *command_of(qemu, "usr/bin/qemu-system-x86_64"),
         *firmware,
         "-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio",
-        "-machine", f"q35,accel={host['accel']},kernel-irqchip=split" if host["accel"] == "kvm"
-        else f"q35,accel={host['accel']}",
+        "-machine", f"q35,accel={host['accel']}",
         "-cpu", host["cpu"],
         "-smp", str(host["cpus"]),
         "-m", str(host["memory_mib"]),

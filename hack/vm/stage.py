@@ -1,7 +1,8 @@
 """Lay out what the guest gets: the wheel, installed with its dependencies for the guest's Python, and a driver.
 
-    python hack/vm/stage.py GUEST.PY PLAN.JSON SHARE
+    python hack/vm/stage.py DRIVER PLAN.JSON SHARE
 
+``DRIVER`` is a folder of Python files, ``guest.py`` among them, which the guest runs.
 ``SHARE/agent`` is the installed wheel, ``SHARE/deps`` the pinned dependencies, kept in the cache by the hash
 of their list. Both are made by pip for the Python of vm.toml, not for the one that runs here.
 """
@@ -35,8 +36,14 @@ def stage(driver: Path, plan: str, share: Path, cache: Path = CACHE) -> None:
         subprocess.run(build, check=True, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         (wheel,) = Path(folder).glob("*.whl")
         install(python, share / "agent", "--no-deps", str(wheel))
-    shutil.copy(driver, share / "guest.py")
+    for file in driver.glob("*.py"):
+        shutil.copy(file, share)
     (share / "plan.json").write_text(plan)
+
+
+def fresh(folder: Path) -> None:
+    """Nothing is left of an earlier run."""
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def dependencies(python: str, cache: Path) -> Path:

@@ -10,40 +10,58 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import platform
-import re
 import sys
 import time
 import traceback
-import urllib.error
-import urllib.request
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
-SITE = ("/share/agent", "/share/deps")
+from ground import (
+    AGENT,
+    CONFIG,
+    DEVICES,
+    ENVIRONMENT,
+    LISTEN,
+    OUT,
+    PCI,
+    PLAN,
+    SITE,
+    Json,
+    Qmp,
+    agent,
+    agent_json,
+    find_pfs,
+    functions,
+    http,
+    integer,
+    links,
+    netdev_of,
+    network_functions,
+    read,
+    rebind,
+    scan,
+    sh,
+    sysfs,
+    virtual_functions,
+    write,
+)
+
 sys.path[:0] = SITE
 
-from nodeagent.sim.kubelet import Kubelet, PodSpec  # noqa: E402
+from nodeagent.sim.kubelet import Admission, Kubelet, PodSpec  # noqa: E402
 
-OUT = Path("/out")
-PCI = Path("/sys/bus/pci")
-DEVICES = PCI / "devices"
-CONFIG = Path("/etc/nodeagent.yaml")
-LISTEN = "127.0.0.1:9808"
 PREFIX = "nodeagent.io"
-PLAN = json.loads(Path("/share/plan.json").read_text())
 PATIENCE_S = 60.0  # software emulation on a busy machine
-
-Json = Any
+PFS: list[str] = []
 
 
 def config(counts: list[int], **changes: Json) -> str:
     """JSON is YAML. One entry for each PF, so that each may have another number of VFs."""
     entries = [
-        {"select": {"pciAddresses": [pf]}, "count": count}
-        for pf, count in zip(PFS, counts, strict=True)
+        {"select": {"pciAddresses": [pf]}, "count": count} for pf, count in zip(PFS, counts, strict=True)
     ]
     entries[2]["trust"] = True
     entries[2]["mtu"] = 1600
@@ -58,14 +76,6 @@ def config(counts: list[int], **changes: Json) -> str:
             **changes,
         }
     )
-
-
-PFS: list[str] = []
-
-
-def find_pfs() -> list[str]:
-    """The functions with SR-IOV, in PCI order: what the kernel itself says, without the agent."""
-    return sorted(path.parent.name for path in DEVICES.glob("*/sriov_totalvfs"))
 
 
 class Guest:
@@ -111,7 +121,7 @@ class Guest:
             "second": second,
             "there": there,
             "after": {pf: virtual_functions(pf) for pf in PFS},
-            "ip": json.loads((await sh("ip", "-j", "-d", "link"))["out"]),
+            "ip": await links(),
             "offset": {pf: (integer(pf, "sriov_offset"), integer(pf, "sriov_stride")) for pf in PFS},
         }
 
@@ -144,7 +154,7 @@ class Guest:
             "scan": await scan(),
             "table": (await agent("scan", "--config", str(CONFIG)))["out"],
             "lspci": (await sh("lspci", "-D", "-vmm", "-n", "-k"))["out"],
-            "ip": json.loads((await sh("ip", "-j", "-d", "link"))["out"]),
+            "ip": await links(),
             "sysfs": {name: sysfs(name) for name in network_functions()},
         }
 
@@ -173,23 +183,23 @@ class Guest:
         resource, vf = self.resources()[0], virtual_functions(PFS[0])[1]
         await sh("modprobe", "vfio-pci")
         mark = len(self.kubelet.updates)
-        rebind(vf, "vfio-pci")
+        await rebind(vf, "vfio-pci")
         seen = await self.until_scan(lambda functions: functions[vf]["vfio_group"] is not None)
         group = os.readlink(DEVICES / vf / "iommu_group").rpartition("/")[2]
         pod = PodSpec.single("dpdk", {resource: PLAN["vfs"][0]})
         admission = await self.kubelet.admit(pod)
         given = admission.given["main"] if admission.given else None
         self.kubelet.remove(pod)
-        with open(f"/dev/vfio/{group}", "rb"):
-            opened = await self.apply_counts(0, 1)
+        held = os.open(f"/dev/vfio/{group}", os.O_RDWR)
+        opened = await self.apply_counts(0, 1)
+        os.close(held)
         numvfs = integer(PFS[0], "sriov_numvfs")
-        rebind(vf, PLAN["vf_driver"])
+        await rebind(vf, PLAN["vf_driver"])
         await self.until_healthy(lambda _pf: True)
         return {
             "vf": vf,
             "function": seen[vf],
             "group": group,
-            "node": os.path.exists(f"/dev/vfio/{group}"),
             "phase": admission.phase,
             "message": admission.message,
             "env": dict(given.env) if given else None,
@@ -250,18 +260,19 @@ class Guest:
         admission = await self.kubelet.admit(pod)
         before = self.told()
         began = time.monotonic()
-        write(DEVICES / PFS[1] / "sriov_numvfs", "0")
+        kernel_s = await write(DEVICES / PFS[1] / "sriov_numvfs", "0")
         await self.until_healthy(lambda pf: pf != 1)
         gone_s, gone, seen = time.monotonic() - began, self.told(), await scan()
         health = self.kubelet.resource_health(pod)
         began = time.monotonic()
-        write(DEVICES / PFS[1] / "sriov_numvfs", str(PLAN["vfs"][1]))
+        await write(DEVICES / PFS[1] / "sriov_numvfs", str(PLAN["vfs"][1]))
         await self.until_healthy(lambda _pf: True)
         back_s = time.monotonic() - began
         self.kubelet.remove(pod)
         return {
             "phase": admission.phase,
             "before": before,
+            "kernel_s": kernel_s,
             "gone": gone,
             "gone_s": gone_s,
             "scan": seen,
@@ -276,27 +287,25 @@ class Guest:
         pf = PFS[2]
         before = self.told()
         began = time.monotonic()
-        write(PCI / "drivers" / PLAN["pf_driver"] / "unbind", pf)
+        kernel_s = await write(PCI / "drivers" / PLAN["pf_driver"] / "unbind", pf)
         await self.until_healthy(lambda one: one != 2)
         gone_s, gone = time.monotonic() - began, self.told()
-        reasons = (await functions())[pf]["health"]
-        write(PCI / "drivers" / PLAN["pf_driver"] / "bind", pf)
-        bound = (await functions())[pf]
-        rebound = self.told()
+        health = (await functions())[pf]["health"]
+        await write(PCI / "drivers" / PLAN["pf_driver"] / "bind", pf)
+        bound, rebound = (await functions())[pf], self.told()
         await self.up(pf)
         applied = await agent_json("vfs", "apply", "--json", "--config", str(CONFIG))
-        began = time.monotonic()
         await self.until_healthy(lambda _pf: True)
         return {
             "before": before,
+            "kernel_s": kernel_s,
             "gone": gone,
             "gone_s": gone_s,
-            "reasons": reasons,
+            "health": health,
             "bound": bound,
             "rebound": rebound,
             "applied": applied,
             "back": self.told(),
-            "back_s": time.monotonic() - began,
         }
 
     async def metrics(self) -> Json:
@@ -304,49 +313,109 @@ class Guest:
 
     async def restart(self) -> Json:
         """The agent ends by SIGTERM while a pod holds a VF, and starts again."""
-        assert self.agent is not None
         resource = self.resources()[0]
-        pod = PodSpec.single("holder", {resource: 1})
-        await self.kubelet.admit(pod)
-        held = self.kubelet.held(pod)["main"][resource]
-        began = time.monotonic()
-        self.agent.terminate()
-        code = await self.agent.wait()
-        stopped_s = time.monotonic() - began
-        mark = len(self.kubelet.registrations)
-        began = time.monotonic()
+        pod, _, held = await self.admit("holder", resource, 1)
+        stopped = await self.stop_agent()
+        mark, began = len(self.kubelet.registrations), time.monotonic()
         await self.start_agent()
-        await self.kubelet.until(
-            lambda: len(self.kubelet.registrations) >= mark + len(PFS)
-            and self.kubelet.allocatable() == self.kubelet.capacity(),
-            PATIENCE_S,
-        )
+        await self.until_registered(mark)
+        await self.until_healthy(lambda _pf: True)
+        again_s = time.monotonic() - began
+        still = sorted(self.kubelet.held(pod)["main"][resource])
+        self.kubelet.remove(pod)
         return {
-            "code": code,
-            "stopped_s": stopped_s,
-            "again_s": time.monotonic() - began,
-            "held": sorted(held),
-            "still": sorted(self.kubelet.held(pod)["main"][resource]),
+            **stopped,
+            "again_s": again_s,
+            "held": held,
+            "still": still,
             "told": self.told(),
-            "registrations": [one.error for one in self.kubelet.registrations[mark:]],
+            "errors": [one.error for one in self.kubelet.registrations[mark:]],
         }
 
+    async def bereft(self) -> Json:
+        """The agent starts while a PF has no VFs, one of which a pod holds; then they are there again."""
+        resource = self.resources()[1]
+        pod, _, held = await self.admit("orphan", resource, 1)
+        before = self.told()
+        await self.stop_agent()
+        await write(DEVICES / PFS[1] / "sriov_numvfs", "0")
+        mark = len(self.kubelet.registrations)
+        await self.start_agent()
+        await self.until_registered(mark)
+        await self.kubelet.until(lambda: set(self.kubelet.devices(resource)) == set(held), PATIENCE_S)
+        gone = self.told()
+        await write(DEVICES / PFS[1] / "sriov_numvfs", str(PLAN["vfs"][1]))
+        await self.until_healthy(lambda _pf: True)
+        self.kubelet.remove(pod)
+        return {
+            "held": held,
+            "before": before,
+            "gone": gone,
+            "back": self.told(),
+            "panics": [str(panic) for panic in self.kubelet.panics],
+        }
+
+    async def lldp(self) -> Json:
+        """A real lldpd speaks on the cable of the first PF, as a leaf would."""
+        port = next(one["ifname"] for one in await links() if one["address"] == PLAN["switch_mac"])
+        await sh("ip", "netns", "add", "leaf")
+        await sh("ip", "link", "set", port, "netns", "leaf", "name", "swp1")
+        await sh("ip", "-n", "leaf", "link", "set", "swp1", "up")
+        settings = Path("/run/lldpd.conf")
+        settings.write_text("configure system hostname leaf01\nconfigure lldp tx-interval 1\n")
+        command = ("lldpd", "-d", "-u", "/run/lldpd.socket", "-O", str(settings), "-I", "swp1")
+        with (OUT / "lldpd.log").open("wb") as log:
+            lldpd = await asyncio.create_subprocess_exec(
+                "ip", "netns", "exec", "leaf", *command, stderr=log, stdout=log
+            )
+        try:
+            neighbors = await agent_json("neighbors", "--json", "--wait", "10", "--config", str(CONFIG))
+            scanned = await agent_json("scan", "--json", "--wait", "10", "--config", str(CONFIG))
+        finally:
+            lldpd.terminate()
+            await lldpd.wait()
+        return {"neighbors": neighbors, "scan": scanned, "pf": netdev_of(PFS[0])}
+
     async def stop(self) -> Json:
-        assert self.agent is not None
-        self.agent.terminate()
-        code = await self.agent.wait()
+        stopped = await self.stop_agent()
         await self.kubelet.stop()
-        return {"code": code}
+        return stopped
 
     # --- what the steps are made of -----------------------------------------------------------------------
+
+    async def admit(self, name: str, resource: str, count: int) -> tuple[PodSpec, Admission, list[str]]:
+        """A pod that must run, how it fared, and the devices that it holds."""
+        pod = PodSpec.single(name, {resource: count})
+        admission = await self.kubelet.admit(pod)
+        if admission.phase != "Running":
+            raise OSError(f"pod {name} is {admission.phase}: {admission.message}")
+        return pod, admission, sorted(self.kubelet.held(pod)["main"][resource])
 
     async def up(self, pf: str) -> None:
         await sh("ip", "link", "set", netdev_of(pf), "up")
 
     async def start_agent(self) -> None:
-        self.agent = await asyncio.create_subprocess_exec(
-            *AGENT, "run", "--config", str(CONFIG), env=ENVIRONMENT, stderr=open(OUT / "agent.log", "ab")
-        )
+        with (OUT / "agent.log").open("ab") as log:
+            self.agent = await asyncio.create_subprocess_exec(
+                *AGENT, "run", "--config", str(CONFIG), env=ENVIRONMENT, stderr=log
+            )
+
+    async def stop_agent(self) -> Json:
+        assert self.agent is not None
+        began = time.monotonic()
+        self.agent.terminate()
+        return {"code": await self.agent.wait(), "stopped_s": time.monotonic() - began}
+
+    async def until_registered(self, mark: int) -> None:
+        """Until every resource has been registered since, and has sent its devices."""
+
+        def so() -> bool:
+            fresh = {one.resource for one in self.kubelet.registrations[mark:] if one.error is None}
+            told = {one.resource for one in self.kubelet.updates if one.at > began}
+            return set(self.resources()) <= fresh & told
+
+        began = self.kubelet.registrations[mark - 1].done if mark else 0.0
+        await self.kubelet.until(so, PATIENCE_S)
 
     def resources(self) -> list[str]:
         return [f"{PREFIX}/nic{rail}" for rail in range(len(PFS))]
@@ -363,7 +432,12 @@ class Guest:
 
     def updates_since(self, mark: int) -> Json:
         return [
-            {"resource": one.resource, "healthy": one.healthy, "unhealthy": one.unhealthy, "repeated": one.repeated}
+            {
+                "resource": one.resource,
+                "healthy": one.healthy,
+                "unhealthy": one.unhealthy,
+                "repeated": one.repeated,
+            }
             for one in self.kubelet.updates[mark:]
         ]
 
@@ -380,8 +454,12 @@ class Guest:
         await self.kubelet.until(so, PATIENCE_S)
 
     async def until_scan(self, holds: Callable[[Json], bool]) -> Json:
+        return await self.until_json(functions, holds)
+
+    async def until_json(self, ask: Callable[[], Awaitable[Json]], holds: Callable[[Json], bool]) -> Json:
+        """What the agent says once that holds; each look is a process of its own."""
         async with asyncio.timeout(PATIENCE_S):
-            while not holds(seen := await functions()):
+            while not holds(seen := await ask()):
                 pass
         return seen
 
@@ -394,140 +472,6 @@ class Guest:
         return await agent_json("vfs", "apply", "--json", "--config", str(other))
 
 
-class Qmp:
-    """QEMU's monitor, on a virtio serial port."""
-
-    def __init__(self) -> None:
-        port = next(p.parent.name for p in Path("/sys/class/virtio-ports").glob("*/name") if read(p) == "qmp")
-        self._file = open(f"/dev/{port}", "r+b", buffering=0)
-        self._text = b""
-        self._line()
-        self._ask("qmp_capabilities", {})
-
-    async def ask(self, command: str, **arguments: Json) -> Json:
-        return await asyncio.to_thread(self._ask, command, arguments)
-
-    def _ask(self, command: str, arguments: Json) -> Json:
-        self._file.write(json.dumps({"execute": command, "arguments": arguments}).encode() + b"\n")
-        while True:
-            answer = self._line()
-            if "error" in answer:
-                raise OSError(f"{command}: {answer['error']}")
-            if "return" in answer:
-                return answer["return"]
-
-    def _line(self) -> Json:
-        while b"\n" not in self._text:
-            self._text += self._file.read(65536)
-        line, _, self._text = self._text.partition(b"\n")
-        return json.loads(line)
-
-
-ENVIRONMENT = {**os.environ, "PYTHONPATH": ":".join(SITE), "NODE_NAME": "vm"}
-AGENT = (sys.executable, "/share/agent/bin/nodeagent")
-
-
-async def sh(*command: str) -> Json:
-    """Run and wait; a program that fails raises, for the machine is then not what a step thinks it is."""
-    result = await program(*command)
-    if result["code"]:
-        raise OSError(f"{' '.join(command)}: {result['code']}: {result['err']}")
-    return result
-
-
-async def program(*command: str) -> Json:
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=ENVIRONMENT
-    )
-    out, err = await process.communicate()
-    return {"code": process.returncode, "out": out.decode(), "err": err.decode()}
-
-
-async def agent(*arguments: str) -> Json:
-    return await program(*AGENT, *arguments)
-
-
-async def agent_json(*arguments: str) -> Json:
-    result = await agent(*arguments)
-    answer = json.loads(result["out"]) if result["out"].startswith("{") else result["out"]
-    return {"code": result["code"], "err": result["err"], "answer": answer}
-
-
-async def scan() -> Json:
-    result = await agent("scan", "--json", "--config", str(CONFIG))
-    if result["code"]:
-        raise OSError(result["err"])
-    return json.loads(result["out"])
-
-
-async def functions() -> Json:
-    return {function["pci_address"]: function for function in (await scan())["functions"]}
-
-
-async def http(path: str) -> Json:
-    def get() -> Json:
-        try:
-            with urllib.request.urlopen(f"http://{LISTEN}{path}", timeout=10) as answer:
-                return {"status": answer.status, "body": answer.read().decode()}
-        except urllib.error.HTTPError as error:
-            return {"status": error.code, "body": error.read().decode()}
-
-    return await asyncio.to_thread(get)
-
-
-def read(path: str | Path) -> str:
-    return Path(path).read_text().strip()
-
-
-def write(path: Path, text: str) -> None:
-    path.write_text(text)
-
-
-def integer(pf: str, name: str) -> int:
-    return int(read(DEVICES / pf / name))
-
-
-def virtual_functions(pf: str) -> list[str]:
-    """As the kernel lists them, in their own order."""
-    links = sorted((DEVICES / pf).glob("virtfn*"), key=lambda path: int(path.name[6:]))
-    return [os.readlink(path).rpartition("/")[2] for path in links]
-
-
-def netdev_of(function: str) -> str:
-    return next((DEVICES / function / "net").iterdir()).name
-
-
-def rebind(vf: str, driver: str) -> None:
-    write(DEVICES / vf / "driver_override", driver)
-    write(DEVICES / vf / "driver" / "unbind", vf)
-    write(PCI / "drivers_probe", vf)
-    write(DEVICES / vf / "driver_override", "\n")
-
-
-def network_functions() -> list[str]:
-    return sorted(path.name for path in DEVICES.iterdir() if re.match("0x02(00|07|80)", read(path / "class")))
-
-
-def sysfs(name: str) -> Json:
-    """One function, read with nothing of the agent's."""
-    folder = DEVICES / name
-
-    def link(of: str) -> str | None:
-        return os.readlink(folder / of).rpartition("/")[2] if (folder / of).is_symlink() else None
-
-    names = sorted(path.name for path in (folder / "net").iterdir()) if (folder / "net").exists() else []
-    return {
-        "vendor": read(folder / "vendor"),
-        "device": read(folder / "device"),
-        "numa_node": int(read(folder / "numa_node")),
-        "driver": link("driver"),
-        "physfn": link("physfn"),
-        "iommu_group": link("iommu_group"),
-        "net": names,
-        "real": os.path.realpath(folder),
-    }
-
-
 async def main() -> None:
     guest = Guest()
     results: Json = {}
@@ -538,9 +482,10 @@ async def main() -> None:
         except Exception:  # noqa: BLE001 - it is written down and judged outside
             results[step] = {"error": traceback.format_exc(), "told": guest.told() if PFS else None}
         results[step]["seconds"] = time.monotonic() - began
-        print(f"{step}: {results[step]['seconds']:.1f} s", results[step].get("error", ""), flush=True)
+        logging.info("%s: %.1f s %s", step, results[step]["seconds"], results[step].get("error", ""))
         (OUT / "results.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level="INFO", format="%(asctime)s %(message)s")
     asyncio.run(main())
