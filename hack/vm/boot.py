@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,18 +46,18 @@ def boot(share: Path, out: Path, cache: Path = CACHE, timeout_s: float = 300.0) 
     out.mkdir(parents=True, exist_ok=True)
     console = out / "console.log"
     began = time.monotonic()
-    with console.open("wb") as said:
-        process = subprocess.Popen(
-            command(folder, share, out), stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT
-        )
-    try:
-        code = process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        raise BootError(f"the guest was not done after {timeout_s:g} s\n{tail(console)}") from None
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+    # A socket's path may have 107 characters, wherever the results go.
+    with tempfile.TemporaryDirectory(prefix="vm-") as sockets, console.open("wb") as said:
+        qemu = command(folder, share, out, Path(sockets) / "qmp")
+        process = subprocess.Popen(qemu, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT)
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise BootError(f"the guest was not done after {timeout_s:g} s\n{tail(console)}") from None
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
     if code or not (out / "rc").exists():
         raise BootError(f"QEMU ended with {code} before the guest was done\n{tail(console)}")
     return Ran(folder, time.monotonic() - began)
@@ -66,7 +67,7 @@ def tail(console: Path, lines: int = 40) -> str:
     return "\n".join(console.read_text(errors="replace").splitlines()[-lines:])
 
 
-def command(folder: Path, share: Path, out: Path) -> list[str]:
+def command(folder: Path, share: Path, out: Path, qmp: Path) -> list[str]:
     wanted = machine()
     kernel, host, nic = wanted["kernel"], wanted["machine"], wanted["nic"]
     qemu = folder / "qemu"
@@ -88,7 +89,7 @@ def command(folder: Path, share: Path, out: Path) -> list[str]:
         "-netdev", "hubport,id=switch,hubid=0",
         "-device", f"virtio-net-pci,bus=pcie.0,netdev=switch,mac={SWITCH_MAC},romfile=",
         *shared("agent", share, "on"), *shared("out", out, "off"),
-        *monitor(out),
+        *monitor(qmp),
     ]  # fmt: skip
 
 
@@ -125,9 +126,8 @@ def shared(tag: str, folder: Path, readonly: str) -> list[str]:
     return ["-fsdev", fsdev, "-device", f"virtio-9p-pci,bus=pcie.0,fsdev={tag},mount_tag={tag}"]
 
 
-def monitor(out: Path) -> list[str]:
+def monitor(socket: Path) -> list[str]:
     """QEMU listens on a socket and connects to it itself: what the guest says on the port is QMP."""
-    socket = out.absolute() / "qmp"
     return [
         "-chardev", f"socket,id=monitor,path={socket},server=on,wait=off",
         "-mon", "chardev=monitor,mode=control",

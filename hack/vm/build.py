@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 HERE = Path(__file__).parent
-CACHE = HERE.parent.parent / ".cache" / "vm"
+CACHE = Path(os.environ.get("NODEAGENT_VM_CACHE", HERE.parent.parent / ".cache/vm"))
 ARCH = "amd64"
 TRIPLET = "x86_64-linux-gnu"
 UNNEEDED = (

@@ -29,8 +29,7 @@ def stage(driver: Path, plan: str, share: Path, cache: Path = CACHE) -> None:
     """Needs the environment of the project's development requirements (hatchling, pip)."""
     python = machine()["guest"]["python"]
     share.mkdir(parents=True)
-    # Hard links: the same files in the same file system, without the time that a copy takes.
-    shutil.copytree(dependencies(python, cache), share / "deps", copy_function=os.link)
+    shutil.copytree(dependencies(python, cache), share / "deps", copy_function=link_or_copy)
     with tempfile.TemporaryDirectory() as folder:
         build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
         subprocess.run(build, check=True, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -41,9 +40,12 @@ def stage(driver: Path, plan: str, share: Path, cache: Path = CACHE) -> None:
     (share / "plan.json").write_text(plan)
 
 
-def fresh(folder: Path) -> None:
-    """Nothing is left of an earlier run."""
-    shutil.rmtree(folder, ignore_errors=True)
+def link_or_copy(source: str, goal: str) -> None:
+    """A hard link takes no time, but both sides must be on one file system."""
+    try:
+        os.link(source, goal)
+    except OSError:
+        shutil.copy2(source, goal)
 
 
 def dependencies(python: str, cache: Path) -> Path:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ STEPS = (
 class Run:
     """``step`` gives what a step wrote down, or fails with the traceback it ended with."""
 
-    nic: dict[str, Any]
+    machine: dict[str, Any]
     manifest: dict[str, Any]
     results: dict[str, Any]
     log: str
@@ -43,6 +44,10 @@ class Run:
         return result["data"]
 
     @property
+    def nic(self) -> dict[str, Any]:
+        return self.machine["nic"]
+
+    @property
     def pfs(self) -> list[str]:
         return self.step("bare")["pfs"]
 
@@ -51,22 +56,21 @@ class Run:
 
 
 @pytest.fixture(scope="session")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run() -> Run:
     import boot
     import build
     import stage
 
     wanted = build.machine()
     plan = {**wanted["nic"], "switch_mac": boot.SWITCH_MAC, "steps": STEPS}
-    build.CACHE.mkdir(parents=True, exist_ok=True)
-    # Beside the cache, for hard links; where a person finds it after a failure.
-    share, out = (build.CACHE / name for name in ("share", "out"))
-    for folder in (share, out):
-        stage.fresh(folder)
+    # Kept until the next run, for a person to look at; hard links want it beside the cache.
+    last = build.CACHE / "last"
+    shutil.rmtree(last, ignore_errors=True)
+    share, out = last / "share", last / "out"
     stage.stage(Path(__file__).parent / "guest", json.dumps(plan), share)
     ran = boot.boot(share, out)
     return Run(
-        nic=wanted["nic"],
+        machine=wanted,
         manifest=json.loads((ran.built / "manifest.json").read_text()),
         results=json.loads((out / "results.json").read_text()),
         log=(out / "agent.log").read_text(),
@@ -80,26 +84,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.vm)
 
 
-_passed: list[str] = []
-_failed: list[str] = []
-_run: list[Run] = []
+class Record:
+    """Writes ``docs/verified.md`` after a whole run; a partial or a failed one does not touch it."""
+
+    def __init__(self) -> None:
+        self.run: Run | None = None
+        self.passed: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            self.passed.append(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        from tests.vm import test_vm
+
+        written = {name for name in vars(test_vm) if name.startswith("test_")}
+        if self.run and {name.rpartition("::")[2] for name in self.passed} >= written:
+            (REPOSITORY / "docs/verified.md").write_text(record.text(self.run, self.passed), encoding="utf-8")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Record(), "vm-record")
 
 
 @pytest.fixture(autouse=True)
-def _remember(run: Run) -> None:
-    _run[:] = [run]
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if "tests/vm/" in report.nodeid and report.failed:
-        _failed.append(report.nodeid)
-    elif "tests/vm/" in report.nodeid and report.when == "call":
-        _passed.append(report.nodeid)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """The record says what a whole run has shown, so a partial or a failed one does not touch it."""
-    whole = all(item.nodeid in _passed for item in session.items) and not session.config.option.keyword
-    if _run and whole and not _failed:
-        text = record.text(_run[0], _passed)
-        (REPOSITORY / "docs/verified.md").write_text(text, encoding="utf-8")
+def _recorded(run: Run, request: pytest.FixtureRequest) -> None:
+    request.config.pluginmanager.get_plugin("vm-record").run = run

@@ -28,8 +28,8 @@ LIMITS = """\
 - **A kubelet.** The one in the guest is `nodeagent.sim.kubelet`, written after the kubelet's source. It runs no
   containers, so that a CNI plugin moves the VF is played by `ip link set netns`.
 - **A DGX.** Its PCIe switches, its number of NICs and its firmware are known from captures.
-- **Time.** Everything is emulated by software on a shared machine: the figures say that nothing waits for a
-  timer, not how fast a node is.
+- **Time.** With the accelerator tcg everything is emulated by software, on a machine that others share: the
+  figures say that nothing waits for a timer, not how fast a node is.
 """
 
 
@@ -44,7 +44,10 @@ def text(run: Run, passed: Iterable[str]) -> str:
             ("nodeagent", facts["nodeagent"].removeprefix("nodeagent ")),
             ("kernel", f"{facts['kernel']} ({facts['build']})"),
             ("drivers", f"{nic['pf_driver']}, {nic['vf_driver']}, vfio-pci, from that kernel"),
-            ("QEMU", f"{packages['qemu-system-x86']}, machine q35, software emulation"),
+            (
+                "QEMU",
+                f"{packages['qemu-system-x86']}, machine q35, accelerator {run.machine['machine']['accel']}",
+            ),
             ("NICs", f"{len(run.pfs)} {nic['model']} on NUMA nodes {nic['numa_nodes']}, VFs {nic['vfs']}"),
             ("Python", f"{facts['python']}, the installed wheel"),
             ("kubelet", "nodeagent.sim.kubelet"),

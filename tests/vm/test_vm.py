@@ -91,7 +91,7 @@ def routed(pf: str, further: int) -> str:
 
 
 def test_vfs_whose_mac_the_pf_has_not_set_are_offered_like_any(run: Run) -> None:
-    links = {link.get("parentdev"): link for link in run.step("agree")["ip"]}
+    links = {link.get("parentdev"): link for link in run.step("apply")["ip"]}
     assert {vf["address"] for pf in run.pfs for vf in links[pf]["vfinfo_list"]} == {UNSET}
     told = run.step("late")["after"]
     assert all(healths(told, run.resource(rail)) == {"Healthy"} for rail in range(len(run.pfs)))

@@ -53,6 +53,8 @@ sys.path[:0] = SITE
 
 from nodeagent.sim.kubelet import Admission, Kubelet, PodSpec  # noqa: E402
 
+log = logging.getLogger("guest")
+
 PREFIX = "nodeagent.io"
 PATIENCE_S = 60.0  # software emulation on a busy machine
 PFS: list[str] = []
@@ -317,8 +319,7 @@ class Guest:
         pod, _, held = await self.admit("holder", resource, 1)
         stopped = await self.stop_agent()
         mark, began = len(self.kubelet.registrations), time.monotonic()
-        await self.start_agent()
-        await self.until_registered(mark)
+        await self.start_agent_again()
         await self.until_healthy(lambda _pf: True)
         again_s = time.monotonic() - began
         still = sorted(self.kubelet.held(pod)["main"][resource])
@@ -339,9 +340,7 @@ class Guest:
         before = self.told()
         await self.stop_agent()
         await write(DEVICES / PFS[1] / "sriov_numvfs", "0")
-        mark = len(self.kubelet.registrations)
-        await self.start_agent()
-        await self.until_registered(mark)
+        await self.start_agent_again()
         await self.kubelet.until(lambda: set(self.kubelet.devices(resource)) == set(held), PATIENCE_S)
         gone = self.told()
         await write(DEVICES / PFS[1] / "sriov_numvfs", str(PLAN["vfs"][1]))
@@ -406,15 +405,18 @@ class Guest:
         self.agent.terminate()
         return {"code": await self.agent.wait(), "stopped_s": time.monotonic() - began}
 
-    async def until_registered(self, mark: int) -> None:
-        """Until every resource has been registered since, and has sent its devices."""
+    async def start_agent_again(self) -> None:
+        """Until every resource has been registered and its devices have been told: until then the kubelet
+        has the old ones in mind, and gives none of them."""
+        registrations, updates = len(self.kubelet.registrations), len(self.kubelet.updates)
 
         def so() -> bool:
-            fresh = {one.resource for one in self.kubelet.registrations[mark:] if one.error is None}
-            told = {one.resource for one in self.kubelet.updates if one.at > began}
-            return set(self.resources()) <= fresh & told
+            registered = {one.resource for one in self.kubelet.registrations[registrations:] if not one.error}
+            return set(self.resources()) <= registered & {
+                one.resource for one in self.kubelet.updates[updates:]
+            }
 
-        began = self.kubelet.registrations[mark - 1].done if mark else 0.0
+        await self.start_agent()
         await self.kubelet.until(so, PATIENCE_S)
 
     def resources(self) -> list[str]:
@@ -482,7 +484,7 @@ async def main() -> None:
         except Exception:  # noqa: BLE001 - it is written down and judged outside
             results[step] = {"error": traceback.format_exc(), "told": guest.told() if PFS else None}
         results[step]["seconds"] = time.monotonic() - began
-        logging.info("%s: %.1f s %s", step, results[step]["seconds"], results[step].get("error", ""))
+        log.info("%s: %.1f s %s", step, results[step]["seconds"], results[step].get("error", ""))
         (OUT / "results.json").write_text(json.dumps(results))
 
 
