@@ -28,11 +28,18 @@ check: $(VENV)/.ready  ## format, lint, types, import contracts
 demo: $(VENV)/.ready  ## a simulated DGX H100, a stand-in kubelet and the real agent between them
 	$(BIN)/nodeagent demo $(ARGS)
 
-bench: $(VENV)/.ready  ## the benchmark table, and bench.json
+bench: $(VENV)/.bench  ## the benchmark table, and bench.json; LLDP beside scapy, and on real veth pairs (root)
 	$(BIN)/python hack/bench.py $(ARGS)
+	$(BIN)/python hack/bench_lldp.py
+	$(BIN)/python hack/bench_lldp_wire.py $(filter --quick,$(ARGS))
+
+$(VENV)/.bench: $(VENV)/.ready hack/requirements-bench.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+		--requirement hack/requirements-bench.txt
+	@touch $@
 
 golden: $(VENV)/.ready  ## rewrite the golden files, for review
-	NODEAGENT_GOLDEN=write $(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
+	NODEAGENT_GOLDEN=write $(BIN)/python -m pytest -q $(ARGS)
 
 protos: $(VENV)/.ready  ## regenerate nodeagent/kube/*_pb2.py
 	PYTHON=$(BIN)/python hack/protos.sh
@@ -42,6 +49,7 @@ lock: $(VENV)/.ready  ## renew the pinned requirements: for development, and tho
 	$(BIN)/uv $(COMPILE) --upgrade --extra dev pyproject.toml --output-file hack/requirements.txt
 	$(BIN)/uv $(COMPILE) --extra gpu --constraints hack/requirements.txt pyproject.toml \
 		--output-file hack/requirements-run.txt
+	echo scapy | $(BIN)/uv $(COMPILE) --upgrade - --output-file hack/requirements-bench.txt
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

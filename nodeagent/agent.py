@@ -15,17 +15,17 @@ On SIGTERM everything stops and nothing is unpublished: that the agent ends says
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import exposition
-from prometheus_client.openmetrics import exposition as openmetrics
-
-from nodeagent import cdi, node
+from nodeagent import node
 from nodeagent.config import Config, ConfigError, Fault, GpuMemResource, host_port, load
 from nodeagent.host.inotify import CONTENT, InotifyError, Watch
 from nodeagent.host.sysfs import Tree
@@ -33,17 +33,21 @@ from nodeagent.inventory import Inventory
 from nodeagent.kinds.vf import VfPool
 from nodeagent.model import Allocation, Snapshot
 from nodeagent.offer import Kind, Offer, prefix
-from nodeagent.sinks.cdispec import CdiSpec
+from nodeagent.sinks.cdispec import CdiSpecs
 from nodeagent.sinks.files import DEVICE_INFO, DeviceInfoFiles
-from nodeagent.sinks.measure import Levels, Measure
+from nodeagent.sinks.measure import Measure
 from nodeagent.sinks.registration import DevicePlugins
 from nodeagent.sinks.web import Page, Web
-from nodeagent.sources import pods
 from nodeagent.supervise import Fatal, keep
 
 log = logging.getLogger(__name__)
 
-OPENMETRICS = "application/openmetrics-text"
+SETTLE_S = 5.0
+"""A kubelet that is not there by then is waited for with everything loaded."""
+SETTLE_LOOK_S = 0.05
+
+FLUSH_S = 1.0
+"""A local file is written in a millisecond; a disk that takes longer hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,23 @@ class Place:
     config_file: Path | None = None
     listen: str | None = None
     node_name: str | None = None
+
+
+class _Files:
+    """What must be on the disk before the kubelet has its answer."""
+
+    def __init__(self, device_info: DeviceInfoFiles, specs: CdiSpecs) -> None:
+        self._device_info = device_info
+        self._specs = specs
+
+    def due(self, allocation: Allocation) -> bool:
+        return bool(allocation.device_info) or self._specs.behind(allocation)
+
+    def write(self, allocation: Allocation) -> None:
+        """In a thread. Raises ``OSError`` with the name of the file that cannot be written."""
+        self._device_info.write(allocation)
+        if self._specs.behind(allocation) and (failure := self._specs.flush()) is not None:
+            raise failure
 
 
 class Agent:
@@ -71,18 +92,20 @@ class Agent:
         self._tree = Tree(place.root)
         self._offer = Offer(config)
         self._device_info = DeviceInfoFiles(self._tree.path(DEVICE_INFO))
-        self._cdi = CdiSpec(self._tree.path(config.cdi.directory))
+        self._cdi = CdiSpecs(self._tree.path(config.cdi.directory))
         self._ask_pods = asyncio.Event()
         self._reload = asyncio.Event()
-        self._offered: tuple[Kind, ...] = ()
+        self.settled = asyncio.Event()
+        self._retell = asyncio.Event()
+        self._withheld: tuple[str, ...] = ()
         self._swept = False
         self.plugins = DevicePlugins(
             place.kubelet_dir,
             watched=config.kubelet.registration == "plugins_registry",
-            write=self._write,
+            files=_Files(self._device_info, self._cdi),
             measure=self.measure,
+            handed_out=self._ask_pods.set,
         )
-        self.measure.registry.register(Levels(self.inventory, self.plugins.statuses))
 
     async def run(self) -> None:
         """Until cancelled. Raises ``Fatal`` or ``ConfigError`` for what cannot work on this machine."""
@@ -102,6 +125,7 @@ class Agent:
                 }
                 for name, job in jobs.items():
                     group.create_task(keep(name, job), name=name)
+                group.create_task(self._settle(), name="settle")
                 await watching
         except ExceptionGroup as errors:
             raise _innermost(errors) from None
@@ -109,6 +133,18 @@ class Agent:
     def reload(self) -> None:
         """Look at the configuration file now (SIGHUP)."""
         self._reload.set()
+
+    async def _settle(self) -> None:
+        """Load what can wait until the kubelet lists our devices and would make that half as late again:
+        protobuf, prometheus_client. Not in a thread, whose memory arena would keep 3 MiB for good."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                while not all(status.streams for status in self.plugins.statuses()):  # noqa: ASYNC110
+                    await asyncio.sleep(SETTLE_LOOK_S)
+        for name in ("nodeagent.sinks.wire", "nodeagent.sources.pods", "nodeagent.sinks.metrics"):
+            import_module(name)
+            await asyncio.sleep(0)
+        self.settled.set()
 
     # --- the offer ------------------------------------------------------------------------------------
 
@@ -122,46 +158,67 @@ class Agent:
         said: tuple[str, ...] = ()
         snapshot = self.inventory.snapshot
         while True:
-            self._tell_kubelet(snapshot)
-            await self._tell_files(snapshot)
+            kinds = self._kinds(snapshot)
+            await self._write_cdi(kinds, snapshot)
+            self.plugins.tell(kinds, snapshot)
+            await self._sweep(snapshot)
             now = tuple(trouble.message for trouble in self._offer.troubles(snapshot))
             for message in now:
                 if message not in said:
                     log.warning("Something configured cannot be offered. reason=%r", message)
             said = now
-            snapshot = await self.inventory.changed(snapshot.revision)
+            # Now and then without a change too: a disk is no longer full, a file has been removed.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._config.scan_seconds):
+                    await _either(self.inventory.changed(snapshot.revision), self._retell.wait())
+            self._retell.clear()
+            snapshot = self.inventory.snapshot
 
-    def _tell_kubelet(self, snapshot: Snapshot) -> None:
-        """Only of what a source has spoken: "no devices" before that would be a guess."""
-        needs: dict[type, str] = {VfPool: "pci"}
-        self._offered = tuple(
-            kind
-            for kind in self._offer.kinds(snapshot)
-            if self.inventory.heard(needs.get(type(kind), "gpus"))
+    def _kinds(self, snapshot: Snapshot) -> tuple[Kind, ...]:
+        """Only of what a source has spoken, "no devices" before that would be a guess, and no list that the
+        kubelet would refuse. The rest is withheld, and said to be so by ``/readyz``."""
+        why = {entry.source: entry.reason for entry in snapshot.silent}
+        refused = self._offer.withheld(snapshot)
+        offered, withheld = [], []
+        for kind in self._offer.kinds(snapshot):
+            source = "pci" if isinstance(kind, VfPool) else "gpus"
+            if not self.inventory.heard(source):
+                withheld.append(f"{kind.resource}: {why.get(source, f'{source} are not known yet')}")
+            elif kind.resource in refused:
+                withheld.append(f"{kind.resource}: {refused[kind.resource]}")
+            else:
+                offered.append(kind)
+        self._withheld = tuple(withheld)
+        return tuple(offered)
+
+    async def _write_cdi(self, kinds: tuple[Kind, ...], snapshot: Snapshot) -> None:
+        """Before the kubelet hears of a device, the runtime must know its name; a disk that hangs must not
+        keep bad news from the kubelet."""
+        if self._cdi.want(kinds, snapshot):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FLUSH_S):
+                    await asyncio.to_thread(self._cdi.flush)
+
+    async def _sweep(self, snapshot: Snapshot) -> None:
+        """Remove the device-info files of an earlier life, once it is known what pods hold."""
+        if snapshot.holdings is None or self._swept:
+            return
+        self._swept = True
+        head = prefix(self._offer.config, snapshot.product).replace("/", "-")
+        held = (
+            f"{holding.resource.replace('/', '-')}-{id_}-device.json"
+            for holding in snapshot.holdings
+            for id_ in holding.device_ids
         )
-        self.plugins.tell(self._offered, snapshot)
-
-    async def _tell_files(self, snapshot: Snapshot) -> None:
-        if any(getattr(kind, "cdi_kind", None) == cdi.GPU_KIND for kind in self._offered):
-            await asyncio.to_thread(self._cdi.state, snapshot.gpus, snapshot.paths)
-        if snapshot.holdings is not None and not self._swept:
-            self._swept = True
-            head = prefix(self._offer.config, snapshot.product).replace("/", "-")
-            held = (
-                f"{holding.resource.replace('/', '-')}-{id_}-device.json"
-                for holding in snapshot.holdings
-                for id_ in holding.device_ids
-            )
-            for name in await asyncio.to_thread(self._device_info.remove_stale, f"{head}-", held):
-                log.info("A device-info file of an earlier life was removed. file=%s", name)
-
-    def _write(self, allocation: Allocation) -> None:
-        self._device_info.write(allocation)
-        self._ask_pods.set()
+        for name in await asyncio.to_thread(self._device_info.remove_stale, f"{head}-", held):
+            log.info("A device-info file of an earlier life was removed. file=%s", name)
 
     async def _watch_pods(self) -> None:
         if not self._config.kubelet.pod_resources:
             await asyncio.Event().wait()
+        await self.settled.wait()
+        from nodeagent.sources import pods  # noqa: PLC0415 - protobuf, see _settle
+
         await pods.watch(
             self._place.kubelet_dir / "pod-resources" / "kubelet.sock",
             lambda holdings: self.inventory.state("pods", holdings=holdings),
@@ -176,18 +233,18 @@ class Agent:
         if path is None:
             await asyncio.Event().wait()
             return
-        before = _read(path)
         try:
             with Watch() as watching:
                 # A ConfigMap is swapped by renaming a link in the folder, so the folder is watched.
                 watching.add(path.parent, CONTENT)
+                before = None
                 while True:
-                    await _either(watching.changes(), self._reload.wait())
-                    self._reload.clear()
-                    text = _read(path)
+                    text = _read(path)  # at first too: it may have changed while the agent started
                     if text is not None and text != before:
                         before = text
                         self._take(text, str(path))
+                    await _either(watching.changes(), self._reload.wait())
+                    self._reload.clear()
         except InotifyError as error:
             raise OSError(str(error)) from error
 
@@ -195,6 +252,8 @@ class Agent:
         """Go over to a changed configuration, or say why not and stay with the one that runs."""
         try:
             config = load(text, name=name)
+            if config == self._offer.config:
+                return
             offer = Offer(config, self._offer)
             snapshot = self.inventory.snapshot
             faults = [t.message for t in offer.troubles(snapshot) if t.fatal]
@@ -211,7 +270,7 @@ class Agent:
         logging.getLogger().setLevel(config.log.level.upper())
         self._offer = offer
         log.info("The changed configuration is in force. file=%s", name)
-        self._tell_kubelet(snapshot)
+        self._retell.set()
 
     def _held_slices(self, config: Config, snapshot: Snapshot) -> Iterable[str]:
         """A slice that a pod holds must not come to mean another amount of memory."""
@@ -241,12 +300,9 @@ class Agent:
         await Web(pages).run(*host_port(listen), self._listening)
 
     def _metrics(self, accept: str) -> Page:
-        if OPENMETRICS in accept:
-            body = openmetrics.generate_latest(self.measure.registry)  # type: ignore[no-untyped-call]
-            return Page(200, body, openmetrics.CONTENT_TYPE_LATEST)
-        return Page(
-            200, exposition.generate_latest(self.measure.registry), exposition.CONTENT_TYPE_PLAIN_0_0_4
-        )
+        from nodeagent.sinks.metrics import Metrics, page  # noqa: PLC0415 - see _settle
+
+        return page(Metrics(self.inventory, self.measure, self.plugins.statuses), accept)
 
     def _healthz(self, _accept: str) -> Page:
         """The loop answers, or nobody would: that is all there is to say."""
@@ -264,7 +320,8 @@ class Agent:
             )
             for status in statuses
         ]
-        good = bool(statuses) and not missing
+        lines += [f"{one} (not registered)" for one in self._withheld]
+        good = bool(statuses) and not missing and not self._withheld
         return Page(
             200 if good else 503, "".join(f"{line}\n" for line in lines or ["nothing offered yet"]).encode()
         )
@@ -278,10 +335,20 @@ async def run(config: Config, place: Place) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, task.cancel)
     loop.add_signal_handler(signal.SIGHUP, agent.reload)
+    freezing = asyncio.ensure_future(_freeze(agent))
     try:
         await task
     except asyncio.CancelledError:
         log.info("Stopped. Devices and pods stay as they are.")
+    finally:
+        freezing.cancel()
+
+
+async def _freeze(agent: Agent) -> None:
+    """What lives when the agent has started lives on: it is not looked through for garbage again and again,
+    which would stop the loop for some ten milliseconds each time."""
+    await agent.settled.wait()
+    gc.freeze()
 
 
 def _innermost(errors: ExceptionGroup[Exception]) -> Exception:

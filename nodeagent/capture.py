@@ -153,6 +153,9 @@ class Remembering(Tree):
     def _place(self, path: str) -> str:
         return path if path.startswith("/proc/") else self._resolve(path)
 
+    def _resolve(self, path: str) -> str:
+        return self._walk(path)  # every link on the way is to be remembered
+
     def _readlink(self, here: str) -> str:
         target = super()._readlink(here)
         if not here.startswith("/proc/"):

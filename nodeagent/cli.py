@@ -8,13 +8,9 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nodeagent import __version__
 from nodeagent.verbs import FAILED, GOOD, ROOT, USAGE, VERBS, Verb
-
-if TYPE_CHECKING:
-    pass
 
 _ABOUT = """\
 The agent that a GPU cluster runs on every node.
@@ -62,7 +58,10 @@ def _explain(error: Exception) -> int:
     known = type(error).__module__.startswith("nodeagent.") or isinstance(error, OSError)
     if not known or logging.getLogger().isEnabledFor(logging.DEBUG):
         logging.getLogger("nodeagent").error("Unexpected.", exc_info=error)
-    print(f"nodeagent: {error}", file=sys.stderr)
+    if isinstance(error, OSError) and error.filename is not None:
+        print(f"nodeagent: {error.filename}: {error.strerror}", file=sys.stderr)
+    else:
+        print(f"nodeagent: {error}", file=sys.stderr)
     return FAILED
 
 

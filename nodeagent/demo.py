@@ -7,6 +7,7 @@ it reads and writes. What is simulated is said so: the machine's files, the GPU 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import socket
@@ -15,7 +16,6 @@ import tempfile
 import textwrap
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 from nodeagent.config import Config
@@ -24,6 +24,8 @@ from nodeagent.scan import as_table
 from nodeagent.scan import once as look
 from nodeagent.sim.kubelet import Admission, Kubelet, PodSpec
 from nodeagent.sim.machine import Machine
+from nodeagent.sim.netns import Netns
+from nodeagent.sim.switches import SwitchesError, rails, speaking
 
 START_S = 30.0
 """Patience with a slow machine; a start takes a fraction of a second."""
@@ -54,6 +56,9 @@ class Demo:
         self._steps = 0
         self._pods: list[PodSpec] = []
         self._offered: dict[str, tuple[Devices, ...]] = {}
+        self._netdevs: dict[str, str] = {}
+        self._config = folder / "nodeagent.yaml"
+        self._node: Netns | None = None
 
     async def run(self, *, once: bool) -> None:
         print(
@@ -62,23 +67,31 @@ class Demo:
         )
         self._machine.write(self._root)
         await self._show_machine()
+        async with contextlib.AsyncExitStack() as stack:
+            await self._plug_in(stack)
+            await self._run_agent(once=once)
+        print("That was the show; nothing of it is left on this machine.")
+
+    async def _run_agent(self, *, once: bool) -> None:
         await self._kubelet.start()
         port = _free_port()
         try:
-            async with self._agent(port):
+            async with self._agent(port) as pid:
                 await self._show_registration()
                 await self._show_pods()
                 await self._show_gpu_fault()
                 await self._show_link_fault()
                 await self._show_kubelet_restart()
                 if not once:
+                    there = f"nsenter --net=/proc/{pid}/ns/net " if self._node else ""
                     self._step("It stays up until you press Ctrl-C")
-                    self._say(f"curl http://127.0.0.1:{port}/readyz", f"curl http://127.0.0.1:{port}/metrics")
+                    self._say(
+                        *(f"{there}curl http://127.0.0.1:{port}/{page}" for page in ("readyz", "metrics"))
+                    )
                     self._say(f"nodeagent scan --root {self._root}", f"tail {self._log}")
                     await asyncio.Event().wait()
         finally:
             await self._kubelet.stop()
-        print("That was the show; nothing of it is left on this machine.")
 
     # --- the acts -------------------------------------------------------------------------------------
 
@@ -86,7 +99,44 @@ class Demo:
         self._step("What the agent finds (`nodeagent scan`)")
         seen = await look(Config(), self._root)
         self._offered = {resource: devices for resource, devices in seen.resources if devices}
+        self._netdevs = {link.pci_address: link.netdev for link in seen.snapshot.links}
         self._say(*as_table(seen).splitlines(), "")
+
+    async def _plug_in(self, stack: contextlib.AsyncExitStack) -> None:
+        """Give the NICs switches to hear, where namespaces are allowed; the agent then lives in one."""
+        names = {
+            rail: self._netdevs[self._offered[nic][0].parent] for rail, nic in enumerate(self._named("/nic"))
+        }
+        if not names:
+            return
+        self._step("What the switches say (`nodeagent neighbors`)")
+        try:
+            self._node = await stack.enter_async_context(speaking(rails(names)))
+        except SwitchesError as error:
+            self._say(f"left out: it {error}", "")
+            return
+        self._config.write_text(
+            "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
+            f"links: {{select: {{netdevs: [{', '.join(names.values())}]}}}}\n"
+        )
+        self._say(*(await self._nodeagent("neighbors", "--wait", "5")).splitlines(), "")
+
+    async def _nodeagent(self, *arguments: str) -> str:
+        """What a verb prints, run as the agent is."""
+        process = await asyncio.create_subprocess_exec(
+            *self._command(*arguments),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=_environment(),
+        )
+        printed, _ = await process.communicate()
+        return printed.decode()
+
+    def _command(self, *arguments: str) -> list[str]:
+        command = [sys.executable, "-m", "nodeagent", *arguments, "--root", str(self._root)]
+        if self._node is None:
+            return command
+        return self._node.command(*command, "--config", str(self._config))
 
     async def _show_registration(self) -> None:
         self._step("The agent registers with the kubelet")
@@ -165,19 +215,18 @@ class Demo:
 
     # --- the players ----------------------------------------------------------------------------------
 
-    @asynccontextmanager
-    async def _agent(self, port: int) -> AsyncIterator[None]:
-        """``nodeagent run`` as users run it, its log in a file."""
-        command = [
-            *(sys.executable, "-m", "nodeagent", "run", "--root", str(self._root)),
-            *("--kubelet-dir", str(self._kubelet.directory), "--listen", f"127.0.0.1:{port}"),
-        ]
+    @contextlib.asynccontextmanager
+    async def _agent(self, port: int) -> AsyncIterator[int]:
+        """``nodeagent run`` as users run it, its log in a file. Its process ID."""
+        command = self._command(
+            "run", "--kubelet-dir", str(self._kubelet.directory), "--listen", f"127.0.0.1:{port}"
+        )
         with self._log.open("wb") as log:
             process = await asyncio.create_subprocess_exec(
-                *command, stderr=log, stdout=log, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+                *command, stderr=log, stdout=log, env=_environment()
             )
         try:
-            yield
+            yield process.pid
         finally:
             if process.returncode is None:
                 process.terminate()
@@ -256,6 +305,10 @@ def _given(admission: Admission) -> Iterator[str]:
         nodes = [node.container_path for node in given.device_nodes]
         if nodes:
             yield f"{len(nodes)} device nodes: {nodes[0]} … {nodes[-1]}"
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def _free_port() -> int:

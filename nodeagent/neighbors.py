@@ -1,7 +1,8 @@
 """Listen for a while and say which switch port is at the other end of each link.
 
 A table for people, JSON for programs. This needs no running agent and disturbs none: sockets of its own hear
-the same frames. Ages are told here and nowhere else, for they are no facts.
+the same frames, and nothing is transmitted, whatever the settings: a switch that hears us leave would take it
+for the agent's farewell. Ages are told here and nowhere else, for they are no facts.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from nodeagent.host.netlink.dcb import DcbSocket
@@ -19,16 +20,18 @@ from nodeagent.host.netlink.events import LinkEvents
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sysfs import Tree
 from nodeagent.links import LinkSelect, Selected, select
-from nodeagent.lldp.findings import findings, silence_reason
+from nodeagent.lldp.findings import OWN_FRAMES, SILENT, SILENT_AFTER_S, findings
 from nodeagent.model import Finding, Function, Neighbor
 from nodeagent.sources import lldpd, neighbors
 from nodeagent.sources.ear import Dcb, Ear, Line
-from nodeagent.sources.lldp import LldpSettings, announcement
+from nodeagent.sources.lldp import LldpSettings
 from nodeagent.sources.pci import scan
+from nodeagent.table import columns
 
 WAIT_S = 35.0
 """A little more than the 30 s that a switch may take until it speaks again."""
 
+_NOBODY = ("unheard", "silent")
 COLUMNS = ("LINK", "PCI ADDRESS", "SWITCH", "PORT", "DESCRIPTION", "MANAGEMENT", "AGE", "STATE")
 
 
@@ -43,8 +46,9 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One link. ``state`` is ``live``, ``stale``, ``silent`` (carrier, but nothing was heard), ``down`` (no
-    carrier), ``away`` (its netdev has gone) or ``deaf`` (no socket could be had: ``trouble`` says why).
+    """One link. ``state`` is ``live``, ``stale``, ``unheard`` (carrier, but nobody has spoken yet), ``silent``
+    (nor for so long that somebody should have: a finding says why), ``down`` (no carrier), ``away`` (its
+    netdev has gone) or ``deaf`` (no socket could be had: ``trouble`` says why).
     """
 
     link: str
@@ -52,19 +56,21 @@ class Row:
     driver: str | None
     state: str
     neighbors: tuple[Heard, ...] = ()
-    hint: str | None = None
     trouble: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
+    """``waited_s`` is how long a look that has ended was prepared to listen."""
+
     rows: tuple[Row, ...]
     findings: tuple[Finding, ...]
+    waited_s: float | None = None
 
     @property
     def waiting(self) -> int:
         """Links with carrier on which nobody has been heard yet."""
-        return sum(row.state == "silent" for row in self.rows)
+        return sum(row.state in _NOBODY for row in self.rows)
 
 
 async def once(
@@ -73,15 +79,16 @@ async def once(
     root: Path,
     wait_s: float = WAIT_S,
     progress: Callable[[str], object] = lambda _line: None,
+    silent_after_s: float = SILENT_AFTER_S,
 ) -> Seen:
     """Listen until every link with carrier has been heard, or for ``wait_s``.
 
     Raises ``PacketError``, ``LldpdError``, ``NetlinkError`` or ``SysfsError``. ``progress`` gets lines for
-    stderr. Nothing is transmitted, whatever the settings: a look lasts too short to be anybody's neighbor.
+    stderr.
     """
     if settings.source == "lldpd":
         return await _ask(wanted, settings, _functions(root))
-    async with _listening(wanted, root, None) as (ear, change):
+    async with _listening(wanted, root, silent_after_s) as (ear, change):
         seen = _seen(ear)
         progress(_counted(seen, wait_s))
         with contextlib.suppress(TimeoutError):
@@ -91,11 +98,11 @@ async def once(
                     before, seen = seen, _seen(ear)
                     if seen.waiting != before.waiting:
                         progress(_counted(seen, None))
-        return _seen(ear)
+        return replace(_seen(ear), waited_s=wait_s)
 
 
 async def watch(wanted: LinkSelect, settings: LldpSettings, root: Path) -> AsyncIterator[Seen]:
-    """A look now and one at every change, until cancelled. Transmits where the settings say so."""
+    """A look now and one at every change, until cancelled."""
     if settings.source == "lldpd":
         seen: Seen | None = None
         while True:
@@ -103,7 +110,7 @@ async def watch(wanted: LinkSelect, settings: LldpSettings, root: Path) -> Async
             if seen != before:
                 yield seen
             await asyncio.sleep(lldpd.EVERY_S)
-    async with _listening(wanted, root, settings) as (ear, change):
+    async with _listening(wanted, root) as (ear, change):
         while True:
             yield _seen(ear)
             await change()
@@ -115,15 +122,13 @@ def _functions(root: Path) -> tuple[Function, ...]:
 
 @asynccontextmanager
 async def _listening(
-    wanted: LinkSelect, root: Path, settings: LldpSettings | None
+    wanted: LinkSelect, root: Path, silent_after_s: float = SILENT_AFTER_S
 ) -> AsyncIterator[tuple[Ear, Callable[[], Awaitable[None]]]]:
     """An ear that has looked at the netdevs once, and what waits for the next change."""
     changed = asyncio.Event()
     # Only MACs tell us from others here: who tries this with a switch of their own on the same host would
     # otherwise be told that the host hears itself, for lldpd announces the host's name.
-    ear = Ear(
-        lambda _neighbors, _findings: changed.set(), announcement=announcement(settings) if settings else None
-    )
+    ear = Ear(lambda _neighbors, _findings: changed.set(), silent_after_s=silent_after_s)
     with LinkEvents() as events, DcbSocket() as ours:
 
         def dcb(netdev: str) -> Dcb:
@@ -160,7 +165,7 @@ async def _ask(wanted: LinkSelect, settings: LldpSettings, functions: Iterable[F
     told: dict[str, list[Heard]] = {}
     for one in answer:
         told.setdefault(one.link, []).append(Heard(one))
-    rows = [_row(link, tuple(told.get(link.name, ())), None) for link in links]
+    rows = [_row(link, tuple(told.get(link.name, ())), None, silent=False) for link in links]
     sides = [lldpd.near_of(link, quiet=False) for link in links]
     return Seen(
         tuple(rows), findings(sides, [one for one in answer if one.link in {row.link for row in rows}])
@@ -169,18 +174,18 @@ async def _ask(wanted: LinkSelect, settings: LldpSettings, functions: Iterable[F
 
 def _seen(ear: Ear) -> Seen:
     now = asyncio.get_running_loop().time()
+    silent = {one.link for one in ear.findings if one.key in (SILENT, OWN_FRAMES)}
     rows = []
     for name, line in sorted(ear.lines.items()):
         heard = tuple(
             Heard(entry.neighbor, round(now - entry.last_heard, 1), round(now - entry.first_heard, 1))
             for entry in ear.entries(name)
         )
-        rows.append(_row(line.selected, heard, line))
+        rows.append(_row(line.selected, heard, line, silent=name in silent))
     return Seen(tuple(rows), ear.findings)
 
 
-def _row(link: Selected, heard: tuple[Heard, ...], line: Line | None) -> Row:
-    hint = None
+def _row(link: Selected, heard: tuple[Heard, ...], line: Line | None, *, silent: bool) -> Row:
     if line is not None and line.away_at is not None:
         state = "away"
     elif line is not None and line.receiver is None:
@@ -192,10 +197,9 @@ def _row(link: Selected, heard: tuple[Heard, ...], line: Line | None) -> Row:
     elif heard:
         state = "stale"
     else:
-        state = "silent"
-        hint = silence_reason(lldpd.near_of(link, quiet=True))
+        state = "silent" if silent else "unheard"
     trouble = line.trouble if line else None
-    return Row(link.name, link.pci_address, link.driver, state, heard, hint, trouble)
+    return Row(link.name, link.pci_address, link.driver, state, heard, trouble)
 
 
 def _counted(seen: Seen, wait_s: float | None) -> str:
@@ -218,7 +222,6 @@ def as_json(seen: Seen) -> str:
                     "pci_address": row.pci_address,
                     "driver": row.driver,
                     "state": row.state,
-                    "hint": row.hint,
                     "trouble": row.trouble,
                     "neighbors": [
                         {
@@ -232,6 +235,7 @@ def as_json(seen: Seen) -> str:
                 for row in seen.rows
             ],
             "findings": [asdict(finding) for finding in seen.findings],
+            "waited_seconds": seen.waited_s,
         },
         ensure_ascii=True,
     )
@@ -242,17 +246,17 @@ def as_json(seen: Seen) -> str:
 
 def as_table(seen: Seen) -> str:
     if not seen.rows:
-        return "No netdev is a link here: no physical Ethernet NIC was found. Name some with `links.select`."
+        return "No netdev is a link here: no physical Ethernet NIC, or none that `links.select` asks for."
     lines = [cells for row in seen.rows for cells in _lines(row)]
-    widths = [max(map(len, column)) for column in zip(COLUMNS, *lines, strict=True)]
-    text = [
-        "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
-        for cells in (COLUMNS, *lines)
+    notes = [
+        f"{row.link}: nothing was heard in {seen.waited_s:g} s, which says little: a switch speaks every 30 s; "
+        f"--wait {SILENT_AFTER_S + 1:.0f} listens for long enough to judge"
+        for row in seen.rows
+        if row.state == "unheard" and seen.waited_s is not None
     ]
-    notes = [f"{row.link}: nothing was heard: {row.hint}" for row in seen.rows if row.hint]
     notes += [f"{row.link}: {row.trouble}" for row in seen.rows if row.trouble]
-    notes += [f"{one.link}: {one.detail}" for one in seen.findings if one.key != "silent_port"]
-    return "\n".join([*text, *(["", *notes] if notes else [])])
+    notes += [f"{one.link}: {one.detail}" for one in seen.findings]
+    return "\n".join([*columns(COLUMNS, lines), *(["", *notes] if notes else [])])
 
 
 def _lines(row: Row) -> Iterable[tuple[str, ...]]:

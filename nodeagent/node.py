@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from nodeagent import links
 from nodeagent.config import Config, GpuSettings
 from nodeagent.health.gpu import Rules
 from nodeagent.host.driver import DriverError, GpuReading
@@ -25,13 +25,19 @@ from nodeagent.host.recorded import PATH as RECORDED
 from nodeagent.host.recorded import Recorded
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
-from nodeagent.sources import gpus, lldp, paths, pci
+from nodeagent.sources import gpus, paths, pci
 from nodeagent.supervise import keep
+
+if TYPE_CHECKING:  # a neighbor can wait, a device cannot: see watch_lldp
+    from nodeagent.links import LinkSelect
+    from nodeagent.sources.lldp import LldpSettings
 
 log = logging.getLogger(__name__)
 
 SOURCES = ("pci", "gpus", "paths")
 """Those that speak at once. LLDP does not: a switch may take 30 s to speak again."""
+LLDP_LATER_S = 0.5
+"""After the first word: its modules are not to be loaded while the devices are registered."""
 FIRST_WORD_S = 10.0
 """How long the first facts are waited for; a driver that hangs must not keep the NICs from the kubelet."""
 
@@ -110,14 +116,18 @@ def hints(tree: Tree) -> Iterator[list[pci.Hint]]:
             one.close()
 
 
-def link_select(config: Config) -> links.LinkSelect:
+def link_select(config: Config) -> LinkSelect:
+    from nodeagent.links import LinkSelect  # noqa: PLC0415
+
     wanted = config.links.select
-    return links.LinkSelect(wanted.netdevs, wanted.drivers, wanted.pci_addresses, wanted.exclude)
+    return LinkSelect(wanted.netdevs, wanted.drivers, wanted.pci_addresses, wanted.exclude)
 
 
-def lldp_settings(config: Config, node_name: str | None = None) -> lldp.LldpSettings:
+def lldp_settings(config: Config, node_name: str | None = None) -> LldpSettings:
+    from nodeagent.sources.lldp import LldpSettings  # noqa: PLC0415
+
     settings = config.lldp
-    return lldp.LldpSettings(
+    return LldpSettings(
         source="lldpd" if settings.source == "lldpd" else "socket",
         command=settings.command,
         transmit=settings.transmit,
@@ -138,12 +148,15 @@ async def watch(inventory: Inventory, config: Config, root: Path, node_name: str
         raise SysfsError(f"{root} has no /sys: --root takes the root of a machine, a capture or a simulation")
     asked = asyncio.Event()
     looked = pci.Request()
+    last: pci.PciFacts | None = None
 
     async def watch_pci() -> None:
         with hints(tree) as waking:
-            await pci.watch(tree, waking, stated, interval_s=config.scan_seconds)
+            await pci.watch(tree, waking, stated, interval_s=config.scan_seconds, before=last)
 
     def stated(facts: pci.PciFacts) -> None:
+        nonlocal last
+        last = facts
         inventory.state(
             "pci",
             product=facts.product,
@@ -171,6 +184,10 @@ async def watch(inventory: Inventory, config: Config, root: Path, node_name: str
             await asyncio.sleep(config.scan_seconds)
 
     async def watch_lldp() -> None:
+        await first_word(inventory)
+        await asyncio.sleep(LLDP_LATER_S)
+        from nodeagent.sources import lldp  # noqa: PLC0415
+
         with LinkEvents() as events:
             await lldp.watch(
                 lldp_settings(config, node_name),

@@ -1,9 +1,9 @@
 """What this node offers: the configuration applied to the facts, as kinds of devices. No I/O.
 
-One thing is remembered, for as long as this object lives: which PF has which rail. A number that moved when
-a NIC was unplugged would give a pod another network. A PF that turns up later takes the next free number.
-For that reason a PF counts that has VFs, and one that the ``vfs`` section wants to have some: an agent that
-starts while they are gone gives the same numbers.
+One thing is remembered, for as long as this object lives: which PF has which rail, and by which netdev it is
+named. A number that moved when a NIC was unplugged would give a pod another network. A PF that turns up later
+takes the next free number. For the same reason a PF counts that has VFs, and one that the ``vfs`` section wants
+to have some: an agent that starts while they are gone gives the same numbers.
 Literal ``pciAddresses`` fix the numbers for good: the rail is then the place in that list.
 """
 
@@ -80,6 +80,7 @@ class Offer:
         """``before`` is what this offer replaces: entries whose selection did not change keep their rails."""
         self.config = config
         self._rails: dict[tuple[str, PfSelect], dict[str, int]] = dict(before._rails) if before else {}
+        self._netdevs: dict[str, str] = before._netdevs if before else {}
 
     def kinds(self, snapshot: Snapshot) -> tuple[Kind, ...]:
         """The resources of this node, in the order of the configuration."""
@@ -103,6 +104,11 @@ class Offer:
             for trouble in find(snapshot)
         )
 
+    def withheld(self, snapshot: Snapshot) -> dict[str, str]:
+        """The resources whose list the kubelet would refuse, and why."""
+        head = prefix(self.config, snapshot.product)
+        return {f"{head}/{name}": complaint for name, complaint in self._complaints(snapshot)}
+
     def _offered_twice(self, snapshot: Snapshot) -> Iterator[Trouble]:
         owner: dict[str, str] = {}
         for entry in self.config.resources:
@@ -116,13 +122,27 @@ class Offer:
                         fatal=True,
                     )
                 owner.setdefault(gpu.uuid, entry.name)
+        for kind in self.kinds(snapshot):
+            if isinstance(kind, VfPool):
+                twice = [vf for entry in kind.devices(snapshot) for vf in entry.ids if vf in owner]
+                if twice:
+                    yield Trouble(
+                        f"VF {twice[0]} is offered twice, as {owner[twice[0]]} and as {kind.resource}; part the "
+                        "two resources by select, vfIndexes or vfDriver",
+                        fatal=True,
+                    )
+                owner.update((vf, kind.resource) for entry in kind.devices(snapshot) for vf in entry.ids)
 
     def _too_long(self, snapshot: Snapshot) -> Iterator[Trouble]:
+        for name, complaint in self._complaints(snapshot):
+            yield Trouble(f"{name}: {complaint}", fatal=True)
+
+    def _complaints(self, snapshot: Snapshot) -> Iterator[tuple[str, str]]:
         for entry in self.config.resources:
             if isinstance(entry, GpuMemResource):
                 memories = [gpu.memory_mib for gpu in selected_gpus(entry.select, snapshot.gpus)]
                 if complaint := slices_complaint(entry, memories, "this machine"):
-                    yield Trouble(f"{entry.name}: {complaint}", fatal=True)
+                    yield entry.name, complaint
 
     def _nothing_selected(self, snapshot: Snapshot) -> Iterator[Trouble]:
         for entry in self.config.resources:
@@ -136,10 +156,12 @@ class Offer:
                 yield Trouble(f"{entry.name}: no GPU is selected", fatal=False)
 
     def _pools(self, entry: VfResource, head: str, snapshot: Snapshot) -> Iterator[VfPool]:
-        netdevs = {function.pci_address: function.netdev for function in snapshot.functions}
+        for function in snapshot.functions:
+            if function.parent is None and function.netdev is not None:
+                self._netdevs.setdefault(function.pci_address, function.netdev)
         named: dict[str, list[str]] = {} if "{" in entry.name else {entry.name: []}
         for address, rail in self._numbered(entry, snapshot).items():
-            netdev = netdevs.get(address) or address.replace(":", "-")
+            netdev = self._netdevs.setdefault(address, address.replace(":", "-"))
             named.setdefault(entry.name.format(rail=rail, netdev=netdev), []).append(address)
         for name, pfs in named.items():
             yield VfPool(
@@ -149,6 +171,7 @@ class Offer:
                 vf_driver=entry.vf_driver,
                 preferred=entry.preferred,
                 rdma_cm=snapshot.paths.rdma_cm,
+                cdi=entry.device_list_strategy == "cdi",
             )
 
     def _gpu_kind(

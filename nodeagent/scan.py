@@ -9,13 +9,19 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from msgspec import structs
+
 from nodeagent import node
 from nodeagent.config import Config, ConfigError, Fault, load
 from nodeagent.config import check as check_config
+from nodeagent.host.netlink.netdevs import Netdevs
+from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
+from nodeagent.links import select
 from nodeagent.model import Devices, Function, Gpu, Health, Link, Snapshot
 from nodeagent.offer import Offer, Trouble
 from nodeagent.pcie import affinity
+from nodeagent.table import remarks, section
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +36,22 @@ class Seen:
 async def once(config: Config, root: Path, wait_s: float = 0.0) -> Seen:
     """One look. With ``wait_s``, LLDP is listened to for so long, or until every link with carrier was heard."""
     async with _looking(config, root) as inventory:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                while unheard(inventory.snapshot):
-                    await inventory.changed(inventory.snapshot.revision)
+        if wait_s > 0 and node.hears(config, Tree(root)):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    while _unheard(config, inventory.snapshot):
+                        await inventory.changed(inventory.snapshot.revision)
         return _seen(Offer(config), inventory.snapshot)
 
 
-def unheard(snapshot: Snapshot) -> set[str]:
-    """The links with carrier on which no neighbor has been heard."""
-    links = {link.netdev for link in snapshot.links if link.carrier}
-    return links - {neighbor.link for neighbor in snapshot.neighbors}
+def _unheard(config: Config, snapshot: Snapshot) -> set[str]:
+    """The links with carrier on which no neighbor has been heard; none where nobody can listen."""
+    if any(silence.source == "lldp" for silence in snapshot.silent):
+        return set()
+    with Netdevs() as netdevs:
+        links = select(node.link_select(config), netdevs.read(), snapshot.functions)
+    up = {link.name for link in links if link.netdev.carrier}
+    return up - {neighbor.link for neighbor in snapshot.neighbors}
 
 
 async def watch(config: Config, root: Path) -> AsyncIterator[Seen]:
@@ -71,6 +82,8 @@ def check(text: str, root: Path | None, *, name: str) -> Config:
 
 @asynccontextmanager
 async def _looking(config: Config, root: Path) -> AsyncIterator[Inventory]:
+    """Says nothing to the switches: they would take its farewell for that of the daemon."""
+    config = structs.replace(config, lldp=structs.replace(config.lldp, transmit=False))
     inventory = Inventory()
     watching = asyncio.create_task(node.watch(inventory, config, root))
     waiting = asyncio.create_task(node.first_word(inventory))
@@ -127,11 +140,11 @@ def as_json(seen: Seen) -> str:
 def as_table(seen: Seen) -> str:
     snapshot = seen.snapshot
     parts = [
-        _section("RESOURCES", ("RESOURCE", "DEVICES", "HEALTHY", "PARENT", "NUMA"), _resource_rows(seen)),
-        _section(
+        section("RESOURCES", ("RESOURCE", "DEVICES", "HEALTHY", "PARENT", "NUMA"), _resource_rows(seen)),
+        section(
             "GPUS", ("GPU", "UUID", "MODEL", "MEMORY", "PCI ADDRESS", "NUMA", "STATE"), _gpu_rows(snapshot)
         ),
-        _section(
+        section(
             "NICS",
             ("NETDEV", "PCI ADDRESS", "DRIVER", "SPEED", "LINK", "VFS", "RDMA", "NUMA", "STATE"),
             _pf_rows(snapshot),
@@ -161,7 +174,7 @@ def _gpu_rows(snapshot: Snapshot) -> Iterable[Sequence[str]]:
         yield (
             str(gpu.index),
             gpu.uuid,
-            _plain(gpu.name),
+            gpu.name,
             f"{gpu.memory_mib} MiB",
             gpu.pci_address,
             _or_dash(gpu.numa_node),
@@ -174,12 +187,12 @@ def _pf_rows(snapshot: Snapshot) -> Iterable[Sequence[str]]:
     for pf in _pfs(snapshot):
         link = links.get(pf.pci_address)
         yield (
-            _plain(pf.netdev or "-"),
+            pf.netdev or "-",
             pf.pci_address,
             pf.driver or "-",
             f"{link.speed_mbps // 1000}G" if link and link.speed_mbps else "-",
             _link_word(link),
-            "-" if pf.total_vfs is None else f"{pf.num_vfs}/{pf.total_vfs}",
+            "-" if pf.total_vfs is None else f"{_or_dash(pf.num_vfs)}/{pf.total_vfs}",
             pf.rdma.device if pf.rdma else "-",
             _or_dash(pf.numa_node),
             pf.health.state,
@@ -204,7 +217,7 @@ def _neighbor_section(snapshot: Snapshot) -> str:
         )
         for neighbor in snapshot.neighbors
     ]
-    return _section("NEIGHBORS", ("LINK", "SWITCH", "PORT", "DESCRIPTION", "STATE"), rows) if rows else ""
+    return section("NEIGHBORS", ("LINK", "SWITCH", "PORT", "DESCRIPTION", "STATE"), rows) if rows else ""
 
 
 def _affinity_section(seen: Seen) -> str:
@@ -216,22 +229,22 @@ def _affinity_section(seen: Seen) -> str:
     }
     heads = [names.get(pf.pci_address, pf.netdev or pf.pci_address) for pf in pfs]
     rows = [[f"GPU{gpu.index}", *(_affinity(gpu, pf) for pf in pfs)] for gpu in seen.snapshot.gpus]
-    return _section("PCIE AFFINITY", ("", *heads), rows) if pfs and rows else ""
+    return section("PCIE AFFINITY", ("", *heads), rows) if pfs and rows else ""
 
 
 def _reasons(seen: Seen) -> str:
     """Everything that is not as it should be, in sentences."""
     snapshot = seen.snapshot
     lines = [
-        f"{name}: {health.state}: {reason.key}: {_plain(reason.detail)}"
+        f"{name}: {health.state}: {reason.key}: {reason.detail}"
         for name, health in _judged(snapshot)
         for reason in health.reasons
     ]
     lines += [f"{finding.link}: {finding.key}: {finding.detail}" for finding in snapshot.findings]
-    lines += [f"source {silence.source} is silent: {_plain(silence.reason)}" for silence in snapshot.silent]
-    lines += [f"unreadable: {_plain(sentence)}" for sentence in snapshot.unreadable]
-    lines += [f"{'cannot be offered' if t.fatal else 'note'}: {_plain(t.message)}" for t in seen.troubles]
-    return "\n".join(["REASONS", *(f"  {line}" for line in lines), ""]) if lines else ""
+    lines += [f"source {silence.source} is silent: {silence.reason}" for silence in snapshot.silent]
+    lines += [f"unreadable: {sentence}" for sentence in snapshot.unreadable]
+    lines += [f"{'cannot be offered' if t.fatal else 'note'}: {t.message}" for t in seen.troubles]
+    return remarks("REASONS", lines)
 
 
 def _judged(snapshot: Snapshot) -> Iterable[tuple[str, Health]]:
@@ -261,17 +274,3 @@ def _affinity(gpu: Gpu, pf: Function) -> str:
 
 def _or_dash(value: object) -> str:
     return "-" if value is None else str(value)
-
-
-def _plain(text: str) -> str:
-    """What a device says of itself must not steer a terminal."""
-    return text if text.isprintable() else ascii(text)[1:-1]
-
-
-def _section(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    table = [tuple(heads), *(tuple(row) for row in rows)]
-    if len(table) == 1:
-        return f"{title}\n  none\n"
-    widths = [max(len(row[i]) for row in table) for i in range(len(heads))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table)
-    return "\n".join([title, *(f"  {line}".rstrip() for line in lines), ""])

@@ -102,7 +102,7 @@ def _add_scan(add: Add) -> None:
     parser.add_argument("--watch", action="store_true", help="print again at every change, until interrupted")
     parser.add_argument(
         "--wait",
-        type=float,
+        type=_seconds,
         default=0.0,
         metavar="SECONDS",
         help="listen to LLDP for so long, or until every link was heard (default: 0; a switch speaks every 30 s)",
@@ -141,7 +141,7 @@ def _add_neighbors(add: Add) -> None:
     _config_option(parser)
     _json_option(parser)
     parser.add_argument(
-        "--wait", type=float, metavar="SECONDS", help="listen for no longer than this (default: 35)"
+        "--wait", type=_seconds, metavar="SECONDS", help="listen for no longer than this (default: 35)"
     )
     parser.add_argument("--watch", action="store_true", help="print again at every change, until interrupted")
 
@@ -183,9 +183,14 @@ def _add_decode(add: Add) -> None:
 
 def _decode(options: argparse.Namespace) -> int:
     from nodeagent.lldp.describe import lines  # noqa: PLC0415
+    from nodeagent.lldp.pcap import PcapError  # noqa: PLC0415
 
-    for line in lines(options.file.read_bytes(), options.json):
-        print(line)
+    try:
+        for line in lines(options.file.read_bytes(), options.json):
+            print(line)
+    except PcapError as error:
+        print(f"nodeagent: {options.file}: {error}", file=sys.stderr)
+        return FAILED
     return GOOD
 
 
@@ -196,6 +201,7 @@ def _add_config(add: Add) -> None:
     parser = add(
         "config", _config_check, "validate a configuration, print the default, print the JSON schema"
     )
+    parser.set_defaults(root=None)  # a file is judged without a machine, unless one is named
     parts = parser.add_subparsers(title="parts", metavar="check|defaults|schema", required=True)
     check = parts.add_parser(
         "check",
@@ -203,7 +209,7 @@ def _add_config(add: Add) -> None:
         description="Validate FILE: one line for each fault, with its place and what was meant.",
     )
     check.add_argument("file", type=Path, metavar="FILE")
-    check.add_argument("--root", type=Path, default=None, metavar="DIR", help=ROOT)
+    check.add_argument("--root", type=Path, default=argparse.SUPPRESS, metavar="DIR", help=ROOT)
     check.set_defaults(verb=_config_check)
     defaults = parts.add_parser("defaults", help="print the commented default configuration")
     defaults.set_defaults(verb=_config_defaults)
@@ -252,7 +258,8 @@ def _add_vfs(add: Add) -> None:
     ):
         part = parts.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         part.set_defaults(verb=verb)
-        part.add_argument("--root", type=Path, default=Path("/"), metavar="DIR", help=ROOT)
+        # Suppressed: a default here would win over a --root that stands before the part's name.
+        part.add_argument("--root", type=Path, default=argparse.SUPPRESS, metavar="DIR", help=ROOT)
         _config_option(part)
         _json_option(part)
 
@@ -332,6 +339,13 @@ def _address(text: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not seconds >= 0:  # which nan is not either
+        raise argparse.ArgumentTypeError(f"{text} is no time to wait: give a number of seconds, 0 or more")
+    return seconds
 
 
 # --- shared ---------------------------------------------------------------------------------------------

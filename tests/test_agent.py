@@ -320,3 +320,49 @@ async def test_a_storm_of_changes_ends_in_the_last_state() -> None:
             await asyncio.sleep(0)
         await n.allocatable(NIC0, 4)
         await n.allocatable(NIC1, 0)
+
+
+async def test_vfs_by_cdi_have_a_spec_before_they_are_offered_and_no_device_nodes_of_their_own() -> None:
+    async with node() as n:
+        await n.kubelet.start()
+        await n.start_agent(n.configure("resources: [{kind: vf, deviceListStrategy: cdi}]\n"))
+        await n.allocatable(NIC0, 4)
+        given = (await n.kubelet.admit(PodSpec.single("worker", {NIC0: 1}))).given["main"]
+        (name,) = given.cdi_devices
+        assert given.device_nodes == ()
+        kind, _, device = name.partition("=")
+        spec = json.loads((n.root / "var/run/cdi/nodeagent-vf.json").read_text())
+        assert spec["kind"] == kind == "nodeagent.io/vf"
+        nodes = {d["name"]: d["containerEdits"]["deviceNodes"] for d in spec["devices"]}
+        assert any(node["path"].startswith("/dev/infiniband/uverbs") for node in nodes[device])
+
+
+async def test_an_allocation_whose_cdi_spec_cannot_be_written_is_refused_by_the_name_of_the_file() -> None:
+    async with node() as n:
+        (n.root / "var/run").mkdir(parents=True, exist_ok=True)
+        (n.root / "var/run/cdi").write_text("a file where the folder should be")
+        await n.kubelet.start()
+        await n.start_agent()
+        await ready(n)
+        refused = await n.kubelet.admit(PodSpec.single("worker", {MEMORY: 1}))
+        assert not refused.admitted
+        assert "nodeagent-gpu.json cannot be written" in refused.message
+        (n.root / "var/run/cdi").unlink()
+        assert (await n.kubelet.admit(PodSpec.single("next", {MEMORY: 1}))).admitted
+
+
+async def test_the_specs_of_gpus_and_the_vendors_own_follow_what_is_on_the_host() -> None:
+    async with node() as n:
+        uuids = [gpu.gpu.uuid for gpu in n.machine.gpus]
+        folder = n.root / "etc/cdi"
+        folder.mkdir(parents=True)
+        devices = [{"name": u, "containerEdits": {"env": ["A=1"]}} for u in uuids]
+        (folder / "nvidia.json").write_text(
+            json.dumps({"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": devices})
+        )
+        await n.kubelet.start()
+        await n.start_agent()
+        await ready(n)
+        given = (await n.kubelet.admit(PodSpec.single("worker", {MEMORY: 1}))).given["main"]
+        assert given.cdi_devices[0].startswith("nvidia.com/gpu=GPU-")
+        assert not (n.root / "var/run/cdi/nodeagent-gpu.json").exists()

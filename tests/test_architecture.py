@@ -142,7 +142,7 @@ def imported(module: ast.Module) -> Iterator[str]:
         ("nodeagent.cli", {"grpc", "msgspec", "yaml", "prometheus_client", "pyroute2", "pynvml"}),
         ("nodeagent.config", {"grpc", "google", "prometheus_client", "pyroute2", "pynvml"}),
         ("nodeagent.scan", {"grpc", "google", "prometheus_client", "pyroute2", "pynvml"}),
-        ("nodeagent.agent", {"pyroute2", "pynvml"}),
+        ("nodeagent.agent", {"google", "prometheus_client", "pyroute2", "pynvml"}),
     ],
 )
 def test_what_is_not_used_is_not_loaded(module: str, costs: set[str]) -> None:

@@ -88,6 +88,37 @@ def test_a_scan_names_each_fault_with_its_reason(capsys: pytest.CaptureFixture[s
     assert "0000:9a:00.2: down: driver_unbound" in told
 
 
+def test_a_count_that_cannot_be_read_is_a_dash(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    Machine.load("two-gpu-two-nic").write(tmp_path)
+    (tmp_path / "sys/bus/pci/devices/0000:18:00.0/sriov_numvfs").unlink()
+    for verb in (["scan"], ["vfs", "show"]):
+        assert main([*verb, "--root", str(tmp_path)]) == 0
+        told = capsys.readouterr().out
+        assert " -/16 " in told
+        assert "None" not in told
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan", "soon"])
+def test_a_time_that_cannot_pass_is_bad_usage(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("scan", "neighbors"):
+        with pytest.raises(SystemExit) as ended:
+            main([verb, f"--wait={seconds}"])
+        assert ended.value.code == 2
+        assert "--wait" in capsys.readouterr().err
+
+
+def test_a_capture_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = tmp_path / "broken.pcap"
+    for content, why in ((None, "No such file or directory"), (b"", "empty"), (b"hello", "neither pcap nor")):
+        if content is not None:
+            broken.write_bytes(content)
+        assert main(["decode", str(broken)]) == 1
+        told = capsys.readouterr()
+        assert told.out == ""
+        assert told.err.startswith(f"nodeagent: {broken}: ")
+        assert why in told.err
+
+
 def test_a_root_that_is_no_machine_fails_with_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +137,26 @@ def test_bad_usage_is_2() -> None:
         assert done.returncode == 2, arguments
         assert done.stdout == ""
         assert "usage:" in done.stderr
+
+
+@pytest.mark.parametrize("where", [("vfs", "--root", "{}", "show"), ("vfs", "show", "--root", "{}")])
+def test_the_root_counts_wherever_it_is_named(
+    where: tuple[str, ...], dgx: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([part.format(dgx) for part in where]) == 0
+    assert "0000:18:00.0" in capsys.readouterr().out
+
+
+def test_a_configuration_is_checked_on_a_machine_only_where_one_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "good.yaml"
+    path.write_text("apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n")
+    nowhere = str(tmp_path / "nowhere")
+    assert main(["config", "check", str(path)]) == 0
+    assert main(["config", "--root", nowhere, "check", str(path)]) == 1
+    assert main(["config", "check", "--root", nowhere, str(path)]) == 1
+    assert "has no /sys" in capsys.readouterr().err
 
 
 def test_a_configuration_is_checked_line_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -154,7 +154,6 @@ vfs:
    linkState: enable, minTxRateMbps: 1, maxTxRateMbps: 0, vfIndexes: [0-3]}
 listen: null
 scanSeconds: 5
-stateDirectory: /run/state
 log: {level: debug}
 """
     )
@@ -184,7 +183,7 @@ log: {level: debug}
         False,
     )
     assert (entry.link_state, entry.min_tx_rate_mbps, entry.max_tx_rate_mbps) == ("enable", 1, 0)
-    assert (read.listen, read.scan_seconds, read.state_directory) == (None, 5.0, "/run/state")
+    assert (read.listen, read.scan_seconds) == (None, 5.0)
     assert read.log.level == "debug"
     assert load(as_yaml(read), name="again") == read
 

@@ -144,7 +144,7 @@ def test_every_volume_is_mounted_and_every_mount_has_one() -> None:
 
 
 def test_it_has_no_more_rights_than_it_says() -> None:
-    for container, added in ((INIT, ["NET_ADMIN"]), (DAEMON, None)):
+    for container, added in ((INIT, ["NET_ADMIN"]), (DAEMON, ["NET_RAW"])):
         context = container["securityContext"]
         assert context["capabilities"]["drop"] == ["ALL"]
         assert context["capabilities"].get("add") == added

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nodeagent.kinds import Refused
 from nodeagent.kinds.vf import VfPool
-from nodeagent.model import HEALTHY, DeviceNode, Function, Link, Snapshot
+from nodeagent.model import HEALTHY, DeviceNode, Function, Holding, Link, Snapshot
 from tests.kinds_machine import SICK, answer_of, as_json, dgx, pf_of, vf_of
 
 RESOURCE = "nvidia-dgx-h100/nic0"
@@ -331,3 +331,24 @@ def test_what_is_preferred_can_be_allocated_and_only_a_shortage_is_refused(
         assert all(given_[pf] <= given_[other] + 1 for pf in fresh for other in spare)
     assert len(kind.allocate(snapshot, chosen).device_info) == size
     assert kind.prefer(snapshot, sorted(free), must, size) == chosen
+
+
+def test_a_vf_that_a_container_holds_through_another_resource_is_not_given_away_again() -> None:
+    (one, two), old = addresses(vf_of(PF, 0), vf_of(PF, 1)), "example.com/renamed"
+    held = replace(
+        machine(PF, vf_of(PF, 0), vf_of(PF, 1)), holdings=(Holding("default", "worker", "main", old, (one,)),)
+    )
+    assert NIC0.prefer(held, [one, two], [], 1) == [two]
+    assert NIC0.allocate(held, [two])
+    with pytest.raises(Refused, match=f"{one} is held by default/worker through {old}"):
+        NIC0.allocate(held, [one])
+
+
+def test_an_rdma_vf_in_a_pod_stays_in_its_pool_and_is_nobody_elses() -> None:
+    kind, vf = replace(NIC0, vf_driver="rdma"), vf_of(PF, 0, netdev=None, rdma=None)
+    snapshot = machine(PF, vf)
+    assert offered(kind, snapshot) == []
+    held = replace(snapshot, holdings=(Holding("default", "worker", "main", RESOURCE, (vf.pci_address,)),))
+    assert offered(kind, held) == [vf.pci_address]
+    with pytest.raises(Refused, match="may still be with the pod that had it"):
+        kind.allocate(held, [vf.pci_address])

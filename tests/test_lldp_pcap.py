@@ -184,7 +184,12 @@ GOOD = section("<") + interface("<") + enhanced("<", LLDP)
 @pytest.mark.parametrize(
     ("data", "good", "message"),
     [
-        (b"", 0, "the file is neither pcap nor pcapng: its first bytes are no known magic number at byte 0"),
+        (b"", 0, "the file is empty"),
+        (
+            b"#!/bin/sh",
+            0,
+            "the file is neither pcap nor pcapng: its first bytes are no known magic number at byte 0",
+        ),
         (b"\x1f\x8b\x08", 0, "the file is compressed by gzip: unpack it first at byte 0"),
         (pcap()[:20], 0, "the pcap header has 20 of 24 bytes at byte 0"),
         (pcap(LLDP, LLDP)[:-1], 1, f"packet 2 claims {len(LLDP)} bytes, {len(LLDP) - 1} are left at byte"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,6 +68,16 @@ class Lamps:
         return Allocation(env=(("LAMPS", ",".join(ids)),), device_info=self.device_info)
 
 
+@dataclass(frozen=True)
+class Written:
+    """The files of an allocation, as the test would have them written."""
+
+    write: Callable[[Allocation], object]
+
+    def due(self, allocation: Allocation) -> bool:
+        return bool(allocation.device_info)
+
+
 class World:
     """A kubelet, and the sink under test."""
 
@@ -75,11 +85,10 @@ class World:
         self.directory = directory
         self.kubelet = Kubelet(directory, seed=1, reconcile_s=0.02)
         self.written: list[Allocation] = []
-        self.plugins = DevicePlugins(directory, watched=watched, write=self.write, measure=Measure())
+        self.plugins = DevicePlugins(
+            directory, watched=watched, files=Written(self.written.append), measure=Measure()
+        )
         self.task: asyncio.Task[None] | None = None
-
-    def write(self, allocation: Allocation) -> None:
-        self.written.append(allocation)
 
     def run(self) -> None:
         self.task = asyncio.create_task(self.plugins.run())
@@ -313,7 +322,7 @@ async def test_a_full_disk_refuses_the_allocation_and_names_the_file() -> None:
         def full(_allocation: Allocation) -> None:
             raise OSError(28, "No space left on device", "/var/run/k8s.cni.cncf.io/devinfo/dp/x-device.json")
 
-        w.plugins = DevicePlugins(w.directory, watched=False, write=full, measure=Measure())
+        w.plugins = DevicePlugins(w.directory, watched=False, files=Written(full), measure=Measure())
         await w.kubelet.start()
         w.plugins.tell([Lamps("example.com/a", device_info=(DeviceInfo("x", "{}"),))], Snapshot())
         w.run()
@@ -331,7 +340,7 @@ async def test_a_write_that_hangs_is_refused_at_the_deadline(monkeypatch: pytest
         def hang(_allocation: Allocation) -> None:
             asyncio.run_coroutine_threadsafe(released.wait(), loop).result(5)
 
-        w.plugins = DevicePlugins(w.directory, watched=False, write=hang, measure=Measure())
+        w.plugins = DevicePlugins(w.directory, watched=False, files=Written(hang), measure=Measure())
         await w.kubelet.start()
         w.plugins.tell([Lamps("example.com/a", device_info=(DeviceInfo("x", "{}"),))], Snapshot())
         w.run()
@@ -350,3 +359,109 @@ async def test_a_folder_that_cannot_hold_a_socket_is_the_reason(monkeypatch: pyt
         made = w.plugins._places[place.resource].endpoint
         with pytest.raises(BindError, match="cannot listen on"):
             await made.start(w.directory / ("deep" * 30) / "a.sock")
+
+
+async def test_a_kubelet_whose_socket_listens_late_is_registered_with_as_soon_as_it_does() -> None:
+    async with world() as w:
+        await w.kubelet.start()
+        w.plugins.tell([Lamps("example.com/a")], Snapshot())
+        w.run()
+        await w.offered("example.com/a", 2)
+        await w.kubelet.restart(listen_delay_s=0.5)
+        async with asyncio.timeout(1):
+            await w.offered("example.com/a", 2)
+
+
+async def test_a_folder_where_one_socket_should_be_costs_that_resource_alone() -> None:
+    async with world() as w:
+        await w.kubelet.start()
+        folder = w.kubelet.socket.parent / "nodeagent-example.com_a.sock"
+        folder.mkdir()
+        (w.kubelet.socket.parent / "nodeagent-example.com_b.sock").write_text("left over")
+        w.plugins.tell([Lamps("example.com/a"), Lamps("example.com/b")], Snapshot())
+        w.run()
+        await w.offered("example.com/b", 2)
+        assert "nodeagent-example.com_a.sock" in w.plugins.statuses()[0].reason
+        folder.rmdir()
+        await w.offered("example.com/a", 2)
+        assert w.registrations("example.com/b") == 1
+
+
+async def test_resources_may_change_while_the_loop_closes_others() -> None:
+    async with world() as w:
+        await w.kubelet.start()
+        stays, goes = Lamps("example.com/a"), Lamps("example.com/b")
+        w.plugins.tell([stays, goes], Snapshot())
+        w.run()
+        await w.offered("example.com/a", 2)
+        await w.offered("example.com/b", 2)
+        endpoint = w.plugins._places["example.com/a"].endpoint
+        for socket in w.kubelet.socket.parent.glob("nodeagent-*.sock"):
+            socket.unlink()
+        while endpoint.serving:
+            await asyncio.sleep(0)
+        w.plugins.tell([stays], Snapshot())  # in the middle of closing the first
+        await w.kubelet.until(lambda: w.registrations("example.com/a") == 2)
+        assert w.task is not None
+        assert not w.task.done()
+
+
+async def test_a_resource_that_comes_back_knows_its_ids_and_meets_no_race() -> None:
+    """The old stream's end must be over before the new registration (#127803)."""
+    async with world() as w:
+        await w.kubelet.start()
+        a, b = Lamps("example.com/a", 3), Lamps("example.com/b")
+        w.plugins.tell([a], Snapshot())
+        w.run()
+        await w.offered("example.com/a", 3)
+        for _ in range(5):
+            w.plugins.tell([b], Snapshot())
+            await asyncio.sleep(0.002)
+            w.plugins.tell([a, b], Snapshot())
+            await w.offered("example.com/a", 3)
+        w.plugins.tell([b], Snapshot())
+        await w.offered("example.com/a", 0)
+        w.plugins.tell([replace(a, count=2), b], Snapshot())
+        await w.offered("example.com/a", 2)
+        assert w.kubelet.capacity()["example.com/a"] == 3
+
+
+class FickleKubelet:
+    """Takes every registration, and closes the stream before it answers Register."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self.registered = 0
+        self.server = grpc.aio.server()
+        handler = grpc.unary_unary_rpc_method_handler(self._register)
+        self.server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("v1beta1.Registration", {"Register": handler}),)
+        )
+
+    async def start(self) -> None:
+        self.socket.parent.mkdir(parents=True)
+        self.server.add_insecure_port(f"unix:{self.socket}")
+        await self.server.start()
+
+    async def _register(self, request: bytes, _context: object) -> bytes:
+        path = self.socket.parent / pb.RegisterRequest.FromString(request).endpoint
+        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+            stream = channel.unary_stream("/v1beta1.DevicePlugin/ListAndWatch")(b"")
+            await stream.read()
+            stream.cancel()
+        await asyncio.sleep(0.02)
+        self.registered += 1
+        return b""
+
+
+async def test_a_stream_lost_inside_register_is_seen_at_once_and_losses_are_met_with_growing_pauses() -> None:
+    async with world() as w:
+        kubelet = FickleKubelet(w.kubelet.socket)
+        await kubelet.start()
+        w.plugins.tell([Lamps("example.com/a")], Snapshot())
+        w.run()
+        try:
+            await asyncio.sleep(1.5)
+            assert 3 <= kubelet.registered <= 5  # after 0, 0.1, 0.3, 0.7 and 1.5 s
+        finally:
+            await kubelet.server.stop(None)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from nodeagent.kube import deviceplugin_pb2 as pb
 from nodeagent.model import HEALTHY, Devices, Health, Reason, State
-from nodeagent.sinks.roll import MISSING, Roll, encode
+from nodeagent.sinks.roll import API_VERSION, MISSING, Roll, encode, register_request
 
 DOWN = Health(State.DOWN, (Reason("carrier_down", "no carrier"),), allocatable=False)
 
@@ -47,15 +47,26 @@ def test_a_segment_is_what_protobuf_would_write(
         )
 
 
+@given(endpoint=st.text(min_size=1, max_size=300), resource=st.text(min_size=1, max_size=300))
+def test_a_registration_is_protobufs_byte_for_byte(endpoint: str, resource: str) -> None:
+    expected = pb.RegisterRequest(
+        version=API_VERSION,
+        endpoint=endpoint,
+        resource_name=resource,
+        options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
+    )
+    assert register_request(endpoint, resource) == expected.SerializeToString()
+
+
 def test_a_device_that_goes_is_unhealthy_and_healthy_when_it_is_back() -> None:
     roll = Roll()
     assert roll.state((vf(1), vf(2)))
     assert roll.state((vf(2),))
     assert told(roll) == {"0000:1a:00.1": "Unhealthy", "0000:1a:00.2": "Healthy"}
-    entry = roll.find("0000:1a:00.1")
-    assert entry is not None
-    assert entry.health is MISSING
-    assert entry.numa_nodes == (0,)
+    assert roll.missing(["0000:1a:00.2", "0000:1a:00.1"]) == "0000:1a:00.1"
+    assert roll.missing(["0000:1a:00.2"]) is None
+    assert roll.devices[-1].health is MISSING
+    assert roll.devices[-1].numa_nodes == (0,)
     assert roll.state((vf(1), vf(2)))
     assert told(roll) == {"0000:1a:00.1": "Healthy", "0000:1a:00.2": "Healthy"}
 
@@ -70,9 +81,7 @@ def test_an_equal_roll_is_not_told_again() -> None:
     assert roll.state((vf(1, DOWN),))
     assert not roll.state((vf(1, Health(State.DOWN, (), allocatable=False)),))
     assert roll.revision == revision + 1
-    found = roll.find("0000:1a:00.1")
-    assert found is not None
-    assert found.health.reasons == ()
+    assert roll.devices[0].health.reasons == ()
 
 
 def test_the_first_roll_is_told_even_when_it_is_empty() -> None:
@@ -108,4 +117,4 @@ def test_whatever_is_offered_and_withdrawn_the_kubelet_knows_every_id_ever_offer
         roll.state(tuple(vf(n, Health() if good else DOWN) for n, good in sorted(step)))
         ever |= now.keys()
         assert told(roll) == {id_: "Healthy" if now.get(id_) else "Unhealthy" for id_ in ever}
-        assert all(roll.find(id_) is not None for id_ in ever)
+        assert {id_ for id_ in ever if roll.missing([id_])} == ever - now.keys()

@@ -318,6 +318,25 @@ async def test_a_rename_takes_the_neighbor_along_and_two_names_may_be_swapped(wi
             await told.sees(("swp1", "leaf-2", False), ("swp2", "leaf-1", False))
 
 
+async def test_a_link_that_becomes_a_port_of_a_bridge_is_heard_on_and_so_it_is_when_it_leaves(wire):
+    near, far = wire
+    async with agent(near, "swp*") as told:
+        await listening(told, "swp1")
+        with far.raw("b0") as switch:
+            switch.send(announce("leaf-1"))
+            await told.sees(("swp1", "leaf-1", False))
+            near.ip("""link add br0 type bridge group_fwd_mask 0x4000
+                       link set br0 up
+                       link set swp1 master br0""")
+            for enslaved in (True, False):
+                async with asyncio.timeout(10):
+                    while told.ear.lines["swp1"].enslaved != enslaved:
+                        await asyncio.sleep(0.01)
+                switch.send(announce(f"leaf-{enslaved}"))
+                await told.sees(("swp1", f"leaf-{enslaved}", False))
+                near.ip("link set swp1 nomaster")
+
+
 async def test_a_netdev_plugged_in_later_is_heard_and_one_of_another_name_is_not(wire):
     near, far = wire
     async with agent(near, "swp*") as told:

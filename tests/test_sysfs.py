@@ -1,8 +1,12 @@
 """``Tree``: absent is None, broken is an exception, and nothing leaves the root."""
 
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nodeagent.host.sysfs import SysfsError, Tree
 from tests.trees import BROKEN, Link, grow
@@ -111,3 +115,32 @@ def test_the_host_itself_can_be_read() -> None:
     assert tree.text("/proc/sys/kernel/ostype") == "Linux"
     assert "self" in tree.names("/proc")
     assert tree.real("/proc/mounts") == f"/proc/{tree.link('/proc/self')}/mounts"
+
+
+_NAMES = st.sampled_from(["a", "b", "c"])
+_PATHS = st.lists(_NAMES | st.just(".."), min_size=1, max_size=4).map("/".join)
+
+
+@given(
+    links=st.dictionaries(
+        st.lists(_NAMES, min_size=1, max_size=3).map("/".join), _PATHS | _PATHS.map("/{}".format)
+    ),
+    asked=_PATHS,
+)
+def test_the_kernel_and_the_walk_lead_to_the_same_place(links: dict[str, str], asked: str) -> None:
+    """Links out of the root, absolute ones and loops included."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Tree(f"{folder}/outer/root")
+        for link, target in links.items():
+            at = tree.root / link
+            with suppress(OSError, RuntimeError):  # in the way of another link, or in a loop
+                if at.parent.resolve().is_relative_to(tree.root):
+                    at.parent.mkdir(parents=True, exist_ok=True)
+                    at.symlink_to(target)
+        try:
+            walked = tree._walk(f"/{asked}")
+        except SysfsError:
+            with pytest.raises(SysfsError):
+                tree._resolve(f"/{asked}")
+        else:
+            assert tree._resolve(f"/{asked}") == walked

@@ -24,9 +24,9 @@ async def idle(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
     seconds = 20.0 if quick else 65.0
     async with stage.kubelet() as kubelet, stage.agent(kubelet) as process:
         await asyncio.sleep(_SETTLE_S)
-        began, cpu = time.monotonic(), _cpu_s(process.pid)
+        began, cpu = time.monotonic(), process.cpu_s()
         await asyncio.sleep(seconds)
-        spent, wall = _cpu_s(process.pid) - cpu, time.monotonic() - began
+        spent, wall = process.cpu_s() - cpu, time.monotonic() - began
         status = _status(process.pid)
     yield Figure(group, "resident memory (VmRSS)", "MiB", [status["VmRSS"]], {"max": RSS_MIB}, _NOTE)
     yield Figure(group, "  of that the process's own (RssAnon)", "MiB", [status["RssAnon"]])
@@ -48,11 +48,3 @@ def _status(pid: int) -> dict[str, float]:
             case [number] if number.isdigit():
                 found[name] = float(number)
     return found
-
-
-def _cpu_s(pid: int) -> float:
-    """Over all threads, from the scheduler's nanoseconds: utime counts in ticks of 10 ms."""
-    total = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        total += int((task / "schedstat").read_text().split()[0])
-    return total / 1e9

@@ -15,6 +15,7 @@ BORN = time.monotonic()
 
 import argparse  # noqa: E402
 import asyncio  # noqa: E402
+import gc  # noqa: E402
 import json  # noqa: E402
 import logging  # noqa: E402
 import os  # noqa: E402
@@ -109,6 +110,7 @@ async def endpoint(socket: Path, ids: int) -> None:
     told = Snapshot(gpus=gpus)
     served.tell(kind, told)
     await served.start(socket)
+    gc.freeze()  # as the agent does once it has started
     lag = Lag()
 
     def flip() -> dict[str, object]:

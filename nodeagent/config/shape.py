@@ -158,9 +158,12 @@ class _Walk:
         if not isinstance(node.value, tuple):
             self._refuse(node, "a list", path, scalars=not entries)
             return BAD
-        if type_.max_length is not None and len(node.value) > type_.max_length:
-            message = f"holds {len(node.value)} values, at most {type_.max_length} are allowed"
-            self._faults.add(path, (node.line, node.column), message)
+        least, most = type_.min_length or 0, type_.max_length or len(node.value)
+        if not least <= len(node.value) <= most:
+            wanted = (
+                f"at most {most} are allowed" if least <= len(node.value) else f"at least {least} are needed"
+            )
+            self._faults.add(path, (node.line, node.column), f"holds {len(node.value)} values, {wanted}")
             return BAD
         items = [self.value(item, item_type, (*path, i)) for i, item in enumerate(node.value)]
         if entries:

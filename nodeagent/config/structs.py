@@ -135,6 +135,13 @@ class VfResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="vf"
         Literal["spread", "pack"],
         setting("Which VFs a pod gets where several PFs share a resource: of many PFs, or of few."),
     ] = "spread"
+    device_list_strategy: Annotated[
+        Literal["nodes", "cdi"],
+        setting(
+            "How the container gets the VF's RDMA, vfio or vdpa nodes: nodes by the kubelet; cdi by the container "
+            "runtime, from a spec that the agent writes."
+        ),
+    ] = "nodes"
 
 
 class GpuMemResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="gpu-mem"):
@@ -373,7 +380,4 @@ class Config(Settings, frozen=True, kw_only=True):
         Annotated[float, msgspec.Meta(ge=1, le=SECONDS_MAX)],
         setting("A full look at the machine at least this often; what the kernel announces is seen at once."),
     ] = 30.0
-    state_directory: Annotated[
-        Directory, setting("What must survive a restart of the agent, such as a GPU's latched fault.")
-    ] = "/var/lib/nodeagent"
     log: Annotated[LogSettings, setting("What the agent tells on stderr.")] = LogSettings()

@@ -5,12 +5,14 @@ The law of this file:
 * A receiver belongs to one netdev by its ifindex; what it is called is nobody's business here. When the
   netdev is unregistered (deleted, or moved into another network namespace) the kernel unbinds the socket for
   good, so a later netdev with the same ifindex is never taken for it. Admin down and up pass.
-* The socket takes every EtherType and lets a filter in the kernel choose. A socket for 0x88cc alone comes
-  too late where the netdev is a port of Open vSwitch or macvlan, or of a bridge that forwards the group:
-  those take the frame away before it gets there. Bond slaves, bridge ports and plain NICs are one case.
+* A socket for EtherType 0x88cc alone costs other traffic nothing, but comes too late on a port of something:
+  bond, bridge and Open vSwitch take a frame away before it gets there. On those (``enslaved``) the socket takes
+  every EtherType, for 0.1 µs a packet received, and the filter in the kernel chooses; a netdev that is enslaved
+  later needs another socket.
 * Own transmissions are refused twice: PACKET_IGNORE_OUTGOING (Linux 4.20) saves the clone of each packet
   sent, and the filter holds where that option is missing.
-* A stripped VLAN tag is put back, so that a frame is what was on the wire.
+* A frame under a VLAN or priority tag is heard as if it came without: the kernel strips the tag, and nobody
+  here asks for it.
 * A turn takes at most ``TURN`` frames, and a link at most ``RATE`` frames a second; then it is left alone
   for ``PAUSE_S`` and the kernel drops what does not fit ``QUEUE`` bytes, before it copies any of it.
 
@@ -43,13 +45,10 @@ _FRAME_MAX = 2048  # an LLDPDU has to fit one frame of 1500 octets; what is long
 
 # include/uapi/linux/if_packet.h, if_ether.h, if_arp.h, asm-generic/socket.h
 _SOL_PACKET = 263
-_ADD_MEMBERSHIP, _STATISTICS, _AUXDATA, _IGNORE_OUTGOING = 1, 6, 8, 23
+_ADD_MEMBERSHIP, _STATISTICS, _IGNORE_OUTGOING = 1, 6, 23
 _MR_MULTICAST = 0
-_ETH_P_ALL = 3
+_ETH_P_ALL, _ETH_P_LLDP = 0x0003, 0x88CC
 _SO_ATTACH_FILTER = 26
-_STATUS_VLAN_VALID, _STATUS_TPID_VALID = 0x10, 0x40
-_AUX = struct.Struct("=IIIHHHH")  # status, len, snaplen, mac, net, vlan_tci, vlan_tpid
-_AUX_SPACE = socket.CMSG_SPACE(_AUX.size)
 _ADDRESS = struct.Struct("=H2siHBB8s")  # sockaddr_ll: family, protocol, ifindex, hatype, pkttype, halen, addr
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -72,13 +71,9 @@ _PACKET_TYPE = 0xFFFF_F004  # SKF_AD_OFF + SKF_AD_PKTTYPE
 _OUTGOING = 4
 _FILTER = (
     (_LOAD_WORD, 0, 0, _PACKET_TYPE),
-    (_EQUAL, 13, 0, _OUTGOING),
+    (_EQUAL, 9, 0, _OUTGOING),
     (_LOAD_HALF, 0, 0, 12),
-    (_EQUAL, 4, 0, 0x88CC),  # the kernel has stripped one tag by now; these are for a second
-    (_EQUAL, 1, 0, 0x8100),
-    (_EQUAL, 0, 9, 0x88A8),
-    (_LOAD_HALF, 0, 0, 16),
-    (_EQUAL, 0, 7, 0x88CC),
+    (_EQUAL, 0, 7, _ETH_P_LLDP),
     (_LOAD_WORD, 0, 0, 0),
     (_EQUAL, 0, 5, 0x0180_C200),
     (_LOAD_HALF, 0, 0, 4),
@@ -159,7 +154,7 @@ class Receiver:
     def _turn(self) -> None:
         for _ in range(self._affordable()):
             try:
-                frame, ancillary, _, _ = self._socket.recvmsg(_FRAME_MAX, _AUX_SPACE)
+                frame = self._socket.recv(_FRAME_MAX)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -169,7 +164,7 @@ class Receiver:
                     self._lost()
                 return
             self._budget -= 1.0
-            self._hear(_tagged(frame, ancillary))
+            self._hear(frame)
             if self._closed:
                 return
 
@@ -186,7 +181,7 @@ class Receiver:
         return min(TURN, int(self._budget))
 
 
-def open_on(ifindex: int) -> socket.socket:
+def open_on(ifindex: int, *, enslaved: bool = False) -> socket.socket:
     """A socket in the network namespace of this thread, bound and filtered. Raises ``PacketError``."""
     try:
         # Protocol 0 hears nothing until it is bound: no frame passes before the filter is in place.
@@ -202,37 +197,25 @@ def open_on(ifindex: int) -> socket.socket:
             ) from error
         raise PacketError(f"no packet socket: {error.strerror}") from error
     try:
-        _set_up(opened, ifindex)
+        _set_up(opened, ifindex, _ETH_P_ALL if enslaved else _ETH_P_LLDP)
     except OSError as error:
         opened.close()
         raise PacketError(f"netdev {ifindex} cannot be listened on: {error.strerror}") from error
     return opened
 
 
-def _set_up(opened: socket.socket, ifindex: int) -> None:
+def _set_up(opened: socket.socket, ifindex: int, protocol: int) -> None:
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, QUEUE)
-    opened.setsockopt(_SOL_PACKET, _AUXDATA, 1)
     with contextlib.suppress(OSError):  # before Linux 4.20 the filter alone does it
         opened.setsockopt(_SOL_PACKET, _IGNORE_OUTGOING, 1)
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in _FILTER))
     program = struct.pack("@HP", len(_FILTER), ctypes.addressof(code))
     opened.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
     # By number: a name may be another netdev's by now, and socket.bind() takes only names.
-    address = _ADDRESS.pack(socket.AF_PACKET, struct.pack("!H", _ETH_P_ALL), ifindex, 0, 0, 0, b"\0" * 8)
+    address = _ADDRESS.pack(socket.AF_PACKET, struct.pack("!H", protocol), ifindex, 0, 0, 0, b"\0" * 8)
     if _libc.bind(opened.fileno(), address, len(address)) != 0:
         code_ = ctypes.get_errno()
         raise OSError(code_, os.strerror(code_))
     for group in _GROUPS:
         membership = struct.pack("=iHH8s", ifindex, _MR_MULTICAST, len(group), group)
         opened.setsockopt(_SOL_PACKET, _ADD_MEMBERSHIP, membership)
-
-
-def _tagged(frame: bytes, ancillary: list[tuple[int, int, bytes]]) -> bytes:
-    """The frame with the VLAN tag that the kernel keeps beside it."""
-    for level, kind, data in ancillary:
-        if level == _SOL_PACKET and kind == _AUXDATA and len(data) >= _AUX.size:
-            status, _, _, _, _, tci, tpid = _AUX.unpack_from(data)
-            if status & _STATUS_VLAN_VALID:
-                tag = struct.pack("!HH", tpid if status & _STATUS_TPID_VALID else 0x8100, tci)
-                return frame[:12] + tag + frame[12:]
-    return frame

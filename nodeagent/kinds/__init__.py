@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from heapq import nsmallest
 
-from nodeagent.model import Function, Gpu, Health
+from nodeagent.model import Function, Gpu, Health, Holding
 from nodeagent.pcie import affinity
 
 _SHOWN_MAX = 63  # characters: the longest device id that the kubelet's own documentation allows
@@ -63,6 +63,11 @@ def unknown(resource: str, ids: Iterable[str]) -> Refused:
 def unhealthy(resource: str, name: str, health: Health) -> Refused:
     why = f": {shown(health.reasons[0].detail)}" if health.reasons else ""
     return Refused(f"{resource}: {shown(name)} is {health.state}{why}", invalid=False)
+
+
+def held_by(resource: str, name: str, holding: Holding) -> Refused:
+    by = f"{shown(holding.namespace)}/{shown(holding.pod)} through {shown(holding.resource)}"
+    return Refused(f"{resource}: {shown(name)} is held by {by}", invalid=False)
 
 
 def named(ids: Iterable[str]) -> str:

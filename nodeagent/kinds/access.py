@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Literal
 
-from nodeagent.kinds import Refused, distance, shown
+from nodeagent.kinds import distance
 from nodeagent.model import Allocation, DeviceNode, Function, Gpu, Holding, Snapshot
 from nodeagent.pcie import affinity
 
@@ -49,11 +49,6 @@ def held_elsewhere(snapshot: Snapshot, resource: str) -> dict[str, Holding]:
         for uuid in (device.partition("::")[0] for device in holding.device_ids)
         if uuid in uuids
     }
-
-
-def held(resource: str, uuid: str, holding: Holding) -> Refused:
-    by = f"{shown(holding.namespace)}/{shown(holding.pod)} through {shown(holding.resource)}"
-    return Refused(f"{resource}: {uuid} is held by {by}", invalid=False)
 
 
 def grant(

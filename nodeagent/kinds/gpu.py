@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nodeagent.kinds import Refused, access, asked, preference, unhealthy, unknown
+from nodeagent.kinds import Refused, access, asked, held_by, preference, unhealthy, unknown
 from nodeagent.model import Allocation, Devices, Function, Gpu, Snapshot
 
 
@@ -75,5 +75,5 @@ class WholeGpus:
             if not gpu.health.allocatable:
                 raise unhealthy(self.resource, gpu.uuid, gpu.health)
             if gpu.uuid in elsewhere:
-                raise access.held(self.resource, gpu.uuid, elsewhere[gpu.uuid])
+                raise held_by(self.resource, gpu.uuid, elsewhere[gpu.uuid])
         return gpus

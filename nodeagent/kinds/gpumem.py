@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 
-from nodeagent.kinds import Refused, access, asked, distance, preference, unhealthy, unknown
+from nodeagent.kinds import Refused, access, asked, distance, held_by, preference, unhealthy, unknown
 from nodeagent.model import Allocation, Devices, Function, Gpu, Snapshot
 
 _LISTED_MAX = 8  # GPUs named in a refusal
@@ -145,14 +145,10 @@ class Slices:
             if not gpu.health.allocatable:
                 refusal = unhealthy(self.resource, gpu.uuid, gpu.health)
             elif gpu.uuid in elsewhere:
-                refusal = access.held(self.resource, gpu.uuid, elsewhere[gpu.uuid])
-            block = _Block(
-                gpu=gpu,
-                ids=_ids(gpu.uuid, count),
-                free=0 if refusal else _among(free, gpu.uuid, count),
-                must=_among(must, gpu.uuid, count),
-                refusal=refusal,
-            )
+                refusal = held_by(self.resource, gpu.uuid, elsewhere[gpu.uuid])
+            named = _among(must, gpu.uuid, count)
+            left = named if free is must else _among(free, gpu.uuid, count)
+            block = _Block(gpu, _ids(gpu.uuid, count), 0 if refusal else left, named, refusal)
             blocks.append(block)
         if sum(block.must for block in blocks) < len(must):
             raise unknown(self.resource, must.difference(*(block.ids for block in blocks)))

@@ -5,7 +5,8 @@ expect, name for name. CNI plugins find the VF by its id, and the details in a d
 Network Plumbing Working Group defines it (version 1.1.0).
 
 Nothing is remembered here. In the kernel's exclusive RDMA mode the RDMA device of a VF is in the pod's
-network namespace while the pod has it, so the VF is for that time none of an RDMA pool's.
+network namespace while the pod has it: such a VF stays an RDMA pool's for as long as podresources says that
+a container holds it, and is no other container's.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from nodeagent.kinds import Refused, asked, distance, preference, unhealthy, unknown
-from nodeagent.model import Allocation, DeviceInfo, DeviceNode, Devices, Function, Snapshot
+from nodeagent.cdi import VF_KIND, Edits
+from nodeagent.kinds import Refused, asked, distance, held_by, preference, unhealthy, unknown
+from nodeagent.model import Allocation, DeviceInfo, DeviceNode, Devices, Function, Holding, Snapshot
 
 VfDriver = Literal["any", "netdevice", "vfio-pci", "rdma"]
 Preferred = Literal["spread", "pack"]
@@ -48,8 +50,15 @@ class VfPool:
     preferred: Preferred = "spread"
     rdma_cm: bool = True
     vhost_net: bool = False
+    cdi: bool = False
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
+        lent = {
+            device
+            for holding in snapshot.holdings or ()
+            if self.vf_driver == "rdma" and holding.resource == self.resource
+            for device in holding.device_ids
+        }
         return tuple(
             Devices(
                 parent=_pf(vf),
@@ -58,7 +67,7 @@ class VfPool:
                 health=vf.health,
             )
             for vf in self._vfs(snapshot).values()
-            if self._suits(vf)
+            if self._suits(vf) or (vf.pci_address in lent and _is_without_rdma(vf))
         )
 
     def prefer(
@@ -75,9 +84,11 @@ class VfPool:
         """
         free, must = preference(self.resource, available, must_include, size)
         chosen = self._usable(snapshot, must)
-        vfs = self._vfs(snapshot)
+        elsewhere = self._held_elsewhere(snapshot)
         choice = [
-            vf for name, vf in vfs.items() if name in free and name not in must and not self._obstacle(vf)
+            vf
+            for name, vf in self._vfs(snapshot).items()
+            if name in free and name not in must and name not in elsewhere and not self._obstacle(vf)
         ]
         missing = size - len(must)
         if len(choice) < missing:
@@ -95,14 +106,24 @@ class VfPool:
     def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
         vfs = self._usable(snapshot, asked(self.resource, ids))
         details = {vf.pci_address: self._details(vf) for vf in vfs}
-        nodes = dict.fromkeys(node for vf in vfs for node in self._nodes(vf))
+        nodes = dict.fromkeys(node for vf in vfs for node in self._nodes(vf) if not self.cdi)
+        by_cdi = [vf.pci_address for vf in vfs if self.cdi and self._nodes(vf)]
         # Go's maps come out sorted, and so do ours: equal allocations are equal texts.
         values = {"": ",".join(details), "_INFO": _text(details)}
         return Allocation(
             env=tuple((name + end, value) for end, value in values.items() for name in self._env_names()),
             device_nodes=tuple(nodes),
+            cdi_devices=tuple(f"{VF_KIND}={name}" for name in by_cdi),
             device_info=tuple(self._device_info(vf) for vf in vfs),
         )
+
+    def edits(self, snapshot: Snapshot) -> dict[str, Edits]:
+        """What a CDI spec says of each VF that has device nodes at all, by its address."""
+        return {
+            name: Edits(device_nodes=tuple(nodes))
+            for name, vf in self._vfs(snapshot).items()
+            if self._suits(vf) and (nodes := self._nodes(vf)) and not (_is_vfio(vf) and vf.vfio_group is None)
+        }
 
     def _env_names(self) -> tuple[str, ...]:
         """As the SR-IOV network device plugin has it, and again as a name that a shell can read."""
@@ -142,10 +163,23 @@ class VfPool:
         if not ids <= vfs.keys():
             raise unknown(self.resource, ids - vfs.keys())
         usable = [vfs[name] for name in sorted(ids)]
+        elsewhere = self._held_elsewhere(snapshot)
         for vf in usable:
             if obstacle := self._obstacle(vf):
                 raise obstacle
+            if vf.pci_address in elsewhere:
+                raise held_by(self.resource, vf.pci_address, elsewhere[vf.pci_address])
         return usable
+
+    def _held_elsewhere(self, snapshot: Snapshot) -> dict[str, Holding]:
+        """VFs, by address, that containers hold through any other resource: one that has been renamed in the
+        configuration while a pod had them, or another plugin's."""
+        return {
+            device: holding
+            for holding in snapshot.holdings or ()
+            if holding.resource != self.resource
+            for device in holding.device_ids
+        }
 
     def _obstacle(self, vf: Function) -> Refused | None:
         why = None
@@ -245,6 +279,11 @@ def _index(vf: Function) -> tuple[int, str]:
 def _is_vfio(vf: Function) -> bool:
     """Bound to vfio-pci or to a variant that a vendor made of it, such as mlx5_vfio_pci."""
     return vf.driver is not None and vf.driver.replace("_", "-").endswith("vfio-pci")
+
+
+def _is_without_rdma(vf: Function) -> bool:
+    """Its driver is one that has an RDMA device, which is not here."""
+    return vf.driver is not None and vf.rdma is None and vf.vdpa is None and not _is_vfio(vf)
 
 
 def _is_uio(vf: Function) -> bool:

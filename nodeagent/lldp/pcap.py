@@ -57,6 +57,8 @@ def packets(data: bytes) -> Iterator[Packet]:
         return _pcapng(data)
     if magic in _PCAP_MAGIC:
         return _pcap(data, *_PCAP_MAGIC[magic])
+    if not magic:
+        raise PcapError("the file is empty, it has not even a header", 0)
     if magic[:2] == b"\x1f\x8b":
         raise PcapError("the file is compressed by gzip: unpack it first", 0)
     raise PcapError("the file is neither pcap nor pcapng: its first bytes are no known magic number", 0)

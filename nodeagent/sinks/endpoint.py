@@ -19,13 +19,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from nodeagent.kinds import Refused
-from nodeagent.kube import deviceplugin_pb2 as pb
 from nodeagent.model import Allocation, Devices, Function, Reason, Snapshot
 from nodeagent.sinks.measure import Measure
-from nodeagent.sinks.roll import MISSING, Roll
+from nodeagent.sinks.roll import OPTIONS, Roll
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +41,6 @@ _OPTIONS = (
     ("grpc.so_reuseport", 0),
 )
 
-_PREFERS = pb.DevicePluginOptions(get_preferred_allocation_available=True).SerializeToString()
 _EMPTY = b""
 
 
@@ -65,6 +62,14 @@ class Kind(Protocol):
     ) -> list[str]: ...
 
     def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation: ...
+
+
+class Files(Protocol):
+    """What must lie on the disk before an answer; ``write`` blocks and raises ``OSError``."""
+
+    def due(self, allocation: Allocation) -> bool: ...
+
+    def write(self, allocation: Allocation) -> None: ...
 
 
 class Near:
@@ -89,25 +94,28 @@ class BindError(Exception):
 
 
 class Endpoint:
-    """Serves one kind. ``stream_lost`` is called when the last ListAndWatch stream ends by itself."""
+    """Serves one kind. ``stream_lost`` is called when the last ListAndWatch stream ends by itself,
+    ``handed_out`` at each Allocate that is granted, ``write`` in a thread."""
 
     def __init__(
         self,
         kind: Kind,
-        write: Callable[[Allocation], None],
+        files: Files,
         near: Near,
         measure: Measure,
         stream_lost: Callable[[], None],
+        handed_out: Callable[[], None] = lambda: None,
     ) -> None:
         self.resource = kind.resource
         self.roll = Roll()
         self.streams = 0
         self._kind = kind
         self._snapshot = Snapshot()
-        self._write = write
+        self._files = files
         self._near = near
         self._measure = measure
         self._stream_lost = stream_lost
+        self._handed_out = handed_out
         self._server: grpc.aio.Server | None = None
         self._changed = asyncio.Event()
         self._inode: tuple[int, int] | None = None
@@ -145,10 +153,10 @@ class Endpoint:
 
     async def start(self, path: Path, extra: Sequence[grpc.GenericRpcHandler] = ()) -> None:
         """Bind and serve. A file left over at ``path`` is replaced; the caller holds the node's lock."""
-        path.unlink(missing_ok=True)
         server = grpc.aio.server(options=_OPTIONS)
         server.add_generic_rpc_handlers((self._handler(), *extra))
         try:
+            path.unlink(missing_ok=True)
             server.add_insecure_port(f"unix:{path}")
             await server.start()
         except (RuntimeError, OSError) as error:
@@ -180,7 +188,7 @@ class Endpoint:
         return grpc.method_handlers_generic_handler("v1beta1.DevicePlugin", handlers)
 
     async def _options(self, _request: bytes, _context: Any) -> bytes:
-        return _PREFERS
+        return OPTIONS
 
     async def _pre_start(self, _request: bytes, _context: Any) -> bytes:
         return _EMPTY
@@ -204,22 +212,9 @@ class Endpoint:
     async def _prefer(self, request: bytes, context: Any) -> bytes:
         with self._measure.call(self.resource, "GetPreferredAllocation") as call:
             try:
-                answer = pb.PreferredAllocationResponse()
-                for wanted in pb.PreferredAllocationRequest.FromString(request).container_requests:
-                    ids = self._kind.prefer(
-                        self._snapshot,
-                        wanted.available_deviceIDs,
-                        wanted.must_include_deviceIDs,
-                        wanted.allocation_size,
-                        self._near.functions(),
-                    )
-                    answer.container_responses.add().deviceIDs.extend(ids)
-                return answer.SerializeToString()
-            except DecodeError:
-                code, why = (
-                    grpc.StatusCode.INVALID_ARGUMENT,
-                    "the request is not a PreferredAllocationRequest",
-                )
+                from nodeagent.sinks import wire  # noqa: PLC0415 - see there
+
+                return wire.preferred(self._preferred(*choice) for choice in wire.choices(request))
             except Refused as refusal:
                 code, why = _code(refusal), str(refusal)
             call.refused(code.name)
@@ -227,13 +222,22 @@ class Endpoint:
         await context.abort(code, why)
         raise AssertionError("abort returns never")
 
+    def _preferred(self, available: Sequence[str], must: Sequence[str], size: int) -> Sequence[str]:
+        try:
+            return self._kind.prefer(self._snapshot, available, must, size, self._near.functions())
+        except Refused as refusal:
+            # What the kubelet has taken by NUMA affinity before it asks leaks at a veto, while a refused
+            # Allocate is rolled back (devicemanager/manager.go). It will fill this up, and be refused there.
+            if not must or refusal.invalid:
+                raise
+            log.info("No preference is left. resource=%s reason=%r", self.resource, str(refusal))
+            return must
+
     async def _allocate(self, request: bytes, context: Any) -> bytes:
         with self._measure.call(self.resource, "Allocate") as call:
             try:
                 async with asyncio.timeout(DEADLINE_S):
                     return await self._answer(request)
-            except DecodeError:
-                code, why = grpc.StatusCode.INVALID_ARGUMENT, "the request is not an AllocateRequest"
             except Refused as refusal:
                 code, why = _code(refusal), str(refusal)
             except TimeoutError:
@@ -248,26 +252,27 @@ class Endpoint:
         raise AssertionError("abort returns never")
 
     async def _answer(self, request: bytes) -> bytes:
+        from nodeagent.sinks import wire  # noqa: PLC0415 - see there
+
         kind, snapshot = self._kind, self._snapshot
-        answer = pb.AllocateResponse()
-        for wanted in pb.AllocateRequest.FromString(request).container_requests:
-            ids = list(wanted.devices_ids)
+        allocations = []
+        for ids in wire.asked(request):
             self._refuse_missing(ids)
             allocation = kind.allocate(snapshot, ids)
-            if allocation.device_info:
-                await asyncio.to_thread(self._write, allocation)
+            if self._files.due(allocation):
+                await asyncio.to_thread(self._files.write, allocation)
             self._note(snapshot, ids)
-            answer.container_responses.append(_wire(allocation))
+            allocations.append(allocation)
             log.info(
                 "Devices were handed out. resource=%s count=%d first=%s", self.resource, len(ids), ids[0]
             )
-        return answer.SerializeToString()
+            self._handed_out()
+        return wire.granted(allocations)
 
     def _refuse_missing(self, ids: Sequence[str]) -> None:
-        for id_ in ids:
-            entry = self.roll.find(id_)
-            if entry is not None and entry.health is MISSING:
-                raise Refused(f"{self.resource}: {id_} is no longer found on this node", invalid=False)
+        missing = self.roll.missing(ids)
+        if missing is not None:
+            raise Refused(f"{self.resource}: {missing} is no longer found on this node", invalid=False)
 
     def _note(self, snapshot: Snapshot, ids: Sequence[str]) -> None:
         if len(ids) > len(snapshot.functions):
@@ -282,22 +287,6 @@ def _code(refusal: Refused) -> grpc.StatusCode:
     return grpc.StatusCode.INVALID_ARGUMENT if refusal.invalid else grpc.StatusCode.FAILED_PRECONDITION
 
 
-def _wire(allocation: Allocation) -> pb.ContainerAllocateResponse:
-    return pb.ContainerAllocateResponse(
-        envs=dict(allocation.env),
-        mounts=[
-            pb.Mount(container_path=m.container_path, host_path=m.host_path, read_only=m.read_only)
-            for m in allocation.mounts
-        ],
-        devices=[
-            pb.DeviceSpec(container_path=n.container_path, host_path=n.host_path, permissions=n.permissions)
-            for n in allocation.device_nodes
-        ],
-        annotations=dict(allocation.annotations),
-        cdi_devices=[pb.CDIDevice(name=name) for name in allocation.cdi_devices],
-    )
-
-
 def _inode(path: Path) -> tuple[int, int] | None:
     try:
         status = path.lstat()
@@ -307,21 +296,24 @@ def _inode(path: Path) -> tuple[int, int] | None:
 
 
 def _log_transitions(resource: str, before: Sequence[Devices], now: Sequence[Devices]) -> None:
-    """One line for each group whose health changed, with its reasons."""
+    """One line for what happened to the devices of one parent, however many they are."""
     was = {entry.ids[0]: entry.health.allocatable for entry in before if entry.ids}
+    changed: dict[tuple[str, tuple[str, ...]], list[Devices]] = {}
     for entry in now:
-        if not entry.ids or was.get(entry.ids[0], True) == entry.health.allocatable:
-            continue
-        if entry.health.allocatable:
-            log.info("Devices are healthy again. resource=%s parent=%s", resource, entry.parent)
+        if entry.ids and was.get(entry.ids[0], True) != entry.health.allocatable:
+            # The sentences may name each device; what happened to them is one thing.
+            keys = () if entry.health.allocatable else tuple(reason.key for reason in entry.health.reasons)
+            changed.setdefault((entry.parent, keys), []).append(entry)
+    for (parent, _), entries in changed.items():
+        health, first = entries[0].health, entries[0].ids[0]
+        count = sum(len(entry.ids) for entry in entries)
+        where = (resource, parent, count, first)
+        if health.allocatable:
+            log.info("Devices are healthy again. resource=%s parent=%s count=%d first=%s", *where)
         else:
+            why = "; ".join(_sentence(reason) for reason in health.reasons)
             log.warning(
-                "Devices are unhealthy. resource=%s parent=%s count=%d first=%s reason=%r",
-                resource,
-                entry.parent,
-                len(entry.ids),
-                entry.ids[0],
-                "; ".join(_sentence(reason) for reason in entry.health.reasons),
+                "Devices are unhealthy. resource=%s parent=%s count=%d first=%s reason=%r", *where, why
             )
 
 

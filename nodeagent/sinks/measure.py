@@ -1,21 +1,21 @@
-"""The agent's own metrics: low cardinality, kept by ``prometheus_client``."""
+"""What the agent counts of itself, as plain numbers: low cardinality, read by ``metrics`` at each scrape.
+
+Nothing of ``prometheus_client`` here: importing it takes as long as a third of the agent's start, and the
+kubelet is told of the devices before anybody scrapes.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
-from nodeagent import __version__, supervise
-from nodeagent.inventory import Inventory
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 # Measured answers lie between 0.2 ms and some ten milliseconds at 80,000 ids.
-_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0)
+BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0)
 
 
 class Call:
@@ -28,31 +28,31 @@ class Call:
         self.result = code
 
 
+@dataclass(slots=True)
+class Durations:
+    """A histogram; ``counts`` has one more than ``BUCKETS``, for what took longer."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
+    sum_s: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(BUCKETS, seconds)] += 1
+        self.sum_s += seconds
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """As Prometheus wants them: each holds those below it too."""
+        names = [*map(str, BUCKETS), "+Inf"]
+        return list(zip(names, map(float, accumulate(self.counts)), strict=True))
+
+
 class Measure:
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self._seconds = Histogram(
-            "nodeagent_rpc_duration_seconds",
-            "Time to answer a call of the kubelet.",
-            ["resource", "method"],
-            buckets=_BUCKETS,
-            registry=self.registry,
-        )
-        self._calls = Counter(
-            "nodeagent_rpcs",
-            "Calls of the kubelet by gRPC result.",
-            ["resource", "method", "result"],
-            registry=self.registry,
-        )
-        self.registrations = Counter(
-            "nodeagent_kubelet_registrations",
-            "Registrations with the kubelet by result.",
-            ["resource", "result"],
-            registry=self.registry,
-        )
-        Gauge(
-            "nodeagent_build_info", "The version of the agent; always 1.", ["version"], registry=self.registry
-        ).labels(__version__).set(1)
+        self.durations: defaultdict[tuple[str, str], Durations] = defaultdict(Durations)
+        """By resource and method."""
+        self.calls: Counter[tuple[str, str, str]] = Counter()
+        """By resource, method and result."""
+        self.registrations: Counter[tuple[str, str]] = Counter()
+        """By resource and result."""
 
     @contextmanager
     def call(self, resource: str, method: str) -> Iterator[Call]:
@@ -61,8 +61,8 @@ class Measure:
         try:
             yield call
         finally:
-            self._seconds.labels(resource, method).observe(time.perf_counter() - began)
-            self._calls.labels(resource, method, call.result).inc()
+            self.durations[resource, method].add(time.perf_counter() - began)
+            self.calls[resource, method, call.result] += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,36 +75,3 @@ class Status:
     healthy: int
     devices: int
     streams: int
-
-
-class Levels(Collector):
-    """Metrics that are read off the agent's state at each scrape and kept nowhere."""
-
-    def __init__(self, inventory: Inventory, statuses: Callable[[], Iterable[Status]]) -> None:
-        self._inventory = inventory
-        self._statuses = statuses
-
-    def collect(self) -> Iterator[Metric]:
-        registered = GaugeMetricFamily(
-            "nodeagent_resource_registered", "1 while the kubelet has the resource.", labels=["resource"]
-        )
-        devices = GaugeMetricFamily(
-            "nodeagent_resource_devices", "Devices as the kubelet was told.", labels=["resource", "health"]
-        )
-        for status in self._statuses():
-            registered.add_metric([status.resource], float(status.registered))
-            devices.add_metric([status.resource, "healthy"], status.healthy)
-            devices.add_metric([status.resource, "unhealthy"], status.devices - status.healthy)
-        silent = GaugeMetricFamily(
-            "nodeagent_source_silent", "1 while a source of facts cannot speak.", labels=["source"]
-        )
-        for entry in self._inventory.snapshot.silent:
-            silent.add_metric([entry.source], 1)
-        restarts = CounterMetricFamily(
-            "nodeagent_task_restarts",
-            "Parts of the agent that failed and were started again.",
-            labels=["task"],
-        )
-        for task, count in sorted(supervise.restarts.items()):
-            restarts.add_metric([task], count)
-        yield from (registered, devices, silent, restarts)

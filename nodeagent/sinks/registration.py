@@ -23,34 +23,36 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 
 from nodeagent.host.inotify import InotifyError, Watch
-from nodeagent.kube import deviceplugin_pb2 as pb
-from nodeagent.kube import pluginregistration_pb2 as registration_pb
-from nodeagent.model import Allocation, Snapshot
-from nodeagent.sinks.endpoint import BindError, Endpoint, Kind, Near
+from nodeagent.model import Snapshot
+from nodeagent.sinks.endpoint import BindError, Endpoint, Files, Kind, Near
 from nodeagent.sinks.measure import Measure, Status
+from nodeagent.sinks.roll import API_VERSION, register_request
 
 log = logging.getLogger(__name__)
 
-API_VERSION = "v1beta1"
 LOCK = "nodeagent.lock"
 
 REGISTER_S = 10.0
 """The kubelet gives its dial back to us 10 s inside Register (plugin/v1beta1/client.go)."""
 PROBE_FIRST_S = 0.001
 PROBE_MAX_S = 0.05
+REFUSES_S = 0.2
+"""Between looks at a kubelet whose socket is there and does not listen: no event tells when it does."""
 LOOK_S = 5.0
 """A look without any hint: inotify misses what happens on another mount."""
 SETTLE_S = 0.1
 """For a kubelet that lives on to see the old stream end before the new registration (see above)."""
 RETRY_FIRST_S = 1.0
 RETRY_MAX_S = 30.0
+STEADY_S = 60.0
+"""A registration that stood this long and was lost is renewed at once; others with growing pauses."""
 
 _CHANNEL = (
     # Channels to one address share their connection, and with it the back-off after a kubelet that went.
@@ -74,11 +76,11 @@ class _Place:
     lost: bool = False
     closed_for: Identity | None = None
     closed_at: float = 0.0
+    settle: float = SETTLE_S
     reason: str = "not registered yet"
     retry_at: float = 0.0
     retry_in: float = RETRY_FIRST_S
     tried: Identity | None = None
-    work: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class DevicePlugins:
@@ -89,33 +91,44 @@ class DevicePlugins:
         kubelet_dir: Path,
         *,
         watched: bool,
-        write: Callable[[Allocation], None],
+        files: Files,
         measure: Measure,
+        handed_out: Callable[[], None] = lambda: None,
     ) -> None:
         """``watched``: register through ``plugins_registry``, where the kubelet watches for sockets,
         instead of calling Register on ``kubelet.sock``."""
         self._folder = kubelet_dir / ("plugins_registry" if watched else "device-plugins")
         self._kubelet = kubelet_dir / "device-plugins" / "kubelet.sock"
         self._watched = watched
-        self._write = write
+        self._files = files
         self._measure = measure
+        self._handed_out = handed_out
         self._near = Near()
         self._places: dict[str, _Place] = {}
-        self._leaving: list[_Place] = []
+        self._given_up: dict[str, _Place] = {}
         self._wake = asyncio.Event()
+        self._refuses = False
         self._said = ""
 
     def tell(self, kinds: Iterable[Kind], snapshot: Snapshot) -> None:
-        """What is offered now, as a whole. A resource that is no longer among the kinds is given up."""
+        """What is offered now, as a whole. A resource that is no longer among the kinds is given up, and
+        remembered: should it come back, the kubelet has its ids still."""
         wanted = {kind.resource: kind for kind in kinds}
         for resource in self._places.keys() - wanted.keys():
-            self._leaving.append(self._places.pop(resource))
+            self._given_up[resource] = self._places.pop(resource)
             self._wake.set()
         for resource, kind in wanted.items():
             place = self._places.get(resource)
             if place is None:
-                place = _Place(
-                    Endpoint(kind, self._write, self._near, self._measure, self._stream_lost(resource))
+                place = self._given_up.pop(resource, None) or _Place(
+                    Endpoint(
+                        kind,
+                        self._files,
+                        self._near,
+                        self._measure,
+                        self._stream_lost(resource),
+                        self._handed_out,
+                    )
                 )
                 self._places[resource] = place
                 self._wake.set()
@@ -146,7 +159,7 @@ class DevicePlugins:
                 finally:
                     for place in self._places.values():
                         self._forget(place, "the agent is stopping or the kubelet's folder is gone")
-                    places = [*self._places.values(), *self._leaving]
+                    places = [*self._places.values(), *self._given_up.values()]
                     await asyncio.gather(*(place.endpoint.stop() for place in places))
 
     # --- waking ---------------------------------------------------------------------------------------
@@ -154,7 +167,7 @@ class DevicePlugins:
     def _stream_lost(self, resource: str) -> Callable[[], None]:
         def lost() -> None:
             place = self._places.get(resource)
-            if place is not None and place.known_to is not None:
+            if place is not None:  # even before Register is answered: the kubelet opens the stream inside it
                 place.lost = True
                 self._wake.set()
 
@@ -162,8 +175,10 @@ class DevicePlugins:
 
     async def _woken(self) -> None:
         waiting = [place for place in self._places.values() if place.known_to is None]
-        times = [max(place.retry_at, place.closed_at + SETTLE_S) for place in waiting]
+        times = [max(place.retry_at, place.closed_at + place.settle) for place in waiting]
         pause = min((at - time.monotonic() for at in times if at > time.monotonic()), default=LOOK_S)
+        if self._refuses:
+            pause = min(pause, REFUSES_S)
         # Never wait_for: up to Python 3.11 it loses a cancellation that meets the event.
         with suppress(TimeoutError):
             async with asyncio.timeout(min(LOOK_S, pause)):
@@ -225,18 +240,19 @@ class DevicePlugins:
 
     async def _reconcile(self) -> None:
         """Mend whatever differs from what should be."""
-        leaving, self._leaving = self._leaving, []
-        await asyncio.gather(*(place.endpoint.stop() for place in leaving))
+        await asyncio.gather(*(self._close(place) for place in self._given_up.values()))
         if self._watched:
             await asyncio.gather(*(self._offer(place) for place in self._places.values()))
             return
         identity = _identity(self._kubelet)
-        if identity is None or not await self._listens(identity):
+        listens = identity is not None and await self._listens(identity)
+        self._refuses = identity is not None and not listens
+        if identity is None or not listens:
             self._say_once(f"The kubelet is not there; waiting for it. socket={self._kubelet}")
             for place in self._places.values():
                 self._forget(place, "the kubelet is not there")
             return
-        for place in self._places.values():
+        for place in tuple(self._places.values()):  # meanwhile others may be told
             await self._close_lost(place, identity)
         due = [place for place in self._places.values() if self._due(place, identity)]
         if due:
@@ -257,12 +273,22 @@ class DevicePlugins:
             self._forget(place, "the socket was removed")
         else:
             return
-        await endpoint.stop()
-        place.closed_for, place.closed_at = identity, time.monotonic()
+        again = place.closed_for == identity and time.monotonic() - place.since < STEADY_S
+        place.settle = min(place.settle * 2, RETRY_MAX_S) if again else SETTLE_S
+        place.closed_for = identity
+        await self._close(place)
+
+    async def _close(self, place: _Place) -> None:
+        if place.endpoint.serving:
+            place.known_to, place.closed_for = None, place.known_to or place.closed_for
+            await place.endpoint.stop()
+            place.closed_at = time.monotonic()
 
     def _due(self, place: _Place, identity: Identity) -> bool:
         now = time.monotonic()
-        if place.known_to == identity or (place.closed_for == identity and now < place.closed_at + SETTLE_S):
+        if place.known_to == identity or (
+            place.closed_for == identity and now < place.closed_at + place.settle
+        ):
             return False
         if place.tried != identity:
             place.retry_at, place.retry_in = 0.0, RETRY_FIRST_S
@@ -306,18 +332,13 @@ class DevicePlugins:
 
     async def _register_one(self, channel: grpc.aio.Channel, place: _Place, identity: Identity) -> None:
         endpoint = place.endpoint
-        request = pb.RegisterRequest(
-            version=API_VERSION,
-            endpoint=_socket_name(endpoint.resource),
-            resource_name=endpoint.resource,
-            options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
-        )
+        request = register_request(_socket_name(endpoint.resource), endpoint.resource)
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
             "/v1beta1.Registration/Register"
         )
         place.lost = False
         try:
-            await call(request.SerializeToString(), timeout=REGISTER_S)
+            await call(request, timeout=REGISTER_S)
         except grpc.aio.AioRpcError as error:
             self._failed(place, f"{error.code().name}: {error.details()}", identity)
             return
@@ -327,7 +348,7 @@ class DevicePlugins:
         place.known_to, place.since, place.reason = identity, time.monotonic(), ""
         place.retry_at, place.retry_in, self._said = 0.0, RETRY_FIRST_S, ""
         resource = place.endpoint.resource
-        self._measure.registrations.labels(resource, "OK").inc()
+        self._measure.registrations[resource, "OK"] += 1
         healthy, count = place.endpoint.roll.count()
         log.info("The resource is registered. resource=%s devices=%d healthy=%d", resource, count, healthy)
 
@@ -335,7 +356,7 @@ class DevicePlugins:
         place.known_to, place.tried = None, identity
         place.retry_at = time.monotonic() + place.retry_in
         resource = place.endpoint.resource
-        self._measure.registrations.labels(resource, "error").inc()
+        self._measure.registrations[resource, "error"] += 1
         if place.reason != why:
             log.error(
                 "The kubelet did not take the resource. resource=%s reason=%r again_in_s=%.0f",
@@ -376,6 +397,8 @@ class DevicePlugins:
             self._failed(place, str(error), None)
 
     def _registration_handler(self, place: _Place) -> grpc.GenericRpcHandler:
+        from nodeagent.kube import pluginregistration_pb2 as registration_pb  # noqa: PLC0415 - see ``wire``
+
         async def info(_request: bytes, _context: Any) -> bytes:
             return registration_pb.PluginInfo(
                 type="DevicePlugin", name=place.endpoint.resource, supported_versions=[API_VERSION]

@@ -16,6 +16,10 @@ from collections.abc import Iterable
 
 from nodeagent.model import Devices, Health, Reason, State
 
+API_VERSION = "v1beta1"
+OPTIONS = b"\x10\x01"
+"""DevicePluginOptions: get_preferred_allocation_available, and nothing else."""
+
 MISSING = Health(
     State.DOWN, (Reason("device_missing", "the device is no longer found on this node"),), allocatable=False
 )
@@ -49,7 +53,7 @@ class Roll:
             self._missing = self._find_missing(devices)
         else:
             for entry, before in zip(devices, self._offered, strict=True):
-                if entry != before:
+                if (entry.parent, entry.numa_nodes) != (before.parent, before.numa_nodes):
                     self._known.update(dict.fromkeys(entry.ids, entry))
         self._offered = devices
         self.devices = (*devices, *self._missing)
@@ -60,9 +64,10 @@ class Roll:
         self.revision += 1
         return True
 
-    def find(self, device_id: str) -> Devices | None:
-        """The group that a device is stated in, health included; ``None`` for an id never offered."""
-        return self._known.get(device_id)
+    def missing(self, ids: Iterable[str]) -> str | None:
+        """The first of these ids that is no longer found; as a rule nothing is, and nothing is looked up."""
+        gone = {id_ for entry in self._missing for id_ in entry.ids}
+        return next((id_ for id_ in ids if id_ in gone), None) if gone else None
 
     def count(self) -> tuple[int, int]:
         """(devices that are Healthy, all devices) as the kubelet was told."""
@@ -119,6 +124,14 @@ def encode(entry: Devices) -> bytes:
         device = b"\x0a" + _varint(len(name)) + name + tail
         out += b"\x0a" + _varint(len(device)) + device
     return bytes(out)
+
+
+def register_request(endpoint: str, resource: str) -> bytes:
+    """RegisterRequest (v1beta1): version 1, endpoint 2, resource_name 3, options 4."""
+    fields = (API_VERSION.encode(), endpoint.encode(), resource.encode(), OPTIONS)
+    return b"".join(
+        bytes([number << 3 | 2]) + _varint(len(field)) + field for number, field in enumerate(fields, 1)
+    )
 
 
 def _varint(number: int) -> bytes:

@@ -14,7 +14,6 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from nodeagent.supervise import Fatal
 
@@ -91,7 +90,7 @@ class Web:
         elif parts[0] not in ("GET", "HEAD"):
             page = Page(405, b"only GET and HEAD\n")
         else:
-            answer = self._pages.get(urlsplit(parts[1]).path)
+            answer = self._pages.get(parts[1].partition("?")[0])
             known = " ".join(sorted(self._pages))
             page = answer(headers.get("accept", "")) if answer else Page(404, f"try {known}\n".encode())
         body, extra = page.body, ""

@@ -57,6 +57,7 @@ class Line:
 
     selected: Selected
     receiver: Receiver | None = None
+    enslaved: bool = False
     up_at: float | None = None
     heard_at: float = _NEVER
     own_at: float = _NEVER
@@ -69,6 +70,13 @@ class Line:
     @property
     def name(self) -> str:
         return self.selected.name
+
+    @property
+    def listens_to(self) -> tuple[int, bool] | None:
+        """The ifindex, and whether as a port of something."""
+        if self.receiver is None or not self.receiver.bound:
+            return None
+        return (self.receiver.ifindex, self.enslaved)
 
     def quiet_since(self) -> float:
         return max(self.up_at or _NEVER, self.heard_at)
@@ -195,16 +203,16 @@ class Ear:
                 away[name] = line
         return away
 
-    def needs(self, links: Iterable[Selected]) -> tuple[int, ...]:
-        """The ifindex of each link that no socket listens on."""
-        bound = {
-            line.receiver.ifindex for line in self.lines.values() if line.receiver and line.receiver.bound
-        }
-        return tuple(link.netdev.ifindex for link in links if link.netdev.ifindex not in bound)
+    def needs(self, links: Iterable[Selected]) -> tuple[Netdev, ...]:
+        """The netdevs of the links that no socket of the right sort listens on."""
+        heard = {line.listens_to for line in self.lines.values()}
+        return tuple(
+            link.netdev for link in links if (link.netdev.ifindex, link.netdev.enslaved) not in heard
+        )
 
     def _open(self, line: Line, opened: dict[int, Opened]) -> None:
-        receiver, ifindex = line.receiver, line.selected.netdev.ifindex
-        if receiver is not None and receiver.ifindex == ifindex and receiver.bound:
+        ifindex, enslaved = line.selected.netdev.ifindex, line.selected.netdev.enslaved
+        if line.listens_to == (ifindex, enslaved):
             return
         _close(line)
         new = opened.pop(ifindex, None)
@@ -217,9 +225,10 @@ class Ear:
             line.trouble = str(new)
             return
         line.receiver = Receiver(ifindex, new, lambda frame: self._hear(line, frame), self.rung.set)
+        line.enslaved, line.trouble = enslaved, None
         if line.away_at is not None:
             log.info("The netdev of a link is back. link=%s", line.name)
-        line.trouble = line.away_at = line.up_at = None
+            line.away_at = line.up_at = None
 
     def _carrier(self, line: Line, now: float) -> None:
         if line.selected.netdev.carrier:

@@ -91,18 +91,18 @@ async def _watch(
                 await ear.rung.wait()
 
 
-async def _opened(ifindexes: Iterable[int]) -> dict[int, Opened]:
+async def _opened(netdevs: Iterable[Netdev]) -> dict[int, Opened]:
     """A socket on each netdev or its trouble. Raises ``PacketError`` where no netdev at all can be had."""
 
     def work() -> dict[int, Opened]:
         opened: dict[int, Opened] = {}
-        for ifindex in ifindexes:
+        for netdev in netdevs:
             try:
-                opened[ifindex] = open_on(ifindex)
+                opened[netdev.ifindex] = open_on(netdev.ifindex, enslaved=netdev.enslaved)
             except PacketError as error:
                 if error.forbidden:
                     raise
-                opened[ifindex] = error
+                opened[netdev.ifindex] = error
         return opened
 
     working = asyncio.ensure_future(asyncio.to_thread(work))

@@ -8,7 +8,6 @@ an *empty* list though pods hold devices, so an empty answer is believed only wh
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,9 +18,10 @@ from nodeagent.model import Holding
 
 __all__ = ["EMPTY_STANDS_S", "INTERVAL_S", "PodResourcesError", "once", "watch"]
 
-log = logging.getLogger(__name__)
 
 INTERVAL_S = 10.0
+NOTED_S = 0.5
+"""The kubelet notes an allocation once we have answered for all the resources of its container."""
 EMPTY_STANDS_S = 15.0
 """The empty list was seen 0.3 s after a kubelet's restart; its pods are restored within seconds."""
 
@@ -67,6 +67,7 @@ async def watch(
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await asked.wait()
+                    await asyncio.sleep(NOTED_S)
             asked.clear()
     finally:
         await client.close()

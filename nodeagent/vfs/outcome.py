@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from nodeagent.host.sriov import VfSettings
 from nodeagent.model import Function
+from nodeagent.table import remarks, section
 from nodeagent.vfs.provision import spell
 
 
@@ -65,13 +66,13 @@ def as_json(outcome: Outcome) -> str:
 
 def as_table(outcome: Outcome) -> str:
     parts = [
-        _section("PFS", ("NETDEV", "PCI ADDRESS", "DRIVER", "VFS", "MTU", "STATE"), _pf_rows(outcome)),
-        _section(
+        section("PFS", ("NETDEV", "PCI ADDRESS", "DRIVER", "VFS", "MTU", "STATE"), _pf_rows(outcome)),
+        section(
             "VFS",
             ("PF", "VF", "PCI ADDRESS", "DRIVER", "NETDEV", "TRUST", "SPOOF CHECK", "LINK", "TX MBPS"),
             _vf_rows(outcome),
         ),
-        _remarks(outcome),
+        _sentences(outcome),
     ]
     return "\n".join(part for part in parts if part)
 
@@ -83,7 +84,7 @@ def _pf_rows(outcome: Outcome) -> Iterable[Sequence[str]]:
             _or_dash(function.netdev),
             function.pci_address,
             _or_dash(function.driver),
-            f"{function.num_vfs}/{function.total_vfs}",
+            f"{_or_dash(function.num_vfs)}/{function.total_vfs}",
             _or_dash(pf.mtu),
             pf.state,
         )
@@ -107,7 +108,7 @@ def _vf_rows(outcome: Outcome) -> Iterable[Sequence[str]]:
             )
 
 
-def _remarks(outcome: Outcome) -> str:
+def _sentences(outcome: Outcome) -> str:
     lines = [
         f"{pf.function.netdev or 'PF'} {pf.function.pci_address}: {pf.state}: {sentence}"
         for pf in outcome.pfs
@@ -115,22 +116,8 @@ def _remarks(outcome: Outcome) -> str:
     ]
     lines += [f"note: {note}" for note in outcome.notes]
     lines += [f"unreadable: {sentence}" for sentence in outcome.unreadable]
-    return "\n".join(["REMARKS", *(f"  {_plain(line)}" for line in lines), ""]) if lines else ""
-
-
-def _section(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    table = [tuple(heads), *(tuple(_plain(cell) for cell in row) for row in rows)]
-    if len(table) == 1:
-        return f"{title}\n  none\n"
-    widths = [max(len(row[i]) for row in table) for i in range(len(heads))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table)
-    return "\n".join([title, *(f"  {line}".rstrip() for line in lines), ""])
+    return remarks("REMARKS", lines)
 
 
 def _or_dash(value: object) -> str:
     return "-" if value is None else str(value)
-
-
-def _plain(text: str) -> str:
-    """What a device says of itself must not steer a terminal."""
-    return text if text.isprintable() else ascii(text)[1:-1]

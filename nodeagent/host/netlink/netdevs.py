@@ -26,7 +26,7 @@ _LINK = struct.Struct("=BxHiII")  # family, ARPHRD, ifindex, flags, change
 _ATTRIBUTE = struct.Struct("=HH")  # length, type
 
 # include/uapi/linux/if_link.h
-_ADDRESS, _NAME, _MTU, _LINKINFO, _EXT_MASK, _CARRIER = 1, 3, 4, 18, 29, 33
+_ADDRESS, _NAME, _MTU, _MASTER, _LINKINFO, _EXT_MASK, _CARRIER = 1, 3, 4, 10, 18, 29, 33
 _PERMANENT_ADDRESS, _PARENT_NAME, _PARENT_BUS = 54, 56, 57
 _INFO_KIND = 1
 _SKIP_STATISTICS = 8  # RTEXT_FILTER_SKIP_STATS
@@ -45,7 +45,7 @@ class Netdev:
     """``hardware`` is an ARPHRD number. ``kind`` is the software sort that rtnetlink names (``veth``, ``tun``,
     ``bond``, …), ``None`` for hardware. ``bus`` is that of the parent device and ``pci_address`` the parent
     on ``pci``, both ``None`` where the kernel does not say it (it does since 5.14).
-    ``carrier`` is ``None`` while admin down.
+    ``carrier`` is ``None`` while admin down. ``enslaved``: it is a port of a bond, a bridge, Open vSwitch….
     """
 
     ifindex: int
@@ -59,6 +59,7 @@ class Netdev:
     carrier: bool | None
     bus: str | None
     pci_address: str | None
+    enslaved: bool = False
 
 
 class Netdevs:
@@ -166,6 +167,7 @@ def netdev_of(payload: bytes) -> Netdev:
         carrier=bool(carrier[0]) if up and carrier else None,
         bus=bus,
         pci_address=_text(told.get(_PARENT_NAME)) if bus == "pci" else None,
+        enslaved=any(told.get(_MASTER, b"")),
     )
 
 

@@ -241,11 +241,13 @@ def rdma(device: Device, mine: Rdma, model: Model) -> dict[str, Entry]:
 def verbs(device: Device, mine: Rdma) -> dict[str, Entry]:
     """The character devices of the RDMA device; they stay on the host wherever it goes."""
     entries: dict[str, Entry] = {}
-    nodes = (
+    nodes = [
         ("infiniband_verbs", f"uverbs{mine.verbs}", 192 + mine.verbs),
         ("infiniband_mad", f"umad{mine.mad}", mine.mad),
-        ("infiniband_mad", f"issm{mine.mad}", 64 + mine.mad),
-    )
+    ]
+    assert device.nic is not None
+    if device.nic.link_type == "infiniband":  # a subnet manager's node: RoCE has none (rdma_cap_ib_smi)
+        nodes.append(("infiniband_mad", f"issm{mine.mad}", 64 + mine.mad))
     for kind, name, minor in nodes:
         folder = f"{device.folder}/{kind}/{name}"
         number = f"{_INFINIBAND_MAJOR}:{minor}"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import re
 import sys
@@ -14,6 +15,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
+
+log = logging.getLogger("guest")
 
 HERE = Path(__file__).parent
 SITE = (str(HERE / "agent"), str(HERE / "deps"))
@@ -80,7 +83,10 @@ async def program(*command: str) -> Json:
 
 
 async def agent(*arguments: str) -> Json:
-    return await program(*AGENT, *arguments)
+    began = time.monotonic()
+    result = await program(*AGENT, *arguments)
+    log.info("  nodeagent %s: %.1f s", " ".join(arguments[:2]), time.monotonic() - began)
+    return result
 
 
 async def agent_json(*arguments: str) -> Json:

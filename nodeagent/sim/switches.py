@@ -1,0 +1,104 @@
+"""Leaf switches at the other end of a machine's NICs: they speak LLDP over veth pairs, in namespaces of their own.
+
+One leaf for each NIC, as on a rail-optimised node. What they send are real frames on real netdevs; the
+switches behind them, their names and addresses are made up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import socket
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+
+from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
+from nodeagent.lldp.tlv import encode
+from nodeagent.lldp.values import Capabilities, ChassisId, Lldpdu, ManagementAddress, PortId
+from nodeagent.sim.netns import Netns, veth
+
+FAST_S = 1.0
+FAST_COUNT = 4
+INTERVAL_S = 30.0
+"""A new neighbor is spoken to fast (txFastInit, IEEE 802.1AB 9.2.5.5), then at msgTxInterval."""
+TTL_S = 120
+_BRIDGE_AND_ROUTER = 0b1_0100
+
+
+class SwitchesError(Exception):
+    """No switches can be had here; the message says what it would take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One switch port and its cable: ``link`` is the NIC's netdev."""
+
+    link: str
+    switch: str
+    number: int
+
+    @property
+    def mac(self) -> bytes:
+        """Locally administered, the switch's number before the port's."""
+        return bytes((0x02, 0x5E, 0, 0, sum(self.switch.encode()) & 0xFF, self.number))
+
+    def announcement(self, ttl: int = TTL_S) -> bytes:
+        """The whole frame."""
+        rail = int(self.switch.rpartition("leaf")[2])
+        pdu = Lldpdu(
+            chassis_id=ChassisId(4, self.mac[:5] + b"\0"),
+            port_id=PortId(5, f"swp{self.number}".encode()),
+            ttl=ttl,
+            port_description=f"rail {rail}",
+            system_name=self.switch,
+            system_description="simulated leaf switch",
+            capabilities=Capabilities(_BRIDGE_AND_ROUTER, _BRIDGE_AND_ROUTER),
+            management_addresses=(ManagementAddress(1, bytes((192, 0, 2, rail))),),
+            maximum_frame_size=9216,
+        )
+        return build_frame(NEAREST_BRIDGE, self.mac, encode(pdu))
+
+
+def rails(netdevs: Mapping[int, str], port: int = 1) -> tuple[Port, ...]:
+    """The n-th link of the node on the n-th leaf, at the same port of each."""
+    return tuple(Port(netdev, f"leaf{rail:02d}", port) for rail, netdev in sorted(netdevs.items()))
+
+
+@contextlib.asynccontextmanager
+async def speaking(ports: tuple[Port, ...]) -> AsyncIterator[Netns]:
+    """The node's namespace, where each link is a netdev of its name with a switch at the other end.
+
+    Raises ``SwitchesError`` where namespaces are not allowed or the tools are missing.
+    """
+    for tool in ("ip", "nsenter"):
+        if shutil.which(tool) is None:
+            raise SwitchesError(f"needs {tool}")
+    try:
+        node, fabric = Netns(), Netns()
+    except PermissionError as error:
+        raise SwitchesError("needs root, who may make network namespaces") from error
+    with node, fabric:
+        node.ip("link set lo up")
+        sockets: list[tuple[Port, socket.socket]] = []
+        for i, port in enumerate(ports):
+            veth(node, port.link, fabric, f"cable{i}")
+            sockets.append((port, fabric.raw(f"cable{i}")))
+        task = asyncio.create_task(_speak(sockets))
+        try:
+            yield node
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            for _, opened in sockets:
+                opened.close()
+
+
+async def _speak(sockets: list[tuple[Port, socket.socket]]) -> None:
+    said = 0
+    while True:
+        for port, opened in sockets:
+            with contextlib.suppress(OSError):  # the link is down: nobody hears it
+                opened.send(port.announcement())
+        said += 1
+        await asyncio.sleep(FAST_S if said < FAST_COUNT else INTERVAL_S)
