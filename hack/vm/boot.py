@@ -2,9 +2,9 @@
 
     python hack/vm/boot.py --share DIR --out DIR     what is in DIR, and what the guest leaves; see README.md
 
-The guest reads ``share`` (9p, read-only), runs its ``guest.py`` and writes to ``out`` (9p). It also holds
-QEMU's monitor: a virtio serial port named ``qmp`` speaks QMP, so that the guest itself pulls the cable of a
-PF and nobody outside has to follow what it does.
+``share`` is unpacked into the guest's memory beside its root, for Python looks at thousands of files; the guest
+runs its ``guest.py`` and writes to ``out`` (9p). It also holds QEMU's monitor: a virtio serial port named
+``qmp`` speaks QMP, so that the guest itself pulls the cable of a PF and nobody outside has to follow what it does.
 
 PF n is the QEMU device ``pf<n>``, its cable the hub ``n``. On hub 0 there is also a virtio NIC of the
 guest, to play the switch.
@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from build import CACHE, built, command_of, machine
+from build import CACHE, built, command_of, machine, write_cpio
 
 SWITCH_MAC = "02:00:00:00:ff:00"
 
@@ -47,8 +47,12 @@ def boot(share: Path, out: Path, cache: Path = CACHE, timeout_s: float = 300.0) 
     console = out / "console.log"
     began = time.monotonic()
     # A socket's path may have 107 characters, wherever the results go.
-    with tempfile.TemporaryDirectory(prefix="vm-") as sockets, console.open("wb") as said:
-        qemu = command(folder, share, out, Path(sockets) / "qmp")
+    with tempfile.TemporaryDirectory(prefix="vm-") as temporary, console.open("wb") as said:
+        scratch = Path(temporary)
+        with (scratch / "initrd").open("wb") as initrd:
+            initrd.write((folder / "root.cpio").read_bytes())
+            write_cpio(share, initrd, under="share/")
+        qemu = command(folder, scratch, out)
         process = subprocess.Popen(qemu, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT)
         try:
             code = process.wait(timeout_s)
@@ -67,7 +71,7 @@ def tail(console: Path, lines: int = 40) -> str:
     return "\n".join(console.read_text(errors="replace").splitlines()[-lines:])
 
 
-def command(folder: Path, share: Path, out: Path, qmp: Path) -> list[str]:
+def command(folder: Path, scratch: Path, out: Path) -> list[str]:
     wanted = machine()
     kernel, host, nic = wanted["kernel"], wanted["machine"], wanted["nic"]
     qemu = folder / "qemu"
@@ -82,14 +86,14 @@ def command(folder: Path, share: Path, out: Path, qmp: Path) -> list[str]:
         "-m", str(host["memory_mib"]),
         "-device", "intel-iommu",
         "-kernel", str(folder / "vmlinuz"),
-        "-initrd", str(folder / "root.cpio"),
+        "-initrd", str(scratch / "initrd"),
         "-append", " ".join(["console=ttyS0", "quiet", "panic=-1", *kernel["options"]]),
         *numa(host, sorted(set(nic["numa_nodes"]))),
         *pfs(nic),
         "-netdev", "hubport,id=switch,hubid=0",
         "-device", f"virtio-net-pci,bus=pcie.0,netdev=switch,mac={SWITCH_MAC},romfile=",
-        *shared("agent", share, "on"), *shared("out", out, "off"),
-        *monitor(qmp),
+        *results(out),
+        *monitor(scratch / "qmp"),
     ]  # fmt: skip
 
 
@@ -121,9 +125,9 @@ def pfs(nic: dict[str, Any]) -> list[str]:
     return options
 
 
-def shared(tag: str, folder: Path, readonly: str) -> list[str]:
-    fsdev = f"local,id={tag},path={folder.absolute()},security_model=none,readonly={readonly},multidevs=remap"
-    return ["-fsdev", fsdev, "-device", f"virtio-9p-pci,bus=pcie.0,fsdev={tag},mount_tag={tag}"]
+def results(out: Path) -> list[str]:
+    fsdev = f"local,id=out,path={out.absolute()},security_model=none,multidevs=remap"
+    return ["-fsdev", fsdev, "-device", "virtio-9p-pci,bus=pcie.0,fsdev=out,mount_tag=out"]
 
 
 def monitor(socket: Path) -> list[str]:

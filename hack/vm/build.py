@@ -229,8 +229,11 @@ def slim(tree: Path) -> None:
         shutil.rmtree(tree / name, ignore_errors=True)
 
 
-def write_cpio(tree: Path, archive: BinaryIO) -> None:
-    """The format that the kernel unpacks ("newc"); everything belongs to root."""
+def write_cpio(tree: Path, archive: BinaryIO, under: str = "") -> None:
+    """The format that the kernel unpacks ("newc"), one after the other where there are several archives.
+
+    Everything belongs to root; ``under`` is the folder, with its slash, that the tree is unpacked into.
+    """
 
     def entry(name: str, mode: int, data: bytes, number: int) -> None:
         fields = (number, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(name) + 1, 0)
@@ -241,7 +244,10 @@ def write_cpio(tree: Path, archive: BinaryIO) -> None:
     def padded(data: bytes) -> bytes:
         return data + b"\0" * (-len(data) % 4)
 
-    for number, (name, path) in enumerate(walk(tree), start=1):
+    if under:
+        entry(under.rstrip("/"), 0o40755, b"", 0)
+    for number, (relative, path) in enumerate(walk(tree), start=1):
+        name = under + relative
         mode = path.lstat().st_mode
         if stat.S_ISLNK(mode):
             entry(name, mode, os.readlink(path).encode(), number)

@@ -23,11 +23,10 @@ LIMITS = """\
   does (mlx5 above all: VF limits, trust, eswitch modes, LLDP that the NIC keeps for itself) is not there.
 - **RDMA and InfiniBand.** The model has none: RDMA devices, their exclusive mode, GUIDs and IPoIB are tested
   against recorded and simulated trees alone.
-- **GPUs.** There are none in the guest; NVML is tested against a stand-in library, and where a machine has a
-  GPU against the real one.
+- **GPUs.** There are none in the guest; NVML is tested against a stand-in library.
 - **A kubelet.** The one in the guest is `nodeagent.sim.kubelet`, written after the kubelet's source. It runs no
   containers, so that a CNI plugin moves the VF is played by `ip link set netns`.
-- **A DGX.** Its PCIe switches, its number of NICs and its firmware are known from captures.
+- **A DGX.** Its PCIe switches and its number of NICs are simulated, its firmware is not.
 - **Time.** With the accelerator tcg everything is emulated by software, on a machine that others share: the
   figures say that nothing waits for a timer, not how fast a node is.
 """

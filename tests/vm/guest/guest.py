@@ -368,8 +368,8 @@ class Guest:
                 "ip", "netns", "exec", "leaf", *command, stderr=log, stdout=log
             )
         try:
-            neighbors = await agent_json("neighbors", "--json", "--wait", "10", "--config", str(CONFIG))
-            scanned = await agent_json("scan", "--json", "--wait", "10", "--config", str(CONFIG))
+            neighbors = await agent_json("neighbors", "--json", "--wait", "4", "--config", str(CONFIG))
+            scanned = await agent_json("scan", "--json", "--wait", "4", "--config", str(CONFIG))
         finally:
             lldpd.terminate()
             await lldpd.wait()
