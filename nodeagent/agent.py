@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent import node
-from nodeagent.config import Config, ConfigError, Fault, GpuMemResource, host_port, load
+from nodeagent.config import Config, ConfigError, Fault, GpuMemResource, VfResource, host_port, load
 from nodeagent.host.inotify import CONTENT, InotifyError, Watch
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
@@ -38,6 +38,7 @@ from nodeagent.sinks.files import DEVICE_INFO, DeviceInfoFiles
 from nodeagent.sinks.measure import Measure
 from nodeagent.sinks.registration import DevicePlugins
 from nodeagent.sinks.web import Page, Web
+from nodeagent.sources import gpus
 from nodeagent.supervise import Fatal, keep
 
 log = logging.getLogger(__name__)
@@ -181,13 +182,20 @@ class Agent:
         refused = self._offer.withheld(snapshot)
         offered, withheld = [], []
         for kind in self._offer.kinds(snapshot):
-            source = "pci" if isinstance(kind, VfPool) else "gpus"
-            if not self.inventory.heard(source):
+            # With "auto" the name of each resource is made from the product, which pci tells.
+            needs = {"pci" if isinstance(kind, VfPool) else "gpus"}
+            needs |= {"pci"} if self._offer.config.resource_prefix == "auto" else set()
+            if source := next((one for one in sorted(needs) if not self.inventory.heard(one)), None):
                 withheld.append(f"{kind.resource}: {why.get(source, f'{source} are not known yet')}")
             elif kind.resource in refused:
                 withheld.append(f"{kind.resource}: {refused[kind.resource]}")
             else:
                 offered.append(kind)
+        if not self.inventory.heard("pci"):
+            unnamed = [
+                e.name for e in self._offer.config.resources if isinstance(e, VfResource) and "{" in e.name
+            ]
+            withheld += [f"{name}: {why.get('pci', 'pci are not known yet')}" for name in unnamed]
         self._withheld = tuple(withheld)
         return tuple(offered)
 
@@ -302,7 +310,10 @@ class Agent:
     def _metrics(self, accept: str) -> Page:
         from nodeagent.sinks.metrics import Metrics, page  # noqa: PLC0415 - see _settle
 
-        return page(Metrics(self.inventory, self.measure, self.plugins.statuses), accept)
+        return page(
+            Metrics(self.inventory, self.measure, self.plugins.statuses, gpus.xids, gpus.stuck_threads),
+            accept,
+        )
 
     def _healthz(self, _accept: str) -> Page:
         """The loop answers, or nobody would: that is all there is to say."""

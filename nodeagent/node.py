@@ -159,7 +159,8 @@ async def watch(inventory: Inventory, config: Config, root: Path, node_name: str
         last = facts
         inventory.state(
             "pci",
-            product=facts.product,
+            # A machine does not change its name: one that cannot be read just now would rename every resource.
+            product=facts.product or inventory.snapshot.product,
             functions=facts.functions,
             links=facts.links,
             unreadable=facts.unreadable,

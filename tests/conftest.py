@@ -1,15 +1,22 @@
-"""What holds for every test: tools that are missing, and how Hypothesis looks for examples.
+"""What holds for every test: tools that are missing, where files go, and how Hypothesis looks for examples.
 
 No example has a deadline, for the machines that run this are shared and a pause proves nothing. On a
 person's machine every run looks at new examples; ``--hypothesis-profile=ci`` looks at the same ones each
 time, so that a gate fails for what has changed and for nothing else.
 """
 
+import os
+from pathlib import Path
+
 from hypothesis import HealthCheck, settings
 
 from tests.needs import pytest_runtest_setup
 
 __all__ = ["pytest_runtest_setup"]
+
+# A simulated machine is thousands of small files, which a disk makes slowly.
+if Path("/dev/shm").is_dir():
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
 settings.register_profile(
     "explore", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 
 import pytest
 
@@ -116,13 +117,17 @@ async def test_files_of_an_earlier_life_go_and_those_of_pods_that_run_stay() -> 
         stranger = folder / "example.com-nic1-0000:9a:00.4-device.json"
         stale.write_text("{}")
         stranger.write_text("{}")
+        fresh = folder / f"{HEAD}-nic1-0000:9a:00.3-device.json"  # of an Allocate that is not noted yet
+        fresh.write_text("{}")
+        for path in (stale, stranger, held):
+            os.utime(path, (1, 1))
         await n.start_agent()
         await n.until(lambda: not stale.exists())
         await ready(n)
         await n.kubelet.admit(PodSpec.single("two", {NIC1: 1}))
         names = {path.name for path in folder.iterdir()}
-        assert {held.name, stranger.name} < names
-        assert len(names) == 3
+        assert {held.name, stranger.name, fresh.name} < names
+        assert len(names) == 4
 
 
 async def test_a_restarted_agent_reads_again_what_pods_hold_and_does_not_split_a_whole_gpu() -> None:

@@ -225,3 +225,62 @@ async def test_a_link_that_goes_is_one_line_of_the_log_however_many_vfs_it_has(
             "Devices are healthy again",
         ]
         assert all("count=4 first=0000:18:00.1" in line for line in lines)
+
+
+async def test_a_podresources_socket_that_is_missing_is_said_once_and_costs_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with node() as n:
+        await n.kubelet.start()
+        n.kubelet.podresources_socket.unlink()
+        await n.start_agent()
+        await ready(n)
+        for name in ("one", "two"):
+            assert (await n.kubelet.admit(PodSpec.single(name, {NIC0: 1, MEMORY: 5}))).admitted
+            await asyncio.sleep(0.6)
+        assert caplog.text.count("It is not known which pod holds what") == 1
+        assert 'nodeagent_source_silent{source="pods"} 1.0' in (await n.get("/metrics"))[1]
+
+
+async def test_it_is_not_ready_before_the_machine_could_be_looked_at() -> None:
+    async with node() as n:
+        devices = n.root / "sys/bus/pci/devices"
+        devices.rename(devices.with_name("away"))
+        devices.symlink_to("devices")  # a link to itself: not absent but unreadable
+        await n.kubelet.start()
+        await n.start_agent()
+        status, body = await n.get("/readyz")
+        assert status == 503
+        assert "nic{rail}" in body
+        assert "symbolic links" in body
+        devices.unlink()
+        devices.with_name("away").rename(devices)
+        await ready(n)
+        assert {resource.partition("/")[0] for resource in n.kubelet.capacity()} == {HEAD}
+
+
+async def test_xids_and_stuck_threads_are_counted() -> None:
+    async with node() as n:
+        await n.kubelet.start()
+        await n.start_agent()
+        await ready(n)
+        n.machine.raise_xid(1, 13)
+        uuid = n.agent.inventory.snapshot.gpus[1].uuid
+        counted = f'nodeagent_gpu_xids_total{{gpu="{uuid}",xid="13"}}'
+        async with asyncio.timeout(5):
+            while counted not in (metrics := (await n.get("/metrics"))[1]):
+                await asyncio.sleep(0.01)
+        assert "nodeagent_gpu_driver_stuck_threads 0.0" in metrics
+        assert n.kubelet.allocatable()[MEMORY] == 158
+
+
+async def test_a_product_name_that_cannot_be_read_for_a_while_renames_nothing() -> None:
+    async with node() as n:
+        await n.kubelet.start()
+        await n.start_agent()
+        await ready(n)
+        (n.root / "sys/class/dmi/id/product_name").unlink()
+        n.machine.set_vfs(0, 2)
+        await n.allocatable(NIC0, 2)
+        assert len(n.kubelet.capacity()) == 3
+        assert {s.resource for s in n.agent.plugins.statuses()} == {NIC0, NIC1, MEMORY}

@@ -84,6 +84,16 @@ async def run(arguments: list[str]) -> None:
     await asyncio.wait((running, asking), return_when=asyncio.FIRST_COMPLETED)
 
 
+class NoFiles:
+    """Slices by CDI of the vendor's: nothing has to lie on the disk before the answer."""
+
+    def due(self, _allocation: object) -> bool:
+        return False
+
+    def write(self, _allocation: object) -> None:
+        raise AssertionError("nothing is due")
+
+
 async def endpoint(socket: Path, ids: int) -> None:
     """As the agent puts it together, without the guard that refuses a list that the kubelet could not take."""
     from dataclasses import replace  # noqa: PLC0415
@@ -106,7 +116,7 @@ async def endpoint(socket: Path, ids: int) -> None:
         for i in range(8)
     )
     kind = Slices("nodeagent.io/gpu-mem", slice_mib=1)
-    served = Endpoint(kind, lambda _: None, Near(), Measure(), lambda: None)
+    served = Endpoint(kind, NoFiles(), Near(), Measure(), lambda: None)
     told = Snapshot(gpus=gpus)
     served.tell(kind, told)
     await served.start(socket)

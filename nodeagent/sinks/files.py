@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import glob
 import os
+import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from nodeagent.model import Allocation
@@ -33,6 +35,10 @@ def write(path: Path, text: str, mode: int = 0o644) -> None:
         raise
 
 
+FRESH_S = 60.0
+"""An agent that still serves may have written it for a pod that podresources does not tell of yet."""
+
+
 class DeviceInfoFiles:
     """The folder of device-info files, under any root. What this process wrote is never stale."""
 
@@ -46,12 +52,16 @@ class DeviceInfoFiles:
             write(self._folder / info.name, info.text, mode=0o444)
 
     def remove_stale(self, prefix: str, held: Iterable[str]) -> tuple[str, ...]:
-        """Remove what an earlier life left: names that begin with ``prefix`` and are not of a held device."""
+        """Remove what an earlier life left: names that begin with ``prefix``, older than ``FRESH_S``, and
+        not of a held device."""
         keep = set(held)
         removed = []
         for path in sorted(self._folder.glob(f"{glob.escape(prefix)}*-device.json")):
             # Looked up one by one: an Allocate may write while this goes on.
-            if path.name not in keep and path.name not in self._written:
-                path.unlink(missing_ok=True)
-                removed.append(path.name)
+            if path.name in keep or path.name in self._written:
+                continue
+            with suppress(FileNotFoundError):
+                if time.time() - path.lstat().st_mtime > FRESH_S:
+                    path.unlink()
+                    removed.append(path.name)
         return tuple(removed)

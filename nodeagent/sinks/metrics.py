@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import exposition
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -28,12 +28,21 @@ def page(collector: Collector, accept: str) -> Page:
 
 
 class Metrics(Collector):
+    """``xids`` are counted by GPU and number; ``stuck_threads`` are those that hang in the GPU driver."""
+
     def __init__(
-        self, inventory: Inventory, measure: Measure, statuses: Callable[[], Iterable[Status]]
+        self,
+        inventory: Inventory,
+        measure: Measure,
+        statuses: Callable[[], Iterable[Status]],
+        xids: Mapping[tuple[str, int], int],
+        stuck_threads: Callable[[], int],
     ) -> None:
         self._inventory = inventory
         self._measure = measure
         self._statuses = statuses
+        self._xids = xids
+        self._stuck_threads = stuck_threads
 
     def collect(self) -> Iterator[Metric]:
         build = GaugeMetricFamily(
@@ -88,7 +97,18 @@ class Metrics(Collector):
             ["task"],
             [((task,), count) for task, count in supervise.restarts.items()],
         )
-        yield from (registered, devices, silent, restarts)
+        xids = _counter(
+            "nodeagent_gpu_xids",
+            "XIDs that the GPUs reported, ignored ones too.",
+            ["gpu", "xid"],
+            [((gpu, str(number)), count) for (gpu, number), count in self._xids.items()],
+        )
+        stuck = GaugeMetricFamily(
+            "nodeagent_gpu_driver_stuck_threads",
+            "Threads that hang in the GPU driver.",
+            value=self._stuck_threads(),
+        )
+        yield from (registered, devices, silent, restarts, xids, stuck)
 
 
 def _counter(

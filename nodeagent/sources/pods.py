@@ -8,6 +8,7 @@ an *empty* list though pods hold devices, so an empty answer is believed only wh
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +19,7 @@ from nodeagent.model import Holding
 
 __all__ = ["EMPTY_STANDS_S", "INTERVAL_S", "PodResourcesError", "once", "watch"]
 
+log = logging.getLogger(__name__)
 
 INTERVAL_S = 10.0
 NOTED_S = 0.5
@@ -48,13 +50,20 @@ async def watch(
     client = PodResources(socket)
     known: tuple[Holding, ...] | None = None
     empty_since: float | None = None
+    silent = False
     try:
         while True:
             try:
                 holdings = await client.list()
             except PodResourcesError as error:
+                if not silent:
+                    log.warning("It is not known which pod holds what. reason=%r", str(error))
+                silent = True
                 silence(str(error))
             else:
+                if silent:
+                    log.info("The kubelet tells again which pod holds what.")
+                silent = False
                 now = time.monotonic()
                 if holdings or known == ():
                     empty_since = None

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 
@@ -81,11 +81,24 @@ class Files:
         for path, entry in self._owned.pop(owner, {}).items():
             self._remove(path, entry)
 
-    def restore(self, owner: str, path: str) -> None:
-        """Put back what ``owner`` states, if it still does, over what someone has written there."""
-        entry = self._owned.get(owner, {}).get(path)
-        if entry is not None:
-            self._put(path, entry)
+    def accept(self, owner: str, path: str, text: str) -> Callable[[], None]:
+        """Take what someone has written as if it had been stated, and leave the file alone: he may write
+        again at once, and must not be overwritten with what he wrote before. Returns what puts back the
+        value from before, where nothing else has been stated since."""
+        entries = self._owned.get(owner, {})
+        old = entries.get(path)
+        if not isinstance(old, str):
+            return lambda: None
+        taken = text + "\n" if old.endswith("\n") else text
+        entries[path] = taken
+
+        def undo() -> None:
+            now = self._owned.get(owner, {})
+            if now.get(path) == taken:
+                now[path] = old
+                self._put(path, old)
+
+        return undo
 
     def writes(self, paths: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         """Of files (path: owner) those whose content is not what was stated, with that content.

@@ -12,7 +12,7 @@ from nodeagent.sim.machine import state, sysfs
 from nodeagent.sim.machine.files import Entries, Entry, Files
 from nodeagent.sim.machine.model import Model
 from nodeagent.sim.machine.state import VFIO, Device, Netdev, Numbers, Rdma
-from nodeagent.sim.machine.writes import Write, writes
+from nodeagent.sim.machine.writes import WRITE_ONLY, Write, writes
 
 _MTU_MIN = 68
 
@@ -203,14 +203,15 @@ class Kernel:
             return []
         outcomes: list[str | None] = []
         for write in writes(self._files, self.present(), self._drivers):
-            # First, for what was written is not what the kernel shows, and a writer who has seen the effect
-            # may write again at once.
-            self._files.restore(write.owner, write.path)
+            undo = self._files.accept(write.owner, write.path, write.value)
+            if write.attribute in WRITE_ONLY:
+                undo()  # before the effect: who has seen that may write again at once
             try:
                 self._take(write)
                 outcomes.append(None)
             except MachineError as error:
                 outcomes.append(str(error))
+                undo()
         return outcomes
 
     def writable_folders(self) -> Iterator[str]:

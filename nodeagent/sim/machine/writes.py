@@ -9,10 +9,11 @@ from nodeagent.sim.machine.files import Files
 from nodeagent.sim.machine.state import Device
 from nodeagent.sim.machine.sysfs import BUS
 
+WRITE_ONLY = ("unbind", "bind", "drivers_probe")
 # Settings before what they are for, and a device let go before it is taken.
 _ORDER = (
     *("driver_override", "sriov_drivers_autoprobe", "mtu", "sriov_numvfs"),
-    *("unbind", "bind", "drivers_probe"),
+    *WRITE_ONLY,
 )
 
 
@@ -49,6 +50,6 @@ def writes(files: Files, devices: Iterable[Device], drivers: Iterable[str]) -> l
         owner, target, driver_name = targets[path]
         attribute = path.rpartition("/")[2]
         # One write is one value; a file opened for appending may have got several.
-        values = text.split() if attribute in ("bind", "unbind", "drivers_probe") else [text]
+        values = text.split() if attribute in WRITE_ONLY else [text]
         found += [Write(owner, path, attribute, value, target, driver_name) for value in values or [""]]
     return sorted(found, key=lambda write: _ORDER.index(write.attribute))
