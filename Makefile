@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 COMPILE := pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11
 
-.PHONY: all check test demo bench golden protos lock clean
+.PHONY: all check test test-vm demo bench golden protos lock clean
 all: check test
 
 $(VENV)/.ready: pyproject.toml hack/requirements.txt hack/venv.py
@@ -15,6 +15,9 @@ $(VENV)/.ready: pyproject.toml hack/requirements.txt hack/venv.py
 
 test: $(VENV)/.ready  ## set up and run every test, linters and typing included
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+test-vm: $(VENV)/.ready  ## boot a machine with real VFs and test the installed agent in it (hack/vm/README.md)
+	$(BIN)/python -m pytest -m vm tests/vm $(ARGS)
 
 check: $(VENV)/.ready  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .

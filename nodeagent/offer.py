@@ -2,7 +2,8 @@
 
 One thing is remembered, for as long as this object lives: which PF has which rail, and by which netdev it is
 named. A number that moved when a NIC was unplugged would give a pod another network. A PF that turns up later
-takes the next free number.
+takes the next free number. For the same reason a PF counts that has VFs, and one that the ``vfs`` section wants
+to have some: an agent that starts while they are gone gives the same numbers.
 Literal ``pciAddresses`` fix the numbers for good: the rail is then the place in that list.
 """
 
@@ -206,7 +207,7 @@ class Offer:
         links = {link.pci_address: link for link in snapshot.links}
         for function in snapshot.functions:
             address = function.pci_address
-            if function.parent or address in rails or not function.num_vfs:
+            if function.parent or address in rails or not (function.num_vfs or self._is_to_have(function)):
                 continue
             link = links.get(address)
             if not selected_pf(entry.select, function) or not _suits(entry, function, link):
@@ -216,6 +217,12 @@ class Offer:
             else:
                 rails[address] = next(n for n in range(len(rails) + 1) if n not in rails.values())
         return dict(sorted(rails.items(), key=lambda item: item[1]))
+
+    def _is_to_have(self, function: Function) -> bool:
+        """Whether the ``vfs`` section wants VFs of this PF, which may have lost them for the moment."""
+        return bool(function.total_vfs) and any(
+            entry.count and selected_pf(entry.select, function) for entry in self.config.vfs
+        )
 
 
 def selected_pf(select: PfSelect, function: Function) -> bool:

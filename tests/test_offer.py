@@ -115,6 +115,18 @@ def test_a_nic_in_front_that_gets_vfs_later_takes_the_next_number() -> None:
     assert pools(made, machine(pf(1), pf(2)))["example.com/nic1"] == ("0000:01:00.0",)
 
 
+def test_a_pf_that_is_to_have_vfs_keeps_its_rail_while_it_has_none() -> None:
+    """An agent that is started in that hour remembers nothing, and must not give its name to another NIC."""
+    text = "vfs: [{select: {drivers: [mlx5_core]}, count: 2}]\n"
+    bereft = machine(pf(1, vfs=0), pf(2))
+    assert pools(Offer(configured(text)), bereft) == {
+        "example.com/nic0": ("0000:01:00.0",),
+        "example.com/nic1": ("0000:02:00.0",),
+    }
+    none_wanted = text.replace("count: 2", "count: 0")
+    assert pools(Offer(configured(none_wanted)), bereft) == {"example.com/nic0": ("0000:02:00.0",)}
+
+
 def test_literal_addresses_fix_the_rails_whatever_is_there() -> None:
     text = "resources: [{kind: vf, select: {pciAddresses: ['0000:03:00.0', '0000:01:00.0']}}]\n"
     assert pools(Offer(configured(text)), machine(pf(1))) == {"example.com/nic1": ("0000:01:00.0",)}

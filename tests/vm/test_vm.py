@@ -1,0 +1,310 @@
+"""The installed agent on a real kernel whose NICs have real VFs: what the guest wrote down is judged here.
+
+Each test is about one step of ``guest/guest.py``. Its name is a line of ``docs/verified.md``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from tests.vm.conftest import Run
+
+UNSET = "00:00:00:00:00:00"
+
+
+def addresses(run: Run) -> dict[str, list[str]]:
+    return run.step("apply")["there"]
+
+
+def healths(told: dict, resource: str) -> set[str]:
+    return {device["health"] for device in told[resource].values()}
+
+
+def ids(told: dict) -> dict[str, list[str]]:
+    return {resource: sorted(devices) for resource, devices in told.items()}
+
+
+def only(run: Run, told: dict, rail: int) -> None:
+    """All devices of one PF are Unhealthy and no other is; none has vanished."""
+    for number, pf in enumerate(run.pfs):
+        resource = run.resource(number)
+        assert sorted(told[resource]) == addresses(run)[pf]
+        assert healths(told, resource) == {"Unhealthy" if number == rail else "Healthy"}, resource
+
+
+def pf_of(outcome: dict, address: str) -> dict:
+    return next(pf for pf in outcome["answer"]["pfs"] if pf["function"]["pci_address"] == address)
+
+
+# --- creating VFs -----------------------------------------------------------------------------------------
+
+
+def test_pfs_without_vfs_keep_their_rails_and_offer_nothing(run: Run) -> None:
+    seen = run.step("bare")["scan"]
+    assert run.step("bare")["config"]["code"] == 0
+    functions = {function["pci_address"]: function for function in seen["functions"]}
+    assert len(run.pfs) == len(run.nic["numa_nodes"])
+    for pf in run.pfs:
+        assert functions[pf]["driver"] == run.nic["pf_driver"]
+        assert functions[pf]["num_vfs"] == 0
+        assert functions[pf]["total_vfs"] >= max(run.nic["vfs"])
+    offered = {entry["resource"]: entry["devices"] for entry in seen["resources"]}
+    assert offered == {run.resource(rail): [] for rail in range(len(run.pfs))}
+
+
+def test_vfs_apply_creates_the_configured_vfs_and_a_second_run_changes_nothing(run: Run) -> None:
+    data = run.step("apply")
+    assert [data[name]["code"] for name in ("show", "first", "second")] == [0, 0, 0]
+    for number, pf in enumerate(run.pfs):
+        count = run.nic["vfs"][number]
+        assert f"sriov_numvfs 0 → {count}" in pf_of(data["show"], pf)["changes"]
+        assert pf_of(data["show"], pf)["state"] == "differs"
+        assert pf_of(data["first"], pf)["state"] == "changed"
+        assert pf_of(data["second"], pf)["state"] == "unchanged"
+        assert pf_of(data["second"], pf)["changes"] == []
+        assert len(data["there"][pf]) == count
+    assert data["after"] == data["there"]
+
+
+def test_vfs_apply_sets_up_the_vfs_of_the_pf_that_was_meant_and_the_kernel_says_so(run: Run) -> None:
+    by_address = {link.get("parentdev"): link for link in run.step("apply")["ip"]}
+    for number, pf in enumerate(run.pfs):
+        link = by_address[pf]
+        assert link["mtu"] == (1600 if number == 2 else 1500)
+        assert [vf["trust"] for vf in link["vfinfo_list"]] == [number == 2] * run.nic["vfs"][number]
+
+
+def test_vf_addresses_follow_offset_and_stride_across_device_numbers(run: Run) -> None:
+    data = run.step("apply")
+    for pf, vfs in data["there"].items():
+        offset, stride = data["offset"][pf]
+        assert vfs == [routed(pf, offset + index * stride) for index in range(len(vfs))]
+    assert any(len({vf[:-2] for vf in vfs}) > 1 for vfs in data["there"].values())
+
+
+def routed(pf: str, further: int) -> str:
+    """The PCI address so many routing IDs after the PF's (PCIe Base, SR-IOV: First VF Offset, VF Stride)."""
+    domain, bus, device, function = re.fullmatch(r"(\w+):(\w+):(\w+)\.(\w)", pf).groups()  # type: ignore[union-attr]
+    number = (int(bus, 16) << 8 | int(device, 16) << 3 | int(function)) + further
+    return f"{domain}:{number >> 8:02x}:{number >> 3 & 31:02x}.{number & 7}"
+
+
+def test_vfs_whose_mac_the_pf_has_not_set_are_offered_like_any(run: Run) -> None:
+    links = {link.get("parentdev"): link for link in run.step("apply")["ip"]}
+    assert {vf["address"] for pf in run.pfs for vf in links[pf]["vfinfo_list"]} == {UNSET}
+    told = run.step("late")["after"]
+    assert all(healths(told, run.resource(rail)) == {"Healthy"} for rail in range(len(run.pfs)))
+
+
+# --- discovery --------------------------------------------------------------------------------------------
+
+
+def test_vfs_without_a_driver_are_unhealthy_and_healthy_as_soon_as_it_is_loaded(run: Run) -> None:
+    data = run.step("late")
+    for rail, pf in enumerate(run.pfs):
+        resource = run.resource(rail)
+        assert healths(data["before"], resource) == {"Unhealthy"}
+        assert healths(data["after"], resource) == {"Healthy"}
+        assert sorted(data["after"][resource]) == addresses(run)[pf]
+        assert data["capacity"][resource] == run.nic["vfs"][rail]
+    assert data["ready"]["status"] == 200
+    # Well under the 30 s between two looks without a hint: the kernel's announcement was heard.
+    assert data["healthy_s"] < 15
+
+
+def test_scan_agrees_with_lspci(run: Run) -> None:
+    data = run.step("agree")
+    seen = {function["pci_address"]: function for function in data["scan"]["functions"]}
+    slots = [dict(re.findall(r"(\w+):\t(.*)", block)) for block in data["lspci"].split("\n\n") if block]
+    nics = {slot["Slot"]: slot for slot in slots if slot["Class"] in ("0200", "0207", "0280")}
+    assert seen.keys() == nics.keys()
+    for address, slot in nics.items():
+        function = seen[address]
+        assert (function["vendor"], function["device"]) == (slot["Vendor"], slot["Device"])
+        assert function["driver"] == slot.get("Driver")
+        numa = slot.get("NUMANode")
+        assert function["numa_node"] == (None if numa is None else int(numa))
+
+
+def test_scan_agrees_with_ip_link(run: Run) -> None:
+    data = run.step("agree")
+    links = {link["netdev"]: link for link in data["scan"]["links"]}
+    functions = {function["pci_address"]: function for function in data["scan"]["functions"]}
+    told = {link["ifname"]: link for link in data["ip"] if link.get("parentbus") == "pci"}
+    assert {name: link["parentdev"] for name, link in told.items()} == {
+        function["netdev"]: address
+        for address, function in functions.items()
+        if function["driver"] != "virtio-pci"
+    }
+    for name, link in told.items():
+        if functions[link["parentdev"]]["parent"] is not None:
+            continue
+        seen = links[name]
+        assert (seen["mac"], seen["mtu"]) == (link["address"], link["mtu"])
+        assert seen["admin_up"] == ("UP" in link["flags"])
+        assert seen["carrier"] == ("LOWER_UP" in link["flags"])
+        assert seen["operstate"] == link["operstate"].lower()
+
+
+def test_scan_agrees_with_sysfs(run: Run) -> None:
+    data = run.step("agree")
+    seen = {function["pci_address"]: function for function in data["scan"]["functions"]}
+    assert seen.keys() == data["sysfs"].keys()
+    for address, told in data["sysfs"].items():
+        function = seen[address]
+        assert function["parent"] == told["physfn"]
+        assert function["driver"] == told["driver"]
+        assert function["numa_node"] == (None if told["numa_node"] < 0 else told["numa_node"])
+        assert "/".join(("/sys/devices", *function["pci_path"])) == told["real"]
+        if function["driver"] != "virtio-pci":
+            assert [function["netdev"]] == told["net"]
+    for pf, vfs in addresses(run).items():
+        assert [seen[vf]["vf_index"] for vf in vfs] == list(range(len(vfs)))
+        assert seen[pf]["num_vfs"] == len(vfs)
+
+
+def test_the_kubelet_is_told_the_numa_node_of_every_vf(run: Run) -> None:
+    told, sysfs = run.step("late")["after"], run.step("agree")["sysfs"]
+    for rail, node in enumerate(run.nic["numa_nodes"]):
+        for vf, device in told[run.resource(rail)].items():
+            assert device["numa"] == [node] == [sysfs[vf]["numa_node"]]
+    assert len(set(run.nic["numa_nodes"])) == 2
+
+
+# --- use --------------------------------------------------------------------------------------------------
+
+
+def test_a_pod_is_given_its_vfs_as_cni_plugins_expect_and_nobody_takes_them_from_it(run: Run) -> None:
+    data = run.step("pod")
+    assert data["phase"] == "Running", data["message"]
+    assert data["env"]["PCIDEVICE_NODEAGENT_IO_NIC3"].split(",") == data["held"]
+    for vf in data["held"]:
+        info = json.loads(data["info"][f"nodeagent.io-nic3-{vf}-device.json"])
+        assert info["pci"] == {"pci-address": vf, "pf-pci-address": run.pfs[3]}
+    refused = pf_of(data["fewer"], run.pfs[3])
+    assert (data["fewer"]["code"], refused["state"]) == (1, "refused")
+    assert any("pod default/trainer" in reason for reason in refused["reasons"])
+    assert data["numvfs"] == run.nic["vfs"][3]
+
+
+def test_a_vf_bound_to_vfio_pci_is_offered_with_its_iommu_group(run: Run) -> None:
+    data = run.step("vfio")
+    assert (data["function"]["driver"], data["function"]["vfio_group"]) == ("vfio-pci", data["group"])
+    assert data["function"]["netdev"] is None
+    assert data["function"]["health"]["allocatable"]
+    assert data["phase"] == "Running", data["message"]
+    assert data["device_nodes"] == ["/dev/vfio/vfio", f"/dev/vfio/{data['group']}"]
+    info = json.loads(data["env"]["PCIDEVICE_NODEAGENT_IO_NIC0_INFO"])
+    assert [vf for vf, details in info.items() if "vfio" in details] == [data["vf"]]
+    assert data["after"]["driver"] == run.nic["vf_driver"]
+
+
+def test_the_vfs_of_a_pf_are_not_removed_while_a_program_has_a_vfio_group_open(run: Run) -> None:
+    data = run.step("vfio")
+    refused = pf_of(data["open"], run.pfs[0])
+    assert (data["open"]["code"], refused["state"]) == (1, "refused")
+    assert any(f"/dev/vfio/{data['group']}" in reason for reason in refused["reasons"])
+    assert data["numvfs"] == run.nic["vfs"][0]
+
+
+def test_a_vf_in_a_network_namespace_stays_healthy_and_its_pf_is_left_alone(run: Run) -> None:
+    data = run.step("namespace")
+    assert data["netdev"] in data["inside"]
+    assert data["away"]["netdev"] is None
+    assert data["away"]["health"]["state"] == "healthy"
+    assert data["updates"] == []
+    assert data["back"]["netdev"] is not None
+    refused = pf_of(data["fewer"], run.pfs[1])
+    assert (data["fewer"]["code"], refused["state"]) == (1, "refused")
+    assert data["numvfs"] == run.nic["vfs"][1]
+
+
+# --- faults -----------------------------------------------------------------------------------------------
+
+
+def test_a_pulled_cable_turns_exactly_the_vfs_of_that_pf_unhealthy_and_back(run: Run) -> None:
+    for one in run.step("cable"):
+        only(run, one["down"], 0)
+        told = [(update["resource"], update["healthy"]) for update in one["updates"]]
+        # One message down, one up: nothing is repeated and no other resource is disturbed.
+        assert told == [(run.resource(0), 0), (run.resource(0), run.nic["vfs"][0])]
+        assert one["down_s"] < 5
+        assert one["up_s"] < 10
+
+
+def test_removed_vfs_turn_unhealthy_none_vanishes_and_they_return(run: Run) -> None:
+    data = run.step("removed")
+    only(run, data["gone"], 1)
+    held = data["health"]["main"][run.resource(1)]
+    assert set(held.values()) == {"Unhealthy"}
+    assert data["back"] == data["before"]
+    assert data["panics"] == []
+    # An agent that looks for the first time gives no other PF the name of this one.
+    offered = {entry["resource"]: entry["devices"] for entry in data["scan"]["resources"]}
+    assert offered[run.resource(1)] == []
+    assert {device["parent"] for device in offered[run.resource(2)]} == {run.pfs[2]}
+
+
+def test_a_pf_that_loses_its_driver_takes_its_vfs_down_alone_and_gets_them_again(run: Run) -> None:
+    data = run.step("unbound")
+    only(run, data["gone"], 2)
+    assert [reason["key"] for reason in data["health"]["reasons"]] == ["driver_unbound"]
+    assert (data["bound"]["driver"], data["bound"]["num_vfs"]) == (run.nic["pf_driver"], 0)
+    only(run, data["rebound"], 2)
+    assert data["applied"]["code"] == 0
+    again = pf_of(data["applied"], run.pfs[2])
+    assert again["state"] == "changed"
+    assert any(change.startswith("trust off → on") for change in again["changes"])
+    assert data["back"] == data["before"]
+
+
+def test_a_restarted_agent_finds_everything_as_it_was_and_pods_keep_their_vfs(run: Run) -> None:
+    data = run.step("restart")
+    assert data["code"] == 0
+    assert data["still"] == data["held"]
+    assert data["told"] == run.step("late")["after"]
+    assert data["errors"] == [None] * len(run.pfs)
+
+
+def test_an_agent_that_starts_while_vfs_are_gone_names_the_one_that_a_pod_holds(run: Run) -> None:
+    data = run.step("bereft")
+    resource = run.resource(1)
+    assert sorted(data["gone"][resource]) == data["held"]
+    assert healths(data["gone"], resource) == {"Unhealthy"}
+    others = {name: devices for name, devices in ids(data["before"]).items() if name != resource}
+    assert {name: devices for name, devices in ids(data["gone"]).items() if name != resource} == others
+    assert data["back"] == data["before"]
+    assert data["panics"] == []
+
+
+# --- the rest ---------------------------------------------------------------------------------------------
+
+
+def test_a_real_lldpd_on_the_cable_of_a_pf_is_heard(run: Run) -> None:
+    data = run.step("lldp")
+    assert data["neighbors"]["code"] == 0
+    links = {link["link"]: link for link in data["neighbors"]["answer"]["links"]}
+    assert {name for name, link in links.items() if link["neighbors"]} == {data["pf"]}
+    (neighbor,) = links[data["pf"]]["neighbors"]
+    assert neighbor["system_name"] == "leaf01"
+    assert neighbor["port_description"] == "swp1"
+    assert [entry["link"] for entry in data["scan"]["answer"]["neighbors"]] == [data["pf"]]
+
+
+def test_metrics_count_what_the_kubelet_was_told(run: Run) -> None:
+    data = run.step("metrics")
+    assert (data["metrics"]["status"], data["ready"]["status"]) == (200, 200)
+    for rail in range(len(run.pfs)):
+        line = f'nodeagent_resource_devices{{health="healthy",resource="{run.resource(rail)}"}}'
+        assert f"{line} {len(data['told'][run.resource(rail)])}.0\n" in data["metrics"]["body"]
+
+
+def test_the_agent_logs_no_error_from_start_to_end(run: Run) -> None:
+    assert run.step("stop")["code"] == 0
+    assert [line for line in run.log.splitlines() if " ERROR " in line or "Traceback" in line] == []
+
+
+def test_the_kernel_is_the_one_of_the_package_and_sees_two_numa_nodes(run: Run) -> None:
+    assert run.step("facts")["kernel"] == run.manifest["kernel"]
+    assert run.step("facts")["nodes"] == "0-1"
