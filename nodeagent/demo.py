@@ -233,7 +233,7 @@ class Demo:
             await process.wait()
 
     async def _admit(self, pod: PodSpec) -> None:
-        wanted = ", ".join(f"{count} {name.rpartition('/')[2]}" for name, count in pod.requests().items())
+        wanted = _wanted(pod)
         admission = await self._kubelet.admit(pod)
         if not admission.admitted:
             self._say(f"pod {pod.name} ({wanted})  {admission.phase}: {admission.reason}")
@@ -287,6 +287,17 @@ class Demo:
     def _say(self, *lines: str) -> None:
         for line in lines:
             print(f"   {line}".rstrip(), flush=True)
+
+
+def _wanted(pod: PodSpec) -> str:
+    """``1 each of nic0 … nic7, 40 gpu-mem``."""
+    names: dict[int, list[str]] = {}
+    for name, count in pod.requests().items():
+        names.setdefault(count, []).append(name.rpartition("/")[2])
+    return ", ".join(
+        f"{count} each of {same[0]} … {same[-1]}" if len(same) > 1 else f"{count} {same[0]}"
+        for count, same in names.items()
+    )
 
 
 def _given(admission: Admission) -> Iterator[str]:

@@ -157,8 +157,11 @@ class DevicePlugins:
                         await self._reconcile()
                         await self._woken()
                 finally:
+                    gone = not self._folder.is_dir()
                     for place in self._places.values():
-                        self._forget(place, "the agent is stopping or the kubelet's folder is gone")
+                        if gone:
+                            self._forget(place, "the kubelet's folder is gone")
+                        place.known_to = None
                     places = [*self._places.values(), *self._given_up.values()]
                     await asyncio.gather(*(place.endpoint.stop() for place in places))
 

@@ -112,6 +112,7 @@ class _Session(threading.Thread):
     def __init__(self, driver: Driver, tree: Tree, interval_s: float) -> None:
         super().__init__(name="gpu-driver", daemon=True)
         self.driver, self.tree, self.interval_s = driver, tree, interval_s
+        self.places: dict[str, Place] = {}
         self.loop = asyncio.get_running_loop()
         self.inbox: asyncio.Queue[_Reading | GpuEvent | _End] = asyncio.Queue()
         self.read_now = threading.Event()
@@ -173,8 +174,12 @@ class _Session(threading.Thread):
             self.inbox.put_nowait(one)
 
     def _places(self, readings: tuple[GpuReading, ...]) -> dict[str, Place]:
-        addresses = {reading.pci_address for reading in readings if reading.pci_address is not None}
-        return {address: place(self.tree, address) for address in addresses}
+        """Looked up once in a session: a GPU that is there does not move."""
+        for reading in readings:
+            address = reading.pci_address
+            if address is not None and self.places.get(address, NOWHERE) == NOWHERE:
+                self.places[address] = place(self.tree, address)
+        return dict(self.places)
 
 
 class _Watcher:

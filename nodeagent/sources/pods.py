@@ -21,7 +21,7 @@ __all__ = ["EMPTY_STANDS_S", "INTERVAL_S", "PodResourcesError", "once", "watch"]
 
 log = logging.getLogger(__name__)
 
-INTERVAL_S = 10.0
+INTERVAL_S = 30.0
 NOTED_S = 0.5
 """The kubelet notes an allocation once we have answered for all the resources of its container."""
 EMPTY_STANDS_S = 15.0
