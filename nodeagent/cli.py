@@ -7,10 +7,13 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from nodeagent import __version__
 from nodeagent.verbs import FAILED, GOOD, ROOT, USAGE, VERBS, Verb
+
+_FORMATTER = partial(argparse.RawDescriptionHelpFormatter, max_help_position=16)
 
 _ABOUT = """\
 The agent that a GPU cluster runs on every node.
@@ -70,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="nodeagent",
         description=_ABOUT,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_FORMATTER,
     )
     parser.add_argument("--version", action="version", version=f"nodeagent {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
@@ -80,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
             name,
             help=summary,
             description=f"{summary[0].upper()}{summary[1:]}.\n\n{about}".strip(),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_FORMATTER,
         )
         made.set_defaults(verb=verb)
         made.add_argument("--root", type=Path, default=Path("/"), metavar="DIR", help=ROOT)
