@@ -13,7 +13,7 @@ from pathlib import Path
 from nodeagent import __version__
 from nodeagent.verbs import FAILED, GOOD, ROOT, USAGE, VERBS, Verb
 
-_FORMATTER = partial(argparse.RawDescriptionHelpFormatter, max_help_position=16)
+_FORMATTER = partial(argparse.RawDescriptionHelpFormatter, max_help_position=24)
 
 _ABOUT = """\
 The agent that a GPU cluster runs on every node.
