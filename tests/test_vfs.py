@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
@@ -139,6 +140,10 @@ def test_vfs_for_a_driver_of_our_choice_never_get_another(root: Path, machine: M
     pf = of(vfs.apply(config(entry(3, driver="vfio-pci")), root))
     assert pf.changes == ("sriov_numvfs 4 → 0", "sriov_numvfs 0 → 3", "driver none → vfio-pci (VFs 0-2)")
     assert drivers(pf) == ["vfio-pci"] * 3
+    # The last write; the simulated kernel reads it in a thread of its own, and tells nobody when.
+    patience = time.monotonic() + 10
+    while not machine.nic(FIRST).autoprobe and time.monotonic() < patience:
+        time.sleep(0.005)
     assert machine.nic(FIRST).autoprobe, "whoever makes VFs by hand later gets drivers again"
 
 
