@@ -130,6 +130,18 @@ async def test_every_resource_is_registered_and_listed_by_both_ways(watched: boo
         assert [status.resource for status in w.plugins.statuses()] == ["example.com/a", "example.com/b"]
 
 
+@pytest.mark.parametrize("watched", [False, True])
+async def test_resources_with_names_longer_than_a_path_may_be_are_registered(watched: bool) -> None:
+    """A prefix may have 253 characters, the path of a socket 107."""
+    prefix = ".".join(["accelerators"] * 9)
+    async with world(watched=watched) as w:
+        await w.kubelet.start()
+        w.plugins.tell([Lamps(f"{prefix}/a"), Lamps(f"{prefix}/b", 3)], Snapshot())
+        w.run()
+        await w.offered(f"{prefix}/a", 2)
+        await w.offered(f"{prefix}/b", 3)
+
+
 async def test_health_is_told_in_both_directions_and_nothing_is_told_twice() -> None:
     async with world() as w:
         await w.kubelet.start()

@@ -24,6 +24,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ from nodeagent.sinks.roll import API_VERSION, register_request
 log = logging.getLogger(__name__)
 
 LOCK = "nodeagent.lock"
+PATH_MAX = 107
+"""Of a socket: sizeof(sun_path) - 1, unix(7)."""
 
 REGISTER_S = 10.0
 """The kubelet gives its dial back to us 10 s inside Register (plugin/v1beta1/client.go)."""
@@ -329,13 +332,13 @@ class DevicePlugins:
             await endpoint.stop()
         if not endpoint.serving:
             try:
-                await endpoint.start(self._folder / _socket_name(endpoint.resource))
+                await endpoint.start(self._folder / _socket_name(endpoint.resource, self._folder))
             except BindError as error:
                 self._failed(place, str(error), identity)
 
     async def _register_one(self, channel: grpc.aio.Channel, place: _Place, identity: Identity) -> None:
         endpoint = place.endpoint
-        request = register_request(_socket_name(endpoint.resource), endpoint.resource)
+        request = register_request(_socket_name(endpoint.resource, self._folder), endpoint.resource)
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
             "/v1beta1.Registration/Register"
         )
@@ -394,7 +397,8 @@ class DevicePlugins:
         place.lost = False
         try:
             await endpoint.start(
-                self._folder / _socket_name(endpoint.resource), (self._registration_handler(place),)
+                self._folder / _socket_name(endpoint.resource, self._folder),
+                (self._registration_handler(place),),
             )
         except BindError as error:
             self._failed(place, str(error), None)
@@ -426,9 +430,15 @@ class DevicePlugins:
         )
 
 
-def _socket_name(resource: str) -> str:
-    """A basename: the kubelet joins it to its folder. Names that begin with a dot would be skipped."""
-    return "nodeagent-" + resource.replace("/", "_") + ".sock"
+def _socket_name(resource: str, folder: Path) -> str:
+    """A basename: the kubelet joins it to its folder. Names that begin with a dot would be skipped.
+
+    A resource whose path no socket could have goes by a digest of its name.
+    """
+    name = f"nodeagent-{resource.replace('/', '_')}.sock"
+    if len(os.fsencode(folder / name)) <= PATH_MAX:
+        return name
+    return f"nodeagent-{blake2b(resource.encode(), digest_size=8).hexdigest()}.sock"
 
 
 def _identity(path: Path) -> Identity | None:
