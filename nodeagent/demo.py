@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -42,6 +43,8 @@ def main(machine: str, *, once: bool) -> int:
     folder = Path(tempfile.mkdtemp(prefix="nodeagent-demo-"))
     try:
         asyncio.run(Demo(machine, folder).run(once=once))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return 0
@@ -61,6 +64,10 @@ class Demo:
         self._node: Netns | None = None
 
     async def run(self, *, once: bool) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            for number in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal is a Ctrl-C too
+                asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         print(
             f"nodeagent demo. The machine ({self._machine.model.name}), its drivers, the kubelet and the pods are "
             "simulated;\nthe agent is the real one, a process of its own that speaks to them over real sockets.\n"
@@ -129,7 +136,12 @@ class Demo:
             stderr=asyncio.subprocess.DEVNULL,
             env=_environment(),
         )
-        printed, _ = await process.communicate()
+        try:
+            printed, _ = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.terminate()
+                await process.wait()
         return printed.decode()
 
     def _command(self, *arguments: str) -> list[str]:

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -246,6 +248,32 @@ def test_the_demo_shows_everything_and_ends_with_0() -> None:
         "registered again",
     ):
         assert told in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_demo_that_is_ended_leaves_no_process_and_no_folder(number: signal.Signals) -> None:
+    """A closed terminal says SIGHUP. The folder is short, for it holds sockets."""
+    command = [sys.executable, "-u", "-m", "nodeagent", "demo", "--machine", "two-gpu-two-nic"]
+    with tempfile.TemporaryDirectory(prefix="na-", dir="/tmp") as folder:
+        environment = {**os.environ, "TMPDIR": folder}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+            assert process.stdout is not None
+            assert any("press Ctrl-C" in line for line in process.stdout)
+            assert running(folder)
+            process.send_signal(number)
+            process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert not running(folder)
+        assert os.listdir(folder) == []
+
+
+def running(word: str) -> list[str]:
+    """The command lines that hold the word."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found.append(path.read_text())
+    return [line for line in found if word in line]
 
 
 def test_an_unknown_machine_is_named_with_those_that_are_known() -> None:
