@@ -93,6 +93,12 @@ async def dropped(port: int, request: bytes) -> bool:
         writer.close()
 
 
+async def test_a_name_that_is_no_address_is_fatal_and_names_the_setting() -> None:
+    # Longer than a label may be, so that no name server is asked.
+    with pytest.raises(Fatal, match=r"cannot listen on x{64}:0: .*--listen"):
+        await asyncio.wait_for(Web({}).run("x" * 64, 0), 10)
+
+
 async def test_a_port_in_use_is_fatal_and_says_how_to_find_its_owner() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -12,6 +12,7 @@ import errno
 import gzip
 import logging
 import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -54,6 +55,11 @@ class Web:
         where 0 was asked for."""
         try:
             server = await asyncio.start_server(self._connected, host or None, port, limit=REQUEST_MAX_BYTES)
+        except (socket.gaierror, UnicodeError) as error:
+            raise Fatal(
+                f"cannot listen on {host}:{port}: no address is known by that name; give one with --listen or "
+                "`listen:`"
+            ) from error
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
                 raise
