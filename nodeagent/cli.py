@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _explain(error: Exception) -> int:
     """One line (or one for each fault of a configuration) on stderr, and the exit code."""
-    from nodeagent.config import ConfigError  # noqa: PLC0415
+    from nodeagent.config import ConfigError
 
     if isinstance(error, ConfigError):
         print(error, file=sys.stderr)
