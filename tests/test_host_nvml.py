@@ -318,7 +318,7 @@ def test_an_xid_ends_a_wait_that_is_under_way(nvml, machine):
     nvml.gpus()
     nvml.send("wait", 30)
     machine.set(gpu(0), gpu(1), f"event 1 0 {XID} 48")
-    assert nvml.receive() == [{"uuid": "GPU-0", "xid": 48}]
+    assert nvml.receive() == [{"uuid": "GPU-0", "xid": 48, "unavailable": False}]
 
 
 def test_an_event_that_is_no_xid_only_asks_for_a_reading(nvml, machine):
