@@ -405,7 +405,8 @@ async def main():
     def silence(why):
         print("silence", why, flush=True)
     watching = asyncio.create_task(gpus.watch(
-        Nvml, Tree(sys.argv[1]), state, silence, timeout_s=0.3, interval_s=0.2, absent_s=0.1))
+        Nvml, Tree(sys.argv[1]), state, silence,
+        pace=gpus.Pace(timeout_s=0.3, interval_s=0.2, vitals_s=0.2, absent_s=0.1)))
     told = await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     while "freed" in told and gpus.stuck_threads():
         await asyncio.sleep(0.01)

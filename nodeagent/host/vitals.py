@@ -300,7 +300,7 @@ def _fabric(lib: Any, handle: Any, values: dict[str, float]) -> dict[str, str]:
     """The state as a text; of the health mask what is said at all (0 is: not supported), into ``values``."""
     info = lib.c_nvmlGpuFabricInfo_v2_t()
     lib.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
-    state = int(info.state)
+    state = int(info.state) & 0xFF  # one byte in nvml.h, a word in the binding
     if state == lib.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
         return {}
     mask = int(info.healthMask)
