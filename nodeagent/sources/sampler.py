@@ -286,7 +286,9 @@ class Sampler:
         collector.reason = None
         collector.successes += 1
         collector.succeeded_at = boottime()
-        samples = outcome.samples if told is _all else [one for one in outcome.samples if told(one)]
+        samples: Sequence[Sample] = (
+            outcome.samples if told is _all else [one for one in outcome.samples if told(one)]
+        )
         if self._replica is not None:
             samples = self._of_replica(reader, samples, outcome.duration_s)
         if reader is self._link:
