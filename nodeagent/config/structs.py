@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from nodeagent.config.gpuhealth import GpuHealthSettings
+from nodeagent.config.health import HealthSettings
 from nodeagent.config.setting import (
     AUTO,
     ENTRIES_MAX,
@@ -347,6 +348,7 @@ class Config(Settings, frozen=True, kw_only=True):
     lldp: Annotated[LldpSettings, setting("How the switch ports at the other end are learnt.")] = (
         LldpSettings()
     )
+    health: Annotated[HealthSettings, setting("How links are judged.")] = HealthSettings()
     vfs: Annotated[
         tuple[VfsEntry, ...],
         setting(
