@@ -27,7 +27,6 @@ from nodeagent.host.recorded import Recorded
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
 from nodeagent.sources import gpus, paths, pci, session
-from nodeagent.sources.memory import Memory
 from nodeagent.supervise import keep
 
 if TYPE_CHECKING:  # a neighbor can wait, a device cannot: see watch_lldp
@@ -161,15 +160,8 @@ def hears(config: Config, tree: Tree) -> bool:
     return config.lldp.source != "none" and (not recorded(tree) or bool(config.links.select.netdevs))
 
 
-async def watch(
-    inventory: Inventory,
-    config: Config,
-    root: Path,
-    node_name: str | None = None,
-    memory: Memory | None = None,
-) -> None:
-    """State everything, for ever. ``node_name`` is how this node calls itself to switches; ``memory`` is what
-    outlives this process, and its owner runs it."""
+async def watch(inventory: Inventory, config: Config, root: Path, node_name: str | None = None) -> None:
+    """State everything, for ever. ``node_name`` is how this node calls itself to switches."""
     tree = Tree(root)
     if not tree.exists("/sys"):
         raise SysfsError(f"{root} has no /sys: --root takes the root of a machine, a capture or a simulation")
@@ -204,8 +196,6 @@ async def watch(
             rules=rules(config.gpu),
             pace=gpus.Pace(timeout_s=config.gpu.timeout_seconds, vitals_s=config.gpu.health.read_seconds),
             hints=asked,
-            # GPUs that are to be left alone are not those that were remembered.
-            memory=memory if config.gpu.driver != "none" else None,
         )
 
     async def watch_paths() -> None:
