@@ -23,7 +23,7 @@ from nodeagent.health.samples import Sample, Source
 from nodeagent.lldp.text import printable
 from nodeagent.sinks.catalog import CATALOG, Family, Feed
 from nodeagent.sinks.catalog.family import Series
-from nodeagent.sinks.catalog.view import Scene, View
+from nodeagent.sinks.view import Scene, View
 
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version={}; charset=utf-8"

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 
-from nodeagent.sinks.catalog.view import View
+from nodeagent.sinks.view import View
 from nodeagent.sinks.exposition import PLAIN, Exposition, negotiate
 from nodeagent.sinks.web import Page
 

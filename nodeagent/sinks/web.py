@@ -17,6 +17,8 @@ import socket
 import zlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from nodeagent.sinks.door import Door, Files
 from nodeagent.supervise import Fatal
@@ -25,6 +27,8 @@ log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 32
 REQUEST_MAX_BYTES = 16 * 1024
+PLAIN_MAX_BYTES = 1024
+"""What is smaller is not worth compressing."""
 REQUEST_S = 10.0
 IDLE_S = 130.0
 """Longer than two of the longest scrape intervals in use."""
@@ -185,14 +189,13 @@ class Web:
     async def _answer(self, request: _Request | None, writer: asyncio.StreamWriter) -> None:
         page = self._page(request, writer)
         headers = request.headers if request else {}
-        packed = zlib.compressobj(1, wbits=31) if page.pieces and _takes_gzip(headers) else None
-        parts = [page.body]
+        large = page.pieces is not None or len(page.body) > PLAIN_MAX_BYTES
+        packed = zlib.compressobj(1, wbits=31) if large and _takes_gzip(headers) else None
+        pack = packed.compress if packed else bytes
+        parts = [pack(page.body)]
         if page.pieces is not None:
-            async for piece in page.pieces:
-                parts.append(packed.compress(piece) if packed else piece)
-        if packed:
-            parts.append(packed.flush())
-        body = b"".join(parts)
+            parts += [pack(piece) async for piece in page.pieces]
+        body = b"".join([*parts, packed.flush() if packed else b""])
         lines = [
             f"HTTP/1.1 {page.status} {_REASONS[page.status]}",
             f"Content-Type: {page.content_type}",
@@ -259,13 +262,11 @@ async def _listen(host: str, port: int) -> list[socket.socket]:
                 one = socket.socket(family, kind, protocol)
             except OSError:
                 continue  # a kernel without this family
+            if family == socket.AF_INET6 and not host and _no_ipv6():
+                one.close()
+                continue
             made.append(one)
-            one.setblocking(False)
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            one.bind(address)
-            one.listen(128)
+            _bind(one, family, address if port or len(made) == 1 else (address[0], made[0].getsockname()[1]))
     except (socket.gaierror, UnicodeError) as error:
         raise Fatal(
             f"cannot listen on {host}:{port}: no address is known by that name; give one with --listen or "
@@ -281,3 +282,20 @@ async def _listen(host: str, port: int) -> list[socket.socket]:
             f"`ss -ltnp 'sport = :{port}'`, or choose another address with --listen or `listen:`"
         ) from error
     return made
+
+
+def _no_ipv6() -> bool:
+    """The kernel knows IPv6 and is told not to use it."""
+    try:
+        return Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").read_text().strip() == "1"
+    except OSError:
+        return False
+
+
+def _bind(one: socket.socket, family: int, address: tuple[Any, ...]) -> None:
+    one.setblocking(False)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6:
+        one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    one.bind(address)
+    one.listen(128)

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-from nodeagent.lldp.findings import name_of
 from nodeagent.model import Holding
 from nodeagent.sinks.catalog.family import Series, described
-from nodeagent.sinks.catalog.view import Scene, Stock, missing
+from nodeagent.sinks.view import Scene, Stock, missing
 
 
 @described(
@@ -217,7 +216,7 @@ def lldp_neighbor_duplicates(scene: Scene) -> Iterator[Series]:
         seen.setdefault((one.chassis_id, one.port_id), []).append(one.link)
     for one in live:
         if len(set(seen[one.chassis_id, one.port_id])) > 1:
-            yield (one.link, name_of(one)), 1
+            yield (one.link, f"{one.system_name or one.chassis_id.value} {one.port_id.value}"), 1
 
 
 # --- pods and devices ---------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nodeagent.health.samples import DATA
-from nodeagent.sinks.catalog.view import Scene, View
+from nodeagent.sinks.view import Scene, View
 
 Type = Literal["gauge", "counter", "histogram"]
 Series = tuple[tuple[str, ...], float]

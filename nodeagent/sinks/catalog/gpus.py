@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from nodeagent.model import State
 from nodeagent.pcie import affinity
 from nodeagent.sinks.catalog.family import Series, described, live, row
-from nodeagent.sinks.catalog.view import Scene, View, missing
+from nodeagent.sinks.view import Scene, View, missing
 
 row(
     "gpu_memory_used_bytes",

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from nodeagent import __version__
 from nodeagent.sinks.catalog.family import Series, live
-from nodeagent.sinks.catalog.view import View
+from nodeagent.sinks.view import View
 
 
 @live(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from nodeagent.model import State
 from nodeagent.sinks.catalog.family import Series, described, live
-from nodeagent.sinks.catalog.view import Judged, Scene, View
+from nodeagent.sinks.view import Judged, Scene, View
 
 _STATES = (State.HEALTHY, State.DEGRADED, State.DOWN, State.MISCABLED, State.UNKNOWN)
 
