@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import itemgetter
 
-from nodeagent.health.samples import Sample, Source
+from nodeagent.health.samples import Sample, Source, known
 from nodeagent.lldp.text import printable
 from nodeagent.sinks.catalog import CATALOG, Family, Feed
 from nodeagent.sinks.catalog.family import Series
@@ -148,9 +148,9 @@ class _Layout:
         for device, _source, names, _texts in self._shapes:
             there = self.scene.there(device)
             for name in names:
-                head, _, key = name.partition("/")
-                for family, feed in _FED.get(head, ()) if there else ():
-                    if (values := self._labels(family, feed, device, key)) is not None:
+                head, slash, key = name.partition("/")
+                for family, feed in _FED.get(head, ()) if there and known(name) else ():
+                    if (values := self._labels(family, feed, device, key if slash else None)) is not None:
                         slots.setdefault(family.name, {})[series(family, values)] = _Slot(index, feed.scale)
                 index += 1
             yield
@@ -180,13 +180,13 @@ class _Layout:
             yield template % tuple(numbers[first:last])
         yield facts
 
-    def _labels(self, family: Family, feed: Feed, device: str, key: str) -> tuple[str, ...] | None:
+    def _labels(self, family: Family, feed: Feed, device: str, key: str | None) -> tuple[str, ...] | None:
         """``None`` where the series has nobody to belong to: a VF that has gone, no RDMA device."""
         scene = self.scene
         scope = family.labels[0]
         if scope == "pf":
-            vf = scene.vfs.get((device, int(key))) if key.isdecimal() else None
-            return None if vf is None else (scene.link_name(device), key, vf.pci_address, *feed.fixed)
+            vf = scene.vfs.get((device, int(key))) if key and key.isdecimal() else None
+            return None if vf is None else (scene.link_name(device), str(vf.vf_index), vf.pci_address)
         if scope == "rdma_device":
             name = scene.rdma_name(device)
             whom: tuple[str, ...] | None = (name, "1") if name else None
@@ -197,7 +197,7 @@ class _Layout:
             whom = (scene.gpu_name(device),)
         else:
             whom = (scene.link_name(device),)
-        return None if whom is None else (*whom, *([key] if key else []), *feed.fixed)
+        return None if whom is None else (*whom, *(() if key is None else (key,)), *feed.fixed)
 
     def _place(self, slots: dict[str, dict[str, _Slot]]) -> None:
         order: list[int] = []
