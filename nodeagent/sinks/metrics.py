@@ -6,8 +6,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 
-from nodeagent.sinks.view import View
 from nodeagent.sinks.exposition import PLAIN, Exposition, negotiate
+from nodeagent.sinks.view import View
 from nodeagent.sinks.web import Page
 
 
