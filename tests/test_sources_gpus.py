@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from nodeagent.host.driver import DriverError, GpuReading
+from nodeagent.host.driver import DriverError, GpuReading, GpuVitals
 from nodeagent.host.recorded import PATH, Recorded
 from nodeagent.host.sysfs import Tree
 from nodeagent.model import HEALTHY, State
@@ -87,7 +87,9 @@ def machine(tmp_path):
 @contextlib.asynccontextmanager
 async def watching(driver, root, **settings):
     heard = Heard()
-    settings = {"interval_s": 0.05, "absent_s": 0.05, "timeout_s": 5.0} | settings
+    pace = {"interval_s": 0.05, "vitals_s": 0.05, "absent_s": 0.05, "timeout_s": 5.0}
+    pace |= {name: settings.pop(name) for name in pace if name in settings}
+    settings["pace"] = gpus.Pace(**pace)
     task = asyncio.create_task(gpus.watch(driver, Tree(root), heard.state, heard.silence, **settings))
     task.add_done_callback(lambda _: heard.news.set())
     try:
@@ -251,6 +253,10 @@ class Scripted:
         self.enter("list")
         self.listed += 1
         return (GpuReading(0, "GPU-0", 0, "H100", "0000:1b:00.0", 81559),)
+
+    def vitals(self):
+        self.enter("vitals")
+        return (GpuVitals("GPU-0", {"gpu_celsius": 40.0}),)
 
     def wait(self, timeout_s):
         self.enter("wait")

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from nodeagent.config.gpuhealth import GpuHealthSettings
 from nodeagent.config.setting import (
     AUTO,
     ENTRIES_MAX,
@@ -227,6 +228,9 @@ class GpuSettings(Settings, frozen=True, kw_only=True):
             "after a reset."
         ),
     ] = 600.0
+    health: Annotated[GpuHealthSettings, setting("When what is measured on a GPU stands against it.")] = (
+        GpuHealthSettings()
+    )
 
 
 class VfsEntry(Settings, frozen=True, kw_only=True):

@@ -80,14 +80,22 @@ def driver_files(tree: Tree) -> Iterator[Mount]:
             return
 
 
+def parsed(tree: Tree, path: str) -> object:
+    """The content of a CDI spec. Raises ``SysfsError``, ``OSError`` or ``ValueError`` for one that is none."""
+    if os.path.getsize(tree.path(path)) > SPEC_MAX_BYTES:
+        raise ValueError(f"it is longer than {SPEC_MAX_BYTES >> 20} MiB")
+    text = tree.text(path) or ""
+    try:
+        document: object = json.loads(text) if path.endswith(".json") else yaml.load(text, _LOADER)  # noqa: S506
+    except (RecursionError, yaml.YAMLError) as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    return document
+
+
 def _parsed(tree: Tree, path: str) -> object | None:
     try:
-        if os.path.getsize(tree.path(path)) > SPEC_MAX_BYTES:
-            return None
-        text = tree.text(path) or ""
-        document: object = json.loads(text) if path.endswith(".json") else yaml.load(text, _LOADER)  # noqa: S506
-        return document
-    except (SysfsError, OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        return parsed(tree, path)
+    except (SysfsError, OSError, ValueError) as error:
         log.debug("A CDI spec cannot be read. file=%s reason=%r", path, str(error))
         return None
 
