@@ -42,14 +42,13 @@ AER = {
     "fatal": (_AER_UNCORRECTABLE, "TOTAL_ERR_FATAL"),
     "nonfatal": (_AER_UNCORRECTABLE, "TOTAL_ERR_NONFATAL"),
 }
-"""By severity, the errors that are counted and the name of their sum."""
+"""By severity: the errors, and the name of their sum."""
 
 
 def _aer(device: Device, severity: str) -> str:
     names, total = AER[severity]
     counts = {name: device.hardware.aer.get((severity, name), 0) for name in names}
-    lines = [*counts.items(), (total, sum(counts.values()))]
-    return "".join(f"{name} {count}\n" for name, count in lines)
+    return "".join(f"{name} {n}\n" for name, n in (*counts.items(), (total, sum(counts.values()))))
 
 
 _STATISTICS = (
