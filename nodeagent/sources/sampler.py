@@ -78,6 +78,8 @@ class Sampler:
         self._replica = ReplicaReader(tree) if tree.exists(recorded.PATH) else None
         self._ports = Ports()
         self._readers: list[Reader] = []
+        self._busy: set[Reader] = set()
+        self._closed = False
         self._kernel_overruns = 0
         self._link = self._first()
         self._rounds = self._later()
@@ -149,12 +151,17 @@ class Sampler:
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
-            for reader in self._readers:
-                if not self.collectors[reader.source].hanging:
-                    reader.close()
+            self.close()
+
+    def close(self) -> None:
+        """Give back what is open; what a thread is reading just now it gives back when it has done."""
+        self._closed = True
+        for reader in self._readers:
+            if reader not in self._busy:
+                reader.close()
 
     async def once(self) -> None:
-        """One reading of every source, the links first; the kernel's log has no such thing."""
+        """One reading of every source, the links first; the kernel's log has no such thing. ``close`` after it."""
         await self._round((self._link,))
         await asyncio.gather(*(self._round(readers) for _, readers in self._rounds))
 
@@ -209,18 +216,22 @@ class Sampler:
                 outcome = _read(reader, pfs)
                 with suppress(RuntimeError):  # the loop has ended meanwhile
                     loop.call_soon_threadsafe(self._heard, outcome, told or _all)
+            self._busy.difference_update(readers)
+            for reader in readers if self._closed else ():
+                reader.close()
 
+        self._closed = False
+        self._busy.update(readers)
         working = in_thread(work, f"sample-{readers[0].source}")
-        try:
-            async with asyncio.timeout(self._rates.hangs_s):
-                await asyncio.shield(working)
-        except TimeoutError:
-            hanging = current[-1] if current else readers[0]
-            self._hangs(hanging.source)
-            await working
-            self.collectors[hanging.source].hanging = False
+        while not working.done():
+            await asyncio.wait((working,), timeout=self._rates.hangs_s)
+            if not working.done():
+                self._hangs((current or readers)[-1].source)
+        working.result()
 
     def _hangs(self, source: Source) -> None:
+        if self.collectors[source].hanging:
+            return
         reason = f"it has not answered for {self._rates.hangs_s:g} s"
         self.collectors[source].hanging = True
         self.collectors[source].failed(reason)
@@ -233,6 +244,7 @@ class Sampler:
     def _heard(self, outcome: _Outcome, told: Callable[[Sample], bool]) -> None:
         reader = outcome.reader
         collector = self.collectors[reader.source]
+        collector.hanging = False
         collector.ports_left_out = reader.left_out.count
         if outcome.error is not None:
             self._failed(reader.source, outcome.error, outcome.duration_s)
