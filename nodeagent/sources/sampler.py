@@ -33,13 +33,13 @@ from nodeagent.sources.pci import Hint
 from nodeagent.sources.ports import LinkReader, VfReader, ethtool_readers
 from nodeagent.sources.reader import TROUBLES, LeftOut, Ports, Reader, boottime
 from nodeagent.sources.replica import ReplicaReader
-from nodeagent.sources.thread import in_thread
+from nodeagent.sources.thread import Worker
 
 __all__ = ["Collector", "Rates", "Sampler", "watch"]
 
 log = logging.getLogger(__name__)
 
-SWEEP_EVERY_S, SWEEP_FOR_S = 0.05, 1.2
+SWEEP_EVERY_S, SWEEP_FOR_S = 0.02, 1.2
 """linkwatch holds a second announcement back for up to one second; the dump shows what it will say."""
 GAP_S = 0.01
 _KERNEL_GAP_S = 1.0
@@ -78,6 +78,7 @@ class Sampler:
         self._replica = ReplicaReader(tree) if tree.exists(recorded.PATH) else None
         self._ports = Ports()
         self._readers: list[Reader] = []
+        self._workers: dict[Source, Worker] = {}
         self._busy: set[Reader] = set()
         self._closed = False
         self._kernel_overruns = 0
@@ -156,6 +157,8 @@ class Sampler:
     def close(self) -> None:
         """Give back what is open; what a thread is reading just now it gives back when it has done."""
         self._closed = True
+        for worker in self._workers.values():
+            worker.close()
         for reader in self._readers:
             if reader not in self._busy:
                 reader.close()
@@ -222,7 +225,9 @@ class Sampler:
 
         self._closed = False
         self._busy.update(readers)
-        working = in_thread(work, f"sample-{readers[0].source}")
+        first = readers[0].source
+        worker = self._workers.setdefault(first, Worker(f"sample-{first}"))
+        working = worker.run(work)
         while not working.done():
             await asyncio.wait((working,), timeout=self._rates.hangs_s)
             if not working.done():
