@@ -18,12 +18,11 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from nodeagent import node
 from nodeagent.config import Config, ConfigError, Fault, GpuMemResource, VfResource, host_port, load
@@ -39,7 +38,7 @@ from nodeagent.sinks.measure import Measure
 from nodeagent.sinks.registration import DevicePlugins
 from nodeagent.sinks.web import Page, Web
 from nodeagent.sources import gpus
-from nodeagent.supervise import Fatal, keep
+from nodeagent.supervise import Fatal, either, keep
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +91,7 @@ class Agent:
         self._listening = listening
         self._tree = Tree(place.root)
         self._offer = Offer(config)
+        self.verdicts = node.verdicts(config.health, place.root)
         self._device_info = DeviceInfoFiles(self._tree.path(DEVICE_INFO))
         self._cdi = CdiSpecs(self._tree.path(config.cdi.directory))
         self._ask_pods = asyncio.Event()
@@ -113,7 +113,9 @@ class Agent:
         try:
             async with asyncio.TaskGroup() as group:
                 watching = group.create_task(
-                    node.watch(self.inventory, self._config, self._place.root, self._place.node_name)
+                    node.watch(
+                        self.inventory, self._config, self._place.root, self._place.node_name, self.verdicts
+                    )
                 )
                 await node.first_word(self.inventory)
                 self._refuse_fatal()
@@ -171,7 +173,7 @@ class Agent:
             # Now and then without a change too: a disk is no longer full, a file has been removed.
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._config.scan_seconds):
-                    await _either(self.inventory.changed(snapshot.revision), self._retell.wait())
+                    await either(self.inventory.changed(snapshot.revision), self._retell.wait())
             self._retell.clear()
             snapshot = self.inventory.snapshot
 
@@ -251,7 +253,7 @@ class Agent:
                     if text is not None and text != before:
                         before = text
                         self._take(text, str(path))
-                    await _either(watching.changes(), self._reload.wait())
+                    await either(watching.changes(), self._reload.wait())
                     self._reload.clear()
         except InotifyError as error:
             raise OSError(str(error)) from error
@@ -276,6 +278,7 @@ class Agent:
             if getattr(config, setting) != getattr(self._config, setting):
                 log.warning("A changed setting takes effect when the agent is restarted. setting=%s", setting)
         logging.getLogger().setLevel(config.log.level.upper())
+        node.adopt(self.verdicts, self._config.health, config.health)
         self._offer = offer
         log.info("The changed configuration is in force. file=%s", name)
         self._retell.set()
@@ -304,7 +307,12 @@ class Agent:
         if not listen:
             await asyncio.Event().wait()
             return
-        pages = {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
+        pages = {
+            "/metrics": self._metrics,
+            "/healthz": self._healthz,
+            "/readyz": self._readyz,
+            "/health": self._health,
+        }
         await Web(pages).run(*host_port(listen), self._listening)
 
     def _metrics(self, accept: str) -> Page:
@@ -318,6 +326,10 @@ class Agent:
     def _healthz(self, _accept: str) -> Page:
         """The loop answers, or nobody would: that is all there is to say."""
         return Page(200, b"ok\n")
+
+    def _health(self, _accept: str) -> Page:
+        body = node.explained(self.verdicts, self.inventory.snapshot)
+        return Page(200, body, "application/json")
 
     def _readyz(self, _accept: str) -> Page:
         statuses = self.plugins.statuses()
@@ -383,16 +395,3 @@ def _read(path: Path) -> str | None:
             "The configuration cannot be read, the running one stays. file=%s reason=%r", path, str(error)
         )
         return None
-
-
-async def _either(*waits: Coroutine[Any, Any, object]) -> None:
-    """Return when one of the awaitables is done."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            if task.done():
-                task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
