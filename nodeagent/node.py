@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +42,7 @@ from nodeagent.supervise import keep
 if TYPE_CHECKING:  # a neighbor can wait, a device cannot: see watch_lldp
     from nodeagent.links import LinkSelect
     from nodeagent.sources.lldp import LldpSettings
+    from nodeagent.sources.sampler import Sampler
 
 log = logging.getLogger(__name__)
 
@@ -234,9 +235,11 @@ async def watch(
     root: Path,
     node_name: str | None = None,
     judge: Verdicts | None = None,
+    sampling: Callable[[Sampler], object] | None = None,
 ) -> None:
     """State everything, for ever. ``node_name`` is how this node calls itself to switches. Without a ``judge``,
-    one that remembers nothing."""
+    one that remembers nothing. ``sampling`` is given the sampler, and each that follows one that failed; without it
+    nothing is sampled."""
     tree = Tree(root)
     if not tree.exists("/sys"):
         raise SysfsError(f"{root} has no /sys: --root takes the root of a machine, a capture or a simulation")
@@ -305,8 +308,21 @@ async def watch(
         assert plan is not None
         await cabling.watch(Path(plan), node_name or socket.gethostname(), judging.plan, config.scan_seconds)
 
+    async def watch_samples() -> None:
+        await first_word(inventory)
+        await asyncio.sleep(LLDP_LATER_S)
+        from nodeagent.sources.sampler import Sampler  # noqa: PLC0415
+
+        sampler = Sampler(tree, lambda: inventory.snapshot.functions, judging.samples)
+        assert sampling is not None
+        sampling(sampler)
+        with hints(tree) as waking:
+            await sampler.watch(waking)
+
     works = {"pci": watch_pci, "gpus": watch_gpus, "paths": watch_paths, "health": judging.run}
     works["memory"] = judging.memory.run
+    if sampling is not None:
+        works["samples"] = watch_samples
     if config.health.cabling_plan is not None:
         works["cabling"] = watch_plan
     if hears(config, tree):
