@@ -36,6 +36,7 @@ from nodeagent.config.structs import (
     VfSelect,
     VfsEntry,
 )
+from nodeagent.config.web import WebSettings, complaints
 from nodeagent.config.words import host_port, index_range, name_complaint, prefix_complaint
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "VfResource",
     "VfSelect",
     "VfsEntry",
+    "WebSettings",
     "check",
     "defaults",
     "device_size",
@@ -123,6 +125,10 @@ def _cross(root: Node, built: dict[str, Any], faults: Faults) -> None:
     for finding in findings(resources, vfs, judged):
         if not any(_touches(dotted(path), other) for path in finding.paths for other in spoiled):
             faults.add(finding.paths[0], locate(root, finding.paths[0]), finding.message)
+    web = msgspec.convert(built.get("web", {}), WebSettings)
+    for keys, message in complaints(web):
+        if not any(_touches(dotted(("web", key)), other) for key in keys for other in spoiled):
+            faults.add(("web", keys[0]), locate(root, ("web", keys[0])), message)
 
 
 def _placed(

@@ -45,6 +45,7 @@ from nodeagent.config.setting import (
     listed,
     setting,
 )
+from nodeagent.config.web import WebSettings
 
 
 class PfSelect(Settings, frozen=True, kw_only=True):
@@ -362,6 +363,7 @@ class Config(Settings, frozen=True, kw_only=True):
             "Where /metrics, /healthz and /readyz are served: :9808, 10.0.0.1:9808, [::1]:9808; or null."
         ),
     ] = ":9808"
+    web: Annotated[WebSettings, setting("How they are served: TLS, who may scrape.")] = WebSettings()
     scan_seconds: Annotated[
         Annotated[float, msgspec.Meta(ge=1, le=SECONDS_MAX)],
         setting("A full look at the machine at least this often; what the kernel announces is seen at once."),
