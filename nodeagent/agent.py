@@ -92,6 +92,7 @@ class Agent:
         self._listening = listening
         self._tree = Tree(place.root)
         self._offer = Offer(config)
+        self.gpu_ledger = node.gpus_ledger(config.gpu)
         self._device_info = DeviceInfoFiles(self._tree.path(DEVICE_INFO))
         self._cdi = CdiSpecs(self._tree.path(config.cdi.directory))
         self._ask_pods = asyncio.Event()
@@ -108,7 +109,7 @@ class Agent:
         )
         self.pages = Pages(config, self.inventory, self.measure)
         self.pages.statuses = self.plugins.statuses
-        self.pages.xids = lambda: gpus.xids
+        self.pages.xids = lambda: self.gpu_ledger.xids
         self.pages.stuck_threads = gpus.stuck_threads
 
     async def run(self) -> None:
@@ -116,7 +117,13 @@ class Agent:
         try:
             async with asyncio.TaskGroup() as group:
                 watching = group.create_task(
-                    node.watch(self.inventory, self._config, self._place.root, self._place.node_name)
+                    node.watch(
+                        self.inventory,
+                        self._config,
+                        self._place.root,
+                        self._place.node_name,
+                        gpu_ledger=self.gpu_ledger,
+                    )
                 )
                 await node.first_word(self.inventory)
                 self._refuse_fatal()

@@ -27,6 +27,8 @@ from nodeagent.host.recorded import Recorded
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
 from nodeagent.sources import gpus, paths, pci, session
+from nodeagent.sources.ledger import Ledger
+from nodeagent.sources.memory import Memory
 from nodeagent.supervise import keep
 
 if TYPE_CHECKING:  # a neighbor can wait, a device cannot: see watch_lldp
@@ -109,6 +111,11 @@ def rules(settings: GpuSettings) -> Rules:
     )
 
 
+def gpus_ledger(settings: GpuSettings, memory: Memory | None = None) -> Ledger:
+    """What stands against the GPUs. Those that are to be left alone are not those that were remembered."""
+    return Ledger(rules(settings), memory if settings.driver != "none" else None)
+
+
 @contextmanager
 def hints(tree: Tree) -> Iterator[list[pci.Hint]]:
     """What wakes the look at the machine. Without any, the timer alone does, and that is said."""
@@ -160,8 +167,16 @@ def hears(config: Config, tree: Tree) -> bool:
     return config.lldp.source != "none" and (not recorded(tree) or bool(config.links.select.netdevs))
 
 
-async def watch(inventory: Inventory, config: Config, root: Path, node_name: str | None = None) -> None:
-    """State everything, for ever. ``node_name`` is how this node calls itself to switches."""
+async def watch(
+    inventory: Inventory,
+    config: Config,
+    root: Path,
+    node_name: str | None = None,
+    *,
+    gpu_ledger: Ledger | None = None,
+) -> None:
+    """State everything, for ever. ``node_name`` is how this node calls itself to switches. Without a
+    ``gpu_ledger`` one that remembers nothing of GPUs."""
     tree = Tree(root)
     if not tree.exists("/sys"):
         raise SysfsError(f"{root} has no /sys: --root takes the root of a machine, a capture or a simulation")
@@ -187,13 +202,15 @@ async def watch(inventory: Inventory, config: Config, root: Path, node_name: str
         asked.set()
         looked.make()
 
+    ledger = gpu_ledger if gpu_ledger is not None else gpus_ledger(config.gpu)
+    ledger.tell(lambda found: inventory.state("gpus", gpus=found))
+
     async def watch_gpus() -> None:
         await gpus.watch(
             lambda: driver(tree, config.gpu),
             tree,
-            lambda found: inventory.state("gpus", gpus=found),
+            ledger,
             lambda why: inventory.silence("gpus", why),
-            rules=rules(config.gpu),
             pace=gpus.Pace(timeout_s=config.gpu.timeout_seconds, vitals_s=config.gpu.health.read_seconds),
             hints=asked,
         )
