@@ -316,6 +316,27 @@ async def test_a_driver_that_hangs_in_the_vitals_is_still_listened_to_without_th
     assert "no vitals are read for 600 s" in caplog.text
 
 
+async def test_each_gpu_is_explained_and_counted_for_metrics(machine):
+    values = {"gpu_row_remap_failed": 1, "gpu_pcie_width": 16, "gpu_pcie_width_max": 16}
+    async with on(machine) as heard:
+        await heard.keys("", "")
+        machine.set(recorded(0, values=values), recorded(1))
+        await heard.keys("remap_failed", "")
+        first, second = heard.ledger.explained()
+        figures = heard.ledger.figures()
+    assert (first.name, first.state, first.allocatable) == ("GPU0", State.UNHEALTHY, False)
+    assert {rule.phase for rule in second.rules} == {"unknown"}
+    phases = {rule.rule: rule.phase for rule in first.rules}
+    assert (phases["remap_failed"], phases["pcie_width"], phases["nvlink_down"]) == (
+        "active",
+        "quiet",
+        "unknown",
+    )
+    assert figures["GPU-0"].transitions == {("healthy", "unhealthy"): 1}
+    assert figures["GPU-0"].values == {"remap_failed": 1, "pcie_width": 16}
+    assert figures["GPU-1"].transitions == {}
+
+
 # What outlives the process
 
 

@@ -30,10 +30,12 @@ ROOM = "gpu"
 @dataclass(frozen=True, slots=True)
 class GpuFigures:
     """Of one GPU, for metrics. ``since``: when its state became what it is, in seconds since boot.
-    ``transitions``: (from, to) → how often."""
+    ``transitions``: (from, to) → how often. ``values``: what the rules measured last, by rule."""
 
     since: float | None
+    penalty: float | None = None
     transitions: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    values: Mapping[str, float] = field(default_factory=dict)
 
 
 class Ledger:
@@ -84,8 +86,12 @@ class Ledger:
 
     def figures(self) -> dict[str, GpuFigures]:
         """By UUID."""
+        values = {
+            view.device: {rule.rule: rule.value for rule in view.rules if rule.value is not None}
+            for view in self.explained()
+        }
         return {
-            uuid: GpuFigures(since, dict(self._transitions.get(uuid, {})))
+            uuid: GpuFigures(since, None, dict(self._transitions.get(uuid, {})), values.get(uuid, {}))
             for uuid, (_, since) in self._states.items()
         }
 
