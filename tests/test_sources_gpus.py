@@ -281,6 +281,28 @@ async def test_vitals_that_fail_cost_nothing_else_and_are_said_once(machine, cap
     assert caplog.text.count("vitals of the GPUs cannot be read") == 1
 
 
+async def test_memory_is_told_by_container_and_never_by_process(machine):
+    inner, outer = "ab" * 32, "cd" * 32
+    scope = f"0::/docker/{outer}/kubepods.slice/kubepods-pod1.slice/cri-containerd-{inner}.scope\n"
+    for pid, text in (("11", scope), ("12", scope), ("13", "0::/user.slice\n")):
+        (machine.root / "proc" / pid).mkdir(parents=True)
+        (machine.root / "proc" / pid / "cgroup").write_text(text)
+    used = [
+        {"pid": pid, "memory_bytes": size} for pid, size in ((11, 5), (12, 7), (13, 9), (14, 1), (13, None))
+    ]
+    machine.set(recorded(0, processes=used), recorded(1, processes=[]))
+    async with on(machine) as heard:
+        await heard.until(lambda: heard.samples)
+    first, second = heard.samples[0]
+    assert first.values == {
+        "gpu_processes": 5,
+        f"gpu_container_memory_bytes/{inner}": 12,
+        "gpu_container_memory_bytes/host": 9,
+        "gpu_container_memory_bytes/unknown": 1,
+    }
+    assert second.values == {"gpu_processes": 0}
+
+
 async def test_an_event_asks_for_vitals_too(machine):
     async with on(machine, interval_s=3600, vitals_s=3600) as heard:
         await heard.keys("", "")

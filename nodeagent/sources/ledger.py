@@ -147,8 +147,6 @@ class Ledger:
     def _sample(self, at: float, vitals: GpuVitals) -> Sample:
         values = {name: value for name, value in vitals.values.items() if known(name) is not None}
         values |= {f"gpu_xids/{xid}": n for (uuid, xid), n in self.xids.items() if uuid == vitals.uuid}
-        if vitals.processes is not None:
-            values["gpu_processes"] = len(vitals.processes)
         action = next((one.reading.recovery_action for one in self.latches if one.uuid == vitals.uuid), None)
         also = {"gpu_driver": self.version, "gpu_recovery_action": action}
         texts = vitals.texts | {name: text for name, text in also.items() if text is not None}
