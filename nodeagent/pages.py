@@ -18,10 +18,10 @@ from nodeagent.health.samples import Sample
 from nodeagent.inventory import Inventory
 from nodeagent.kinds.gpumem import Slices
 from nodeagent.model import Snapshot
-from nodeagent.sinks.view import Collector, Judged, Stock, View
 from nodeagent.sinks.door import Door, Files
 from nodeagent.sinks.endpoint import Kind
 from nodeagent.sinks.measure import Measure, Status
+from nodeagent.sinks.view import Collector, Judged, Stock, View
 from nodeagent.sinks.web import Answer, Page, Web
 
 if TYPE_CHECKING:
