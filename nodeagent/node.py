@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from nodeagent.config import Config, GpuSettings
 from nodeagent.health.gpu import Rules
-from nodeagent.host.driver import DriverError, GpuReading
+from nodeagent.health.vitals import Limits, Mark
+from nodeagent.host.driver import DriverError, GpuReading, GpuVitals
 from nodeagent.host.inotify import CONTENT, Watch
 from nodeagent.host.netlink.events import LinkEvents, NetlinkError, Uevents
 from nodeagent.host.nvml import Nvml
@@ -25,7 +26,7 @@ from nodeagent.host.recorded import PATH as RECORDED
 from nodeagent.host.recorded import Recorded
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
-from nodeagent.sources import gpus, paths, pci
+from nodeagent.sources import gpus, paths, pci, session
 from nodeagent.supervise import keep
 
 if TYPE_CHECKING:  # a neighbor can wait, a device cannot: see watch_lldp
@@ -57,6 +58,9 @@ class NoDriver:
     def gpus(self) -> tuple[GpuReading, ...]:
         return ()
 
+    def vitals(self) -> tuple[GpuVitals, ...]:
+        return ()
+
     def wait(self, timeout_s: float) -> tuple[()]:
         raise DriverError(f"there is no driver to wait {timeout_s} s for", absent=True)
 
@@ -75,18 +79,33 @@ def recorded(tree: Tree) -> bool:
     return tree.exists(RECORDED)
 
 
-def driver(tree: Tree, settings: GpuSettings) -> gpus.Driver:
+def driver(tree: Tree, settings: GpuSettings) -> session.Driver:
     """A fresh driver for one session."""
     if settings.driver == "none":
         return NoDriver()
-    return Recorded(tree.root) if recorded(tree) else Nvml()
+    return Recorded(tree.root) if recorded(tree) else Nvml(processes=settings.health.processes)
 
 
 def rules(settings: GpuSettings) -> Rules:
+    health = settings.health
     return Rules(
         fatal=frozenset(settings.fatal_xids),
         ignore=frozenset(settings.ignore_xids),
         clear_after_s=math.inf if settings.xid_clear_seconds is None else settings.xid_clear_seconds,
+        limits=Limits(
+            remapped_rows=health.remapped_rows,
+            sram_uncorrectable=health.sram_uncorrectable,
+            nvlinks=health.nvlinks,
+            nvlink_down_s=health.nvlink_down_seconds,
+            fabric_s=health.fabric_seconds,
+            pcie_width_s=health.pcie_width_seconds,
+            pcie_speed_s=health.pcie_speed_seconds,
+            pcie_clear_s=health.pcie_clear_seconds,
+            clear_s=health.clear_seconds,
+            gap_s=4 * health.read_seconds,
+            grave=frozenset(map(Mark, health.unhealthy)),
+            ignore=frozenset(map(Mark, health.ignore)),
+        ),
     )
 
 
@@ -175,7 +194,7 @@ async def watch(inventory: Inventory, config: Config, root: Path, node_name: str
             lambda found: inventory.state("gpus", gpus=found),
             lambda why: inventory.silence("gpus", why),
             rules=rules(config.gpu),
-            timeout_s=config.gpu.timeout_seconds,
+            pace=gpus.Pace(timeout_s=config.gpu.timeout_seconds, vitals_s=config.gpu.health.read_seconds),
             hints=asked,
         )
 

@@ -14,6 +14,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from nodeagent.config.gpuhealth import GpuHealthSettings
+from nodeagent.config.health import HealthSettings
 from nodeagent.config.setting import (
     AUTO,
     ENTRIES_MAX,
@@ -228,6 +230,9 @@ class GpuSettings(Settings, frozen=True, kw_only=True):
             "after a reset."
         ),
     ] = 600.0
+    health: Annotated[GpuHealthSettings, setting("When what is measured on a GPU stands against it.")] = (
+        GpuHealthSettings()
+    )
 
 
 class VfsEntry(Settings, frozen=True, kw_only=True):
@@ -344,6 +349,7 @@ class Config(Settings, frozen=True, kw_only=True):
     lldp: Annotated[LldpSettings, setting("How the switch ports at the other end are learnt.")] = (
         LldpSettings()
     )
+    health: Annotated[HealthSettings, setting("How links are judged.")] = HealthSettings()
     vfs: Annotated[
         tuple[VfsEntry, ...],
         setting(

@@ -286,11 +286,15 @@ DATA: dict[str, Datum] = {
         gpu_remapped_correctable="rows remapped for correctable errors",
         gpu_remapped_uncorrectable="rows remapped for uncorrectable errors",
         gpu_sram_threshold_exceeded="0 or 1",
-        gpu_nvlink_bytes_per_second="speed of one NVLink",
+        gpu_nvlink_bytes_per_second="speed of the slowest NVLink that is up",
         gpu_pcie_generation="current",
         gpu_pcie_generation_max="what GPU and slot can do",
         gpu_pcie_width="current",
         gpu_pcie_width_max="what GPU and slot can do",
+        gpu_fabric_degraded_bandwidth="nvmlDeviceGetGpuFabricInfoV health mask, 0 or 1",
+        gpu_fabric_route_unhealthy="nvmlDeviceGetGpuFabricInfoV health mask, 0 or 1",
+        gpu_fabric_misconfigured="nvmlDeviceGetGpuFabricInfoV health mask, 0 or 1",
+        gpu_processes="processes that compute on the GPU; only where gpu.health.processes is on",
     ),
     **_counters(
         Source.GPU,
@@ -304,6 +308,18 @@ DATA: dict[str, Datum] = {
         gpu_pcie_replays="nvmlDeviceGetPcieReplayCounter",
     ),
     **_each("NVLink", _levels(Source.GPU, gpu_nvlink_up="0 or 1; Hopper has 18")),
+    **_each("error name of NVML", _counters(Source.GPU, gpu_pcie_errors="NVML_FI_DEV_PCIE_COUNT_...")),
+    **_each(
+        "part of the GPU",
+        _counters(Source.GPU, gpu_sram_uncorrectable_lifetime="nvmlDeviceGetSramEccErrorStatus, aggregate"),
+    ),
+    **_each(
+        "XID", _counters(Source.GPU, gpu_xids="XIDs heard since the agent began, those ignored included")
+    ),
+    **_each(
+        "container",
+        _levels(Source.GPU, gpu_container_memory_bytes="of its processes; where gpu.health.processes is on"),
+    ),
 }
 """By name. What a source cannot tell on a machine, it does not state."""
 
@@ -327,6 +343,7 @@ TEXTS: dict[str, str] = {
     "gpu_vbios": "version",
     "gpu_serial": "serial number",
     "gpu_driver": "version",
+    "gpu_recovery_action": "what the driver asks for: none, gpu_reset, node_reboot, …",
 }
 
 
