@@ -1,0 +1,109 @@
+"""What the API server keeps, by name: group, version, plural and what one object is decoded into.
+
+The law of this file: a ``Resource`` is a value. ``typed`` gives the same resource with another struct,
+``partial`` the same with metadata alone, which the server then sends in a quarter of the bytes. Structs hold
+the fields that are used; what else an object has is skipped by the decoder and never built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+Json = dict[str, Any]
+
+
+class OwnerReference(msgspec.Struct, rename="camel", omit_defaults=True):
+    api_version: str
+    kind: str
+    name: str
+    uid: str
+    controller: bool = False
+    block_owner_deletion: bool = False
+
+
+class Meta(msgspec.Struct, rename="camel", omit_defaults=True):
+    """An object's metadata. ``deletion_timestamp`` is there once somebody wants it gone."""
+
+    name: str = ""
+    namespace: str | None = None
+    uid: str | None = None
+    resource_version: str | None = None
+    generation: int | None = None
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    owner_references: tuple[OwnerReference, ...] | None = None
+
+
+class Partial(msgspec.Struct, rename="camel"):
+    """An object of which only the metadata is wanted."""
+
+    metadata: Meta
+
+
+@dataclass(frozen=True, slots=True)
+class Resource(Generic[T]):
+    """``struct`` is a msgspec struct with a field ``metadata``, or ``dict``.
+
+    ``metadata_only`` asks the server for PartialObjectMetadata.
+    """
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+    namespaced: bool
+    struct: type[T]
+    metadata_only: bool = False
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def partial(self) -> Resource[Partial]:
+        return replace(self.typed(Partial), metadata_only=True)
+
+    def typed(self, struct: type[U]) -> Resource[U]:
+        return Resource(self.group, self.version, self.plural, self.kind, self.namespaced, struct)
+
+    def path(self, namespace: str | None = None, name: str | None = None, subresource: str = "") -> str:
+        """The path on the server, each part escaped."""
+        from urllib.parse import quote  # noqa: PLC0415 - with the rest of urllib, when it is used
+
+        parts = ["apis", self.group, self.version] if self.group else ["api", self.version]
+        if namespace is not None:
+            if not self.namespaced:
+                raise ValueError(f"{self.plural} have no namespace, and {namespace!r} was given")
+            parts += ["namespaces", namespace]
+        parts += [part for part in (self.plural, name, subresource) if part]
+        return "/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def metadata(obj: Any) -> Meta:
+    """The metadata of a decoded object, of whichever type it is."""
+    if isinstance(obj, Mapping):
+        return msgspec.convert(obj.get("metadata") or {}, Meta)
+    found: Meta = obj.metadata
+    return found
+
+
+NODES: Resource[Json] = Resource("", "v1", "nodes", "Node", False, dict)
+PODS: Resource[Json] = Resource("", "v1", "pods", "Pod", True, dict)
+EVENTS: Resource[Json] = Resource("", "v1", "events", "Event", True, dict)
+LEASES: Resource[Json] = Resource("coordination.k8s.io", "v1", "leases", "Lease", True, dict)
+HYPERNODES: Resource[Json] = Resource(
+    "topology.volcano.sh", "v1alpha1", "hypernodes", "HyperNode", False, dict
+)
+NODELINKS: Resource[Json] = Resource("nodeagent.io", "v1alpha1", "nodelinks", "NodeLinks", True, dict)
+CRDS: Resource[Json] = Resource(
+    "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False, dict
+)
