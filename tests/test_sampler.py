@@ -7,8 +7,8 @@ import ctypes
 import json
 import os
 import socket
-import threading
 from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from errno import EIO, EOPNOTSUPP
 from pathlib import Path
@@ -201,21 +201,14 @@ async def test_a_netdev_that_is_away_is_not_spoken_of_and_the_others_are():
 
 def as_nobody(work: Callable[[], None]) -> None:
     """In a thread that is nobody: the system call itself is about the thread that makes it."""
-    failed: list[BaseException] = []
 
     def run() -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         assert libc.syscall(117, 65534, 65534, 65534) == 0  # setresuid on x86-64
-        try:
-            work()
-        except BaseException as error:
-            failed.append(error)
+        work()
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(run).result()
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
