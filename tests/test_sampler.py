@@ -132,14 +132,19 @@ async def test_two_hundred_flaps_in_a_burst_are_two_hundred():
 
 @pytest.mark.needs("root", "ip", "nsenter", "tun")
 async def test_a_second_loss_that_linkwatch_holds_back_is_seen_by_the_sweep():
-    with Netns() as near, Tap(near, "tap0") as one, Tap(near, "tap1") as two:
-        with near.entered(), LinkEvents() as events:
-            async with sampling([function(A, "tap0"), function(B, "tap1")], hints=[events]) as seen:
-                await seen.until(carrier(B, 1))
-                one.carrier(False)
-                await seen.until(carrier(A, 0))
-                two.carrier(False)
-                await seen.until(carrier(B, 0))
+    with (
+        Netns() as near,
+        Tap(near, "tap0") as one,
+        Tap(near, "tap1") as two,
+        near.entered(),
+        LinkEvents() as events,
+    ):
+        async with sampling([function(A, "tap0"), function(B, "tap1")], hints=[events]) as seen:
+            await seen.until(carrier(B, 1))
+            one.carrier(False)
+            await seen.until(carrier(A, 0))
+            two.carrier(False)
+            await seen.until(carrier(B, 0))
 
 
 @pytest.mark.needs("root", "ip", "nsenter", "tun")
@@ -218,7 +223,7 @@ def test_without_privileges_only_the_eeprom_is_lost():
         seen = Seen(Tree("/"), [function(A, "v0")], Rates(devlink=None))
         await seen.once()
         assert {sample.source for sample in seen.told} >= {Source.LINK, Source.MODES, Source.DRIVER}
-        return {source: one.reason for source, one in seen.sampler.collectors.items() if one.reason}
+        return {source: one.reason for source, one in seen.sampler.sources.items() if one.reason}
 
     reasons: dict[Source, str] = {}
     with Netns() as near, Netns() as far:
@@ -388,11 +393,11 @@ async def test_a_broken_file_of_samples_silences_the_links_and_is_said_once(tmp_
     seen = Seen(Tree(root), functions, Rates())
     for _ in range(3):
         await seen.once()
-    collector = seen.sampler.collectors[Source.LINK]
+    collector = seen.sampler.sources[Source.LINK]
     assert (collector.errors, collector.successes) == (3, 0)
     assert "samples.json" in collector.reason
     assert len([record for record in caplog.records if "failed" in record.message]) == 1
-    assert seen.sampler.collectors[Source.PCIE].successes == 3
+    assert seen.sampler.sources[Source.PCIE].successes == 3
 
 
 async def test_a_source_that_hangs_is_alone_and_named(tmp_path, caplog):
@@ -402,7 +407,7 @@ async def test_a_source_that_hangs_is_alone_and_named(tmp_path, caplog):
     os.mkfifo(speed)  # an attribute that blocks
     rates = Rates(link=0.02, pcie=0.02, rdma=0.02, kernel=False, hangs_s=0.1)
     async with sampling(functions, rates, root=root) as seen:
-        collectors = seen.sampler.collectors
+        collectors = seen.sampler.sources
         await seen.until(lambda _: collectors[Source.PCIE].hanging)
         links, rdma = collectors[Source.LINK].successes, collectors[Source.RDMA].successes
         await seen.until(
