@@ -26,18 +26,18 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent import node
-from nodeagent.config import Config, ConfigError, Fault, GpuMemResource, VfResource, host_port, load
+from nodeagent.config import Config, ConfigError, Fault, GpuMemResource, VfResource, load
 from nodeagent.host.inotify import CONTENT, InotifyError, Watch
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kinds.vf import VfPool
 from nodeagent.model import Allocation, Snapshot
 from nodeagent.offer import Kind, Offer, prefix
+from nodeagent.pages import Pages
 from nodeagent.sinks.cdispec import CdiSpecs
 from nodeagent.sinks.files import DEVICE_INFO, DeviceInfoFiles
 from nodeagent.sinks.measure import Measure
 from nodeagent.sinks.registration import DevicePlugins
-from nodeagent.sinks.web import Page, Web
 from nodeagent.sources import gpus
 from nodeagent.supervise import Fatal, keep
 
@@ -98,7 +98,6 @@ class Agent:
         self._reload = asyncio.Event()
         self.settled = asyncio.Event()
         self._retell = asyncio.Event()
-        self._withheld: tuple[str, ...] = ()
         self._swept = False
         self.plugins = DevicePlugins(
             place.kubelet_dir,
@@ -107,6 +106,10 @@ class Agent:
             measure=self.measure,
             handed_out=self._ask_pods.set,
         )
+        self.pages = Pages(config, self.inventory, self.measure)
+        self.pages.statuses = self.plugins.statuses
+        self.pages.xids = lambda: gpus.xids
+        self.pages.stuck_threads = gpus.stuck_threads
 
     async def run(self) -> None:
         """Until cancelled. Raises ``Fatal`` or ``ConfigError`` for what cannot work on this machine."""
@@ -137,7 +140,7 @@ class Agent:
 
     async def _settle(self) -> None:
         """Load what can wait until the kubelet lists our devices and would make that half as late again:
-        protobuf, prometheus_client. Not in a thread, whose memory arena would keep 3 MiB for good."""
+        protobuf, the catalog of metrics. Not in a thread, whose memory arena would keep 3 MiB for good."""
         with suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_S):
                 while not all(status.streams for status in self.plugins.statuses()):  # noqa: ASYNC110
@@ -196,8 +199,10 @@ class Agent:
                 e.name for e in self._offer.config.resources if isinstance(e, VfResource) and "{" in e.name
             ]
             withheld += [f"{name}: {why.get('pci', 'pci are not known yet')}" for name in unnamed]
-        self._withheld = tuple(withheld)
-        return tuple(offered)
+        self.pages.withheld = tuple(withheld)
+        self.pages.rails = self._offer.rails
+        self.pages.offered = kinds = tuple(offered)
+        return kinds
 
     async def _write_cdi(self, kinds: tuple[Kind, ...], snapshot: Snapshot) -> None:
         """Before the kubelet hears of a device, the runtime must know its name; a disk that hangs must not
@@ -272,7 +277,7 @@ class Agent:
             for line in str(error).splitlines():
                 log.error("The changed configuration is refused, the running one stays. fault=%r", line)
             return
-        for setting in ("listen", "kubelet", "gpu", "scan_seconds", "cdi", "links", "lldp"):
+        for setting in ("listen", "web", "kubelet", "gpu", "scan_seconds", "cdi", "links", "lldp"):
             if getattr(config, setting) != getattr(self._config, setting):
                 log.warning("A changed setting takes effect when the agent is restarted. setting=%s", setting)
         logging.getLogger().setLevel(config.log.level.upper())
@@ -304,38 +309,7 @@ class Agent:
         if not listen:
             await asyncio.Event().wait()
             return
-        pages = {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
-        await Web(pages).run(*host_port(listen), self._listening)
-
-    def _metrics(self, accept: str) -> Page:
-        from nodeagent.sinks.metrics import Metrics, page  # noqa: PLC0415 - see _settle
-
-        return page(
-            Metrics(self.inventory, self.measure, self.plugins.statuses, gpus.xids, gpus.stuck_threads),
-            accept,
-        )
-
-    def _healthz(self, _accept: str) -> Page:
-        """The loop answers, or nobody would: that is all there is to say."""
-        return Page(200, b"ok\n")
-
-    def _readyz(self, _accept: str) -> Page:
-        statuses = self.plugins.statuses()
-        missing = [status for status in statuses if not status.registered]
-        lines = [
-            f"{status.resource}: "
-            + (
-                f"{status.healthy} of {status.devices} healthy"
-                if status.registered
-                else f"not registered: {status.reason}"
-            )
-            for status in statuses
-        ]
-        lines += [f"{one} (not registered)" for one in self._withheld]
-        good = bool(statuses) and not missing and not self._withheld
-        return Page(
-            200 if good else 503, "".join(f"{line}\n" for line in lines or ["nothing offered yet"]).encode()
-        )
+        await self.pages.serve(listen, self._listening)
 
 
 async def run(config: Config, place: Place) -> None:

@@ -50,6 +50,16 @@ def main(machine: str, *, once: bool) -> int:
     return 0
 
 
+def write(machine: str, root: Path) -> str:
+    """Write a machine's files below ``root`` for others to look at; says what is there then. Where a machine
+    is there already it stays, as an init container that is run again must have it."""
+    if (root / ".nodeagent").exists():
+        return f"{root} holds a simulated machine already, which stays as it is"
+    made = Machine.load(machine)
+    made.write(root)
+    return f"{root} holds a simulated {made.model.name}: {len(made.gpus)} GPUs, {len(made.pfs)} NICs"
+
+
 class Demo:
     def __init__(self, machine: str, folder: Path) -> None:
         self._machine = Machine.load(machine)

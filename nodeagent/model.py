@@ -26,14 +26,19 @@ class State(StrEnum):
     MISCABLED = "miscabled"
     UNHEALTHY = "unhealthy"
     UNKNOWN = "unknown"
+    UNUSED = "unused"
+    """No link since the boot, and none was expected: not offered, and nobody's alarm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a state is not healthy: ``key`` is from a closed set, ``detail`` is a sentence for a person."""
+    """Why a state is not healthy: ``key`` is from a closed set, ``detail`` is a sentence for a person, which
+    stays the same as long as the fault does. A ``warning`` lessens no state.
+    """
 
     key: str
     detail: str
+    warning: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,19 @@ def compare(name: str, text: str) -> None:
 
 @pytest.mark.parametrize(
     "verb",
-    ["", "run", "scan", "config", "config check", "vfs", "vfs apply", "vfs show", "capture", "demo"],
+    [
+        "",
+        "run",
+        "scan",
+        "config",
+        "config check",
+        "doctor",
+        "vfs",
+        "vfs apply",
+        "vfs show",
+        "capture",
+        "demo",
+    ],
 )
 def test_every_verb_teaches_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

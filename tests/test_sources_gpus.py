@@ -5,14 +5,17 @@ import contextlib
 import json
 import logging
 import threading
+import time
 
 import pytest
 
+from nodeagent.health.samples import Source, known
 from nodeagent.host.driver import DriverError, GpuReading, GpuVitals
 from nodeagent.host.recorded import PATH, Recorded
 from nodeagent.host.sysfs import Tree
 from nodeagent.model import HEALTHY, State
 from nodeagent.sources import gpus
+from nodeagent.sources.memory import Memory, boot_id
 
 
 def recorded(index, **parts):
@@ -223,6 +226,158 @@ async def test_a_gpu_that_cannot_be_told_is_left_out_and_said_once(machine, capl
     assert caplog.text.count("A GPU is not offered") == 1
 
 
+# Vitals
+
+
+async def test_vitals_are_told_as_samples_and_judged(machine):
+    told = []
+    values = {"gpu_celsius": 40, "gpu_row_remap_failed": 0, "gpu_nvlink_up/17": 1}
+    machine.set(recorded(0, values=values, texts={"gpu_serial": "1"}), recorded(1))
+    gpus.xids.clear()
+    gpus.xids["GPU-0", 13] = 2
+    async with on(machine, samples=told.append) as heard:
+        await heard.keys("", "")
+        await heard.until(lambda: told)
+        machine.set(recorded(0, values=values | {"gpu_row_remap_failed": 1}), recorded(1))
+        await heard.keys("remap_failed", "")
+        assert not heard.gpus[0].health.allocatable
+    first, second = told[0]
+    assert (first.device, first.source, second.device) == ("GPU-0", Source.GPU, "GPU-1")
+    assert first.values == values | {"gpu_xids/13": 2}
+    assert first.texts == {
+        "gpu_serial": "1",
+        "gpu_driver": "580.95.05",
+        "gpu_recovery_action": "none",
+    }
+    assert 0 < first.at <= time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert all(known(name) for sample in told[0] for name in sample.values)
+
+
+async def test_vitals_that_cannot_be_are_left_out_and_named_once(machine, caplog):
+    told = []
+    gpus.xids.clear()
+    absurd = {"gpu_pcie_width": 2**32 - 1, "gpu_celsius": -300, "gpu_nvlink_up/x": 1, "rm -rf": 1}
+    machine.set(recorded(0, values=absurd | {"gpu_memory_celsius": 41}))
+    async with on(machine, samples=told.append) as heard:
+        await heard.until(lambda: len(told) > 3)
+    assert [sample.values for sample in told[-1]] == [{"gpu_memory_celsius": 41}]
+    assert caplog.text.count("tells what cannot be") == 1
+    assert all(repr(name) in caplog.text for name in absurd)
+
+
+async def test_vitals_that_fail_cost_nothing_else_and_are_said_once(machine, caplog):
+    machine.set(recorded(0), recorded(1), failure={"call": "vitals", "error": "Unknown Error"})
+    async with on(machine) as heard:
+        await heard.keys("", "")
+        for _ in range(10):
+            heard.news.clear()
+            await heard.news.wait()
+        assert heard.silent is None
+    assert caplog.text.count("vitals of the GPUs cannot be read") == 1
+
+
+async def test_an_event_asks_for_vitals_too(machine):
+    told = []
+    async with on(machine, samples=told.append, interval_s=3600, vitals_s=3600) as heard:
+        await heard.keys("", "")
+        await heard.until(lambda: told)
+        machine.set(recorded(0, values={"gpu_row_remap_pending": 1}), recorded(1))
+        await heard.keys("remap_pending", "")
+
+
+async def test_an_unavailable_gpu_is_condemned_alone(machine):
+    async with on(machine) as heard:
+        await heard.keys("", "")
+        machine.events = [{"sequence": 1, "uuid": "GPU-1", "xid": None, "unavailable": True}]
+        machine.set(recorded(0), recorded(1, recovery_action="gpu_reset"))
+        await heard.keys("", "recovery_gpu_reset gpu_unavailable")
+        machine.set(recorded(0), recorded(1))
+        await heard.keys("", "")
+
+
+async def test_a_driver_that_hangs_in_the_vitals_is_still_listened_to_without_them(tmp_path, caplog):
+    hung = []
+
+    def make():
+        hung.append(Scripted(hold=("vitals",)))
+        return hung[-1]
+
+    told = []
+    async with watching(make, tmp_path, timeout_s=0.1, samples=told.append) as heard:
+        await heard.keys("")
+        await heard.until(lambda: len(hung) > 1 and hung[1].listed > 3)
+        assert (heard.silent, told) == (None, [])
+        assert len(hung) == 2
+        for one in hung:
+            one.release.set()
+    assert "no vitals are read for 600 s" in caplog.text
+
+
+# What outlives the process
+
+
+async def test_what_stood_stands_after_a_restart_and_a_reset_meanwhile_is_seen(machine, tmp_path):
+    folder = tmp_path / "state"
+    memory = Memory.open(folder)
+    writing = asyncio.create_task(memory.run())
+    async with on(machine, memory=memory) as heard:
+        await heard.keys("", "")
+        machine.events = [{"sequence": 1, "uuid": "GPU-1", "xid": 79}]
+        machine.set(recorded(0, values={"gpu_nvlink_up/12": 1}), recorded(1, recovery_action="gpu_reset"))
+        await heard.keys("", "recovery_gpu_reset xid_79")
+    writing.cancel()
+    await asyncio.wait([writing])
+    async with on(machine, memory=Memory.open(folder)) as heard:
+        await heard.keys("", "recovery_gpu_reset xid_79")
+    machine.set(recorded(0), recorded(1))
+    async with on(machine, memory=Memory.open(folder)) as heard:
+        await heard.keys("", "")
+
+
+async def test_another_boot_has_forgotten(machine, tmp_path):
+    memory = Memory.open(tmp_path / "state")
+    writing = asyncio.create_task(memory.run())
+    async with on(machine, memory=memory) as heard:
+        await heard.keys("", "")
+        machine.events = [{"sequence": 1, "uuid": "GPU-1", "xid": 79}]
+        machine.set(recorded(0), recorded(1))
+        await heard.keys("", "xid_79")
+    writing.cancel()
+    await asyncio.wait([writing])
+    file = tmp_path / "state" / "health.json"
+    file.write_text(file.read_text().replace(boot_id(), "0b5a4c8e-0000-4000-8000-000000000000"))
+    async with on(machine, memory=Memory.open(tmp_path / "state")) as heard:
+        await heard.keys("", "")
+
+
+async def test_a_driver_that_is_silent_after_the_restart_leaves_what_was_known(machine, tmp_path):
+    memory = Memory.none()
+    async with on(machine, memory=memory) as heard:
+        await heard.keys("", "")
+        machine.events = [{"sequence": 1, "uuid": "GPU-1", "xid": 79}]
+        machine.set(recorded(0), recorded(1))
+        await heard.keys("", "xid_79")
+    machine.set(failure={"call": "list", "error": "Unknown Error"})
+    async with on(machine, memory=memory) as heard:
+        await heard.until(lambda: heard.silent is not None)
+    assert [gpu.health.allocatable for gpu in heard.gpus] == [True, False]
+
+
+async def test_a_quiet_machine_writes_nothing(machine):
+    kept = []
+
+    class Counting(Memory):
+        def keep(self, room, values):
+            before = self._kept.get(room)
+            super().keep(room, values)
+            kept.append(self._kept[room] is not before)
+
+    async with on(machine, memory=Counting(None, None)) as heard:
+        await heard.keys("", "")
+        await heard.until(lambda: len(kept) > 10)
+    assert kept[1:] == [False] * (len(kept) - 1)
+
+
 class Scripted:
     """A driver with one GPU whose calls can be held; each instance is one session's."""
 
@@ -325,11 +480,8 @@ async def test_a_hint_asks_a_running_session_for_a_reading(tmp_path):
     driver, hints = Scripted(), asyncio.Event()
     async with watching(lambda: driver, tmp_path, interval_s=3600, hints=hints) as heard:
         await heard.keys("")
-        heard.news.clear()
         hints.set()
-        async with asyncio.timeout(10):
-            await heard.news.wait()
-    assert driver.listed == 2
+        await heard.until(lambda: driver.listed == 2)
 
 
 async def test_ending_the_source_ends_its_thread(tmp_path):

@@ -25,6 +25,7 @@ _TRUE = re.compile("true|yes|on", re.IGNORECASE)
 _FALSE = re.compile("false|no|off", re.IGNORECASE)
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 _DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
+_SCIENTIFIC = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?")
 _DIGITS_MAX = 15  # any more are not exact in JSON, and no setting is so large
 
 
@@ -204,7 +205,8 @@ def _scalar(text: str, quoted: bool, type_: inspect.Type, extra: Mapping[str, An
         return (False, None) if _FALSE.fullmatch(text) else (BAD, f"must be {wanted}, is {quote(text)}")
     if isinstance(type_, inspect.IntType | inspect.FloatType):
         whole = isinstance(type_, inspect.IntType)
-        if not (_INTEGER if whole else _DECIMAL).fullmatch(text):
+        fits = _INTEGER if whole else _SCIENTIFIC if extra.get("exponent") else _DECIMAL
+        if not fits.fullmatch(text):
             return BAD, f"must be {wanted}, is {quote(text)}{_number_hint(text, whole)}"
         if len(text) > _DIGITS_MAX:
             return BAD, f"{quote(text)} has more than {_DIGITS_MAX} digits"

@@ -21,13 +21,24 @@ from nodeagent.doctor import configuration, gpus, kubelet, lldp, machine, nics, 
 from nodeagent.doctor.configuration import Configuration
 from nodeagent.doctor.finding import Entry, Finding, Level, Topic
 from nodeagent.doctor.subject import Subject
-from nodeagent.doctor.text import as_json, as_table
+from nodeagent.doctor.text import as_json, as_markdown, as_table
 from nodeagent.doctor.work import Outcome, Task
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.model import Snapshot
 from nodeagent.sources import paths
 
-__all__ = ["TIMEOUT_S", "TOPICS", "Finding", "Level", "Place", "Report", "as_json", "as_table", "examine"]
+__all__ = [
+    "TIMEOUT_S",
+    "TOPICS",
+    "Finding",
+    "Level",
+    "Place",
+    "Report",
+    "as_json",
+    "as_markdown",
+    "as_table",
+    "examine",
+]
 
 TIMEOUT_S = 15.0
 """A driver without persistence loads all its GPUs at the first question, which takes seconds."""
@@ -150,7 +161,8 @@ def _findings(seen: dict[str, Outcome], subject: Subject) -> Iterator[Finding]:
     counted = snapshot.gpus if snapshot else ()
     yield from judged("configuration", lambda it: configuration.judge(it, snapshot))
     yield from judged("machine", lambda it: machine.judge(it, config))
-    yield from judged("nics", lambda it: nics.judge(it, config))
+    spoken = seen["lldp"].value or lldp.Lldp()
+    yield from judged("nics", lambda it: nics.judge(it, config, {one.link for one in spoken.neighbors}))
     yield from judged("lldp", lambda it: lldp.judge(it, config))
     yield from judged("gpus", lambda it: gpus.judge(it, config))
     yield from judged("runtime", lambda it: runtime.judge(it, config, counted))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from nodeagent.config import Config, VfResource
@@ -73,7 +73,8 @@ TOPIC = Topic(
             "switch it off: ethtool --set-priv-flags NETDEV disable-fw-lldp on (i40e), fw-lldp-agent off (ice)",
         ),
         "firmware_lldp_unknown": Entry(
-            "Firmware that runs LLDP itself may take the frames, and here it does not tell the host whether it does.",
+            "Firmware that runs LLDP itself may take the frames, and is a second speaker beside an agent that "
+            "transmits; here it does not tell the host whether it does.",
             "where a link stays silent: mlxconfig -d ADDRESS query (LLDP_NB_RX_MODE, LLDP_NB_TX_MODE and LLDP_NB_DCBX "
             "should be off), niccli for bnxt_en",
         ),
@@ -120,14 +121,14 @@ def look(subject: Subject) -> Nics:
     )
 
 
-def judge(nics: Nics, config: Config) -> Iterator[Finding]:
-    """In the order in which a person would look."""
+def judge(nics: Nics, config: Config, heard: Collection[str] = ()) -> Iterator[Finding]:
+    """``heard`` are the links on which a switch has been heard: nothing takes its frames there."""
     yield from _sriov(nics, config)
     yield from _of_config(nics, config)
     yield from _iommu(nics, config)
     yield from _hardware(nics)
     if config.lldp.source != "none":
-        yield from _firmware(nics)
+        yield from _firmware(nics, config, heard)
     for sentence in nics.facts.unreadable:
         yield TOPIC.warn("nic_unreadable", sentence)
 
@@ -204,7 +205,7 @@ def _hardware(nics: Nics) -> Iterator[Finding]:
             yield TOPIC.fix("network_namespace", f"sysfs shows {some(_names(away))}, netlink here does not")
 
 
-def _firmware(nics: Nics) -> Iterator[Finding]:
+def _firmware(nics: Nics, config: Config, heard: Collection[str]) -> Iterator[Finding]:
     for driver, (flag, bad) in _FLAG.items():
         speaking = [
             pf
@@ -222,11 +223,16 @@ def _firmware(nics: Nics) -> Iterator[Finding]:
         pf
         for pf in nics.pfs
         if pf.link_type == "ethernet"
+        and pf.netdev not in heard
         and (pf.driver in _MUTE or (pf.driver in _FLAG and pf.netdev not in nics.flags))
     ]
     if unknown:
         drivers = ", ".join(sorted({pf.driver or "" for pf in unknown}))
-        yield TOPIC.note("firmware_lldp_unknown", f"{drivers}: {some(_names(unknown))}")
+        told = f"{drivers}: {some(_names(unknown))}"
+        if config.lldp.transmit:
+            yield TOPIC.warn("firmware_lldp_unknown", f"lldp.transmit is on; {told}")
+        else:
+            yield TOPIC.note("firmware_lldp_unknown", told)
 
 
 def _names(functions: Iterable[Function]) -> list[str]:

@@ -48,6 +48,20 @@ def as_json(findings: Sequence[Finding]) -> str:
     )
 
 
+def as_markdown(topics: Sequence[Topic]) -> str:
+    """Every key with its remedy, for the documentation."""
+    parts = []
+    for topic in topics:
+        rows = [
+            f"| `{key}` | {entry.why} | {entry.remedy} |" for key, entry in topic.entries.items() if entry.why
+        ]
+        facts = [f"`{key}`" for key, entry in topic.entries.items() if not entry.why]
+        parts += [f"### {topic.title.capitalize()} (`{topic.group}`)", ""]
+        parts += [f"Facts, nothing to do: {', '.join(facts)}.", ""] if facts else []
+        parts += ["| finding | why it matters | what to do |", "|---|---|---|", *rows, ""]
+    return "\n".join(parts)
+
+
 def summary(findings: Sequence[Finding]) -> str:
     counted = Counter(finding.level for finding in findings)
     fix, warn, note = (counted[level] for level in (Level.FIX, Level.WARN, Level.NOTE))

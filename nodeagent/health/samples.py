@@ -87,6 +87,7 @@ DATA: dict[str, Datum] = {
         carrier="IFLA_CARRIER, 0 or 1; absent while admin down",
         oper_up="IFLA_OPERSTATE is UP, 0 or 1",
         mtu_bytes="IFLA_MTU",
+        tx_queue_length="IFLA_TXQLEN, in packets",
     ),
     **_counters(
         Source.LINK,
@@ -102,6 +103,19 @@ DATA: dict[str, Datum] = {
         tx_dropped="IFLA_STATS64",
         rx_missed="IFLA_STATS64 rx_missed_errors",
         rx_multicast="IFLA_STATS64",
+        rx_length_errors="IFLA_STATS64",
+        rx_over_errors="IFLA_STATS64",
+        rx_frame_errors="IFLA_STATS64",
+        rx_fifo_errors="IFLA_STATS64",
+        rx_compressed="IFLA_STATS64",
+        rx_nohandler="IFLA_STATS64: nobody took the packet, as on the passive slave of a bond",
+        tx_aborted_errors="IFLA_STATS64",
+        tx_carrier_errors="IFLA_STATS64",
+        tx_fifo_errors="IFLA_STATS64",
+        tx_heartbeat_errors="IFLA_STATS64",
+        tx_window_errors="IFLA_STATS64",
+        tx_compressed="IFLA_STATS64",
+        collisions="IFLA_STATS64",
         crc_errors="IFLA_STATS64 rx_crc_errors, or the driver's rx_crc_errors_phy where it has one",
     ),
     **_levels(
@@ -143,6 +157,10 @@ DATA: dict[str, Datum] = {
         module_bad_shorted="module_bad_shorted",
     ),
     **_each("lane", _counters(Source.DRIVER, lane_errors="rx_err_lane_N_phy, before FEC")),
+    **_each(
+        "name of the driver",
+        _levels(Source.DRIVER, driver_statistic="any other number of ETHTOOL_GSTATS that was asked for"),
+    ),
     **_each(
         "priority",
         _counters(

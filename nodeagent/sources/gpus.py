@@ -7,7 +7,7 @@ still end, and with growing pauses another session is tried. One thread at a tim
 nobody, and the next sessions do without them for ``VITALS_REST_S``.
 
 What a session hears outlives it: latches are kept here, so that a new session condemns and forgets nobody,
-and in ``Memory``, so that a new process does not either.
+and in the memory (``sources/memory.py``), so that a new process does not either.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
 from nodeagent.health.gpu import Latch, Rules, judge, severity, unknown, verdict
-from nodeagent.health.memory import RecallError, recall, remember, same
+from nodeagent.health.memory import lasting, same, sound
 from nodeagent.health.samples import Sample, Source, known
 from nodeagent.host.driver import DriverError, GpuEvent, GpuReading, GpuVitals
 from nodeagent.host.sysfs import Tree
 from nodeagent.model import Gpu
+from nodeagent.sources.memory import Memory, Who
 from nodeagent.sources.session import NOWHERE, Driver, End, Measured, Place, Reading, Session, boottime
 
 log = logging.getLogger(__name__)
@@ -39,17 +39,13 @@ STUCK_MAX = 4
 VITALS_REST_S = 600.0
 """After vitals in which the driver hung."""
 
+ROOM = "gpu"
+"""Where the memory keeps what is ours."""
+
 xids: Counter[tuple[str, int]] = Counter()
 """XIDs by GPU and number since the process began, ignored ones too; ``nodeagent_gpu_xids_total``."""
 
 _abandoned: set[threading.Thread] = set()
-
-
-class Memory(Protocol):
-    """What outlives the process, but not the boot. ``load`` gives what was last saved, if anything was."""
-
-    def load(self) -> object: ...
-    def save(self, kept: dict[str, Any]) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +96,7 @@ class _Ledger:
     ) -> None:
         self.state, self.rules, self.samples, self.memory = state, rules, samples, memory
         self.latches: tuple[Latch, ...] = ()
-        self.kept: dict[str, Any] | None = None
+        self.kept: dict[str, Latch] = {}
         self.places: dict[str, Place] = {}
         self.said: dict[str, str] = {}
         self.version: str | None = None
@@ -196,22 +192,27 @@ class _Ledger:
         self.state(gpus)
 
     def _recall(self) -> None:
-        kept = self.memory.load() if self.memory is not None else None
-        if kept is None:
+        if self.memory is None:
             return
-        try:
-            self.latches = recall(kept, boottime())
-        except RecallError as error:
-            log.warning("What was remembered of the GPUs is not understood and forgotten. why=%r", str(error))
-            return
-        self.kept = remember(self.latches)
-        log.info("What stood against the GPUs before the restart is remembered. gpus=%d", len(self.latches))
+        now = boottime()
+        latches = self.memory.recall(ROOM, Latch).values()
+        believed = {latch.uuid: latch for latch in latches if sound(latch, now)}
+        self.latches = tuple(sorted(believed.values(), key=lambda latch: (latch.reading.index, latch.uuid)))
+        self.kept = believed
+        if believed:
+            log.info("What stood against GPUs before the restart is remembered. gpus=%d", len(believed))
 
     def _remember(self) -> None:
-        kept = remember(self.latches)
-        if self.memory is not None and not same(self.kept, kept):
-            self.kept = kept
-            self.memory.save(kept)
+        """Those that are the same but for the time of reading are not written again."""
+        if self.memory is None:
+            return
+        before, self.kept = self.kept, {}
+        for latch in self.latches:
+            old = before.get(latch.uuid)
+            self.kept[latch.uuid] = old if old is not None and same(old, latch) else lasting(latch)
+        self.memory.keep(
+            ROOM, {Who(one.reading.pci_address or "", one.uuid): one for one in self.kept.values()}
+        )
 
     def _gpus(self) -> tuple[Gpu, ...]:
         """Those of which enough is known to hand them out; the others have been logged."""

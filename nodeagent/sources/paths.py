@@ -22,6 +22,9 @@ CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 """Where container runtimes look by default (Container Device Interface, section "CDI spec directories")."""
 SPEC_MAX_BYTES = 4 << 20
 
+_DEPTH_MAX = 64
+"""A spec needs eight."""
+
 # Debian's and Red Hat's places, and the GPU operator's driver container.
 _DRIVER_ROOTS = ("", "/run/nvidia/driver")
 _LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64")
@@ -86,10 +89,23 @@ def parsed(tree: Tree, path: str) -> object:
         raise ValueError(f"it is longer than {SPEC_MAX_BYTES >> 20} MiB")
     text = tree.text(path) or ""
     try:
-        document: object = json.loads(text) if path.endswith(".json") else yaml.load(text, _LOADER)  # noqa: S506
+        if path.endswith(".json"):
+            json_document: object = json.loads(text)
+            return json_document
+        _shallow(text)
+        document: object = yaml.load(text, _LOADER)  # noqa: S506
     except (RecursionError, yaml.YAMLError) as error:
         raise ValueError(" ".join(str(error).split())) from error
     return document
+
+
+def _shallow(text: str) -> None:
+    """libyaml's composer descends on the C stack: what is nested deeply would end the process."""
+    depth = 0
+    for event in yaml.parse(text, _LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEPTH_MAX:
+            raise ValueError(f"it is nested deeper than {_DEPTH_MAX}")
 
 
 def _parsed(tree: Tree, path: str) -> object | None:

@@ -22,12 +22,12 @@ import json
 import logging
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
 
 from nodeagent.host.inotify import IN_CLOSE_WRITE, NAMES, InotifyError, Watch
 from nodeagent.sim.machine import sysfs
 from nodeagent.sim.machine.driver import GpuDriver
 from nodeagent.sim.machine.files import Files
+from nodeagent.sim.machine.gpus import GpuActions
 from nodeagent.sim.machine.kernel import Kernel, MachineError, refuse
 from nodeagent.sim.machine.model import Model, load
 from nodeagent.sim.machine.state import VFIO, Device, Netdev
@@ -37,13 +37,11 @@ log = logging.getLogger(__name__)
 FACTS = "/.nodeagent/gpus.json"
 UEVENT = "/.nodeagent/uevent"
 
-RecoveryAction = Literal["none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset"]
-Call = Literal["init", "wait", "list"]
 
-
-class Machine:
+class Machine(GpuActions):
     """One machine. GPUs are named by index, UUID or PCI address; NICs by netdev or PCI address, and PFs with
-    SR-IOV by their place in PCI order too. What ``gpu`` and ``nic`` give is for reading.
+    SR-IOV by their place in PCI order too. What ``gpu`` and ``nic`` give is for reading. What happens to
+    GPUs is in ``GpuActions``.
     """
 
     def __init__(self, model: Model) -> None:
@@ -179,43 +177,6 @@ class Machine:
             device.gpu.lost = False
         if vfs:
             self._kernel.enable(device, vfs)
-        self._settle()
-
-    # The GPU driver
-
-    def raise_xid(self, gpu: int | str, xid: int) -> None:
-        facts = self.gpu(gpu).gpu
-        assert facts is not None
-        self._driver.tell(facts.uuid, xid)
-        self._settle()
-
-    def set_recovery_action(self, gpu: int | str, action: RecoveryAction) -> None:
-        facts = self.gpu(gpu).gpu
-        assert facts is not None
-        facts.recovery_action = action
-        self._settle()
-
-    def lose_gpu(self, gpu: int | str) -> None:
-        """It has fallen off the bus for the driver. The driver reports XID 79 with that: ``raise_xid``."""
-        facts = self.gpu(gpu).gpu
-        assert facts is not None
-        facts.lost = True
-        self._settle()
-
-    def find_gpu(self, gpu: int | str) -> None:
-        device = self.gpu(gpu)
-        self._kernel.check_present(device)
-        assert device.gpu is not None
-        device.gpu.lost = False
-        self._settle()
-
-    def fail_driver(self, call: Call, error: str) -> None:
-        """From now on this call of the GPU driver fails."""
-        self._driver.failure = {"call": call, "error": error}
-        self._settle()
-
-    def heal_driver(self) -> None:
-        self._driver.failure = None
         self._settle()
 
     # What someone else writes

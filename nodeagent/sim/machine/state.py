@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from nodeagent.sim.machine import vitals
 from nodeagent.sim.machine.model import PCIE, Gpu, GpuPart, Model, Nic, NicPart, Pcie, addresses, vf_address
 
 VFIO = "vfio-pci"
@@ -118,6 +119,8 @@ class GpuFacts:
     mig: bool
     lost: bool = False
     recovery_action: str = "none"
+    values: dict[str, float] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
 
 
 def bridges(model: Model) -> list[Device]:
@@ -208,7 +211,14 @@ def _gpu(model: Model, line: Gpu, index: int) -> Device:
         subsystem=(part.subsystem_vendor or part.vendor, part.subsystem_device),
         revision=part.revision,
         pcie=part.pcie,
-        gpu=GpuFacts(index, line.uuid or f"GPU-{model.draw(f'gpu/{index}')}", part, line.mig),
+        gpu=GpuFacts(
+            index,
+            line.uuid or f"GPU-{model.draw(f'gpu/{index}')}",
+            part,
+            line.mig,
+            values=vitals.sound(part),
+            texts={"gpu_serial": f"16549{index:08d}", "gpu_vbios": "96.00.74.00.01"},
+        ),
     )
 
 
