@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import msgspec
+import pytest
 
 from nodeagent.fabric.nodelinks import NodeLinks, decode
+from nodeagent.inventory import Inventory
+from nodeagent.kube.access import Access
+from nodeagent.kube.claims import NodeClaim, node_of
+from nodeagent.kube.client import Client
 from nodeagent.model import Function, Health, Identifier, Link, Neighbor, Reason, Snapshot, State
-from nodeagent.sinks.nodelinks import report
+from nodeagent.sim.apiserver import ApiServer
+from nodeagent.sinks.nodelinks import Report, body, report
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 RAILS = {f"0000:{0x18 + n:02x}:00.0": (f"nic{n}", n) for n in range(8)}
@@ -78,7 +89,7 @@ def test_eight_links_are_one_small_object_that_reads_back():
             "chassisID": {"subtype": "mac", "value": "02:00:00:00:01:00"},
             "portID": {"subtype": "ifname", "value": "Ethernet1/1"},
             "systemName": "su1-leaf01",
-            "managementAddresses": ["10.0.0.0"],
+            "managementAddresses": ("10.0.0.0",),
         },
         "lastTransitionTime": "2026-11-21T12:00:00Z",
     }  # fmt: skip
@@ -140,3 +151,116 @@ def test_a_nic_that_is_gone_after_a_restart_is_down_and_keeps_its_place():
     assert [one.name for one in second.links] == [f"nic{n}" for n in range(8)]
     assert (second.links[7].state, second.links[7].reasons) == ("down", ("device_missing",))
     assert told(facts, second, 400) == second
+
+
+def test_the_node_is_read_from_the_claims_of_the_token_and_anything_else_is_none():
+    def token(payload: bytes) -> str:
+        return f"e30.{base64.urlsafe_b64encode(payload).decode().rstrip('=')}.x"
+
+    good = b'{"iss":"k","kubernetes.io":{"namespace":"n","node":{"name":"gpu-0","uid":"u-1"}}}'
+    assert node_of(f"Bearer {token(good)}") == NodeClaim("gpu-0", "u-1")
+    for bad in (b"", b"[]", b"{}", b'{"kubernetes.io":{"node":7}}', b"\xff"):
+        assert node_of(token(bad)) is None
+    for text in (None, "", "Bearer", "a.b", "a.b.c.d", "e30.%%%.x", "e30.\u00e9.x"):
+        assert node_of(text) is None
+
+
+def test_the_summary_counts_for_kubectl_and_the_owner_is_the_node():
+    facts = snapshot(neighbor(0), neighbor(1, stale=True), count=3)
+    made = body(told(facts), NodeClaim("gpu-0", "u-1"))
+    assert made["summary"] == {"links": "3/3", "switches": 1, "health": "healthy"}
+    assert made["metadata"]["ownerReferences"] == [
+        {"apiVersion": "v1", "kind": "Node", "name": "gpu-0", "uid": "u-1"}
+    ]
+
+
+@asynccontextmanager
+async def reporting(server: ApiServer) -> AsyncIterator[tuple[Inventory, Report]]:
+    inventory = Inventory()
+    client = Client(Access(server.url, token=server.token()))
+    sink = Report(
+        client,
+        inventory,
+        "gpu-0",
+        "nodeagent",
+        lambda _: RAILS,
+        jitter_s=0,
+        gather_s=0.05,
+        gap_s=0.2,
+        patience_s=0,
+    )
+    task = asyncio.create_task(sink.run())
+    try:
+        yield inventory, sink
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+        await client.close()
+
+
+async def until(server: ApiServer, good: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    async with asyncio.timeout(20):
+        while True:
+            found = server.one("nodelinks", "gpu-0", "nodeagent")
+            if found is not None and good(found):
+                return found
+            await asyncio.sleep(0.01)
+
+
+def state(inventory: Inventory, facts: Snapshot) -> None:
+    inventory.state("pci", functions=facts.functions, links=facts.links)
+    inventory.state("lldp", neighbors=facts.neighbors)
+
+
+async def test_the_object_follows_the_facts_and_a_burst_of_changes_is_few_writes():
+    server = await ApiServer().start()
+    try:
+        async with reporting(server) as (inventory, sink):
+            state(inventory, snapshot(*map(neighbor, range(8))))
+            first = await until(server, lambda found: "neighbor" in found["links"][7])
+            assert first["nodeName"] == "gpu-0"
+            for count in range(200):
+                state(inventory, snapshot(*map(neighbor, range(8 - count % 2))))
+                await asyncio.sleep(0)
+            state(inventory, snapshot(*(neighbor(n, f"Ethernet9/{n}") for n in range(8))))
+            await until(
+                server, lambda found: found["links"][0]["neighbor"]["portID"]["value"] == "Ethernet9/0"
+            )
+            assert sink.writes <= 4
+    finally:
+        await server.stop()
+
+
+async def test_an_outage_is_said_once_and_what_is_true_afterwards_is_written(
+    caplog: pytest.LogCaptureFixture,
+):
+    server = await ApiServer().start()
+    try:
+        async with reporting(server) as (inventory, _):
+            state(inventory, snapshot(neighbor(0), count=1))
+            await until(server, lambda found: True)
+            port = server.port
+            await server.stop()
+            state(inventory, snapshot(neighbor(0, "p1"), count=1))
+            await asyncio.sleep(0.5)
+            state(inventory, snapshot(neighbor(0, "p2"), count=1))
+            await server.start(port)
+            await until(server, lambda found: found["links"][0]["neighbor"]["portID"]["value"] == "p2")
+        assert sum("does not reach" in line for line in caplog.messages) <= 2
+    finally:
+        await server.stop()
+
+
+async def test_an_agent_that_starts_again_writes_nothing_that_is_not_new():
+    server = await ApiServer().start()
+    try:
+        facts = snapshot(*map(neighbor, range(8)))
+        async with reporting(server) as (inventory, sink):
+            state(inventory, facts)
+            await until(server, lambda found: "neighbor" in found["links"][7])
+        async with reporting(server) as (inventory, sink):
+            state(inventory, facts)
+            await asyncio.sleep(0.3)
+            assert sink.writes == 0
+    finally:
+        await server.stop()

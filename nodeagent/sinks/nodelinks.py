@@ -19,11 +19,13 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
 from nodeagent.fabric.nodelinks import Identifier, LinkNeighbor, Metadata, NodeLink, NodeLinks
 from nodeagent.inventory import Inventory
+from nodeagent.kube.claims import NodeClaim
 from nodeagent.kube.client import ApiError, Client
 from nodeagent.kube.resource import NODELINKS
 from nodeagent.model import Function, Link, Neighbor, Snapshot, State
@@ -39,6 +41,7 @@ CHECK_S = 3600.0
 RETRY_FIRST_S, RETRY_MAX_S = 2.0, 120.0
 
 COMPUTE = "compute"
+_GRAVITY = (State.DOWN, State.DEGRADED, State.MISCABLED, State.UNKNOWN, State.HEALTHY)
 
 Names = Mapping[str, tuple[str, int]]
 """The name and the number of the rail of each PF that has one, by PCI address."""
@@ -158,6 +161,28 @@ def _place(link: NodeLink) -> tuple[bool, int, str]:
     return (link.rail is None, link.rail or 0, link.name)
 
 
+def body(told: NodeLinks, owner: NodeClaim | None) -> dict[str, Any]:
+    """The object to be applied: the report, a summary for `kubectl get`, and the Node that it goes with.
+
+    A JSONPath, which is all that a printer column can be, counts nothing; hence the summary.
+    """
+    up = sum(link.state not in (State.DOWN.value, State.UNKNOWN.value) for link in told.links)
+    switches = {
+        (link.neighbor.system_name or link.neighbor.chassis_id.value)
+        for link in told.links
+        if link.neighbor is not None and not link.neighbor.stale
+    }
+    states = {link.state for link in told.links}
+    worst = next((state.value for state in _GRAVITY if state.value in states), State.UNKNOWN.value)
+    made: dict[str, Any] = msgspec.to_builtins(told)
+    made["summary"] = {"links": f"{up}/{len(told.links)}", "switches": len(switches), "health": worst}
+    if owner is not None:
+        made["metadata"]["ownerReferences"] = [
+            {"apiVersion": "v1", "kind": "Node", "name": owner.name, "uid": owner.uid}
+        ]
+    return made
+
+
 class Report:
     """Keeps this node's NodeLinks true. ``rails`` is asked for each report; ``jitter_s`` spreads the first
     reports of a cluster whose nodes start together."""
@@ -170,6 +195,7 @@ class Report:
         namespace: str,
         rails: Callable[[Snapshot], Names],
         *,
+        owner: NodeClaim | None = None,
         jitter_s: float = 10.0,
         gather_s: float = GATHER_S,
         gap_s: float = GAP_S,
@@ -177,6 +203,7 @@ class Report:
     ) -> None:
         self._client, self._inventory = client, inventory
         self._node, self._namespace, self._rails = node, namespace, rails
+        self._owner = owner
         self._jitter_s, self._gather_s, self._gap_s, self._patience_s = jitter_s, gather_s, gap_s, patience_s
         self._said: NodeLinks | None = None
         self._trouble: str | None = None
@@ -218,7 +245,7 @@ class Report:
             if self._said is not None and told.links == self._said.links:
                 return
             try:
-                await self._client.apply(REPORT, told, force=True)
+                await self._client.apply(REPORT, body(told, self._owner), force=True)
             except ApiError as error:
                 backoff_s = await self._wait_out(error, backoff_s)
                 snapshot = self._inventory.snapshot
