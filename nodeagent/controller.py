@@ -28,10 +28,10 @@ from nodeagent.config import host_port
 from nodeagent.fabric import Outcome, Planner, Rules
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import Client
-from nodeagent.kube.lease import Lease, NotLeading, lead
-from nodeagent.sinks.events import Recorder
+from nodeagent.kube.lease import Lease, lead
+from nodeagent.sinks.fabricevents import FabricEvents
 from nodeagent.sinks.fabricmetrics import FabricMetrics, page
-from nodeagent.sinks.hypernodes import HyperNodes, Result
+from nodeagent.sinks.hypernodes import HyperNodes
 from nodeagent.sinks.nodelabels import NodeLabels
 from nodeagent.sinks.web import Page, Web
 from nodeagent.sources.cluster import Cluster
@@ -42,8 +42,6 @@ log = logging.getLogger(__name__)
 LEASE = "nodeagent-controller"
 CATCH_UP_S = 15.0
 RETRY_FIRST_S, RETRY_MAX_S = 2.0, 60.0
-OWNERS_S = 60.0
-"""How often reports without an owner are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +58,8 @@ class Place:
 
 
 def identity() -> str:
-    """As the pod is called, and another one for each process on a laptop."""
-    return f"{os.environ.get('POD_NAME') or socket.gethostname()}-{random.randrange(16**6):06x}"  # noqa: S311
+    """As the pod is called; the lease makes it another one for each process."""
+    return os.environ.get("POD_NAME") or socket.gethostname()
 
 
 @dataclass(slots=True)
@@ -100,12 +98,12 @@ class Controller:
         self.cluster = Cluster(self._reader, place.namespace, self.planner, rules.label_keys)
         self.hypernodes = HyperNodes(self._writer)
         self.labels = NodeLabels(self._writer)
-        self.events = Recorder(self._writer, component="nodeagent-controller", namespace=place.namespace)
+        self.events = FabricEvents(self._writer, place.namespace, place.identity)
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
         """Until cancelled."""
-        jobs = {name: part.run for name, part in self.cluster.parts().items()}
+        jobs = self.cluster.jobs()
         jobs |= {"lead": lambda: lead(self.lease, self._work), "web": self._serve}
         try:
             async with asyncio.TaskGroup() as group:
@@ -121,7 +119,6 @@ class Controller:
         log.info("This replica leads. identity=%s", self._place.identity)
         await self.cluster.synced()
         backoff_s, full = RETRY_FIRST_S, True
-        owners_at = 0.0
         while True:
             revision = self.cluster.revision
             outcome = self._plan(full=full)
@@ -130,9 +127,6 @@ class Controller:
             good = not result.failed and not result.left_out
             good &= await self.labels.label(outcome.relabel)
             await self._tell(outcome)
-            if time.monotonic() >= owners_at:
-                good &= await self._own()
-                owners_at = time.monotonic() + OWNERS_S
             if result.versions:
                 await self.cluster.caught_up(result.versions, CATCH_UP_S)
             wake_s = max(0.0, outcome.next_at - time.monotonic()) if outcome.next_at is not None else None
@@ -174,15 +168,6 @@ class Controller:
                     await self.cluster.changed(revision)
             except TimeoutError:
                 return
-
-    async def _own(self) -> bool:
-        nodes = self.cluster.nodes.objects
-        uids = {
-            name: nodes[name].uid
-            for name, seen in self.cluster.reports.objects.items()
-            if not seen.owned and name in nodes and nodes[name].uid
-        }
-        return await self.labels.own(self._place.namespace, uids)
 
     async def _tell(self, outcome: Outcome) -> None:
         """Say once what a person must decide: objects of others in our way, and a breaker that holds."""
@@ -262,6 +247,3 @@ async def run(rules: Rules, access: Access, place: Place) -> None:
         await task
     except asyncio.CancelledError:
         log.info("Stopped. The tree and the labels stay as they are.")
-
-
-__all__ = ["LEASE", "Controller", "NotLeading", "Place", "Progress", "Result", "identity", "run"]

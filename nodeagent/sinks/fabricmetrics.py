@@ -37,19 +37,19 @@ def page(collector: Collector, accept: str) -> Page:
 
 
 class FabricMetrics(Collector):
-    """``parts`` are the reflectors by resource, ``tree`` and ``others`` count writes by verb and result."""
+    """``parts`` are the reflectors by resource, ``tree`` counts writes by verb and result, ``labels`` by result."""
 
     def __init__(
         self,
         shown: Shown,
         parts: Mapping[str, Any],
         tree: Counter[tuple[str, str]],
-        others: Counter[tuple[str, str]],
+        labels: Counter[str],
         *,
         leading: bool,
     ) -> None:
         self._shown, self._parts, self._leading = shown, parts, leading
-        self._tree, self._others = tree, others
+        self._tree, self._labels = tree, labels
 
     def collect(self) -> Iterator[Metric]:
         build = GaugeMetricFamily("nodeagent_build_info", "The version; always 1.", labels=["version"])
@@ -63,8 +63,8 @@ class FabricMetrics(Collector):
         )
         for (verb, result), count in sorted(self._tree.items()):
             writes.add_metric([verb, "hypernode", result], count)
-        for (what, result), count in sorted(self._others.items()):
-            writes.add_metric(["patch", {"label": "node", "owner": "nodelinks"}[what], result], count)
+        for result, count in sorted(self._labels.items()):
+            writes.add_metric(["patch", "node", result], count)
         yield writes
         yield _counter(
             "nodeagent_task_restarts",

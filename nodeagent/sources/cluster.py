@@ -11,7 +11,7 @@ The law of this file:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 from zlib import crc32
@@ -92,6 +92,15 @@ class Cluster:
 
     def parts(self) -> dict[str, Reflector[Seen] | Reflector[SeenNode] | Reflector[str]]:
         return {"nodelinks": self.reports, "nodes": self.nodes, "hypernodes": self.hypernodes}
+
+    def jobs(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        """What keeps the copies, by name. Nodes come last: their labels say what the HyperNodes have said."""
+
+        async def nodes() -> None:
+            await self.hypernodes.synced.wait()
+            await self.nodes.run()
+
+        return {"nodelinks": self.reports.run, "nodes": nodes, "hypernodes": self.hypernodes.run}
 
     async def synced(self) -> None:
         """Return when each copy has been whole once: what is absent before that is only unknown."""
