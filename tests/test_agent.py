@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from nodeagent.config import Config, ConfigError
+from nodeagent.config import ConfigError
 from nodeagent.host.sysfs import SysfsError
 from nodeagent.sim.kubelet import PodSpec
 from tests.worlds import Node, node
@@ -300,8 +300,8 @@ async def test_the_pages_of_the_web_server_tell_how_the_agent_does() -> None:
         assert f"{MEMORY}: 158 of 158 healthy" in body
         await n.kubelet.admit(PodSpec.single("worker", {MEMORY: 3}))
         _, metrics = await n.get("/metrics")
-        assert f'nodeagent_resource_registered{{resource="{NIC0}"}} 1.0' in metrics
-        assert f'nodeagent_rpcs_total{{method="Allocate",resource="{MEMORY}",result="OK"}} 1.0' in metrics
+        assert f'nodeagent_resource_registered{{resource="{NIC0}"}} 1\n' in metrics
+        assert f'nodeagent_rpcs_total{{resource="{MEMORY}",method="Allocate",result="OK"}} 1\n' in metrics
         _, openmetrics = await n.get("/metrics", accept="application/openmetrics-text")
         assert openmetrics.endswith("# EOF\n")
 
@@ -318,7 +318,7 @@ async def test_both_ways_of_registering_serve_the_same_node() -> None:
 async def test_a_storm_of_changes_ends_in_the_last_state() -> None:
     async with node() as n:
         await n.kubelet.start()
-        await n.start_agent(Config())
+        await n.start_agent()
         await ready(n)
         for i in range(60):
             n.machine.set_link(0, up=i % 2 == 1)
