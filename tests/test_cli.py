@@ -95,7 +95,11 @@ def test_a_scan_names_each_fault_with_its_reason(capsys: pytest.CaptureFixture[s
     machine.set_link(0, up=False)
     machine.lose_gpu(1)
     machine.bind("0000:9a:00.2", None)
-    assert main(["scan", "--root", str(root)]) == 0
+    config = tmp_path / "nodeagent.yaml"
+    config.write_text(
+        'apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\nhealth: {expected: [{links: ["*"]}]}\n'
+    )
+    assert main(["scan", "--root", str(root), "--config", str(config)]) == 0
     told = capsys.readouterr().out
     assert "enp24s0np0 0000:18:00.0: down: carrier_down" in told
     assert "gpu_lost" in told

@@ -33,7 +33,6 @@ class GpuFigures:
     ``transitions``: (from, to) → how often. ``values``: what the rules measured last, by rule."""
 
     since: float | None
-    penalty: float | None = None
     transitions: Mapping[tuple[str, str], int] = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
 
@@ -52,7 +51,7 @@ class Ledger:
         """When each was heard last, in seconds since boot."""
         self._state: Callable[[tuple[Gpu, ...]], object] = lambda _: None
         self._samples: Callable[[tuple[Sample, ...]], object] = lambda _: None
-        self._vitals: dict[str, Mapping[str, float]] = {}
+        self._vitals: dict[str, Sample] = {}
         self._places: dict[str, Place] = {}
         self._said: dict[str, str] = {}
         self._states: dict[str, tuple[str, float]] = {}
@@ -76,13 +75,17 @@ class Ledger:
         return tuple(
             explain_gpu(
                 latch,
-                self._vitals.get(latch.uuid, {}),
+                self._vitals[latch.uuid].values if latch.uuid in self._vitals else {},
                 self.rules,
                 now,
                 self._states[latch.uuid][1] if latch.uuid in self._states else None,
             )
             for latch in self.latches
         )
+
+    def samples(self) -> tuple[Sample, ...]:
+        """The newest of each GPU."""
+        return tuple(self._vitals.values())
 
     def figures(self) -> dict[str, GpuFigures]:
         """By UUID."""
@@ -91,7 +94,7 @@ class Ledger:
             for view in self.explained()
         }
         return {
-            uuid: GpuFigures(since, None, dict(self._transitions.get(uuid, {})), values.get(uuid, {}))
+            uuid: GpuFigures(since, dict(self._transitions.get(uuid, {})), values.get(uuid, {}))
             for uuid, (_, since) in self._states.items()
         }
 
@@ -139,9 +142,10 @@ class Ledger:
                     f"{one.uuid} absurd",
                     f"A GPU tells what cannot be; it is left out. uuid={one.uuid} vitals={strange!r}",
                 )
-            self._vitals[one.uuid] = one.values
-        if news.vitals:
-            self._samples(tuple(self._sample(news.at, one) for one in news.vitals))
+        told = tuple(self._sample(news.at, one) for one in news.vitals)
+        self._vitals |= {sample.device: sample for sample in told}
+        if told:
+            self._samples(told)
         self._judge(vitals=news.vitals)
 
     def _sample(self, at: float, vitals: GpuVitals) -> Sample:
