@@ -97,8 +97,9 @@ class Agent:
         self._tree = Tree(place.root)
         self._offer = Offer(config)
         self.sampler: Sampler | None = None
-        self.verdicts = node.verdicts(config.health, place.root)
-        self.ledger = node.gpu_ledger(config.gpu, self.verdicts.memory)
+        memory = node.memory(config.health, place.root)
+        self.verdicts = node.verdicts(config.health, memory)
+        self.gpu_ledger = node.gpus_ledger(config.gpu, memory)
         self._device_info = DeviceInfoFiles(self._tree.path(DEVICE_INFO))
         self._cdi = CdiSpecs(self._tree.path(config.cdi.directory))
         self._ask_pods = asyncio.Event()
@@ -115,19 +116,13 @@ class Agent:
         )
         self.pages = Pages(config, self.inventory, self.measure)
         self.pages.statuses = self.plugins.statuses
-        self.pages.judged = lambda: (
-            {
-                pf: Judged(told.since, told.penalty, told.transitions, told.values)
-                for pf, told in self.verdicts.figures().items()
-            }
-            | {
-                uuid: Judged(told.since, None, told.transitions, told.values)
-                for uuid, told in self.ledger.figures().items()
-            }
-        )
-        self.pages.explained = lambda: node.explained(self.verdicts, self.ledger, self.inventory.snapshot)
-        self.pages.xids = lambda: self.ledger.xids
-        self.pages.xid_times = lambda: self.ledger.xid_times
+        self.pages.judged = lambda: {
+            device: Judged(told.since, told.penalty, told.transitions, told.values)
+            for device, told in (self.verdicts.figures() | self.gpu_ledger.figures()).items()
+        }
+        self.pages.explained = lambda: node.explained(self.verdicts, self.gpu_ledger)
+        self.pages.xids = lambda: self.gpu_ledger.xids
+        self.pages.xid_times = lambda: self.gpu_ledger.xid_times
         self.pages.stuck_threads = gpus.stuck_threads
 
     async def run(self) -> None:
@@ -141,8 +136,8 @@ class Agent:
                         self._place.root,
                         self._place.node_name,
                         self.verdicts,
+                        self.gpu_ledger,
                         self._sampled,
-                        self.ledger,
                     )
                 )
                 await node.first_word(self.inventory)

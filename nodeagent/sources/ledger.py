@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from nodeagent.health.explain import DeviceView
 from nodeagent.health.gpu import Latch, Rules, judge, severity, unknown, verdict
 from nodeagent.health.gpuview import explain_gpu
@@ -33,6 +35,7 @@ class GpuFigures:
     ``transitions``: (from, to) → how often. ``values``: what the rules measured last, by rule."""
 
     since: float | None
+    penalty: float | None = None
     transitions: Mapping[tuple[str, str], int] = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
 
@@ -57,6 +60,7 @@ class Ledger:
         self._states: dict[str, tuple[str, float]] = {}
         self._transitions: dict[str, Counter[tuple[str, str]]] = {}
         self._kept: dict[str, Latch] = {}
+        self._silent: str | None = None
         self._recall()
 
     def tell(
@@ -71,17 +75,17 @@ class Ledger:
 
     def explained(self) -> tuple[DeviceView, ...]:
         """Each GPU with what stands behind its health, by index."""
-        now = boottime()
-        return tuple(
-            explain_gpu(
-                latch,
-                self._vitals[latch.uuid].values if latch.uuid in self._vitals else {},
-                self.rules,
-                now,
-                self._states[latch.uuid][1] if latch.uuid in self._states else None,
-            )
-            for latch in self.latches
-        )
+        return tuple(self._explained(latch, boottime()) for latch in self.latches)
+
+    def _explained(self, latch: Latch, now: float) -> DeviceView:
+        """A driver that is silent is no rule of a GPU, yet what is said of it."""
+        sample = self._vitals.get(latch.uuid)
+        since = self._states.get(latch.uuid, (None, None))[1]
+        view = explain_gpu(latch, sample.values if sample is not None else {}, self.rules, now, since)
+        if self._silent is None:
+            return view
+        health = unknown(verdict(latch, self.rules), self._silent)
+        return msgspec.structs.replace(view, state=health.state, reasons=health.reasons)
 
     def samples(self) -> tuple[Sample, ...]:
         """The newest of each GPU."""
@@ -94,7 +98,7 @@ class Ledger:
             for view in self.explained()
         }
         return {
-            uuid: GpuFigures(since, dict(self._transitions.get(uuid, {})), values.get(uuid, {}))
+            uuid: GpuFigures(since, None, dict(self._transitions.get(uuid, {})), values.get(uuid, {}))
             for uuid, (_, since) in self._states.items()
         }
 
@@ -162,6 +166,7 @@ class Ledger:
         self._judge(readings=())
 
     def fall_silent(self, why: str) -> None:
+        self._silent = why
         self.say("driver", f"The GPU driver is silent; what was known of its GPUs stands. {why}")
         gpus = tuple(replace(gpu, health=unknown(gpu.health, why)) for gpu in self._gpus())
         for gpu in gpus:
@@ -176,6 +181,7 @@ class Ledger:
         readings: tuple[GpuReading, ...] | None = None,
         vitals: tuple[GpuVitals, ...] = (),
     ) -> None:
+        self._silent = None
         self.latches = judge(
             self.latches, boottime(), self.rules, events=events, readings=readings, vitals=vitals
         )
