@@ -72,6 +72,10 @@ async def test_what_is_measured_on_a_gpu_takes_it_away_and_gives_it_back() -> No
         (gpu,) = [one for one in json.loads(health) if one["name"] == "GPU1"]
         (rule,) = [rule for rule in gpu["rules"] if rule["phase"] == "active"]
         assert (status, rule["measured"], rule["threshold"]) == (200, "1 error", "≥ 1 error")
+        _, metrics = await n.get("/metrics")
+        assert 'nodeagent_gpu_ecc_errors_total{gpu="1",' in metrics
+        assert 'nodeagent_gpu_health_reason{gpu="1",reason="sram_uncorrectable"' in metrics
+        assert 'nodeagent_gpu_nvlink_up{gpu="0",link="17"} 1' in metrics
         n.machine.set_recovery_action(1, "gpu_reset")
         await n.until(lambda: "recovery_gpu_reset" in str(n.agent.inventory.snapshot.gpus))
         n.machine.reset_gpu(1)
