@@ -121,7 +121,9 @@ class Agent:
             for device, told in (self.verdicts.figures() | self.gpu_ledger.figures()).items()
         }
         self.pages.explained = lambda: node.explained(self.verdicts, self.gpu_ledger)
+        self.pages.gpu_samples = self.gpu_ledger.samples
         self.pages.xids = lambda: self.gpu_ledger.xids
+        self.pages.xid_times = lambda: self.gpu_ledger.xid_times
         self.pages.stuck_threads = gpus.stuck_threads
 
     async def run(self) -> None:
