@@ -210,8 +210,8 @@ class _Asking:
         status = found.get("status") or {}
         info = status.get("nodeInfo") or {}
         capacity = {str(key): str(value) for key, value in (status.get("capacity") or {}).items()}
-        versions = (str(info.get(key, "")) for key in ("kubeletVersion", "containerRuntimeVersion"))
-        return Node(name, *versions, capacity), None
+        kubelet, runtime = (str(info.get(key, "")) for key in ("kubeletVersion", "containerRuntimeVersion"))
+        return Node(name, kubelet, runtime, capacity), None
 
     async def _reported(self, node: str) -> bool | None:
         hidden = len(self._hidden)
