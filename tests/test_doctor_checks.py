@@ -196,6 +196,8 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     ("note net_admin_missing", rights.judge(rights.Rights(), DEFAULT)),
     ("note syslog_missing", rights.judge(rights.Rights(dmesg_restricted=True), DEFAULT)),
     ("warn not_root", rights.judge(rights.Rights(uid=1000), DEFAULT)),
+    ("warn state_unwritable", rights.judge(rights.Rights(state=rights.State("/s", "full")), DEFAULT)),
+    ("warn state_broken", rights.judge(rights.Rights(state=rights.State("/s", None, "no JSON")), DEFAULT)),
     ("note sys_read_only", rights.judge(rights.Rights(sys_read_only=True), DEFAULT)),
     ("fix folder_unwritable", rights.judge(rights.Rights(folders={"/var/run/cdi": "full"}), DEFAULT)),
 ]
