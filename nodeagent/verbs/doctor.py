@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 from pathlib import Path
 
-from nodeagent.verbs.common import FAILED, GOOD, Add, config_option, json_option, log_to_stderr, seconds
+from nodeagent.verbs.common import (
+    FAILED,
+    GOOD,
+    Add,
+    config_option,
+    json_option,
+    log_to_stderr,
+    seconds,
+    terminal_width,
+)
 
 
 def add(add: Add) -> None:
@@ -74,8 +82,7 @@ def _doctor(options: argparse.Namespace) -> int:
     if options.json:
         print(doctor.as_json(report.findings))
     else:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        print(doctor.as_table(doctor.TOPICS, report.findings, width))
+        print(doctor.as_table(doctor.TOPICS, report.findings, terminal_width()))
     code = GOOD if report.good else FAILED
     if report.hung:
         sys.stdout.flush()
