@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nodeagent.verbs import capture, config, demo, doctor, neighbors, run, scan, vfs
+from nodeagent.verbs import capture, config, controller, demo, doctor, neighbors, run, scan, vfs
 from nodeagent.verbs.common import FAILED, GOOD, ROOT, USAGE, Add, Verb
 
 __all__ = ["FAILED", "GOOD", "ROOT", "USAGE", "VERBS", "Add", "Verb"]
@@ -22,6 +22,7 @@ VERBS: tuple[Callable[[Add], None], ...] = (
     vfs.add,
     doctor.add,
     capture.add,
+    controller.add,
     demo.add,
 )
 """In the order of the help."""
