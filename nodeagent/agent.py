@@ -97,7 +97,9 @@ class Agent:
         self._tree = Tree(place.root)
         self._offer = Offer(config)
         self.sampler: Sampler | None = None
-        self.verdicts = node.verdicts(config.health, place.root)
+        memory = node.memory(config.health, place.root)
+        self.verdicts = node.verdicts(config.health, memory)
+        self.gpu_ledger = node.gpus_ledger(config.gpu, memory)
         self._device_info = DeviceInfoFiles(self._tree.path(DEVICE_INFO))
         self._cdi = CdiSpecs(self._tree.path(config.cdi.directory))
         self._ask_pods = asyncio.Event()
@@ -115,11 +117,11 @@ class Agent:
         self.pages = Pages(config, self.inventory, self.measure)
         self.pages.statuses = self.plugins.statuses
         self.pages.judged = lambda: {
-            pf: Judged(told.since, told.penalty, told.transitions, told.values)
-            for pf, told in self.verdicts.figures().items()
+            device: Judged(told.since, told.penalty, told.transitions, told.values)
+            for device, told in (self.verdicts.figures() | self.gpu_ledger.figures()).items()
         }
-        self.pages.explained = lambda: node.explained(self.verdicts, self.inventory.snapshot)
-        self.pages.xids = lambda: gpus.xids
+        self.pages.explained = lambda: node.explained(self.verdicts, self.gpu_ledger)
+        self.pages.xids = lambda: self.gpu_ledger.xids
         self.pages.stuck_threads = gpus.stuck_threads
 
     async def run(self) -> None:
@@ -133,6 +135,7 @@ class Agent:
                         self._place.root,
                         self._place.node_name,
                         self.verdicts,
+                        self.gpu_ledger,
                         self._sampled,
                     )
                 )

@@ -20,7 +20,6 @@ import msgspec
 
 from nodeagent.config import Config, GpuSettings, HealthSettings, override
 from nodeagent.health.engine import Expected, Terms
-from nodeagent.health.explain import DeviceView
 from nodeagent.health.gpu import Rules
 from nodeagent.health.rules import effective
 from nodeagent.health.vitals import Limits, Mark
@@ -33,8 +32,9 @@ from nodeagent.host.recorded import PATH as RECORDED
 from nodeagent.host.recorded import Recorded
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
-from nodeagent.model import Finding, Neighbor, Snapshot
+from nodeagent.model import Finding, Neighbor
 from nodeagent.sources import cabling, gpus, paths, pci, session
+from nodeagent.sources.ledger import Ledger
 from nodeagent.sources.memory import Memory
 from nodeagent.sources.verdicts import Verdicts
 from nodeagent.supervise import keep
@@ -131,9 +131,14 @@ def terms(settings: HealthSettings) -> Terms:
     )
 
 
-def verdicts(settings: HealthSettings, root: Path) -> Verdicts:
+def memory(settings: HealthSettings, root: Path) -> Memory:
+    """What outlives the agent: one file for the judge of the NICs and the ledger of the GPUs."""
+    return Memory.open(Tree(root).path(settings.state_directory))
+
+
+def verdicts(settings: HealthSettings, memory: Memory) -> Verdicts:
     """A judge that remembers over a restart."""
-    return Verdicts(terms(settings), Memory.open(Tree(root).path(settings.state_directory)))
+    return Verdicts(terms(settings), memory)
 
 
 def adopt(judge: Verdicts, begun: HealthSettings, now: HealthSettings) -> None:
@@ -146,22 +151,9 @@ def adopt(judge: Verdicts, begun: HealthSettings, now: HealthSettings) -> None:
     judge.adopt(terms(now))
 
 
-def explained(judge: Verdicts, snapshot: Snapshot) -> bytes:
+def explained(judge: Verdicts, ledger: Ledger) -> bytes:
     """Every PF and GPU with what stands behind its health: a JSON array of ``DeviceView``."""
-    gpus = tuple(
-        DeviceView(
-            device=gpu.uuid,
-            name=f"GPU{gpu.index}",
-            kind="gpu",
-            state=gpu.health.state,
-            allocatable=gpu.health.allocatable,
-            watched=True,
-            for_s=None,
-            reasons=gpu.health.reasons,
-        )
-        for gpu in snapshot.gpus
-    )
-    return msgspec.json.encode((*judge.explained(), *gpus)) + b"\n"
+    return msgspec.json.encode((*judge.explained(), *ledger.explained())) + b"\n"
 
 
 def permanent_macs() -> dict[str, str | None]:
@@ -176,6 +168,11 @@ def permanent_macs() -> dict[str, str | None]:
         for one in found
         if one.pci_address is not None
     }
+
+
+def gpus_ledger(settings: GpuSettings, memory: Memory | None = None) -> Ledger:
+    """What stands against the GPUs. Those that are to be left alone are not those that were remembered."""
+    return Ledger(rules(settings), memory if settings.driver != "none" else None)
 
 
 @contextmanager
@@ -235,11 +232,12 @@ async def watch(
     root: Path,
     node_name: str | None = None,
     judge: Verdicts | None = None,
+    gpu_ledger: Ledger | None = None,
     sampling: Callable[[Sampler], object] | None = None,
 ) -> None:
-    """State everything, for ever. ``node_name`` is how this node calls itself to switches. Without a ``judge``,
-    one that remembers nothing. ``sampling`` is given the sampler, and each that follows one that failed; without it
-    nothing is sampled."""
+    """State everything, for ever. ``node_name`` is how this node calls itself to switches. Without a ``judge``
+    or a ``gpu_ledger``, one that remembers nothing. ``sampling`` is given the sampler, and each that follows one
+    that failed; without it nothing is sampled."""
     tree = Tree(root)
     if not tree.exists("/sys"):
         raise SysfsError(f"{root} has no /sys: --root takes the root of a machine, a capture or a simulation")
@@ -269,13 +267,15 @@ async def watch(
         asked.set()
         looked.make()
 
+    ledger = gpu_ledger if gpu_ledger is not None else gpus_ledger(config.gpu)
+    ledger.tell(lambda found: inventory.state("gpus", gpus=found))
+
     async def watch_gpus() -> None:
         await gpus.watch(
             lambda: driver(tree, config.gpu),
             tree,
-            lambda found: inventory.state("gpus", gpus=found),
+            ledger,
             lambda why: inventory.silence("gpus", why),
-            rules=rules(config.gpu),
             pace=gpus.Pace(timeout_s=config.gpu.timeout_seconds, vitals_s=config.gpu.health.read_seconds),
             hints=asked,
         )

@@ -300,8 +300,8 @@ async def test_the_pages_of_the_web_server_tell_how_the_agent_does() -> None:
         assert f"{MEMORY}: 158 of 158 healthy" in body
         await n.kubelet.admit(PodSpec.single("worker", {MEMORY: 3}))
         _, metrics = await n.get("/metrics")
-        assert f'nodeagent_resource_registered{{resource="{NIC0}"}} 1.0' in metrics
-        assert f'nodeagent_rpcs_total{{method="Allocate",resource="{MEMORY}",result="OK"}} 1.0' in metrics
+        assert f'nodeagent_resource_registered{{resource="{NIC0}"}} 1\n' in metrics
+        assert f'nodeagent_rpcs_total{{resource="{MEMORY}",method="Allocate",result="OK"}} 1\n' in metrics
         _, openmetrics = await n.get("/metrics", accept="application/openmetrics-text")
         assert openmetrics.endswith("# EOF\n")
 

@@ -125,6 +125,21 @@ def test_a_time_that_cannot_pass_is_bad_usage(seconds: str, capsys: pytest.Captu
         assert "--wait" in capsys.readouterr().err
 
 
+def test_a_pipe_is_decoded_while_it_is_open(tmp_path: Path) -> None:
+    from tests.test_lldp_pcap import LLDP, pcap
+
+    doing = [sys.executable, "-m", "nodeagent", "decode", "-"]
+    with subprocess.Popen(doing, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(pcap(LLDP))
+        process.stdin.flush()
+        assert b"ifname swp1" in process.stdout.readline()
+        process.stdin.close()
+        assert process.stdout.read() == b""
+    assert process.returncode == 0
+
+
 def test_a_capture_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = tmp_path / "broken.pcap"
     for content, why in ((None, "No such file or directory"), (b"", "empty"), (b"hello", "neither pcap nor")):

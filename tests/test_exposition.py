@@ -80,7 +80,7 @@ def test_both_formats_say_the_same() -> None:
 
 def test_every_name_of_the_vocabulary_is_shown_or_left_out_on_purpose() -> None:
     fed = {feed.datum for family in CATALOG.values() for feed in family.feeds}
-    assert set(DATA) - fed == set()
+    assert set(DATA) - fed == {"gpu_xids"}  # the source of GPUs counts them itself
 
 
 def test_values_are_scaled_to_base_units() -> None:
@@ -242,11 +242,15 @@ def test_series_of_a_vf_a_nic_a_gpu_and_a_pod_go_with_it() -> None:
                 "nodeagent_link_post",
                 "nodeagent_link_expected",
                 "nodeagent_link_flap",
+                "nodeagent_link_rule",
             )
         )
         for line in left
     ), left
-    assert f'nodeagent_link_health_reason{{device="{nic.netdev}",reason="device_missing"}} 1' in left
+    assert (
+        f'nodeagent_link_health_reason{{device="{nic.netdev}",reason="device_missing",severity="fault"}} 1'
+        in left
+    )
     assert "worker-0" not in rendered(snapshot=replace(snapshot, holdings=()))
     gpu = snapshot.gpus[-1]
     without_gpu = rendered(snapshot=replace(snapshot, gpus=snapshot.gpus[:-1]))

@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import itemgetter
 
-from nodeagent.health.samples import Sample, Source, known
+from nodeagent.health.samples import Sample, Source
 from nodeagent.lldp.text import printable
 from nodeagent.sinks.catalog import CATALOG, Family, Feed
-from nodeagent.sinks.catalog.family import Series
+from nodeagent.sinks.catalog.family import Series, datum_of
 from nodeagent.sinks.view import Scene, View
 
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
@@ -149,7 +149,7 @@ class _Layout:
             there = self.scene.there(device)
             for name in names:
                 head, slash, key = name.partition("/")
-                for family, feed in _FED.get(head, ()) if there and known(name) else ():
+                for family, feed in _FED.get(head, ()) if there and datum_of(name) else ():
                     if (values := self._labels(family, feed, device, key if slash else None)) is not None:
                         slots.setdefault(family.name, {})[series(family, values)] = _Slot(index, feed.scale)
                 index += 1
@@ -260,6 +260,22 @@ def _shown(sample: Sample) -> dict[str, float]:
     return {name: value for name, value in sample.values.items() if value or not name.startswith("aer_")}
 
 
+def _judged(view: View) -> Iterator[Sample]:
+    """What the rules say of each link, as samples."""
+    for device, judged in view.judged.items():
+        values = {f"rule_value/{rule}": value for rule, value in judged.values.items()}
+        if judged.since is not None:
+            values["since_unix"] = round(view.boot_unix + judged.since, 3)
+        if judged.penalty is not None:
+            values["flap_penalty"] = round(judged.penalty, 1)
+        if judged.expected_mbps is not None:
+            values["expected_speed_mbps"] = judged.expected_mbps
+        values.update((rule, judged.values[rule]) for rule in _RATIOS if rule in judged.values)
+        yield Sample(0.0, device, Source.LINK, values)
+
+
+_RATIOS = ("pre_fec_ber", "post_fec_errors")
+
 _FED: dict[str, list[tuple[Family, Feed]]] = {}
 for _family in CATALOG.values():
     for _feed in _family.feeds:
@@ -278,6 +294,7 @@ class Exposition:
     def pieces(self, view: View, openmetrics: bool, now: float | None = None) -> Iterator[str]:
         """The page, piece by piece; an empty piece is a moment to breathe. ``now`` is CLOCK_BOOTTIME."""
         samples = [one for one in view.samples if now is None or now - one.at <= FRESH_S]
+        samples += _judged(view)
         layout = self._layout
         if layout is None or not layout.fits(view, samples):
             layout = _Layout(view, samples, self._series_max)

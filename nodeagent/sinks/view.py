@@ -35,13 +35,14 @@ class Judged:
     """What the rules know of one device beside its verdict, which is in the snapshot.
 
     ``since`` is CLOCK_BOOTTIME of the last change of state, ``transitions`` counts by (from, to), ``values`` are
-    the numbers that the rules compared, by name.
+    the numbers that the rules compared, by rule.
     """
 
     since: float | None = None
     penalty: float | None = None
     transitions: Mapping[tuple[str, str], int] = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
+    expected_mbps: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

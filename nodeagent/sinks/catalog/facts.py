@@ -191,6 +191,20 @@ def lldp_neighbors(scene: Scene) -> Iterator[Series]:
 
 
 @described(
+    "lldp_neighbor_expected",
+    "device",
+    help="0 while the neighbor is another one than the plan has, 1 while it is not.",
+    source="the rules: miscabled",
+    use="0: alert NodeLinkMiscabled; nodeagent neighbors shows whom it hears.",
+)
+def lldp_neighbor_expected(scene: Scene) -> Iterator[Series]:
+    heard = {one.link for one in scene.snapshot.neighbors if not one.stale}
+    for pf in scene.pfs:
+        if (name := scene.link_name(pf.pci_address)) in heard:
+            yield (name,), not any(reason.key == "miscabled" for reason in pf.health.reasons)
+
+
+@described(
     "lldp_finding",
     "device,finding",
     help="1 for each thing that LLDP shows to be odd about a link.",

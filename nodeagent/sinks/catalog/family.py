@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from nodeagent.health.samples import DATA
+from nodeagent.health.samples import DATA, Datum, Source
 from nodeagent.sinks.view import Scene, View
 
 Type = Literal["gauge", "counter", "histogram"]
@@ -37,6 +37,23 @@ _UNITS = {
     "amperes": "amperes",
     "ratio": "ratio",
 }
+
+JUDGED: dict[str, Datum] = {
+    "since_unix": Datum(Source.LINK, "when the state changed"),
+    "flap_penalty": Datum(Source.LINK, "flap damping"),
+    "expected_speed_mbps": Datum(Source.LINK, "what speed_reduced compared with"),
+    "pre_fec_ber": Datum(Source.LINK, "what pre_fec_ber compared"),
+    "post_fec_errors": Datum(Source.LINK, "what post_fec_errors compared"),
+    "rule_value": Datum(Source.LINK, "what each rule compared", per="rule"),
+}
+"""What the rules hand in of each link: shown like samples, because it changes as often."""
+
+
+def datum_of(name: str) -> Datum | None:
+    """What ``name`` or ``name/key`` stands for, where it has a key just when it should."""
+    head, slash, _ = name.partition("/")
+    datum = JUDGED.get(head) or DATA.get(head)
+    return datum if datum is not None and bool(slash) == (datum.per is not None) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +122,11 @@ def row(
     made = tuple(
         Feed(feed, (), scale) if isinstance(feed, str) else Feed(feed[0], feed[1:], scale) for feed in feeds
     )
-    data = [DATA[feed.datum] for feed in made]
+    data = [JUDGED.get(feed.datum) or DATA[feed.datum] for feed in made]
+    sources = (
+        f"{'the rules' if feed.datum in JUDGED else datum.source}: {datum.meaning}"
+        for feed, datum in zip(made, data, strict=True)
+    )
     counts = {datum.counter for datum in data}
     name = f"nodeagent_{noun}"
     if len(counts) != 1:
@@ -115,7 +136,7 @@ def row(
         type="counter" if counts == {True} else "gauge",
         labels=tuple(labels.split(",")),
         help=help,
-        source="; ".join(dict.fromkeys(f"{datum.source}: {datum.meaning}" for datum in data)),
+        source="; ".join(dict.fromkeys(sources)),
         use=use,
         peers=peers,
         feeds=made,

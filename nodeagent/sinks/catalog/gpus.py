@@ -143,6 +143,59 @@ row(
     peers="DCGM_FI_DEV_PCIE_LINK_WIDTH; DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH",
 )
 
+row(
+    "gpu_fabric_fault",
+    "gpu,fault",
+    ("gpu_fabric_degraded_bandwidth", "degraded_bandwidth"),
+    ("gpu_fabric_route_unhealthy", "route_unhealthy"),
+    ("gpu_fabric_misconfigured", "misconfigured"),
+    help="1 while the NVLink fabric has this fault, as the GPU sees it.",
+    use="The fabric manager's log says which switch; jobs across GPUs are slow or fail.",
+)
+row(
+    "gpu_processes",
+    "gpu",
+    "gpu_processes",
+    help="Processes that compute on the GPU.",
+    use="More than pods: somebody works past the kubelet.",
+)
+row(
+    "gpu_pcie_errors_total",
+    "gpu,error",
+    "gpu_pcie_errors",
+    help="PCIe errors by NVML's names.",
+    use="As nodeagent_pcie_aer_errors_total, from the GPU's side.",
+    peers="DCGM_FI_PROF_PCIE_*; DCGM_FI_DEV_PCIE_COUNT_*",
+)
+row(
+    "gpu_sram_uncorrectable_errors_total",
+    "gpu,part",
+    "gpu_sram_uncorrectable_lifetime",
+    help="Uncorrectable SRAM errors in the GPU's whole life.",
+    use="Which part fails again and again; for the return to the vendor.",
+)
+row(
+    "gpu_container_memory_used_bytes",
+    "gpu,container",
+    "gpu_container_memory_bytes",
+    help="Memory of the GPU that a container's processes use.",
+    use="Against its slices: who takes more than asked for. Only where gpu.health.processes is on; no pid is shown.",
+    peers="FB_USED by process in dcgm-exporter",
+)
+
+
+@described(
+    "gpu_recovery_action",
+    "gpu,action",
+    help="1 for what the driver asks for to mend the GPU.",
+    source="gpu: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION",
+    use="gpu_reset: drain and reset; node_reboot: reboot; none: nothing.",
+)
+def gpu_recovery_action(scene: Scene) -> Iterator[Series]:
+    for gpu in scene.snapshot.gpus:
+        if action := scene.text(gpu.uuid, "gpu_recovery_action"):
+            yield (str(gpu.index), action), 1
+
 
 @described(
     "gpu_info",
@@ -177,15 +230,15 @@ def gpu_health_state(scene: Scene) -> Iterator[Series]:
 
 @described(
     "gpu_health_reason",
-    "gpu,reason",
+    "gpu,reason,severity",
     help="1 for each reason that is active.",
     source="the rules",
     use="The reason's section in docs/runbook.md says what to do.",
 )
 def gpu_health_reason(scene: Scene) -> Iterator[Series]:
     for gpu in scene.snapshot.gpus:
-        for key in dict.fromkeys(reason.key for reason in gpu.health.reasons):
-            yield (str(gpu.index), key), 1
+        for reason in gpu.health.reasons:
+            yield (str(gpu.index), reason.key, "warning" if reason.warning else "fault"), 1
 
 
 @described(
