@@ -99,16 +99,19 @@ class _Looking:
 
     async def __aenter__(self) -> Views:
         inventory, judge = Inventory(), Verdicts(node.terms(self.config.health))
+        ledger = node.gpus_ledger(self.config.gpu)
         quiet = msgspec.structs.replace(self.config.lldp, transmit=False)
         config = msgspec.structs.replace(self.config, lldp=quiet)
         watching = asyncio.create_task(
-            node.watch(inventory, config, self.root, judge=judge, sampling=lambda _sampler: None)
+            node.watch(
+                inventory, config, self.root, judge=judge, gpu_ledger=ledger, sampling=lambda _sampler: None
+            )
         )
         self._tasks.append(watching)
         await asyncio.wait((watching,), timeout=LOOK_S)
         if watching.done():
             await watching
-        return lambda: _VIEWS.decode(node.explained(judge, inventory.snapshot))
+        return lambda: _VIEWS.decode(node.explained(judge, ledger))
 
     async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
