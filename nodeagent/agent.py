@@ -158,7 +158,7 @@ class Agent:
             raise _innermost(errors) from None
 
     def _sampled(self, sampler: Sampler) -> None:
-        self.sampler = sampler
+        self.sampler = self.pages.measured = sampler
 
     def reload(self) -> None:
         """Look at the configuration file now (SIGHUP)."""
