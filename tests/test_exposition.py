@@ -242,12 +242,15 @@ def test_series_of_a_vf_a_nic_a_gpu_and_a_pod_go_with_it() -> None:
                 "nodeagent_link_post",
                 "nodeagent_link_expected",
                 "nodeagent_link_flap",
-                    "nodeagent_link_rule",
+                "nodeagent_link_rule",
             )
         )
         for line in left
     ), left
-    assert f'nodeagent_link_health_reason{{device="{nic.netdev}",reason="device_missing",severity="fault"}} 1' in left
+    assert (
+        f'nodeagent_link_health_reason{{device="{nic.netdev}",reason="device_missing",severity="fault"}} 1'
+        in left
+    )
     assert "worker-0" not in rendered(snapshot=replace(snapshot, holdings=()))
     gpu = snapshot.gpus[-1]
     without_gpu = rendered(snapshot=replace(snapshot, gpus=snapshot.gpus[:-1]))
