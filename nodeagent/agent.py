@@ -18,12 +18,12 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from nodeagent import node
 from nodeagent.config import Config, ConfigError, Fault, GpuMemResource, VfResource, load
@@ -38,8 +38,12 @@ from nodeagent.sinks.cdispec import CdiSpecs
 from nodeagent.sinks.files import DEVICE_INFO, DeviceInfoFiles
 from nodeagent.sinks.measure import Measure
 from nodeagent.sinks.registration import DevicePlugins
+from nodeagent.sinks.view import Judged
 from nodeagent.sources import gpus
-from nodeagent.supervise import Fatal, keep
+from nodeagent.supervise import Fatal, either, keep
+
+if TYPE_CHECKING:
+    from nodeagent.sources.sampler import Sampler
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +96,10 @@ class Agent:
         self._listening = listening
         self._tree = Tree(place.root)
         self._offer = Offer(config)
+        self.sampler: Sampler | None = None
+        memory = node.memory(config.health, place.root)
+        self.verdicts = node.verdicts(config.health, memory)
+        self.gpu_ledger = node.gpus_ledger(config.gpu, memory)
         self._device_info = DeviceInfoFiles(self._tree.path(DEVICE_INFO))
         self._cdi = CdiSpecs(self._tree.path(config.cdi.directory))
         self._ask_pods = asyncio.Event()
@@ -108,7 +116,12 @@ class Agent:
         )
         self.pages = Pages(config, self.inventory, self.measure)
         self.pages.statuses = self.plugins.statuses
-        self.pages.xids = lambda: gpus.xids
+        self.pages.judged = lambda: {
+            device: Judged(told.since, told.penalty, told.transitions, told.values)
+            for device, told in (self.verdicts.figures() | self.gpu_ledger.figures()).items()
+        }
+        self.pages.explained = lambda: node.explained(self.verdicts, self.gpu_ledger)
+        self.pages.xids = lambda: self.gpu_ledger.xids
         self.pages.stuck_threads = gpus.stuck_threads
 
     async def run(self) -> None:
@@ -116,7 +129,15 @@ class Agent:
         try:
             async with asyncio.TaskGroup() as group:
                 watching = group.create_task(
-                    node.watch(self.inventory, self._config, self._place.root, self._place.node_name)
+                    node.watch(
+                        self.inventory,
+                        self._config,
+                        self._place.root,
+                        self._place.node_name,
+                        self.verdicts,
+                        self.gpu_ledger,
+                        self._sampled,
+                    )
                 )
                 await node.first_word(self.inventory)
                 self._refuse_fatal()
@@ -133,6 +154,9 @@ class Agent:
                 await watching
         except ExceptionGroup as errors:
             raise _innermost(errors) from None
+
+    def _sampled(self, sampler: Sampler) -> None:
+        self.sampler = sampler
 
     def reload(self) -> None:
         """Look at the configuration file now (SIGHUP)."""
@@ -174,7 +198,7 @@ class Agent:
             # Now and then without a change too: a disk is no longer full, a file has been removed.
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._config.scan_seconds):
-                    await _either(self.inventory.changed(snapshot.revision), self._retell.wait())
+                    await either(self.inventory.changed(snapshot.revision), self._retell.wait())
             self._retell.clear()
             snapshot = self.inventory.snapshot
 
@@ -256,7 +280,7 @@ class Agent:
                     if text is not None and text != before:
                         before = text
                         self._take(text, str(path))
-                    await _either(watching.changes(), self._reload.wait())
+                    await either(watching.changes(), self._reload.wait())
                     self._reload.clear()
         except InotifyError as error:
             raise OSError(str(error)) from error
@@ -281,6 +305,7 @@ class Agent:
             if getattr(config, setting) != getattr(self._config, setting):
                 log.warning("A changed setting takes effect when the agent is restarted. setting=%s", setting)
         logging.getLogger().setLevel(config.log.level.upper())
+        node.adopt(self.verdicts, self._config.health, config.health)
         self._offer = offer
         log.info("The changed configuration is in force. file=%s", name)
         self._retell.set()
@@ -357,16 +382,3 @@ def _read(path: Path) -> str | None:
             "The configuration cannot be read, the running one stays. file=%s reason=%r", path, str(error)
         )
         return None
-
-
-async def _either(*waits: Coroutine[Any, Any, object]) -> None:
-    """Return when one of the awaitables is done."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            if task.done():
-                task.result()
-    finally:
-        for task in tasks:
-            task.cancel()

@@ -54,6 +54,7 @@ class Pages:
         self.statuses: Callable[[], tuple[Status, ...]] = lambda: ()
         self.measured: Measured | None = None
         self.judged: Callable[[], Mapping[str, Judged]] = dict
+        self.explained: Callable[[], bytes] = lambda: b"[]\n"
         self.xids: Callable[[], Mapping[tuple[str, int], int]] = dict
         self.stuck_threads: Callable[[], int] = lambda: 0
         self.heard_at: Callable[[], Mapping[str, float]] = dict
@@ -61,7 +62,7 @@ class Pages:
     async def serve(self, listen: str, listening: Callable[[int], None]) -> None:
         """Until cancelled."""
         probes: dict[str, Answer] = {"/healthz": self._healthz, "/readyz": self._readyz}
-        web = Web({"/metrics": self._scrape, **probes}, self.door)
+        web = Web({"/metrics": self._scrape, "/health": self._health, **probes}, self.door)
         async with asyncio.TaskGroup() as group:
             group.create_task(web.run(*host_port(listen), listening))
             if self._config.web.probe_listen is not None:
@@ -100,6 +101,9 @@ class Pages:
         if self._stocked[0] is not snapshot or self._stocked[1] is not self.offered:
             self._stocked = (snapshot, self.offered, tuple(stock(self.offered, snapshot)))
         return self._stocked[2]
+
+    def _health(self, _accept: str) -> Page:
+        return Page(200, self.explained(), "application/json")
 
     def _healthz(self, _accept: str) -> Page:
         """The loop answers, or nobody would: that is all there is to say."""

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from nodeagent.config import Config, ConfigError
+from nodeagent.config import ConfigError
 from nodeagent.host.sysfs import SysfsError
 from nodeagent.sim.kubelet import PodSpec
 from tests.worlds import Node, node
@@ -318,7 +318,7 @@ async def test_both_ways_of_registering_serve_the_same_node() -> None:
 async def test_a_storm_of_changes_ends_in_the_last_state() -> None:
     async with node() as n:
         await n.kubelet.start()
-        await n.start_agent(Config())
+        await n.start_agent()
         await ready(n)
         for i in range(60):
             n.machine.set_link(0, up=i % 2 == 1)

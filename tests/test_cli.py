@@ -95,7 +95,11 @@ def test_a_scan_names_each_fault_with_its_reason(capsys: pytest.CaptureFixture[s
     machine.set_link(0, up=False)
     machine.lose_gpu(1)
     machine.bind("0000:9a:00.2", None)
-    assert main(["scan", "--root", str(root)]) == 0
+    config = tmp_path / "nodeagent.yaml"
+    config.write_text(
+        'apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\nhealth: {expected: [{links: ["*"]}]}\n'
+    )
+    assert main(["scan", "--root", str(root), "--config", str(config)]) == 0
     told = capsys.readouterr().out
     assert "enp24s0np0 0000:18:00.0: down: carrier_down" in told
     assert "gpu_lost" in told
@@ -119,6 +123,21 @@ def test_a_time_that_cannot_pass_is_bad_usage(seconds: str, capsys: pytest.Captu
             main([verb, f"--wait={seconds}"])
         assert ended.value.code == 2
         assert "--wait" in capsys.readouterr().err
+
+
+def test_a_pipe_is_decoded_while_it_is_open(tmp_path: Path) -> None:
+    from tests.test_lldp_pcap import LLDP, pcap
+
+    doing = [sys.executable, "-m", "nodeagent", "decode", "-"]
+    with subprocess.Popen(doing, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(pcap(LLDP))
+        process.stdin.flush()
+        assert b"ifname swp1" in process.stdout.readline()
+        process.stdin.close()
+        assert process.stdout.read() == b""
+    assert process.returncode == 0
 
 
 def test_a_capture_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

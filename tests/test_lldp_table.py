@@ -232,12 +232,16 @@ def test_a_neighbor_that_turns_out_to_be_us_goes():
     assert table.hear("eth1", frame("swp2", source=bytes.fromhex("020000000001")), 1.0) is Outcome.OWN
 
 
-def test_a_malformed_frame_is_counted_and_the_last_reason_kept():
+def test_a_malformed_frame_is_counted_and_its_reason_kept_until_one_is_understood():
     table = Table()
     assert table.hear("eth0", b"\0" * 60, 0.0) is Outcome.MALFORMED
     assert table.last_error("eth0") == "EtherType 0x0000 is not LLDP at byte 12"
     assert table.last_error("eth1") is None
     assert table.counts("eth0") == {Outcome.MALFORMED: 1}
+    for _ in range(2):
+        table.hear("eth0", frame("swp1"), 0.0)
+        assert table.last_error("eth0") is None
+        table.hear("eth0", b"\0" * 60, 0.0)
 
 
 def test_a_flood_is_not_looked_at_and_neither_starves_the_switch_nor_another_link():

@@ -15,6 +15,7 @@ from nodeagent.host.recorded import PATH, Recorded
 from nodeagent.host.sysfs import Tree
 from nodeagent.model import HEALTHY, State
 from nodeagent.sources import gpus
+from nodeagent.sources.ledger import Ledger
 from nodeagent.sources.memory import Memory, boot_id
 
 
@@ -56,6 +57,11 @@ class Heard:
         self.gpus = None
         self.silent = None
         self.news = asyncio.Event()
+        self.samples = []
+        self.ledger = None
+
+    def sampled(self, samples):
+        self.samples.append(samples)
 
     def state(self, all_gpus):
         self.gpus, self.silent = all_gpus, None
@@ -88,12 +94,14 @@ def machine(tmp_path):
 
 
 @contextlib.asynccontextmanager
-async def watching(driver, root, **settings):
+async def watching(driver, root, rules=None, memory=None, **settings):
     heard = Heard()
     pace = {"interval_s": 0.05, "vitals_s": 0.05, "absent_s": 0.05, "timeout_s": 5.0}
     pace |= {name: settings.pop(name) for name in pace if name in settings}
+    heard.ledger = Ledger(rules, memory)
+    heard.ledger.tell(heard.state, heard.sampled)
     settings["pace"] = gpus.Pace(**pace)
-    task = asyncio.create_task(gpus.watch(driver, Tree(root), heard.state, heard.silence, **settings))
+    task = asyncio.create_task(gpus.watch(driver, Tree(root), heard.ledger, heard.silence, **settings))
     task.add_done_callback(lambda _: heard.news.set())
     try:
         yield heard
@@ -136,7 +144,6 @@ async def test_an_unreadable_numa_node_costs_only_itself(machine):
 
 
 async def test_an_xid_is_stated_and_counted_each_time_and_a_reset_clears_it(machine):
-    gpus.xids.clear()
     async with on(machine, interval_s=60) as heard:
         await heard.keys("", "")
         machine.events = [{"sequence": 1, "uuid": "GPU-1", "xid": 79}] * 1
@@ -148,7 +155,7 @@ async def test_an_xid_is_stated_and_counted_each_time_and_a_reset_clears_it(mach
         await heard.keys("", "recovery_gpu_reset xid_79")
         machine.set(recorded(0), recorded(1))
         await heard.keys("", "")
-    assert gpus.xids == {("GPU-1", 79): 2}
+    assert heard.ledger.xids == {("GPU-1", 79): 2}
 
 
 async def test_a_gpu_that_vanishes_is_kept_as_lost_and_comes_back(machine):
@@ -230,20 +237,20 @@ async def test_a_gpu_that_cannot_be_told_is_left_out_and_said_once(machine, capl
 
 
 async def test_vitals_are_told_as_samples_and_judged(machine):
-    told = []
     values = {"gpu_celsius": 40, "gpu_row_remap_failed": 0, "gpu_nvlink_up/17": 1}
     machine.set(recorded(0, values=values, texts={"gpu_serial": "1"}), recorded(1))
-    gpus.xids.clear()
-    gpus.xids["GPU-0", 13] = 2
-    async with on(machine, samples=told.append) as heard:
+    async with on(machine) as heard:
         await heard.keys("", "")
-        await heard.until(lambda: told)
+        await heard.until(lambda: heard.samples)
+        machine.events = [{"sequence": n, "uuid": "GPU-0", "xid": 13} for n in (1, 2)]
         machine.set(recorded(0, values=values | {"gpu_row_remap_failed": 1}), recorded(1))
         await heard.keys("remap_failed", "")
         assert not heard.gpus[0].health.allocatable
+    told = heard.samples
     first, second = told[0]
     assert (first.device, first.source, second.device) == ("GPU-0", Source.GPU, "GPU-1")
-    assert first.values == values | {"gpu_xids/13": 2}
+    assert first.values == values
+    assert told[-1][0].values == values | {"gpu_row_remap_failed": 1, "gpu_xids/13": 2}
     assert first.texts == {
         "gpu_serial": "1",
         "gpu_driver": "580.95.05",
@@ -254,13 +261,11 @@ async def test_vitals_are_told_as_samples_and_judged(machine):
 
 
 async def test_vitals_that_cannot_be_are_left_out_and_named_once(machine, caplog):
-    told = []
-    gpus.xids.clear()
     absurd = {"gpu_pcie_width": 2**32 - 1, "gpu_celsius": -300, "gpu_nvlink_up/x": 1, "rm -rf": 1}
     machine.set(recorded(0, values=absurd | {"gpu_memory_celsius": 41}))
-    async with on(machine, samples=told.append) as heard:
-        await heard.until(lambda: len(told) > 3)
-    assert [sample.values for sample in told[-1]] == [{"gpu_memory_celsius": 41}]
+    async with on(machine) as heard:
+        await heard.until(lambda: len(heard.samples) > 3)
+    assert [sample.values for sample in heard.samples[-1]] == [{"gpu_memory_celsius": 41}]
     assert caplog.text.count("tells what cannot be") == 1
     assert all(repr(name) in caplog.text for name in absurd)
 
@@ -276,11 +281,32 @@ async def test_vitals_that_fail_cost_nothing_else_and_are_said_once(machine, cap
     assert caplog.text.count("vitals of the GPUs cannot be read") == 1
 
 
+async def test_memory_is_told_by_container_and_never_by_process(machine):
+    inner, outer = "ab" * 32, "cd" * 32
+    scope = f"0::/docker/{outer}/kubepods.slice/kubepods-pod1.slice/cri-containerd-{inner}.scope\n"
+    for pid, text in (("11", scope), ("12", scope), ("13", "0::/user.slice\n")):
+        (machine.root / "proc" / pid).mkdir(parents=True)
+        (machine.root / "proc" / pid / "cgroup").write_text(text)
+    used = [
+        {"pid": pid, "memory_bytes": size} for pid, size in ((11, 5), (12, 7), (13, 9), (14, 1), (13, None))
+    ]
+    machine.set(recorded(0, processes=used), recorded(1, processes=[]))
+    async with on(machine) as heard:
+        await heard.until(lambda: heard.samples)
+    first, second = heard.samples[0]
+    assert first.values == {
+        "gpu_processes": 5,
+        f"gpu_container_memory_bytes/{inner}": 12,
+        "gpu_container_memory_bytes/host": 9,
+        "gpu_container_memory_bytes/unknown": 1,
+    }
+    assert second.values == {"gpu_processes": 0}
+
+
 async def test_an_event_asks_for_vitals_too(machine):
-    told = []
-    async with on(machine, samples=told.append, interval_s=3600, vitals_s=3600) as heard:
+    async with on(machine, interval_s=3600, vitals_s=3600) as heard:
         await heard.keys("", "")
-        await heard.until(lambda: told)
+        await heard.until(lambda: heard.samples)
         machine.set(recorded(0, values={"gpu_row_remap_pending": 1}), recorded(1))
         await heard.keys("remap_pending", "")
 
@@ -302,15 +328,35 @@ async def test_a_driver_that_hangs_in_the_vitals_is_still_listened_to_without_th
         hung.append(Scripted(hold=("vitals",)))
         return hung[-1]
 
-    told = []
-    async with watching(make, tmp_path, timeout_s=0.1, samples=told.append) as heard:
+    async with watching(make, tmp_path, timeout_s=0.1) as heard:
         await heard.keys("")
         await heard.until(lambda: len(hung) > 1 and hung[1].listed > 3)
-        assert (heard.silent, told) == (None, [])
+        assert (heard.silent, heard.samples) == (None, [])
         assert len(hung) == 2
         for one in hung:
             one.release.set()
     assert "no vitals are read for 600 s" in caplog.text
+
+
+async def test_each_gpu_is_explained_and_counted_for_metrics(machine):
+    values = {"gpu_row_remap_failed": 1, "gpu_pcie_width": 16, "gpu_pcie_width_max": 16}
+    async with on(machine) as heard:
+        await heard.keys("", "")
+        machine.set(recorded(0, values=values), recorded(1))
+        await heard.keys("remap_failed", "")
+        first, second = heard.ledger.explained()
+        figures = heard.ledger.figures()
+    assert (first.name, first.state, first.allocatable) == ("GPU0", State.UNHEALTHY, False)
+    assert {rule.phase for rule in second.rules} == {"unknown"}
+    phases = {rule.rule: rule.phase for rule in first.rules}
+    assert (phases["remap_failed"], phases["pcie_width"], phases["nvlink_down"]) == (
+        "active",
+        "quiet",
+        "unknown",
+    )
+    assert figures["GPU-0"].transitions == {("healthy", "unhealthy"): 1}
+    assert figures["GPU-0"].values == {"remap_failed": 1, "pcie_width": 16}
+    assert figures["GPU-1"].transitions == {}
 
 
 # What outlives the process
@@ -496,7 +542,7 @@ async def test_a_defect_in_the_driver_is_told_and_the_supervisors_to_hear(tmp_pa
     monkeypatch.setattr(threading, "excepthook", lambda why: (defects.append(why.exc_type), told.set()))
     with pytest.raises(RuntimeError, match="thread that talks to the GPU driver died"):
         await gpus.watch(
-            lambda: Scripted(error=ZeroDivisionError()), Tree(tmp_path), lambda _: None, lambda _: None
+            lambda: Scripted(error=ZeroDivisionError()), Tree(tmp_path), Ledger(), lambda _: None
         )
     assert await asyncio.to_thread(told.wait, 10)
     assert defects == [ZeroDivisionError]

@@ -21,6 +21,7 @@ from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, count, some
 from nodeagent.doctor.subject import Subject
 from nodeagent.model import Snapshot
 from nodeagent.offer import Offer
+from nodeagent.sinks.files import refusal
 from nodeagent.sinks.registration import LOCK
 
 TOPIC = Topic(
@@ -141,16 +142,16 @@ async def look(subject: Subject) -> Kubelet:
         }
     listens = sockets.pop(SOCKET, None)
     asks = base / "pod-resources" / SOCKET
-    offered, refusal = await _offered(asks)
+    offered, no_answer = await _offered(asks)
     return Kubelet(
         folder=str(base),
         exists=True,
         deaf=None if listens else "nobody listens on it" if listens is False else "it is not there",
-        unwritable=unwritable(folder),
+        unwritable=refusal(folder),
         locked=_locked(folder / LOCK),
         sockets=sockets,
         podresources=_is_socket(asks),
-        podresources_error=refusal,
+        podresources_error=no_answer,
         offered=offered,
     )
 
@@ -175,19 +176,6 @@ def connects(path: Path) -> bool:
         except OSError:
             return False
     return True
-
-
-def unwritable(folder: Path) -> str | None:
-    """Why no file could be made in a folder, told without making one; ``None`` where one could."""
-    if not os.access(folder, os.W_OK | os.X_OK):
-        place = os.statvfs(folder)
-        return "it is mounted read-only" if place.f_flag & os.ST_RDONLY else "no permission to write"
-    place = os.statvfs(folder)
-    if place.f_blocks and not place.f_bavail:
-        return "the file system is full"
-    if place.f_files and not place.f_favail:
-        return "the file system has no inode left"
-    return None
 
 
 def _locked(path: Path) -> bool | None:

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from nodeagent.config import Config
 from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, some
-from nodeagent.doctor.kubelet import unwritable
 from nodeagent.doctor.subject import Subject
-from nodeagent.sinks.files import DEVICE_INFO
+from nodeagent.sinks.files import DEVICE_INFO, refusal
 
 TOPIC = Topic(
     "rights",
@@ -111,4 +110,4 @@ def _unwritable(folder: Path) -> str | None:
     """Of the folder, or of the nearest one above it in which it would be made."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    return unwritable(folder) if folder.is_dir() else f"{folder} is no folder"
+    return refusal(folder) if folder.is_dir() else f"{folder} is no folder"

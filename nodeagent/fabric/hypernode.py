@@ -87,9 +87,10 @@ class HyperNode(msgspec.Struct, frozen=True, kw_only=True):
             and not self.patterns + self.selectors + other.patterns + other.selectors
         )
 
-    def size(self) -> int:
-        """About how many bytes it takes in etcd."""
-        return 1000 + sum(_MEMBER_BYTES - 20 + len(name) for name in self.nodes + self.children)
+
+def size_of(names: tuple[str, ...], envelope: int = 1000) -> int:
+    """About how many bytes an object with these members takes in etcd."""
+    return envelope + (_MEMBER_BYTES - 20) * len(names) + sum(map(len, names))
 
 
 def labels_of(fabric: str, tier: int) -> Texts:
@@ -179,7 +180,10 @@ def convert(found: Any) -> HyperNode:
 
 
 def value_of(found: HyperNodeObject) -> HyperNode:
-    nodes, children, patterns, selectors = set(), set(), set(), set()
+    nodes: set[str] = set()
+    children: set[str] = set()
+    patterns: set[str] = set()
+    selectors: set[str] = set()
     for member in found.spec.members or ():
         selector = member.selector
         if selector.exact_match is not None:

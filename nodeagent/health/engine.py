@@ -68,7 +68,7 @@ class Engine:
     _roles: Mapping[str, str] = field(default_factory=dict)
     _neighbors: dict[str, list[Neighbor]] = field(default_factory=dict)
     _plan: cabling.Plan = field(default_factory=dict)
-    _withdrawn: list[_Withdrawn] = field(default_factory=list)
+    _withdrawn: dict[str, _Withdrawn] = field(default_factory=dict)
     _memories: dict[str, Remembered] = field(default_factory=dict)
     _finals: dict[str, tuple[Function, Health, Function]] = field(default_factory=dict)
 
@@ -150,7 +150,7 @@ class Engine:
         """When to judge again, if nothing happens before."""
         moments = [pf.due(self.terms.rules, self.now) for pf in self.pfs.values()]
         if any(pf.held_since is not None for pf in self.pfs.values()):
-            moments += [one.at + self.terms.guard_s for one in self._withdrawn]
+            moments += [one.at + self.terms.guard_s for one in self._withdrawn.values()]
             moments += [
                 pf.held_since + self.terms.guard_s for pf in self.pfs.values() if pf.held_since is not None
             ]
@@ -219,18 +219,23 @@ class Engine:
         devices = Counter(function.parent for function in self._functions if function.parent is not None)
         weights = {address: max(1, devices[address]) for address in self.pfs}
         budget = self.terms.guard_share * sum(weights.values())
-        self._withdrawn = [one for one in self._withdrawn if one.at > now - self.terms.guard_s]
+        lately = now - self.terms.guard_s
+        self._withdrawn = {
+            address: one
+            for address, one in self._withdrawn.items()
+            if one.at > lately and self._withdraws(self.pfs[address])
+        }
         for address, pf in sorted(self.pfs.items()):
             if not self._withdraws(pf):
                 pf.held_since, pf.told = None, True
                 continue
             if pf.told is not False:
-                spent = sum(one.devices for one in self._withdrawn)
+                spent = sum(one.devices for one in self._withdrawn.values())
                 free = pf.told is None or spent + weights[address] <= budget
                 if not free and not self._agreed(pf) and not self._stood(pf, now):
                     continue
                 if pf.told is not None:
-                    self._withdrawn.append(_Withdrawn(now, weights[address]))
+                    self._withdrawn[address] = _Withdrawn(now, weights[address])
             pf.held_since, pf.told = None, False
 
     def _stood(self, pf: Pf, now: float) -> bool:

@@ -156,7 +156,7 @@ def judge(
     Sorted by index. An event of a GPU that has never been read is dropped: there is nobody to condemn.
     """
     for event in events:
-        if _grade(event.xid, rules) is Severity.IGNORE or (event.xid is None and not event.unavailable):
+        if grade(event.xid, rules) is Severity.IGNORE or (event.xid is None and not event.unavailable):
             continue
         fault = Fault(event.xid, now)
         latches = tuple(
@@ -189,8 +189,8 @@ def verdict(latch: Latch, rules: Rules) -> Health:
     reading = latch.reading
     unreadable = Reason("gpu_unreadable", f"The driver cannot read this GPU: {reading.fault}.")
     in_doubt = latch.unreadable_since is not None
-    graded = [(fault, _grade(fault.xid, rules)) for fault in latch.faults]
-    measured_grave, measured_slight = reasons(latch.chart, _limits(latch, rules))
+    graded = [(fault, grade(fault.xid, rules)) for fault in latch.faults]
+    measured_grave, measured_slight = reasons(latch.chart, limits_of(latch, rules))
     grave: list[Reason] = []
     if latch.lost:
         grave.append(
@@ -200,14 +200,14 @@ def verdict(latch: Latch, rules: Rules) -> Health:
         action = reading.recovery_action or ""
         said = action.replace("_", " ")
         grave.append(Reason(f"recovery_{action}", f"The driver asks for a recovery action: {said}."))
-    grave += [_reason(fault.xid) for fault, grade in graded if grade is Severity.FATAL]
+    grave += [announced(fault.xid) for fault, weight in graded if weight is Severity.FATAL]
     grave += measured_grave
     if in_doubt and latch.read_at - (latch.unreadable_since or 0.0) >= rules.unreadable_after_s:
         grave.append(unreadable)
         in_doubt = False
     slight = [unreadable] if in_doubt else []
     mig = [Reason("mig_enabled", "MIG divides this GPU, so its memory is not sliced.")] if reading.mig else []
-    watched = [_reason(fault.xid) for fault, grade in graded if grade is Severity.WATCH]
+    watched = [announced(fault.xid) for fault, weight in graded if weight is Severity.WATCH]
     state = State.HEALTHY
     if grave:
         state = State.UNHEALTHY
@@ -267,11 +267,11 @@ def _read(latch: Latch, reading: GpuReading | None, now: float, rules: Rules) ->
 
 
 def _examine(latch: Latch, vitals: GpuVitals, now: float, rules: Rules) -> Latch:
-    chart = note(latch.chart, vitals, now, _limits(latch, rules), reset=latch.reset)
+    chart = note(latch.chart, vitals, now, limits_of(latch, rules), reset=latch.reset)
     return replace(latch, chart=chart, reset=False)
 
 
-def _limits(latch: Latch, rules: Rules) -> Limits:
+def limits_of(latch: Latch, rules: Rules) -> Limits:
     """MIG switches a GPU's NVLinks off: that is no fault."""
     if not latch.reading.mig:
         return rules.limits
@@ -279,7 +279,8 @@ def _limits(latch: Latch, rules: Rules) -> Limits:
     return replace(rules.limits, ignore=rules.limits.ignore | off)
 
 
-def _grade(xid: int | None, rules: Rules) -> Severity:
+def grade(xid: int | None, rules: Rules) -> Severity:
+    """As ``severity``; with ``None`` that of an unavailable GPU."""
     return Severity.FATAL if xid is None else severity(xid, rules)
 
 
@@ -300,7 +301,8 @@ def _with(faults: tuple[Fault, ...], fault: Fault) -> tuple[Fault, ...]:
     return tuple(sorted([*others, fault], key=lambda one: -1 if one.xid is None else one.xid))
 
 
-def _reason(xid: int | None) -> Reason:
+def announced(xid: int | None) -> Reason:
+    """The reason that an XID is, or with ``None`` an unavailable GPU."""
     if xid is None:
         said = "The driver has given this GPU up as unavailable; reset it or reboot the node."
         return Reason("gpu_unavailable", said)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from nodeagent.health import measure
+from nodeagent.health import hardware, wire
 from nodeagent.health.measure import Measure
 from nodeagent.model import State
 
@@ -79,21 +79,21 @@ _PRIO_TX, _PRIO_RX = ("prio_tx_pause_seconds",), ("prio_rx_pause_seconds",)
 _STALLS = ("pcie_stalled_read_seconds", "pcie_stalled_write_seconds")
 
 DEFAULTS: tuple[Rule, ...] = (
-    _rule(_DOWN, measure.device_missing, clear_for_s=60, withdraws=True),
-    _rule(_DOWN, measure.driver_unbound, withdraws=True),
+    _rule(_DOWN, wire.device_missing, clear_for_s=60, withdraws=True),
+    _rule(_DOWN, wire.driver_unbound, withdraws=True),
     _rule(
         _DOWN,
-        measure.firmware_fatal,
+        wire.firmware_fatal,
         clear_for_s=60,
         window_s=600,
         withdraws=True,
         counters=("kernel_events",),
     ),
-    _rule(_DOWN, measure.admin_down, withdraws=True),
-    _rule(_DOWN, measure.carrier_down, clear_for_s=60, withdraws=True),
+    _rule(_DOWN, wire.admin_down, withdraws=True),
+    _rule(_DOWN, wire.carrier_down, clear_for_s=60, withdraws=True),
     _rule(
         _DEGRADED,
-        measure.flapping,
+        wire.flapping,
         unit="points",
         enter=2500,
         clear=1000,
@@ -103,7 +103,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _DEGRADED,
-        measure.flapping_daily,
+        wire.flapping_daily,
         unit="losses",
         enter=5,
         clear=2,
@@ -112,7 +112,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _DEGRADED,
-        measure.speed_reduced,
+        wire.speed_reduced,
         unit="of expected",
         enter=1,
         clear=1,
@@ -123,7 +123,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _DEGRADED,
-        measure.post_fec_errors,
+        wire.post_fec_errors,
         unit="of all bits",
         enter=1e-12,
         clear=1e-13,
@@ -134,7 +134,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _DEGRADED,
-        measure.fec_uncorrectable,
+        wire.fec_uncorrectable,
         unit="blocks",
         enter=10,
         clear=0,
@@ -144,7 +144,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _DEGRADED,
-        measure.pre_fec_ber,
+        wire.pre_fec_ber,
         unit="of all bits",
         enter=1e-4,
         clear=5e-5,
@@ -155,7 +155,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _DEGRADED,
-        measure.crc_errors,
+        wire.crc_errors,
         unit="per second",
         enter=10,
         clear=0,
@@ -163,10 +163,10 @@ DEFAULTS: tuple[Rule, ...] = (
         window_s=60,
         counters=("crc_errors",),
     ),
-    _rule(_DEGRADED, measure.optics_temperature, unit="°C above", enter=0, clear=-3, clear_for_s=600),
+    _rule(_DEGRADED, hardware.optics_temperature, unit="°C above", enter=0, clear=-3, clear_for_s=600),
     _rule(
         _DEGRADED,
-        measure.optics_rx_power,
+        hardware.optics_rx_power,
         unit="dB above",
         enter=0,
         clear=0.5,
@@ -176,7 +176,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _DEGRADED,
-        measure.pcie_width,
+        hardware.pcie_width,
         unit="of expected",
         enter=1,
         clear=1,
@@ -187,7 +187,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _DEGRADED,
-        measure.pcie_speed,
+        hardware.pcie_speed,
         unit="of expected",
         enter=1,
         clear=1,
@@ -197,7 +197,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _DEGRADED,
-        measure.pcie_aer_fatal,
+        hardware.pcie_aer_fatal,
         unit="errors",
         enter=1,
         clear=0,
@@ -207,7 +207,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _DEGRADED,
-        measure.pcie_aer_nonfatal,
+        hardware.pcie_aer_nonfatal,
         unit="errors",
         enter=1,
         clear=0,
@@ -217,7 +217,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _DEGRADED,
-        measure.pause_storm,
+        hardware.pause_storm,
         unit="storms",
         enter=1,
         clear=0,
@@ -225,11 +225,11 @@ DEFAULTS: tuple[Rule, ...] = (
         window_s=60,
         counters=("pause_storm_errors",),
     ),
-    _rule(_DEGRADED, measure.gid_missing, enter_for_s=30, clear_for_s=30, withdraws=True),
-    _rule(State.MISCABLED, measure.miscabled, enter_for_s=60),
+    _rule(_DEGRADED, hardware.gid_missing, enter_for_s=30, clear_for_s=30, withdraws=True),
+    _rule(State.MISCABLED, hardware.miscabled, enter_for_s=60),
     _rule(
         _WARN,
-        measure.pre_fec_ber_warning,
+        wire.pre_fec_ber_warning,
         unit="of all bits",
         enter=1e-5,
         clear=5e-6,
@@ -240,7 +240,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _WARN,
-        measure.lane_imbalance,
+        wire.lane_imbalance,
         unit="times the next",
         enter=10,
         clear=5,
@@ -249,10 +249,10 @@ DEFAULTS: tuple[Rule, ...] = (
         window_s=300,
         counters=("lane_errors",),
     ),
-    _rule(_WARN, measure.optics_temperature_warning, unit="°C above", enter=0, clear=-3, clear_for_s=600),
+    _rule(_WARN, hardware.optics_temperature_warning, unit="°C above", enter=0, clear=-3, clear_for_s=600),
     _rule(
         _WARN,
-        measure.optics_rx_power_warning,
+        hardware.optics_rx_power_warning,
         unit="dB above",
         enter=0,
         clear=0.5,
@@ -262,7 +262,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _WARN,
-        measure.pcie_aer_correctable,
+        hardware.pcie_aer_correctable,
         unit="errors",
         enter=1000,
         clear=500,
@@ -272,7 +272,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _WARN,
-        measure.pcie_stall,
+        hardware.pcie_stall,
         unit="of the time",
         enter=0.1,
         clear=0.05,
@@ -283,7 +283,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _WARN,
-        measure.host_stall,
+        hardware.host_stall,
         unit="of the time",
         enter=0.05,
         clear=0.025,
@@ -294,7 +294,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _WARN,
-        measure.network_paused,
+        hardware.network_paused,
         unit="of the time",
         enter=0.25,
         clear=0.1,
@@ -305,7 +305,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _WARN,
-        measure.rdma_timeouts,
+        hardware.rdma_timeouts,
         unit="per second",
         enter=1,
         clear=0,
@@ -316,7 +316,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _WARN,
-        measure.slow_restart,
+        hardware.slow_restart,
         unit="per second",
         enter=10,
         clear=5,
@@ -327,7 +327,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _WARN,
-        measure.out_of_sequence,
+        hardware.out_of_sequence,
         unit="per second",
         enter=100,
         clear=50,

@@ -318,7 +318,10 @@ DATA: dict[str, Datum] = {
     ),
     **_each(
         "container",
-        _levels(Source.GPU, gpu_container_memory_bytes="of its processes; where gpu.health.processes is on"),
+        _levels(
+            Source.GPU,
+            gpu_container_memory_bytes="of its processes, by its ID, host or unknown; as gpu_processes",
+        ),
     ),
 }
 """By name. What a source cannot tell on a machine, it does not state."""

@@ -80,13 +80,14 @@ LIMITS = Limits()
 class Hold:
     """One rule's memory of one GPU. ``held_s``: for so long the readings have said ``bad`` (or its opposite)
     without a break. ``at``: when the last of them was, ``None`` where time does not run. ``detail`` is empty
-    until the fault stands."""
+    until the fault stands, ``since`` when it began to."""
 
     mark: Mark
     bad: bool
     at: float | None
     held_s: float = 0.0
     detail: str = ""
+    since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +102,22 @@ NO_CHART = Chart()
 
 
 @dataclass(frozen=True, slots=True)
-class _Says:
+class Says:
     """What one reading says of one rule; ``None`` in its place is nothing."""
 
     bad: bool
-    detail: str = ""
+    value: float
+    measured: str
+    detail: str
 
 
 @dataclass(frozen=True, slots=True)
-class _Rule:
+class Rule:
+    """One mark: what to look at, and how long. ``limit``: from where on it is bad, in words."""
+
     mark: Mark
-    look: Callable[[Mapping[str, float], Chart, Limits], _Says | None]
+    look: Callable[[Mapping[str, float], Chart, Limits], Says | None]
+    limit: Callable[[Limits], str]
     enter_s: Callable[[Limits], float]
     clear_s: Callable[[Limits], float] = field(default=lambda limits: limits.clear_s)
     follows: bool = False
@@ -130,7 +136,7 @@ def note(chart: Chart, vitals: GpuVitals, now: float, limits: Limits, *, reset: 
     chart = replace(chart, links=tuple(sorted(up.union(chart.links))))
     before = {hold.mark: hold for hold in chart.holds}
     holds = []
-    for rule in _RULES:
+    for rule in RULES:
         if rule.mark not in limits.ignore:
             says = rule.look(vitals.values, chart, limits)
             hold = _step(before.get(rule.mark), rule, says, now, limits, reset=reset)
@@ -150,7 +156,7 @@ def reasons(chart: Chart, limits: Limits) -> tuple[tuple[Reason, ...], tuple[Rea
 
 
 def _step(
-    hold: Hold | None, rule: _Rule, says: _Says | None, now: float, limits: Limits, *, reset: bool
+    hold: Hold | None, rule: Rule, says: Says | None, now: float, limits: Limits, *, reset: bool
 ) -> Hold | None:
     """One rule, one reading further. ``None``: there is nothing to remember."""
     if says is None:
@@ -161,7 +167,8 @@ def _step(
     if hold is None and not says.bad:
         return None
     if hold is None or hold.bad != says.bad:
-        hold = Hold(rule.mark, says.bad, now, 0.0, hold.detail if hold is not None else "")
+        standing = (hold.detail, hold.since) if hold is not None else ("", None)
+        hold = Hold(rule.mark, says.bad, now, 0.0, *standing)
     elif hold.at is not None and 0 <= now - hold.at <= limits.gap_s:
         hold = replace(hold, at=now, held_s=hold.held_s + now - hold.at)
     else:
@@ -169,23 +176,41 @@ def _step(
     if says.bad:
         if hold.detail:
             return replace(hold, detail=says.detail) if rule.follows else hold
-        return replace(hold, detail=says.detail) if hold.held_s >= rule.enter_s(limits) else hold
+        due = hold.held_s >= rule.enter_s(limits)
+        return replace(hold, detail=says.detail, since=now) if due else hold
     if not hold.detail or reset or hold.held_s >= rule.clear_s(limits):
         return None
     return hold
 
 
-def _at_least(name: str, least: Callable[[Limits], float], detail: str) -> Callable[..., _Says | None]:
-    def look(values: Mapping[str, float], _: Chart, limits: Limits) -> _Says | None:
+def _at_least(
+    name: str, least: Callable[[Limits], float], unit: str, detail: str
+) -> Callable[..., Says | None]:
+    def look(values: Mapping[str, float], _: Chart, limits: Limits) -> Says | None:
         value = values.get(name)
         if value is None:
             return None
-        return _Says(value >= least(limits), detail.format(value=value, least=least(limits)))
+        said = detail.format(value=value, least=least(limits))
+        return Says(value >= least(limits), value, f"{value:g} {unit}", said)
 
     return look
 
 
-def _nvlinks(values: Mapping[str, float], chart: Chart, limits: Limits) -> _Says | None:
+def _counted(mark: Mark, name: str, least: Callable[[Limits], float], unit: str, detail: str) -> Rule:
+    """Counts at once: what counts it never counts in error."""
+    return Rule(
+        mark,
+        _at_least(name, least, unit, detail),
+        lambda limits: f"≥ {least(limits):g} {unit}",
+        lambda _: 0.0,
+    )
+
+
+def _flagged(mark: Mark, name: str, enter_s: Callable[[Limits], float], detail: str) -> Rule:
+    return Rule(mark, _at_least(name, lambda _: 1, "(flag)", detail), lambda _: "set", enter_s)
+
+
+def _nvlinks(values: Mapping[str, float], chart: Chart, limits: Limits) -> Says | None:
     told = {
         int(name.partition("/")[2]): value == 1
         for name, value in values.items()
@@ -195,110 +220,103 @@ def _nvlinks(values: Mapping[str, float], chart: Chart, limits: Limits) -> _Says
         return None
     up = sum(told.values())
     if limits.nvlinks is not None:
-        return _Says(up < limits.nvlinks, f"{up} NVLinks are up where {limits.nvlinks} should be.")
+        said = f"{up} NVLinks are up where {limits.nvlinks} should be."
+        return Says(up < limits.nvlinks, max(0, limits.nvlinks - up), f"{up} up", said)
     # One that the driver says nothing of in this reading is no evidence in either direction.
     down = sorted(link for link in chart.links if told.get(link) is False)
-    if not down:
-        return _Says(bad=False) if told.keys() >= set(chart.links) else None
-    one = len(down) == 1
+    if not down and not told.keys() >= set(chart.links):
+        return None
     which = ", ".join(map(str, down))
-    return _Says(True, f"NVLink{'' if one else 's'} {which} {'is' if one else 'are'} down; {up} are up.")
+    verb = "is" if len(down) == 1 else "are"
+    said = f"NVLink{'s' * (len(down) > 1)} {which} {verb} down; {up} are up."
+    return Says(bool(down), len(down), f"{up} up, {len(down)} down", said)
 
 
-def _width(values: Mapping[str, float], _: Chart, __: Limits) -> _Says | None:
+def _width(values: Mapping[str, float], _: Chart, __: Limits) -> Says | None:
     width, most = values.get("gpu_pcie_width"), values.get("gpu_pcie_width_max")
     if width is None or most is None:
         return None
-    return _Says(width < most, f"The PCIe link has {width:g} of {most:g} lanes.")
+    measured = f"{width:g} of {most:g} lanes"
+    return Says(width < most, width, measured, f"The PCIe link has {measured}.")
 
 
-def _speed(values: Mapping[str, float], _: Chart, __: Limits) -> _Says | None:
+def _speed(values: Mapping[str, float], _: Chart, __: Limits) -> Says | None:
     """Slow counts only under load; as fast as can be is clean at any time."""
     generation, most = values.get("gpu_pcie_generation"), values.get("gpu_pcie_generation_max")
     if generation is None or most is None:
         return None
-    if generation >= most:
-        return _Says(bad=False)
     loaded = values.get("gpu_performance_state") == 0 or values.get("gpu_utilization", 0) > 0
-    detail = f"Under load the PCIe link runs as generation {generation:g}, not {most:g}."
-    return _Says(True, detail) if loaded else None
+    if generation < most and not loaded:
+        return None
+    said = f"Under load the PCIe link runs as generation {generation:g}, not {most:g}."
+    return Says(generation < most, generation, f"generation {generation:g} of {most:g}", said)
 
 
-def _at_once(_: Limits) -> float:
-    return 0.0
-
-
-_RULES = (
-    _Rule(
+RULES = (
+    _counted(
         Mark.REMAP_FAILED,
-        _at_least(
-            "gpu_row_remap_failed", lambda _: 1, "A bad row of the GPU's memory could not be remapped."
-        ),
-        _at_once,
+        "gpu_row_remap_failed",
+        lambda _: 1,
+        "failure",
+        "A bad row of the GPU's memory could not be remapped.",
     ),
-    _Rule(
+    _counted(
         Mark.REMAP_LIMIT,
-        _at_least(
-            "gpu_remapped_uncorrectable",
-            lambda limits: limits.remapped_rows + 1,
-            "{value:g} rows of the GPU's memory were remapped for uncorrectable errors; {least:g} are too many.",
-        ),
-        _at_once,
+        "gpu_remapped_uncorrectable",
+        lambda limits: limits.remapped_rows + 1,
+        "rows",
+        "{value:g} rows of the GPU's memory were remapped for uncorrectable errors; {least:g} are too many.",
     ),
-    _Rule(
+    _counted(
         Mark.SRAM_UNCORRECTABLE,
-        _at_least(
-            "gpu_ecc_uncorrectable_sram",
-            lambda limits: limits.sram_uncorrectable,
-            "The GPU met {value:g} uncorrectable SRAM errors since it was reset; {least:g} is too many.",
-        ),
-        _at_once,
+        "gpu_ecc_uncorrectable_sram",
+        lambda limits: limits.sram_uncorrectable,
+        "errors",
+        "The GPU met {value:g} uncorrectable SRAM errors since it was reset; {least:g} is too many.",
     ),
-    _Rule(
+    _flagged(
         Mark.SRAM_THRESHOLD,
-        _at_least(
-            "gpu_sram_threshold_exceeded",
-            lambda _: 1,
-            "The driver says that the GPU's SRAM errors passed their threshold; the GPU is to be replaced.",
-        ),
-        _at_once,
+        "gpu_sram_threshold_exceeded",
+        lambda _: 0.0,
+        "The driver says that the GPU's SRAM errors passed their threshold; the GPU is to be replaced.",
     ),
-    _Rule(Mark.NVLINK_DOWN, _nvlinks, lambda limits: limits.nvlink_down_s, follows=True),
-    _Rule(
+    Rule(
+        Mark.NVLINK_DOWN,
+        _nvlinks,
+        lambda limits: "any that was up is down" if limits.nvlinks is None else f"< {limits.nvlinks} up",
+        lambda limits: limits.nvlink_down_s,
+        follows=True,
+    ),
+    _flagged(
         Mark.FABRIC_UNHEALTHY,
-        _at_least(
-            "gpu_fabric_route_unhealthy", lambda _: 1, "The NVLink fabric has no sound route to this GPU."
-        ),
+        "gpu_fabric_route_unhealthy",
         lambda limits: limits.fabric_s,
+        "The NVLink fabric has no sound route to this GPU.",
     ),
-    _Rule(
+    _flagged(
         Mark.REMAP_PENDING,
-        _at_least(
-            "gpu_row_remap_pending",
-            lambda _: 1,
-            "A bad row of the GPU's memory is remapped at its next reset.",
-        ),
-        _at_once,
+        "gpu_row_remap_pending",
+        lambda _: 0.0,
+        "A bad row of the GPU's memory is remapped at its next reset.",
     ),
-    _Rule(
+    _flagged(
         Mark.FABRIC_DEGRADED,
-        _at_least(
-            "gpu_fabric_degraded_bandwidth",
-            lambda _: 1,
-            "The NVLink fabric gives this GPU less than its bandwidth.",
-        ),
+        "gpu_fabric_degraded_bandwidth",
         lambda limits: limits.fabric_s,
+        "The NVLink fabric gives this GPU less than its bandwidth.",
     ),
-    _Rule(
+    Rule(
         Mark.PCIE_WIDTH,
         _width,
+        lambda _: "less than possible",
         lambda limits: limits.pcie_width_s,
         lambda limits: limits.pcie_clear_s,
         follows=True,
     ),
-    _Rule(
+    Rule(
         Mark.PCIE_SPEED,
         _speed,
+        lambda _: "less than possible under load",
         lambda limits: limits.pcie_speed_s,
         lambda limits: limits.pcie_clear_s,
         follows=True,

@@ -187,13 +187,14 @@ class Table:
         return Counter() if side is None else side.counts.copy()
 
     def last_error(self, link: str) -> str | None:
-        """Why the link's latest malformed frame was one."""
+        """Why the link's latest frame was malformed; ``None`` where it was understood."""
         side = self._sides.get(link)
         return None if side is None else side.error
 
     def _hear(self, link: str, side: _Side, frame: bytes, now: float) -> Outcome:
         entry = side.frames.get(frame)
         if entry is not None:
+            side.error = None
             self._refresh(side, entry, now)
             return Outcome.REFRESHED
         if not side.afford(now):
@@ -204,6 +205,7 @@ class Table:
         except LldpError as error:
             side.error = str(error)
             return Outcome.MALFORMED
+        side.error = None
         if self.own.spoke(parsed.source, pdu):
             return Outcome.OWN
         msap = (pdu.chassis_id, pdu.port_id)

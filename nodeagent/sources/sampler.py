@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
 
 from nodeagent.health.samples import Sample, Source
 from nodeagent.host import recorded
@@ -29,63 +27,23 @@ from nodeagent.host.readable import readable
 from nodeagent.host.sysfs import Tree
 from nodeagent.model import Function
 from nodeagent.sources.adapters import DevlinkReader, DriverReader, ModuleReader, PcieReader, RdmaReader
+from nodeagent.sources.collector import Collector, Rates
 from nodeagent.sources.latest import Latest
 from nodeagent.sources.pci import Hint
 from nodeagent.sources.ports import LinkReader, VfReader, ethtool_readers
 from nodeagent.sources.reader import TROUBLES, LeftOut, Ports, Reader, boottime
 from nodeagent.sources.replica import ReplicaReader
+from nodeagent.sources.thread import in_thread
+
+__all__ = ["Collector", "Rates", "Sampler", "watch"]
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 SWEEP_EVERY_S, SWEEP_FOR_S = 0.05, 1.2
 """linkwatch holds a second announcement back for up to one second; the dump shows what it will say."""
 GAP_S = 0.01
 _KERNEL_GAP_S = 1.0
 _STATE = ("admin_up", "carrier", "oper_up", "carrier_up", "carrier_down")
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Seconds between two readings; ``None`` leaves a source out. ``hangs_s`` is when a source is said to hang."""
-
-    link: float | None = 5.0
-    driver: float | None = 15.0
-    rdma: float | None = 15.0
-    pcie: float | None = 30.0
-    devlink: float | None = 30.0
-    vf: float | None = 30.0
-    module: float | None = 60.0
-    kernel: bool = True
-    hangs_s: float = 10.0
-
-
-@dataclass(slots=True)
-class Collector:
-    """How one source does. Times are CLOCK_BOOTTIME; ``reason`` is why the last reading failed.
-
-    ``ports_left_out`` counts the times that a port or a counter was.
-    """
-
-    source: Source
-    attempts: int = 0
-    successes: int = 0
-    errors: int = 0
-    duration_s: float | None = None
-    succeeded_at: float | None = None
-    reason: str | None = None
-    hanging: bool = False
-    ports_left_out: int = 0
-
-    def age(self, now: float) -> float | None:
-        return None if self.succeeded_at is None else now - self.succeeded_at
-
-
-class Overrun(Protocol):
-    """A hint whose messages may be lost."""
-
-    resyncs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,30 +221,27 @@ class Sampler:
             self.collectors[hanging.source].hanging = False
 
     def _hangs(self, source: Source) -> None:
-        collector = self.collectors[source]
-        collector.hanging = True
-        collector.errors += 1
-        collector.reason = f"it has not answered for {self._rates.hangs_s:g} s"
-        log.warning("A source of samples hangs. source=%s reason=%r", source, collector.reason)
+        reason = f"it has not answered for {self._rates.hangs_s:g} s"
+        self.collectors[source].hanging = True
+        self.collectors[source].failed(reason)
+        log.warning("A source of samples hangs. source=%s reason=%r", source, reason)
+
+    def _failed(self, source: Source, reason: str, duration_s: float) -> None:
+        if self.collectors[source].failed(reason, duration_s):
+            log.warning("A source of samples failed. source=%s reason=%r", source, reason)
 
     def _heard(self, outcome: _Outcome, told: Callable[[Sample], bool]) -> None:
         reader = outcome.reader
         collector = self.collectors[reader.source]
-        collector.attempts += 1
-        collector.duration_s = outcome.duration_s
         collector.ports_left_out = reader.left_out.count
         if outcome.error is not None:
-            collector.errors += 1
-            if collector.reason != outcome.error:
-                log.warning("A source of samples failed. source=%s reason=%r", reader.source, outcome.error)
-            collector.reason = outcome.error
+            self._failed(reader.source, outcome.error, outcome.duration_s)
             return
-        if collector.reason is not None:
+        if collector.succeeded(boottime(), outcome.duration_s):
             log.info("A source of samples speaks again. source=%s", reader.source)
-        collector.reason = None
-        collector.successes += 1
-        collector.succeeded_at = boottime()
-        samples = outcome.samples if told is _all else [one for one in outcome.samples if told(one)]
+        samples: Sequence[Sample] = (
+            outcome.samples if told is _all else [one for one in outcome.samples if told(one)]
+        )
         if self._replica is not None:
             samples = self._of_replica(reader, samples, outcome.duration_s)
         if reader is self._link:
@@ -299,11 +254,7 @@ class Sampler:
         if reader is not self._replica:
             return [one for one in samples if (one.device, one.source) not in self._replica.told]
         for source in {sample.source for sample in samples} - {reader.source}:
-            collector = self.collectors.setdefault(source, Collector(source))
-            collector.attempts += 1
-            collector.successes += 1
-            collector.duration_s = duration_s
-            collector.succeeded_at = boottime()
+            self.collectors.setdefault(source, Collector(source)).succeeded(boottime(), duration_s)
         return samples
 
     def _tell(self, samples: Sequence[Sample]) -> None:
@@ -324,29 +275,28 @@ class Sampler:
         await first.wait()
         collector = self.collectors.setdefault(Source.KERNEL, Collector(Source.KERNEL))
         counted: Counter[Event] = Counter()
+        news, duration_s = 1, 0.0  # none at all is the first word too
         try:
             with KernelLog() as kernel:
                 while True:
-                    collector.attempts += 1
                     began = time.perf_counter()
-                    news, more = kernel.read()
-                    collector.duration_s = time.perf_counter() - began
+                    found, more = kernel.read()
+                    duration_s += time.perf_counter() - began
                     self._kernel_overruns = kernel.overruns
-                    counted.update(news)
+                    counted.update(found)
+                    news += found.total()
                     if more:
                         await asyncio.sleep(0)
                         continue
-                    collector.successes += 1
-                    collector.succeeded_at = boottime()
-                    if news or collector.successes == 1:
+                    collector.succeeded(boottime(), duration_s)
+                    if news:
                         self._tell(self._kernel_samples(counted))
+                    news, duration_s = 0, 0.0
                     # A log that is written all the time must not keep the loop from its other work.
                     await asyncio.sleep(_KERNEL_GAP_S)
                     await readable(kernel.fileno())
         except TROUBLES as error:
-            collector.errors += 1
-            collector.reason = str(error)
-            log.warning("A source of samples failed. source=%s reason=%r", Source.KERNEL, str(error))
+            self._failed(Source.KERNEL, str(error), duration_s)
 
     def _kernel_samples(self, counted: Counter[Event]) -> list[Sample]:
         """Of every PF, those of its VFs added: what the firmware of one does it does to all."""
@@ -388,29 +338,3 @@ def _read(reader: Reader, pfs: tuple[Function, ...]) -> _Outcome:
         samples, error = (), str(trouble) or type(trouble).__name__
         reader.close()
     return _Outcome(reader, samples, time.perf_counter() - began, error)
-
-
-def in_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
-    """Run it in a thread of its own: one that never comes back must not take another's place in a pool."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result, failure = None, None
-        try:
-            result = work()
-        except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
-            failure = error
-        with suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(settle, result, failure)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return future

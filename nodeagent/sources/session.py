@@ -13,12 +13,13 @@ import asyncio
 import logging
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from nodeagent.host.driver import DriverError, GpuEvent, GpuReading, GpuVitals
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.pcie import path_of
+from nodeagent.sources.containers import memory_by_container
 
 log = logging.getLogger(__name__)
 
@@ -136,10 +137,20 @@ class Session(threading.Thread):
         """Vitals fail alone: a driver that is gone says so at the next reading."""
         self._enter("vitals")
         try:
-            measured = Measured(boottime(), self.driver.vitals())
+            at = boottime()
+            measured = Measured(at, tuple(self._attribute(one) for one in self.driver.vitals()))
         except DriverError as error:
             measured = Measured(boottime(), (), str(error))
         self._post(measured)
+
+    def _attribute(self, vitals: GpuVitals) -> GpuVitals:
+        """Memory by container, where the driver was asked for processes."""
+        if vitals.processes is None:
+            return vitals
+        used = memory_by_container(self.tree, vitals.processes)
+        also = {f"gpu_container_memory_bytes/{where}": size for where, size in used.items()}
+        also["gpu_processes"] = len(vitals.processes)
+        return replace(vitals, values=vitals.values | also)
 
     def _close(self) -> None:
         self._enter("close")

@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from nodeagent.sim.machine import vitals
+from nodeagent.sim.machine.hardware import Hardware
 from nodeagent.sim.machine.model import PCIE, Gpu, GpuPart, Model, Nic, NicPart, Pcie, addresses, vf_address
 
 VFIO = "vfio-pci"
@@ -90,6 +91,7 @@ class Device:
     autoprobe: bool = True
     vfs: dict[int, Device] = field(default_factory=dict)
     gpu: GpuFacts | None = None
+    hardware: Hardware = field(default_factory=Hardware)
 
     @property
     def folder(self) -> str:
@@ -103,6 +105,11 @@ class Device:
     @property
     def carrier(self) -> bool:
         return self.netdev is not None and self.netdev.admin_up and self.signal
+
+    @property
+    def speed_mbps(self) -> int:
+        assert self.nic is not None
+        return (self.pf or self).hardware.speed_mbps or self.nic.speed_mbps
 
     @property
     def may_have_vfs(self) -> bool:
