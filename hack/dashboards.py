@@ -104,7 +104,8 @@ def links(where: str) -> tuple[Panel, ...]:
             "Congestion; not the node's fault. The line is the rule's.",
             (
                 (
-                    f'max by (instance, device) (rate(nodeagent_link_pause_seconds_total{{{where}direction="receive"}}[5m]))',
+                    f"max by (instance, device) "
+                    f'(rate(nodeagent_link_pause_seconds_total{{{where}direction="receive"}}[5m]))',
                     "{{instance}} {{device}}",
                 ),
             ),
@@ -116,7 +117,8 @@ def links(where: str) -> tuple[Panel, ...]:
             "The host is too slow: PCIe, IOMMU, memory.",
             (
                 (
-                    f'max by (instance, device) (rate(nodeagent_link_pause_seconds_total{{{where}direction="transmit"}}[5m]))',
+                    f"max by (instance, device) "
+                    f'(rate(nodeagent_link_pause_seconds_total{{{where}direction="transmit"}}[5m]))',
                     "{{instance}} {{device}}",
                 ),
             ),
@@ -160,7 +162,8 @@ def links(where: str) -> tuple[Panel, ...]:
             "Lanes and rails of a kind lie within 2 dB.",
             (
                 (
-                    f"10 * log10(1000 * min by (instance, device) (nodeagent_transceiver_receive_power_watts{of} > 0))",
+                    f"10 * log10(1000 * min by (instance, device) "
+                    f"(nodeagent_transceiver_receive_power_watts{of} > 0))",
                     "{{instance}} {{device}}",
                 ),
             ),
@@ -172,6 +175,7 @@ def links(where: str) -> tuple[Panel, ...]:
             (
                 (f"nodeagent_transceiver_temperature_celsius{of}", "{{instance}} {{device}}"),
                 (
+                    f""
                     f'min(nodeagent_transceiver_threshold{{{where}sensor="temperature_celsius",level="high_warning"}})',
                     "lowest warning limit",
                 ),
@@ -353,7 +357,8 @@ NODE = Dashboard(
                 "Who is at the other end.",
                 (
                     (
-                        f"nodeagent_lldp_neighbor_info{{{HERE[:-1]}}} * on (instance, device) group_left (rail, pci_address, "
+                        f"nodeagent_lldp_neighbor_info{{{HERE[:-1]}}} * on (instance, device) "
+                        f"group_left (rail, pci_address, "
                         f"firmware_version) nodeagent_link_info{{{HERE[:-1]}}}",
                         "",
                     ),
@@ -391,15 +396,19 @@ NODE = Dashboard(
                 "Received and sent.",
                 (
                     (
-                        f"8 * sum by (namespace, pod, pf) (rate(nodeagent_vf_receive_bytes_total{{{HERE[:-1]}}}[5m]) "
+                        f"8 * sum by (namespace, pod, pf) "
+                        f"(rate(nodeagent_vf_receive_bytes_total{{{HERE[:-1]}}}[5m]) "
                         "* on (instance, pci_address) group_left (namespace, pod) label_replace("
-                        f'nodeagent_device_pod_info{{{HERE[:-1]}}}, "pci_address", "$1", "device_id", "(.+)"))',
+                        f'nodeagent_device_pod_info{{{HERE[:-1]}}}, "pci_address", "$1", '
+                        f'"device_id", "(.+)"))',
                         "{{namespace}}/{{pod}} {{pf}} received",
                     ),
                     (
-                        f"8 * sum by (namespace, pod, pf) (rate(nodeagent_vf_transmit_bytes_total{{{HERE[:-1]}}}[5m]) "
+                        f"8 * sum by (namespace, pod, pf) "
+                        f"(rate(nodeagent_vf_transmit_bytes_total{{{HERE[:-1]}}}[5m]) "
                         "* on (instance, pci_address) group_left (namespace, pod) label_replace("
-                        f'nodeagent_device_pod_info{{{HERE[:-1]}}}, "pci_address", "$1", "device_id", "(.+)"))',
+                        f'nodeagent_device_pod_info{{{HERE[:-1]}}}, "pci_address", "$1", '
+                        f'"device_id", "(.+)"))',
                         "{{namespace}}/{{pod}} {{pf}} sent",
                     ),
                 ),
@@ -459,7 +468,8 @@ NODE = Dashboard(
                 "Pods wait for them.",
                 (
                     (
-                        f"histogram_quantile(0.99, sum by (le, method) (rate(nodeagent_rpc_duration_seconds_bucket"
+                        f"histogram_quantile(0.99, sum by (le, method) "
+                        f"(rate(nodeagent_rpc_duration_seconds_bucket"
                         f"{{{HERE[:-1]}}}[10m])))",
                         "{{method}}",
                     ),
