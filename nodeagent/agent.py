@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent import node
 from nodeagent.config import Config, ConfigError, Fault, GpuMemResource, VfResource, load
+from nodeagent.health.samples import Sample
 from nodeagent.host.inotify import CONTENT, InotifyError, Watch
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
@@ -38,7 +39,6 @@ from nodeagent.sinks.cdispec import CdiSpecs
 from nodeagent.sinks.files import DEVICE_INFO, DeviceInfoFiles
 from nodeagent.sinks.measure import Measure
 from nodeagent.sinks.registration import DevicePlugins
-from nodeagent.sinks.view import Judged
 from nodeagent.sources import gpus
 from nodeagent.supervise import Fatal, either, keep
 
@@ -100,6 +100,7 @@ class Agent:
         memory = node.memory(config.health, place.root)
         self.verdicts = node.verdicts(config.health, memory)
         self.gpu_ledger = node.gpus_ledger(config.gpu, memory)
+        self.gpu_ledger.tell(lambda _gpus: None, self._gpus_sampled)
         self._device_info = DeviceInfoFiles(self._tree.path(DEVICE_INFO))
         self._cdi = CdiSpecs(self._tree.path(config.cdi.directory))
         self._ask_pods = asyncio.Event()
@@ -116,12 +117,10 @@ class Agent:
         )
         self.pages = Pages(config, self.inventory, self.measure)
         self.pages.statuses = self.plugins.statuses
-        self.pages.judged = lambda: {
-            device: Judged(told.since, told.penalty, told.transitions, told.values)
-            for device, told in (self.verdicts.figures() | self.gpu_ledger.figures()).items()
-        }
+        self.pages.judged = lambda: {**self.verdicts.figures(), **self.gpu_ledger.figures()}
         self.pages.explained = lambda: node.explained(self.verdicts, self.gpu_ledger)
         self.pages.xids = lambda: self.gpu_ledger.xids
+        self.pages.xid_times = lambda: self.gpu_ledger.xid_times
         self.pages.stuck_threads = gpus.stuck_threads
 
     async def run(self) -> None:
@@ -156,7 +155,10 @@ class Agent:
             raise _innermost(errors) from None
 
     def _sampled(self, sampler: Sampler) -> None:
-        self.sampler = sampler
+        self.sampler = self.pages.measured = sampler
+
+    def _gpus_sampled(self, samples: Iterable[Sample]) -> None:
+        self.pages.gpu_samples = {sample.device: sample for sample in samples}
 
     def reload(self) -> None:
         """Look at the configuration file now (SIGHUP)."""

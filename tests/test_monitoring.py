@@ -67,7 +67,7 @@ def test_every_alert_is_tested_both_ways() -> None:
     tested: dict[str, set[float]] = {}
     for test in yaml.safe_load((FOLDER / "rules_test.yaml").read_text())["tests"]:
         alert = test["name"].split()[0]
-        for case in test["promql_expr_test"] if "promql_expr_test" in test else ():
+        for case in test.get("promql_expr_test", ()):
             tested.setdefault(alert, set()).add(case["exp_samples"][0]["value"])
     assert {alert for alert, found in tested.items() if found >= {0, 1}} >= rules("alert").keys()
 
