@@ -108,8 +108,8 @@ async def _ours(times: int, count: int) -> list[float]:
 
 
 def _theirs(times: int) -> list[float]:
-    from pyroute2 import IPRoute
-    from pyroute2.netlink.generic.ethtool import NlEthtool
+    from pyroute2 import IPRoute  # noqa: PLC0415
+    from pyroute2.netlink.generic.ethtool import NlEthtool  # noqa: PLC0415
 
     found = []
     with IPRoute() as route:
