@@ -121,7 +121,9 @@ class Agent:
             for device, told in (self.verdicts.figures() | self.gpu_ledger.figures()).items()
         }
         self.pages.explained = lambda: node.explained(self.verdicts, self.gpu_ledger)
+        self.pages.gpu_samples = self.gpu_ledger.samples
         self.pages.xids = lambda: self.gpu_ledger.xids
+        self.pages.xid_times = lambda: self.gpu_ledger.xid_times
         self.pages.stuck_threads = gpus.stuck_threads
 
     async def run(self) -> None:
@@ -156,7 +158,7 @@ class Agent:
             raise _innermost(errors) from None
 
     def _sampled(self, sampler: Sampler) -> None:
-        self.sampler = sampler
+        self.sampler = self.pages.measured = sampler
 
     def reload(self) -> None:
         """Look at the configuration file now (SIGHUP)."""

@@ -55,7 +55,9 @@ class Pages:
         self.measured: Measured | None = None
         self.judged: Callable[[], Mapping[str, Judged]] = dict
         self.explained: Callable[[], bytes] = lambda: b"[]\n"
+        self.gpu_samples: Callable[[], Iterable[Sample]] = tuple
         self.xids: Callable[[], Mapping[tuple[str, int], int]] = dict
+        self.xid_times: Callable[[], Mapping[tuple[str, int], float]] = dict
         self.stuck_threads: Callable[[], int] = lambda: 0
         self.heard_at: Callable[[], Mapping[str, float]] = dict
 
@@ -80,7 +82,7 @@ class Pages:
         snapshot, measured = self._inventory.snapshot, self.measured
         return View(
             snapshot=snapshot,
-            samples=tuple(measured.samples()) if measured else (),
+            samples=(*(measured.samples() if measured else ()), *self.gpu_samples()),
             stock=self._stock(snapshot),
             collectors=tuple(measured.collectors()) if measured else (),
             judged=self.judged(),
@@ -88,6 +90,7 @@ class Pages:
             measure=self._measure,
             restarts=supervise.restarts,
             xids=self.xids(),
+            xid_times=self.xid_times(),
             overruns=measured.overruns() if measured else {},
             heard_at=self.heard_at(),
             stuck_threads=self.stuck_threads(),
