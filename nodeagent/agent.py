@@ -18,28 +18,32 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from nodeagent import node
-from nodeagent.config import Config, ConfigError, Fault, GpuMemResource, VfResource, host_port, load
+from nodeagent.config import Config, ConfigError, Fault, GpuMemResource, VfResource, load
 from nodeagent.host.inotify import CONTENT, InotifyError, Watch
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kinds.vf import VfPool
 from nodeagent.model import Allocation, Snapshot
 from nodeagent.offer import Kind, Offer, prefix
+from nodeagent.pages import Pages
 from nodeagent.sinks.cdispec import CdiSpecs
 from nodeagent.sinks.files import DEVICE_INFO, DeviceInfoFiles
 from nodeagent.sinks.measure import Measure
 from nodeagent.sinks.registration import DevicePlugins
-from nodeagent.sinks.web import Page, Web
+from nodeagent.sinks.view import Judged
 from nodeagent.sources import gpus
-from nodeagent.supervise import Fatal, keep
+from nodeagent.supervise import Fatal, either, keep
+
+if TYPE_CHECKING:
+    from nodeagent.sources.sampler import Sampler
 
 log = logging.getLogger(__name__)
 
@@ -92,13 +96,16 @@ class Agent:
         self._listening = listening
         self._tree = Tree(place.root)
         self._offer = Offer(config)
+        self.sampler: Sampler | None = None
+        memory = node.memory(config.health, place.root)
+        self.verdicts = node.verdicts(config.health, memory)
+        self.gpu_ledger = node.gpus_ledger(config.gpu, memory)
         self._device_info = DeviceInfoFiles(self._tree.path(DEVICE_INFO))
         self._cdi = CdiSpecs(self._tree.path(config.cdi.directory))
         self._ask_pods = asyncio.Event()
         self._reload = asyncio.Event()
         self.settled = asyncio.Event()
         self._retell = asyncio.Event()
-        self._withheld: tuple[str, ...] = ()
         self._swept = False
         self.plugins = DevicePlugins(
             place.kubelet_dir,
@@ -107,13 +114,32 @@ class Agent:
             measure=self.measure,
             handed_out=self._ask_pods.set,
         )
+        self.pages = Pages(config, self.inventory, self.measure)
+        self.pages.statuses = self.plugins.statuses
+        self.pages.judged = lambda: {
+            device: Judged(told.since, told.penalty, told.transitions, told.values)
+            for device, told in (self.verdicts.figures() | self.gpu_ledger.figures()).items()
+        }
+        self.pages.explained = lambda: node.explained(self.verdicts, self.gpu_ledger)
+        self.pages.gpu_samples = self.gpu_ledger.samples
+        self.pages.xids = lambda: self.gpu_ledger.xids
+        self.pages.xid_times = lambda: self.gpu_ledger.xid_times
+        self.pages.stuck_threads = gpus.stuck_threads
 
     async def run(self) -> None:
         """Until cancelled. Raises ``Fatal`` or ``ConfigError`` for what cannot work on this machine."""
         try:
             async with asyncio.TaskGroup() as group:
                 watching = group.create_task(
-                    node.watch(self.inventory, self._config, self._place.root, self._place.node_name)
+                    node.watch(
+                        self.inventory,
+                        self._config,
+                        self._place.root,
+                        self._place.node_name,
+                        self.verdicts,
+                        self.gpu_ledger,
+                        self._sampled,
+                    )
                 )
                 await node.first_word(self.inventory)
                 self._refuse_fatal()
@@ -131,13 +157,16 @@ class Agent:
         except ExceptionGroup as errors:
             raise _innermost(errors) from None
 
+    def _sampled(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+
     def reload(self) -> None:
         """Look at the configuration file now (SIGHUP)."""
         self._reload.set()
 
     async def _settle(self) -> None:
         """Load what can wait until the kubelet lists our devices and would make that half as late again:
-        protobuf, prometheus_client. Not in a thread, whose memory arena would keep 3 MiB for good."""
+        protobuf, the catalog of metrics. Not in a thread, whose memory arena would keep 3 MiB for good."""
         with suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_S):
                 while not all(status.streams for status in self.plugins.statuses()):  # noqa: ASYNC110
@@ -171,7 +200,7 @@ class Agent:
             # Now and then without a change too: a disk is no longer full, a file has been removed.
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._config.scan_seconds):
-                    await _either(self.inventory.changed(snapshot.revision), self._retell.wait())
+                    await either(self.inventory.changed(snapshot.revision), self._retell.wait())
             self._retell.clear()
             snapshot = self.inventory.snapshot
 
@@ -196,8 +225,10 @@ class Agent:
                 e.name for e in self._offer.config.resources if isinstance(e, VfResource) and "{" in e.name
             ]
             withheld += [f"{name}: {why.get('pci', 'pci are not known yet')}" for name in unnamed]
-        self._withheld = tuple(withheld)
-        return tuple(offered)
+        self.pages.withheld = tuple(withheld)
+        self.pages.rails = self._offer.rails
+        self.pages.offered = kinds = tuple(offered)
+        return kinds
 
     async def _write_cdi(self, kinds: tuple[Kind, ...], snapshot: Snapshot) -> None:
         """Before the kubelet hears of a device, the runtime must know its name; a disk that hangs must not
@@ -251,7 +282,7 @@ class Agent:
                     if text is not None and text != before:
                         before = text
                         self._take(text, str(path))
-                    await _either(watching.changes(), self._reload.wait())
+                    await either(watching.changes(), self._reload.wait())
                     self._reload.clear()
         except InotifyError as error:
             raise OSError(str(error)) from error
@@ -272,10 +303,11 @@ class Agent:
             for line in str(error).splitlines():
                 log.error("The changed configuration is refused, the running one stays. fault=%r", line)
             return
-        for setting in ("listen", "kubelet", "gpu", "scan_seconds", "cdi", "links", "lldp"):
+        for setting in ("listen", "web", "kubelet", "gpu", "scan_seconds", "cdi", "links", "lldp"):
             if getattr(config, setting) != getattr(self._config, setting):
                 log.warning("A changed setting takes effect when the agent is restarted. setting=%s", setting)
         logging.getLogger().setLevel(config.log.level.upper())
+        node.adopt(self.verdicts, self._config.health, config.health)
         self._offer = offer
         log.info("The changed configuration is in force. file=%s", name)
         self._retell.set()
@@ -304,38 +336,7 @@ class Agent:
         if not listen:
             await asyncio.Event().wait()
             return
-        pages = {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
-        await Web(pages).run(*host_port(listen), self._listening)
-
-    def _metrics(self, accept: str) -> Page:
-        from nodeagent.sinks.metrics import Metrics, page  # noqa: PLC0415 - see _settle
-
-        return page(
-            Metrics(self.inventory, self.measure, self.plugins.statuses, gpus.xids, gpus.stuck_threads),
-            accept,
-        )
-
-    def _healthz(self, _accept: str) -> Page:
-        """The loop answers, or nobody would: that is all there is to say."""
-        return Page(200, b"ok\n")
-
-    def _readyz(self, _accept: str) -> Page:
-        statuses = self.plugins.statuses()
-        missing = [status for status in statuses if not status.registered]
-        lines = [
-            f"{status.resource}: "
-            + (
-                f"{status.healthy} of {status.devices} healthy"
-                if status.registered
-                else f"not registered: {status.reason}"
-            )
-            for status in statuses
-        ]
-        lines += [f"{one} (not registered)" for one in self._withheld]
-        good = bool(statuses) and not missing and not self._withheld
-        return Page(
-            200 if good else 503, "".join(f"{line}\n" for line in lines or ["nothing offered yet"]).encode()
-        )
+        await self.pages.serve(listen, self._listening)
 
 
 async def run(config: Config, place: Place) -> None:
@@ -383,16 +384,3 @@ def _read(path: Path) -> str | None:
             "The configuration cannot be read, the running one stays. file=%s reason=%r", path, str(error)
         )
         return None
-
-
-async def _either(*waits: Coroutine[Any, Any, object]) -> None:
-    """Return when one of the awaitables is done."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            if task.done():
-                task.result()
-    finally:
-        for task in tasks:
-            task.cancel()

@@ -34,6 +34,17 @@ RESET_S = 0.5
 """A reset takes seconds on a real GPU; long enough here for the driver to have been asked in between."""
 
 
+HOLD_S = 2.0
+"""A minute by default, which is long for a show."""
+_CONFIG = f"""\
+apiVersion: nodeagent.io/v1alpha1
+kind: NodeAgentConfig
+health:
+  rules:
+  - {{rule: carrier_down, clearForSeconds: {HOLD_S:g}}}
+"""
+
+
 class DemoError(Exception):
     """The show could not go on; the message says where the agent's log is."""
 
@@ -48,6 +59,16 @@ def main(machine: str, *, once: bool) -> int:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return 0
+
+
+def write(machine: str, root: Path, *, rdma: bool = True) -> str:
+    """Write a machine's files below ``root`` for others to look at; says what is there then. Where a machine
+    is there already it stays, as an init container that is run again must have it."""
+    if (root / ".nodeagent").exists():
+        return f"{root} holds a simulated machine already, which stays as it is"
+    made = Machine.load(machine) if rdma else Machine.load(machine).without_rdma()
+    made.write(root)
+    return f"{root} holds a simulated {made.model.name}: {len(made.gpus)} GPUs, {len(made.pfs)} NICs"
 
 
 class Demo:
@@ -73,6 +94,7 @@ class Demo:
             "simulated;\nthe agent is the real one, a process of its own that speaks to them over real sockets.\n"
         )
         self._machine.write(self._root)
+        self._config.write_text(_CONFIG)
         await self._show_machine()
         async with contextlib.AsyncExitStack() as stack:
             await self._plug_in(stack)
@@ -122,10 +144,8 @@ class Demo:
         except SwitchesError as error:
             self._say(f"left out: it {error}", "")
             return
-        self._config.write_text(
-            "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
-            f"links: {{select: {{netdevs: [{', '.join(names.values())}]}}}}\n"
-        )
+        with self._config.open("a") as config:
+            config.write(f"links: {{select: {{netdevs: [{', '.join(names.values())}]}}}}\n")
         self._say(*(await self._nodeagent("neighbors", "--wait", "5")).splitlines(), "")
 
     async def _nodeagent(self, *arguments: str) -> str:
@@ -146,9 +166,8 @@ class Demo:
 
     def _command(self, *arguments: str) -> list[str]:
         command = [sys.executable, "-m", "nodeagent", *arguments, "--root", str(self._root)]
-        if self._node is None:
-            return command
-        return self._node.command(*command, "--config", str(self._config))
+        command += ["--config", str(self._config)] if arguments[0] in ("run", "neighbors") else []
+        return command if self._node is None else self._node.command(*command)
 
     async def _show_registration(self) -> None:
         self._step("The agent registers with the kubelet")
@@ -208,7 +227,12 @@ class Demo:
         pf = self._offered[nic][0].parent
         self._step(f"Somebody pulls the cable of {nic.rpartition('/')[2]}, and puts it back")
         await self._change(nic, lambda: self._machine.set_link(pf, up=False), "carrier lost", down=True)
-        await self._change(nic, lambda: self._machine.set_link(pf, up=True), "carrier back", down=False)
+        self._machine.set_link(pf, up=True)
+        self._say(
+            f"carrier back: held for {HOLD_S:g} s here, 60 s where nothing is configured; a link that flaps"
+        )
+        self._say("is given back once")
+        await self._change(nic, lambda: None, f"{HOLD_S:g} s with carrier", down=False)
         self._say("")
 
     async def _show_kubelet_restart(self) -> None:

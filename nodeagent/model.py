@@ -26,14 +26,19 @@ class State(StrEnum):
     MISCABLED = "miscabled"
     UNHEALTHY = "unhealthy"
     UNKNOWN = "unknown"
+    UNUSED = "unused"
+    """No link since the boot, and none was expected: not offered, and nobody's alarm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a state is not healthy: ``key`` is from a closed set, ``detail`` is a sentence for a person."""
+    """Why a state is not healthy: ``key`` is from a closed set, ``detail`` is a sentence for a person, which
+    stays the same as long as the fault does. A ``warning`` lessens no state.
+    """
 
     key: str
     detail: str
+    warning: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +270,7 @@ class Neighbor:
     Every text is one line fit for any listener: what does not print is escaped, differently for different
     bytes, so that equal texts were equal on the wire. ``capabilities`` are the enabled ones.
     ``pfc`` lists the priorities with PFC enabled. ``stale``: nobody vouches for it any more, but nobody
-    else has spoken on the link since.
+    else has spoken on the link since. ``confirmed``: it has been heard more than once.
     """
 
     link: str
@@ -281,6 +286,7 @@ class Neighbor:
     pfc: tuple[int, ...] | None = None
     ets: Ets | None = None
     stale: bool = False
+    confirmed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

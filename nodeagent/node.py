@@ -10,27 +10,39 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nodeagent.config import Config, GpuSettings
+import msgspec
+
+from nodeagent.config import Config, GpuSettings, HealthSettings, override
+from nodeagent.health.engine import Expected, Terms
 from nodeagent.health.gpu import Rules
-from nodeagent.host.driver import DriverError, GpuReading
+from nodeagent.health.rules import effective
+from nodeagent.health.vitals import Limits, Mark
+from nodeagent.host.driver import DriverError, GpuReading, GpuVitals
 from nodeagent.host.inotify import CONTENT, Watch
 from nodeagent.host.netlink.events import LinkEvents, NetlinkError, Uevents
+from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.nvml import Nvml
 from nodeagent.host.recorded import PATH as RECORDED
 from nodeagent.host.recorded import Recorded
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
-from nodeagent.sources import gpus, paths, pci
+from nodeagent.model import Finding, Neighbor
+from nodeagent.sources import cabling, gpus, paths, pci, session
+from nodeagent.sources.ledger import Ledger
+from nodeagent.sources.memory import Memory
+from nodeagent.sources.verdicts import Verdicts
 from nodeagent.supervise import keep
 
 if TYPE_CHECKING:  # a neighbor can wait, a device cannot: see watch_lldp
     from nodeagent.links import LinkSelect
     from nodeagent.sources.lldp import LldpSettings
+    from nodeagent.sources.sampler import Sampler
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +69,9 @@ class NoDriver:
     def gpus(self) -> tuple[GpuReading, ...]:
         return ()
 
+    def vitals(self) -> tuple[GpuVitals, ...]:
+        return ()
+
     def wait(self, timeout_s: float) -> tuple[()]:
         raise DriverError(f"there is no driver to wait {timeout_s} s for", absent=True)
 
@@ -75,19 +90,89 @@ def recorded(tree: Tree) -> bool:
     return tree.exists(RECORDED)
 
 
-def driver(tree: Tree, settings: GpuSettings) -> gpus.Driver:
+def driver(tree: Tree, settings: GpuSettings) -> session.Driver:
     """A fresh driver for one session."""
     if settings.driver == "none":
         return NoDriver()
-    return Recorded(tree.root) if recorded(tree) else Nvml()
+    return Recorded(tree.root) if recorded(tree) else Nvml(processes=settings.health.processes)
 
 
 def rules(settings: GpuSettings) -> Rules:
+    health = settings.health
     return Rules(
         fatal=frozenset(settings.fatal_xids),
         ignore=frozenset(settings.ignore_xids),
         clear_after_s=math.inf if settings.xid_clear_seconds is None else settings.xid_clear_seconds,
+        limits=Limits(
+            remapped_rows=health.remapped_rows,
+            sram_uncorrectable=health.sram_uncorrectable,
+            nvlinks=health.nvlinks,
+            nvlink_down_s=health.nvlink_down_seconds,
+            fabric_s=health.fabric_seconds,
+            pcie_width_s=health.pcie_width_seconds,
+            pcie_speed_s=health.pcie_speed_seconds,
+            pcie_clear_s=health.pcie_clear_seconds,
+            clear_s=health.clear_seconds,
+            gap_s=4 * health.read_seconds,
+            grave=frozenset(map(Mark, health.unhealthy)),
+            ignore=frozenset(map(Mark, health.ignore)),
+        ),
     )
+
+
+def terms(settings: HealthSettings) -> Terms:
+    """What NICs are judged by."""
+    return Terms(
+        effective(map(override, settings.rules)),
+        tuple(Expected(one.links, one.speed_mbps) for one in settings.expected),
+        settings.unused,
+        settings.guard.share,
+        settings.guard.seconds,
+    )
+
+
+def memory(settings: HealthSettings, root: Path) -> Memory:
+    """What outlives the agent: one file for the judge of the NICs and the ledger of the GPUs."""
+    return Memory.open(Tree(root).path(settings.state_directory))
+
+
+def verdicts(settings: HealthSettings, memory: Memory) -> Verdicts:
+    """A judge that remembers over a restart."""
+    return Verdicts(terms(settings), memory)
+
+
+def adopt(judge: Verdicts, begun: HealthSettings, now: HealthSettings) -> None:
+    """Judge by a changed configuration; ``begun`` is the one that the agent was started with."""
+    for setting in ("cabling_plan", "state_directory"):
+        if getattr(now, setting) != getattr(begun, setting):
+            log.warning(
+                "A changed setting takes effect when the agent is restarted. setting=health.%s", setting
+            )
+    judge.adopt(terms(now))
+
+
+def explained(judge: Verdicts, ledger: Ledger) -> bytes:
+    """Every PF and GPU with what stands behind its health: a JSON array of ``DeviceView``."""
+    return msgspec.json.encode((*judge.explained(), *ledger.explained())) + b"\n"
+
+
+def permanent_macs() -> dict[str, str | None]:
+    """Of the NICs in this network namespace, by PCI address; empty where the kernel does not say."""
+    try:
+        with Netdevs() as netdevs:
+            found = netdevs.read()
+    except NetlinkError:
+        return {}
+    return {
+        one.pci_address: one.permanent_mac.hex(":") if one.permanent_mac else None
+        for one in found
+        if one.pci_address is not None
+    }
+
+
+def gpus_ledger(settings: GpuSettings, memory: Memory | None = None) -> Ledger:
+    """What stands against the GPUs. Those that are to be left alone are not those that were remembered."""
+    return Ledger(rules(settings), memory if settings.driver != "none" else None)
 
 
 @contextmanager
@@ -141,16 +226,30 @@ def hears(config: Config, tree: Tree) -> bool:
     return config.lldp.source != "none" and (not recorded(tree) or bool(config.links.select.netdevs))
 
 
-async def watch(inventory: Inventory, config: Config, root: Path, node_name: str | None = None) -> None:
-    """State everything, for ever. ``node_name`` is how this node calls itself to switches."""
+async def watch(
+    inventory: Inventory,
+    config: Config,
+    root: Path,
+    node_name: str | None = None,
+    judge: Verdicts | None = None,
+    gpu_ledger: Ledger | None = None,
+    sampling: Callable[[Sampler], object] | None = None,
+) -> None:
+    """State everything, for ever. ``node_name`` is how this node calls itself to switches. Without a ``judge``
+    or a ``gpu_ledger``, one that remembers nothing. ``sampling`` is given the sampler, and each that follows one
+    that failed; without it nothing is sampled."""
     tree = Tree(root)
     if not tree.exists("/sys"):
         raise SysfsError(f"{root} has no /sys: --root takes the root of a machine, a capture or a simulation")
+    judging = judge if judge is not None else Verdicts(terms(config.health))
+    judging.tell(lambda functions: inventory.state("health", functions=functions))
     asked = asyncio.Event()
     looked = pci.Request()
     last: pci.PciFacts | None = None
 
     async def watch_pci() -> None:
+        if not recorded(tree):
+            judging.identify(await asyncio.to_thread(permanent_macs))
         with hints(tree) as waking:
             await pci.watch(tree, waking, stated, interval_s=config.scan_seconds, before=last)
 
@@ -161,21 +260,23 @@ async def watch(inventory: Inventory, config: Config, root: Path, node_name: str
             "pci",
             # A machine does not change its name: one that cannot be read just now would rename every resource.
             product=facts.product or inventory.snapshot.product,
-            functions=facts.functions,
+            functions=judging.facts(facts.functions, facts.links, inventory.snapshot.gpus),
             links=facts.links,
             unreadable=facts.unreadable,
         )
         asked.set()
         looked.make()
 
+    ledger = gpu_ledger if gpu_ledger is not None else gpus_ledger(config.gpu)
+    ledger.tell(lambda found: inventory.state("gpus", gpus=found))
+
     async def watch_gpus() -> None:
         await gpus.watch(
             lambda: driver(tree, config.gpu),
             tree,
-            lambda found: inventory.state("gpus", gpus=found),
+            ledger,
             lambda why: inventory.silence("gpus", why),
-            rules=rules(config.gpu),
-            timeout_s=config.gpu.timeout_seconds,
+            pace=gpus.Pace(timeout_s=config.gpu.timeout_seconds, vitals_s=config.gpu.health.read_seconds),
             hints=asked,
         )
 
@@ -195,10 +296,35 @@ async def watch(inventory: Inventory, config: Config, root: Path, node_name: str
                 link_select(config),
                 lambda: inventory.snapshot.functions,
                 [events, looked],
-                lambda heard, findings: inventory.state("lldp", neighbors=heard, findings=findings),
+                heard,
             )
 
-    works = {"pci": watch_pci, "gpus": watch_gpus, "paths": watch_paths}
+    def heard(neighbors: tuple[Neighbor, ...], findings: tuple[Finding, ...]) -> None:
+        inventory.state("lldp", neighbors=neighbors, findings=findings)
+        judging.neighbors(neighbors)
+
+    async def watch_plan() -> None:
+        plan = config.health.cabling_plan
+        assert plan is not None
+        await cabling.watch(Path(plan), node_name or socket.gethostname(), judging.plan, config.scan_seconds)
+
+    async def watch_samples() -> None:
+        await first_word(inventory)
+        await asyncio.sleep(LLDP_LATER_S)
+        from nodeagent.sources.sampler import Sampler  # noqa: PLC0415
+
+        sampler = Sampler(tree, lambda: inventory.snapshot.functions, judging.samples)
+        assert sampling is not None
+        sampling(sampler)
+        with hints(tree) as waking:
+            await sampler.watch(waking)
+
+    works = {"pci": watch_pci, "gpus": watch_gpus, "paths": watch_paths, "health": judging.run}
+    works["memory"] = judging.memory.run
+    if sampling is not None:
+        works["samples"] = watch_samples
+    if config.health.cabling_plan is not None:
+        works["cabling"] = watch_plan
     if hears(config, tree):
         works["lldp"] = watch_lldp
     async with asyncio.TaskGroup() as group:

@@ -96,6 +96,11 @@ class Offer:
             kinds.append(self._gpu_kind(entry, f"{head}/{entry.name}", uuids, snapshot.paths))
         return tuple(kinds)
 
+    @property
+    def rails(self) -> dict[str, int]:
+        """The rail of each PF that is offered, by PCI address."""
+        return {address: rail for rails in self._rails.values() for address, rail in rails.items()}
+
     def troubles(self, snapshot: Snapshot) -> tuple[Trouble, ...]:
         """What is wrong with this configuration on this machine."""
         return tuple(

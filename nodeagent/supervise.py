@@ -10,7 +10,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -65,3 +66,16 @@ async def keep(
             failed(reason)
         await asyncio.sleep(backoff)
         backoff = min(backoff * 2, max_s)
+
+
+async def either(*waits: Coroutine[Any, Any, object]) -> None:
+    """Return when one of the awaitables is done."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()

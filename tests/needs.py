@@ -11,13 +11,14 @@ import functools
 import importlib.util
 import os
 import shutil
+import sysconfig
 import threading
 from typing import NoReturn
 
 import pytest
 
 _CLONE_NEWNET = 0x4000_0000
-_MODULES = ("pynvml", "scapy")
+_MODULES = ("pynvml", "scapy", "kubernetes_validate", "cel", "helm_python")
 
 
 @functools.cache
@@ -29,7 +30,12 @@ def missing(tool: str) -> str | None:
         return None if os.access("/dev/net/tun", os.R_OK | os.W_OK) else "/dev/net/tun"
     if tool in _MODULES:
         return None if importlib.util.find_spec(tool) else f"the Python module {tool}"
-    return None if shutil.which(tool) else tool
+    return None if which(tool) else tool
+
+
+def which(tool: str) -> str | None:
+    """Where a program is: those that come with the packages for development first."""
+    return shutil.which(tool, path=sysconfig.get_path("scripts")) or shutil.which(tool)
 
 
 def need(*tools: str) -> None:

@@ -23,7 +23,7 @@ from nodeagent.config import Config, PfSelect, VfsEntry
 from nodeagent.host.recorded import Recorded
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.sim.machine import Machine
-from nodeagent.sources import gpus, paths, pci
+from nodeagent.sources import paths, pci, session
 from tests import trees
 
 CDI = "/var/run/cdi"
@@ -71,7 +71,7 @@ def facts(root: Path) -> object:
         version = driver.version()
     finally:
         driver.close()
-    places = [gpus.place(tree, reading.pci_address or "") for reading in readings]
+    places = [session.place(tree, reading.pci_address or "") for reading in readings]
     return pci.scan(tree), paths.look(tree, CDI), readings, version, places
 
 

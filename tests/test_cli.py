@@ -45,7 +45,19 @@ def compare(name: str, text: str) -> None:
 
 @pytest.mark.parametrize(
     "verb",
-    ["", "run", "scan", "config", "config check", "vfs", "vfs apply", "vfs show", "capture", "demo"],
+    [
+        "",
+        "run",
+        "scan",
+        "config",
+        "config check",
+        "doctor",
+        "vfs",
+        "vfs apply",
+        "vfs show",
+        "capture",
+        "demo",
+    ],
 )
 def test_every_verb_teaches_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -60,6 +72,24 @@ def test_every_verb_teaches_itself(verb: str, capsys: pytest.CaptureFixture[str]
 def test_a_scan_of_a_dgx_h100_is_as_reviewed(dgx: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scan", "--root", str(dgx)]) == 0
     compare("scan-dgx-h100.txt", capsys.readouterr().out)
+
+
+def test_a_scan_on_a_narrow_terminal_shortens_uuids_as_far_as_they_differ(dgx: Path) -> None:
+    import asyncio
+
+    from nodeagent import scan
+    from nodeagent.config import Config
+
+    seen = asyncio.run(scan.once(Config(), dgx))
+    wide, narrow = scan.as_table(seen, 200), scan.as_table(seen, 100)
+    assert scan.as_table(seen) == wide
+    gpus = [line for line in narrow.splitlines() if "GPU-" in line]
+    assert len({line.split()[1] for line in gpus}) == 8
+    assert all(line.split()[1] in wide and len(line) <= 100 for line in gpus)
+    alike = ["GPU-3a3372fa-989f", "GPU-3a3372fa-1111", "GPU-61ba988e-3ee2"]
+    assert scan.beginnings(alike) == ["GPU-3a3372fa-9", "GPU-3a3372fa-1", "GPU-61ba988e-3"]
+    assert scan.beginnings([]) == []
+    assert scan.beginnings(["a", "a"]) == ["a", "a"]
 
 
 def test_a_scan_for_programs_is_one_json_object(dgx: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +113,11 @@ def test_a_scan_names_each_fault_with_its_reason(capsys: pytest.CaptureFixture[s
     machine.set_link(0, up=False)
     machine.lose_gpu(1)
     machine.bind("0000:9a:00.2", None)
-    assert main(["scan", "--root", str(root)]) == 0
+    config = tmp_path / "nodeagent.yaml"
+    config.write_text(
+        'apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\nhealth: {expected: [{links: ["*"]}]}\n'
+    )
+    assert main(["scan", "--root", str(root), "--config", str(config)]) == 0
     told = capsys.readouterr().out
     assert "enp24s0np0 0000:18:00.0: down: carrier_down" in told
     assert "gpu_lost" in told
@@ -107,6 +141,21 @@ def test_a_time_that_cannot_pass_is_bad_usage(seconds: str, capsys: pytest.Captu
             main([verb, f"--wait={seconds}"])
         assert ended.value.code == 2
         assert "--wait" in capsys.readouterr().err
+
+
+def test_a_pipe_is_decoded_while_it_is_open(tmp_path: Path) -> None:
+    from tests.test_lldp_pcap import LLDP, pcap
+
+    doing = [sys.executable, "-m", "nodeagent", "decode", "-"]
+    with subprocess.Popen(doing, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(pcap(LLDP))
+        process.stdin.flush()
+        assert b"ifname swp1" in process.stdout.readline()
+        process.stdin.close()
+        assert process.stdout.read() == b""
+    assert process.returncode == 0
 
 
 def test_a_capture_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

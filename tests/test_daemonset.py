@@ -1,4 +1,5 @@
-"""The manifest fits the code: its configuration loads and offers what it says, its paths are the agent's own."""
+"""The manifests fit the code: configurations load and offer what they say, paths are the agent's own, and no
+container has more rights than it needs."""
 
 from __future__ import annotations
 
@@ -9,30 +10,50 @@ from pathlib import Path, PurePosixPath
 import pytest
 import yaml
 
-from nodeagent import cli, scan
+from nodeagent import __version__, cli, scan
 from nodeagent.config import Config, load
+from nodeagent.offer import Offer
 from nodeagent.sim.machine import Machine
 from nodeagent.sinks.files import DEVICE_INFO
 from nodeagent.sinks.registration import LOCK
 from nodeagent.sources import paths
+from tests.manifests import DAEMONSET, OVERLAYS, ROOT, Manifest, built, by_key, named, of_kind, pod_specs
 
-ROOT = Path(__file__).parents[1]
-MANIFEST = list(yaml.safe_load_all((ROOT / "daemonset" / "nodeagent.yaml").read_text()))
-BY_KIND = {document["kind"]: document for document in MANIFEST}
-POD = BY_KIND["DaemonSet"]["spec"]["template"]["spec"]
-INIT, DAEMON = POD["initContainers"][0], POD["containers"][0]
+pytestmark = pytest.mark.needs("kubectl")
+
+POOLS = DAEMONSET / "overlays" / "node-pool"
+CONFIGS = {
+    "base": DAEMONSET / "base" / "node" / "nodeagent.yaml",
+    "dgx-h100": POOLS / "dgx-h100" / "nodeagent.yaml",
+    "dgx-a100": POOLS / "dgx-a100" / "nodeagent.yaml",
+    "kind": DAEMONSET / "overlays" / "kind" / "nodeagent.yaml",
+}
 RESOURCES = {f"nvidia-dgx-h100/nic{rail}": 8 for rail in range(8)} | {"nvidia-dgx-h100/gpu-mem": 632}
 
 
-def config_text() -> str:
-    return BY_KIND["ConfigMap"]["data"]["nodeagent.yaml"]
+def config(name: str = "base") -> Config:
+    return load(CONFIGS[name].read_text(), name=name)
 
 
-def config() -> Config:
-    return load(config_text(), name="the ConfigMap")
+@pytest.fixture(scope="module")
+def pod() -> Manifest:
+    (spec,) = pod_specs(named(built(), "DaemonSet", "nodeagent"))
+    return spec
 
 
-def arguments(container: dict) -> list[str]:
+@pytest.fixture(scope="module")
+def init(pod: Manifest) -> Manifest:
+    (container,) = pod["initContainers"]
+    return container
+
+
+@pytest.fixture(scope="module")
+def daemon(pod: Manifest) -> Manifest:
+    (container,) = pod["containers"]
+    return container
+
+
+def arguments(container: Manifest) -> list[str]:
     """What the program is called with, its own name left out."""
     if "args" in container:
         return container["args"]
@@ -43,16 +64,19 @@ def arguments(container: dict) -> list[str]:
     return words[1 : words.index("||")]
 
 
-def mount_of(container: dict, path: str) -> dict:
+def mount_of(container: Manifest, path: str) -> Manifest:
     """The mount that a path of the container lies in: the deepest one."""
     found = [one for one in container["volumeMounts"] if PurePosixPath(path).is_relative_to(one["mountPath"])]
     assert found, f"{path} is in no mount of {container['name']}"
     return max(found, key=lambda one: len(one["mountPath"]))
 
 
-def host_path(name: str) -> str | None:
-    (volume,) = (one for one in POD["volumes"] if one["name"] == name)
-    return volume.get("hostPath", {}).get("path")
+def volume(pod: Manifest, name: str) -> Manifest:
+    (one,) = (one for one in pod["volumes"] if one["name"] == name)
+    return one
+
+
+# What is offered
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +86,51 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-async def test_its_configuration_offers_what_pods_are_told_to_ask_for(root: Path) -> None:
-    seen = await scan.once(config(), root)
-    assert {name: sum(len(one.ids) for one in devices) for name, devices in seen.resources} == RESOURCES
+async def offered(name: str, root: Path) -> dict[str, int]:
+    seen = await scan.once(config(name), root)
     assert not seen.troubles
+    return {resource: sum(len(one.ids) for one in devices) for resource, devices in seen.resources}
 
 
-async def test_the_pod_in_the_readme_asks_for_what_is_offered(root: Path) -> None:
+@pytest.mark.parametrize("name", ["base", "dgx-h100"])
+async def test_a_dgx_h100_offers_what_pods_are_told_to_ask_for(name: str, root: Path) -> None:
+    assert await offered(name, root) == RESOURCES
+
+
+async def test_the_laptops_machine_offers_the_same_and_no_node_that_a_laptop_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (spec,) = pod_specs(named(built("overlays/kind"), "DaemonSet", "nodeagent"))
+    written = [str(tmp_path) if word == "/machine" else word for word in spec["initContainers"][0]["args"]]
+    assert cli.main(written) == 0
+    assert "a simulated dgx-h100: 8 GPUs, 13 NICs" in capsys.readouterr().out
+    seen = await scan.once(config("kind"), tmp_path)
+    assert {name: sum(len(one.ids) for one in devices) for name, devices in seen.resources} == RESOURCES
+    assert not any(function.rdma for function in seen.snapshot.functions)
+    for kind in Offer(config("kind")).kinds(seen.snapshot):
+        first = next(one.ids[0] for one in kind.devices(seen.snapshot))
+        given = kind.allocate(seen.snapshot, (first,))
+        assert not given.device_nodes
+        assert not given.cdi_devices
+    # An init container that is run again finds what it has made.
+    assert cli.main(written) == 0
+    assert "already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_each_configuration_is_good_and_in_its_config_map(name: str) -> None:
+    config(name)
+    overlay = {"base": "", "kind": "overlays/kind"}.get(name, "overlays/node-pool")
+    suffix = f"-{name}" if overlay.endswith("node-pool") else ""
+    held = named(built(overlay), "ConfigMap", f"nodeagent{suffix}")["data"]["nodeagent.yaml"]
+    assert held == CONFIGS[name].read_text()
+
+
+def test_the_base_changes_no_machine() -> None:
+    assert config().vfs == ()
+
+
+async def test_the_pod_in_the_readme_asks_for_what_is_offered() -> None:
     readme = (ROOT / "README.md").read_text()
     (text,) = (
         one
@@ -83,21 +145,21 @@ async def test_the_pod_in_the_readme_asks_for_what_is_offered(root: Path) -> Non
             assert "/" not in name or 0 < int(count) <= RESOURCES[name]
 
 
-@pytest.mark.parametrize(
-    ("container", "verb"), [(INIT, "_vfs_apply"), (DAEMON, "_run")], ids=["vfs", "nodeagent"]
-)
-def test_its_command_lines_are_understood(container: dict, verb: str) -> None:
-    options = cli._parser().parse_args(arguments(container))
-    assert options.verb.__name__ == verb
-    assert options.root == Path("/host")
-    # The whole ConfigMap is mounted: a file mounted by subPath would never change.
-    mount = mount_of(container, str(options.config))
-    assert "subPath" not in mount
-    assert options.config.name in BY_KIND["ConfigMap"]["data"]
-    assert (
-        next(one for one in POD["volumes"] if one["name"] == mount["name"])["configMap"]["name"]
-        == "nodeagent"
-    )
+# Whether it runs
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_its_command_lines_are_understood(overlay: str) -> None:
+    for spec in (spec for one in of_kind(built(overlay), "DaemonSet") for spec in pod_specs(one)):
+        for container in (*spec["initContainers"], *spec["containers"]):
+            options = cli._parser().parse_args(arguments(container))
+            if (file := getattr(options, "config", None)) is None:
+                continue
+            # The whole ConfigMap is mounted: a file mounted by subPath would never change.
+            mount = mount_of(container, str(file))
+            assert "subPath" not in mount
+            held = named(built(overlay), "ConfigMap", volume(spec, mount["name"])["configMap"]["name"])
+            assert PurePosixPath(file).name in held["data"]
 
 
 READ = (
@@ -111,11 +173,10 @@ READ = (
 
 
 @pytest.mark.parametrize("path", READ)
-def test_what_is_read_is_mounted_from_where_it_lies(path: str) -> None:
-    mount = mount_of(DAEMON, f"/host{path}")
-    lies_at = host_path(mount["name"])
+def test_what_is_read_is_mounted_from_where_it_lies(path: str, pod: Manifest, daemon: Manifest) -> None:
+    mount = mount_of(daemon, f"/host{path}")
+    lies_at = volume(pod, mount["name"])["hostPath"]["path"]
     # /proc/net is a link to the reader's own; the first process of the host has the host's.
-    assert lies_at is not None
     assert f"/host{lies_at.replace('/proc/1/net', '/proc/net')}" == mount["mountPath"]
 
 
@@ -124,57 +185,142 @@ def test_what_is_read_is_mounted_from_where_it_lies(path: str) -> None:
     [
         f"/host{DEVICE_INFO}",
         f"/host{config().cdi.directory}",
+        f"/host{config().health.state_directory}",
         f"/var/lib/kubelet/device-plugins/{LOCK}",
         "/var/lib/kubelet/plugins_registry/nodeagent.sock",
     ],
 )
-def test_what_is_written_can_be(path: str) -> None:
-    assert not mount_of(DAEMON, path).get("readOnly", False)
+def test_what_is_written_can_be(path: str, daemon: Manifest) -> None:
+    assert not mount_of(daemon, path).get("readOnly", False)
 
 
-def test_nothing_else_of_the_host_can_be_written() -> None:
-    writable = {one["name"] for one in DAEMON["volumeMounts"] if not one.get("readOnly", False)}
-    assert writable == {"cni", "cdi", "device-plugins", "plugins-registry"}
-    assert {one["name"] for one in INIT["volumeMounts"] if not one.get("readOnly", False)} == {"sys"}
+def test_nothing_else_of_the_host_can_be_written(init: Manifest, daemon: Manifest) -> None:
+    def writable(container: Manifest) -> set[str]:
+        return {one["name"] for one in container["volumeMounts"] if not one.get("readOnly", False)}
+
+    assert writable(daemon) == {"cni", "cdi", "state", "device-plugins", "plugins-registry"}
+    assert writable(init) == {"sys"}
 
 
-def test_every_volume_is_mounted_and_every_mount_has_one() -> None:
-    mounted = {one["name"] for container in (INIT, DAEMON) for one in container["volumeMounts"]}
-    assert mounted == {one["name"] for one in POD["volumes"]}
-
-
-def test_it_has_no_more_rights_than_it_says() -> None:
-    for container, added in ((INIT, ["NET_ADMIN"]), (DAEMON, ["NET_RAW"])):
-        context = container["securityContext"]
-        assert context["capabilities"]["drop"] == ["ALL"]
-        assert context["capabilities"].get("add") == added
-        assert not context.get("privileged", False)
-        assert not context["allowPrivilegeEscalation"]
-        assert context["readOnlyRootFilesystem"]
-    assert not POD["automountServiceAccountToken"]
-
-
-def test_its_probes_and_its_port_are_where_it_listens() -> None:
-    (port,) = DAEMON["ports"]
-    assert config().listen == f":{port['containerPort']}"
-    for probe, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
-        assert DAEMON[probe]["httpGet"] == {"path": path, "port": port["name"]}
+def test_its_probes_and_its_port_are_where_it_listens(daemon: Manifest) -> None:
+    (port,) = daemon["ports"]
+    for name in CONFIGS:
+        assert config(name).listen == f":{port['containerPort']}"
+    for probe, path in (
+        ("startupProbe", "/healthz"),
+        ("livenessProbe", "/healthz"),
+        ("readinessProbe", "/readyz"),
+    ):
+        assert daemon[probe]["httpGet"] == {"path": path, "port": port["name"]}
 
 
 def test_an_update_never_runs_two_agents_on_a_node() -> None:
-    assert BY_KIND["DaemonSet"]["spec"]["updateStrategy"]["rollingUpdate"]["maxSurge"] == 0
+    strategy = named(built(), "DaemonSet", "nodeagent")["spec"]["updateStrategy"]
+    assert strategy["type"] == "RollingUpdate"
+    assert strategy["rollingUpdate"]["maxSurge"] == 0
 
 
-def test_the_image_is_of_this_version() -> None:
-    from nodeagent import __version__
-
-    assert {container["image"] for container in (INIT, DAEMON)} == {f"nodeagent:{__version__}"}
-    assert f"ARG VERSION={__version__}\n" in (ROOT / "Dockerfile").read_text()
+def test_a_stop_runs_nothing_that_could_take_devices_away(daemon: Manifest) -> None:
+    assert "lifecycle" not in daemon
 
 
-def test_the_images_packages_are_those_that_are_tested() -> None:
-    def pins(name: str) -> set[str]:
-        return set(re.findall(r"^([a-z0-9-]+==\S+)", (ROOT / "hack" / name).read_text(), re.M))
+# Every overlay
 
-    assert pins("requirements-run.txt") <= pins("requirements.txt")
-    assert len(pins("requirements-run.txt")) > 6
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_its_objects_have_names_of_their_own_and_our_labels(overlay: str) -> None:
+    for (_, kind, namespace, _), one in by_key(built(overlay)).items():
+        labels = one["metadata"]["labels"]
+        assert labels["app.kubernetes.io/part-of"] == "nodeagent", kind
+        assert namespace in ("", "nodeagent")
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_volume_is_mounted_and_every_mount_has_one(overlay: str) -> None:
+    for spec in (spec for one in built(overlay) for spec in pod_specs(one)):
+        containers = (*spec.get("initContainers", ()), *spec["containers"])
+        mounted = {one["name"] for container in containers for one in container.get("volumeMounts", ())}
+        assert mounted == {one["name"] for one in spec["volumes"]}
+
+
+GRANTED = {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW"], "machine": [], "controller": []}
+GRANTED_IN = {
+    "overlays/kind": {"nodeagent": [], "machine": []},
+    "overlays/optics": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "NET_ADMIN"]},
+}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_no_container_has_more_rights_than_it_says(overlay: str) -> None:
+    for spec in (spec for one in built(overlay) for spec in pod_specs(one)):
+        assert not spec.get("hostPID", False)
+        assert not spec.get("hostIPC", False)
+        for container in (*spec.get("initContainers", ()), *spec["containers"]):
+            context = spec["securityContext"] | container["securityContext"]
+            assert context["capabilities"]["drop"] == ["ALL"]
+            added = context["capabilities"].get("add", [])
+            assert added == GRANTED_IN.get(overlay, GRANTED)[container["name"]]
+            assert not context.get("privileged", False)
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+            # Root is who must be: the owner of the kubelet's folders and of sysfs.
+            assert (context["runAsUser"] == 0) is (container["name"] != "controller")
+            assert context.get("runAsNonRoot", False) is (container["name"] == "controller")
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_tokens_are_mounted_where_they_are_used_and_nowhere_else(overlay: str) -> None:
+    for account in of_kind(built(overlay), "ServiceAccount"):
+        assert account["automountServiceAccountToken"] is False
+    for one in of_kind(built(overlay), "DaemonSet"):
+        (spec,) = pod_specs(one)
+        assert spec["automountServiceAccountToken"] is False
+        assert "token" not in {mount["name"] for mount in spec["initContainers"][0]["volumeMounts"]}
+        mount = mount_of(spec["containers"][0], "/var/run/secrets/kubernetes.io/serviceaccount/token")
+        assert {key for source in volume(spec, mount["name"])["projected"]["sources"] for key in source} == {
+            "serviceAccountToken",
+            "configMap",
+            "downwardAPI",
+        }
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_image_is_of_this_version(overlay: str) -> None:
+    images = {
+        container["image"]
+        for one in built(overlay)
+        for spec in pod_specs(one)
+        for container in (*spec.get("initContainers", ()), *spec["containers"])
+    }
+    assert images == {f"nodeagent:{__version__}"}
+
+
+def test_two_controllers_never_share_a_node_and_one_stays_through_a_drain() -> None:
+    manifests = built("overlays/controller")
+    deployment = named(manifests, "Deployment", "nodeagent-controller")["spec"]
+    assert deployment["replicas"] == 2
+    (term,) = deployment["template"]["spec"]["affinity"]["podAntiAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+    labels = deployment["template"]["metadata"]["labels"]
+    budget = named(manifests, "PodDisruptionBudget", "nodeagent-controller")["spec"]
+    policy = named(manifests, "NetworkPolicy", "nodeagent-controller")["spec"]
+    for selector in (
+        term["labelSelector"],
+        deployment["selector"],
+        budget["selector"],
+        policy["podSelector"],
+    ):
+        assert selector["matchLabels"].items() <= labels.items()
+    assert budget["maxUnavailable"] == 1
+
+
+def test_no_selector_of_one_takes_the_pods_of_another() -> None:
+    manifests = built("overlays/controller")
+    agent = named(manifests, "DaemonSet", "nodeagent")["spec"]["selector"]["matchLabels"]
+    controller = named(manifests, "Deployment", "nodeagent-controller")["spec"]["template"]["metadata"]
+    assert not agent.items() <= controller["labels"].items()
+    one, other = (found["spec"] for found in of_kind(built("overlays/node-pool"), "DaemonSet"))
+    assert not one["selector"]["matchLabels"].items() <= other["template"]["metadata"]["labels"].items()

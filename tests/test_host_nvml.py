@@ -318,7 +318,7 @@ def test_an_xid_ends_a_wait_that_is_under_way(nvml, machine):
     nvml.gpus()
     nvml.send("wait", 30)
     machine.set(gpu(0), gpu(1), f"event 1 0 {XID} 48")
-    assert nvml.receive() == [{"uuid": "GPU-0", "xid": 48}]
+    assert nvml.receive() == [{"uuid": "GPU-0", "xid": 48, "unavailable": False}]
 
 
 def test_an_event_that_is_no_xid_only_asks_for_a_reading(nvml, machine):
@@ -393,6 +393,7 @@ import asyncio, sys
 from nodeagent.host.nvml import Nvml
 from nodeagent.host.sysfs import Tree
 from nodeagent.sources import gpus
+from nodeagent.sources.ledger import Ledger
 
 async def main():
     heard = asyncio.Queue()
@@ -404,8 +405,11 @@ async def main():
         print("state", *said, flush=True)
     def silence(why):
         print("silence", why, flush=True)
+    ledger = Ledger()
+    ledger.tell(state)
     watching = asyncio.create_task(gpus.watch(
-        Nvml, Tree(sys.argv[1]), state, silence, timeout_s=0.3, interval_s=0.2, absent_s=0.1))
+        Nvml, Tree(sys.argv[1]), ledger, silence,
+        pace=gpus.Pace(timeout_s=0.3, interval_s=0.2, vitals_s=0.2, absent_s=0.1)))
     told = await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     while "freed" in told and gpus.stuck_threads():
         await asyncio.sleep(0.01)

@@ -42,6 +42,13 @@ def test_a_silent_port_has_its_likely_reason_by_driver(driver, device, says):
     assert says in found.detail
 
 
+def test_a_port_that_sends_what_is_no_lldp_is_not_said_to_be_silent():
+    (found,) = findings([Near("swp1", driver="ice", quiet=True, malformed="no chassis ID at byte 14")], ())
+    assert found.key == "silent_port"
+    assert "are none (no chassis ID at byte 14)" in found.detail
+    assert "ethtool" not in found.detail
+
+
 def test_a_port_that_hears_only_ourselves_is_another_finding():
     assert keys(Near("swp1", quiet=True, hears_itself=True)) == [("swp1", "own_frames")]
     assert keys(Near("swp1", quiet=False, hears_itself=True)) == []

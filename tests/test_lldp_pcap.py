@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nodeagent.lldp.describe import decode_file, line, lines
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
-from nodeagent.lldp.pcap import Packet, PcapError, lldp_frame, packets
+from nodeagent.lldp.pcap import BLOCK_MAX, Packet, PcapError, lldp_frame, packets
 from nodeagent.lldp.tlv import encode
 from nodeagent.lldp.values import (
     Application,
@@ -231,6 +231,46 @@ def test_a_corrupt_length_allocates_nothing():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1_000_000
+
+
+def test_a_file_costs_the_memory_of_one_packet():
+    """A gigabyte of them would cost as much as this."""
+    some = pcap(LLDP, *[bytes(1500)] * 100)
+    left = [some[:24], *[some[24:]] * 200]
+
+    def read(size: int) -> bytes:
+        if left and not left[0]:
+            left.pop(0)
+        part, left[:1] = (left[0][:size], [left[0][size:]]) if left else (b"", [])
+        return part
+
+    tracemalloc.start()
+    assert sum(1 for _ in decode_file(read)) == 200
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+@pytest.mark.parametrize("claim", [pcap() + struct.pack("<4I", 0, 0, BLOCK_MAX + 1, BLOCK_MAX + 1), None])
+def test_a_size_that_no_packet_has_is_not_kept_even_where_the_file_is_as_long(claim):
+    head = claim or section("<") + struct.pack("<III", 6, BLOCK_MAX + 16, 0)
+    left = [*[head[at : at + 1] for at in range(len(head))], *[bytes(1 << 16)] * (BLOCK_MAX // (1 << 16) + 1)]
+    error = drained(decode_file(lambda size: left.pop(0)[:size] if left else b""))[1]
+    assert "and none has more than 16 MiB" in str(error)
+
+
+@given(st.lists(st.integers(1, 64), min_size=1, max_size=8), st.booleans())
+def test_how_a_pipe_is_cut_makes_no_difference(sizes, ng):
+    data = GOOD + enhanced("<", LLDP) if ng else pcap(LLDP, OTHER, LLDP)
+    at = turn = 0
+
+    def read(size: int) -> bytes:
+        nonlocal at, turn
+        part = data[at : at + min(size, sizes[turn % len(sizes)])]
+        at, turn = at + len(part), turn + 1
+        return part
+
+    assert list(lines(read, as_json=True)) == list(lines(data, as_json=True))
 
 
 captures = st.sampled_from(

@@ -9,14 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.host.netlink.dcb import DcbSocket, ieee_of
-from nodeagent.host.netlink.events import NetlinkError
-from nodeagent.host.netlink.netdevs import Netdevs, messages, netdev_of
+from nodeagent.host.netlink.message import NetlinkError, attribute, messages
+from nodeagent.host.netlink.netdevs import Netdevs, netdev_of
 from nodeagent.model import Ets
 from tests.netns import Netns, veth
-
-
-def attribute(kind: int, value: bytes) -> bytes:
-    return struct.pack("=HH", 4 + len(value), kind) + value + b"\0" * (-len(value) % 4)
 
 
 @pytest.mark.needs("root", "ip", "nsenter")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -371,6 +373,67 @@ async def test_a_folder_that_cannot_hold_a_socket_is_the_reason(monkeypatch: pyt
         made = w.plugins._places[place.resource].endpoint
         with pytest.raises(BindError, match="cannot listen on"):
             await made.start(w.directory / ("deep" * 30) / "a.sock")
+
+
+async def test_a_folder_that_takes_no_lock_is_the_reason_until_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registration, "LOCK_AGAIN_S", 0.01)
+    async with world() as w:
+        await w.kubelet.start()
+        lock = w.directory / "device-plugins" / registration.LOCK
+        lock.mkdir()
+        w.plugins.tell([Lamps("example.com/a")], Snapshot())
+        w.run()
+        async with asyncio.timeout(10):
+            while "nodeagent.lock cannot be opened: Is a directory" not in w.plugins.statuses()[0].reason:
+                await asyncio.sleep(0.01)
+        assert "mount the kubelet's folder read-write" in w.plugins.statuses()[0].reason
+        lock.rmdir()
+        await w.offered("example.com/a", 2)
+
+
+READ_ONLY = """
+import asyncio, subprocess, sys
+from pathlib import Path
+from nodeagent.model import Snapshot
+from nodeagent.sim.kubelet import Kubelet
+from nodeagent.sinks import registration
+from tests.test_registration import Lamps, World
+
+registration.LOCK_AGAIN_S = 0.01
+
+async def main():
+    w = World(Path(sys.argv[1]))
+    await w.kubelet.start()
+    place = str(w.directory / "device-plugins")
+    subprocess.run(["mount", "--bind", "-o", "ro", place, place], check=True)
+    w.plugins.tell([Lamps("example.com/a")], Snapshot())
+    w.run()
+    while "it is mounted read-only" not in w.plugins.statuses()[0].reason:
+        await asyncio.sleep(0.01)
+    print(w.plugins.statuses()[0].reason)
+    subprocess.run(["umount", place], check=True)
+    await w.offered("example.com/a", 2)
+    await w.end()
+    await w.kubelet.stop()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.needs("root", "unshare", "mount")
+def test_a_folder_that_is_read_only_is_waited_for() -> None:
+    with TemporaryDirectory(prefix="na-") as folder:
+        told = subprocess.run(
+            ["unshare", "-m", "--propagation", "private", sys.executable, "-c", READ_ONLY, folder],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert told.returncode == 0, told.stderr
+    assert f"{folder}/device-plugins/nodeagent.lock cannot be opened: it is mounted read-only" in told.stdout
 
 
 async def test_a_kubelet_whose_socket_listens_late_is_registered_with_as_soon_as_it_does() -> None:

@@ -334,7 +334,7 @@ def test_vf_addresses_cross_functions_devices_and_buses():
 )
 def test_what_is_done_and_undone_leaves_the_machine_as_it_was(do, undo, tmp_path):
     machine, root = small(tmp_path)
-    counters = r"/\.nodeagent/uevent|.*/net/.*/carrier_(changes|up_count|down_count)"
+    counters = r"/\.nodeagent/(uevent|samples\.json)|.*/net/.*/carrier_(changes|up_count|down_count)"
     before = tree_of(root, but=counters)
     do(machine)
     check_invariants(machine, root)
@@ -573,14 +573,14 @@ async def test_vfs_are_seen_one_by_one_and_the_count_after_the_last(tmp_path):
         assert names == [
             *("0000:18:00.1", "virtfn0", "enp24s0v0", "mlx5_2"),
             *("0000:18:00.2", "virtfn1", "enp24s0v1", "mlx5_3"),
-            *("sriov_numvfs", "uevent"),
+            *("sriov_numvfs", "samples.json", "uevent"),
         ]
         machine.set_vfs(0, 0)
         names = await seen(watch, "uevent")
         assert names == [
             *("virtfn1", "mlx5_3", "enp24s0v1", "0000:18:00.2"),
             *("virtfn0", "mlx5_2", "enp24s0v0", "0000:18:00.1"),
-            *("sriov_numvfs", "uevent"),
+            *("sriov_numvfs", "samples.json", "uevent"),
         ]
 
 

@@ -5,14 +5,18 @@ import contextlib
 import json
 import logging
 import threading
+import time
 
 import pytest
 
-from nodeagent.host.driver import DriverError, GpuReading
+from nodeagent.health.samples import Source, known
+from nodeagent.host.driver import DriverError, GpuReading, GpuVitals
 from nodeagent.host.recorded import PATH, Recorded
 from nodeagent.host.sysfs import Tree
 from nodeagent.model import HEALTHY, State
 from nodeagent.sources import gpus
+from nodeagent.sources.ledger import Ledger
+from nodeagent.sources.memory import Memory, boot_id
 
 
 def recorded(index, **parts):
@@ -53,6 +57,11 @@ class Heard:
         self.gpus = None
         self.silent = None
         self.news = asyncio.Event()
+        self.samples = []
+        self.ledger = None
+
+    def sampled(self, samples):
+        self.samples.append(samples)
 
     def state(self, all_gpus):
         self.gpus, self.silent = all_gpus, None
@@ -85,10 +94,14 @@ def machine(tmp_path):
 
 
 @contextlib.asynccontextmanager
-async def watching(driver, root, **settings):
+async def watching(driver, root, rules=None, memory=None, **settings):
     heard = Heard()
-    settings = {"interval_s": 0.05, "absent_s": 0.05, "timeout_s": 5.0} | settings
-    task = asyncio.create_task(gpus.watch(driver, Tree(root), heard.state, heard.silence, **settings))
+    pace = {"interval_s": 0.05, "vitals_s": 0.05, "absent_s": 0.05, "timeout_s": 5.0}
+    pace |= {name: settings.pop(name) for name in pace if name in settings}
+    heard.ledger = Ledger(rules, memory)
+    heard.ledger.tell(heard.state, heard.sampled)
+    settings["pace"] = gpus.Pace(**pace)
+    task = asyncio.create_task(gpus.watch(driver, Tree(root), heard.ledger, heard.silence, **settings))
     task.add_done_callback(lambda _: heard.news.set())
     try:
         yield heard
@@ -131,7 +144,6 @@ async def test_an_unreadable_numa_node_costs_only_itself(machine):
 
 
 async def test_an_xid_is_stated_and_counted_each_time_and_a_reset_clears_it(machine):
-    gpus.xids.clear()
     async with on(machine, interval_s=60) as heard:
         await heard.keys("", "")
         machine.events = [{"sequence": 1, "uuid": "GPU-1", "xid": 79}] * 1
@@ -143,7 +155,7 @@ async def test_an_xid_is_stated_and_counted_each_time_and_a_reset_clears_it(mach
         await heard.keys("", "recovery_gpu_reset xid_79")
         machine.set(recorded(0), recorded(1))
         await heard.keys("", "")
-    assert gpus.xids == {("GPU-1", 79): 2}
+    assert heard.ledger.xids == {("GPU-1", 79): 2}
 
 
 async def test_a_gpu_that_vanishes_is_kept_as_lost_and_comes_back(machine):
@@ -221,6 +233,197 @@ async def test_a_gpu_that_cannot_be_told_is_left_out_and_said_once(machine, capl
     assert caplog.text.count("A GPU is not offered") == 1
 
 
+# Vitals
+
+
+async def test_vitals_are_told_as_samples_and_judged(machine):
+    values = {"gpu_celsius": 40, "gpu_row_remap_failed": 0, "gpu_nvlink_up/17": 1}
+    machine.set(recorded(0, values=values, texts={"gpu_serial": "1"}), recorded(1))
+    async with on(machine) as heard:
+        await heard.keys("", "")
+        await heard.until(lambda: heard.samples)
+        machine.events = [{"sequence": n, "uuid": "GPU-0", "xid": 13} for n in (1, 2)]
+        machine.set(recorded(0, values=values | {"gpu_row_remap_failed": 1}), recorded(1))
+        await heard.keys("remap_failed", "")
+        assert not heard.gpus[0].health.allocatable
+    told = heard.samples
+    first, second = told[0]
+    assert (first.device, first.source, second.device) == ("GPU-0", Source.GPU, "GPU-1")
+    assert first.values == values
+    assert told[-1][0].values == values | {"gpu_row_remap_failed": 1, "gpu_xids/13": 2}
+    assert first.texts == {
+        "gpu_serial": "1",
+        "gpu_driver": "580.95.05",
+        "gpu_recovery_action": "none",
+    }
+    assert 0 < first.at <= time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert all(known(name) for sample in told[0] for name in sample.values)
+
+
+async def test_vitals_that_cannot_be_are_left_out_and_named_once(machine, caplog):
+    absurd = {"gpu_pcie_width": 2**32 - 1, "gpu_celsius": -300, "gpu_nvlink_up/x": 1, "rm -rf": 1}
+    machine.set(recorded(0, values=absurd | {"gpu_memory_celsius": 41}))
+    async with on(machine) as heard:
+        await heard.until(lambda: len(heard.samples) > 3)
+    assert [sample.values for sample in heard.samples[-1]] == [{"gpu_memory_celsius": 41}]
+    assert caplog.text.count("tells what cannot be") == 1
+    assert all(repr(name) in caplog.text for name in absurd)
+
+
+async def test_vitals_that_fail_cost_nothing_else_and_are_said_once(machine, caplog):
+    machine.set(recorded(0), recorded(1), failure={"call": "vitals", "error": "Unknown Error"})
+    async with on(machine) as heard:
+        await heard.keys("", "")
+        for _ in range(10):
+            heard.news.clear()
+            await heard.news.wait()
+        assert heard.silent is None
+    assert caplog.text.count("vitals of the GPUs cannot be read") == 1
+
+
+async def test_memory_is_told_by_container_and_never_by_process(machine):
+    inner, outer = "ab" * 32, "cd" * 32
+    scope = f"0::/docker/{outer}/kubepods.slice/kubepods-pod1.slice/cri-containerd-{inner}.scope\n"
+    for pid, text in (("11", scope), ("12", scope), ("13", "0::/user.slice\n")):
+        (machine.root / "proc" / pid).mkdir(parents=True)
+        (machine.root / "proc" / pid / "cgroup").write_text(text)
+    used = [
+        {"pid": pid, "memory_bytes": size} for pid, size in ((11, 5), (12, 7), (13, 9), (14, 1), (13, None))
+    ]
+    machine.set(recorded(0, processes=used), recorded(1, processes=[]))
+    async with on(machine) as heard:
+        await heard.until(lambda: heard.samples)
+    first, second = heard.samples[0]
+    assert first.values == {
+        "gpu_processes": 5,
+        f"gpu_container_memory_bytes/{inner}": 12,
+        "gpu_container_memory_bytes/host": 9,
+        "gpu_container_memory_bytes/unknown": 1,
+    }
+    assert second.values == {"gpu_processes": 0}
+
+
+async def test_an_event_asks_for_vitals_too(machine):
+    async with on(machine, interval_s=3600, vitals_s=3600) as heard:
+        await heard.keys("", "")
+        await heard.until(lambda: heard.samples)
+        machine.set(recorded(0, values={"gpu_row_remap_pending": 1}), recorded(1))
+        await heard.keys("remap_pending", "")
+
+
+async def test_an_unavailable_gpu_is_condemned_alone(machine):
+    async with on(machine) as heard:
+        await heard.keys("", "")
+        machine.events = [{"sequence": 1, "uuid": "GPU-1", "xid": None, "unavailable": True}]
+        machine.set(recorded(0), recorded(1, recovery_action="gpu_reset"))
+        await heard.keys("", "recovery_gpu_reset gpu_unavailable")
+        machine.set(recorded(0), recorded(1))
+        await heard.keys("", "")
+
+
+async def test_a_driver_that_hangs_in_the_vitals_is_still_listened_to_without_them(tmp_path, caplog):
+    hung = []
+
+    def make():
+        hung.append(Scripted(hold=("vitals",)))
+        return hung[-1]
+
+    async with watching(make, tmp_path, timeout_s=0.1) as heard:
+        await heard.keys("")
+        await heard.until(lambda: len(hung) > 1 and hung[1].listed > 3)
+        assert (heard.silent, heard.samples) == (None, [])
+        assert len(hung) == 2
+        for one in hung:
+            one.release.set()
+    assert "no vitals are read for 600 s" in caplog.text
+
+
+async def test_each_gpu_is_explained_and_counted_for_metrics(machine):
+    values = {"gpu_row_remap_failed": 1, "gpu_pcie_width": 16, "gpu_pcie_width_max": 16}
+    async with on(machine) as heard:
+        await heard.keys("", "")
+        machine.set(recorded(0, values=values), recorded(1))
+        await heard.keys("remap_failed", "")
+        first, second = heard.ledger.explained()
+        figures = heard.ledger.figures()
+    assert (first.name, first.state, first.allocatable) == ("GPU0", State.UNHEALTHY, False)
+    assert {rule.phase for rule in second.rules} == {"unknown"}
+    phases = {rule.rule: rule.phase for rule in first.rules}
+    assert (phases["remap_failed"], phases["pcie_width"], phases["nvlink_down"]) == (
+        "active",
+        "quiet",
+        "unknown",
+    )
+    assert figures["GPU-0"].transitions == {("healthy", "unhealthy"): 1}
+    assert figures["GPU-0"].values == {"remap_failed": 1, "pcie_width": 16}
+    assert figures["GPU-1"].transitions == {}
+
+
+# What outlives the process
+
+
+async def test_what_stood_stands_after_a_restart_and_a_reset_meanwhile_is_seen(machine, tmp_path):
+    folder = tmp_path / "state"
+    memory = Memory.open(folder)
+    writing = asyncio.create_task(memory.run())
+    async with on(machine, memory=memory) as heard:
+        await heard.keys("", "")
+        machine.events = [{"sequence": 1, "uuid": "GPU-1", "xid": 79}]
+        machine.set(recorded(0, values={"gpu_nvlink_up/12": 1}), recorded(1, recovery_action="gpu_reset"))
+        await heard.keys("", "recovery_gpu_reset xid_79")
+    writing.cancel()
+    await asyncio.wait([writing])
+    async with on(machine, memory=Memory.open(folder)) as heard:
+        await heard.keys("", "recovery_gpu_reset xid_79")
+    machine.set(recorded(0), recorded(1))
+    async with on(machine, memory=Memory.open(folder)) as heard:
+        await heard.keys("", "")
+
+
+async def test_another_boot_has_forgotten(machine, tmp_path):
+    memory = Memory.open(tmp_path / "state")
+    writing = asyncio.create_task(memory.run())
+    async with on(machine, memory=memory) as heard:
+        await heard.keys("", "")
+        machine.events = [{"sequence": 1, "uuid": "GPU-1", "xid": 79}]
+        machine.set(recorded(0), recorded(1))
+        await heard.keys("", "xid_79")
+    writing.cancel()
+    await asyncio.wait([writing])
+    file = tmp_path / "state" / "health.json"
+    file.write_text(file.read_text().replace(boot_id(), "0b5a4c8e-0000-4000-8000-000000000000"))
+    async with on(machine, memory=Memory.open(tmp_path / "state")) as heard:
+        await heard.keys("", "")
+
+
+async def test_a_driver_that_is_silent_after_the_restart_leaves_what_was_known(machine, tmp_path):
+    memory = Memory.none()
+    async with on(machine, memory=memory) as heard:
+        await heard.keys("", "")
+        machine.events = [{"sequence": 1, "uuid": "GPU-1", "xid": 79}]
+        machine.set(recorded(0), recorded(1))
+        await heard.keys("", "xid_79")
+    machine.set(failure={"call": "list", "error": "Unknown Error"})
+    async with on(machine, memory=memory) as heard:
+        await heard.until(lambda: heard.silent is not None)
+    assert [gpu.health.allocatable for gpu in heard.gpus] == [True, False]
+
+
+async def test_a_quiet_machine_writes_nothing(machine):
+    kept = []
+
+    class Counting(Memory):
+        def keep(self, room, values):
+            before = self._kept.get(room)
+            super().keep(room, values)
+            kept.append(self._kept[room] is not before)
+
+    async with on(machine, memory=Counting(None, None)) as heard:
+        await heard.keys("", "")
+        await heard.until(lambda: len(kept) > 10)
+    assert kept[1:] == [False] * (len(kept) - 1)
+
+
 class Scripted:
     """A driver with one GPU whose calls can be held; each instance is one session's."""
 
@@ -251,6 +454,10 @@ class Scripted:
         self.enter("list")
         self.listed += 1
         return (GpuReading(0, "GPU-0", 0, "H100", "0000:1b:00.0", 81559),)
+
+    def vitals(self):
+        self.enter("vitals")
+        return (GpuVitals("GPU-0", {"gpu_celsius": 40.0}),)
 
     def wait(self, timeout_s):
         self.enter("wait")
@@ -319,11 +526,8 @@ async def test_a_hint_asks_a_running_session_for_a_reading(tmp_path):
     driver, hints = Scripted(), asyncio.Event()
     async with watching(lambda: driver, tmp_path, interval_s=3600, hints=hints) as heard:
         await heard.keys("")
-        heard.news.clear()
         hints.set()
-        async with asyncio.timeout(10):
-            await heard.news.wait()
-    assert driver.listed == 2
+        await heard.until(lambda: driver.listed == 2)
 
 
 async def test_ending_the_source_ends_its_thread(tmp_path):
@@ -338,7 +542,7 @@ async def test_a_defect_in_the_driver_is_told_and_the_supervisors_to_hear(tmp_pa
     monkeypatch.setattr(threading, "excepthook", lambda why: (defects.append(why.exc_type), told.set()))
     with pytest.raises(RuntimeError, match="thread that talks to the GPU driver died"):
         await gpus.watch(
-            lambda: Scripted(error=ZeroDivisionError()), Tree(tmp_path), lambda _: None, lambda _: None
+            lambda: Scripted(error=ZeroDivisionError()), Tree(tmp_path), Ledger(), lambda _: None
         )
     assert await asyncio.to_thread(told.wait, 10)
     assert defects == [ZeroDivisionError]

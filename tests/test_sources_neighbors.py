@@ -410,6 +410,27 @@ async def test_a_link_with_carrier_that_hears_nothing_is_a_finding_until_somebod
             await told.until(lambda: [f.link for f in told.findings] == ["swp1", "swp2"])
 
 
+async def test_a_link_that_hears_what_is_no_lldp_says_why(wire):
+    near, far = wire
+    async with agent(near, "swp*", silent_after_s=0.3) as told:
+        await listening(told, "swp1")
+        with far.raw("b0") as switch:
+            switch.send(announce("leaf-1")[:14] + bytes(46))
+            await told.until(lambda: "are none (" in "".join(f.detail for f in told.findings))
+
+
+async def test_a_neighbor_that_turns_out_to_be_us_goes(wire):
+    """A VF that is made later has the MAC that was heard before."""
+    near, far = wire
+    async with agent(near, "swp*") as told:
+        await listening(told, "swp1")
+        with far.raw("b0") as switch:
+            switch.send(announce("us", chassis=b"\x02\0\0\0\0\x99"))
+            await told.sees(("swp1", "us", False))
+            near.ip("link add vf0 address 02:00:00:00:00:99 type bridge")
+            await told.sees()
+
+
 async def test_a_link_that_hears_only_ourselves_says_so_as_long_as_it_does(wire):
     near, far = wire
     async with agent(near, "swp*", names=("node-7",), silent_after_s=0.5) as told:

@@ -18,6 +18,17 @@ IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """A machine is thousands of small files, which a disk makes slowly."""
 
 
+PROMPT = """\
+health:
+  rules:
+  - {rule: carrier_down, clearForSeconds: 0}
+  - {rule: device_missing, clearForSeconds: 0}
+  - {rule: flapping, enabled: false}
+"""
+"""What is good again is given back at once: for tests of something else than holds."""
+HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
+
+
 class Node:
     """One node of a test. Sockets allow 107 characters of path, so its folder is a short one."""
 
@@ -33,16 +44,16 @@ class Node:
         self.agent: Agent | None = None
 
     def configure(self, text: str) -> Config:
-        """Write the configuration file, as a whole; the head may be left out."""
+        """Write the configuration file, as a whole; the head may be left out, and holds are none then."""
         if "apiVersion" not in text:
-            text = f"apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n{text}"
+            text = f"{HEAD}{text}" if "health:" in text else f"{HEAD}{PROMPT}{text}"
         temporary = self.config_file.with_suffix(".tmp")
         temporary.write_text(text)
         temporary.replace(self.config_file)
         return load(text, name=str(self.config_file))
 
     async def start_agent(self, config: Config | None = None) -> None:
-        config = config or Config()
+        config = config or load(HEAD + PROMPT, name="prompt")
         heard: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         place = Place(
             self.root,
@@ -74,7 +85,7 @@ class Node:
 
     async def get(self, path: str, accept: str = "") -> tuple[int, str]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(f"GET {path} HTTP/1.1\r\nAccept: {accept}\r\n\r\n".encode())
+        writer.write(f"GET {path} HTTP/1.1\r\nAccept: {accept}\r\nConnection: close\r\n\r\n".encode())
         head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
         writer.close()
         return int(head.split()[1]), body.decode()

@@ -14,6 +14,8 @@ import msgspec
 from nodeagent.config.docs import defaults, schema, table
 from nodeagent.config.document import Node, locate, parse
 from nodeagent.config.faults import ConfigError, Fault, Faults, HaltError, Path, dotted
+from nodeagent.config.gpuhealth import GpuHealthSettings, looser
+from nodeagent.config.health import ExpectedLinks, GuardSettings, HealthSettings, RuleSettings, override
 from nodeagent.config.rules import findings
 from nodeagent.config.shape import BAD, fit
 from nodeagent.config.size import LIMIT, device_size, list_size, size_fault, size_findings, slices_complaint
@@ -35,6 +37,7 @@ from nodeagent.config.structs import (
     VfSelect,
     VfsEntry,
 )
+from nodeagent.config.web import WebSettings, complaints
 from nodeagent.config.words import host_port, index_range, name_complaint, prefix_complaint
 
 __all__ = [
@@ -42,11 +45,14 @@ __all__ = [
     "CdiSettings",
     "Config",
     "ConfigError",
+    "ExpectedLinks",
     "Fault",
     "GpuMemResource",
     "GpuResource",
     "GpuSelect",
     "GpuSettings",
+    "GuardSettings",
+    "HealthSettings",
     "KubeletSettings",
     "LinkSelect",
     "LinksSettings",
@@ -54,9 +60,11 @@ __all__ = [
     "LogSettings",
     "PfSelect",
     "Resource",
+    "RuleSettings",
     "VfResource",
     "VfSelect",
     "VfsEntry",
+    "WebSettings",
     "check",
     "defaults",
     "device_size",
@@ -65,12 +73,16 @@ __all__ = [
     "list_size",
     "load",
     "name_complaint",
+    "override",
     "prefix_complaint",
     "schema",
     "size_fault",
     "slices_complaint",
     "table",
 ]
+
+
+HEALTH = "health"
 
 
 def load(text: str, *, name: str) -> Config:
@@ -108,9 +120,26 @@ def _cross(root: Node, built: dict[str, Any], faults: Faults) -> None:
     spoiled = [fault.path for fault in faults]
     resources = list(_placed(built, "resources", Resource, Config().resources))
     vfs = list(_placed(built, "vfs", VfsEntry, ()))
-    for finding in findings(resources, vfs):
+    judged = [
+        ((HEALTH, *path), entry) for path, entry in _placed(built.get(HEALTH, {}), "rules", RuleSettings, ())
+    ]
+    for finding in findings(resources, vfs, judged):
         if not any(_touches(dotted(path), other) for path in finding.paths for other in spoiled):
             faults.add(finding.paths[0], locate(root, finding.paths[0]), finding.message)
+    web = msgspec.convert(built.get("web", {}), WebSettings)
+    for keys, message in complaints(web):
+        if not any(_touches(dotted(("web", key)), other) for key in keys for other in spoiled):
+            faults.add(("web", keys[0]), locate(root, ("web", keys[0])), message)
+    for keys, message in looser(_times(built.get("gpu", {}).get("health", {}))):
+        where: list[Path] = [("gpu", "health", key) for key in keys]
+        if not any(_touches(dotted(path), other) for path in where for other in spoiled):
+            faults.add(where[0], locate(root, where[0]), message)
+
+
+def _times(health: dict[str, Any]) -> GpuHealthSettings:
+    """The numbers alone: a list may hold what could not be read."""
+    numbers = {key: value for key, value in health.items() if isinstance(value, int | float)}
+    return msgspec.convert(numbers, GpuHealthSettings)
 
 
 def _placed(

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from nodeagent.config.health import ExpectedLinks, RuleSettings
 from nodeagent.config.shape import bare, choices, config_type
 from nodeagent.config.structs import Config, GpuResource, GpuSelect, PfSelect, VfsEntry
 
@@ -33,6 +34,11 @@ _EXAMPLES: dict[str, tuple[str, msgspec.Struct]] = {
     "vfs": (
         "Eight VFs on each Mellanox PF:",
         VfsEntry(select=PfSelect(vendors=("15b3",), drivers=("mlx5_core",)), count=8),
+    ),
+    "expected": ("All links of the fabric, at 400G:", ExpectedLinks(links=("ens*np0",), speed_mbps=400_000)),
+    "rules": (
+        "A link is given back after two minutes with carrier:",
+        RuleSettings(rule="carrier_down", clear_for_seconds=120),
     ),
 }
 
@@ -57,13 +63,13 @@ def schema() -> dict[str, Any]:
     return {"$schema": DIALECT, "title": "nodeagent configuration", **found}
 
 
-def table() -> str:
+def table(type_: inspect.StructType | None = None) -> str:
     """A Markdown table of all settings: path, type, default, meaning."""
     rows = ["| setting | type | default | meaning |", "|---|---|---|---|"]
-    for path, field in _rows(config_type(), ""):
-        type_ = _type_words(field.type).replace("|", "\\|")
+    for path, field in _rows(type_ or config_type(), ""):
+        words = _type_words(field.type).replace("|", "\\|")
         meaning = _meaning(field).replace("|", "\\|")
-        rows.append(f"| `{path}` | {type_} | {_default_words(field)} | {meaning} |")
+        rows.append(f"| `{path}` | {words} | {_default_words(field)} | {meaning} |")
     return "\n".join(rows) + "\n"
 
 
@@ -159,6 +165,8 @@ def _type_words(type_: inspect.Type) -> str:
             return "list of entries" if words == "mapping" or _entry_types(type_) else f"list of {words}"
         case inspect.IntType(ge=low, le=high):
             return f"integer, {low}..{high}"
+        case inspect.FloatType(ge=None, le=None):
+            return "number"
         case inspect.FloatType(ge=low, le=high):
             return f"number, {low}..{high}"
         case inspect.BoolType():

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from nodeagent.config.faults import Path
+from nodeagent.config.health import RuleSettings, complaints
 from nodeagent.config.structs import (
     GpuResource,
     GpuSelect,
@@ -36,7 +37,9 @@ class Finding:
     message: str
 
 
-def findings(resources: Sequence[Placed], vfs: Sequence[PlacedVfs]) -> Iterator[Finding]:
+def findings(
+    resources: Sequence[Placed], vfs: Sequence[PlacedVfs], health: Sequence[tuple[Path, RuleSettings]] = ()
+) -> Iterator[Finding]:
     """All findings over the entries that could be read."""
     yield from _same_name(resources)
     yield from _no_gpus(resources)
@@ -45,6 +48,7 @@ def findings(resources: Sequence[Placed], vfs: Sequence[PlacedVfs]) -> Iterator[
     for path, entry in vfs:
         yield from _vfs_entry(path, entry)
     yield from _pf_twice(vfs)
+    yield from _health_rules(health)
 
 
 def _named(path: Path) -> str:
@@ -154,6 +158,15 @@ def _pf_twice(vfs: Sequence[PlacedVfs]) -> Iterator[Finding]:
                 message = f"is {here}, but {there} in {_named(path_a)}, which selects the same PFs"
                 paths = [(*one, part) for one in (path, path_a) for part in (key, "select")]
                 yield Finding(tuple(paths), message)
+
+
+def _health_rules(rules: Sequence[tuple[Path, RuleSettings]]) -> Iterator[Finding]:
+    first: dict[str, int] = {}
+    for path, entry in rules:
+        if (before := first.setdefault(entry.rule, int(path[-1]))) != path[-1]:
+            yield Finding(((*path, "rule"),), f"{entry.rule} is changed by health.rules[{before}] already")
+        for key, message in complaints(entry):
+            yield Finding(((*path, key), (*path, "rule"), (*path, "enter"), (*path, "clear")), message)
 
 
 @functools.lru_cache(maxsize=256)

@@ -21,9 +21,10 @@ def wire(name: str) -> str:
     return first + "".join("MiB" if part == "mib" else part.capitalize() for part in rest)
 
 
-def setting(meaning: str, *, required: bool = False, **bounds: Any) -> msgspec.Meta:
-    """``required``: the file must hold the key although the struct has a default."""
-    return msgspec.Meta(description=meaning, extra={"required": required}, **bounds)
+def setting(meaning: str, *, required: bool = False, exponent: bool = False, **bounds: Any) -> msgspec.Meta:
+    """``required``: the file must hold the key although the struct has a default. ``exponent``: a number that
+    may be written as 1e-12."""
+    return msgspec.Meta(description=meaning, extra={"required": required, "exponent": exponent}, **bounds)
 
 
 def listed(meaning: str, at_most: int = 256) -> msgspec.Meta:

@@ -25,6 +25,7 @@ _TRUE = re.compile("true|yes|on", re.IGNORECASE)
 _FALSE = re.compile("false|no|off", re.IGNORECASE)
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 _DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
+_SCIENTIFIC = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?")
 _DIGITS_MAX = 15  # any more are not exact in JSON, and no setting is so large
 
 
@@ -57,8 +58,8 @@ def choices(type_: inspect.UnionType) -> tuple[list[inspect.Type], bool]:
     return kept, len(kept) < len(type_.types)
 
 
-def fit(root: Node, faults: Faults) -> dict[str, Any]:
-    """The builtins to make a ``Config`` of. What does not fit is told of and left out.
+def fit(root: Node, faults: Faults, type_: inspect.StructType | None = None) -> dict[str, Any]:
+    """The builtins to make a ``Config`` of, or another struct. What does not fit is told of and left out.
 
     A list keeps the places of its mappings: one that cannot be made is ``BAD``.
     """
@@ -68,7 +69,7 @@ def fit(root: Node, faults: Faults) -> dict[str, Any]:
             message = EMPTY
         faults.add((), (root.line, root.column), message)
         return {}
-    found = _Walk(faults).struct(root, config_type(), ())
+    found = _Walk(faults).struct(root, type_ or config_type(), ())
     return found if isinstance(found, dict) else {}
 
 
@@ -204,7 +205,8 @@ def _scalar(text: str, quoted: bool, type_: inspect.Type, extra: Mapping[str, An
         return (False, None) if _FALSE.fullmatch(text) else (BAD, f"must be {wanted}, is {quote(text)}")
     if isinstance(type_, inspect.IntType | inspect.FloatType):
         whole = isinstance(type_, inspect.IntType)
-        if not (_INTEGER if whole else _DECIMAL).fullmatch(text):
+        fits = _INTEGER if whole else _SCIENTIFIC if extra.get("exponent") else _DECIMAL
+        if not fits.fullmatch(text):
             return BAD, f"must be {wanted}, is {quote(text)}{_number_hint(text, whole)}"
         if len(text) > _DIGITS_MAX:
             return BAD, f"{quote(text)} has more than {_DIGITS_MAX} digits"

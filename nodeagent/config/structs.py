@@ -14,6 +14,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from nodeagent.config.gpuhealth import GpuHealthSettings
+from nodeagent.config.health import HealthSettings
 from nodeagent.config.setting import (
     AUTO,
     ENTRIES_MAX,
@@ -43,6 +45,7 @@ from nodeagent.config.setting import (
     listed,
     setting,
 )
+from nodeagent.config.web import WebSettings
 
 
 class PfSelect(Settings, frozen=True, kw_only=True):
@@ -227,6 +230,9 @@ class GpuSettings(Settings, frozen=True, kw_only=True):
             "after a reset."
         ),
     ] = 600.0
+    health: Annotated[GpuHealthSettings, setting("When what is measured on a GPU stands against it.")] = (
+        GpuHealthSettings()
+    )
 
 
 class VfsEntry(Settings, frozen=True, kw_only=True):
@@ -343,6 +349,7 @@ class Config(Settings, frozen=True, kw_only=True):
     lldp: Annotated[LldpSettings, setting("How the switch ports at the other end are learnt.")] = (
         LldpSettings()
     )
+    health: Annotated[HealthSettings, setting("How links are judged.")] = HealthSettings()
     vfs: Annotated[
         tuple[VfsEntry, ...],
         setting(
@@ -356,6 +363,7 @@ class Config(Settings, frozen=True, kw_only=True):
             "Where /metrics, /healthz and /readyz are served: :9808, 10.0.0.1:9808, [::1]:9808; or null."
         ),
     ] = ":9808"
+    web: Annotated[WebSettings, setting("How they are served: TLS, who may scrape.")] = WebSettings()
     scan_seconds: Annotated[
         Annotated[float, msgspec.Meta(ge=1, le=SECONDS_MAX)],
         setting("A full look at the machine at least this often; what the kernel announces is seen at once."),

@@ -4,7 +4,7 @@ The law of this file:
 
 * Whatever condemns a GPU also has a way back: a lost GPU is found again, a recovery action is no longer
   asked for, an XID is followed by a reset (the driver asked for an action and no longer does) or by
-  ``clear_after_s`` without another, while no action is asked for.
+  ``clear_after_s`` without another, while no action is asked for. What is measured: ``health/vitals.py``.
 * Evidence is about one GPU. An error of the driver as a whole, and its silence, condemn nobody.
 * A GPU that was once known is never forgotten while the agent lives: the kubelet may have given it away.
 * Nothing here counts or ages in what is said: the same fault gives the same reasons, second for second.
@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
-from nodeagent.host.driver import GpuEvent, GpuReading
+from nodeagent.health.vitals import LIMITS, NO_CHART, Chart, Limits, Mark, note, reasons
+from nodeagent.host.driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.model import Health, Reason, State
 
 
@@ -97,6 +98,7 @@ class Rules:
     """An XID without a reset seen: so long without another (ten minutes, our own choice)."""
     unreadable_after_s: float = 30.0
     """A GPU that answers with errors is in doubt, and after this long it is condemned (our own choice)."""
+    limits: Limits = LIMITS
 
 
 def severity(xid: int, rules: Rules) -> Severity:
@@ -111,9 +113,10 @@ def severity(xid: int, rules: Rules) -> Severity:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An XID that stands; ``at`` is the last time that it was heard, in monotonic seconds."""
+    """What was announced and stands: an XID, or with ``None`` that the GPU is unavailable. ``at`` is the last
+    time that it was heard, in seconds since boot."""
 
-    xid: int
+    xid: int | None
     at: float
 
 
@@ -121,7 +124,8 @@ class Fault:
 class Latch:
     """What is remembered of one GPU: the last it told of itself, and what stands against it.
 
-    ``reading`` has ``uuid``, and of every other field the last value that could be read.
+    ``reading`` has ``uuid``, and of every other field the last value that could be read. ``reset``: the GPU was
+    reset, and its vitals have not been read since.
     """
 
     reading: GpuReading
@@ -129,6 +133,8 @@ class Latch:
     faults: tuple[Fault, ...] = ()
     lost: bool = False
     unreadable_since: float | None = None
+    chart: Chart = NO_CHART
+    reset: bool = False
 
     @property
     def uuid(self) -> str:
@@ -142,21 +148,32 @@ def judge(
     *,
     events: Sequence[GpuEvent] = (),
     readings: Sequence[GpuReading] | None = None,
+    vitals: Sequence[GpuVitals] = (),
 ) -> tuple[Latch, ...]:
-    """The latches after these events, then this reading of all GPUs (``None``: there was no reading).
+    """The latches after these events, then this reading of all GPUs (``None``: there was no reading), then
+    these vitals of some of them.
 
     Sorted by index. An event of a GPU that has never been read is dropped: there is nobody to condemn.
     """
     for event in events:
-        if event.xid is None or severity(event.xid, rules) is Severity.IGNORE:
+        if grade(event.xid, rules) is Severity.IGNORE or (event.xid is None and not event.unavailable):
             continue
         fault = Fault(event.xid, now)
         latches = tuple(
             replace(latch, faults=_with(latch.faults, fault)) if latch.uuid == event.uuid else latch
             for latch in latches
         )
-    if readings is None:
-        return latches
+    if readings is not None:
+        latches = _hear(latches, readings, now, rules)
+    told = {one.uuid: one for one in vitals}
+    return tuple(
+        _examine(latch, told[latch.uuid], now, rules) if latch.uuid in told else latch for latch in latches
+    )
+
+
+def _hear(
+    latches: tuple[Latch, ...], readings: Sequence[GpuReading], now: float, rules: Rules
+) -> tuple[Latch, ...]:
     told = _identify(latches, readings)
     known = {latch.uuid for latch in latches}
     judged = [_read(latch, told.get(latch.uuid), now, rules) for latch in latches]
@@ -172,7 +189,8 @@ def verdict(latch: Latch, rules: Rules) -> Health:
     reading = latch.reading
     unreadable = Reason("gpu_unreadable", f"The driver cannot read this GPU: {reading.fault}.")
     in_doubt = latch.unreadable_since is not None
-    graded = [(fault, severity(fault.xid, rules)) for fault in latch.faults]
+    graded = [(fault, grade(fault.xid, rules)) for fault in latch.faults]
+    measured_grave, measured_slight = reasons(latch.chart, limits_of(latch, rules))
     grave: list[Reason] = []
     if latch.lost:
         grave.append(
@@ -182,21 +200,23 @@ def verdict(latch: Latch, rules: Rules) -> Health:
         action = reading.recovery_action or ""
         said = action.replace("_", " ")
         grave.append(Reason(f"recovery_{action}", f"The driver asks for a recovery action: {said}."))
-    grave += [_reason(fault.xid) for fault, grade in graded if grade is Severity.FATAL]
+    grave += [announced(fault.xid) for fault, weight in graded if weight is Severity.FATAL]
+    grave += measured_grave
     if in_doubt and latch.read_at - (latch.unreadable_since or 0.0) >= rules.unreadable_after_s:
         grave.append(unreadable)
         in_doubt = False
     slight = [unreadable] if in_doubt else []
     mig = [Reason("mig_enabled", "MIG divides this GPU, so its memory is not sliced.")] if reading.mig else []
-    watched = [_reason(fault.xid) for fault, grade in graded if grade is Severity.WATCH]
+    watched = [announced(fault.xid) for fault, weight in graded if weight is Severity.WATCH]
     state = State.HEALTHY
     if grave:
         state = State.UNHEALTHY
     elif in_doubt:
         state = State.UNKNOWN
-    elif watched:
+    elif watched or measured_slight:
         state = State.DEGRADED
-    return Health(state, tuple(grave + slight + mig + watched), allocatable=not grave and not mig)
+    told = (*grave, *slight, *mig, *watched, *measured_slight)
+    return Health(state, told, allocatable=not grave and not mig)
 
 
 def unknown(health: Health, why: str) -> Health:
@@ -234,7 +254,34 @@ def _read(latch: Latch, reading: GpuReading | None, now: float, rules: Rules) ->
         faults = tuple(fault for fault in faults if now - fault.at < rules.clear_after_s)
     since = latch.unreadable_since if latch.unreadable_since is not None else now
     in_doubt = reading.fault is not None and not reading.lost
-    return Latch(merged, now, faults, reading.lost, since if in_doubt else None)
+    found = latch.lost and not reading.lost  # what has left the bus is reset before it answers again
+    return replace(
+        latch,
+        reading=merged,
+        read_at=now,
+        faults=faults,
+        lost=reading.lost,
+        unreadable_since=since if in_doubt else None,
+        reset=latch.reset or found or (wanted and not wants),
+    )
+
+
+def _examine(latch: Latch, vitals: GpuVitals, now: float, rules: Rules) -> Latch:
+    chart = note(latch.chart, vitals, now, limits_of(latch, rules), reset=latch.reset)
+    return replace(latch, chart=chart, reset=False)
+
+
+def limits_of(latch: Latch, rules: Rules) -> Limits:
+    """MIG switches a GPU's NVLinks off: that is no fault."""
+    if not latch.reading.mig:
+        return rules.limits
+    off = {Mark.NVLINK_DOWN, Mark.FABRIC_UNHEALTHY, Mark.FABRIC_DEGRADED}
+    return replace(rules.limits, ignore=rules.limits.ignore | off)
+
+
+def grade(xid: int | None, rules: Rules) -> Severity:
+    """As ``severity``; with ``None`` that of an unavailable GPU."""
+    return Severity.FATAL if xid is None else severity(xid, rules)
 
 
 def _merge(old: GpuReading, new: GpuReading) -> GpuReading:
@@ -251,9 +298,13 @@ def _merge(old: GpuReading, new: GpuReading) -> GpuReading:
 
 def _with(faults: tuple[Fault, ...], fault: Fault) -> tuple[Fault, ...]:
     others = [other for other in faults if other.xid != fault.xid]
-    return tuple(sorted([*others, fault], key=lambda one: one.xid))
+    return tuple(sorted([*others, fault], key=lambda one: -1 if one.xid is None else one.xid))
 
 
-def _reason(xid: int) -> Reason:
+def announced(xid: int | None) -> Reason:
+    """The reason that an XID is, or with ``None`` an unavailable GPU."""
+    if xid is None:
+        said = "The driver has given this GPU up as unavailable; reset it or reboot the node."
+        return Reason("gpu_unavailable", said)
     text = FATAL.get(xid) or WATCH.get(xid) or "NVIDIA's Xid catalog tells what it means."
     return Reason(f"xid_{xid}", f"XID {xid}: {text}")

@@ -87,6 +87,7 @@ DATA: dict[str, Datum] = {
         carrier="IFLA_CARRIER, 0 or 1; absent while admin down",
         oper_up="IFLA_OPERSTATE is UP, 0 or 1",
         mtu_bytes="IFLA_MTU",
+        tx_queue_length="IFLA_TXQLEN, in packets",
     ),
     **_counters(
         Source.LINK,
@@ -102,6 +103,19 @@ DATA: dict[str, Datum] = {
         tx_dropped="IFLA_STATS64",
         rx_missed="IFLA_STATS64 rx_missed_errors",
         rx_multicast="IFLA_STATS64",
+        rx_length_errors="IFLA_STATS64",
+        rx_over_errors="IFLA_STATS64",
+        rx_frame_errors="IFLA_STATS64",
+        rx_fifo_errors="IFLA_STATS64",
+        rx_compressed="IFLA_STATS64",
+        rx_nohandler="IFLA_STATS64: nobody took the packet, as on the passive slave of a bond",
+        tx_aborted_errors="IFLA_STATS64",
+        tx_carrier_errors="IFLA_STATS64",
+        tx_fifo_errors="IFLA_STATS64",
+        tx_heartbeat_errors="IFLA_STATS64",
+        tx_window_errors="IFLA_STATS64",
+        tx_compressed="IFLA_STATS64",
+        collisions="IFLA_STATS64",
         crc_errors="IFLA_STATS64 rx_crc_errors, or the driver's rx_crc_errors_phy where it has one",
     ),
     **_levels(
@@ -143,6 +157,10 @@ DATA: dict[str, Datum] = {
         module_bad_shorted="module_bad_shorted",
     ),
     **_each("lane", _counters(Source.DRIVER, lane_errors="rx_err_lane_N_phy, before FEC")),
+    **_each(
+        "name of the driver",
+        _levels(Source.DRIVER, driver_statistic="any other number of ETHTOOL_GSTATS that was asked for"),
+    ),
     **_each(
         "priority",
         _counters(
@@ -268,11 +286,15 @@ DATA: dict[str, Datum] = {
         gpu_remapped_correctable="rows remapped for correctable errors",
         gpu_remapped_uncorrectable="rows remapped for uncorrectable errors",
         gpu_sram_threshold_exceeded="0 or 1",
-        gpu_nvlink_bytes_per_second="speed of one NVLink",
+        gpu_nvlink_bytes_per_second="speed of the slowest NVLink that is up",
         gpu_pcie_generation="current",
         gpu_pcie_generation_max="what GPU and slot can do",
         gpu_pcie_width="current",
         gpu_pcie_width_max="what GPU and slot can do",
+        gpu_fabric_degraded_bandwidth="nvmlDeviceGetGpuFabricInfoV health mask, 0 or 1",
+        gpu_fabric_route_unhealthy="nvmlDeviceGetGpuFabricInfoV health mask, 0 or 1",
+        gpu_fabric_misconfigured="nvmlDeviceGetGpuFabricInfoV health mask, 0 or 1",
+        gpu_processes="processes that compute on the GPU; only where gpu.health.processes is on",
     ),
     **_counters(
         Source.GPU,
@@ -286,6 +308,21 @@ DATA: dict[str, Datum] = {
         gpu_pcie_replays="nvmlDeviceGetPcieReplayCounter",
     ),
     **_each("NVLink", _levels(Source.GPU, gpu_nvlink_up="0 or 1; Hopper has 18")),
+    **_each("error name of NVML", _counters(Source.GPU, gpu_pcie_errors="NVML_FI_DEV_PCIE_COUNT_...")),
+    **_each(
+        "part of the GPU",
+        _counters(Source.GPU, gpu_sram_uncorrectable_lifetime="nvmlDeviceGetSramEccErrorStatus, aggregate"),
+    ),
+    **_each(
+        "XID", _counters(Source.GPU, gpu_xids="XIDs heard since the agent began, those ignored included")
+    ),
+    **_each(
+        "container",
+        _levels(
+            Source.GPU,
+            gpu_container_memory_bytes="of its processes, by its ID, host or unknown; as gpu_processes",
+        ),
+    ),
 }
 """By name. What a source cannot tell on a machine, it does not state."""
 
@@ -309,6 +346,7 @@ TEXTS: dict[str, str] = {
     "gpu_vbios": "version",
     "gpu_serial": "serial number",
     "gpu_driver": "version",
+    "gpu_recovery_action": "what the driver asks for: none, gpu_reset, node_reboot, …",
 }
 
 

@@ -3,13 +3,13 @@
 A reading is partial where the driver was: a field that could not be read is ``None`` and ``fault`` says
 why. Nothing is remembered here and nobody is judged; both are the business of ``health/gpu.py``.
 
-Both drivers offer ``open``, ``close``, ``version``, ``gpus`` and ``wait`` and belong to one thread: the one
-that opened. Only ``DriverError`` leaves them.
+Both drivers offer ``open``, ``close``, ``version``, ``gpus``, ``vitals`` and ``wait`` and belong to one thread:
+the one that opened. Only ``DriverError`` leaves them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 class DriverError(Exception):
@@ -42,11 +42,36 @@ class GpuReading:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that computes on the GPU. ``pid`` is of the driver's process namespace, the host's."""
+
+    pid: int
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuVitals:
+    """What was measured on one GPU just now, by the names of ``health/samples.py``.
+
+    Whatever the driver does not tell is not there. What it told and cannot be (a width of 0xffffffff) is not
+    there either, and its name is in ``absurd``. ``processes`` is ``None`` where nobody asked for them.
+    """
+
+    uuid: str
+    values: dict[str, float] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    absurd: tuple[str, ...] = ()
+    processes: tuple[GpuProcess, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GpuEvent:
     """Something happened. ``xid`` is ``None`` for whatever is no XID: the GPUs are worth another reading.
 
-    ``uuid`` is ``None`` where the driver did not name a GPU that can be told.
+    ``uuid`` is ``None`` where the driver did not name a GPU that can be told. ``unavailable``: the driver has
+    given this GPU up, with or without an XID of its own.
     """
 
     uuid: str | None
     xid: int | None
+    unavailable: bool = False

@@ -20,7 +20,8 @@ import time
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
-from nodeagent.host.driver import DriverError, GpuEvent, GpuReading
+from nodeagent.host.driver import DriverError, GpuEvent, GpuReading, GpuVitals
+from nodeagent.host.vitals import Vitals
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +49,14 @@ class Nvml:
     _deaf: ClassVar[set[str]] = set()
     """What has been said to report no events, so that each is logged once and not at each opening."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, processes: bool = False) -> None:
+        """``processes``: the vitals are to name those that compute on each GPU."""
+        self._with_processes = processes
         self._lib: Any = None
         self._events: Any = None
+        self._vitals: Vitals | None = None
+        self._handles: dict[str, Any] = {}
+        """By UUID, of the GPUs that answered the last reading."""
         self._uuids: dict[int, str] = {}
         """By device handle: a lost GPU raises its XID and then no longer tells its UUID."""
 
@@ -68,6 +74,7 @@ class Nvml:
         except lib.NVMLError as error:
             raise self._driver_error(lib, "nvmlInit", error) from error
         self._lib = lib
+        self._vitals = Vitals(lib, processes=self._with_processes)
         try:
             self._events = lib.nvmlEventSetCreate()
         except lib.NVMLError as error:
@@ -81,6 +88,8 @@ class Nvml:
         lib, self._lib = self._lib, None
         events, self._events = self._events, None
         self._uuids.clear()
+        self._handles.clear()
+        self._vitals = None
         if lib is None:
             return
         for name, free in (
@@ -108,7 +117,14 @@ class Nvml:
             count = lib.nvmlDeviceGetCount()
         except lib.NVMLError as error:
             raise self._driver_error(lib, "nvmlDeviceGetCount", error) from error
+        self._handles.clear()
         return tuple(self._read(lib, index) for index in range(count))
+
+    def vitals(self) -> tuple[GpuVitals, ...]:
+        """What is measured on each GPU that answered the last ``gpus``."""
+        self._opened()
+        assert self._vitals is not None
+        return tuple(self._vitals.read(handle, uuid) for uuid, handle in self._handles.items())
 
     def wait(self, timeout_s: float) -> tuple[GpuEvent, ...]:
         """Block until something happens or the time is over (then empty)."""
@@ -173,6 +189,7 @@ class Nvml:
             fault=gpu.fault,
         )
         if uuid is not None and not gpu.lost:
+            self._handles[uuid] = handle
             self._listen(lib, handle, uuid)
         return reading
 
@@ -183,6 +200,10 @@ class Nvml:
         wanted = (
             lib.nvmlEventTypeXidCriticalError
             | lib.nvmlEventTypeDoubleBitEccError
+            | lib.nvmlEventTypeSingleBitEccErrorStorm
+            | lib.nvmlEventTypeDramRetirementEvent
+            | lib.nvmlEventTypeDramRetirementFailure
+            | lib.nvmlEventTypeNonFatalPoisonError
             | lib.nvmlEventTypeFatalPoisonError
             | lib.nvmlEventTypeGpuUnavailableError
             | lib.nvmlEventTypeGpuRecoveryAction
@@ -207,7 +228,7 @@ class Nvml:
     def _event(self, lib: Any, data: Any) -> GpuEvent:
         uuid = self._uuids.get(_address(data.device))
         if data.eventType != lib.nvmlEventTypeXidCriticalError:
-            return GpuEvent(uuid, None)
+            return GpuEvent(uuid, None, unavailable=data.eventType == lib.nvmlEventTypeGpuUnavailableError)
         if uuid is None:
             log.warning("The driver reports an XID of a GPU that it does not name. xid=%d", data.eventData)
         return GpuEvent(uuid, int(data.eventData))

@@ -2,8 +2,8 @@
 
 The same driver as ``host/nvml.py`` and as live as one: the file may be replaced at any moment, and a wait
 ends as soon as it is. Events that stand in the file when it is opened are history and are not told again;
-``sequence`` only grows. ``failure`` makes the driver fail as a real one does: in ``init``, ``list`` or
-``wait``. Whatever the file holds, only ``DriverError`` leaves here.
+``sequence`` only grows. ``failure`` makes the driver fail as a real one does: in ``init``, ``list``,
+``vitals`` or ``wait``. Whatever the file holds, only ``DriverError`` leaves here.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import json
 import os
 import select
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from nodeagent.host.driver import DriverError, GpuEvent, GpuReading
+from nodeagent.host.driver import DriverError, GpuEvent, GpuProcess, GpuReading, GpuVitals
+from nodeagent.host.vitals import plausible
 
 PATH = "/.nodeagent/gpus.json"
 """Where the recording lies in the machine's root."""
@@ -27,7 +29,14 @@ _IN_CLOSE_WRITE, _IN_MOVED_TO, _IN_DELETE = 0x08, 0x80, 0x200
 _IN_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
 
 
+class _Process(msgspec.Struct, frozen=True):
+    pid: int
+    memory_bytes: int | None = None
+
+
 class _Gpu(msgspec.Struct, frozen=True):
+    """The fields of a ``GpuReading``, then those of its ``GpuVitals``."""
+
     index: int
     uuid: str | None = None
     minor: int | None = None
@@ -38,16 +47,20 @@ class _Gpu(msgspec.Struct, frozen=True):
     lost: bool = False
     recovery_action: str | None = None
     fault: str | None = None
+    values: dict[str, float] = {}
+    texts: dict[str, str] = {}
+    processes: tuple[_Process, ...] | None = None
 
 
 class _Event(msgspec.Struct, frozen=True):
     sequence: int
     uuid: str | None
     xid: int | None
+    unavailable: bool = False
 
 
 class _Failure(msgspec.Struct, frozen=True):
-    call: Literal["init", "list", "wait"]
+    call: Literal["init", "list", "vitals", "wait"]
     error: str
 
 
@@ -108,6 +121,22 @@ class Recorded:
             for gpu in sorted(recording.gpus, key=lambda gpu: gpu.index)
         )
 
+    def vitals(self) -> tuple[GpuVitals, ...]:
+        recording = self._load()
+        recording.fail("vitals")
+        return tuple(
+            plausible(
+                gpu.uuid,
+                gpu.values,
+                gpu.texts,
+                None
+                if gpu.processes is None
+                else tuple(GpuProcess(one.pid, one.memory_bytes) for one in gpu.processes),
+            )
+            for gpu in sorted(recording.gpus, key=lambda gpu: gpu.index)
+            if gpu.uuid is not None and not gpu.lost
+        )
+
     def wait(self, timeout_s: float) -> tuple[GpuEvent, ...]:
         """A file replaced without a new event gives one event without an XID: read again."""
         if self._watch is None:
@@ -133,7 +162,7 @@ class Recorded:
             key=lambda event: event.sequence,
         )
         self._told = max(self._told, recording.newest())
-        return tuple(GpuEvent(event.uuid, event.xid) for event in news)
+        return tuple(GpuEvent(event.uuid, event.xid, event.unavailable) for event in news)
 
     def _drain(self) -> bool:
         """Empty the inotify queue; true where one of its records is about our file."""
@@ -161,9 +190,19 @@ class Recorded:
             raise DriverError(f"{PATH} is not a recording of GPUs: {error}") from error
 
 
-def record(readings: tuple[GpuReading, ...], version: str | None, cuda_version: str | None = None) -> str:
-    """The text of a recording: what ``Recorded`` then reads is what was read here."""
-    gpus = [{name: getattr(reading, name) for name in _Gpu.__struct_fields__} for reading in readings]
+def record(
+    readings: tuple[GpuReading, ...],
+    version: str | None,
+    cuda_version: str | None = None,
+    vitals: tuple[GpuVitals, ...] = (),
+) -> str:
+    """The text of a recording: what ``Recorded`` then reads is what was read here, without the processes."""
+    names = [field.name for field in fields(GpuReading)]
+    measured = {one.uuid: {"values": one.values, "texts": one.texts} for one in vitals}
+    gpus = [
+        {name: getattr(reading, name) for name in names} | measured.get(reading.uuid or "", {})
+        for reading in readings
+    ]
     content = {
         "driver_version": version,
         "cuda_version": cuda_version,

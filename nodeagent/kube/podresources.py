@@ -15,12 +15,16 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from nodeagent.kube import podresources_pb2 as pb
 from nodeagent.model import Holding
+
+Answer = TypeVar("Answer", bound=Message)
 
 # The list grows with devices x pods and passes gRPC's own 4 MiB on a node cut into small slices.
 RECEIVE_MAX = 16 << 20
@@ -59,16 +63,30 @@ class PodResources:
         async with self._asking:
             return _holdings(await self._ask())
 
+    async def offered(self) -> dict[str, tuple[str, ...]]:
+        """The device IDs that the kubelet counts, by resource, whoever's plugin they come from."""
+        async with self._asking:
+            answer = await self._unary(
+                "GetAllocatableResources", pb.AllocatableResourcesRequest(), pb.AllocatableResourcesResponse
+            )
+        ids: defaultdict[str, set[str]] = defaultdict(set)
+        for devices in answer.devices:
+            ids[devices.resource_name].update(devices.device_ids)
+        return {resource: tuple(sorted(some)) for resource, some in sorted(ids.items())}
+
     async def _ask(self) -> pb.ListPodResourcesResponse:
+        return await self._unary("List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
+
+    async def _unary(self, method: str, request: Message, answer: type[Answer]) -> Answer:
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(f"unix:{self.socket}", options=_OPTIONS)
-        ask = self._channel.unary_unary(
-            "/v1.PodResourcesLister/List",
-            request_serializer=pb.ListPodResourcesRequest.SerializeToString,
-            response_deserializer=pb.ListPodResourcesResponse.FromString,
+        ask: grpc.aio.UnaryUnaryMultiCallable[Message, Answer] = self._channel.unary_unary(
+            f"/v1.PodResourcesLister/{method}",
+            request_serializer=lambda asked: asked.SerializeToString(),
+            response_deserializer=answer.FromString,
         )
         try:
-            return await ask(pb.ListPodResourcesRequest(), timeout=self._timeout_s)
+            return await ask(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             await self.close()
             raise PodResourcesError(

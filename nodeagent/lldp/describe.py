@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from nodeagent.lldp.ethernet import Frame
-from nodeagent.lldp.pcap import Packet, lldp_frames
+from nodeagent.lldp.pcap import Capture, Packet, lldp_frames
 from nodeagent.lldp.text import family_word, mac, object_identifier, plain, printable
 from nodeagent.lldp.tlv import decode
 from nodeagent.lldp.values import (
@@ -33,15 +33,15 @@ from nodeagent.lldp.values import (
 Json = dict[str, Any]
 
 
-def lines(data: bytes, as_json: bool) -> Iterator[str]:
+def lines(capture: Capture, as_json: bool) -> Iterator[str]:
     """One line for each LLDP frame of a pcap or pcapng file. Raises ``PcapError`` where the file breaks."""
-    for found in decode_file(data):
+    for found in decode_file(capture):
         yield json.dumps(found, separators=(", ", ": ")) if as_json else line(found)
 
 
-def decode_file(data: bytes) -> Iterator[Json]:
+def decode_file(capture: Capture) -> Iterator[Json]:
     """The JSON object of each LLDP frame: what it says, or ``error`` when it is no valid LLDPDU."""
-    for packet, frame in lldp_frames(data):
+    for packet, frame in lldp_frames(capture):
         yield _described(packet, frame)
 
 

@@ -46,9 +46,9 @@ _BLUEFIELD_REASON = (
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """Our side of a link. ``quiet``: it has carrier and heard nobody for ``SILENT_AFTER_S``;
-    ``hears_itself``: in that time only frames of our own came. ``pfc`` and ``ets`` as in ``Neighbor``, ``None``
-    where they cannot be read.
+    """Our side of a link. ``quiet``: it has carrier and heard nobody for ``SILENT_AFTER_S``; ``malformed``: why
+    the latest frame was not understood; ``hears_itself``: in that time only frames of our own came. ``pfc`` and
+    ``ets`` as in ``Neighbor``, ``None`` where they cannot be read.
     """
 
     link: str
@@ -57,6 +57,7 @@ class Near:
     device: str | None = None
     mtu: int | None = None
     quiet: bool = False
+    malformed: str | None = None
     hears_itself: bool = False
     flooded: bool = False
     pfc: tuple[int, ...] | None = None
@@ -102,6 +103,12 @@ def _of_ours(near: Near) -> Iterable[Finding]:
             "representor or a software netdev; a neighbor with this node's name or MAC is taken for the node"
         )
         yield Finding(near.link, OWN_FRAMES, detail)
+    elif near.quiet and near.malformed is not None:
+        detail = (
+            f"carrier, and the frames that come in as LLDP are none ({near.malformed}): look at the switch; "
+            f"tcpdump -i {near.link} -w - ether proto 0x88cc | nodeagent decode -"
+        )
+        yield Finding(near.link, SILENT, detail)
     elif near.quiet:
         detail = f"carrier, but no LLDP for {SILENT_AFTER_S:.0f} s: {silence_reason(near)}"
         yield Finding(near.link, SILENT, detail)

@@ -1,21 +1,30 @@
 """Packets of pcap and pcapng files, and the LLDP frames among them.
 
-https://www.ietf.org/archive/id/draft-ietf-opsawg-pcap-05.html and draft-ietf-opsawg-pcapng-03. Sizes in a
-file are checked against the file before anything is cut out of it, so a corrupt one costs nothing: what
-stands before it is yielded, then ``PcapError`` says where the file stopped making sense.
+https://www.ietf.org/archive/id/draft-ietf-opsawg-pcap-05.html and draft-ietf-opsawg-pcapng-03. A capture is read
+one packet at a time, so a file of any length and a pipe that never ends cost the memory of one packet, and a
+size that is a lie costs ``BLOCK_MAX``: what stands before it is yielded, then ``PcapError`` says where the file
+stopped making sense.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from io import BytesIO
 
 from nodeagent.lldp.ethernet import LLDP, Frame, payload
 
 ETHERNET = 1
 COOKED = 113
 COOKED_2 = 276
+
+BLOCK_MAX = 16 << 20
+"""As Wireshark takes it. The longest packet that tcpdump keeps has 256 KiB."""
+_CHUNK = 1 << 20
+
+Capture = bytes | Callable[[int], bytes]
+"""The whole of it, or the ``read`` of a file: so many bytes, fewer only at its end."""
 
 _SECTION = b"\x0a\x0d\x0d\x0a"  # the same in both byte orders
 _PCAP_MAGIC = {  # byte order and ticks per second
@@ -24,6 +33,7 @@ _PCAP_MAGIC = {  # byte order and ticks per second
     b"\xa1\xb2\x3c\x4d": (">", 10**9),
     b"\x4d\x3c\xb2\xa1": ("<", 10**9),
 }
+_BLOCK_HEAD = 12  # type, size, and what the shortest block ends with
 # Interface, time high and low, captured, length: of the enhanced packet block and of the obsolete one.
 _LAYOUTS = {6: "5I", 2: "H2x4I"}
 
@@ -50,13 +60,14 @@ class Packet:
     length: int
 
 
-def packets(data: bytes) -> Iterator[Packet]:
+def packets(capture: Capture) -> Iterator[Packet]:
     """Raises ``PcapError`` after the last good packet."""
-    magic = data[:4]
+    stream = _Stream(BytesIO(capture).read if isinstance(capture, bytes) else capture)
+    magic = stream.peek(4)
     if magic == _SECTION:
-        return _pcapng(data)
+        return _pcapng(stream)
     if magic in _PCAP_MAGIC:
-        return _pcap(data, *_PCAP_MAGIC[magic])
+        return _pcap(stream, *_PCAP_MAGIC[magic])
     if not magic:
         raise PcapError("the file is empty, it has not even a header", 0)
     if magic[:2] == b"\x1f\x8b":
@@ -64,9 +75,9 @@ def packets(data: bytes) -> Iterator[Packet]:
     raise PcapError("the file is neither pcap nor pcapng: its first bytes are no known magic number", 0)
 
 
-def lldp_frames(data: bytes) -> Iterator[tuple[Packet, Frame]]:
+def lldp_frames(capture: Capture) -> Iterator[tuple[Packet, Frame]]:
     """The LLDP frames of a capture; other traffic and other link types are passed over."""
-    for packet in packets(data):
+    for packet in packets(capture):
         frame = lldp_frame(packet)
         if frame is not None:
             yield packet, frame
@@ -94,27 +105,64 @@ def lldp_frame(packet: Packet) -> Frame | None:
     return Frame(destination, source, vlans, data, offset) if ethertype == LLDP else None
 
 
-def _pcap(data: bytes, order: str, ticks: int) -> Iterator[Packet]:
-    if len(data) < 24:
-        raise PcapError(f"the pcap header has {len(data)} of 24 bytes", 0)
-    (network,) = struct.unpack_from(order + "I", data, 20)
+class _Stream:
+    """Bytes in their order, and how many have been taken."""
+
+    def __init__(self, read: Callable[[int], bytes]) -> None:
+        self._read = read
+        self._ahead = b""
+        self.offset = 0
+
+    def peek(self, size: int) -> bytes:
+        self._ahead += self._more(size - len(self._ahead))
+        return self._ahead[:size]
+
+    def take(self, size: int) -> bytes:
+        """Fewer only where the file ends."""
+        ahead, self._ahead = self._ahead[:size], self._ahead[size:]
+        taken = ahead + self._more(size - len(ahead))
+        self.offset += len(taken)
+        return taken
+
+    def whole(self, size: int, claim: str, offset: int, counted: int = 0) -> bytes:
+        """The ``size`` bytes that something at ``offset`` claims to have beside those that it ``counted``."""
+        taken = self.take(min(size, BLOCK_MAX))
+        left = len(taken)
+        while left < size and (skipped := len(self.take(min(size - left, _CHUNK)))):
+            left += skipped
+        if left < size:
+            raise PcapError(f"{claim}, {left + counted} are left", offset)
+        if size > BLOCK_MAX:
+            raise PcapError(f"{claim}, and none has more than {BLOCK_MAX >> 20} MiB", offset)
+        return taken
+
+    def _more(self, size: int) -> bytes:
+        """In chunks: a file object makes room for all that it is asked for, were it gigabytes."""
+        parts = []
+        while size > 0 and (part := self._read(min(size, _CHUNK))):
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+
+def _pcap(stream: _Stream, order: str, ticks: int) -> Iterator[Packet]:
+    head = stream.take(24)
+    if len(head) < 24:
+        raise PcapError(f"the pcap header has {len(head)} of 24 bytes", 0)
+    (network,) = struct.unpack_from(order + "I", head, 20)
     # The upper bits may say that each packet ends in a frame check sequence, in units of two octets.
     fcs = (network >> 28) * 2 if network & 1 << 26 else 0
     record = struct.Struct(order + "4I")
-    offset = 24
     number = 0
-    while offset < len(data):
+    while head := stream.take(record.size):
         number += 1
-        if offset + 16 > len(data):
-            raise PcapError(f"the header of packet {number} is cut off", offset)
-        seconds, fraction, captured, length = record.unpack_from(data, offset)
-        end = offset + 16 + captured
-        if end > len(data):
-            left = len(data) - offset - 16
-            raise PcapError(f"packet {number} claims {captured} bytes, {left} are left", offset)
-        kept = _without_fcs(data[offset + 16 : end], length, fcs)
+        if len(head) < record.size:
+            raise PcapError(f"the header of packet {number} is cut off", stream.offset - len(head))
+        seconds, fraction, captured, length = record.unpack(head)
+        offset = stream.offset - record.size
+        data = stream.whole(captured, f"packet {number} claims {captured} bytes", offset)
+        kept = _without_fcs(data, length, fcs)
         yield Packet(number, seconds + fraction / ticks, network & 0xFFFF, kept, max(0, length - fcs))
-        offset = end
 
 
 def _without_fcs(kept: bytes, length: int, fcs: int) -> bytes:
@@ -146,25 +194,25 @@ class _State:
         return self.interfaces[index]
 
 
-def _pcapng(data: bytes) -> Iterator[Packet]:
+def _pcapng(stream: _Stream) -> Iterator[Packet]:
     state = _State()
-    offset = 0
-    while offset < len(data):
-        if data[offset : offset + 4] == _SECTION:
-            state = _State(_byte_order(data, offset), state.number)
-        kind, size = _block(data, offset, state.order)
-        body, end = offset + 8, offset + size - 4
+    while head := stream.take(_BLOCK_HEAD):
+        offset = stream.offset - len(head)
+        if head[:4] == _SECTION:
+            state = _State(_byte_order(head, offset), state.number)
+        if len(head) < _BLOCK_HEAD:
+            raise PcapError(f"a block of {len(head)} bytes, the shortest has 12", offset)
+        kind, block = _block(stream, head, offset, state.order)
         if kind == 1:
-            state.interfaces.append(_interface(data, body, end, state.order))
+            state.interfaces.append(_interface(block, state.order, offset))
         elif kind == 3:
-            yield _simple(data, body, end, state)
+            yield _simple(block, state, offset)
         elif kind in _LAYOUTS:
-            yield _stamped(data, body, end, state, _LAYOUTS[kind])
-        offset += size
+            yield _stamped(block, state, _LAYOUTS[kind], offset)
 
 
-def _byte_order(data: bytes, offset: int) -> str:
-    mark = data[offset + 8 : offset + 12]
+def _byte_order(head: bytes, offset: int) -> str:
+    mark = head[8:12]
     if mark == b"\x1a\x2b\x3c\x4d":
         return ">"
     if mark == b"\x4d\x3c\x2b\x1a":
@@ -172,36 +220,33 @@ def _byte_order(data: bytes, offset: int) -> str:
     raise PcapError("a section header without a byte-order mark", offset)
 
 
-def _block(data: bytes, offset: int, order: str) -> tuple[int, int]:
-    """The type and total size of the block at ``offset``, once both of its lengths agree."""
-    left = len(data) - offset
-    if left < 12:
-        raise PcapError(f"a block of {left} bytes, the shortest has 12", offset)
-    kind, size = struct.unpack_from(order + "2I", data, offset)
-    if size < 12 or size % 4:
+def _block(stream: _Stream, head: bytes, offset: int, order: str) -> tuple[int, bytes]:
+    """The type of a block and what is in it, once both of its lengths agree."""
+    kind, size = struct.unpack_from(order + "2I", head)
+    if size < _BLOCK_HEAD or size % 4:
         raise PcapError(f"a block says that it has {size} bytes, which none can have", offset)
-    if size > left:
-        raise PcapError(f"a block claims {size} bytes, {left} are left", offset)
-    (again,) = struct.unpack_from(order + "I", data, offset + size - 4)
+    claim = f"a block claims {size} bytes"
+    whole = head + stream.whole(size - _BLOCK_HEAD, claim, offset, _BLOCK_HEAD)
+    (again,) = struct.unpack_from(order + "I", whole, size - 4)
     if again != size:
         raise PcapError(f"a block has {size} bytes at its begin and {again} at its end", offset)
-    return kind, size
+    return kind, whole[8:-4]
 
 
-def _need(count: int, body: int, end: int, what: str) -> None:
-    if end - body < count:
-        raise PcapError(f"{what} of {end - body} bytes, {count} needed", body - 8)
+def _need(count: int, block: bytes, what: str, offset: int) -> None:
+    if len(block) < count:
+        raise PcapError(f"{what} of {len(block)} bytes, {count} needed", offset)
 
 
-def _interface(data: bytes, body: int, end: int, order: str) -> _Interface:
-    _need(8, body, end, "an interface block")
-    link_type, _, snaplen = struct.unpack_from(order + "HHI", data, body)
+def _interface(block: bytes, order: str, offset: int) -> _Interface:
+    _need(8, block, "an interface block", offset)
+    link_type, _, snaplen = struct.unpack_from(order + "HHI", block)
     ticks, epoch = 10**6, 0
-    at = body + 8
-    while at + 4 <= end:
-        code, size = struct.unpack_from(order + "HH", data, at)
-        value = data[at + 4 : at + 4 + size]
-        if code == 0 or at + 4 + size > end:
+    at = 8
+    while at + 4 <= len(block):
+        code, size = struct.unpack_from(order + "HH", block, at)
+        value = block[at + 4 : at + 4 + size]
+        if code == 0 or len(value) < size:
             break
         if code == 9 and size == 1:  # if_tsresol
             ticks = 2 ** (value[0] & 0x7F) if value[0] & 0x80 else 10 ** value[0]
@@ -211,29 +256,26 @@ def _interface(data: bytes, body: int, end: int, order: str) -> _Interface:
     return _Interface(link_type, snaplen, ticks, epoch)
 
 
-def _stamped(data: bytes, body: int, end: int, state: _State, layout: str) -> Packet:
+def _stamped(block: bytes, state: _State, layout: str, offset: int) -> Packet:
     state.number += 1
-    _need(20, body, end, "a packet block")
-    index, high, low, captured, length = struct.unpack_from(state.order + layout, data, body)
-    interface = state.interface(index, body - 8)
-    start = body + 20
-    if start + captured > end:
-        raise PcapError(
-            f"packet {state.number} claims {captured} bytes, its block has {end - start}", body - 8
-        )
-    kept = data[start : start + captured]
+    _need(20, block, "a packet block", offset)
+    index, high, low, captured, length = struct.unpack_from(state.order + layout, block)
+    interface = state.interface(index, offset)
+    kept = _cut(block, 20, captured, state, offset)
     return Packet(state.number, interface.time(high, low), interface.link_type, kept, length)
 
 
-def _simple(data: bytes, body: int, end: int, state: _State) -> Packet:
+def _simple(block: bytes, state: _State, offset: int) -> Packet:
     state.number += 1
-    _need(4, body, end, "a simple packet block")
-    (length,) = struct.unpack_from(state.order + "I", data, body)
-    interface = state.interface(0, body - 8)
-    captured = min(length, interface.snaplen or length)
-    start = body + 4
-    if start + captured > end:
-        raise PcapError(
-            f"packet {state.number} claims {captured} bytes, its block has {end - start}", body - 8
-        )
-    return Packet(state.number, None, interface.link_type, data[start : start + captured], length)
+    _need(4, block, "a simple packet block", offset)
+    (length,) = struct.unpack_from(state.order + "I", block)
+    interface = state.interface(0, offset)
+    kept = _cut(block, 4, min(length, interface.snaplen or length), state, offset)
+    return Packet(state.number, None, interface.link_type, kept, length)
+
+
+def _cut(block: bytes, start: int, captured: int, state: _State, offset: int) -> bytes:
+    left = len(block) - start
+    if captured > left:
+        raise PcapError(f"packet {state.number} claims {captured} bytes, its block has {left}", offset)
+    return block[start : start + captured]

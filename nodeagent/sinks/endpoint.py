@@ -22,6 +22,7 @@ import grpc
 
 from nodeagent.kinds import Refused
 from nodeagent.model import Allocation, Devices, Function, Reason, Snapshot
+from nodeagent.sinks.files import refusal
 from nodeagent.sinks.measure import Measure
 from nodeagent.sinks.roll import OPTIONS, Roll
 
@@ -87,6 +88,14 @@ class Near:
         while self._entries and self._entries[0][0] < oldest:
             self._entries.popleft()
         return tuple(function for _, function in self._entries)
+
+
+def _why(folder: Path) -> str | None:
+    """What gRPC does not say."""
+    try:
+        return refusal(folder)
+    except OSError as error:
+        return f"its folder is not there ({error.strerror})"
 
 
 class BindError(Exception):
@@ -160,9 +169,7 @@ class Endpoint:
             server.add_insecure_port(f"unix:{path}")
             await server.start()
         except (RuntimeError, OSError) as error:
-            raise BindError(
-                f"cannot listen on {path}: {error} (is the folder there and writable?)"
-            ) from error
+            raise BindError(f"cannot listen on {path}: {_why(path.parent) or error}") from error
         self._server, self._path, self._inode = server, path, _inode(path)
 
     async def stop(self) -> None:

@@ -35,6 +35,21 @@ def write(path: Path, text: str, mode: int = 0o644) -> None:
         raise
 
 
+def refusal(folder: Path) -> str | None:
+    """Why no file could be made in a folder, told without making one; ``None`` where one could.
+
+    Raises ``OSError`` where the folder is not there.
+    """
+    place = os.statvfs(folder)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return "it is mounted read-only" if place.f_flag & os.ST_RDONLY else "no permission to write"
+    if place.f_blocks and not place.f_bavail:
+        return "the file system is full"
+    if place.f_files and not place.f_favail:
+        return "the file system has no inode left"
+    return None
+
+
 FRESH_S = 60.0
 """An agent that still serves may have written it for a pod that podresources does not tell of yet."""
 

@@ -33,6 +33,7 @@ import grpc
 from nodeagent.host.inotify import InotifyError, Watch
 from nodeagent.model import Snapshot
 from nodeagent.sinks.endpoint import BindError, Endpoint, Files, Kind, Near
+from nodeagent.sinks.files import refusal
 from nodeagent.sinks.measure import Measure, Status
 from nodeagent.sinks.roll import API_VERSION, register_request
 
@@ -50,6 +51,7 @@ REFUSES_S = 0.2
 """Between looks at a kubelet whose socket is there and does not listen: no event tells when it does."""
 LOOK_S = 5.0
 """A look without any hint: inotify misses what happens on another mount."""
+LOCK_AGAIN_S = 1.0
 SETTLE_S = 0.1
 """For a kubelet that lives on to see the old stream end before the new registration (see above)."""
 RETRY_FIRST_S = 1.0
@@ -222,7 +224,7 @@ class DevicePlugins:
         """Hold the node's lock; wait for an agent that has it (a rolling update) rather than fail."""
         # In the device-plugins folder always: both ways of registering are one and the same agent.
         path = (self._kubelet.parent if self._kubelet.parent.is_dir() else self._folder) / LOCK
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = await self._lock_file(path)
         try:
             while True:
                 try:
@@ -236,6 +238,23 @@ class DevicePlugins:
             yield
         finally:
             os.close(descriptor)
+
+    async def _lock_file(self, path: Path) -> int:
+        """Its descriptor; a folder that takes no file (read-only, full) is the reason of every resource till then."""
+        while True:
+            try:
+                return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                if not path.parent.is_dir():
+                    raise
+                why = refusal(path.parent) or error.strerror
+            sentence = (
+                f"{path} cannot be opened: {why}; mount the kubelet's folder read-write, or free its disk"
+            )
+            for place in self._places.values():
+                place.reason = sentence
+            self._say_once(f"No resource can be registered. reason={sentence!r}")
+            await asyncio.sleep(LOCK_AGAIN_S)
 
     def _say_once(self, sentence: str) -> None:
         if sentence != self._said:

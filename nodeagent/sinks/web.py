@@ -2,30 +2,44 @@
 
 A small HTTP/1.1 server on the agent's own loop: bounded in connections, in the size of a request and in
 time, so that a client that never reads or never ends its request costs a descriptor for some seconds and
-nothing else. Everything but GET and HEAD is refused.
+nothing else. Connections stay open between scrapes, as Prometheus likes it, and the one that is idle for longest
+makes room for a new one. Everything but GET and HEAD is refused. Pages come in pieces, which are compressed one
+by one: nobody waits for a whole page on the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import gzip
 import logging
 import os
 import socket
-from collections.abc import Callable
+import zlib
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from nodeagent.sinks.door import Door, Files
 from nodeagent.supervise import Fatal
 
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 32
 REQUEST_MAX_BYTES = 16 * 1024
+PLAIN_MAX_BYTES = 1024
+"""What is smaller is not worth compressing."""
 REQUEST_S = 10.0
+IDLE_S = 130.0
+"""Longer than two of the longest scrape intervals in use."""
+PRESSED_S = 1.0
+"""Before the next try, when there is no descriptor left for a connection."""
+PROBES = frozenset({"/healthz", "/readyz"})
 _REASONS = {
     200: "OK",
     400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
     503: "Service Unavailable",
@@ -34,78 +48,254 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """An answer; ``body`` is sent gzipped when the client takes it and it is worth it."""
+    """An answer; what ``pieces`` gives comes after ``body``. Sent gzipped when the client takes it."""
 
     status: int
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
+    pieces: AsyncIterator[bytes] | None = None
 
 
 Answer = Callable[[str], Page]
 """Takes the value of the Accept header."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    method: str
+    path: str
+    headers: dict[str, str]
+    lasting: bool
+    """Another request may follow on this connection."""
+
+
 class Web:
-    def __init__(self, pages: dict[str, Answer]) -> None:
+    def __init__(self, pages: dict[str, Answer], door: Door | None = None) -> None:
         self._pages = pages
-        self._open = 0
+        self._door = door or Door(Files())
+        self._open: dict[asyncio.Task[None], bool] = {}
+        """Connections, those that have been idle for longest first; true while idle."""
 
     async def run(self, host: str, port: int, ready: Callable[[int], None] = lambda _port: None) -> None:
         """Serve until cancelled; an empty host is all addresses. ``ready`` is told the port, which matters
         where 0 was asked for."""
+        await asyncio.to_thread(self._door.look)
+        listening = await _listen(host, port)
         try:
-            server = await asyncio.start_server(self._connected, host or None, port, limit=REQUEST_MAX_BYTES)
-        except (socket.gaierror, UnicodeError) as error:
-            raise Fatal(
-                f"cannot listen on {host}:{port}: no address is known by that name; give one with --listen or "
-                "`listen:`"
-            ) from error
-        except OSError as error:
-            if error.errno not in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
-                raise
-            raise Fatal(
-                f"cannot listen on {host}:{port}: {os.strerror(error.errno)}. Find the owner with "
-                f"`ss -ltnp 'sport = :{port}'`, or choose another address with --listen or `listen:`"
-            ) from error
-        async with server:
-            port = server.sockets[0].getsockname()[1]
-            log.info("Serving metrics and probes. host=%s port=%d", host or "*", port)
-            ready(port)
-            await server.serve_forever()
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open += 1
-        try:
-            if self._open <= CONNECTIONS_MAX:
-                async with asyncio.timeout(REQUEST_S):
-                    await self._answer(reader, writer)
-        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            writer.transport.abort()  # slow, gone or too long: nothing to be said to it
+            port = listening[0].getsockname()[1]
+            tls = "yes" if self._door.files.certificate else "no"
+            log.info("Serving metrics and probes. host=%s port=%d tls=%s", host or "*", port, tls)
+            async with asyncio.TaskGroup() as group:
+                for one in listening:
+                    group.create_task(self._accept(one))
+                if self._door.files:
+                    group.create_task(self._door.watch())
+                ready(port)
         finally:
-            self._open -= 1
-            writer.close()
+            for one in listening:
+                one.close()
+            for task in tuple(self._open):
+                task.cancel()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        parts = head[0].split(" ")
-        headers = {
-            name.strip().lower(): value.strip() for name, _, value in (h.partition(":") for h in head[1:])
-        }
-        if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
-            page = Page(400, b"this is an HTTP server\n")
-        elif parts[0] not in ("GET", "HEAD"):
-            page = Page(405, b"only GET and HEAD\n")
-        else:
-            answer = self._pages.get(parts[1].partition("?")[0])
-            known = " ".join(sorted(self._pages))
-            page = answer(headers.get("accept", "")) if answer else Page(404, f"try {known}\n".encode())
-        body, extra = page.body, ""
-        if len(body) > 1024 and "gzip" in headers.get("accept-encoding", ""):
-            body, extra = gzip.compress(body, 1), "Content-Encoding: gzip\r\n"
-        writer.write(
-            f"HTTP/1.1 {page.status} {_REASONS[page.status]}\r\nContent-Type: {page.content_type}\r\n"
-            f"Content-Length: {len(body)}\r\n{extra}Vary: Accept-Encoding\r\nConnection: close\r\n\r\n".encode()
-        )
-        if parts[0] != "HEAD":
-            writer.write(body)
+    # --- connections ----------------------------------------------------------------------------------
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _address = await loop.sock_accept(listening)
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    continue  # it was gone before it was taken
+                log.warning("A connection cannot be taken. reason=%r", os.strerror(error.errno))
+                await asyncio.sleep(PRESSED_S)
+                continue
+            if self._door.shut or not self._room():
+                connection.close()
+                continue
+            task = loop.create_task(self._connected(connection))
+            self._open[task] = False
+            task.add_done_callback(self._closed)
+
+    def _room(self) -> bool:
+        """Whether one more may come; somebody who only keeps his place gives it up."""
+        if len(self._open) < CONNECTIONS_MAX:
+            return True
+        idle = next((task for task, waits in self._open.items() if waits), None)
+        if idle is not None:
+            self._open.pop(idle)
+            idle.cancel()
+        return idle is not None
+
+    def _closed(self, task: asyncio.Task[None]) -> None:
+        self._open.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("A request could not be answered. reason=%r", f"{type(error).__name__}: {error}")
+
+    def _mark(self, *, idle: bool) -> None:
+        task = asyncio.current_task()
+        if task in self._open:
+            self._open[task] = idle
+            if idle:
+                self._open[task] = self._open.pop(task)
+
+    async def _connected(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(REQUEST_MAX_BYTES, loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        context = self._door.context
+        try:
+            async with asyncio.timeout(REQUEST_S):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                transport, _ = await loop.connect_accepted_socket(
+                    lambda: protocol,
+                    connection,
+                    ssl=context,
+                    ssl_handshake_timeout=REQUEST_S if context else None,
+                    ssl_shutdown_timeout=1.0 if context else None,
+                )
+        except (TimeoutError, OSError):
+            connection.close()
+            return
+        transport.set_write_buffer_limits(high=0)  # drained means sent
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+        try:
+            await self._converse(reader, writer)
+            writer.close()
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            transport.abort()  # slow, gone or too long: nothing to be said to it
+        finally:
+            if not transport.is_closing():
+                transport.abort()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        patience = REQUEST_S
+        while True:
+            async with asyncio.timeout(patience):
+                first = await reader.read(1)
+            if not first:
+                return
+            self._mark(idle=False)
+            async with asyncio.timeout(REQUEST_S):
+                request = _parse(first + await reader.readuntil(b"\r\n\r\n"))
+                await self._answer(request, writer)
+            if request is None or not request.lasting:
+                return
+            self._mark(idle=True)
+            patience = IDLE_S
+
+    # --- requests -------------------------------------------------------------------------------------
+
+    async def _answer(self, request: _Request | None, writer: asyncio.StreamWriter) -> None:
+        page = self._page(request, writer)
+        headers = request.headers if request else {}
+        large = page.pieces is not None or len(page.body) > PLAIN_MAX_BYTES
+        packed = zlib.compressobj(1, wbits=31) if large and _takes_gzip(headers) else None
+        pack = packed.compress if packed else bytes
+        parts = [pack(page.body)]
+        if page.pieces is not None:
+            parts += [pack(piece) async for piece in page.pieces]
+        body = b"".join([*parts, packed.flush() if packed else b""])
+        lines = [
+            f"HTTP/1.1 {page.status} {_REASONS[page.status]}",
+            f"Content-Type: {page.content_type}",
+            f"Content-Length: {len(body)}",
+            "Vary: Accept, Accept-Encoding",
+            *(["Content-Encoding: gzip"] if packed else []),
+            *(["WWW-Authenticate: Bearer"] if page.status == 401 else []),
+            *([] if request and request.lasting else ["Connection: close"]),
+        ]
+        head = "\r\n".join([*lines, "", ""]).encode()
+        writer.write(head if request and request.method == "HEAD" else head + body)
         await writer.drain()
+
+    def _page(self, request: _Request | None, writer: asyncio.StreamWriter) -> Page:
+        if request is None:
+            return Page(400, b"this is an HTTP server\n")
+        if request.method not in ("GET", "HEAD"):
+            return Page(405, b"only GET and HEAD\n")
+        certified = bool(writer.get_extra_info("peercert"))
+        status = self._door.admits(
+            request.path in PROBES, request.headers.get("authorization", ""), certified
+        )
+        if status != 200:
+            return Page(
+                status, b"a client certificate is asked for\n" if status == 403 else b"a token is asked for\n"
+            )
+        answer = self._pages.get(request.path)
+        if answer is None:
+            return Page(404, f"try {' '.join(sorted(self._pages))}\n".encode())
+        return answer(request.headers.get("accept", ""))
+
+
+def _parse(raw: bytes) -> _Request | None:
+    first, *rest = raw.decode("latin-1").split("\r\n")
+    parts = first.split(" ")
+    if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
+        return None
+    headers = {name.strip().lower(): value.strip() for name, _, value in (h.partition(":") for h in rest)}
+    lasting = (
+        parts[0] in ("GET", "HEAD")
+        and parts[2] != "HTTP/1.0"
+        and "close" not in headers.get("connection", "").lower()
+        and not headers.keys() & {"content-length", "transfer-encoding"}  # a body, which is not read
+    )
+    return _Request(parts[0], parts[1].partition("?")[0], headers, lasting)
+
+
+def _takes_gzip(headers: dict[str, str]) -> bool:
+    for one in headers.get("accept-encoding", "").lower().split(","):
+        coding, _, weight = one.replace(" ", "").partition(";q=")
+        if coding == "gzip":
+            return weight.strip("0.") != "" or weight == ""
+    return False
+
+
+async def _listen(host: str, port: int) -> list[socket.socket]:
+    """Bound and listening on every address that the host means. Raises ``Fatal`` with the remedy."""
+    loop = asyncio.get_running_loop()
+    made: list[socket.socket] = []
+    try:
+        found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _name, address in dict.fromkeys(found):
+            try:
+                one = socket.socket(family, kind, protocol)
+            except OSError:
+                continue  # a kernel without this family
+            if family == socket.AF_INET6 and not host and _no_ipv6():
+                one.close()
+                continue
+            made.append(one)
+            _bind(one, family, address if port or len(made) == 1 else (address[0], made[0].getsockname()[1]))
+    except (socket.gaierror, UnicodeError) as error:
+        raise Fatal(
+            f"cannot listen on {host}:{port}: no address is known by that name; give one with --listen or "
+            "`listen:`"
+        ) from error
+    except OSError as error:
+        for one in made:
+            one.close()
+        if error.errno not in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
+            raise
+        raise Fatal(
+            f"cannot listen on {host}:{port}: {os.strerror(error.errno)}. Find the owner with "
+            f"`ss -ltnp 'sport = :{port}'`, or choose another address with --listen or `listen:`"
+        ) from error
+    return made
+
+
+def _no_ipv6() -> bool:
+    """The kernel knows IPv6 and is told not to use it."""
+    try:
+        return Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").read_text().strip() == "1"
+    except OSError:
+        return False
+
+
+def _bind(one: socket.socket, family: int, address: tuple[Any, ...]) -> None:
+    one.setblocking(False)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6:
+        one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    one.bind(address)
+    one.listen(128)

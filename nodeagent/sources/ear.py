@@ -143,7 +143,9 @@ class Ear:
         now = self._loop.time()
         netdevs = tuple(netdevs)
         macs = (mac for netdev in netdevs for mac in (netdev.mac, netdev.permanent_mac) if mac and any(mac))
-        self.table.own = Own(frozenset(macs), self._names)
+        own = Own(frozenset(macs), self._names)
+        if own != self.table.own:
+            self.table.recognize(own)
         lines: dict[str, Line] = {}
         moves: list[tuple[str, str]] = []
         left = dict(self.lines)
@@ -318,13 +320,15 @@ class Ear:
 
     def _near(self, line: Line, now: float, live: bool) -> Near:
         function = line.selected.function
+        quiet = line.up_at is not None and not live and now >= line.quiet_since() + self._silent_after_s
         return Near(
             link=line.name,
             pci_address=line.selected.pci_address,
             driver=line.selected.driver,
             device=function.device if function else None,
             mtu=line.selected.netdev.mtu,
-            quiet=line.up_at is not None and not live and now >= line.quiet_since() + self._silent_after_s,
+            quiet=quiet,
+            malformed=self.table.last_error(line.name) if quiet else None,
             hears_itself=line.up_at is not None and now - line.own_at < self._silent_after_s,
             flooded=now - line.flooded_at < FLOOD_CLEARS_S,
             pfc=line.dcb.pfc,

@@ -22,6 +22,9 @@ CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 """Where container runtimes look by default (Container Device Interface, section "CDI spec directories")."""
 SPEC_MAX_BYTES = 4 << 20
 
+_DEPTH_MAX = 64
+"""A spec needs eight."""
+
 # Debian's and Red Hat's places, and the GPU operator's driver container.
 _DRIVER_ROOTS = ("", "/run/nvidia/driver")
 _LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64")
@@ -80,14 +83,35 @@ def driver_files(tree: Tree) -> Iterator[Mount]:
             return
 
 
+def parsed(tree: Tree, path: str) -> object:
+    """The content of a CDI spec. Raises ``SysfsError``, ``OSError`` or ``ValueError`` for one that is none."""
+    if os.path.getsize(tree.path(path)) > SPEC_MAX_BYTES:
+        raise ValueError(f"it is longer than {SPEC_MAX_BYTES >> 20} MiB")
+    text = tree.text(path) or ""
+    try:
+        if path.endswith(".json"):
+            json_document: object = json.loads(text)
+            return json_document
+        _shallow(text)
+        document: object = yaml.load(text, _LOADER)  # noqa: S506
+    except (RecursionError, yaml.YAMLError) as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    return document
+
+
+def _shallow(text: str) -> None:
+    """libyaml's composer descends on the C stack: what is nested deeply would end the process."""
+    depth = 0
+    for event in yaml.parse(text, _LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEPTH_MAX:
+            raise ValueError(f"it is nested deeper than {_DEPTH_MAX}")
+
+
 def _parsed(tree: Tree, path: str) -> object | None:
     try:
-        if os.path.getsize(tree.path(path)) > SPEC_MAX_BYTES:
-            return None
-        text = tree.text(path) or ""
-        document: object = json.loads(text) if path.endswith(".json") else yaml.load(text, _LOADER)  # noqa: S506
-        return document
-    except (SysfsError, OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        return parsed(tree, path)
+    except (SysfsError, OSError, ValueError) as error:
         log.debug("A CDI spec cannot be read. file=%s reason=%r", path, str(error))
         return None
 

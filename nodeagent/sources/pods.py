@@ -17,7 +17,7 @@ from pathlib import Path
 from nodeagent.kube.podresources import PodResources, PodResourcesError
 from nodeagent.model import Holding
 
-__all__ = ["EMPTY_STANDS_S", "INTERVAL_S", "PodResourcesError", "once", "watch"]
+__all__ = ["EMPTY_STANDS_S", "INTERVAL_S", "PodResourcesError", "offered", "once", "watch"]
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,15 @@ async def once(socket: Path) -> tuple[Holding, ...]:
     client = PodResources(socket)
     try:
         return await client.list()
+    finally:
+        await client.close()
+
+
+async def offered(socket: Path) -> dict[str, tuple[str, ...]]:
+    """The device IDs by resource that the kubelet counts now. Raises ``PodResourcesError``."""
+    client = PodResources(socket)
+    try:
+        return await client.offered()
     finally:
         await client.close()
 

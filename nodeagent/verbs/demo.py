@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
-from nodeagent.verbs.common import Add
+from nodeagent.verbs.common import GOOD, Add
 
 
 def add(add: Add) -> None:
@@ -19,9 +20,23 @@ def add(add: Add) -> None:
         "--machine", default="dgx-h100", metavar="NAME|FILE", help="a model (default: %(default)s)"
     )
     parser.add_argument("--once", action="store_true", help="end after the show instead of staying up")
+    parser.add_argument(
+        "--write",
+        type=Path,
+        metavar="DIR",
+        help="write the simulated machine's files below DIR and end, for `--root DIR` of the other verbs",
+    )
+    parser.add_argument(
+        "--no-rdma",
+        action="store_true",
+        help="with --write: NICs without RDMA, so that a real kubelet gives pods no node of /dev that is not there",
+    )
 
 
 def _demo(options: argparse.Namespace) -> int:
     from nodeagent import demo
 
+    if options.write is not None:
+        print(demo.write(options.machine, options.write, rdma=not options.no_rdma))
+        return GOOD
     return demo.main(options.machine, once=options.once)

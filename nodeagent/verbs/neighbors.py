@@ -56,10 +56,11 @@ def add_decode(add: Add) -> None:
         _decode,
         "print the LLDP frames of a pcap or pcapng file",
         "One line for each LLDP frame among other traffic, VLAN tags and Linux cooked captures included; with\n"
-        "--json one object on each line. A frame that is no valid LLDPDU is a line that says why.",
+        "--json one object on each line. A frame that is no valid LLDPDU is a line that says why. The file may be a\n"
+        "pipe: tcpdump -i ens1 -U -w - ether proto 0x88cc | nodeagent decode -",
     )
     json_option(parser)
-    parser.add_argument("file", type=Path, metavar="FILE", help="the capture")
+    parser.add_argument("file", type=Path, metavar="FILE", help="the capture; - reads stdin")
 
 
 def _decode(options: argparse.Namespace) -> int:
@@ -67,8 +68,9 @@ def _decode(options: argparse.Namespace) -> int:
     from nodeagent.lldp.pcap import PcapError
 
     try:
-        for line in lines(options.file.read_bytes(), options.json):
-            print(line)
+        with sys.stdin.buffer if str(options.file) == "-" else options.file.open("rb") as file:
+            for line in lines(file.read, options.json):
+                print(line, flush=True)
     except PcapError as error:
         print(f"nodeagent: {options.file}: {error}", file=sys.stderr)
         return FAILED

@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import logging
 import sys
 
 from nodeagent.host.driver import DriverError
 from nodeagent.host.nvml import Nvml
 
-nvml = Nvml()
+logging.basicConfig(level=logging.INFO)
+nvml = Nvml(processes=True)
 for line in sys.stdin:
     call, arguments = json.loads(line)
     answer = {}

@@ -16,7 +16,10 @@ from collections.abc import Callable
 from errno import ENOBUFS
 from typing import Self
 
+from nodeagent.host.netlink.message import NetlinkError
 from nodeagent.host.readable import readable
+
+__all__ = ["SUBSYSTEMS", "LinkEvents", "NetlinkError", "Uevents", "subsystem"]
 
 _RTMGRP_LINK = 1  # include/uapi/linux/rtnetlink.h
 _KERNEL_UEVENTS = 1  # the multicast group of the kernel itself; udevd repeats its own on group 2
@@ -25,10 +28,6 @@ _UEVENT_MAX = 8 * 1024  # the kernel's own environment is 2 KiB (UEVENT_BUFFER_S
 _DRAIN_MAX = 4096  # a storm must not keep the event loop from its other work
 
 SUBSYSTEMS = frozenset({"pci", "net", "infiniband"})
-
-
-class NetlinkError(Exception):
-    """A netlink socket that cannot be had; the message says which and what would help."""
 
 
 class _Events:

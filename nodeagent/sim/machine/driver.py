@@ -17,12 +17,14 @@ class GpuDriver:
     def __init__(self, driver: Driver | None) -> None:
         self._driver = driver
         self.failure: dict[str, str] | None = None
-        self._events: deque[dict[str, str | int]] = deque(maxlen=_EVENTS_KEPT)
+        self._events: deque[dict[str, str | int | bool | None]] = deque(maxlen=_EVENTS_KEPT)
         self._sequence = 0
 
-    def tell(self, uuid: str, xid: int) -> None:
+    def tell(self, uuid: str, xid: int | None) -> None:
+        """An XID, or with ``None`` that the GPU is unavailable."""
         self._sequence += 1
-        self._events.append({"sequence": self._sequence, "uuid": uuid, "xid": xid})
+        event: dict[str, str | int | bool | None] = {"sequence": self._sequence, "uuid": uuid, "xid": xid}
+        self._events.append(event if xid is not None else event | {"unavailable": True})
 
     def facts(self, devices: Iterable[Device]) -> dict[str, object]:
         driver = self._driver
@@ -43,6 +45,8 @@ class GpuDriver:
                         "mig": facts.mig,
                         "lost": facts.lost,
                         "recovery_action": facts.recovery_action,
+                        "values": facts.values,
+                        "texts": facts.texts,
                     }
                 )
         return {

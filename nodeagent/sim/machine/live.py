@@ -22,14 +22,16 @@ import json
 import logging
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+
+from msgspec.structs import replace
 
 from nodeagent.host.inotify import IN_CLOSE_WRITE, NAMES, InotifyError, Watch
-from nodeagent.sim.machine import sysfs
+from nodeagent.sim.machine import samples, sysfs
 from nodeagent.sim.machine.driver import GpuDriver
 from nodeagent.sim.machine.files import Files
+from nodeagent.sim.machine.gpus import GpuActions
 from nodeagent.sim.machine.kernel import Kernel, MachineError, refuse
-from nodeagent.sim.machine.model import Model, load
+from nodeagent.sim.machine.model import Model, NicPart, load
 from nodeagent.sim.machine.state import VFIO, Device, Netdev
 
 log = logging.getLogger(__name__)
@@ -37,13 +39,11 @@ log = logging.getLogger(__name__)
 FACTS = "/.nodeagent/gpus.json"
 UEVENT = "/.nodeagent/uevent"
 
-RecoveryAction = Literal["none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset"]
-Call = Literal["init", "wait", "list"]
 
-
-class Machine:
+class Machine(GpuActions):
     """One machine. GPUs are named by index, UUID or PCI address; NICs by netdev or PCI address, and PFs with
-    SR-IOV by their place in PCI order too. What ``gpu`` and ``nic`` give is for reading.
+    SR-IOV by their place in PCI order too. What ``gpu`` and ``nic`` give is for reading. What happens to
+    GPUs is in ``GpuActions``.
     """
 
     def __init__(self, model: Model) -> None:
@@ -57,6 +57,14 @@ class Machine:
     def load(cls, model: str | Path) -> Machine:
         """A machine of the package by name (``dgx-h100``), or a model file. Raises ``ModelError``."""
         return cls(load(model))
+
+    def without_rdma(self) -> Machine:
+        """The same machine with NICs that know no RDMA: no pod on it is given a node of /dev."""
+        parts = {
+            name: replace(part, rdma=False) if isinstance(part, NicPart) else part
+            for name, part in self.model.parts.items()
+        }
+        return Machine(replace(self.model, parts=parts))
 
     def write(self, root: Path) -> None:
         """Write the whole tree under ``root``; what happens from now on is shown there."""
@@ -142,6 +150,91 @@ class Machine:
         self._kernel.show(device)
         self._settle()
 
+    # What a NIC measures
+
+    def flap(self, nic: int | str, times: int = 1) -> None:
+        """The carrier goes and comes back so often, faster than anybody looks."""
+        device = self.nic(nic)
+        if not device.carrier:
+            refuse(f"{device.address} has no carrier that could flap; set_link first")
+        for one in (device, *device.vfs.values()):
+            if one.netdev is not None and one.carrier:
+                one.netdev.carrier_downs += times
+                one.netdev.carrier_ups += times
+        device.hardware.add("link_down_events", times)
+        device.hardware.add("ext_down", times)
+        self._measured(device)
+
+    def count(self, nic: int | str, name: str, by: float = 1) -> None:
+        """A counter of the recorded samples grows: ``symbol_errors``, ``lane_errors/2``, ``rdma_ack_timeouts``.
+
+        A negative number takes it back, as a driver that is loaded anew does.
+        """
+        device = self.nic(nic)
+        if not device.hardware.add(name, by):
+            refuse(f"{device.address} has no counter {name!r}; see docs/samples.md")
+        self._measured(device)
+
+    def light(self, nic: int | str, lane: int, watts: float) -> None:
+        """What the transceiver receives on a lane."""
+        self._measure(nic, f"rx_power_watts/{lane}", watts)
+
+    def heat(self, nic: int | str, celsius: float) -> None:
+        """The temperature of the transceiver."""
+        self._measure(nic, "module_celsius", celsius)
+
+    def set_speed(self, nic: int | str, mbps: int | None) -> None:
+        """What the link has negotiated; ``None`` is the port's best."""
+        device = self.nic(nic)
+        device.hardware.speed_mbps = mbps
+        self._measured(device)
+
+    def downtrain(self, which: int | str, gts: str | None = None, width: int | None = None) -> None:
+        """The PCIe link of a NIC or GPU trains to less (``gts`` as sysfs words it: 16.0); without any it is
+        as good as new."""
+        device = self._kernel.function(which)
+        device.hardware.gts, device.hardware.width = gts, width
+        self._measured(device)
+
+    def count_aer(self, which: int | str, severity: str, name: str, by: int = 1) -> None:
+        """AER counts errors: ``correctable``, ``nonfatal`` or ``fatal``, by the kernel's name, ``BadTLP``."""
+        device = self._kernel.function(which)
+        if name not in sysfs.AER.get(severity, ((), ""))[0]:
+            refuse(f"AER counts no {severity} {name!r}")
+        device.hardware.aer[severity, name] = device.hardware.aer.get((severity, name), 0) + by
+        self._measured(device)
+
+    def fail_reporter(self, nic: int | str, reporter: str = "fw_fatal") -> None:
+        """A devlink health reporter reports an error and does not recover from it."""
+        self.count(nic, f"devlink_errors/{reporter}")
+        device = self.nic(nic)
+        device.hardware.failing.add(reporter)
+        self._measured(device)
+
+    def recover_reporter(self, nic: int | str, reporter: str = "fw_fatal") -> None:
+        device = self.nic(nic)
+        if reporter not in device.hardware.failing:
+            refuse(f"{device.address}: the reporter {reporter} has not failed")
+        device.hardware.failing.discard(reporter)
+        self.count(nic, f"devlink_recoveries/{reporter}")
+
+    def set_gids(self, nic: int | str, there: bool) -> None:
+        """The GIDs of the RDMA port."""
+        device = self.nic(nic)
+        device.hardware.gids = there
+        self._measured(device)
+
+    def _measure(self, nic: int | str, name: str, value: float) -> None:
+        device = self.nic(nic)
+        if name not in device.hardware.module:
+            refuse(f"{device.address} does not measure {name!r}; see docs/samples.md")
+        device.hardware.module[name] = value
+        self._measured(device)
+
+    def _measured(self, device: Device) -> None:
+        self._kernel.show(device)
+        self._settle()
+
     # PCI functions of any sort
 
     def bind(self, which: int | str, driver: str | None) -> None:
@@ -179,43 +272,6 @@ class Machine:
             device.gpu.lost = False
         if vfs:
             self._kernel.enable(device, vfs)
-        self._settle()
-
-    # The GPU driver
-
-    def raise_xid(self, gpu: int | str, xid: int) -> None:
-        facts = self.gpu(gpu).gpu
-        assert facts is not None
-        self._driver.tell(facts.uuid, xid)
-        self._settle()
-
-    def set_recovery_action(self, gpu: int | str, action: RecoveryAction) -> None:
-        facts = self.gpu(gpu).gpu
-        assert facts is not None
-        facts.recovery_action = action
-        self._settle()
-
-    def lose_gpu(self, gpu: int | str) -> None:
-        """It has fallen off the bus for the driver. The driver reports XID 79 with that: ``raise_xid``."""
-        facts = self.gpu(gpu).gpu
-        assert facts is not None
-        facts.lost = True
-        self._settle()
-
-    def find_gpu(self, gpu: int | str) -> None:
-        device = self.gpu(gpu)
-        self._kernel.check_present(device)
-        assert device.gpu is not None
-        device.gpu.lost = False
-        self._settle()
-
-    def fail_driver(self, call: Call, error: str) -> None:
-        """From now on this call of the GPU driver fails."""
-        self._driver.failure = {"call": call, "error": error}
-        self._settle()
-
-    def heal_driver(self) -> None:
-        self._driver.failure = None
         self._settle()
 
     # What someone else writes
@@ -258,6 +314,8 @@ class Machine:
         if self._root is None:
             return
         self._kernel.publish("routes", sysfs.routes(self._default_route()))
+        taken = json.dumps(samples.samples(self._kernel.nics))
+        self._kernel.publish("samples", {samples.PATH: taken + "\n"})
         facts = self._driver.facts(self._kernel.gpus)
         self._kernel.publish("facts", {FACTS: json.dumps(facts, indent=2) + "\n"})
         self._uevents += 1

@@ -62,8 +62,11 @@ class Part(_Struct, frozen=True, kw_only=True, tag_field="kind"):
 
 
 class GpuPart(Part, frozen=True, kw_only=True, tag="gpu"):
+    """``nvlinks``: how many it has, all of them connected."""
+
     name: str
     memory_mib: Annotated[int, msgspec.Meta(gt=0)]
+    nvlinks: Annotated[int, msgspec.Meta(ge=0, le=36)] = 0
 
 
 class NicPart(Part, frozen=True, kw_only=True, tag="nic"):

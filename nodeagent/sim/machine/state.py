@@ -6,6 +6,8 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from nodeagent.sim.machine import vitals
+from nodeagent.sim.machine.hardware import Hardware
 from nodeagent.sim.machine.model import PCIE, Gpu, GpuPart, Model, Nic, NicPart, Pcie, addresses, vf_address
 
 VFIO = "vfio-pci"
@@ -89,6 +91,7 @@ class Device:
     autoprobe: bool = True
     vfs: dict[int, Device] = field(default_factory=dict)
     gpu: GpuFacts | None = None
+    hardware: Hardware = field(default_factory=Hardware)
 
     @property
     def folder(self) -> str:
@@ -102,6 +105,11 @@ class Device:
     @property
     def carrier(self) -> bool:
         return self.netdev is not None and self.netdev.admin_up and self.signal
+
+    @property
+    def speed_mbps(self) -> int:
+        assert self.nic is not None
+        return (self.pf or self).hardware.speed_mbps or self.nic.speed_mbps
 
     @property
     def may_have_vfs(self) -> bool:
@@ -118,6 +126,8 @@ class GpuFacts:
     mig: bool
     lost: bool = False
     recovery_action: str = "none"
+    values: dict[str, float] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
 
 
 def bridges(model: Model) -> list[Device]:
@@ -208,7 +218,14 @@ def _gpu(model: Model, line: Gpu, index: int) -> Device:
         subsystem=(part.subsystem_vendor or part.vendor, part.subsystem_device),
         revision=part.revision,
         pcie=part.pcie,
-        gpu=GpuFacts(index, line.uuid or f"GPU-{model.draw(f'gpu/{index}')}", part, line.mig),
+        gpu=GpuFacts(
+            index,
+            line.uuid or f"GPU-{model.draw(f'gpu/{index}')}",
+            part,
+            line.mig,
+            values=vitals.sound(part),
+            texts={"gpu_serial": f"16549{index:08d}", "gpu_vbios": "96.00.74.00.01"},
+        ),
     )
 
 

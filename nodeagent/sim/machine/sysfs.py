@@ -13,6 +13,7 @@ out again, which the kernel does not do: so everything undone leaves the machine
 from __future__ import annotations
 
 from nodeagent.sim.machine.files import FOLDER, Entry, Link
+from nodeagent.sim.machine.hardware import RDMA_FILES
 from nodeagent.sim.machine.model import Model
 from nodeagent.sim.machine.state import Device, Netdev, Rdma, octets
 
@@ -36,20 +37,25 @@ _AER_UNCORRECTABLE = (
 )
 
 
-def _aer(names: tuple[str, ...], total: str) -> str:
-    return "".join(f"{name} 0\n" for name in (*names, total))
-
-
-_AER = {
-    "aer_dev_correctable": _aer(_AER_CORRECTABLE, "TOTAL_ERR_COR"),
-    "aer_dev_fatal": _aer(_AER_UNCORRECTABLE, "TOTAL_ERR_FATAL"),
-    "aer_dev_nonfatal": _aer(_AER_UNCORRECTABLE, "TOTAL_ERR_NONFATAL"),
+AER = {
+    "correctable": (_AER_CORRECTABLE, "TOTAL_ERR_COR"),
+    "fatal": (_AER_UNCORRECTABLE, "TOTAL_ERR_FATAL"),
+    "nonfatal": (_AER_UNCORRECTABLE, "TOTAL_ERR_NONFATAL"),
 }
+"""By severity: the errors, and the name of their sum."""
+
+
+def _aer(device: Device, severity: str) -> str:
+    names, total = AER[severity]
+    counts = {name: device.hardware.aer.get((severity, name), 0) for name in names}
+    return "".join(f"{name} {n}\n" for name, n in (*counts.items(), (total, sum(counts.values()))))
+
 
 _STATISTICS = (
     *("collisions", "multicast", "rx_bytes", "rx_crc_errors", "rx_dropped", "rx_errors", "rx_packets"),
     *("tx_bytes", "tx_dropped", "tx_errors", "tx_packets"),
 )
+_AS_SAMPLED = {"multicast": "rx_multicast", "rx_missed_errors": "rx_missed"}
 _PORT_COUNTERS = (
     *("link_downed", "link_error_recovery", "port_rcv_data", "port_rcv_errors", "port_rcv_packets"),
     *("port_xmit_data", "port_xmit_discards", "port_xmit_packets", "symbol_error"),
@@ -102,14 +108,15 @@ def pci(device: Device, cpulist: str) -> dict[str, Entry]:
     # The link status of a VF is reserved and reads as zero.
     is_vf = device.pf is not None
     speed = f"{device.pcie.gts} GT/s PCIe"
-    say("current_link_speed", "Unknown" if is_vf else speed)
-    say("current_link_width", 0 if is_vf else device.pcie.width)
+    trained = f"{device.hardware.gts or device.pcie.gts} GT/s PCIe"
+    say("current_link_speed", "Unknown" if is_vf else trained)
+    say("current_link_width", 0 if is_vf else device.hardware.width or device.pcie.width)
     say("max_link_speed", speed)
     say("max_link_width", device.pcie.width)
     if device.natural != "pcieport":
         say("reset_method", "flr" if is_vf else "flr bus")
-        for name, text in _AER.items():
-            entries[f"{folder}/{name}"] = text
+        for severity in AER:
+            entries[f"{folder}/aer_dev_{severity}"] = _aer(device, severity)
     if device.may_have_vfs:
         assert device.nic is not None
         say("sriov_totalvfs", device.nic.totalvfs)
@@ -192,7 +199,7 @@ def net(device: Device, netdev: Netdev, model: Model) -> dict[str, Entry]:
     say("flags", f"0x{_IFF_BROADCAST | _IFF_MULTICAST | _IFF_UP * netdev.admin_up:x}")
     if netdev.admin_up:
         say("carrier", int(device.carrier))
-        say("speed", device.nic.speed_mbps if device.carrier else -1)
+        say("speed", device.speed_mbps if device.carrier else -1)
         say("duplex", "full" if device.carrier else "unknown")
     say("carrier_changes", netdev.carrier_ups + netdev.carrier_downs)
     say("carrier_up_count", netdev.carrier_ups)
@@ -202,7 +209,7 @@ def net(device: Device, netdev: Netdev, model: Model) -> dict[str, Entry]:
         say("phys_port_name", f"p{int(device.address[-1])}")
     entries[f"{folder}/device"] = Link(device.folder)
     for name in _STATISTICS:
-        say(f"statistics/{name}", 0)
+        say(f"statistics/{name}", int(device.hardware.link.get(_AS_SAMPLED.get(name, name), 0)))
     return entries
 
 
@@ -231,10 +238,22 @@ def rdma(device: Device, mine: Rdma, model: Model) -> dict[str, Entry]:
     say("ports/1/link_layer", "InfiniBand" if infiniband else "Ethernet")
     say("ports/1/state", "4: ACTIVE" if active else "1: DOWN")
     say("ports/1/phys_state", "5: LinkUp" if active else "3: Disabled")
-    say("ports/1/rate", _RATES.get(device.nic.speed_mbps, f"{device.nic.speed_mbps / 1000:g} Gb/sec"))
+    say("ports/1/rate", _RATES.get(device.speed_mbps, f"{device.speed_mbps / 1000:g} Gb/sec"))
     say("ports/1/lid", "0x1" if infiniband and active else "0x0")
+    counted = device.hardware.rdma
+    octets_of = {"port_rcv_data": "rdma_rx_bytes", "port_xmit_data": "rdma_tx_bytes"}
     for name in _PORT_COUNTERS:
-        say(f"ports/1/counters/{name}", 0)
+        say(f"ports/1/counters/{name}", counted.get(octets_of.get(name, ""), 0) // 4)
+    for name, file in RDMA_FILES.items():
+        say(f"ports/1/hw_counters/{file}", counted[name])
+    if not infiniband and device.hardware.gids and device.netdev is not None:
+        gid = "fe80:0000:0000:0000:" + _guid(model, device, ":", 4)
+        for place, kind in enumerate(("IB/RoCE v1", "RoCE v2")):
+            say(f"ports/1/gids/{place}", gid)
+            say(f"ports/1/gid_attrs/types/{place}", kind)
+            say(f"ports/1/gid_attrs/ndevs/{place}", device.netdev.name)
+    elif not infiniband:
+        entries[f"{folder}/ports/1/gid_attrs/types"] = FOLDER
     return entries
 
 

@@ -29,7 +29,7 @@ import stat
 import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
@@ -37,10 +37,10 @@ from pathlib import Path
 from nodeagent import __version__, node
 from nodeagent.config import Config
 from nodeagent.host import recorded
-from nodeagent.host.driver import DriverError, GpuReading
+from nodeagent.host.driver import DriverError, GpuReading, GpuVitals
 from nodeagent.host.sysfs import UNREADABLE, SysfsError, Tree
 from nodeagent.model import Function
-from nodeagent.sources import gpus, paths, pci
+from nodeagent.sources import paths, pci, session
 from nodeagent.sources.look import NET, Look
 
 MARKER = "/.nodeagent/machine.yaml"
@@ -240,6 +240,7 @@ _UUID = re.compile(r"(?<![0-9a-fA-F])[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-
 def _gpus(tree: Remembering) -> tuple[tuple[GpuReading, ...], str | None]:
     """The GPUs, now in the recording, and why there are no more. The driver may hang; this does not."""
     told: list[tuple[str | None, tuple[GpuReading, ...]]] = []
+    measured: list[tuple[GpuVitals, ...]] = []
     failed: list[DriverError] = []
 
     def ask() -> None:
@@ -247,6 +248,7 @@ def _gpus(tree: Remembering) -> tuple[tuple[GpuReading, ...], str | None]:
         try:
             driver.open()
             told.append((driver.version(), driver.gpus()))
+            measured.append(driver.vitals())
             driver.close()
         except DriverError as error:
             failed.append(error)
@@ -259,7 +261,11 @@ def _gpus(tree: Remembering) -> tuple[tuple[GpuReading, ...], str | None]:
     if failed and not told:
         why = None if failed[0].absent else str(failed[0])
     if tree.data(recorded.PATH) is None:
-        recording = json.loads(recorded.record(readings, version))
+        vitals = tuple(
+            replace(one, texts={name: text for name, text in one.texts.items() if name != "gpu_serial"})
+            for one in (measured[0] if measured else ())
+        )
+        recording = json.loads(recorded.record(readings, version, vitals=vitals))
         recording["failure"] = {"call": "init", "error": why} if why else None
         tree.files[recorded.PATH] = (json.dumps(recording, indent=2) + "\n").encode()
     return readings, why
@@ -269,7 +275,7 @@ def _also(tree: Remembering, functions: tuple[Function, ...], readings: tuple[Gp
     """What is read beside the scan: where the GPUs are, by ``nodeagent vfs``, and whose nodes are handed out."""
     for reading in readings:
         if reading.pci_address is not None:
-            gpus.place(tree, reading.pci_address)
+            session.place(tree, reading.pci_address)
         tree.exists(f"/dev/nvidia{reading.minor}")
     look = Look(tree)
     for function in functions:

@@ -1,0 +1,108 @@
+"""What a plan says: values only.
+
+``Write.after`` is the whole of the safety: a write may be sent only when all the writes that it names (by
+their place in ``Outcome.writes``) have succeeded. Sent in order, with what depends on a failed one left out,
+Volcano's tree is valid after every single write, wherever the sequence ends. Each write carries the
+``resource_version`` that it was planned on (``None``: the write before it on the same object has made a new
+one, use that), so that a stale planner is refused by the API server instead of believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from nodeagent.fabric.hypernode import HyperNode
+
+
+class Kind(StrEnum):
+    """The kinds of anomalies: a closed set, fit for a metric's label."""
+
+    MISCABLED = "miscabled"
+    RAIL_SWAP = "rail-swap"
+    MISSING_RAIL = "missing-rail"
+    FOREIGN_LEAF = "foreign-leaf"
+    DUPLICATE_SYSTEM_NAME = "duplicate-system-name"
+    REPLACED_SWITCH = "replaced-switch"
+    SHARED_PORT = "shared-port"
+    OVERSIZED = "oversized"
+    UNDECIDABLE = "undecidable"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Anomaly:
+    """What somebody should look at; empty where it is about no node, link or switch in particular."""
+
+    kind: Kind
+    node: str
+    link: str
+    switch: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Unplaced:
+    """A node that is in no leaf group, or a report that is not believed, and why."""
+
+    node: str
+    reason: str
+
+
+Verb = Literal["create", "update", "delete"]
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One call to the API server. A ``delete`` carries the object as it was."""
+
+    verb: Verb
+    object: HyperNode
+    after: tuple[int, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """A HyperNode of another owner that holds nodes (or children) of ours."""
+
+    name: str
+    source: str | None
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """So many nodes would move (or leave) or HyperNodes be deleted at once that it is held until ``until``."""
+
+    since: float
+    until: float
+    moves: int
+    placed: int
+    deletes: int
+    hypernodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What should be, and how to get there.
+
+    ``hypernodes`` are by tier and name, ``labels`` every placed node's. ``relabel`` is what must be
+    patched on Nodes whose labels were handed in (``None`` takes a label away). ``next_at`` is when time
+    alone will change the answer: plan again then, if nothing wakes you before. ``waiting`` counts moves
+    that have not stood long enough.
+    """
+
+    hypernodes: tuple[HyperNode, ...]
+    labels: Mapping[str, Mapping[str, str]]
+    relabel: Mapping[str, Mapping[str, str | None]]
+    anomalies: tuple[Anomaly, ...]
+    unplaced: tuple[Unplaced, ...]
+    writes: tuple[Write, ...]
+    overlaps: tuple[Overlap, ...] = ()
+    below_min_links: tuple[str, ...] = ()
+    breaker: Breaker | None = None
+    waiting: int = 0
+    placed: int = 0
+    next_at: float | None = None

@@ -1,0 +1,196 @@
+"""What one device has told so far: the last levels, and counters over windows of time. Pure.
+
+The law of this file:
+
+* A counter that is less than it was has been reset or has wrapped: what it shows now is what has happened since.
+  That counts too little after a wrap, and never raises an alarm that is none.
+* A window ends at the last sample, not at the time of asking: between samples nothing is known.
+* A window is kept in steps of a 32nd of its length, so a day costs no more memory than a minute.
+* Time never runs backwards here: a sample that is older than the last of its source is not looked at.
+* Data of a source that has fallen silent is stale: it is as if it had never been told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from nodeagent.health.samples import DATA, Sample, Source
+
+_STEPS = 32
+STALE_GAPS = 5
+"""A source is silent after this many of its own periods …"""
+STALE_MIN_S = 30.0
+"""… and not before this, as a busy node may hold any of them up for a moment."""
+STALE_FIRST_S = 300.0
+"""For a source that has spoken once, whose period is not known: five of the slowest."""
+_ON_EVENT = frozenset({Source.KERNEL})
+"""The kernel's log speaks when it has something to say; its silence is no news."""
+
+
+class Counter:
+    """One counter over the windows that rules ask for."""
+
+    def __init__(self, raw: float, at: float, window_s: float) -> None:
+        self.raw = raw
+        self.total = 0.0
+        self.window_s = window_s
+        self._points: deque[tuple[float, float]] = deque([(at, 0.0)])
+
+    def take(self, raw: float, at: float) -> float:
+        """The counter now; returns what was added."""
+        added = raw - self.raw if raw >= self.raw else raw
+        self.raw = raw
+        self.total += added
+        points = self._points
+        if len(points) > 1 and at - points[-2][0] < self.window_s / _STEPS:
+            points[-1] = (at, self.total)
+        else:
+            points.append((at, self.total))
+        while len(points) > 2 and points[1][0] <= at - self.window_s:
+            points.popleft()
+        return added
+
+    def over(self, window_s: float) -> tuple[float, float]:
+        """What was added in the last ``window_s`` before the last sample, and in how many seconds.
+
+        The seconds are fewer while the counter has not been known for so long, and 0 after one sample alone.
+        """
+        points = self._points
+        last_at = points[-1][0]
+        first = points[0]
+        for point in points:
+            if point[0] > last_at - window_s:
+                break
+            first = point
+        return self.total - first[1], last_at - first[0]
+
+
+class History:
+    """What the sources have told of one device. ``windows``: the longest window of each counter's name."""
+
+    def __init__(self, windows: Mapping[str, float]) -> None:
+        self._windows = windows
+        self._levels: dict[str, float] = {}
+        self._of: dict[str, Source] = {}
+        self._counters: dict[str, dict[str, Counter]] = {}
+        self._at: dict[Source, float] = {}
+        self._gap: dict[Source, float] = {}
+        self._now = 0.0
+
+    def take(self, sample: Sample) -> dict[str, float]:
+        """One more sample. Returns what was added to each counter that is followed."""
+        before = self._at.get(sample.source)
+        if before is not None:
+            if sample.at <= before:
+                return {}
+            # A period may grow at once; it shrinks slowly, or one sample out of turn would make the next late.
+            gap = sample.at - before
+            self._gap[sample.source] = max(gap, 0.75 * self._gap.get(sample.source, gap))
+        self._at[sample.source] = sample.at
+        # What the source does not state any more is absent, not as it was.
+        for name in [name for name, source in self._of.items() if source is sample.source]:
+            if name not in sample.values:
+                del self._of[name]
+                self._levels.pop(name, None)
+        added = {}
+        for name, value in sample.values.items():
+            head = name.partition("/")[0]
+            datum = DATA.get(head)
+            if datum is None or not math.isfinite(value) or (datum.counter and value < 0):
+                continue
+            self._of[name] = sample.source
+            if not datum.counter:
+                self._levels[name] = value
+            elif head in self._windows:
+                added[name] = self._count(name, head, value, sample.at)
+        return added
+
+    def _count(self, name: str, head: str, value: float, at: float) -> float:
+        counters = self._counters.setdefault(head, {})
+        if (counter := counters.get(name)) is None:
+            counters[name] = Counter(value, at, self._windows[head])
+            return 0.0
+        return counter.take(value, at)
+
+    def resume(self, name: str, raw: float, at: float) -> None:
+        """Count on from what the counter was before a restart."""
+        head = name.partition("/")[0]
+        self._counters.setdefault(head, {})[name] = Counter(raw, at, self._windows[head])
+
+    def follow(self, windows: Mapping[str, float]) -> None:
+        """The windows have changed; what is kept is kept."""
+        self._windows = windows
+        for head in [head for head in self._counters if head not in windows]:
+            del self._counters[head]
+        for head, counters in self._counters.items():
+            for counter in counters.values():
+                counter.window_s = windows[head]
+
+    def ask(self, now: float) -> None:
+        """Questions from here on are asked at ``now``."""
+        self._now = now
+
+    def fresh(self, source: Source) -> bool:
+        at = self._at.get(source)
+        return at is not None and (source in _ON_EVENT or self._now - at <= self._patience(source))
+
+    def stale(self) -> tuple[Source, ...]:
+        """Those that spoke and have fallen silent."""
+        return tuple(source for source in sorted(self._at) if not self.fresh(source))
+
+    def stale_at(self) -> float | None:
+        """When the next source would be silent."""
+        due = (
+            at + self._patience(source)
+            for source, at in self._at.items()
+            if source not in _ON_EVENT and self.fresh(source)
+        )
+        return min(due, default=None)
+
+    def _patience(self, source: Source) -> float:
+        gap = self._gap.get(source)
+        return STALE_FIRST_S if gap is None else max(STALE_MIN_S, STALE_GAPS * gap)
+
+    def level(self, name: str) -> float | None:
+        """``None``: not told, or stale."""
+        return self._levels[name] if name in self._levels and self.fresh(self._of[name]) else None
+
+    def levels(self, head: str) -> dict[str, float]:
+        """All of ``head/…``, by what stands after the slash."""
+        return {
+            name.partition("/")[2]: value
+            for name, value in self._levels.items()
+            if name.startswith(f"{head}/") and self.fresh(self._of[name])
+        }
+
+    def over(self, name: str, window_s: float) -> tuple[float, float] | None:
+        """As ``Counter.over``; ``None``: not told, stale, or told once only."""
+        counter = self._counters.get(name.partition("/")[0], {}).get(name)
+        if counter is None or name not in self._of or not self.fresh(self._of[name]):
+            return None
+        added, seconds = counter.over(window_s)
+        return (added, seconds) if seconds > 0 else None
+
+    def rate(self, name: str, window_s: float) -> float | None:
+        """Per second."""
+        found = self.over(name, window_s)
+        return None if found is None else found[0] / found[1]
+
+    def each(self, head: str, window_s: float) -> dict[str, tuple[float, float]]:
+        """``over`` of all of ``head/…``, by what stands after the slash."""
+        found = {}
+        for name in self._counters.get(head, ()):
+            if (told := self.over(name, window_s)) is not None:
+                found[name.partition("/")[2]] = told
+        return found
+
+    def raw(self, name: str) -> float | None:
+        counter = self._counters.get(name.partition("/")[0], {}).get(name)
+        return None if counter is None else counter.raw
+
+
+def total(told: Iterable[tuple[float, float]]) -> float:
+    """What was added in all."""
+    return sum(added for added, _ in told)

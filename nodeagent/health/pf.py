@@ -1,0 +1,249 @@
+"""One PF under judgment: what is known of it, its holds, its damping. Pure.
+
+Facts (sysfs) come before samples where both tell the same: they are read at once after every event. Samples
+tell what facts cannot, stand in where there are none (a replay), and are the second witness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from nodeagent.health.history import History
+from nodeagent.health.hold import Hold, Penalty
+from nodeagent.health.measure import SYSFS, Measured, Seen
+from nodeagent.health.nic import Fault
+from nodeagent.health.rules import Rule, windows
+from nodeagent.health.samples import Sample, Source
+from nodeagent.model import Function, Link, Reason, State
+
+DAY_S = 86400.0
+_LOSSES_MAX = 64
+"""Far more than a day's worth of any sensible threshold; older ones are merged into none."""
+STRUCTURAL = frozenset({"device_missing", "driver_unbound", "admin_down", "carrier_down"})
+"""Rules that are judged whether or not the PF is watched closely: they are facts."""
+
+
+class Latched(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A fault that stands."""
+
+    rule: str
+    since: float
+    good_since: float | None = None
+    said: str = ""
+
+
+class Remembered(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What of a PF must survive a restart of the agent. Times are CLOCK_BOOTTIME."""
+
+    penalty: float = 0.0
+    penalty_at: float = 0.0
+    downs: float | None = None
+    losses: tuple[tuple[float, float], ...] = ()
+    once_up: bool = False
+    best_mbps: float | None = None
+    faults: tuple[Latched, ...] = ()
+
+
+class Pf:
+    def __init__(self, function: Function, rules: Sequence[Rule]) -> None:
+        self.function = function
+        self.link: Link | None = None
+        self.netdev: str | None = None
+        """The last name that its netdev had here."""
+        self.history = History(windows(rules))
+        self.holds: dict[str, Hold] = {}
+        self.penalty = Penalty()
+        self.losses: list[tuple[float, float]] = []
+        self.once_up = False
+        self.best_mbps: float | None = None
+        self.watched = False
+        """Passed the gate: a missing link is a fault."""
+        self.told: bool | None = None
+        """Whether its devices were allocatable when that was last said; ``None`` before the first time."""
+        self.held_since: float | None = None
+        """Since when the guard holds it back."""
+        self.state = State.UNKNOWN
+        self.changed_at: float | None = None
+        """When the state became what it is."""
+
+    # --- what is known --------------------------------------------------------------------------------
+
+    def facts(self, function: Function, link: Link | None) -> None:
+        self.function, self.link = function, link
+        self.netdev = link.netdev if link is not None else self.netdev
+
+    def take(self, sample: Sample, half_life_s: float, reuse: float) -> None:
+        losses = self.history.take(sample).get("carrier_down", 0.0)
+        if losses > 0:
+            self.penalty.add(losses, sample.at, half_life_s, reuse)
+            self.losses = [one for one in self.losses if one[0] > sample.at - DAY_S][-_LOSSES_MAX:]
+            self.losses.append((sample.at, losses))
+            if (hold := self.holds.get("carrier_down")) is not None:
+                hold.interrupt()
+
+    @property
+    def address(self) -> str:
+        return self.function.pci_address
+
+    @property
+    def name(self) -> str:
+        return f"PF {self.address}" + (f" ({self.netdev})" if self.netdev else "")
+
+    def structural(self, fault: Fault) -> Reason | None:
+        return next((one for one in self.function.health.reasons if one.key == fault.value), None)
+
+    def _is(self, *faults: Fault) -> bool:
+        return any(self.structural(fault) is not None for fault in faults)
+
+    @property
+    def carrier(self) -> bool | None:
+        if self._is(Fault.DEVICE_MISSING, Fault.DRIVER_UNBOUND) or self.admin_up is False:
+            return None
+        if self._is(Fault.CARRIER_DOWN):
+            return False
+        return self._sampled("carrier") if self._is(Fault.LINK_UNSEEN) else True
+
+    @property
+    def admin_up(self) -> bool | None:
+        if self._is(Fault.DEVICE_MISSING, Fault.DRIVER_UNBOUND):
+            return None
+        if self._is(Fault.ADMIN_DOWN):
+            return False
+        return self._sampled("admin_up") if self._is(Fault.LINK_UNSEEN) else True
+
+    def _sampled(self, name: str) -> bool | None:
+        value = self.history.level(name)
+        return None if value is None else value != 0
+
+    @property
+    def default_route(self) -> bool:
+        return self.link is not None and self.link.default_route
+
+    @property
+    def speed_mbps(self) -> float | None:
+        told = self.link.speed_mbps if self.link is not None else None
+        return told or self.history.level("speed_mbps") or None
+
+    def look(self, now: float) -> None:
+        """Answers are for ``now`` from here on; what was reached in this boot is remembered."""
+        self.history.ask(now)
+        if self.carrier:
+            self.once_up = True
+            if self.speed_mbps is not None:
+                self.best_mbps = max(self.best_mbps or 0.0, self.speed_mbps)
+
+    def seen(
+        self, expected_mbps: float | None, cabled_right: bool | None, cabling: str | None, now: float
+    ) -> Seen:
+        return Seen(
+            history=self.history,
+            infiniband=self.function.link_type == "infiniband",
+            present=not self._is(Fault.DEVICE_MISSING),
+            bound=not self._is(Fault.DRIVER_UNBOUND),
+            admin_up=self.admin_up,
+            carrier=self.carrier,
+            carrier_witnesses=self._carrier_witnesses(),
+            speed_mbps=self.speed_mbps,
+            expected_mbps=expected_mbps or self.best_mbps,
+            losses=round(sum(count for at, count in self.losses if at > now - DAY_S)),
+            cabling=cabling,
+            cabled_right=cabled_right,
+        )
+
+    def _carrier_witnesses(self) -> frozenset[str]:
+        found = {SYSFS} if self._is(Fault.CARRIER_DOWN) else set()
+        if self._sampled("carrier") is False:
+            found.add(Source.LINK.value)
+        if self._sampled("rdma_port_active") is False:
+            found.add(Source.RDMA.value)
+        return frozenset(found)
+
+    # --- what is made of it ---------------------------------------------------------------------------
+
+    def step(self, rules: Sequence[Rule], seen: Seen, now: float) -> None:
+        for rule in rules:
+            if not (rule.enabled and self.applies(rule.key)):
+                self.holds.pop(rule.key, None)
+                continue
+            measured = self.measure(rule, seen, now)
+            hold = self.holds.get(rule.key)
+            if hold is None:
+                if measured is None:
+                    continue
+                hold = self.holds[rule.key] = Hold()
+            hold.step(rule, measured, now)
+
+    def measure(self, rule: Rule, seen: Seen, now: float) -> Measured | None:
+        seen.window_s = rule.window_s or 0.0
+        if rule.key == "flapping":
+            seen.penalty = self.penalty.now(now, seen.window_s or 1.0)
+        return rule.measure(seen)
+
+    def applies(self, key: str) -> bool:
+        if key in STRUCTURAL:
+            return self.watched or self.once_up or key in ("device_missing", "driver_unbound")
+        return self.watched
+
+    def active(self, rules: Sequence[Rule]) -> list[tuple[Rule, Hold]]:
+        """What stands against it, the gravest first."""
+        return [(r, hold) for r in rules if (hold := self.holds.get(r.key)) is not None and hold.active]
+
+    def reason(self, rule: Rule, hold: Hold) -> Reason:
+        detail = f"{self.name}: {hold.said}"
+        if rule.key in STRUCTURAL:
+            detail = self._sentence(rule.key)
+            if rule.clear_for_s:
+                detail += f" (held until {rule.clear_for_s:g} s after its end)"
+        return Reason(rule.key, detail, warning=rule.state is State.HEALTHY)
+
+    def _sentence(self, key: str) -> str:
+        if key == "device_missing":
+            return f"PF {self.address} is not there"
+        if key == "driver_unbound":
+            return f"PF {self.address} has no driver"
+        if key == "admin_down":
+            return f"{self.name} is set down; ip link set {self.netdev} up"
+        infiniband = self.function.link_type == "infiniband"
+        return f"{self.name} has " + ("a port that is not active" if infiniband else "no carrier")
+
+    def due(self, rules: Sequence[Rule], now: float) -> float | None:
+        """When the verdict may change although nothing happens."""
+        moments = [self.history.stale_at()]
+        for rule in rules:
+            hold = self.holds.get(rule.key)
+            if hold is None:
+                continue
+            moments.append(hold.due(rule))
+            if hold.active and rule.key == "flapping":
+                moments.append(self.penalty.reaches(rule.clear, rule.window_s or 1.0))
+            if hold.active and rule.key == "flapping_daily":
+                moments += [at + DAY_S for at, _ in self.losses]
+        return min((moment for moment in moments if moment is not None and moment > now), default=None)
+
+    # --- over a restart -------------------------------------------------------------------------------
+
+    def remember(self) -> Remembered:
+        return Remembered(
+            self.penalty.points,
+            self.penalty.at,
+            self.history.raw("carrier_down"),
+            tuple(self.losses),
+            self.once_up,
+            self.best_mbps,
+            tuple(
+                Latched(key, hold.since or 0.0, hold.good_since, hold.said)
+                for key, hold in self.holds.items()
+                if hold.active
+            ),
+        )
+
+    def recall(self, kept: Remembered, now: float) -> None:
+        self.penalty = Penalty(kept.penalty, kept.penalty_at)
+        self.losses = list(kept.losses)
+        self.once_up, self.best_mbps = kept.once_up, kept.best_mbps
+        if kept.downs is not None:
+            self.history.resume("carrier_down", kept.downs, now)
+        for fault in kept.faults:
+            self.holds[fault.rule] = Hold(True, fault.since, fault.good_since, fault.said)

@@ -1,0 +1,116 @@
+"""The pieces of a transceiver's EEPROM that were read, and how numbers and texts stand in them.
+
+Only what is in an ``Area`` is ever read from a module. Flag bytes are in none: they are latched until read,
+and whoever reads them takes the alarm from the switch of another program.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+ADDRESS = 0x50
+DIAGNOSTICS = 0x51
+"""The second I2C address, A2h, of an SFP (SFF-8472)."""
+
+
+class EepromError(Exception):
+    """Bytes that are no EEPROM of a known kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """Bytes ``start`` to ``start + length - 1`` of a page; the upper half of a page begins at 128."""
+
+    page: int
+    start: int
+    length: int
+    i2c: int = ADDRESS
+
+
+class Medium(StrEnum):
+    """``PASSIVE`` is copper without anything that could be measured."""
+
+    OPTICAL = "optical"
+    ACTIVE = "active copper"
+    PASSIVE = "passive copper"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the module itself calls too much and too little."""
+
+    high_alarm: float
+    low_alarm: float
+    high_warning: float
+    low_warning: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Watts and amperes. Darkness is 0; what the module does not measure is ``None``."""
+
+    rx_power: float | None = None
+    tx_power: float | None = None
+    bias: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A transceiver or cable. ``lanes`` are by number, from 0; those that carry no data are left out.
+
+    ``state`` is CMIS's alone. ``limits`` are by ``celsius``, ``volts``, ``rx_power``, ``tx_power``, ``bias``.
+    """
+
+    kind: str
+    medium: Medium
+    vendor: str
+    part: str
+    serial: str
+    revision: str
+    state: str | None = None
+    celsius: float | None = None
+    volts: float | None = None
+    lanes: dict[int, Lane] = field(default_factory=dict)
+    limits: dict[str, Limits] = field(default_factory=dict)
+
+
+class Image:
+    """What was read so far."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[tuple[int, int, int], int] = {}
+
+    def put(self, area: Area, data: bytes) -> None:
+        for offset, byte in enumerate(data):
+            self._bytes[area.i2c, area.page, area.start + offset] = byte
+
+    def data(self, page: int, start: int, length: int, i2c: int = ADDRESS) -> bytes:
+        """Raises ``EepromError`` where one of them was not read."""
+        try:
+            return bytes(self._bytes[i2c, page, at] for at in range(start, start + length))
+        except KeyError:
+            raise EepromError(f"bytes {start} to {start + length - 1} of page {page} were not read") from None
+
+    def has(self, page: int, start: int, i2c: int = ADDRESS) -> bool:
+        return (i2c, page, start) in self._bytes
+
+    def u8(self, page: int, at: int, i2c: int = ADDRESS) -> int:
+        return self.data(page, at, 1, i2c)[0]
+
+    def u16(self, page: int, at: int, i2c: int = ADDRESS) -> int:
+        return int.from_bytes(self.data(page, at, 2, i2c), "big")
+
+    def s16(self, page: int, at: int, i2c: int = ADDRESS) -> int:
+        return int.from_bytes(self.data(page, at, 2, i2c), "big", signed=True)
+
+    def f32(self, page: int, at: int, i2c: int = ADDRESS) -> float:
+        value: float = struct.unpack(">f", self.data(page, at, 4, i2c))[0]
+        return value
+
+    def text(self, page: int, at: int, length: int) -> str:
+        """ASCII padded with blanks. Vendors put anything there: what does not print is a question mark."""
+        raw = self.data(page, at, length).decode("latin-1")
+        return "".join(c if " " <= c <= "~" else "?" for c in raw.rstrip(" \0\xff")).strip()

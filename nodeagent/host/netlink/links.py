@@ -1,0 +1,170 @@
+"""What rtnetlink counts on links: one dump tells state and counters of all netdevs.
+
+The fast half of sampling: some 1.5 KiB for each netdev, walked once with what nobody reads left in place. The
+traffic of VFs is asked of one PF at a time, for drivers ask their firmware for each VF, with the lock of
+all netdevs held.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Self
+
+from nodeagent.host.netlink.dialog import Dialog
+from nodeagent.host.netlink.message import (
+    ATTRIBUTE,
+    TYPE_BITS,
+    NetlinkError,
+    attribute,
+    attributes,
+    listed,
+    number,
+    text,
+    u32,
+)
+
+_GETLINK = 18  # include/uapi/linux/rtnetlink.h
+_LINK = struct.Struct("=BxHiII")  # family, ARPHRD, ifindex, flags, change
+_FILTER_VF, _FILTER_SKIP_STATISTICS = 1, 8  # RTEXT_FILTER_*; the latter leaves IFLA_STATS64 in
+
+# include/uapi/linux/if_link.h
+_NAME, _MTU, _OPERSTATE, _VF_LIST, _STATISTICS, _EXT_MASK, _CARRIER = 3, 4, 16, 22, 23, 29, 33
+_UP_COUNT, _DOWN_COUNT, _PERMANENT_ADDRESS, _PARENT = 47, 48, 54, 56
+_WANTED = frozenset(
+    (_NAME, _MTU, _OPERSTATE, _STATISTICS, _CARRIER, _UP_COUNT, _DOWN_COUNT, _PERMANENT_ADDRESS, _PARENT)
+)
+_VF_INFO = 1
+_VF_MAC, _VF_STATISTICS = 1, 8
+_VF_RX_PACKETS, _VF_TX_PACKETS, _VF_RX_BYTES, _VF_TX_BYTES, _VF_RX_DROPPED, _VF_TX_DROPPED = 0, 1, 2, 3, 7, 8
+
+_IFF_UP = 1
+_OPER_UP = 6  # IF_OPER_UP
+_COUNTERS = struct.Struct("=16Q")  # of struct rtnl_link_stats64, as far as it is read
+_VF_ANSWER_MAX = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReading:
+    """A netdev as its kernel counts it; ``None`` is not said.
+
+    ``carrier`` is ``None`` while admin down. ``counters`` are the first 16 of ``struct rtnl_link_stats64``:
+    packets, bytes, errors and dropped (received before sent), multicast, collisions, then received length,
+    over, CRC, frame, FIFO and missed errors.
+    """
+
+    ifindex: int
+    name: str
+    permanent_mac: bytes | None
+    parent: str | None
+    admin_up: bool
+    oper_up: bool
+    carrier: bool | None
+    mtu: int | None
+    carrier_up: int | None
+    carrier_down: int | None
+    counters: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class VfTraffic:
+    """What the PF counted for one of its VFs."""
+
+    index: int
+    rx_packets: int | None
+    tx_packets: int | None
+    rx_bytes: int | None
+    tx_bytes: int | None
+    rx_dropped: int | None
+    tx_dropped: int | None
+
+
+class LinkCounters:
+    """A socket of the network namespace in which it was made, for one thread at a time."""
+
+    def __init__(self) -> None:
+        self._dialog = Dialog(socket.NETLINK_ROUTE, "link counters", _VF_ANSWER_MAX)
+        self._body = _question(0, _FILTER_SKIP_STATISTICS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._dialog.close()
+
+    @property
+    def overruns(self) -> int:
+        return self._dialog.overruns
+
+    def read(self) -> list[LinkReading]:
+        """All netdevs of this namespace, in the kernel's order."""
+        return self._dialog.dump(_GETLINK, self._body, link_of)
+
+    def vfs(self, ifindex: int) -> tuple[VfTraffic, ...]:
+        """The traffic of a PF's VFs, by index. Raises ``RefusedError``."""
+        return vfs_of(self._dialog.ask(_GETLINK, _question(ifindex, _FILTER_VF)))
+
+
+def _question(ifindex: int, mask: int) -> bytes:
+    return _LINK.pack(socket.AF_UNSPEC, 0, ifindex, 0, 0) + attribute(_EXT_MASK, u32(mask))
+
+
+def link_of(payload: bytes) -> LinkReading:
+    """The payload of an RTM_NEWLINK message."""
+    size = len(payload)
+    if size < _LINK.size:
+        raise NetlinkError("a link message is cut short")
+    _, _, ifindex, flags, _ = _LINK.unpack_from(payload)
+    told: dict[int, bytes] = {}
+    at, unpack = _LINK.size, ATTRIBUTE.unpack_from
+    while at + 4 <= size:
+        length, kind = unpack(payload, at)
+        if length < 4 or at + length > size:
+            raise NetlinkError("a netlink attribute is cut short")
+        kind &= TYPE_BITS
+        if kind in _WANTED:
+            told[kind] = payload[at + 4 : at + length]
+        at += (length + 3) & ~3
+    up = bool(flags & _IFF_UP)
+    carrier = number(told.get(_CARRIER))
+    counters = told.get(_STATISTICS, b"")
+    return LinkReading(
+        ifindex=ifindex,
+        name=text(told.get(_NAME)) or "",
+        permanent_mac=told.get(_PERMANENT_ADDRESS) or None,
+        parent=text(told.get(_PARENT)),
+        admin_up=up,
+        oper_up=number(told.get(_OPERSTATE)) == _OPER_UP,
+        carrier=bool(carrier) if up and carrier is not None else None,
+        mtu=number(told.get(_MTU)),
+        carrier_up=number(told.get(_UP_COUNT)),
+        carrier_down=number(told.get(_DOWN_COUNT)),
+        counters=_COUNTERS.unpack_from(counters) if len(counters) >= _COUNTERS.size else None,
+    )
+
+
+def vfs_of(payload: bytes) -> tuple[VfTraffic, ...]:
+    """The payload of an RTM_NEWLINK message that was asked for with VFs; those without counters are left out."""
+    found = []
+    for kind, info in listed(attributes(payload, _LINK.size).get(_VF_LIST, b"")):
+        told = attributes(info) if kind == _VF_INFO else {}
+        index, counted = told.get(_VF_MAC, b""), told.get(_VF_STATISTICS)
+        if len(index) < 4 or counted is None:
+            continue
+        values = attributes(counted)
+        found.append(
+            VfTraffic(
+                index=number(index[:4]) or 0,
+                rx_packets=number(values.get(_VF_RX_PACKETS)),
+                tx_packets=number(values.get(_VF_TX_PACKETS)),
+                rx_bytes=number(values.get(_VF_RX_BYTES)),
+                tx_bytes=number(values.get(_VF_TX_BYTES)),
+                rx_dropped=number(values.get(_VF_RX_DROPPED)),
+                tx_dropped=number(values.get(_VF_TX_DROPPED)),
+            )
+        )
+    return tuple(found)

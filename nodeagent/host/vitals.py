@@ -1,0 +1,329 @@
+"""What NVML measures on one GPU, in one batch of field values and a handful of calls.
+
+The law of this file:
+
+* Each number is asked for alone: a call that fails, is missing in an old driver or answers nonsense costs the
+  numbers that it would have given, and no other. What is not to be had is said once for each call and GPU.
+* A number that cannot be (``LIMITS``) is dropped and named, whoever measured it. ``0xffffffff`` is how
+  hardware that has left the bus answers, and how NVML says that a value is not available.
+* Field values go in one call for each GPU: every call may wait for the driver's lock. NVLinks are asked by
+  their number in ``scopeId``, for the field IDs of single links end at link 11 of Hopper's 18.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, TypeVar
+
+from nodeagent.host.driver import DriverError, GpuProcess, GpuVitals
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LINKS = 18
+"""NVLinks that are asked about before the driver has said how many there are (Hopper and Blackwell: 18)."""
+LINKS_MAX = 36  # NVML_NVLINK_MAX_LINKS
+TEXT_MAX = 96  # NVML's longest buffer for these texts
+COUNTER_MAX = 2.0**63
+"""Above this lies what is negative: no counter gets there, and 2**64 - 1 is NVML's "not available"."""
+
+LIMITS: dict[str, tuple[float, float]] = {
+    "gpu_memory_used_bytes": (0, 2.0**50),
+    "gpu_memory_total_bytes": (0, 2.0**50),
+    "gpu_celsius": (-55, 150),
+    "gpu_memory_celsius": (-55, 150),
+    "gpu_utilization": (0, 1),
+    "gpu_performance_state": (0, 15),
+    "gpu_row_remap_pending": (0, 1),
+    "gpu_row_remap_failed": (0, 1),
+    "gpu_remapped_correctable": (0, 2.0**32 - 2),
+    "gpu_remapped_uncorrectable": (0, 2.0**32 - 2),
+    "gpu_sram_threshold_exceeded": (0, 1),
+    "gpu_nvlink_up": (0, 1),
+    "gpu_nvlink_bytes_per_second": (0, 1e13),
+    "gpu_pcie_generation": (1, 16),
+    "gpu_pcie_generation_max": (1, 16),
+    "gpu_pcie_width": (1, 64),
+    "gpu_pcie_width_max": (1, 64),
+    "gpu_fabric_degraded_bandwidth": (0, 1),
+    "gpu_fabric_route_unhealthy": (0, 1),
+    "gpu_fabric_misconfigured": (0, 1),
+}
+"""The least and the most that a value may be; everything else is a counter."""
+
+FABRIC_STATES = ("not_supported", "not_started", "in_progress", "completed")
+"""By ``nvmlGpuFabricState_t``."""
+
+_PCIE_ERRORS = {
+    "correctable": "CORRECTABLE_ERRORS",
+    "naks_received": "NAKS_RECEIVED",
+    "receiver": "RECEIVER_ERROR",
+    "bad_tlp": "BAD_TLP",
+    "naks_sent": "NAKS_SENT",
+    "bad_dllp": "BAD_DLLP",
+    "nonfatal": "NON_FATAL_ERROR",
+    "fatal": "FATAL_ERROR",
+    "unsupported_request": "UNSUPPORTED_REQ",
+    "lcrc": "LCRC_ERROR",
+    "lane": "LANE_ERROR",
+}
+_LINK_COUNTERS = {
+    "gpu_nvlink_replays": "NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY",
+    "gpu_nvlink_recoveries": "NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY",
+    "gpu_nvlink_crc_errors": "NVML_FI_DEV_NVLINK_ERROR_DL_CRC",
+}
+_FIELDS = {
+    "gpu_memory_celsius": "NVML_FI_DEV_MEMORY_TEMP",
+    "gpu_remapped_correctable": "NVML_FI_DEV_REMAPPED_COR",
+    "gpu_remapped_uncorrectable": "NVML_FI_DEV_REMAPPED_UNC",
+    "gpu_row_remap_pending": "NVML_FI_DEV_REMAPPED_PENDING",
+    "gpu_row_remap_failed": "NVML_FI_DEV_REMAPPED_FAILURE",
+    "gpu_pcie_replays": "NVML_FI_DEV_PCIE_REPLAY_COUNTER",
+    **{f"gpu_pcie_errors/{name}": f"NVML_FI_DEV_PCIE_COUNT_{field}" for name, field in _PCIE_ERRORS.items()},
+}
+
+
+def plausible(
+    uuid: str,
+    values: dict[str, float],
+    texts: dict[str, str],
+    processes: tuple[GpuProcess, ...] | None = None,
+) -> GpuVitals:
+    """The vitals without what cannot be."""
+    absurd = [name for name, value in values.items() if not _can_be(name, value)]
+    used, total = values.get("gpu_memory_used_bytes"), values.get("gpu_memory_total_bytes")
+    if used is not None and total is not None and used > total:
+        absurd.append("gpu_memory_used_bytes")
+    kept = {name: value for name, value in values.items() if name not in absurd}
+    short = {name: text[:TEXT_MAX] for name, text in texts.items() if text}
+    return GpuVitals(uuid, kept, short, tuple(sorted(set(absurd))), processes)
+
+
+def _can_be(name: str, value: float) -> bool:
+    head, _, link = name.partition("/")
+    if head == "gpu_nvlink_up" and not (link.isascii() and link.isdecimal() and int(link) < LINKS_MAX):
+        return False
+    least, most = LIMITS.get(head, (0.0, COUNTER_MAX))
+    return math.isfinite(value) and least <= value <= most
+
+
+class Vitals:
+    """Reads the vitals of one GPU at a time; lives as long as its session with the driver."""
+
+    _said: ClassVar[set[tuple[str, str]]] = set()
+    """What has been said to be missing, so that it is logged once and not at each opening."""
+
+    def __init__(self, lib: Any, *, processes: bool = False) -> None:
+        self._lib = lib
+        self._processes = processes
+        self._links: dict[str, int] = {}
+        self._texts: dict[str, dict[str, str]] = {}
+        self._uuid = ""
+        self._lost = False
+
+    def read(self, handle: Any, uuid: str) -> GpuVitals:
+        """Raises ``DriverError`` where the driver as a whole is gone."""
+        lib = self._lib
+        self._uuid, self._lost = uuid, False
+        values: dict[str, float] = {}
+        texts: dict[str, str] = {}
+        for name, question in self._questions(handle):
+            answer = self._ask(name, question)
+            if answer is not None:
+                values |= answer
+        texts |= self._ask("nvmlDeviceGetGpuFabricInfoV", lambda: _fabric(lib, handle, values)) or {}
+        texts |= self._names(handle)
+        processes = None
+        if self._processes:
+            processes = self._ask("nvmlDeviceGetComputeRunningProcesses_v3", lambda: _processes(lib, handle))
+        return plausible(uuid, values, texts, processes)
+
+    def _questions(self, handle: Any) -> Iterable[tuple[str, Callable[[], dict[str, float]]]]:
+        lib = self._lib
+        yield "nvmlDeviceGetFieldValues", lambda: self._fields(handle)
+        yield "nvmlDeviceGetMemoryInfo", lambda: _memory(lib, handle)
+        yield "nvmlDeviceGetSramEccErrorStatus", lambda: _sram(lib, handle)
+        for kind, place, name in (
+            ("CORRECTED", "SRAM", "gpu_ecc_correctable_sram"),
+            ("CORRECTED", "DRAM", "gpu_ecc_correctable_dram"),
+            ("UNCORRECTED", "SRAM", "gpu_ecc_uncorrectable_sram"),
+            ("UNCORRECTED", "DRAM", "gpu_ecc_uncorrectable_dram"),
+        ):
+            error = getattr(lib, f"NVML_MEMORY_ERROR_TYPE_{kind}")
+            location = getattr(lib, f"NVML_MEMORY_LOCATION_{place}")
+            yield (
+                f"nvmlDeviceGetMemoryErrorCounter({kind}, {place})",
+                lambda name=name, error=error, location=location: {  # type: ignore[misc]
+                    name: float(
+                        lib.nvmlDeviceGetMemoryErrorCounter(handle, error, lib.NVML_VOLATILE_ECC, location)
+                    )
+                },
+            )
+        for call, name in (
+            ("nvmlDeviceGetCurrPcieLinkGeneration", "gpu_pcie_generation"),
+            ("nvmlDeviceGetMaxPcieLinkGeneration", "gpu_pcie_generation_max"),
+            ("nvmlDeviceGetCurrPcieLinkWidth", "gpu_pcie_width"),
+            ("nvmlDeviceGetMaxPcieLinkWidth", "gpu_pcie_width_max"),
+        ):
+            yield call, lambda call=call, name=name: {name: float(getattr(lib, call)(handle))}  # type: ignore[misc]
+        yield "nvmlDeviceGetPerformanceState", lambda: _performance(lib, handle)
+        yield (
+            "nvmlDeviceGetUtilizationRates",
+            lambda: {"gpu_utilization": lib.nvmlDeviceGetUtilizationRates(handle).gpu / 100},
+        )
+        yield (
+            "nvmlDeviceGetTemperature",
+            lambda: {"gpu_celsius": float(lib.nvmlDeviceGetTemperature(handle, lib.NVML_TEMPERATURE_GPU))},
+        )
+
+    def _fields(self, handle: Any) -> dict[str, float]:
+        lib, links = self._lib, range(self._links.get(self._uuid, LINKS))
+        wanted: list[tuple[str, int, int]] = [("links", lib.NVML_FI_DEV_NVLINK_LINK_COUNT, 0)]
+        wanted += [(name, getattr(lib, field), 0) for name, field in _FIELDS.items()]
+        wanted += [(f"gpu_nvlink_up/{link}", lib.NVML_FI_DEV_NVLINK_GET_STATE, link) for link in links]
+        wanted += [(f"speed/{link}", lib.NVML_FI_DEV_NVLINK_GET_SPEED, link) for link in links]
+        for name, field in _LINK_COUNTERS.items():
+            wanted += [(f"{name}/{link}", getattr(lib, field), link) for link in links]
+        answers = lib.nvmlDeviceGetFieldValues(handle, [(field, scope) for _, field, scope in wanted])
+        told = {
+            name: _number(lib, answer)
+            for (name, _, _), answer in zip(wanted, answers, strict=True)
+            if answer.nvmlReturn == lib.NVML_SUCCESS
+        }
+        count = told.pop("links", None)
+        if count is not None and LINKS < count <= LINKS_MAX:
+            self._links[self._uuid] = int(count)  # with the next reading
+        return _of_all_links(told)
+
+    def _names(self, handle: Any) -> dict[str, str]:
+        """Texts that do not change while the driver is open."""
+        if self._uuid not in self._texts:
+            lib = self._lib
+            serial = self._ask("nvmlDeviceGetSerial", lambda: str(lib.nvmlDeviceGetSerial(handle)))
+            vbios = self._ask("nvmlDeviceGetVbiosVersion", lambda: str(lib.nvmlDeviceGetVbiosVersion(handle)))
+            found = {"gpu_serial": serial, "gpu_vbios": vbios}
+            self._texts[self._uuid] = {name: text for name, text in found.items() if text}
+        return self._texts[self._uuid]
+
+    def _ask(self, call: str, question: Callable[[], T]) -> T | None:
+        lib = self._lib
+        if self._lost:
+            return None  # each further call would only cost its own time-out
+        try:
+            return question()
+        except lib.NVMLError as error:
+            if error.value in (lib.NVML_ERROR_UNINITIALIZED, lib.NVML_ERROR_DRIVER_NOT_LOADED):
+                raise DriverError(
+                    f"{call}: {error}", absent=error.value == lib.NVML_ERROR_DRIVER_NOT_LOADED
+                ) from error
+            self._lost = error.value == lib.NVML_ERROR_GPU_IS_LOST
+            if self._lost:
+                return None  # the next reading of all GPUs says so
+            # A driver that does not know a call does not know it for any GPU.
+            whose = "" if error.value == lib.NVML_ERROR_FUNCTION_NOT_FOUND else self._uuid
+            usual = error.value in (lib.NVML_ERROR_FUNCTION_NOT_FOUND, lib.NVML_ERROR_NOT_SUPPORTED)
+            self._say(call, whose, str(error), logging.INFO if usual else logging.WARNING)
+        except ValueError as error:  # UnicodeDecodeError is one: a text that is none
+            self._say(call, self._uuid, str(error), logging.WARNING)
+        return None
+
+    def _say(self, call: str, whose: str, why: str, level: int) -> None:
+        if (call, whose) not in self._said:
+            self._said.add((call, whose))
+            log.log(level, "A GPU's vital is not to be had. call=%s of=%r why=%r", call, whose or "all", why)
+
+
+def _number(lib: Any, answer: Any) -> float:
+    """A field value by the type that it says to be of; an unknown type is no number."""
+    names = {
+        lib.NVML_VALUE_TYPE_DOUBLE: "dVal",
+        lib.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
+        lib.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
+        lib.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
+        lib.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
+        lib.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
+        lib.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
+    }
+    name = names.get(answer.valueType)
+    return math.nan if name is None else float(getattr(answer.value, name))
+
+
+def _of_all_links(told: dict[str, float]) -> dict[str, float]:
+    """Errors add up over the links; the speed is that of the slowest link that is up."""
+    values: dict[str, float] = {}
+    speeds: list[float] = []
+    for name, value in told.items():
+        head, _, link = name.partition("/")
+        if head == "speed":
+            if told.get(f"gpu_nvlink_up/{link}") == 1:
+                speeds.append(value * 1e6)  # told in MB/s
+        elif head in _LINK_COUNTERS:
+            # One absurd term makes the sum absurd, and it is dropped as a whole.
+            values[head] = values.get(head, 0.0) + (value if 0 <= value <= COUNTER_MAX else math.nan)
+        else:
+            values[name] = value
+    if speeds:
+        values["gpu_nvlink_bytes_per_second"] = min(speeds)
+    return values
+
+
+def _memory(lib: Any, handle: Any) -> dict[str, float]:
+    memory = lib.nvmlDeviceGetMemoryInfo(handle)
+    return {"gpu_memory_used_bytes": float(memory.used), "gpu_memory_total_bytes": float(memory.total)}
+
+
+def _sram(lib: Any, handle: Any) -> dict[str, float]:
+    """Also where the uncorrectable errors were met since the GPU was made, by the driver's buckets."""
+    status = lib.c_nvmlEccSramErrorStatus_v1_t()
+    lib.nvmlDeviceGetSramEccErrorStatus(handle, ctypes.byref(status))
+    buckets = {
+        "l2": status.aggregateUncBucketL2,
+        "sm": status.aggregateUncBucketSm,
+        "pcie": status.aggregateUncBucketPcie,
+        "mcu": status.aggregateUncBucketMcu,
+        "other": status.aggregateUncBucketOther,
+    }
+    values = {f"gpu_sram_uncorrectable_lifetime/{name}": float(count) for name, count in buckets.items()}
+    return values | {"gpu_sram_threshold_exceeded": float(status.bThresholdExceeded)}
+
+
+def _performance(lib: Any, handle: Any) -> dict[str, float]:
+    state = int(lib.nvmlDeviceGetPerformanceState(handle))
+    return {} if state == lib.NVML_PSTATE_UNKNOWN else {"gpu_performance_state": float(state)}
+
+
+def _fabric(lib: Any, handle: Any, values: dict[str, float]) -> dict[str, str]:
+    """The state as a text; of the health mask what is said at all (0 is: not supported), into ``values``."""
+    info = lib.c_nvmlGpuFabricInfo_v2_t()
+    lib.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
+    state = int(info.state) & 0xFF  # one byte in nvml.h, a word in the binding
+    if state == lib.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
+        return {}
+    mask = int(info.healthMask)
+
+    def bits(what: str) -> int:
+        shift = getattr(lib, f"NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_{what}")
+        return int(mask >> shift & getattr(lib, f"NVML_GPU_FABRIC_HEALTH_MASK_WIDTH_{what}"))
+
+    for name, what in (
+        ("gpu_fabric_degraded_bandwidth", "DEGRADED_BW"),
+        ("gpu_fabric_route_unhealthy", "ROUTE_UNHEALTHY"),
+    ):
+        if bits(what) in (1, 2):  # 1 is true, 2 is false
+            values[name] = float(bits(what) == 1)
+    configuration = bits("INCORRECT_CONFIGURATION")
+    if configuration:  # 1 is none, above it are the kinds
+        values["gpu_fabric_misconfigured"] = float(configuration != 1)
+    known = 0 <= state < len(FABRIC_STATES)
+    return {"gpu_fabric_state": FABRIC_STATES[state] if known else f"state_{state}"}
+
+
+def _processes(lib: Any, handle: Any) -> tuple[GpuProcess, ...]:
+    return tuple(
+        GpuProcess(int(one.pid), None if one.usedGpuMemory is None else int(one.usedGpuMemory))
+        for one in lib.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+    )

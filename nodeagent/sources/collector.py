@@ -1,0 +1,65 @@
+"""How often each source is read, and how it does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nodeagent.health.samples import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Seconds between two readings; ``None`` leaves a source out. ``hangs_s`` is when a source is said to hang.
+
+    ``link`` is for modes, state, FEC and pauses too, and without it links are read at hints alone.
+    """
+
+    link: float | None = 5.0
+    driver: float | None = 15.0
+    rdma: float | None = 15.0
+    pcie: float | None = 30.0
+    devlink: float | None = 30.0
+    vf: float | None = 30.0
+    module: float | None = 60.0
+    kernel: bool = True
+    hangs_s: float = 10.0
+
+
+@dataclass(slots=True)
+class Collector:
+    """How one source does. Times are CLOCK_BOOTTIME; ``reason`` is why the last reading failed.
+
+    ``ports_left_out`` counts the times that a port or a counter was.
+    """
+
+    source: Source
+    attempts: int = 0
+    successes: int = 0
+    errors: int = 0
+    duration_s: float | None = None
+    succeeded_at: float | None = None
+    reason: str | None = None
+    hanging: bool = False
+    ports_left_out: int = 0
+
+    def age(self, now: float) -> float | None:
+        """Seconds since it last succeeded."""
+        return None if self.succeeded_at is None else now - self.succeeded_at
+
+    def succeeded(self, now: float, duration_s: float) -> bool:
+        """Whether that is news."""
+        news = self.reason is not None
+        self.attempts += 1
+        self.successes += 1
+        self.duration_s, self.succeeded_at, self.reason = duration_s, now, None
+        return news
+
+    def failed(self, reason: str, duration_s: float | None = None) -> bool:
+        """Whether that is news."""
+        news = self.reason != reason
+        self.attempts += duration_s is not None
+        self.errors += 1
+        self.reason = reason
+        if duration_s is not None:
+            self.duration_s = duration_s
+        return news

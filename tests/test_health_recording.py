@@ -1,0 +1,80 @@
+"""The JSON-lines form of recorded samples."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.health.recording import Header, RecordingError, Subject, decode, encode
+from nodeagent.health.samples import DATA, Sample, Source
+
+HEADER = Header(
+    agent="1",
+    boot_id="b",
+    booted_at=17.5,
+    devices=(Subject("0000:18:00.0", netdev="eth0", path=("pci0000:15", "0000:18:00.0")),),
+)
+SAMPLE = Sample(5.25, "0000:18:00.0", Source.LINK, {"carrier": 1.0}, {"ext_state": "no-cable"})
+
+samples = st.builds(
+    Sample,
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(),
+    st.sampled_from(Source),
+    st.dictionaries(st.sampled_from(sorted(DATA)), st.floats(allow_nan=False, allow_infinity=False)),
+    st.dictionaries(st.text(), st.text()),
+)
+
+
+def read(data: bytes) -> tuple[Header, list[Sample]]:
+    header, rest = decode(io.BytesIO(data))
+    return header, list(rest)
+
+
+@given(st.lists(samples, max_size=5))
+def test_what_was_recorded_is_what_is_read(recorded):
+    data = encode(HEADER) + b"".join(encode(one) for one in recorded)
+    assert read(data) == (HEADER, recorded)
+
+
+def test_a_line_is_one_line_and_leaves_out_what_is_not_known():
+    assert encode(Sample(1.0, "a", Source.FEC)) == b'{"at":1.0,"device":"a","source":"fec"}\n'
+    assert b"rdma" not in encode(HEADER)
+
+
+def test_a_last_line_cut_short_is_passed_over():
+    assert read(encode(HEADER) + encode(SAMPLE) + encode(SAMPLE)[:-9]) == (HEADER, [SAMPLE])
+
+
+@pytest.mark.parametrize("line", [b"{}\n", b"[]\n", b'{"at":1,"device":"a","source":"tea"}\n', b"\xff\n"])
+def test_a_broken_line_is_named(line):
+    with pytest.raises(RecordingError, match="line 3"):
+        read(encode(HEADER) + encode(SAMPLE) + line + encode(SAMPLE))
+
+
+def test_what_a_later_agent_adds_is_passed_over():
+    line = b'{"at":1,"device":"a","source":"fec","values":{"unheard_of":1},"new":[1]}\n'
+    assert read(encode(HEADER) + line)[1] == [Sample(1, "a", Source.FEC, {"unheard_of": 1})]
+
+
+def test_another_version_is_refused_with_the_remedy():
+    with pytest.raises(RecordingError, match=r"version 2.*recorded"):
+        read(encode(HEADER).replace(b'"version":1', b'"version":2'))
+
+
+@pytest.mark.parametrize("data", [b"", b"\n", b'{"form":"tea"}\n', b"\0" * 40])
+def test_what_is_no_recording_is_said(data):
+    with pytest.raises(RecordingError, match="line 1"):
+        read(data)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_samples_or_the_one_error(data):
+    for text in (data, encode(HEADER) + data):
+        try:
+            read(text)
+        except RecordingError:
+            continue
