@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nodeagent.verbs import capture, config, demo, doctor, neighbors, run, scan, vfs
+from nodeagent.verbs import capture, config, demo, doctor, neighbors, plan, run, scan, vfs
 from nodeagent.verbs.common import FAILED, GOOD, ROOT, USAGE, Add, Verb
 
 __all__ = ["FAILED", "GOOD", "ROOT", "USAGE", "VERBS", "Add", "Verb"]
@@ -21,6 +21,9 @@ VERBS: tuple[Callable[[Add], None], ...] = (
     config.add,
     vfs.add,
     doctor.add,
+    plan.add_plan,
+    plan.add_explain,
+    plan.add_topology,
     capture.add,
     demo.add,
 )
