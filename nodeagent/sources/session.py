@@ -77,12 +77,19 @@ class Session(threading.Thread):
     """One thread, one driver, from open to close."""
 
     def __init__(
-        self, driver: Driver, tree: Tree, interval_s: float, vitals_s: float, vitals_from: float
+        self,
+        driver: Driver,
+        tree: Tree,
+        interval_s: float,
+        vitals_s: float,
+        vitals_from: float,
+        hung: threading.Thread | None = None,
     ) -> None:
-        """``vitals_from``: no vitals before this moment of the monotonic clock."""
+        """No vitals before ``vitals_from`` of the monotonic clock, nor while ``hung`` still hangs in them."""
         super().__init__(name="gpu-driver", daemon=True)
         self.driver, self.tree = driver, tree
         self.interval_s, self.vitals_s, self.vitals_from = interval_s, vitals_s, vitals_from
+        self.hung = hung
         self.places: dict[str, Place] = {}
         self.loop = asyncio.get_running_loop()
         self.inbox: asyncio.Queue[News] = asyncio.Queue()
@@ -119,11 +126,12 @@ class Session(threading.Thread):
                 if self.over.is_set():  # given up while it hung
                     return
             if time.monotonic() >= vitals_due:
-                self._measure()
-                vitals_at = time.monotonic()
-                vitals_due = vitals_at + self.vitals_s
-                if self.over.is_set():
-                    return
+                if self.hung is None or not self.hung.is_alive():
+                    self._measure()
+                    vitals_at = time.monotonic()
+                    if self.over.is_set():
+                        return
+                vitals_due = time.monotonic() + self.vitals_s
             timeout_s = max(0.0, min(WAIT_S, min(due, vitals_due) - time.monotonic()))
             self._enter("wait", timeout_s)
             events = self.driver.wait(timeout_s)
