@@ -13,6 +13,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -42,7 +43,7 @@ class Driver(Protocol):
     def close(self) -> None: ...
     def version(self) -> str | None: ...
     def gpus(self) -> tuple[GpuReading, ...]: ...
-    def vitals(self) -> tuple[GpuVitals, ...]: ...
+    def vitals(self) -> Iterable[GpuVitals]: ...
     def wait(self, timeout_s: float) -> tuple[GpuEvent, ...]: ...
 
 
@@ -145,8 +146,11 @@ class Session(threading.Thread):
         """Vitals fail alone: a driver that is gone says so at the next reading."""
         self._enter("vitals")
         try:
-            at = boottime()
-            measured = Measured(at, tuple(self._attribute(one) for one in self.driver.vitals()))
+            at, told = boottime(), []
+            for one in self.driver.vitals():
+                told.append(self._attribute(one))
+                self._enter("vitals")  # each GPU has its own time
+            measured = Measured(at, tuple(told))
         except DriverError as error:
             measured = Measured(boottime(), (), str(error))
         self._post(measured)
