@@ -162,9 +162,6 @@ class Engine:
         names = [pf.address, *([pf.link.netdev] if pf.link else [])]
         return any(fnmatchcase(name, glob) for glob in globs for name in names)
 
-    def unused(self, pf: Pf) -> bool:
-        return self.matches(pf, self.terms.unused)
-
     def expected(self, pf: Pf) -> Expected | None:
         return next((one for one in self.terms.expected if self.matches(pf, one.links)), None)
 
@@ -174,12 +171,14 @@ class Engine:
         return [
             other
             for other in self.pfs.values()
-            if self._roles.get(other.address) == role and not other.default_route and not self.unused(other)
+            if self._roles.get(other.address) == role and not other.default_route and not other.unused
         ]
 
     def _gate(self) -> None:
         for pf in self.pfs.values():
-            if self.unused(pf):
+            pf.unused = self.matches(pf, self.terms.unused)
+        for pf in self.pfs.values():
+            if pf.unused:
                 pf.watched = False
             elif self.expected(pf) is not None:
                 pf.watched = True
@@ -265,7 +264,7 @@ class Engine:
     def _idle(self, pf: Pf) -> bool:
         """Has no link, and none is missed."""
         down = pf.structural(Fault.CARRIER_DOWN) is not None or pf.structural(Fault.ADMIN_DOWN) is not None
-        return down and not pf.watched and (not pf.once_up or self.unused(pf))
+        return down and not pf.watched and (not pf.once_up or pf.unused)
 
     def _health(self, pf: Pf) -> Health:
         active = pf.active(self.terms.rules)

@@ -60,6 +60,8 @@ class Pf:
         self.best_mbps: float | None = None
         self.watched = False
         """Passed the gate: a missing link is a fault."""
+        self.unused = False
+        """By configuration."""
         self.told: bool | None = None
         """Whether its devices were allocatable when that was last said; ``None`` before the first time."""
         self.held_since: float | None = None
@@ -182,8 +184,10 @@ class Pf:
         return rule.measure(seen)
 
     def applies(self, key: str) -> bool:
+        if key in ("device_missing", "driver_unbound"):
+            return True
         if key in STRUCTURAL:
-            return self.watched or self.once_up or key in ("device_missing", "driver_unbound")
+            return self.watched or (self.once_up and not self.unused)
         return self.watched
 
     def active(self, rules: Sequence[Rule]) -> list[tuple[Rule, Hold]]:
