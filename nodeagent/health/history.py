@@ -134,7 +134,7 @@ class History:
 
     def fresh(self, source: Source) -> bool:
         at = self._at.get(source)
-        return at is not None and (source in _ON_EVENT or self._now - at <= self._patience(source))
+        return at is not None and (source in _ON_EVENT or self._now < at + self._patience(source))
 
     def stale(self) -> tuple[Source, ...]:
         """Those that spoke and have fallen silent."""
