@@ -249,7 +249,7 @@ def test_samples_that_are_older_than_the_last_are_left_out() -> None:
 def test_a_day_costs_no_more_than_a_minute() -> None:
     made = history(*((5.0 * i, float(i)) for i in range(20_000)), window=86400.0)
     counter = made._counters["crc_errors"]["crc_errors"]
-    assert len(counter._points) < 70
+    assert len(counter._ats) < 70
     added, seconds = counter.over(86400.0)
     assert added / seconds == pytest.approx(0.2)
     assert seconds == pytest.approx(86400, rel=0.05)
