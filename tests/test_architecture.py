@@ -23,7 +23,18 @@ LONG = {
 """Longer than LINES_MAX, and why that is better than a split."""
 CATCH_ALL = {"nodeagent/supervise.py", "nodeagent/cli.py"}
 """The supervisor, whose job it is, and the outermost door of the command line."""
-PURE = ("model.py", "offer.py", "pcie.py", "cdi.py", "health/", "lldp/", "kinds/", "config/", "sinks/roll.py")
+PURE = (
+    "model.py",
+    "offer.py",
+    "pcie.py",
+    "cdi.py",
+    "health/",
+    "lldp/",
+    "kinds/",
+    "config/",
+    "fabric/",
+    "sinks/roll.py",
+)
 LATER = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|X{3}|HA" + r"CK)\b")
 
 SOURCES = sorted(path for path in (ROOT / "nodeagent").rglob("*.py") if "_pb2" not in path.name)

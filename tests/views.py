@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,7 +30,7 @@ from nodeagent.scan import once
 from nodeagent.sim.machine import Machine
 from nodeagent.sinks.exposition import Exposition
 from nodeagent.sinks.measure import Measure, Status
-from nodeagent.sinks.view import Judged, View
+from nodeagent.sinks.view import Collector, Judged, View
 
 KEYS = {
     "lane": ("0", "1"),
@@ -44,15 +44,6 @@ KEYS = {
 }
 T = TypeVar("T", Function, Gpu)
 WORDS = {"gpu_fabric_state": "completed", "module_vendor": 'AC"ME\\', "rdma_link_layer": "Ethernet"}
-
-
-@dataclass(frozen=True, slots=True)
-class Collector:
-    name: str
-    up: bool = True
-    seconds: float | None = 0.002
-    succeeded_at: float | None = 99.0
-    errors: int = 0
 
 
 @cache
@@ -161,8 +152,11 @@ def view(snapshot: Snapshot | None = None, **changes: object) -> View:
         snapshot=snapshot,
         samples=samples(snapshot),
         stock=tuple(stock(offer.kinds(snapshot), snapshot)),
-        collectors=tuple(Collector(source.value) for source in Source),
-        judged={pf: Judged(50.0, 1234.5, {("healthy", "down"): 2}, values, 400_000)},
+        collectors=tuple(Collector(source.value, True, 0.002, 99.0) for source in Source),
+        judged={
+            pf: Judged(50.0, 1234.5, {("healthy", "down"): 2}, values, 400_000),
+            snapshot.gpus[3].uuid: Judged(60.0, None, {("healthy", "unhealthy"): 1}, {"remap_limit": 3}),
+        },
         statuses=(Status("nvidia-dgx-h100/nic0", True, "", 8, 8, 1),),
         measure=measure,
         restarts={"pods": 1},

@@ -56,7 +56,7 @@ async def _record(tree: Tree, write: Writer, file: Path, seconds: float, rates: 
                 await sampler.watch(waking)
     except TimeoutError:
         pass
-    silent = [f"{source}: {one.reason}" for source, one in sampler.collectors.items() if one.reason]
+    silent = [f"{source}: {one.reason}" for source, one in sampler.sources.items() if one.reason]
     lines = [f"{file}: {count} samples of {len(pfs)} PFs in {seconds:g} s"]
     if silent:
         lines.append("These sources have not spoken:")

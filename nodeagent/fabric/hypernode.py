@@ -27,7 +27,7 @@ DERIVED_FROM = "nodeagent.io/derived-from"
 ALIASES = "nodeagent.io/aliases"
 
 _OWN_LABELS = frozenset((SOURCE_LABEL, OWNER_LABEL, FABRIC_LABEL, TIER_LABEL))
-_OWN_ANNOTATIONS = frozenset((SWITCHES, RAILS, DERIVED_FROM, ALIASES))
+OWN_ANNOTATIONS = frozenset((SWITCHES, RAILS, DERIVED_FROM, ALIASES))
 _MEMBER_BYTES = 69
 """One exact-match member in etcd; measured, the name's own length comes on top of the 20 that it counts."""
 BYTES_MAX = 1_400_000
@@ -87,9 +87,10 @@ class HyperNode(msgspec.Struct, frozen=True, kw_only=True):
             and not self.patterns + self.selectors + other.patterns + other.selectors
         )
 
-    def size(self) -> int:
-        """About how many bytes it takes in etcd."""
-        return 1000 + sum(_MEMBER_BYTES - 20 + len(name) for name in self.nodes + self.children)
+
+def size_of(names: tuple[str, ...], envelope: int = 1000) -> int:
+    """About how many bytes an object with these members takes in etcd."""
+    return envelope + (_MEMBER_BYTES - 20) * len(names) + sum(map(len, names))
 
 
 def labels_of(fabric: str, tier: int) -> Texts:
@@ -160,6 +161,22 @@ class HyperNodeObject(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(HyperNodeObject)
+_SPEC_DECODER = msgspec.json.Decoder(_Spec)
+
+
+def of(
+    name: str,
+    labels: dict[str, str] | None,
+    annotations: dict[str, str] | None,
+    resource_version: str | None,
+    spec: bytes,
+) -> HyperNode:
+    """From metadata that has been read, and the JSON of the spec. Raises ``HyperNodeError``."""
+    try:
+        decoded = _SPEC_DECODER.decode(spec)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise HyperNodeError(str(error)) from None
+    return value_of(HyperNodeObject(_Metadata(name, labels, annotations, resource_version), decoded))
 
 
 def decode(raw: bytes) -> HyperNode:
@@ -179,7 +196,10 @@ def convert(found: Any) -> HyperNode:
 
 
 def value_of(found: HyperNodeObject) -> HyperNode:
-    nodes, children, patterns, selectors = set(), set(), set(), set()
+    nodes: set[str] = set()
+    children: set[str] = set()
+    patterns: set[str] = set()
+    selectors: set[str] = set()
     for member in found.spec.members or ():
         selector = member.selector
         if selector.exact_match is not None:
@@ -200,7 +220,7 @@ def value_of(found: HyperNodeObject) -> HyperNode:
         selectors=tuple(sorted(selectors)),
         labels=tuple(sorted((key, value) for key, value in labels.items() if key in _OWN_LABELS)),
         annotations=tuple(
-            sorted((key, value) for key, value in annotations.items() if key in _OWN_ANNOTATIONS)
+            sorted((key, value) for key, value in annotations.items() if key in OWN_ANNOTATIONS)
         ),
         source=labels.get(SOURCE_LABEL),
         resource_version=found.metadata.resource_version,

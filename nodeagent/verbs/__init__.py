@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nodeagent.verbs import capture, config, demo, doctor, health, neighbors, run, scan, vfs
+from nodeagent.verbs import capture, config, controller, demo, doctor, health, neighbors, run, scan, vfs
 from nodeagent.verbs.common import FAILED, GOOD, ROOT, USAGE, Add, Verb
 
 __all__ = ["FAILED", "GOOD", "ROOT", "USAGE", "VERBS", "Add", "Verb"]
@@ -23,6 +23,7 @@ VERBS: tuple[Callable[[Add], None], ...] = (
     health.add,
     doctor.add,
     capture.add,
+    controller.add,
     demo.add,
 )
 """In the order of the help."""

@@ -1,0 +1,136 @@
+"""From the published tree to the wanted one, in an order in which every step is a valid tree.
+
+The law of this file: first everything lets go, from the top down; then everything takes hold, from the bottom
+up. An object that would be empty in between is deleted instead, after its parent has let go of it. No write
+relies on one that may have failed: it names those that it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from nodeagent.fabric.hypernode import HyperNode
+from nodeagent.fabric.outcome import Verb, Write
+
+
+def order(
+    published: Mapping[str, HyperNode], wanted: Mapping[str, HyperNode], names: Iterable[str]
+) -> tuple[Write, ...]:
+    """The writes for the objects of these names, which must be all that differ."""
+    return _Sequence(published, wanted, sorted(names)).writes()
+
+
+class _Sequence:
+    def __init__(
+        self, published: Mapping[str, HyperNode], wanted: Mapping[str, HyperNode], names: list[str]
+    ) -> None:
+        self._published = published
+        self._wanted = wanted
+        self._old = sorted((published[name] for name in names if name in published), key=_height)
+        self._new = sorted((wanted[name] for name in names if name in wanted), key=_height)
+        self._writes: list[Write] = []
+        self._last: dict[str, int] = {}
+        """The last write on each object."""
+        self._released: dict[str, list[int]] = {}
+        """The writes by which a node, or a child, was let go."""
+        self._kept: dict[str, HyperNode | None] = {}
+        """What is left of each object when it has let go; ``None`` when it had to be deleted."""
+
+    def writes(self) -> tuple[Write, ...]:
+        for old in self._old:
+            self._kept[old.name] = self._keep(old)
+        self._reach_parents()
+        for old in reversed(self._old):
+            self._let_go(old)
+        for new in self._new:
+            self._take_hold(new)
+        return tuple(self._writes)
+
+    def _reach_parents(self) -> None:
+        """A parent that is to stay as it is must still let go of a child which is deleted and made again."""
+        uppers = sorted((one for one in self._published.values() if one.children), key=_height)
+        gone = {name for name, kept in self._kept.items() if kept is None}
+        for upper in uppers:
+            if upper.name in self._kept or gone.isdisjoint(upper.children):
+                continue
+            self._kept[upper.name] = kept = self._keep(upper)
+            self._old.append(upper)
+            if upper.name in self._wanted:
+                self._new.append(self._wanted[upper.name])
+            if kept is None:
+                gone.add(upper.name)
+        self._old.sort(key=_height)
+        self._new.sort(key=_height)
+
+    def _keep(self, old: HyperNode) -> HyperNode | None:
+        """From the bottom up: a child that is deleted cannot be kept."""
+        new = self._wanted.get(old.name)
+        if new is None or new.tier != old.tier:
+            return None
+        stay, below = set(new.nodes), set(new.children)
+        nodes = tuple(node for node in old.nodes if node in stay)
+        children = tuple(
+            child for child in old.children if child in below and self._kept.get(child, child) is not None
+        )
+        if not nodes and not children:
+            return None
+        if old.patterns or old.selectors:
+            # Somebody has edited it: what it selects is not known, so all of it goes at once.
+            return msgspec.structs.replace(new, nodes=nodes, children=children)
+        return msgspec.structs.replace(old, nodes=nodes, children=children)
+
+    def _let_go(self, old: HyperNode) -> None:
+        kept = self._kept[old.name]
+        if kept is None:
+            self._write("delete", old, self._released.get(old.name, ()), self._why_deleted(old))
+            gone = (*old.nodes, *old.children)
+        elif kept.nodes == old.nodes and kept.children == old.children and not old.patterns + old.selectors:
+            return
+        else:
+            gone = tuple((set(old.nodes) - set(kept.nodes)) | (set(old.children) - set(kept.children)))
+            new = self._wanted[old.name]
+            shrunk = msgspec.structs.replace(
+                new, nodes=kept.nodes, children=kept.children, resource_version=old.resource_version
+            )
+            self._write("update", shrunk, (), f"lets go of {_some(gone)}")
+        for member in gone:
+            self._released.setdefault(member, []).append(self._last[old.name])
+
+    def _take_hold(self, new: HyperNode) -> None:
+        old = self._published.get(new.name)
+        kept = self._kept.get(new.name)
+        before: set[str] = set() if kept is None else {*kept.nodes, *kept.children}
+        gained = [member for member in (*new.nodes, *new.children) if member not in before]
+        after = [place for member in gained for place in self._released.get(member, ())]
+        after += [self._last[child] for child in new.children if child in self._last]
+        if new.name in self._last:
+            after.append(self._last[new.name])
+        if old is None or kept is None:
+            self._write("create", new, after, f"is new, with {_some(gained)}")
+            return
+        shrunk = self._writes[self._last[new.name]].object if new.name in self._last else None
+        if shrunk is not None and shrunk.same(new):
+            return
+        version = None if shrunk is not None else old.resource_version
+        reason = f"takes {_some(gained)}" if gained else "is described anew"
+        self._write("update", msgspec.structs.replace(new, resource_version=version), after, reason)
+
+    def _write(self, verb: Verb, hypernode: HyperNode, after: Iterable[int], reason: str) -> None:
+        self._last[hypernode.name] = len(self._writes)
+        self._writes.append(Write(verb, hypernode, tuple(sorted(set(after))), reason))
+
+    def _why_deleted(self, old: HyperNode) -> str:
+        return "has no member left" if old.name not in self._wanted else "keeps no member"
+
+
+def _height(hypernode: HyperNode) -> tuple[int, str]:
+    return hypernode.tier, hypernode.name
+
+
+def _some(members: Iterable[str]) -> str:
+    names = sorted(members)
+    if len(names) <= 3:
+        return ", ".join(names) or "nothing"
+    return f"{', '.join(names[:2])} and {len(names) - 2} more"
