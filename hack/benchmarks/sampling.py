@@ -38,7 +38,10 @@ _NOTE = (
     "72 veths and lo. A cycle is a dump each of links with counters, modes, link state, FEC and pauses, the "
     "thread's hand-over, decoding, and samples stated"
 )
-_BESIDE = "get_links, and link modes and link state of each interface: pyroute2 has neither dumps of those nor FEC and pauses"
+_BESIDE = (
+    "get_links, and link modes and link state of each interface: pyroute2 has neither dumps of those nor FEC "
+    "and pauses"
+)
 
 
 async def sampling(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
@@ -108,8 +111,8 @@ async def _ours(times: int, count: int) -> list[float]:
 
 
 def _theirs(times: int) -> list[float]:
-    from pyroute2 import IPRoute
-    from pyroute2.netlink.generic.ethtool import NlEthtool
+    from pyroute2 import IPRoute  # noqa: PLC0415
+    from pyroute2.netlink.generic.ethtool import NlEthtool  # noqa: PLC0415
 
     found = []
     with IPRoute() as route:

@@ -252,7 +252,7 @@ def _gpus(tree: Remembering) -> tuple[tuple[GpuReading, ...], str | None]:
         try:
             driver.open()
             told.append((driver.version(), driver.gpus()))
-            measured.append(driver.vitals())
+            measured.append(tuple(driver.vitals()))
             driver.close()
         except DriverError as error:
             failed.append(error)
