@@ -6,7 +6,6 @@ file may be replaced at any time. Where it is silent, or not there, sysfs tells 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import msgspec
@@ -81,7 +80,7 @@ class ReplicaReader(Plain):
     def _file(self) -> list[Sample]:
         """Read again when it has been replaced."""
         try:
-            found = os.stat(self._tree.path(PATH))
+            found = self._tree.path(PATH).stat()
         except OSError:
             self._loaded = (None, [])
             return []
