@@ -195,6 +195,19 @@ def test_eight_of_eight_without_a_link_are_a_rack_that_is_not_cabled_yet() -> No
     assert {bench.health(n).state for n in range(1, 9)} == {State.UNUSED}
 
 
+def test_a_port_is_compared_with_its_like_and_anew_when_its_role_becomes_known() -> None:
+    bench = Bench(10)
+    for number in (9, 10):
+        bench.down(number)
+    assert bench.health(9).state is State.DOWN, "eight of ten are up"
+    address = [one.pci_address for one in bench.pfs]
+    bench.engine.roles({one: "compute" if i < 8 else "storage" for i, one in enumerate(address)})
+    assert bench.wait(0).health(9).state is State.UNUSED
+    for number in range(2, 9):
+        bench.down(number)
+    assert bench.health(2).state is State.DOWN, "most of them were up in this boot"
+
+
 def test_a_port_that_is_configured_unused_alarms_nobody_even_after_it_was_up() -> None:
     bench = Bench(4, Terms(unused=("eth1",))).look()
     assert bench.down().health().state is State.UNUSED

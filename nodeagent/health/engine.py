@@ -191,10 +191,11 @@ class Engine:
                 pf.watched = True
             elif pf.default_route:
                 pf.watched = False
-            elif not pf.watched:
+            else:
+                # Those that were up count, not those that are: when most fail, the rest is not unused for it.
                 peers = self._peers(pf)
-                up = sum(1 for peer in peers if peer.carrier)
-                pf.watched = pf.once_up or up >= ROLE_SHARE * len(peers) > 1
+                up = sum(1 for peer in peers if peer.once_up)
+                pf.watched = pf.once_up or (len(peers) > 1 and up >= ROLE_SHARE * len(peers))
 
     def _expected_speeds(self) -> dict[str, float]:
         """As configured, or what more than half of three or more of a kind agree about."""

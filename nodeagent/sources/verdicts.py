@@ -174,7 +174,7 @@ class Verdicts:
         if before is None and pf.health == HEALTHY:
             return  # a good start is no news
         log.log(
-            logging.INFO if pf.health.allocatable else logging.WARNING,
+            logging.INFO if before is None or pf.health.allocatable else logging.WARNING,
             "The health of a NIC is now %s. pci=%s netdev=%s devices=%s before=%s reasons=%s",
             pf.health.state.value,
             pf.pci_address,
