@@ -548,3 +548,9 @@ def test_no_default_is_looser_in_its_clear(rule: Any) -> None:
     assert rule.meaning.endswith(".")
     assert rule.origin, "every default says where it comes from"
     assert rule.clear_for_s <= 3600
+
+
+@pytest.mark.parametrize("half_life", [1.0, 3.5, 600.0])
+def test_a_penalty_is_a_number_whatever_its_half_life(half_life: float) -> None:
+    bench = flaps(Bench(2, terms(Override("flapping", window_s=half_life))).look(), (1001, 0), (1002, 2**31))
+    assert "flapping" in bench.reasons()

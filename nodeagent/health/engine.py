@@ -226,11 +226,10 @@ class Engine:
         devices = Counter(function.parent for function in self._functions if function.parent is not None)
         weights = {address: max(1, devices[address]) for address in self.pfs}
         budget = self.terms.guard_share * sum(weights.values())
-        lately = now - self.terms.guard_s
         self._withdrawn = {
             address: one
             for address, one in self._withdrawn.items()
-            if one.at > lately and self._withdraws(self.pfs[address])
+            if one.at + self.terms.guard_s > now and self._withdraws(self.pfs[address])
         }
         for address, pf in sorted(self.pfs.items()):
             if not self._withdraws(pf):
