@@ -14,7 +14,7 @@ from nodeagent.health import nic
 from nodeagent.health.engine import Engine, Terms
 from nodeagent.health.recording import Header, Subject
 from nodeagent.health.samples import Sample
-from nodeagent.model import HEALTHY, Function, Health, Link
+from nodeagent.model import HEALTHY, Function, Gpu, Health, Link
 from nodeagent.sources.verdicts import roles
 from nodeagent.table import plain, section
 
@@ -69,7 +69,7 @@ def replay(header: Header, samples: Iterable[Sample], terms: Terms) -> Iterator[
     functions = tuple(_function(one) for one in subjects.values())
     links = tuple(_link(one) for one in subjects.values())
     engine.facts(nic.judge(functions, links), links)
-    engine.roles(roles(functions, ()))
+    engine.roles(roles(functions, tuple(_gpu(one) for one in header.devices if one.kind == "gpu")))
     told: dict[str, Health] = {}
 
     def judged(at: float) -> Iterator[Transition]:
@@ -115,6 +115,11 @@ def _function(subject: Subject) -> Function:
         numa_node=subject.numa_node,
         pci_path=subject.path,
     )
+
+
+def _gpu(subject: Subject) -> Gpu:
+    """As far as it says which PFs are near it."""
+    return Gpu(subject.device, 0, None, "", "", 0, subject.numa_node, subject.path)
 
 
 def _link(subject: Subject) -> Link:

@@ -65,7 +65,7 @@ class Engine:
     pfs: dict[str, Pf] = field(default_factory=dict)
     now: float = 0.0
     _functions: tuple[Function, ...] = ()
-    _roles: Mapping[str, str] = field(default_factory=dict)
+    role_of: Mapping[str, str] = field(default_factory=dict)
     _neighbors: dict[str, list[Neighbor]] = field(default_factory=dict)
     _plan: cabling.Plan = field(default_factory=dict)
     _withdrawn: dict[str, _Withdrawn] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Engine:
 
     def roles(self, roles: Mapping[str, str]) -> None:
         """PFs of one role are compared with each other: by PCI address, any word."""
-        self._roles = roles
+        self.role_of = roles
 
     def neighbors(self, neighbors: Iterable[Neighbor]) -> None:
         self._neighbors = {}
@@ -174,11 +174,11 @@ class Engine:
 
     def _peers(self, pf: Pf) -> list[Pf]:
         """Those of its role, itself among them. The way to the world has none."""
-        role = self._roles.get(pf.address)
+        role = self.role_of.get(pf.address)
         return [
             other
             for other in self.pfs.values()
-            if self._roles.get(other.address) == role and not other.default_route and not other.unused
+            if self.role_of.get(other.address) == role and not other.default_route and not other.unused
         ]
 
     def _gate(self) -> None:
