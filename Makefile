@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 COMPILE := pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11
 
-.PHONY: all check test test-vm demo bench golden protos lock clean
+.PHONY: all check test test-vm demo bench golden monitoring protos lock clean
 all: check test
 
 $(VENV)/.ready: pyproject.toml hack/requirements.txt hack/venv.py
@@ -40,6 +40,9 @@ $(VENV)/.bench: $(VENV)/.ready hack/requirements-bench.txt
 
 golden: $(VENV)/.ready  ## rewrite the golden files, for review
 	NODEAGENT_GOLDEN=write $(BIN)/python -m pytest -q $(ARGS)
+
+monitoring: $(VENV)/.ready  ## make the PrometheusRule and the dashboards from their sources
+	$(BIN)/python hack/monitoring.py
 
 protos: $(VENV)/.ready  ## regenerate nodeagent/kube/*_pb2.py
 	PYTHON=$(BIN)/python hack/protos.sh

@@ -40,7 +40,6 @@ from nodeagent.sinks.cdispec import CdiSpecs
 from nodeagent.sinks.files import DEVICE_INFO, DeviceInfoFiles
 from nodeagent.sinks.measure import Measure
 from nodeagent.sinks.registration import DevicePlugins
-from nodeagent.sinks.view import Judged
 from nodeagent.sources import gpus
 from nodeagent.supervise import Fatal, either, keep
 
@@ -118,10 +117,7 @@ class Agent:
         )
         self.pages = Pages(config, self.inventory, self.measure)
         self.pages.statuses = self.plugins.statuses
-        self.pages.judged = lambda: {
-            device: Judged(told.since, told.penalty, told.transitions, told.values)
-            for device, told in (self.verdicts.figures() | self.gpu_ledger.figures()).items()
-        }
+        self.pages.judged = lambda: {**self.verdicts.figures(), **self.gpu_ledger.figures()}
         self.pages.explained = lambda: node.explained(self.verdicts, self.gpu_ledger)
         self.pages.gpu_samples = self.gpu_ledger.samples
         self.pages.xids = lambda: self.gpu_ledger.xids
@@ -162,7 +158,7 @@ class Agent:
             raise _innermost(errors) from None
 
     def _sampled(self, sampler: Sampler) -> None:
-        self.sampler = sampler
+        self.sampler = self.pages.measured = sampler
 
     def reload(self) -> None:
         """Look at the configuration file now (SIGHUP)."""

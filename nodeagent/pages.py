@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nodeagent import supervise
 from nodeagent.config import Config, host_port
-from nodeagent.health.samples import Sample
+from nodeagent.health.samples import Sample, Source
 from nodeagent.inventory import Inventory
 from nodeagent.kinds.gpumem import Slices
 from nodeagent.model import Snapshot
@@ -31,11 +31,39 @@ MIB = 1024 * 1024
 
 
 class Measured(Protocol):
-    """What the samplers keep."""
+    """What the sampler of the NICs keeps."""
 
     def samples(self) -> Iterable[Sample]: ...
-    def collectors(self) -> Iterable[Collector]: ...
+    def collectors(self) -> Iterable[Taken]: ...
     def overruns(self) -> Mapping[str, int]: ...
+
+
+class Taken(Protocol):
+    """How one source of samples does; ``reason`` is why its last reading failed."""
+
+    @property
+    def source(self) -> Source: ...
+    @property
+    def succeeded_at(self) -> float | None: ...
+    @property
+    def duration_s(self) -> float | None: ...
+    @property
+    def reason(self) -> str | None: ...
+    @property
+    def errors(self) -> int: ...
+
+
+class Figures(Protocol):
+    """What a judge knows of one device beside its health."""
+
+    @property
+    def since(self) -> float | None: ...
+    @property
+    def penalty(self) -> float | None: ...
+    @property
+    def transitions(self) -> Mapping[tuple[str, str], int]: ...
+    @property
+    def values(self) -> Mapping[str, float]: ...
 
 
 class Pages:
@@ -53,7 +81,7 @@ class Pages:
         self.rails: Mapping[str, int] = {}
         self.statuses: Callable[[], tuple[Status, ...]] = lambda: ()
         self.measured: Measured | None = None
-        self.judged: Callable[[], Mapping[str, Judged]] = dict
+        self.judged: Callable[[], Mapping[str, Figures]] = dict
         self.explained: Callable[[], bytes] = lambda: b"[]\n"
         self.gpu_samples: Callable[[], Iterable[Sample]] = tuple
         self.xids: Callable[[], Mapping[tuple[str, int], int]] = dict
@@ -84,8 +112,8 @@ class Pages:
             snapshot=snapshot,
             samples=(*(measured.samples() if measured else ()), *self.gpu_samples()),
             stock=self._stock(snapshot),
-            collectors=tuple(measured.collectors()) if measured else (),
-            judged=self.judged(),
+            collectors=tuple(_collectors(measured)),
+            judged={device: _judged(told) for device, told in self.judged().items()},
             statuses=self.statuses(),
             measure=self._measure,
             restarts=supervise.restarts,
@@ -150,6 +178,21 @@ def stock(kinds: Iterable[Kind], snapshot: Snapshot) -> Iterable[Stock]:
         for parent, (devices, allocatable, left) in counts.items():
             free = None if snapshot.holdings is None else left if slices is None else slices.get(parent, 0)
             yield Stock(kind.resource, parent, devices, allocatable, free, size)
+
+
+def _collectors(measured: Measured | None) -> Iterable[Collector]:
+    """Those that have had their turn."""
+    for one in measured.collectors() if measured is not None else ():
+        if one.succeeded_at is not None or one.reason is not None:
+            yield Collector(
+                one.source.value, one.reason is None, one.duration_s, one.succeeded_at, one.errors
+            )
+
+
+def _judged(told: Figures) -> Judged:
+    values = dict(told.values)
+    expected = values.pop("expected_speed_mbps", None)
+    return Judged(told.since, told.penalty, told.transitions, values, expected)
 
 
 def _door(config: Config) -> Door:

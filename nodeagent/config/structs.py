@@ -17,6 +17,7 @@ import msgspec
 from nodeagent.config.cluster import ClusterSettings
 from nodeagent.config.gpuhealth import GpuHealthSettings
 from nodeagent.config.health import HealthSettings
+from nodeagent.config.samples import SamplesSettings
 from nodeagent.config.setting import (
     AUTO,
     ENTRIES_MAX,
@@ -352,6 +353,9 @@ class Config(Settings, frozen=True, kw_only=True):
     )
     health: Annotated[HealthSettings, setting("How links are judged.")] = HealthSettings()
     cluster: Annotated[ClusterSettings, setting("What the API server is told.")] = ClusterSettings()
+    samples: Annotated[SamplesSettings, setting("How often what is measured on NICs is read.")] = (
+        SamplesSettings()
+    )
     vfs: Annotated[
         tuple[VfsEntry, ...],
         setting(

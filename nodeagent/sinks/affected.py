@@ -60,7 +60,7 @@ def hits(snapshot: Snapshot, offered: Offered) -> tuple[Hit, ...]:
     held: dict[tuple[str, str, str], set[str]] = {}
     for holding in snapshot.holdings or ():
         held.setdefault((holding.resource, holding.namespace, holding.pod), set()).update(holding.device_ids)
-    by_resource = {resource: devices for resource, devices in offered}
+    by_resource = dict(offered)
     titles = {one.key: one for one in subjects(snapshot)}
     found = []
     for (resource, namespace, pod), ids in sorted(held.items()):

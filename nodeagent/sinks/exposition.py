@@ -261,17 +261,20 @@ def _shown(sample: Sample) -> dict[str, float]:
 
 
 def _judged(view: View) -> Iterator[Sample]:
-    """What the rules say of each link, as samples."""
+    """What the rules say of each link and GPU, as samples."""
     for device, judged in view.judged.items():
-        values = {f"rule_value/{rule}": value for rule, value in judged.values.items()}
+        gpu = device.startswith("GPU-")
+        head, since = ("gpu_rule_value", "gpu_since_unix") if gpu else ("rule_value", "since_unix")
+        values = {f"{head}/{rule}": value for rule, value in judged.values.items()}
         if judged.since is not None:
-            values["since_unix"] = round(view.boot_unix + judged.since, 3)
-        if judged.penalty is not None:
-            values["flap_penalty"] = round(judged.penalty, 1)
-        if judged.expected_mbps is not None:
-            values["expected_speed_mbps"] = judged.expected_mbps
-        values.update((rule, judged.values[rule]) for rule in _RATIOS if rule in judged.values)
-        yield Sample(0.0, device, Source.LINK, values)
+            values[since] = round(view.boot_unix + judged.since, 3)
+        if not gpu:
+            if judged.penalty is not None:
+                values["flap_penalty"] = round(judged.penalty, 1)
+            if judged.expected_mbps is not None:
+                values["expected_speed_mbps"] = judged.expected_mbps
+            values.update((rule, judged.values[rule]) for rule in _RATIOS if rule in judged.values)
+        yield Sample(0.0, device, Source.GPU if gpu else Source.LINK, values)
 
 
 _RATIOS = ("pre_fec_ber", "post_fec_errors")

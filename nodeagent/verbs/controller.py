@@ -6,7 +6,7 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from nodeagent.verbs.common import GOOD, Add, address, log_to_stderr, seconds
+from nodeagent.verbs.common import GOOD, Add, address, log_to_stderr, seconds, text
 
 
 def add(add: Add) -> None:
@@ -51,11 +51,13 @@ def add(add: Add) -> None:
 
 def _controller(options: argparse.Namespace) -> int:
     from nodeagent import controller
-    from nodeagent.config.fabric import load_rules
+    from nodeagent.config.fabric import load_fabric, rules_of
     from nodeagent.fabric import Rules
     from nodeagent.kube.access import in_cluster, kubeconfig
 
-    rules = load_rules(options.fabric) if options.fabric else Rules()
+    rules = Rules()
+    if options.fabric is not None:
+        rules = rules_of(load_fabric(text(options.fabric), name=str(options.fabric)))
     log_to_stderr(options.log_level)
     access = None if options.kubeconfig else in_cluster()
     access = access or kubeconfig(options.kubeconfig)

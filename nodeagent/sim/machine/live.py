@@ -314,10 +314,10 @@ class Machine(GpuActions):
         if self._root is None:
             return
         self._kernel.publish("routes", sysfs.routes(self._default_route()))
-        taken = json.dumps(samples.samples(self._kernel.nics))
-        self._kernel.publish("samples", {samples.PATH: taken + "\n"})
         facts = self._driver.facts(self._kernel.gpus)
         self._kernel.publish("facts", {FACTS: json.dumps(facts, indent=2) + "\n"})
+        taken = json.dumps(samples.samples(self._kernel.nics))
+        self._kernel.publish("samples", {samples.PATH: taken + "\n"})
         self._uevents += 1
         self._kernel.publish("uevent", {UEVENT: f"{self._uevents}\n"})
 

@@ -241,6 +241,37 @@ def gpu_health_reason(scene: Scene) -> Iterator[Series]:
             yield (str(gpu.index), reason.key, "warning" if reason.warning else "fault"), 1
 
 
+@live(
+    "gpu_health_transitions_total",
+    "gpu,from,to",
+    help="Changes of state since the agent began.",
+    source="the rules",
+    use="One that goes back and forth has a fault that a reset only hides.",
+)
+def gpu_health_transitions(view: View) -> Iterator[Series]:
+    names = {gpu.uuid: str(gpu.index) for gpu in view.snapshot.gpus}
+    for device, judged in view.judged.items():
+        if device in names:
+            for (before, after), count in sorted(judged.transitions.items()):
+                yield (names[device], before, after), count
+
+
+row(
+    "gpu_health_since_timestamp_seconds",
+    "gpu",
+    "gpu_since_unix",
+    help="When the state changed last.",
+    use="time() - this is how long it has lasted.",
+)
+row(
+    "gpu_rule_value",
+    "gpu,rule",
+    "gpu_rule_value",
+    help="The number that a rule compared with its threshold.",
+    use="How near to a fault a GPU is.",
+)
+
+
 @described(
     "gpu_fabric_state",
     "gpu,state",
