@@ -89,7 +89,8 @@ class Evictions:
                 await self._client.evict(name, namespace=namespace)
             except ApiError as error:
                 if error.status == 429:
-                    self.waiting.not_before[namespace, name] = now + (error.retry_after_s or BUDGET_S)
+                    wait = BUDGET_S if error.retry_after_s is None else error.retry_after_s
+                    self.waiting.not_before[namespace, name] = now + wait
                 elif error.missing or refused(error):
                     self.waiting.not_before[namespace, name] = now + AGAIN_S
                 else:
