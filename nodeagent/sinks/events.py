@@ -26,7 +26,7 @@ from nodeagent.inventory import Inventory
 from nodeagent.kube.client import ApiError, Client
 from nodeagent.kube.resource import EVENTS, PODS
 from nodeagent.model import Reason, Snapshot, State
-from nodeagent.sinks.affected import QUIET, Hit, Offered, Subject, hits, subjects
+from nodeagent.sinks.affected import FAILED, QUIET, Hit, Offered, Subject, hits, subjects
 from nodeagent.sinks.pace import Bucket, Trouble, refused
 
 log = logging.getLogger(__name__)
@@ -100,8 +100,10 @@ def _pod_notes(hit: Hit) -> Iterable[Note]:
     held = f"{first} and {more} more" if more else first
     reasons = [reason for reason in hit.subject.health.reasons if not reason.warning]
     why = "; ".join(reason.detail for reason in reasons) or hit.subject.health.state.value
-    message = f"{hit.subject.title}, held as {hit.resource} ({held}), has failed: {why}"
-    yield Note(target, hit.subject.key, "DeviceFailed", message)
+    failed = hit.subject.health.state in FAILED
+    what = "has failed" if failed else f"is {hit.subject.health.state.value}"
+    message = f"{hit.subject.title}, held as {hit.resource} ({held}), {what}: {why}"
+    yield Note(target, hit.subject.key, "DeviceFailed" if failed else "DeviceUnhealthy", message)
 
 
 def _word(reason: Reason, subject: Subject) -> str:
