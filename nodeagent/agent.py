@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING
 
 from nodeagent import node
 from nodeagent.config import Config, ConfigError, Fault, GpuMemResource, VfResource, load
-from nodeagent.health.samples import Sample
 from nodeagent.host.inotify import CONTENT, InotifyError, Watch
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
@@ -100,7 +99,6 @@ class Agent:
         memory = node.memory(config.health, place.root)
         self.verdicts = node.verdicts(config.health, memory)
         self.gpu_ledger = node.gpus_ledger(config.gpu, memory)
-        self.gpu_ledger.tell(lambda _gpus: None, self._gpus_sampled)
         self._device_info = DeviceInfoFiles(self._tree.path(DEVICE_INFO))
         self._cdi = CdiSpecs(self._tree.path(config.cdi.directory))
         self._ask_pods = asyncio.Event()
@@ -119,6 +117,7 @@ class Agent:
         self.pages.statuses = self.plugins.statuses
         self.pages.judged = lambda: {**self.verdicts.figures(), **self.gpu_ledger.figures()}
         self.pages.explained = lambda: node.explained(self.verdicts, self.gpu_ledger)
+        self.pages.gpu_samples = self.gpu_ledger.samples
         self.pages.xids = lambda: self.gpu_ledger.xids
         self.pages.xid_times = lambda: self.gpu_ledger.xid_times
         self.pages.stuck_threads = gpus.stuck_threads
@@ -156,9 +155,6 @@ class Agent:
 
     def _sampled(self, sampler: Sampler) -> None:
         self.sampler = self.pages.measured = sampler
-
-    def _gpus_sampled(self, samples: Iterable[Sample]) -> None:
-        self.pages.gpu_samples = {sample.device: sample for sample in samples}
 
     def reload(self) -> None:
         """Look at the configuration file now (SIGHUP)."""

@@ -61,12 +61,12 @@ def main(machine: str, *, once: bool) -> int:
     return 0
 
 
-def write(machine: str, root: Path) -> str:
+def write(machine: str, root: Path, *, rdma: bool = True) -> str:
     """Write a machine's files below ``root`` for others to look at; says what is there then. Where a machine
     is there already it stays, as an init container that is run again must have it."""
     if (root / ".nodeagent").exists():
         return f"{root} holds a simulated machine already, which stays as it is"
-    made = Machine.load(machine)
+    made = Machine.load(machine) if rdma else Machine.load(machine).without_rdma()
     made.write(root)
     return f"{root} holds a simulated {made.model.name}: {len(made.gpus)} GPUs, {len(made.pfs)} NICs"
 

@@ -41,6 +41,7 @@ from nodeagent.supervise import keep
 
 if TYPE_CHECKING:  # a neighbor can wait, a device cannot: see watch_lldp
     from nodeagent.links import LinkSelect
+    from nodeagent.sources.collector import Rates
     from nodeagent.sources.lldp import LldpSettings
     from nodeagent.sources.sampler import Sampler
 
@@ -220,6 +221,23 @@ def lldp_settings(config: Config, node_name: str | None = None) -> LldpSettings:
     )
 
 
+def rates(config: Config) -> Rates:
+    from nodeagent.sources.collector import Rates  # noqa: PLC0415
+
+    wanted = config.samples
+    return Rates(
+        link=wanted.link_seconds,
+        driver=wanted.driver_seconds,
+        rdma=wanted.rdma_seconds,
+        pcie=wanted.pcie_seconds,
+        devlink=wanted.devlink_seconds,
+        vf=wanted.vf_seconds,
+        module=wanted.module_seconds,
+        kernel=wanted.kernel_log,
+        hangs_s=wanted.hang_seconds,
+    )
+
+
 def hears(config: Config, tree: Tree) -> bool:
     """Whether LLDP is listened to. The netdevs of this host are not those of a captured or simulated machine,
     unless they are named."""
@@ -313,7 +331,7 @@ async def watch(
         await asyncio.sleep(LLDP_LATER_S)
         from nodeagent.sources.sampler import Sampler  # noqa: PLC0415
 
-        sampler = Sampler(tree, lambda: inventory.snapshot.functions, judging.samples)
+        sampler = Sampler(tree, lambda: inventory.snapshot.functions, judging.samples, rates(config))
         assert sampling is not None
         sampling(sampler)
         with hints(tree) as waking:

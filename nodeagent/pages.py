@@ -33,29 +33,24 @@ MIB = 1024 * 1024
 class Measured(Protocol):
     """What the sampler of the NICs keeps."""
 
-    @property
-    def latest(self) -> Newest: ...
-    @property
-    def collectors(self) -> Mapping[Source, State]: ...
+    def samples(self) -> Iterable[Sample]: ...
+    def collectors(self) -> Iterable[Taken]: ...
     def overruns(self) -> Mapping[str, int]: ...
 
 
-class Newest(Protocol):
-    def devices(self) -> Iterable[str]: ...
-    def samples(self, device: str) -> Iterable[Sample]: ...
-
-
-class State(Protocol):
+class Taken(Protocol):
     """How one source of samples does; ``reason`` is why its last reading failed."""
 
+    @property
+    def source(self) -> Source: ...
     @property
     def succeeded_at(self) -> float | None: ...
     @property
     def duration_s(self) -> float | None: ...
     @property
-    def errors(self) -> int: ...
-    @property
     def reason(self) -> str | None: ...
+    @property
+    def errors(self) -> int: ...
 
 
 class Figures(Protocol):
@@ -86,10 +81,9 @@ class Pages:
         self.rails: Mapping[str, int] = {}
         self.statuses: Callable[[], tuple[Status, ...]] = lambda: ()
         self.measured: Measured | None = None
-        self.gpu_samples: dict[str, Sample] = {}
-        """The newest of each GPU, by UUID."""
         self.judged: Callable[[], Mapping[str, Figures]] = dict
         self.explained: Callable[[], bytes] = lambda: b"[]\n"
+        self.gpu_samples: Callable[[], Iterable[Sample]] = tuple
         self.xids: Callable[[], Mapping[tuple[str, int], int]] = dict
         self.xid_times: Callable[[], Mapping[tuple[str, int], float]] = dict
         self.stuck_threads: Callable[[], int] = lambda: 0
@@ -116,7 +110,7 @@ class Pages:
         snapshot, measured = self._inventory.snapshot, self.measured
         return View(
             snapshot=snapshot,
-            samples=(*_samples(measured), *self.gpu_samples.values()),
+            samples=(*(measured.samples() if measured else ()), *self.gpu_samples()),
             stock=self._stock(snapshot),
             collectors=tuple(_collectors(measured)),
             judged={device: _judged(told) for device, told in self.judged().items()},
@@ -186,18 +180,13 @@ def stock(kinds: Iterable[Kind], snapshot: Snapshot) -> Iterable[Stock]:
             yield Stock(kind.resource, parent, devices, allocatable, free, size)
 
 
-def _samples(measured: Measured | None) -> Iterable[Sample]:
-    if measured is not None:
-        for device in measured.latest.devices():
-            yield from measured.latest.samples(device)
-
-
 def _collectors(measured: Measured | None) -> Iterable[Collector]:
     """Those that have had their turn."""
-    for source, state in measured.collectors.items() if measured is not None else ():
-        if state.succeeded_at is not None or state.reason is not None:
-            up = state.reason is None
-            yield Collector(source.value, up, state.duration_s, state.succeeded_at, state.errors)
+    for one in measured.collectors() if measured is not None else ():
+        if one.succeeded_at is not None or one.reason is not None:
+            yield Collector(
+                one.source.value, one.reason is None, one.duration_s, one.succeeded_at, one.errors
+            )
 
 
 def _judged(told: Figures) -> Judged:

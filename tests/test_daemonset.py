@@ -10,8 +10,9 @@ from pathlib import Path, PurePosixPath
 import pytest
 import yaml
 
-from nodeagent import __version__, cli, demo, scan
+from nodeagent import __version__, cli, scan
 from nodeagent.config import Config, load
+from nodeagent.offer import Offer
 from nodeagent.sim.machine import Machine
 from nodeagent.sinks.files import DEVICE_INFO
 from nodeagent.sinks.registration import LOCK
@@ -96,23 +97,24 @@ async def test_a_dgx_h100_offers_what_pods_are_told_to_ask_for(name: str, root: 
     assert await offered(name, root) == RESOURCES
 
 
-async def test_the_laptops_machine_offers_the_same_and_no_node_that_a_laptop_lacks(tmp_path: Path) -> None:
-    model = CONFIGS["kind"].parent / "machine.yaml"
-    assert "8 GPUs, 13 NICs" in demo.write(str(model), tmp_path)
+async def test_the_laptops_machine_offers_the_same_and_no_node_that_a_laptop_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (spec,) = pod_specs(named(built("overlays/kind"), "DaemonSet", "nodeagent"))
+    written = [str(tmp_path) if word == "/machine" else word for word in spec["initContainers"][0]["args"]]
+    assert cli.main(written) == 0
+    assert "a simulated dgx-h100: 8 GPUs, 13 NICs" in capsys.readouterr().out
     seen = await scan.once(config("kind"), tmp_path)
     assert {name: sum(len(one.ids) for one in devices) for name, devices in seen.resources} == RESOURCES
     assert not any(function.rdma for function in seen.snapshot.functions)
-    assert "already" in demo.write(str(model), tmp_path)
-
-
-def test_the_laptops_machine_is_the_packages_but_for_rdma() -> None:
-    package = yaml.safe_load((ROOT / "nodeagent/sim/machines/dgx-h100.yaml").read_text())
-    for part in package["parts"].values():
-        part.pop("rdma", None)
-    laptop = yaml.safe_load((CONFIGS["kind"].parent / "machine.yaml").read_text())
-    assert laptop.pop("name") == "dgx-h100-on-a-laptop"
-    package.pop("name")
-    assert laptop == package
+    for kind in Offer(config("kind")).kinds(seen.snapshot):
+        first = next(one.ids[0] for one in kind.devices(seen.snapshot))
+        given = kind.allocate(seen.snapshot, (first,))
+        assert not given.device_nodes
+        assert not given.cdi_devices
+    # An init container that is run again finds what it has made.
+    assert cli.main(written) == 0
+    assert "already" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -151,7 +153,8 @@ def test_its_command_lines_are_understood(overlay: str) -> None:
     for spec in (spec for one in of_kind(built(overlay), "DaemonSet") for spec in pod_specs(one)):
         for container in (*spec["initContainers"], *spec["containers"]):
             options = cli._parser().parse_args(arguments(container))
-            file = getattr(options, "config", None) or options.machine
+            if (file := getattr(options, "config", None)) is None:
+                continue
             # The whole ConfigMap is mounted: a file mounted by subPath would never change.
             mount = mount_of(container, str(file))
             assert "subPath" not in mount
@@ -182,6 +185,7 @@ def test_what_is_read_is_mounted_from_where_it_lies(path: str, pod: Manifest, da
     [
         f"/host{DEVICE_INFO}",
         f"/host{config().cdi.directory}",
+        f"/host{config().health.state_directory}",
         f"/var/lib/kubelet/device-plugins/{LOCK}",
         "/var/lib/kubelet/plugins_registry/nodeagent.sock",
     ],
@@ -194,7 +198,7 @@ def test_nothing_else_of_the_host_can_be_written(init: Manifest, daemon: Manifes
     def writable(container: Manifest) -> set[str]:
         return {one["name"] for one in container["volumeMounts"] if not one.get("readOnly", False)}
 
-    assert writable(daemon) == {"cni", "cdi", "device-plugins", "plugins-registry"}
+    assert writable(daemon) == {"cni", "cdi", "state", "device-plugins", "plugins-registry"}
     assert writable(init) == {"sys"}
 
 
@@ -240,6 +244,10 @@ def test_every_volume_is_mounted_and_every_mount_has_one(overlay: str) -> None:
 
 
 GRANTED = {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW"], "machine": [], "controller": []}
+GRANTED_IN = {
+    "overlays/kind": {"nodeagent": [], "machine": []},
+    "overlays/optics": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "NET_ADMIN"]},
+}
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -251,7 +259,7 @@ def test_no_container_has_more_rights_than_it_says(overlay: str) -> None:
             context = spec["securityContext"] | container["securityContext"]
             assert context["capabilities"]["drop"] == ["ALL"]
             added = context["capabilities"].get("add", [])
-            assert added == ([] if overlay == "overlays/kind" else GRANTED[container["name"]])
+            assert added == GRANTED_IN.get(overlay, GRANTED)[container["name"]]
             assert not context.get("privileged", False)
             assert context["allowPrivilegeEscalation"] is False
             assert context["readOnlyRootFilesystem"] is True

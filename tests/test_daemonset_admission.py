@@ -208,6 +208,30 @@ def test_the_controller_neither_makes_nor_deletes_nodes(everything: list[Manifes
     assert refusals(everything, replace(request, operation="CREATE", old=None))
 
 
+def own(report: dict[str, Any], **changed: Any) -> Request:
+    old = {key: value for key, value in report.items() if key not in changed}
+    return Request(
+        "UPDATE", "nodeagent.io:nodelinks", "dgx-001", CONTROLLER, {}, report, old | changed, "nodeagent"
+    )
+
+
+def test_the_controller_makes_the_node_the_owner_of_its_report(everything: list[Manifest]) -> None:
+    assert refusals(everything, own(report(ownerReferences=[OWNER]), metadata={"name": "dgx-001"})) == []
+    bare = {"metadata": {"name": "dgx-001"}, "nodeName": "dgx-001"}
+    assert refusals(everything, own(bare)) == []
+
+
+def test_the_controller_says_nothing_in_a_nodes_name(everything: list[Manifest]) -> None:
+    assert refusals(everything, own(report(), links=[]))
+    assert refusals(everything, own(report(), nodeName="dgx-002"))
+    assert refusals(
+        everything, own({key: value for key, value in report().items() if key != "links"}, links=[])
+    )
+    assert refusals(everything, own(report(ownerReferences=[OWNER | {"name": "dgx-002"}])))
+    assert refusals(everything, replace(own(report()), operation="DELETE", object=None))
+    assert refusals(everything, replace(own(report()), operation="CREATE", old=None))
+
+
 # The policies themselves
 
 

@@ -56,6 +56,7 @@ OVERLAYS: dict[str, dict[str, Any]] = {
     "overlays/controller": {"controller": {"enabled": True}},
     "overlays/kueue": {"controller": {"enabled": True}, "kueue": {"enabled": True}},
     "overlays/node-conditions": {"controller": {"enabled": True}, "nodeConditions": {"enabled": True}},
+    "overlays/prometheus-operator": {"controller": {"enabled": True}, "monitoring": {"enabled": True}},
     "overlays/node-pool": {
         "pools": {
             name: {

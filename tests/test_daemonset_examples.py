@@ -18,7 +18,7 @@ from nodeagent.kinds.vf import VfPool
 from nodeagent.model import Allocation
 from nodeagent.offer import Offer
 from nodeagent.sim.machine import Machine
-from tests.manifests import DAEMONSET, Manifest, built, files, of_kind, parsed, pod_specs
+from tests.manifests import DAEMONSET, Manifest, built, files, of_kind, parsed, pod_specs, rendered
 from tests.schemas import NEWEST, OLDEST, complaints
 
 EXAMPLES = DAEMONSET / "examples"
@@ -302,3 +302,52 @@ def test_the_agent_is_measured_under_its_own_name() -> None:
     container = daemonset["spec"]["template"]["spec"]["containers"][0]
     assert policy["containerName"] == container["name"]
     assert policy["minAllowed"] == container["resources"]["requests"]
+
+
+# Large clusters
+
+LARGE = EXAMPLES / "large-clusters"
+
+
+@pytest.mark.needs("kubectl", "kubernetes_validate")
+def test_the_large_cluster_is_the_base_with_other_numbers() -> None:
+    manifests = parsed(rendered(LARGE))
+    assert not [faults for one in manifests if (faults := complaints(one, NEWEST))]
+    (daemonset,) = of_kind(manifests, "DaemonSet")
+    assert daemonset["spec"]["updateStrategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": "2%"}
+    monitor = next(one for one in of_kind(manifests, "PodMonitor") if one["metadata"]["name"] == "nodeagent")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["interval"] == "60s"
+    assert int(endpoint["scrapeTimeout"][:-1]) < 60
+    accounts = {one["metadata"]["name"] for one in of_kind(manifests, "ServiceAccount")}
+    flows = {
+        rule["subjects"][0]["serviceAccount"]["name"]
+        for one in of_kind(manifests, "FlowSchema")
+        for rule in one["spec"]["rules"]
+    }
+    assert flows == accounts
+    (prometheus,) = parsed((LARGE / "prometheus.yaml").read_text())
+    for selector in ("podMonitorSelector", "ruleSelector"):
+        wanted = prometheus["spec"][selector]["matchLabels"].items()
+        kind = "PodMonitor" if selector.startswith("pod") else "PrometheusRule"
+        assert all(wanted <= one["metadata"]["labels"].items() for one in of_kind(manifests, kind))
+
+
+def test_its_numbers_are_right() -> None:
+    text = (LARGE / "README.md").read_text()
+    rows = {
+        line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]]
+        for line in text.splitlines()
+        if line.startswith("|")
+    }
+    nodes = (1_000, 7_500, 100_000)
+    assert rows["writes in a quiet hour (half a link event a node and day)"] == [
+        f"{round(0.5 * n / 24):,}" for n in nodes
+    ]
+    assert rows["HyperNodes of tier 1 (32 nodes each)"] == [f"{-(-n // 32):,}" for n in nodes]
+    assert rows["pages of the controller's first list"] == [str(-(-n // 500)) for n in nodes]
+    assert rows["samples a second at 60 s"] == [f"{2_400 * n // 60:,}" for n in nodes]
+    assert rows["shards of 2.5 M series at most"] == [str(-(-2_400 * n // 2_500_000)) for n in nodes]
+    assert rows["series"] == [f"{2_400 * n / 1e6:g} M" for n in nodes]
+    (prometheus,) = parsed((LARGE / "prometheus.yaml").read_text())
+    assert str(prometheus["spec"]["shards"]) == rows["shards of 2.5 M series at most"][1]

@@ -14,6 +14,7 @@ import msgspec
 from nodeagent.config.docs import defaults, schema, table
 from nodeagent.config.document import Node, locate, parse
 from nodeagent.config.faults import ConfigError, Fault, Faults, HaltError, Path, dotted
+from nodeagent.config.gpuhealth import GpuHealthSettings, looser
 from nodeagent.config.health import ExpectedLinks, GuardSettings, HealthSettings, RuleSettings, override
 from nodeagent.config.rules import findings
 from nodeagent.config.shape import BAD, fit
@@ -129,6 +130,16 @@ def _cross(root: Node, built: dict[str, Any], faults: Faults) -> None:
     for keys, message in complaints(web):
         if not any(_touches(dotted(("web", key)), other) for key in keys for other in spoiled):
             faults.add(("web", keys[0]), locate(root, ("web", keys[0])), message)
+    for keys, message in looser(_times(built.get("gpu", {}).get("health", {}))):
+        where: list[Path] = [("gpu", "health", key) for key in keys]
+        if not any(_touches(dotted(path), other) for path in where for other in spoiled):
+            faults.add(where[0], locate(root, where[0]), message)
+
+
+def _times(health: dict[str, Any]) -> GpuHealthSettings:
+    """The numbers alone: a list may hold what could not be read."""
+    numbers = {key: value for key, value in health.items() if isinstance(value, int | float)}
+    return msgspec.convert(numbers, GpuHealthSettings)
 
 
 def _placed(

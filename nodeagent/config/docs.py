@@ -63,13 +63,13 @@ def schema() -> dict[str, Any]:
     return {"$schema": DIALECT, "title": "nodeagent configuration", **found}
 
 
-def table() -> str:
+def table(type_: inspect.StructType | None = None) -> str:
     """A Markdown table of all settings: path, type, default, meaning."""
     rows = ["| setting | type | default | meaning |", "|---|---|---|---|"]
-    for path, field in _rows(config_type(), ""):
-        type_ = _type_words(field.type).replace("|", "\\|")
+    for path, field in _rows(type_ or config_type(), ""):
+        words = _type_words(field.type).replace("|", "\\|")
         meaning = _meaning(field).replace("|", "\\|")
-        rows.append(f"| `{path}` | {type_} | {_default_words(field)} | {meaning} |")
+        rows.append(f"| `{path}` | {words} | {_default_words(field)} | {meaning} |")
     return "\n".join(rows) + "\n"
 
 

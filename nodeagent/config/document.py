@@ -59,7 +59,7 @@ class Entry:
     node: Node
 
 
-def parse(text: str, faults: Faults) -> Node:
+def parse(text: str, faults: Faults, *, values_max: int = NODES_MAX) -> Node:
     """The root of the only document; what is wrong in the way that it is written goes to ``faults``.
 
     Raises ``HaltError`` where there is no tree to look at.
@@ -71,7 +71,7 @@ def parse(text: str, faults: Faults) -> Node:
         place = len(before), len(before[-1]) + 1
         faults.halt(place, f"not YAML: the character U+{ord(bad[0]):04X} is not allowed")
     try:
-        return _Composer(text, faults).document()
+        return _Composer(text, faults, values_max).document()
     except yaml.YAMLError as error:
         faults.halt(*_syntax_complaint(error))
 
@@ -96,8 +96,9 @@ def locate(root: Node, path: Path) -> tuple[int, int]:
 class _Composer:
     """Builds the tree from the parser's events, the bounds kept on the way."""
 
-    def __init__(self, text: str, faults: Faults) -> None:
+    def __init__(self, text: str, faults: Faults, values_max: int) -> None:
         self._faults = faults
+        self._values_max = values_max
         self._events: Iterator[Any] = yaml.parse(text, Loader=_LOADER)
         self._anchors: dict[str, Node] = {}
 
@@ -186,8 +187,8 @@ class _Composer:
 
     def _bounded(self, weight: int, event: Any) -> int:
         """The weight, checked while it grows: a bomb must not be put together before it is weighed."""
-        if weight > NODES_MAX:
-            message = f"the file expands to more than {NODES_MAX} values here; repeat less by aliases"
+        if weight > self._values_max:
+            message = f"the file expands to more than {self._values_max} values here; repeat less by aliases"
             self._faults.halt(_place(event), message)
         return weight
 

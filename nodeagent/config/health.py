@@ -19,7 +19,7 @@ Hold = Annotated[float, msgspec.Meta(ge=0, le=SECONDS_MAX)]
 Window = Annotated[float, msgspec.Meta(ge=1, le=SECONDS_MAX)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Speed = Annotated[int, msgspec.Meta(ge=1, le=100_000_000)]
-_NEGATIVE_UNITS = ("°C above", "dB above")
+_NEGATIVE_UNITS = ("°C above the limit", "dB above the limit")
 
 
 class RuleSettings(Settings, frozen=True, kw_only=True):

@@ -58,8 +58,8 @@ def choices(type_: inspect.UnionType) -> tuple[list[inspect.Type], bool]:
     return kept, len(kept) < len(type_.types)
 
 
-def fit(root: Node, faults: Faults) -> dict[str, Any]:
-    """The builtins to make a ``Config`` of. What does not fit is told of and left out.
+def fit(root: Node, faults: Faults, type_: inspect.StructType | None = None) -> dict[str, Any]:
+    """The builtins to make a ``Config`` of, or another struct. What does not fit is told of and left out.
 
     A list keeps the places of its mappings: one that cannot be made is ``BAD``.
     """
@@ -69,7 +69,7 @@ def fit(root: Node, faults: Faults) -> dict[str, Any]:
             message = EMPTY
         faults.add((), (root.line, root.column), message)
         return {}
-    found = _Walk(faults).struct(root, config_type(), ())
+    found = _Walk(faults).struct(root, type_ or config_type(), ())
     return found if isinstance(found, dict) else {}
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from nodeagent.config.gpuhealth import GpuHealthSettings
 from nodeagent.config.health import HealthSettings
+from nodeagent.config.samples import SamplesSettings
 from nodeagent.config.setting import (
     AUTO,
     ENTRIES_MAX,
@@ -350,6 +351,9 @@ class Config(Settings, frozen=True, kw_only=True):
         LldpSettings()
     )
     health: Annotated[HealthSettings, setting("How links are judged.")] = HealthSettings()
+    samples: Annotated[SamplesSettings, setting("How often what is measured on NICs is read.")] = (
+        SamplesSettings()
+    )
     vfs: Annotated[
         tuple[VfsEntry, ...],
         setting(

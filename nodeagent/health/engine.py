@@ -70,6 +70,8 @@ class Engine:
     _plan: cabling.Plan = field(default_factory=dict)
     _withdrawn: dict[str, _Withdrawn] = field(default_factory=dict)
     _memories: dict[str, Remembered] = field(default_factory=dict)
+    _about: dict[str, tuple[float | None, bool | None, str | None, bool, bool]] = field(default_factory=dict)
+    """What of the node each PF was last judged by: one that nothing has stirred is not judged again."""
     _finals: dict[str, tuple[Function, Health, Function]] = field(default_factory=dict)
 
     # --- what comes in --------------------------------------------------------------------------------
@@ -79,6 +81,7 @@ class Engine:
         self.terms = terms
         for pf in self.pfs.values():
             pf.history.follow(windows(terms.rules))
+            pf.stirred = True
 
     def facts(self, functions: Iterable[Function], links: Iterable[Link]) -> None:
         """As ``nic.judge`` gives them: with the missing ones, and with what the facts alone say of each."""
@@ -136,8 +139,12 @@ class Engine:
         self._gate()
         speeds = self._expected_speeds()
         for pf in self.pfs.values():
-            right, met = self._cabling(pf)
-            pf.step(self.terms.rules, pf.seen(speeds.get(pf.address), right, met, now), now)
+            about = (speeds.get(pf.address), *self._cabling(pf), pf.watched, pf.unused)
+            if pf.stirred or about != self._about.get(pf.address) or _due(pf.next_at, now):
+                pf.step(self.terms.rules, pf.seen(*about[:3], now), now)
+                pf.next_at = pf.due(self.terms.rules, now)
+                pf.stirred = False
+                self._about[pf.address] = about
         self._guard(now)
         health = {address: self._health(pf) for address, pf in self.pfs.items()}
         return tuple(self._final(function, health) for function in self._functions)
@@ -148,7 +155,7 @@ class Engine:
 
     def due(self) -> float | None:
         """When to judge again, if nothing happens before."""
-        moments = [pf.due(self.terms.rules, self.now) for pf in self.pfs.values()]
+        moments = [pf.next_at for pf in self.pfs.values()]
         if any(pf.held_since is not None for pf in self.pfs.values()):
             moments += [one.at + self.terms.guard_s for one in self._withdrawn.values()]
             moments += [
@@ -162,9 +169,6 @@ class Engine:
         names = [pf.address, *([pf.link.netdev] if pf.link else [])]
         return any(fnmatchcase(name, glob) for glob in globs for name in names)
 
-    def unused(self, pf: Pf) -> bool:
-        return self.matches(pf, self.terms.unused)
-
     def expected(self, pf: Pf) -> Expected | None:
         return next((one for one in self.terms.expected if self.matches(pf, one.links)), None)
 
@@ -174,12 +178,14 @@ class Engine:
         return [
             other
             for other in self.pfs.values()
-            if self._roles.get(other.address) == role and not other.default_route and not self.unused(other)
+            if self._roles.get(other.address) == role and not other.default_route and not other.unused
         ]
 
     def _gate(self) -> None:
         for pf in self.pfs.values():
-            if self.unused(pf):
+            pf.unused = self.matches(pf, self.terms.unused)
+        for pf in self.pfs.values():
+            if pf.unused:
                 pf.watched = False
             elif self.expected(pf) is not None:
                 pf.watched = True
@@ -265,7 +271,7 @@ class Engine:
     def _idle(self, pf: Pf) -> bool:
         """Has no link, and none is missed."""
         down = pf.structural(Fault.CARRIER_DOWN) is not None or pf.structural(Fault.ADMIN_DOWN) is not None
-        return down and not pf.watched and (not pf.once_up or self.unused(pf))
+        return down and not pf.watched and (not pf.once_up or pf.unused)
 
     def _health(self, pf: Pf) -> Health:
         active = pf.active(self.terms.rules)
@@ -315,6 +321,10 @@ class Engine:
         inherited = self.pfs[vf.parent].function.health.reasons
         own = tuple(reason for reason in vf.health.reasons if reason not in inherited)
         return Health(State.DOWN, (*own, *pf.reasons), allocatable=False) if own else pf
+
+
+def _due(moment: float | None, now: float) -> bool:
+    return moment is not None and now >= moment
 
 
 def order(state: State) -> int:

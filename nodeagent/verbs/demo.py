@@ -26,12 +26,17 @@ def add(add: Add) -> None:
         metavar="DIR",
         help="write the simulated machine's files below DIR and end, for `--root DIR` of the other verbs",
     )
+    parser.add_argument(
+        "--no-rdma",
+        action="store_true",
+        help="with --write: NICs without RDMA, so that a real kubelet gives pods no node of /dev that is not there",
+    )
 
 
 def _demo(options: argparse.Namespace) -> int:
     from nodeagent import demo
 
     if options.write is not None:
-        print(demo.write(options.machine, options.write))
+        print(demo.write(options.machine, options.write, rdma=not options.no_rdma))
         return GOOD
     return demo.main(options.machine, once=options.once)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeagent.sim.apiserver.store import Store, decode
-from nodeagent.sim.apiserver.target import Target
+from nodeagent.sim.apiserver.target import REVIEW_GROUP, SELF_REVIEWS, Target
 
 Json = dict[str, Any]
 
@@ -35,6 +35,8 @@ ANONYMOUS = User("system:anonymous", ("system:unauthenticated",))
 def allowed(store: Store, user: User, target: Target) -> bool:
     if MASTERS in user.groups:
         return True
+    if (target.group, target.plural) == (REVIEW_GROUP, SELF_REVIEWS):
+        return "system:authenticated" in user.groups  # system:basic-user
     if not target.plural:
         known = "system:authenticated" in user.groups
         path = target.path.rstrip("/") or "/"

@@ -13,12 +13,11 @@ from nodeagent.sim.apiserver.http import Answer, Asked
 from nodeagent.sim.apiserver.kinds import Kind
 from nodeagent.sim.apiserver.reading import listed, view, watched
 from nodeagent.sim.apiserver.store import Store, encode, key_of
-from nodeagent.sim.apiserver.target import Target
+from nodeagent.sim.apiserver.target import REVIEWS, SELF_REVIEWS, Target
 from nodeagent.sim.apiserver.verbs import Verbs, Write
 
 Json = dict[str, Any]
 
-REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 APPLY = ("application/apply-patch+yaml", "application/apply-patch+json")
 
 
@@ -32,8 +31,10 @@ class Routes:
         self._bookmark_s = bookmark_s
 
     def answer(self, asked: Asked, about: Target, user: rbac.User) -> Answer:
+        if about.plural in REVIEWS:
+            return Answer(201, encode(self._review(_json(asked), user, about.plural)))
         if about.kind is None:
-            return self._plain(asked, user)
+            return self._plain(asked)
         accept = asked.headers.get("accept", "")
         seen = view(about.kind, accept)
         if about.verb == "list":
@@ -100,17 +101,18 @@ class Routes:
         done = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
         return Answer(201, encode(done))
 
-    def _plain(self, asked: Asked, user: rbac.User) -> Answer:
+    def _plain(self, asked: Asked) -> Answer:
         if asked.path in ("/healthz", "/readyz", "/livez"):
             return Answer(200, b"ok", "text/plain")
-        if asked.path == REVIEWS and asked.method == "POST":
-            return Answer(201, encode(self._review(_json(asked), user)))
         if (found := described(asked.path, self._kinds.values())) is None:
             raise RefusedError(404, "the server could not find the requested resource")
         return Answer(200, encode(found))
 
-    def _review(self, review: Json, user: rbac.User) -> Json:
-        wanted = (review.get("spec") or {}).get("resourceAttributes") or {}
+    def _review(self, review: Json, user: rbac.User, plural: str) -> Json:
+        spec = review.get("spec") or {}
+        if plural != SELF_REVIEWS:
+            user = rbac.User(str(spec.get("user", "")), tuple(spec.get("groups") or ()))
+        wanted = spec.get("resourceAttributes") or {}
         about = Target(
             wanted.get("verb", ""),
             "",

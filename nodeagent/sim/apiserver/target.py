@@ -12,6 +12,11 @@ Known = Callable[[str, str, str], Kind | None]
 VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
+REVIEW_GROUP = "authorization.k8s.io"
+SELF_REVIEWS, REVIEWS = "selfsubjectaccessreviews", ("selfsubjectaccessreviews", "subjectaccessreviews")
+"""Answered and not kept: may I, and may somebody."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """``verb`` is RBAC's. ``kind`` is ``None`` where the path is about no resource (``/version``)."""
@@ -46,6 +51,10 @@ def target(method: str, path: str, *, watch: bool, known: Known) -> Target:
     namespace = None
     if rest[0] == "namespaces" and len(rest) > 2 and rest[2] not in ("status", "finalize"):
         namespace, rest = rest[1], rest[2:]
+    if group == REVIEW_GROUP and rest[0] in REVIEWS and len(rest) == 1:
+        if verb != "create":
+            raise RefusedError(405, "the server does not allow this method on the requested resource")
+        return Target(verb, path, group, version, rest[0])
     plural, name, sub = (*rest, None, "")[:3] if len(rest) < 3 else (rest[0], rest[1], rest[2])
     name = name or None
     kind = known(group, version, plural or "")
