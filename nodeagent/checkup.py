@@ -144,6 +144,17 @@ class Tally:
     transitions: dict[str, int] = field(default_factory=dict)
     unhealthy_s: dict[str, float] = field(default_factory=dict)
     _since: dict[str, float] = field(default_factory=dict)
+    _last: float = 0.0
+
+    def follow(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """The same samples, and a note of how long the recording is."""
+        for sample in samples:
+            self._last = max(self._last, sample.at)
+            yield sample
+
+    def finish(self) -> None:
+        for device in tuple(self._since):
+            self.end(device, self._last)
 
     def count(self, one: Transition) -> None:
         self.transitions[one.device] = self.transitions.get(one.device, 0) + (one.before is not None)
@@ -382,3 +393,16 @@ async def watch(config: Config, root: Path, listen: str | None) -> AsyncIterator
         while True:
             yield seen()
             await asyncio.sleep(1.0)
+
+
+def rules_markdown(rules: Iterable[Rule]) -> str:
+    """The table of docs/health.md."""
+    lines = ["| rule | state | kubelet | enter | clear | window | meaning |", "|---|---|---|---|---|---|---|"]
+    for rule in rules:
+        key, state, kubelet, enter, enter_for, clear, clear_for, window, _ = rule_row(rule)
+        enter += f" for {enter_for}" if rule.enter_for_s else ""
+        clear += f" for {clear_for}" if rule.clear_for_s else ""
+        lines.append(
+            f"| `{key}` | {state} | {kubelet} | {enter} | {clear} | {window} | {rule.meaning} *{rule.origin}* |"
+        )
+    return "\n".join(lines) + "\n"

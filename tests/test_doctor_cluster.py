@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import Iterable
@@ -12,12 +13,14 @@ from typing import Any
 import pytest
 import yaml
 
+from nodeagent import doctor
 from nodeagent.config import Config
 from nodeagent.doctor import asking, cluster
 from nodeagent.doctor.asking import Cluster, Denied, Node, Where
 from nodeagent.doctor.demands import ACCOUNTS, DEMANDS, ROLES, Role
 from nodeagent.doctor.finding import Finding
 from nodeagent.sim.apiserver import ApiServer
+from nodeagent.sim.machine import Machine
 from tests.test_doctor_checks import CLUSTER_CASES, GOOD_CLUSTER, GOOD_NODE, MEMORY, SNAPSHOT, config, levels
 
 Json = dict[str, Any]
@@ -247,6 +250,49 @@ async def test_an_api_server_that_is_not_there_or_knows_nobody_is_said(tmp_path:
     seen = await asking.look(Where(tmp_path / "absent"))
     assert seen is not None
     assert str(tmp_path / "absent") in (seen.error or "")
+
+
+async def test_an_api_server_that_hangs_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "_TIMEOUT_S", 0.2)
+
+    async def hang(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await over.wait()
+        writer.close()
+
+    over = asyncio.Event()
+    mute = await asyncio.start_server(hang, "127.0.0.1", 0)
+    path = kubeconfig(tmp_path, f"http://127.0.0.1:{mute.sockets[0].getsockname()[1]}", "t")
+    async with asyncio.timeout(10):
+        seen = await asking.look(Where(path))
+    assert seen is not None
+    assert "no answer of" in (seen.error or "")
+    over.set()
+    mute.close()
+    await mute.wait_closed()
+
+
+async def test_the_verb_tells_of_node_and_cluster_in_one_report(tmp_path: Path) -> None:
+    server = await ApiServer(rbac=True).start()
+    try:
+        server.put(NODE)
+        path = kubeconfig(tmp_path, server.url, server.token("admin"))
+        Machine.load("two-gpu-two-nic").write(tmp_path / "r")
+        place = doctor.Place(tmp_path / "r", where=Where(path, "dgx-1"))
+        report = await asyncio.to_thread(doctor.examine, place)
+    finally:
+        await server.stop()
+    told = {f"{one.level} {one.key}" for one in report.findings}
+    assert {
+        "ok node",
+        "fix rights_missing",
+        "warn gpus_counted_twice",
+        "note kubelet_race",
+        "ok sriov",
+    } <= told
+    table = doctor.as_table(doctor.TOPICS, report.findings)
+    assert "dgx-1: kubelet v1.36.2, containerd://2.1.4" in table
 
 
 async def test_without_a_way_to_a_cluster_none_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,10 +82,10 @@ def _stated_by(text: str) -> Source:
 NIC_SOURCES = tuple(source for source in Source if source is not Source.GPU)
 
 
-def samples(snapshot: Snapshot) -> tuple[Sample, ...]:
+def samples(snapshot: Snapshot, at: float = 100.0) -> tuple[Sample, ...]:
     pfs = [one.pci_address for one in snapshot.functions if one.parent is None]
-    nics = (sample for pf in pfs for sample in samples_of(pf, NIC_SOURCES))
-    gpus = (sample for gpu in snapshot.gpus for sample in samples_of(gpu.uuid, [Source.GPU]))
+    nics = (sample for pf in pfs for sample in samples_of(pf, NIC_SOURCES, at))
+    gpus = (sample for gpu in snapshot.gpus for sample in samples_of(gpu.uuid, [Source.GPU], at))
     return (*nics, *gpus)
 
 
@@ -137,7 +137,7 @@ def _with(one: T, health: Health | None) -> T:
     return one if health is None else replace(one, health=health)
 
 
-def view(snapshot: Snapshot | None = None, **changes: object) -> View:
+def view(snapshot: Snapshot | None = None, at: float = 100.0, **changes: object) -> View:
     whole, offer = facts()
     snapshot = snapshot or sick(whole)
     measure = Measure()
@@ -150,7 +150,7 @@ def view(snapshot: Snapshot | None = None, **changes: object) -> View:
     values = {"flapping": 1234.5, "pre_fec_ber": 1.5e-7, "post_fec_errors": 0.0}
     made = View(
         snapshot=snapshot,
-        samples=samples(snapshot),
+        samples=samples(snapshot, at),
         stock=tuple(stock(offer.kinds(snapshot), snapshot)),
         collectors=tuple(Collector(source.value, True, 0.002, 99.0) for source in Source),
         judged={

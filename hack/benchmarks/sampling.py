@@ -38,7 +38,10 @@ _NOTE = (
     "72 veths and lo. A cycle is a dump each of links with counters, modes, link state, FEC and pauses, the "
     "thread's hand-over, decoding, and samples stated"
 )
-_BESIDE = "get_links, and link modes and link state of each interface: pyroute2 has neither dumps of those nor FEC and pauses"
+_BESIDE = (
+    "get_links, and link modes and link state of each interface: pyroute2 has neither dumps of those nor FEC "
+    "and pauses"
+)
 
 
 async def sampling(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:

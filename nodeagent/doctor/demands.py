@@ -40,7 +40,13 @@ DEMANDS: dict[Role, tuple[Demand, ...]] = {
         *_EVENTS,
     ),
     "controller": (
-        Demand("nodeagent.io", "nodelinks", ("list", "watch"), "to read what the nodes report", own=True),
+        Demand(
+            "nodeagent.io",
+            "nodelinks",
+            ("list", "watch", "patch"),
+            "to read what the nodes report, and make the Node its owner",
+            own=True,
+        ),
         Demand("coordination.k8s.io", "leases", ("create",), "to agree on a leader", own=True),
         Demand(
             "coordination.k8s.io", "leases", ("get", "update"), "to agree on a leader", own=True, name=LEASE

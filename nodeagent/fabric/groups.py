@@ -71,6 +71,11 @@ class Graph:
             if not row:
                 del common[leaf]
 
+    def overlap(self, one: str, other: str) -> tuple[int, int]:
+        """How many members have both switches, and how many have either."""
+        both = self._common.get(one, {}).get(other, 0)
+        return both, self._degree.get(one, 0) + self._degree.get(other, 0) - both
+
     def joined(self, leaf: str, *, strictly: bool = False) -> Iterator[tuple[str, bool]]:
         """The switches that a switch is joined to, and whether by exactly a half."""
         degree, static = self._degree, self._static

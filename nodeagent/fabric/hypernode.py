@@ -187,10 +187,12 @@ def decode(raw: bytes) -> HyperNode:
         raise HyperNodeError(str(error)) from None
 
 
-def convert(found: Any) -> HyperNode:
-    """The same from what a YAML or JSON reader has made of it. Raises ``HyperNodeError``."""
+def convert(found: Any, *, lax: bool = False) -> HyperNode:
+    """The same from what a YAML or JSON reader has made of it; ``lax`` where all its scalars are text.
+    Raises ``HyperNodeError``.
+    """
     try:
-        return value_of(msgspec.convert(found, HyperNodeObject))
+        return value_of(msgspec.convert(found, HyperNodeObject, strict=not lax))
     except msgspec.MsgspecError as error:
         raise HyperNodeError(str(error)) from None
 

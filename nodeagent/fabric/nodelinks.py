@@ -86,9 +86,11 @@ def decode(raw: bytes) -> NodeLinks:
         raise ReportError(str(error)) from None
 
 
-def convert(found: Any) -> NodeLinks:
-    """The same from what a YAML or JSON reader has made of it. Raises ``ReportError``."""
+def convert(found: Any, *, lax: bool = False) -> NodeLinks:
+    """The same from what a YAML or JSON reader has made of it; ``lax`` where all its scalars are text.
+    Raises ``ReportError``.
+    """
     try:
-        return msgspec.convert(found, NodeLinks)
+        return msgspec.convert(found, NodeLinks, strict=not lax)
     except msgspec.MsgspecError as error:
         raise ReportError(str(error)) from None

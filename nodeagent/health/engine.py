@@ -70,6 +70,8 @@ class Engine:
     _plan: cabling.Plan = field(default_factory=dict)
     _withdrawn: dict[str, _Withdrawn] = field(default_factory=dict)
     _memories: dict[str, Remembered] = field(default_factory=dict)
+    _about: dict[str, tuple[float | None, bool | None, str | None, bool, bool]] = field(default_factory=dict)
+    """What of the node each PF was last judged by: one that nothing has stirred is not judged again."""
     _finals: dict[str, tuple[Function, Health, Function]] = field(default_factory=dict)
 
     # --- what comes in --------------------------------------------------------------------------------
@@ -79,6 +81,7 @@ class Engine:
         self.terms = terms
         for pf in self.pfs.values():
             pf.history.follow(windows(terms.rules))
+            pf.stirred = True
 
     def facts(self, functions: Iterable[Function], links: Iterable[Link]) -> None:
         """As ``nic.judge`` gives them: with the missing ones, and with what the facts alone say of each."""
@@ -136,8 +139,12 @@ class Engine:
         self._gate()
         speeds = self._expected_speeds()
         for pf in self.pfs.values():
-            right, met = self._cabling(pf)
-            pf.step(self.terms.rules, pf.seen(speeds.get(pf.address), right, met, now), now)
+            about = (speeds.get(pf.address), *self._cabling(pf), pf.watched, pf.unused)
+            if pf.stirred or about != self._about.get(pf.address) or _due(pf.next_at, now):
+                pf.step(self.terms.rules, pf.seen(*about[:3], now), now)
+                pf.next_at = pf.due(self.terms.rules, now)
+                pf.stirred = False
+                self._about[pf.address] = about
         self._guard(now)
         health = {address: self._health(pf) for address, pf in self.pfs.items()}
         return tuple(self._final(function, health) for function in self._functions)
@@ -148,7 +155,7 @@ class Engine:
 
     def due(self) -> float | None:
         """When to judge again, if nothing happens before."""
-        moments = [pf.due(self.terms.rules, self.now) for pf in self.pfs.values()]
+        moments = [pf.next_at for pf in self.pfs.values()]
         if any(pf.held_since is not None for pf in self.pfs.values()):
             moments += [one.at + self.terms.guard_s for one in self._withdrawn.values()]
             moments += [
@@ -314,6 +321,10 @@ class Engine:
         inherited = self.pfs[vf.parent].function.health.reasons
         own = tuple(reason for reason in vf.health.reasons if reason not in inherited)
         return Health(State.DOWN, (*own, *pf.reasons), allocatable=False) if own else pf
+
+
+def _due(moment: float | None, now: float) -> bool:
+    return moment is not None and now >= moment
 
 
 def order(state: State) -> int:

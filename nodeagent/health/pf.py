@@ -50,10 +50,18 @@ class Pf:
     def __init__(self, function: Function, rules: Sequence[Rule]) -> None:
         self.function = function
         self.link: Link | None = None
+        self._faults: frozenset[str] = frozenset()
+        self.stirred = True
+        """Something is new since it was judged."""
+        self.next_at: float | None = None
+        """When time alone may change its verdict."""
         self.netdev: str | None = None
         """The last name that its netdev had here."""
         self.history = History(windows(rules))
         self.holds: dict[str, Hold] = {}
+        self.values: dict[str, float] = {}
+        """What each rule measured last, in its unit."""
+        self.expected_mbps: float | None = None
         self.penalty = Penalty()
         self.losses: list[tuple[float, float]] = []
         self.once_up = False
@@ -73,10 +81,14 @@ class Pf:
     # --- what is known --------------------------------------------------------------------------------
 
     def facts(self, function: Function, link: Link | None) -> None:
+        if function is not self.function or link is not self.link:
+            self.stirred = True
         self.function, self.link = function, link
+        self._faults = frozenset(reason.key for reason in function.health.reasons)
         self.netdev = link.netdev if link is not None else self.netdev
 
     def take(self, sample: Sample, half_life_s: float, reuse: float) -> None:
+        self.stirred = True
         losses = self.history.take(sample).get("carrier_down", 0.0)
         if losses > 0:
             self.penalty.add(losses, sample.at, half_life_s, reuse)
@@ -97,7 +109,7 @@ class Pf:
         return next((one for one in self.function.health.reasons if one.key == fault.value), None)
 
     def _is(self, *faults: Fault) -> bool:
-        return any(self.structural(fault) is not None for fault in faults)
+        return not self._faults.isdisjoint(faults)
 
     @property
     def carrier(self) -> bool | None:
@@ -165,11 +177,17 @@ class Pf:
     # --- what is made of it ---------------------------------------------------------------------------
 
     def step(self, rules: Sequence[Rule], seen: Seen, now: float) -> None:
+        self.expected_mbps = seen.expected_mbps
         for rule in rules:
             if not (rule.enabled and self.applies(rule.key)):
                 self.holds.pop(rule.key, None)
+                self.values.pop(rule.key, None)
                 continue
             measured = self.measure(rule, seen, now)
+            if measured is None:
+                self.values.pop(rule.key, None)
+            else:
+                self.values[rule.key] = measured.value
             hold = self.holds.get(rule.key)
             if hold is None:
                 if measured is None:

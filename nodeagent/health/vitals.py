@@ -314,7 +314,6 @@ RULES = (
         lambda _: "less than possible under load",
         lambda limits: limits.pcie_speed_s,
         lambda limits: limits.pcie_clear_s,
-        follows=True,
         patient=True,
     ),
 )

@@ -137,18 +137,12 @@ class Verdicts:
         return {address: self._figures(pf, now) for address, pf in self.engine.pfs.items()}
 
     def _figures(self, pf: Pf, now: float) -> Figures:
-        seen = self.engine.seen(pf, now)
-        rules = [rule for rule in self.engine.terms.rules if rule.enabled]
-        values = {rule.key: told.value for rule in rules if (told := pf.measure(rule, seen, now)) is not None}
-        if seen.expected_mbps is not None:
-            values["expected_speed_mbps"] = seen.expected_mbps
-        half_life = next((rule.window_s for rule in rules if rule.key == "flapping"), None)
-        return Figures(
-            pf.changed_at,
-            pf.penalty.now(now, half_life or 600.0),
-            dict(self._transitions.get(pf.address, {})),
-            values,
-        )
+        half_life = next((one.window_s for one in self.engine.terms.rules if one.key == "flapping"), None)
+        penalty = pf.penalty.now(now, half_life or 600.0)
+        values = dict(pf.values)
+        if pf.expected_mbps is not None:
+            values["expected_speed_mbps"] = pf.expected_mbps
+        return Figures(pf.changed_at, penalty, dict(self._transitions.get(pf.address, {})), values)
 
     # --- the way ------------------------------------------------------------------------------------
 

@@ -123,19 +123,17 @@ def _replay(options: argparse.Namespace, config: Config, file: Path) -> int:
     from nodeagent import checkup, node
     from nodeagent.health.recording import RecordingError, decode
 
-    tally, last = checkup.Tally(), 0.0
+    tally = checkup.Tally()
     try:
         with file.open("rb") as lines:
             header, samples = decode(lines)
-            for one in checkup.replay(header, samples, node.terms(config.health)):
+            for one in checkup.replay(header, tally.follow(samples), node.terms(config.health)):
                 tally.count(one)
-                last = one.at
                 print(json.dumps(checkup.as_object(one)) if options.json else checkup.told(one, header))
     except RecordingError as error:
         print(f"nodeagent: {file}: {error}", file=sys.stderr)
         return FAILED
-    for device in tuple(tally.transitions):
-        tally.end(device, last)
+    tally.finish()
     if not options.json:
         print(f"\n{checkup.summary(tally)}", end="")
     return GOOD

@@ -74,6 +74,14 @@ def config(counts: list[int], **changes: Json) -> str:
             "resources": [{"kind": "vf", "name": "nic{rail}"}],
             "gpu": {"driver": "none"},
             "vfs": entries,
+            # What is good again is given back at once, and cables are pulled more often here than they may be.
+            "health": {
+                "rules": [
+                    {"rule": "carrier_down", "clearForSeconds": 0},
+                    {"rule": "device_missing", "clearForSeconds": 0},
+                    {"rule": "flapping", "enabled": False},
+                ]
+            },
             "listen": LISTEN,
             **changes,
         }
