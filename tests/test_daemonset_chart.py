@@ -55,6 +55,7 @@ OVERLAYS: dict[str, dict[str, Any]] = {
     "": {},
     "overlays/controller": {"controller": {"enabled": True}},
     "overlays/kueue": {"controller": {"enabled": True}, "kueue": {"enabled": True}},
+    "overlays/evictions": {"evictions": {"enabled": True}},
     "overlays/node-conditions": {"controller": {"enabled": True}, "nodeConditions": {"enabled": True}},
     "overlays/prometheus-operator": {"controller": {"enabled": True}, "monitoring": {"enabled": True}},
     "overlays/node-pool": {
