@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import re
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from tests.vm.conftest import Run
 
 UNSET = "00:00:00:00:00:00"
