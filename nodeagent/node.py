@@ -42,6 +42,7 @@ from nodeagent.supervise import keep
 if TYPE_CHECKING:  # a neighbor can wait, a device cannot: see watch_lldp
     from nodeagent.links import LinkSelect
     from nodeagent.sources.collector import Rates
+    from nodeagent.sources.ear import Ear
     from nodeagent.sources.lldp import LldpSettings
     from nodeagent.sources.sampler import Sampler
 
@@ -252,6 +253,7 @@ async def watch(
     judge: Verdicts | None = None,
     gpu_ledger: Ledger | None = None,
     sampling: Callable[[Sampler], object] | None = None,
+    hearing: Callable[[Ear], object] = lambda _ear: None,
 ) -> None:
     """State everything, for ever. ``node_name`` is how this node calls itself to switches. Without a ``judge``
     or a ``gpu_ledger``, one that remembers nothing. ``sampling`` is given the sampler, and each that follows one
@@ -320,6 +322,7 @@ async def watch(
                 lambda: inventory.snapshot.functions,
                 [events, looked],
                 heard,
+                hearing,
             )
 
     def heard(neighbors: tuple[Neighbor, ...], findings: tuple[Finding, ...]) -> None:
