@@ -139,8 +139,9 @@ class Pf:
 
     @property
     def speed_mbps(self) -> float | None:
+        """The sample's first, unlike the carrier: without a change of carrier sysfs is read again at a scan only."""
         told = self.link.speed_mbps if self.link is not None else None
-        return told or self.history.level("speed_mbps") or None
+        return self.history.level("speed_mbps") or told or None
 
     def look(self, now: float) -> None:
         """Answers are for ``now`` from here on; what was reached in this boot is remembered."""
