@@ -98,7 +98,6 @@ class Agent:
         self._listening = listening
         self._tree = Tree(place.root)
         self._offer = Offer(config)
-        self.sampler: Sampler | None = None
         memory = node.memory(config.health, place.root)
         self.verdicts = node.verdicts(config.health, memory)
         self.gpu_ledger = node.gpus_ledger(config.gpu, memory)
@@ -160,7 +159,7 @@ class Agent:
             raise _innermost(errors) from None
 
     def _sampled(self, sampler: Sampler) -> None:
-        self.sampler = self.pages.measured = sampler
+        self.pages.measured = sampler
 
     def _hears(self, ear: Ear) -> None:
         self.pages.heard_at = ear.heard_at
