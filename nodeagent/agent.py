@@ -44,6 +44,7 @@ from nodeagent.sources import gpus
 from nodeagent.supervise import Fatal, either, keep
 
 if TYPE_CHECKING:
+    from nodeagent.sources.ear import Ear
     from nodeagent.sources.sampler import Sampler
 
 log = logging.getLogger(__name__)
@@ -137,6 +138,7 @@ class Agent:
                         self.verdicts,
                         self.gpu_ledger,
                         self._sampled,
+                        self._hears,
                     )
                 )
                 await node.first_word(self.inventory)
@@ -159,6 +161,9 @@ class Agent:
 
     def _sampled(self, sampler: Sampler) -> None:
         self.sampler = self.pages.measured = sampler
+
+    def _hears(self, ear: Ear) -> None:
+        self.pages.heard_at = ear.heard_at
 
     def reload(self) -> None:
         """Look at the configuration file now (SIGHUP)."""
