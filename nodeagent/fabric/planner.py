@@ -224,6 +224,8 @@ class Planner:
         for node in todo:
             self._wish(node, now)
         seating.settle(now)
+        # Where a node is published decides which of its links are odd, if they speak for several groups.
+        change.nodes |= todo
 
     def _at_rest(self, wiring: Wiring) -> bool:
         """All nodes that are cabled so are published and seated where they report, and nobody is in trouble."""
@@ -286,7 +288,8 @@ class Planner:
         for leaf in looked:
             wirings.update(self.evidence.wirings(leaf))
             if (group := of.get(leaf)) is not None:
-                wirings |= group.voters
+                for other in group.leaves:
+                    wirings.update(self.evidence.wirings(other))
         groups.update(near for leaf in leaves | looked if (near := of.get(leaf)) is not None)
         homes = groups | {home for leaf in leaves | looked if (home := cabling.adopted.get(leaf)) is not None}
         self._renew.update(name for home in homes if (name := names.get(home)) is not None)
