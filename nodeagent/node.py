@@ -32,7 +32,7 @@ from nodeagent.host.recorded import PATH as RECORDED
 from nodeagent.host.recorded import Recorded
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
-from nodeagent.model import Finding, Neighbor
+from nodeagent.model import Finding, Gpu, Neighbor
 from nodeagent.sources import cabling, gpus, paths, pci, session
 from nodeagent.sources.ledger import Ledger
 from nodeagent.sources.memory import Memory
@@ -288,7 +288,12 @@ async def watch(
         looked.make()
 
     ledger = gpu_ledger if gpu_ledger is not None else gpus_ledger(config.gpu)
-    ledger.tell(lambda found: inventory.state("gpus", gpus=found))
+
+    def found_gpus(found: tuple[Gpu, ...]) -> None:
+        inventory.state("gpus", gpus=found)
+        judging.gpus(found)
+
+    ledger.tell(found_gpus)
 
     async def watch_gpus() -> None:
         await gpus.watch(
