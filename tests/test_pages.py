@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 from nodeagent.config import Config
 from nodeagent.health.samples import Sample, Source
@@ -35,6 +36,17 @@ def test_free_is_healthy_and_held_by_nobody_and_unknown_before_the_kubelet_was_h
     assert found[NIC, str(vfs[0].parent)].free == 7
 
 
+class Gpus:
+    xids: ClassVar = {("GPU-0", 79): 1}
+    xid_times: ClassVar = {("GPU-0", 79): 5.0}
+
+    def __init__(self, samples: tuple[Sample, ...]) -> None:
+        self._samples = samples
+
+    def samples(self) -> tuple[Sample, ...]:
+        return self._samples
+
+
 def test_a_view_is_made_of_what_others_keep() -> None:
     snapshot, offer = facts()
     inventory = Inventory()
@@ -42,10 +54,11 @@ def test_a_view_is_made_of_what_others_keep() -> None:
     pages = Pages(Config(), inventory, Measure())
     assert pages.view().samples == ()
     sample = Sample(1.0, snapshot.gpus[0].uuid, Source.GPU, {"gpu_celsius": 40})
-    pages.gpu_samples = lambda: [sample]
+    pages.gpus = Gpus((sample,))
     pages.offered = offer.kinds(snapshot)
     shown = pages.view()
     assert shown.samples == (sample,)
     assert shown.snapshot is inventory.snapshot
     assert pages.view().stock is shown.stock, "it is counted anew although nothing has changed"
+    assert shown.xids == Gpus.xids
     assert shown.certificate is None
