@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from nodeagent.config.cluster import ClusterSettings
 from nodeagent.config.docs import defaults, schema, table
 from nodeagent.config.document import Node, locate, parse
 from nodeagent.config.faults import ConfigError, Fault, Faults, HaltError, Path, dotted
@@ -43,6 +44,7 @@ from nodeagent.config.words import host_port, index_range, name_complaint, prefi
 __all__ = [
     "LIMIT",
     "CdiSettings",
+    "ClusterSettings",
     "Config",
     "ConfigError",
     "ExpectedLinks",

@@ -35,18 +35,33 @@ class Evidence:
 
     def __init__(self, rules: Rules, homes: Mapping[str, str]) -> None:
         self._homes = homes
-        self.directory = Directory(rules.generic_names, homes)
-        static = {group.name: group.switches for group in rules.topology.groups}
-        self._told = static
-        self._static = {leaf: name for name, leaves in static.items() for leaf in leaves}
-        self.graph = Graph(homes, static)
+        self._generic = rules.generic_names
+        self._told = {group.name: group.switches for group in rules.topology.groups}
+        self._static = {leaf: name for name, leaves in self._told.items() for leaf in leaves}
         self._wirings: dict[int, Wiring] = {}
         self._of: dict[str, Wiring] = {}
+        self.directory = Directory(self._generic, homes)
+        self.rewind()
+
+    def rewind(self) -> None:
+        """Forget all that is derived. Which nodes are cabled alike, and what is recorded, is not."""
+        before, self.directory = self.directory, Directory(self._generic, self._homes)
+        self.directory.inherit(before)
+        self.graph = Graph(self._homes, self._told)
         self._leaves: dict[str, dict[Wiring, None]] = {}
         self._dirty: set[Wiring] = set()
         self._ports: set[Wiring] = set()
         self._retouched: set[str] = set()
         self._change = Change()
+        for wiring in self._wirings.values():
+            wiring.forget()
+            self._dirty.add(wiring)
+            self._announce(wiring)
+
+    def _announce(self, wiring: Wiring) -> None:
+        for slot in wiring.shape:
+            if slot.heard is not None:
+                self.directory.add(slot.heard, wiring)
 
     def put(self, node: str, report: Report | None) -> None:
         """The report of a node that counts; ``None``: none does."""
@@ -69,9 +84,7 @@ class Evidence:
         wiring = self._wirings.get(id(report.shape))
         if wiring is None:
             wiring = self._wirings[id(report.shape)] = Wiring(report.shape)
-            for heard in {slot.heard for slot in report.shape}:
-                if heard is not None:
-                    self.directory.add(heard, wiring)
+            self._announce(wiring)
         wiring.nodes[node] = report
         self._of[node] = wiring
         self._change.nodes.add(node)
@@ -110,9 +123,9 @@ class Evidence:
                 self._dissolve(wiring, change, touched)
         for wiring in self._ports | self._dirty:
             # Ports that two nodes claim and names with two chassis are looked at again.
-            for heard in {slot.heard for slot in wiring.shape}:
-                if heard is not None:
-                    self.directory.touch(heard)
+            for slot in wiring.shape:
+                if slot.heard is not None:
+                    self.directory.touch(slot.heard)
             change.leaves.update(wiring.leaves)
         self._ports = set()
         moved = {wiring for heard in self.directory.resolve() for wiring in self.directory.wirings(heard)}

@@ -101,6 +101,9 @@ class Graph:
         of, degree = self.of, self._degree
         old: set[Group] = set()
         todo: set[str] = set()
+        if not of:
+            todo.update(leaf for leaf in touched if leaf in degree)
+            touched = ()
         for leaf in touched:
             if (group := of.get(leaf)) is not None:
                 old.add(group)
@@ -140,10 +143,34 @@ class Graph:
     def reach(self, leaf: str, *, strictly: bool = False) -> tuple[tuple[str, ...], bool]:
         """The group of a switch from scratch, sorted, and whether some join is exactly a half."""
         found, todo, tied = {leaf}, [leaf], False
+        common, degree = self._common, self._degree
+        if not self._static and not strictly:
+            # The same as below, without a generator for each of many thousand switches.
+            homes = self._homes
+            while todo:
+                one = todo.pop()
+                row = common.get(one)
+                if row is None:
+                    continue
+                mine = degree[one]
+                for other, shared in row.items():
+                    if other in found:
+                        continue
+                    surplus = 3 * shared - mine - degree[other]
+                    if surplus < 0:
+                        continue
+                    if surplus == 0:
+                        here, there = homes.get(one), homes.get(other)
+                        if here is not None and there is not None and here != there:
+                            continue
+                        tied = True
+                    found.add(other)
+                    todo.append(other)
+            return tuple(sorted(found)), tied
         while todo:
             for other, half in self.joined(todo.pop(), strictly=strictly):
-                tied = tied or half
                 if other not in found:
+                    tied = tied or half
                     found.add(other)
                     todo.append(other)
         return tuple(sorted(found)), tied

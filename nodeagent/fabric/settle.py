@@ -27,6 +27,11 @@ class Placement:
         self.placed: dict[str, str] = {}
         self.size: dict[str, int] = {}
 
+    @property
+    def single(self) -> bool:
+        """Nobody is in two of them."""
+        return not self._doubles
+
     def publish(self, name: str, before: Iterable[str], after: Iterable[str]) -> set[str]:
         """A published object holds others than before; whom that concerns is returned."""
         old, new = set(before), set(after)

@@ -57,6 +57,10 @@ class Directory:
         self.renamed: dict[str, str] = {}
         self.odd: dict[str, Oddity] = {}
 
+    def inherit(self, before: Directory) -> None:
+        """What outlives the announcements."""
+        self.record, self.aliases, self._bucket_of = before.record, before.aliases, before._bucket_of
+
     def add(self, heard: Announcement, wiring: Wiring) -> None:
         wirings = self._wirings.get(heard)
         if wirings is None:
@@ -118,13 +122,36 @@ class Directory:
         """The announcements that belong to another switch than they did."""
         changed: list[Announcement] = []
         for bucket in sorted(self._dirty):
-            if bucket in self._dirty:
+            if bucket in self._dirty and not self._lone(bucket, changed):
                 todo = self._closure(bucket)
                 self._dirty -= todo
                 self._settle(todo, changed)
         if len(self.record) > 2 * len(self._chassis) + 4096:
             self.record = {one: key for one, key in self.record.items() if one in self._chassis}
         return changed
+
+    def _lone(self, bucket: str, changed: list[Announcement]) -> bool:
+        """Nearly every switch: one name with one chassis ID, both for ever."""
+        members = self._buckets.get(bucket)
+        if members is None or len(members) != 1 or bucket[0] == "=":
+            return False
+        (heard,) = members
+        known = self.record.get(heard.chassis, bucket)
+        if (
+            known != bucket
+            or len(self._chassis[heard.chassis]) > 1
+            or bucket in self.odd
+            or bucket in self.renamed
+            or bucket in self._followers
+            or bucket in self.aliases
+        ):
+            return False
+        self.record[heard.chassis] = bucket
+        if self.keys.get(heard) != bucket:
+            self.keys[heard] = bucket
+            changed.append(heard)
+        self._dirty.discard(bucket)
+        return True
 
     def _closure(self, first: str) -> set[str]:
         """All the names that must be judged together: they share a chassis, or one is an alias of the other."""

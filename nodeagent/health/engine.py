@@ -65,7 +65,7 @@ class Engine:
     pfs: dict[str, Pf] = field(default_factory=dict)
     now: float = 0.0
     _functions: tuple[Function, ...] = ()
-    _roles: Mapping[str, str] = field(default_factory=dict)
+    role_of: Mapping[str, str] = field(default_factory=dict)
     _neighbors: dict[str, list[Neighbor]] = field(default_factory=dict)
     _plan: cabling.Plan = field(default_factory=dict)
     _withdrawn: dict[str, _Withdrawn] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Engine:
 
     def roles(self, roles: Mapping[str, str]) -> None:
         """PFs of one role are compared with each other: by PCI address, any word."""
-        self._roles = roles
+        self.role_of = roles
 
     def neighbors(self, neighbors: Iterable[Neighbor]) -> None:
         self._neighbors = {}
@@ -174,11 +174,11 @@ class Engine:
 
     def _peers(self, pf: Pf) -> list[Pf]:
         """Those of its role, itself among them. The way to the world has none."""
-        role = self._roles.get(pf.address)
+        role = self.role_of.get(pf.address)
         return [
             other
             for other in self.pfs.values()
-            if self._roles.get(other.address) == role and not other.default_route and not other.unused
+            if self.role_of.get(other.address) == role and not other.default_route and not other.unused
         ]
 
     def _gate(self) -> None:
@@ -191,10 +191,11 @@ class Engine:
                 pf.watched = True
             elif pf.default_route:
                 pf.watched = False
-            elif not pf.watched:
+            else:
+                # Those that were up count, not those that are: when most fail, the rest is not unused for it.
                 peers = self._peers(pf)
-                up = sum(1 for peer in peers if peer.carrier)
-                pf.watched = pf.once_up or up >= ROLE_SHARE * len(peers) > 1
+                up = sum(1 for peer in peers if peer.once_up)
+                pf.watched = pf.once_up or (len(peers) > 1 and up >= ROLE_SHARE * len(peers))
 
     def _expected_speeds(self) -> dict[str, float]:
         """As configured, or what more than half of three or more of a kind agree about."""
@@ -225,11 +226,10 @@ class Engine:
         devices = Counter(function.parent for function in self._functions if function.parent is not None)
         weights = {address: max(1, devices[address]) for address in self.pfs}
         budget = self.terms.guard_share * sum(weights.values())
-        lately = now - self.terms.guard_s
         self._withdrawn = {
             address: one
             for address, one in self._withdrawn.items()
-            if one.at > lately and self._withdraws(self.pfs[address])
+            if one.at + self.terms.guard_s > now and self._withdraws(self.pfs[address])
         }
         for address, pf in sorted(self.pfs.items()):
             if not self._withdraws(pf):

@@ -161,7 +161,7 @@ class Pf:
             carrier_witnesses=self._carrier_witnesses(),
             speed_mbps=self.speed_mbps,
             expected_mbps=expected_mbps or self.best_mbps,
-            losses=round(sum(count for at, count in self.losses if at > now - DAY_S)),
+            losses=round(sum(count for at, count in self.losses if at + DAY_S > now)),
             cabling=cabling,
             cabled_right=cabled_right,
         )

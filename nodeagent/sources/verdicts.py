@@ -98,6 +98,13 @@ class Verdicts:
         self.engine.roles(roles(functions, tuple(gpus)))
         return self._judge()
 
+    def gpus(self, gpus: Iterable[Gpu]) -> None:
+        """Which PFs are near a GPU, and so which are alike."""
+        found = roles((pf.function for pf in self.engine.pfs.values()), tuple(gpus))
+        if found != self.engine.role_of:
+            self.engine.roles(found)
+            self._rejudge()
+
     def samples(self, samples: Iterable[Sample]) -> None:
         self.engine.samples(samples)
         self._rejudge()
@@ -174,7 +181,7 @@ class Verdicts:
         if before is None and pf.health == HEALTHY:
             return  # a good start is no news
         log.log(
-            logging.INFO if pf.health.allocatable else logging.WARNING,
+            logging.INFO if before is None or pf.health.allocatable else logging.WARNING,
             "The health of a NIC is now %s. pci=%s netdev=%s devices=%s before=%s reasons=%s",
             pf.health.state.value,
             pf.pci_address,

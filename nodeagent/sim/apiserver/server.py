@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nodeagent.sim.apiserver import rbac as policy
@@ -23,6 +23,7 @@ from nodeagent.sim.apiserver.verbs import Verbs
 Json = dict[str, Any]
 Admission = Callable[[str, str, str, Json | None, Json | None], str | None]
 
+APPLY = "application/apply-patch"
 NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease", "nodeagent")
 
 
@@ -273,10 +274,13 @@ class ApiServer:
         if fault is not None:
             self._happened()
             await self._go_wrong(fault, about)
-        if self.rbac and not policy.allowed(self._store, user, about):
-            raise RefusedError(
-                403, policy.forbidden(user, about), details={"group": about.group, "kind": about.plural}
-            )
+        for asked_for in self._demands(asked, about) if self.rbac else ():
+            if not policy.allowed(self._store, user, asked_for):
+                raise RefusedError(
+                    403,
+                    policy.forbidden(user, asked_for),
+                    details={"group": about.group, "kind": about.plural},
+                )
         self._user = user.name  # nothing is awaited until the write is done
         answer = self._routes.answer(asked, about, user)
         if about.plural == "customresourcedefinitions" and about.verb not in ("get", "list", "watch"):
@@ -288,6 +292,15 @@ class ApiServer:
         if answer.stream is not None:
             return Answer(answer.code, stream=self._counted(answer.stream, about.plural))
         return answer
+
+    def _demands(self, asked: Asked, about: Target) -> Iterator[Target]:
+        """What the request is allowed by: to apply what is not there yet takes ``create`` too."""
+        yield about
+        applies = about.verb == "patch" and asked.headers.get("content-type", "").startswith(APPLY)
+        if not applies or about.kind is None or not about.name or about.subresource:
+            return
+        if self._store.get(about.group, about.plural, key_of(about.namespace, about.name)) is None:
+            yield replace(about, verb="create")
 
     async def _go_wrong(self, fault: Fault, about: Target) -> None:
         if fault.how == "hang":
