@@ -119,9 +119,7 @@ class Agent:
         self.pages.statuses = self.plugins.statuses
         self.pages.judged = lambda: {**self.verdicts.figures(), **self.gpu_ledger.figures()}
         self.pages.explained = lambda: node.explained(self.verdicts, self.gpu_ledger)
-        self.pages.gpu_samples = self.gpu_ledger.samples
-        self.pages.xids = lambda: self.gpu_ledger.xids
-        self.pages.xid_times = lambda: self.gpu_ledger.xid_times
+        self.pages.gpus = self.gpu_ledger
         self.pages.stuck_threads = gpus.stuck_threads
 
     async def run(self) -> None:
