@@ -172,18 +172,18 @@ class Engine:
     def expected(self, pf: Pf) -> Expected | None:
         return next((one for one in self.terms.expected if self.matches(pf, one.links)), None)
 
-    def _peers(self, pf: Pf) -> list[Pf]:
-        """Those of its role, itself among them. The way to the world has none."""
-        role = self.role_of.get(pf.address)
-        return [
-            other
-            for other in self.pfs.values()
-            if self.role_of.get(other.address) == role and not other.default_route and not other.unused
-        ]
+    def _peers(self) -> dict[str | None, list[Pf]]:
+        """Those of each role. The way to the world is no one's peer."""
+        peers: dict[str | None, list[Pf]] = {}
+        for pf in self.pfs.values():
+            if not pf.default_route and not pf.unused:
+                peers.setdefault(self.role_of.get(pf.address), []).append(pf)
+        return peers
 
     def _gate(self) -> None:
         for pf in self.pfs.values():
             pf.unused = self.matches(pf, self.terms.unused)
+        of_role = self._peers()
         for pf in self.pfs.values():
             if pf.unused:
                 pf.watched = False
@@ -193,23 +193,27 @@ class Engine:
                 pf.watched = False
             else:
                 # Those that were up count, not those that are: when most fail, the rest is not unused for it.
-                peers = self._peers(pf)
+                peers = of_role.get(self.role_of.get(pf.address), [])
                 up = sum(1 for peer in peers if peer.once_up)
                 pf.watched = pf.once_up or (len(peers) > 1 and up >= ROLE_SHARE * len(peers))
 
     def _expected_speeds(self) -> dict[str, float]:
         """As configured, or what more than half of three or more of a kind agree about."""
+        majority: dict[str | None, float] = {}
+        for role, peers in self._peers().items():
+            told = [speed for peer in peers if peer.carrier and (speed := peer.speed_mbps)]
+            if len(told) >= 3:
+                speed, votes = Counter(told).most_common(1)[0]
+                if 2 * votes > len(told):
+                    majority[role] = speed
         speeds = {}
         for pf in self.pfs.values():
             wanted = self.expected(pf)
-            if wanted is not None and wanted.speed_mbps is not None:
-                speeds[pf.address] = wanted.speed_mbps
-                continue
-            told = [peer.speed_mbps for peer in self._peers(pf) if peer.carrier and peer.speed_mbps]
-            if len(told) >= 3:
-                speed, votes = Counter(told).most_common(1)[0]
-                if speed is not None and 2 * votes > len(told):
-                    speeds[pf.address] = speed
+            said = wanted.speed_mbps if wanted is not None else None
+            if said is None:
+                said = majority.get(self.role_of.get(pf.address))
+            if said is not None:
+                speeds[pf.address] = said
         return speeds
 
     def _cabling(self, pf: Pf) -> tuple[bool | None, str | None]:
