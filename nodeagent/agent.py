@@ -98,7 +98,6 @@ class Agent:
         self._listening = listening
         self._tree = Tree(place.root)
         self._offer = Offer(config)
-        self.sampler: Sampler | None = None
         memory = node.memory(config.health, place.root)
         self.verdicts = node.verdicts(config.health, memory)
         self.gpu_ledger = node.gpus_ledger(config.gpu, memory)
@@ -120,9 +119,7 @@ class Agent:
         self.pages.statuses = self.plugins.statuses
         self.pages.judged = lambda: {**self.verdicts.figures(), **self.gpu_ledger.figures()}
         self.pages.explained = lambda: node.explained(self.verdicts, self.gpu_ledger)
-        self.pages.gpu_samples = self.gpu_ledger.samples
-        self.pages.xids = lambda: self.gpu_ledger.xids
-        self.pages.xid_times = lambda: self.gpu_ledger.xid_times
+        self.pages.gpus = self.gpu_ledger
         self.pages.stuck_threads = gpus.stuck_threads
 
     async def run(self) -> None:
@@ -161,7 +158,7 @@ class Agent:
             raise _innermost(errors) from None
 
     def _sampled(self, sampler: Sampler) -> None:
-        self.sampler = self.pages.measured = sampler
+        self.pages.measured = sampler
 
     def _hears(self, ear: Ear) -> None:
         self.pages.heard_at = ear.heard_at

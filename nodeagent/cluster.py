@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RAIL = "rail{}"
-"""The name of a link in the report: that of its rail, which another NIC in the same place keeps."""
+RAIL = "nic{}"
+"""The name of a link in the report: that of its rail, as resources are called by default; another NIC in the same place
+keeps it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,6 +224,8 @@ class Planner:
         for node in todo:
             self._wish(node, now)
         seating.settle(now)
+        # Where a node is published decides which of its links are odd, if they speak for several groups.
+        change.nodes |= todo
 
     def _at_rest(self, wiring: Wiring) -> bool:
         """All nodes that are cabled so are published and seated where they report, and nobody is in trouble."""
@@ -286,12 +288,18 @@ class Planner:
         for leaf in looked:
             wirings.update(self.evidence.wirings(leaf))
             if (group := of.get(leaf)) is not None:
-                wirings |= group.voters
+                for other in group.leaves:
+                    wirings.update(self.evidence.wirings(other))
         groups.update(near for leaf in leaves | looked if (near := of.get(leaf)) is not None)
         homes = groups | {home for leaf in leaves | looked if (home := cabling.adopted.get(leaf)) is not None}
         self._renew.update(name for home in homes if (name := names.get(home)) is not None)
+        for leaf in leaves | looked:
+            self._renew |= self._homes.everywhere(leaf)
         for node in change.nodes:
             answer.odd(node, ())
+            if (here := self.seating.seat.get(node)) is not None:
+                # Whether it is silent decides what may be taken off the object.
+                self._renew.add(here)
             wiring_of = self.evidence.wiring(node)
             if wiring_of is not None and wiring_of not in wirings:
                 self._judge(wiring_of, (node,))
@@ -337,7 +345,11 @@ class Planner:
     def _make_uppers(self, now: float) -> set[str]:
         told, tower, key = self.told, self.tower, self.evidence.directory.key_of
         before = set(tower.wanted)
-        tower.uplinks.heard = {key(name): tuple(map(key, ups)) for name, ups in told.heard.items()}
+        # A leaf hears the nodes below it too.
+        tower.uplinks.heard = {
+            key(name): tuple(key(up) for up in ups if not told.is_node(up))
+            for name, ups in told.heard.items()
+        }
         switches = {
             name: frozenset(leaf.switches)
             for name, leaf in sorted(self.answer.leaves.items())

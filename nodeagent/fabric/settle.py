@@ -32,6 +32,13 @@ class Placement:
         """Nobody is in two of them."""
         return not self._doubles
 
+    def everywhere(self, item: str) -> set[str]:
+        """All places of somebody."""
+        found = self._doubles.get(item)
+        if found is not None:
+            return found
+        return {self.placed[item]} if item in self.placed else set()
+
     def publish(self, name: str, before: Iterable[str], after: Iterable[str]) -> set[str]:
         """A published object holds others than before; whom that concerns is returned."""
         old, new = set(before), set(after)

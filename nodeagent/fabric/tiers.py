@@ -133,7 +133,7 @@ class Tower:
         graph.regroup({switch for up, _ in ups.values() for switch in up})
         found: dict[Group, list[str]] = {}
         for name, (up, _) in ups.items():
-            _, best = vote(up, graph.of.get)
+            _, best, _ = vote(up, graph.of.get, graph.weight)
             if best is not None:
                 found.setdefault(best, []).append(name)
         rank = (FILE, HEARD, PATTERN)

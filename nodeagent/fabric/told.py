@@ -113,6 +113,10 @@ class Told:
         """As long as no Node is known every one is taken to exist: an empty list is no evidence."""
         return not self.nodes or node in self.nodes
 
+    def is_node(self, name: str) -> bool:
+        """A system name is a node's own."""
+        return any(one in self.reports or one in self.nodes for one in (name, name.partition(".")[0]))
+
     def counts(self, node: str) -> Report | None:
         """The report of a node that is believed and exists."""
         return self.reports.get(node) if self.exists(node) else None
