@@ -1,37 +1,47 @@
+# syntax=docker/dockerfile:1
 # The agent's image: a glibc Python (the GPU driver's library is glibc's), the pinned packages, the source.
 # No compiler and no package index is needed at run time, and nothing is installed that is not hashed.
+#   hack/image.sh REGISTRY/nodeagent:0.1.0     builds it with whatever builder is there
 ARG PYTHON=3.11
 
 FROM python:${PYTHON}-slim-bookworm AS build
 COPY hack/requirements-run.txt /tmp/
 # --only-binary: a wheel that is missing for this platform is an error here, and no build tool is fetched.
 RUN python -m venv --without-pip /opt/nodeagent \
- && pip --python /opt/nodeagent/bin/python install --no-cache-dir --no-deps --require-hashes \
+ && pip --python /opt/nodeagent/bin/python install --no-cache-dir --no-compile --no-deps --require-hashes \
         --only-binary :all: --requirement /tmp/requirements-run.txt
 COPY nodeagent /tmp/nodeagent
 # Byte-compiled, for the container's file system is read-only and an import without .pyc costs twice the time.
-# Unchecked hashes instead of timestamps, so that the same source gives the same image.
+# Unchecked hashes instead of timestamps, so that the same source gives the same image. Type stubs and the packages'
+# own tests are of no use to a program that runs.
 RUN cp -r /tmp/nodeagent "$(/opt/nodeagent/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
  && printf '#!/opt/nodeagent/bin/python\nimport sys\n\nfrom nodeagent.cli import main\n\nsys.exit(main())\n' \
         > /opt/nodeagent/bin/nodeagent \
  && chmod 0755 /opt/nodeagent/bin/nodeagent \
+ && find /opt/nodeagent/lib -name '*.pyi' -delete \
+ && find /opt/nodeagent/lib -depth -type d '(' -name __pycache__ -o -name tests ')' -exec rm -r '{}' + \
  && /opt/nodeagent/bin/python -m compileall -q -f --invalidation-mode unchecked-hash /opt/nodeagent/lib
 
 FROM python:${PYTHON}-slim-bookworm
 ARG VERSION=0.1.0
 ARG REVISION=unknown
+ARG CREATED=unknown
 LABEL org.opencontainers.image.title="nodeagent" \
       org.opencontainers.image.description="GPU memory slices and SR-IOV VFs for the kubelet, with health in both directions" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
-      org.opencontainers.image.revision="${REVISION}"
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.created="${CREATED}"
+# The base image's installer is of no use where nothing may be installed.
+RUN pip uninstall --yes --quiet --root-user-action=ignore pip
 COPY --from=build /opt/nodeagent /opt/nodeagent
 # No line of a log waits in a buffer; gRPC's fork handlers are of no use to a process that never forks.
 ENV PATH=/opt/nodeagent/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     GRPC_ENABLE_FORK_SUPPORT=0
-# Root owns the kubelet's folders and sysfs, so root it is; the DaemonSet takes every capability away.
-USER 0:0
+# Nobody, unless told otherwise: the DaemonSet makes the agents root without capabilities, who own the kubelet's
+# folders and sysfs, and says so; the controller stays nobody.
+USER 65532:65532
 ENTRYPOINT ["nodeagent"]
 CMD ["--help"]

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 COMPILE := pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11
 
-.PHONY: all check test test-vm demo bench golden protos lock clean
+.PHONY: all check test test-vm demo bench golden monitoring protos lock clean
 all: check test
 
 $(VENV)/.ready: pyproject.toml hack/requirements.txt hack/venv.py
@@ -32,6 +32,7 @@ bench: $(VENV)/.bench  ## the benchmark table, and bench.json; LLDP beside scapy
 	$(BIN)/python hack/bench.py $(ARGS)
 	$(BIN)/python hack/bench_lldp.py
 	$(BIN)/python hack/bench_lldp_wire.py $(filter --quick,$(ARGS))
+	$(BIN)/python hack/bench_metrics.py $(filter --quick,$(ARGS))
 
 $(VENV)/.bench: $(VENV)/.ready hack/requirements-bench.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
@@ -40,6 +41,9 @@ $(VENV)/.bench: $(VENV)/.ready hack/requirements-bench.txt
 
 golden: $(VENV)/.ready  ## rewrite the golden files, for review
 	NODEAGENT_GOLDEN=write $(BIN)/python -m pytest -q $(ARGS)
+
+monitoring: $(VENV)/.ready  ## make the PrometheusRule and the dashboards from their sources
+	$(BIN)/python hack/monitoring.py
 
 protos: $(VENV)/.ready  ## regenerate nodeagent/kube/*_pb2.py
 	PYTHON=$(BIN)/python hack/protos.sh

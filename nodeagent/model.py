@@ -270,7 +270,7 @@ class Neighbor:
     Every text is one line fit for any listener: what does not print is escaped, differently for different
     bytes, so that equal texts were equal on the wire. ``capabilities`` are the enabled ones.
     ``pfc`` lists the priorities with PFC enabled. ``stale``: nobody vouches for it any more, but nobody
-    else has spoken on the link since.
+    else has spoken on the link since. ``confirmed``: it has been heard more than once.
     """
 
     link: str
@@ -286,6 +286,7 @@ class Neighbor:
     pfc: tuple[int, ...] | None = None
     ets: Ets | None = None
     stale: bool = False
+    confirmed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

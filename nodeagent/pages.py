@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nodeagent import supervise
 from nodeagent.config import Config, host_port
-from nodeagent.health.samples import Sample
+from nodeagent.health.samples import Sample, Source
 from nodeagent.inventory import Inventory
 from nodeagent.kinds.gpumem import Slices
 from nodeagent.model import Snapshot
@@ -31,11 +31,49 @@ MIB = 1024 * 1024
 
 
 class Measured(Protocol):
-    """What the samplers keep."""
+    """What the sampler of the NICs keeps."""
 
     def samples(self) -> Iterable[Sample]: ...
-    def collectors(self) -> Iterable[Collector]: ...
+    def collectors(self) -> Iterable[Taken]: ...
     def overruns(self) -> Mapping[str, int]: ...
+
+
+class Taken(Protocol):
+    """How one source of samples does; ``reason`` is why its last reading failed."""
+
+    @property
+    def source(self) -> Source: ...
+    @property
+    def succeeded_at(self) -> float | None: ...
+    @property
+    def duration_s(self) -> float | None: ...
+    @property
+    def reason(self) -> str | None: ...
+    @property
+    def errors(self) -> int: ...
+
+
+class Figures(Protocol):
+    """What a judge knows of one device beside its health."""
+
+    @property
+    def since(self) -> float | None: ...
+    @property
+    def penalty(self) -> float | None: ...
+    @property
+    def transitions(self) -> Mapping[tuple[str, str], int]: ...
+    @property
+    def values(self) -> Mapping[str, float]: ...
+
+
+class GpuLedger(Protocol):
+    """What is known of the GPUs beside the snapshot, by UUID and XID; times are CLOCK_BOOTTIME."""
+
+    @property
+    def xids(self) -> Mapping[tuple[str, int], int]: ...
+    @property
+    def xid_times(self) -> Mapping[tuple[str, int], float]: ...
+    def samples(self) -> Iterable[Sample]: ...
 
 
 class Pages:
@@ -53,9 +91,9 @@ class Pages:
         self.rails: Mapping[str, int] = {}
         self.statuses: Callable[[], tuple[Status, ...]] = lambda: ()
         self.measured: Measured | None = None
-        self.judged: Callable[[], Mapping[str, Judged]] = dict
+        self.judged: Callable[[], Mapping[str, Figures]] = dict
         self.explained: Callable[[], bytes] = lambda: b"[]\n"
-        self.xids: Callable[[], Mapping[tuple[str, int], int]] = dict
+        self.gpus: GpuLedger | None = None
         self.stuck_threads: Callable[[], int] = lambda: 0
         self.heard_at: Callable[[], Mapping[str, float]] = dict
 
@@ -77,17 +115,18 @@ class Pages:
         return self._metrics.page(accept)
 
     def view(self) -> View:
-        snapshot, measured = self._inventory.snapshot, self.measured
+        snapshot, measured, gpus = self._inventory.snapshot, self.measured, self.gpus
         return View(
             snapshot=snapshot,
-            samples=tuple(measured.samples()) if measured else (),
+            samples=(*(measured.samples() if measured else ()), *(gpus.samples() if gpus else ())),
             stock=self._stock(snapshot),
-            collectors=tuple(measured.collectors()) if measured else (),
-            judged=self.judged(),
+            collectors=tuple(_collectors(measured)),
+            judged={device: _judged(told) for device, told in self.judged().items()},
             statuses=self.statuses(),
             measure=self._measure,
             restarts=supervise.restarts,
-            xids=self.xids(),
+            xids=gpus.xids if gpus else {},
+            xid_times=gpus.xid_times if gpus else {},
             overruns=measured.overruns() if measured else {},
             heard_at=self.heard_at(),
             stuck_threads=self.stuck_threads(),
@@ -147,6 +186,21 @@ def stock(kinds: Iterable[Kind], snapshot: Snapshot) -> Iterable[Stock]:
         for parent, (devices, allocatable, left) in counts.items():
             free = None if snapshot.holdings is None else left if slices is None else slices.get(parent, 0)
             yield Stock(kind.resource, parent, devices, allocatable, free, size)
+
+
+def _collectors(measured: Measured | None) -> Iterable[Collector]:
+    """Those that have had their turn."""
+    for one in measured.collectors() if measured is not None else ():
+        if one.succeeded_at is not None or one.reason is not None:
+            yield Collector(
+                one.source.value, one.reason is None, one.duration_s, one.succeeded_at, one.errors
+            )
+
+
+def _judged(told: Figures) -> Judged:
+    values = dict(told.values)
+    expected = values.pop("expected_speed_mbps", None)
+    return Judged(told.since, told.penalty, told.transitions, values, expected)
 
 
 def _door(config: Config) -> Door:

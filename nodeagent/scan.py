@@ -137,13 +137,12 @@ def as_json(seen: Seen) -> str:
 # --- for people -----------------------------------------------------------------------------------------
 
 
-def as_table(seen: Seen) -> str:
+def as_table(seen: Seen, width: int | None = None) -> str:
+    """``width``: columns of the terminal; UUIDs are shortened where the table would be wider."""
     snapshot = seen.snapshot
     parts = [
         section("RESOURCES", ("RESOURCE", "DEVICES", "HEALTHY", "PARENT", "NUMA"), _resource_rows(seen)),
-        section(
-            "GPUS", ("GPU", "UUID", "MODEL", "MEMORY", "PCI ADDRESS", "NUMA", "STATE"), _gpu_rows(snapshot)
-        ),
+        _gpu_section(snapshot, width),
         section(
             "NICS",
             ("NETDEV", "PCI ADDRESS", "DRIVER", "SPEED", "LINK", "VFS", "RDMA", "NUMA", "STATE"),
@@ -169,11 +168,33 @@ def _resource_rows(seen: Seen) -> Iterable[Sequence[str]]:
         )
 
 
-def _gpu_rows(snapshot: Snapshot) -> Iterable[Sequence[str]]:
-    for gpu in snapshot.gpus:
+def _gpu_section(snapshot: Snapshot, width: int | None) -> str:
+    heads = ("GPU", "UUID", "MODEL", "MEMORY", "PCI ADDRESS", "NUMA", "STATE")
+    uuids = [gpu.uuid for gpu in snapshot.gpus]
+    whole = section("GPUS", heads, _gpu_rows(snapshot, uuids))
+    if width is None or max(map(len, whole.splitlines())) <= width:
+        return whole
+    return section("GPUS", heads, _gpu_rows(snapshot, beginnings(uuids)))
+
+
+def beginnings(uuids: Sequence[str], least: int = 12) -> list[str]:
+    """As much of each as tells it from all others, which CUDA_VISIBLE_DEVICES takes for the whole.
+
+    >>> beginnings(["GPU-3a3372fa-989f", "GPU-3a3372fa-1111", "GPU-61ba988e-3ee2"])
+    ['GPU-3a3372fa-9', 'GPU-3a3372fa-1', 'GPU-61ba988e-3']
+    """
+    longest = max(map(len, uuids), default=0)
+    for size in range(least, longest):
+        if len({uuid[:size] for uuid in uuids}) == len(set(uuids)):
+            return [uuid[:size] for uuid in uuids]
+    return list(uuids)
+
+
+def _gpu_rows(snapshot: Snapshot, uuids: Sequence[str]) -> Iterable[Sequence[str]]:
+    for gpu, uuid in zip(snapshot.gpus, uuids, strict=True):
         yield (
             str(gpu.index),
-            gpu.uuid,
+            uuid,
             gpu.name,
             f"{gpu.memory_mib} MiB",
             gpu.pci_address,

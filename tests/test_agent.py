@@ -58,6 +58,54 @@ async def test_health_travels_both_ways_for_gpus_links_and_functions() -> None:
         assert not any(update.repeated for update in n.kubelet.updates)
 
 
+async def test_what_is_measured_on_a_gpu_takes_it_away_and_gives_it_back() -> None:
+    async with node() as n:
+        await n.kubelet.start()
+        await n.start_agent(n.configure("gpu: {health: {readSeconds: 1}}\n"))
+        await ready(n)
+        n.machine.ecc(1, uncorrectable=1)
+        await n.allocatable(MEMORY, 79)
+        assert n.kubelet.capacity()[MEMORY] == 158
+        reasons = [reason.key for gpu in n.agent.inventory.snapshot.gpus for reason in gpu.health.reasons]
+        assert reasons == ["sram_uncorrectable"]
+        status, health = await n.get("/health")
+        (gpu,) = [one for one in json.loads(health) if one["name"] == "GPU1"]
+        (rule,) = [rule for rule in gpu["rules"] if rule["phase"] == "active"]
+        assert (status, rule["measured"], rule["threshold"]) == (200, "1 error", "≥ 1 error")
+        _, metrics = await n.get("/metrics")
+        assert 'nodeagent_gpu_ecc_errors_total{gpu="1",' in metrics
+        assert 'nodeagent_gpu_health_reason{gpu="1",reason="sram_uncorrectable"' in metrics
+        assert 'nodeagent_gpu_nvlink_up{gpu="0",link="17"} 1' in metrics
+        n.machine.set_recovery_action(1, "gpu_reset")
+        await n.until(lambda: "recovery_gpu_reset" in str(n.agent.inventory.snapshot.gpus))
+        n.machine.reset_gpu(1)
+        await n.allocatable(MEMORY, 158)
+        assert not any(update.repeated for update in n.kubelet.updates)
+
+
+async def test_what_stood_against_a_gpu_stands_after_a_restart_until_a_reset_is_seen() -> None:
+    async with node() as n:
+        await n.kubelet.start()
+        await n.start_agent()
+        await ready(n)
+        n.machine.raise_xid(1, 79)
+        n.machine.set_recovery_action(1, "gpu_reset")
+        await n.until(lambda: "recovery_gpu_reset" in str(n.agent.inventory.snapshot.gpus))
+        await n.allocatable(MEMORY, 79)
+        await n.stop_agent()
+        assert "xid" in (n.root / "var/lib/nodeagent/health.json").read_text()
+        await n.start_agent()
+        await n.until(lambda: n.agent.inventory.snapshot.gpus)
+        assert "xid_79" in str(n.agent.inventory.snapshot.gpus)
+        await n.allocatable(MEMORY, 79)
+        await n.stop_agent()
+        n.machine.reset_gpu(1)  # while nobody looks
+        await n.start_agent()
+        await n.until(lambda: n.agent.inventory.snapshot.gpus)
+        assert "xid_79" not in str(n.agent.inventory.snapshot.gpus)
+        await n.allocatable(MEMORY, 158)
+
+
 async def test_what_is_unplugged_is_unhealthy_never_removed_and_healthy_when_it_is_back() -> None:
     async with node() as n:
         await n.kubelet.start()

@@ -74,6 +74,24 @@ def test_a_scan_of_a_dgx_h100_is_as_reviewed(dgx: Path, capsys: pytest.CaptureFi
     compare("scan-dgx-h100.txt", capsys.readouterr().out)
 
 
+def test_a_scan_on_a_narrow_terminal_shortens_uuids_as_far_as_they_differ(dgx: Path) -> None:
+    import asyncio
+
+    from nodeagent import scan
+    from nodeagent.config import Config
+
+    seen = asyncio.run(scan.once(Config(), dgx))
+    wide, narrow = scan.as_table(seen, 200), scan.as_table(seen, 100)
+    assert scan.as_table(seen) == wide
+    gpus = [line for line in narrow.splitlines() if "GPU-" in line]
+    assert len({line.split()[1] for line in gpus}) == 8
+    assert all(line.split()[1] in wide and len(line) <= 100 for line in gpus)
+    alike = ["GPU-3a3372fa-989f", "GPU-3a3372fa-1111", "GPU-61ba988e-3ee2"]
+    assert scan.beginnings(alike) == ["GPU-3a3372fa-9", "GPU-3a3372fa-1", "GPU-61ba988e-3"]
+    assert scan.beginnings([]) == []
+    assert scan.beginnings(["a", "a"]) == ["a", "a"]
+
+
 def test_a_scan_for_programs_is_one_json_object(dgx: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scan", "--root", str(dgx), "--json"]) == 0
     seen = json.loads(capsys.readouterr().out)

@@ -3,15 +3,25 @@ container has more rights than it needs."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
 import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import pytest
 import yaml
 
-from nodeagent import __version__, cli, demo, scan
+from nodeagent import __version__, cli, scan
 from nodeagent.config import Config, load
+from nodeagent.config.fabric import load_fabric
+from nodeagent.controller import LEASE
+from nodeagent.offer import Offer
+from nodeagent.sim.kubelet import Kubelet, PodSpec
 from nodeagent.sim.machine import Machine
 from nodeagent.sinks.files import DEVICE_INFO
 from nodeagent.sinks.registration import LOCK
@@ -20,6 +30,7 @@ from tests.manifests import DAEMONSET, OVERLAYS, ROOT, Manifest, built, by_key, 
 
 pytestmark = pytest.mark.needs("kubectl")
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 POOLS = DAEMONSET / "overlays" / "node-pool"
 CONFIGS = {
     "base": DAEMONSET / "base" / "node" / "nodeagent.yaml",
@@ -96,23 +107,24 @@ async def test_a_dgx_h100_offers_what_pods_are_told_to_ask_for(name: str, root: 
     assert await offered(name, root) == RESOURCES
 
 
-async def test_the_laptops_machine_offers_the_same_and_no_node_that_a_laptop_lacks(tmp_path: Path) -> None:
-    model = CONFIGS["kind"].parent / "machine.yaml"
-    assert "8 GPUs, 13 NICs" in demo.write(str(model), tmp_path)
+async def test_the_laptops_machine_offers_the_same_and_no_node_that_a_laptop_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (spec,) = pod_specs(named(built("overlays/kind"), "DaemonSet", "nodeagent"))
+    written = [str(tmp_path) if word == "/machine" else word for word in spec["initContainers"][0]["args"]]
+    assert cli.main(written) == 0
+    assert "a simulated dgx-h100: 8 GPUs, 13 NICs" in capsys.readouterr().out
     seen = await scan.once(config("kind"), tmp_path)
     assert {name: sum(len(one.ids) for one in devices) for name, devices in seen.resources} == RESOURCES
     assert not any(function.rdma for function in seen.snapshot.functions)
-    assert "already" in demo.write(str(model), tmp_path)
-
-
-def test_the_laptops_machine_is_the_packages_but_for_rdma() -> None:
-    package = yaml.safe_load((ROOT / "nodeagent/sim/machines/dgx-h100.yaml").read_text())
-    for part in package["parts"].values():
-        part.pop("rdma", None)
-    laptop = yaml.safe_load((CONFIGS["kind"].parent / "machine.yaml").read_text())
-    assert laptop.pop("name") == "dgx-h100-on-a-laptop"
-    package.pop("name")
-    assert laptop == package
+    for kind in Offer(config("kind")).kinds(seen.snapshot):
+        first = next(one.ids[0] for one in kind.devices(seen.snapshot))
+        given = kind.allocate(seen.snapshot, (first,))
+        assert not given.device_nodes
+        assert not given.cdi_devices
+    # An init container that is run again finds what it has made.
+    assert cli.main(written) == 0
+    assert "already" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -151,7 +163,8 @@ def test_its_command_lines_are_understood(overlay: str) -> None:
     for spec in (spec for one in of_kind(built(overlay), "DaemonSet") for spec in pod_specs(one)):
         for container in (*spec["initContainers"], *spec["containers"]):
             options = cli._parser().parse_args(arguments(container))
-            file = getattr(options, "config", None) or options.machine
+            if (file := getattr(options, "config", None)) is None:
+                continue
             # The whole ConfigMap is mounted: a file mounted by subPath would never change.
             mount = mount_of(container, str(file))
             assert "subPath" not in mount
@@ -182,6 +195,7 @@ def test_what_is_read_is_mounted_from_where_it_lies(path: str, pod: Manifest, da
     [
         f"/host{DEVICE_INFO}",
         f"/host{config().cdi.directory}",
+        f"/host{config().health.state_directory}",
         f"/var/lib/kubelet/device-plugins/{LOCK}",
         "/var/lib/kubelet/plugins_registry/nodeagent.sock",
     ],
@@ -194,7 +208,7 @@ def test_nothing_else_of_the_host_can_be_written(init: Manifest, daemon: Manifes
     def writable(container: Manifest) -> set[str]:
         return {one["name"] for one in container["volumeMounts"] if not one.get("readOnly", False)}
 
-    assert writable(daemon) == {"cni", "cdi", "device-plugins", "plugins-registry"}
+    assert writable(daemon) == {"cni", "cdi", "state", "device-plugins", "plugins-registry"}
     assert writable(init) == {"sys"}
 
 
@@ -240,6 +254,10 @@ def test_every_volume_is_mounted_and_every_mount_has_one(overlay: str) -> None:
 
 
 GRANTED = {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW"], "machine": [], "controller": []}
+GRANTED_IN = {
+    "overlays/kind": {"nodeagent": [], "machine": []},
+    "overlays/optics": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "NET_ADMIN"]},
+}
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -251,7 +269,7 @@ def test_no_container_has_more_rights_than_it_says(overlay: str) -> None:
             context = spec["securityContext"] | container["securityContext"]
             assert context["capabilities"]["drop"] == ["ALL"]
             added = context["capabilities"].get("add", [])
-            assert added == ([] if overlay == "overlays/kind" else GRANTED[container["name"]])
+            assert added == GRANTED_IN.get(overlay, GRANTED)[container["name"]]
             assert not context.get("privileged", False)
             assert context["allowPrivilegeEscalation"] is False
             assert context["readOnlyRootFilesystem"] is True
@@ -286,6 +304,75 @@ def test_the_image_is_of_this_version(overlay: str) -> None:
         for container in (*spec.get("initContainers", ()), *spec["containers"])
     }
     assert images == {f"nodeagent:{__version__}"}
+
+
+@pytest.mark.parametrize(
+    "overlay", [one for one in OVERLAYS if (DAEMONSET / one / "kustomization.yaml").exists()]
+)
+def test_the_controllers_command_line_and_its_fabric_are_understood(overlay: str) -> None:
+    for one in of_kind(built(overlay), "Deployment"):
+        (spec,) = pod_specs(one)
+        (container,) = spec["containers"]
+        options = cli._parser().parse_args(arguments(container))
+        assert options.verb.__name__ == "_controller"
+        mount = mount_of(container, str(options.fabric))
+        held = named(built(overlay), "ConfigMap", volume(spec, mount["name"])["configMap"]["name"])["data"]
+        load_fabric(held[options.fabric.name], name=overlay)
+        (port,) = container["ports"]
+        assert options.listen == f":{port['containerPort']}"
+        assert {container[probe]["httpGet"]["path"] for probe in ("livenessProbe", "readinessProbe")} == {
+            "/healthz",
+            "/readyz",
+        }
+
+
+def test_the_controller_leads_by_the_lease_that_it_may_have() -> None:
+    (role,) = (
+        one
+        for one in of_kind(built("overlays/controller"), "Role")
+        if "controller" in one["metadata"]["name"]
+    )
+    (names,) = (rule["resourceNames"] for rule in role["rules"] if "resourceNames" in rule)
+    assert names == [LEASE]
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with a name that leaves room for a socket's."""
+    folder = Path(tempfile.mkdtemp(prefix="na-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+async def test_on_a_laptop_the_agent_registers_what_the_machine_has(tmp_path: Path, short: Path) -> None:
+    """The overlay's own command lines, and a stand-in for the laptop's kubelet."""
+    (spec,) = pod_specs(named(built("overlays/kind"), "DaemonSet", "nodeagent"))
+    machine, kubelet = tmp_path / "machine", Kubelet(short, seed=1)
+
+    def command(container: Manifest) -> list[str]:
+        words = [str(machine) if word == "/machine" else word for word in container["args"]]
+        config = str(CONFIGS["kind"])
+        words = [config if word == "/etc/nodeagent/nodeagent.yaml" else word for word in words]
+        return [sys.executable, "-m", "nodeagent", *words]
+
+    assert cli.main(command(spec["initContainers"][0])[3:]) == 0
+    await kubelet.start()
+    agent = await asyncio.create_subprocess_exec(
+        *command(spec["containers"][0]), "--kubelet-dir", str(kubelet.directory), "--listen", "127.0.0.1:0",
+        stderr=asyncio.subprocess.DEVNULL, env=ENVIRONMENT,
+    )  # fmt: skip
+    try:
+        await kubelet.until(lambda: kubelet.allocatable() == RESOURCES, 30.0)
+        pod = PodSpec.single("slice", {"nvidia-dgx-h100/gpu-mem": 40, "nvidia-dgx-h100/nic0": 1})
+        admission = await kubelet.admit(pod)
+        assert admission.admitted, admission.message
+        (given,) = admission.given.values()
+        assert dict(given.env)["NODEAGENT_GPU_MEM_MIB"] == "40960"
+        assert not given.device_nodes
+    finally:
+        agent.terminate()
+        await agent.wait()
+        await kubelet.stop()
 
 
 def test_two_controllers_never_share_a_node_and_one_stays_through_a_drain() -> None:

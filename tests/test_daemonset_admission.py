@@ -144,12 +144,15 @@ def patch(
 OWN_TAINT = {"key": "nodeagent.io/links-degraded", "effect": "NoSchedule"}
 
 
-def test_an_agent_sets_its_condition_and_its_taint(everything: list[Manifest]) -> None:
+def test_an_agent_sets_its_condition_its_taint_and_its_label(everything: list[Manifest]) -> None:
     def condition(made: dict[str, Any]) -> None:
         made["status"]["conditions"].append({"type": "nodeagent.io/LinkHealthy", "status": "False"})
 
     assert refusals(everything, patch(AGENT, condition, "nodes/status")) == []
     assert refusals(everything, patch(AGENT, lambda made: made["spec"]["taints"].append(OWN_TAINT))) == []
+    label = patch(AGENT, lambda made: made["metadata"]["labels"].update({"nodeagent.io/link-degraded": "2"}))
+    assert refusals(everything, label) == []
+    assert refusals(everything, replace(label, object=label.old, old=label.object)) == []
 
 
 WRONG_FOR_ALL: dict[str, Callable[[dict[str, Any]], object]] = {
@@ -162,6 +165,7 @@ WRONG_FOR_ALL: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 WRONG_FOR_AGENTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "a tree label": lambda made: made["metadata"]["labels"].update({"topology.nodeagent.io/tier-1": "x"}),
+    "its pool": lambda made: made["metadata"]["labels"].update({"nodeagent.io/pool": "other"}),
     "an annotation": lambda made: made["metadata"]["annotations"].update(note="2"),
     "readiness": lambda made: made["status"].update(conditions=[{"type": "Ready", "status": "False"}]),
     "capacity": lambda made: made["status"]["capacity"].update({"nvidia-dgx-h100/nic0": "99"}),

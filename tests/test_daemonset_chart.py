@@ -54,8 +54,13 @@ def test_its_templates_are_made_from_the_kustomization() -> None:
 OVERLAYS: dict[str, dict[str, Any]] = {
     "": {},
     "overlays/controller": {"controller": {"enabled": True}},
-    "overlays/kueue": {"controller": {"enabled": True}, "kueue": {"enabled": True}},
+    "overlays/kueue": {
+        "controller": {"enabled": True, "fabric": (DAEMONSET / "overlays/kueue/fabric.yaml").read_text()},
+        "kueue": {"enabled": True},
+    },
+    "overlays/evictions": {"evictions": {"enabled": True}},
     "overlays/node-conditions": {"controller": {"enabled": True}, "nodeConditions": {"enabled": True}},
+    "overlays/prometheus-operator": {"controller": {"enabled": True}, "monitoring": {"enabled": True}},
     "overlays/node-pool": {
         "pools": {
             name: {

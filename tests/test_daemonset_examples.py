@@ -18,7 +18,8 @@ from nodeagent.kinds.vf import VfPool
 from nodeagent.model import Allocation
 from nodeagent.offer import Offer
 from nodeagent.sim.machine import Machine
-from tests.manifests import DAEMONSET, Manifest, built, files, of_kind, parsed, pod_specs
+from nodeagent.sinks.catalog import CATALOG
+from tests.manifests import DAEMONSET, Manifest, built, files, of_kind, parsed, pod_specs, rendered
 from tests.schemas import NEWEST, OLDEST, complaints
 
 EXAMPLES = DAEMONSET / "examples"
@@ -284,6 +285,22 @@ def test_the_autoscaler_asks_for_metrics_that_the_adapter_makes_of_recorded_ones
     assert asked == {one["name"]["as"] for one in adapter}
 
 
+def test_the_rules_are_made_of_metrics_that_the_agent_has() -> None:
+    (rules,) = parsed((EXAMPLES / "autoscaling" / "recording-rules.yaml").read_text())
+    known = {name: set(family.labels) for name, family in CATALOG.items()}
+    for rule in (rule for group in rules["spec"]["groups"] for rule in group["rules"]):
+        used = set(re.findall(r"\bnodeagent_[a-z0-9_]+", rule["expr"]))
+        assert used <= known.keys()
+        # What is joined on or grouped by is a label of one of them, of Prometheus' own, or made on the spot.
+        labels = {
+            label.strip()
+            for group in re.findall(r"(?:by|on|group_left) \(([^)]+)\)", rule["expr"])
+            for label in group.split(",")
+        }
+        made = set(re.findall(r'"(\w+)", "\$1"', rule["expr"]))
+        assert labels <= set().union(*(known[name] for name in used)) | made | {"instance"}
+
+
 def test_a_node_group_at_zero_advertises_what_a_node_registers(registered: dict[str, int]) -> None:
     tags = yaml.safe_load((EXAMPLES / "autoscaling" / PLAIN[0]).read_text())
     head = "k8s.io/cluster-autoscaler/node-template/resources/"
@@ -302,3 +319,52 @@ def test_the_agent_is_measured_under_its_own_name() -> None:
     container = daemonset["spec"]["template"]["spec"]["containers"][0]
     assert policy["containerName"] == container["name"]
     assert policy["minAllowed"] == container["resources"]["requests"]
+
+
+# Large clusters
+
+LARGE = EXAMPLES / "large-clusters"
+
+
+@pytest.mark.needs("kubectl", "kubernetes_validate")
+def test_the_large_cluster_is_the_base_with_other_numbers() -> None:
+    manifests = parsed(rendered(LARGE))
+    assert not [faults for one in manifests if (faults := complaints(one, NEWEST))]
+    (daemonset,) = of_kind(manifests, "DaemonSet")
+    assert daemonset["spec"]["updateStrategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": "2%"}
+    monitor = next(one for one in of_kind(manifests, "PodMonitor") if one["metadata"]["name"] == "nodeagent")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["interval"] == "60s"
+    assert int(endpoint["scrapeTimeout"][:-1]) < 60
+    accounts = {one["metadata"]["name"] for one in of_kind(manifests, "ServiceAccount")}
+    flows = {
+        rule["subjects"][0]["serviceAccount"]["name"]
+        for one in of_kind(manifests, "FlowSchema")
+        for rule in one["spec"]["rules"]
+    }
+    assert flows == accounts
+    (prometheus,) = parsed((LARGE / "prometheus.yaml").read_text())
+    for selector in ("podMonitorSelector", "ruleSelector"):
+        wanted = prometheus["spec"][selector]["matchLabels"].items()
+        kind = "PodMonitor" if selector.startswith("pod") else "PrometheusRule"
+        assert all(wanted <= one["metadata"]["labels"].items() for one in of_kind(manifests, kind))
+
+
+def test_its_numbers_are_right() -> None:
+    text = (LARGE / "README.md").read_text()
+    rows = {
+        line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]]
+        for line in text.splitlines()
+        if line.startswith("|")
+    }
+    nodes = (1_000, 7_500, 100_000)
+    assert rows["writes in a quiet hour (half a link event a node and day)"] == [
+        f"{round(0.5 * n / 24):,}" for n in nodes
+    ]
+    assert rows["HyperNodes of tier 1 (32 nodes each)"] == [f"{-(-n // 32):,}" for n in nodes]
+    assert rows["pages of the controller's first list"] == [str(-(-n // 500)) for n in nodes]
+    assert rows["samples a second at 60 s"] == [f"{2_400 * n // 60:,}" for n in nodes]
+    assert rows["shards of 2.5 M series at most"] == [str(-(-2_400 * n // 2_500_000)) for n in nodes]
+    assert rows["series"] == [f"{2_400 * n / 1e6:g} M" for n in nodes]
+    (prometheus,) = parsed((LARGE / "prometheus.yaml").read_text())
+    assert str(prometheus["spec"]["shards"]) == rows["shards of 2.5 M series at most"][1]

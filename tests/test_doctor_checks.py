@@ -9,7 +9,9 @@ import pytest
 
 from nodeagent import doctor
 from nodeagent.config import Config, load
-from nodeagent.doctor import configuration, gpus, kubelet, lldp, machine, nics, rights, runtime
+from nodeagent.doctor import cluster, configuration, gpus, kubelet, lldp, machine, nics, rights, runtime
+from nodeagent.doctor.asking import Cluster, Denied, Node
+from nodeagent.doctor.demands import DEMANDS
 from nodeagent.doctor.drivers import Answer
 from nodeagent.doctor.finding import Finding
 from nodeagent.host.driver import GpuReading
@@ -194,8 +196,65 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     ("note net_admin_missing", rights.judge(rights.Rights(), DEFAULT)),
     ("note syslog_missing", rights.judge(rights.Rights(dmesg_restricted=True), DEFAULT)),
     ("warn not_root", rights.judge(rights.Rights(uid=1000), DEFAULT)),
+    ("warn state_unwritable", rights.judge(rights.Rights(state=rights.State("/s", "full")), DEFAULT)),
+    ("warn state_broken", rights.judge(rights.Rights(state=rights.State("/s", None, "no JSON")), DEFAULT)),
     ("note sys_read_only", rights.judge(rights.Rights(sys_read_only=True), DEFAULT)),
     ("fix folder_unwritable", rights.judge(rights.Rights(folders={"/var/run/cdi": "full"}), DEFAULT)),
+]
+
+
+GOOD_NODE = Node("dgx-1", "v1.36.2", "containerd://2.1.4", {})
+GOOD_CLUSTER = Cluster(
+    "https://10.0.0.1",
+    served={
+        "nodeagent.io": ("v1alpha1", ("nodelinks",)),
+        "topology.volcano.sh": ("v1alpha1", ("hypernodes",)),
+        "scheduling.volcano.sh": ("v1beta1", ("podgroups",)),
+        "kueue.x-k8s.io": ("v1beta2", ("topologies",)),
+    },
+    checked=("agent",),
+    reported=True,
+)
+
+
+def of_cluster(node: Node | None = None, **fields: object) -> Iterable[Finding]:
+    seen = replace(GOOD_CLUSTER, node=node, **fields)  # type: ignore[arg-type]
+    return cluster.judge(seen, MEMORY, SNAPSHOT)
+
+
+def of_node(**fields: object) -> Iterable[Finding]:
+    return of_cluster(replace(GOOD_NODE, **fields))  # type: ignore[arg-type]
+
+
+def serving(**groups: tuple[str, tuple[str, ...]] | None) -> dict[str, tuple[str, tuple[str, ...]] | None]:
+    names = {"ours": "nodeagent.io", "volcano": "topology.volcano.sh", "scheduling": "scheduling.volcano.sh"}
+    changed = {names.get(name, "kueue.x-k8s.io"): served for name, served in groups.items()}
+    return {**GOOD_CLUSTER.served, **changed}
+
+
+NOBODY = serving(volcano=None, scheduling=None, kueue=None)
+CLUSTER_CASES: list[tuple[str, Iterable[Finding]]] = [
+    ("fix cluster_unreachable", of_cluster(error="no route")),
+    ("fix rights_missing", of_cluster(denied=(Denied("agent", DEMANDS["agent"][0], "create"),))),
+    ("note hidden", of_cluster(hidden=("the Node x",))),
+    ("warn nodelinks_absent", of_cluster(served=serving(ours=None))),
+    ("fix crd_version", of_cluster(served=serving(ours=None), other={"nodeagent.io": ("v1",)})),
+    ("warn hypernodes_absent", of_cluster(served=serving(volcano=None))),
+    ("note schedulers_absent", of_cluster(served=NOBODY)),
+    ("note kueue_topology_absent", of_cluster(served=serving(kueue=("v1beta1", ("workloads",))))),
+    ("fix volcano_discovers", of_cluster(discoverers=("ufm",))),
+    ("warn hypernodes_foreign", of_cluster(foreign={"ufm": 3})),
+    ("note node_absent", of_cluster(absent="dgx-9")),
+    ("note report_absent", of_cluster(reported=False)),
+    ("warn kubelet_old", of_node(kubelet="v1.29.3")),
+    ("note kubelet_race", of_node()),
+    ("fix kubelet_without_cdi", of_node(kubelet="v1.28.3")),
+    ("fix runtime_without_cdi", of_node(runtime="containerd://1.6.33")),
+    ("fix runtime_without_cdi", of_node(runtime="cri-o://1.20.1")),
+    ("note runtime_cdi_default", of_node(runtime="containerd://1.7.24")),
+    ("fix surge", of_cluster(surge="10%")),
+    ("warn capacity_differs", of_node(capacity={"nvidia-dgx-h100/gpu-mem": "80"})),
+    ("warn gpus_counted_twice", of_node(capacity={"nvidia.com/gpu": "8"})),
 ]
 
 
@@ -207,7 +266,7 @@ def test_the_facts_lead_to_the_finding(expected: str, found: Iterable[Finding]) 
 def test_every_finding_that_asks_for_something_has_a_case() -> None:
     wanted = {key for topic in doctor.TOPICS for key, entry in topic.entries.items() if entry.why}
     whole_reports = {"check_hung", "check_failed", "not_known"}  # tests/test_doctor.py
-    assert {case[0].split()[1] for case in CASES} == wanted - whole_reports
+    assert {case[0].split()[1] for case in (*CASES, *CLUSTER_CASES)} == wanted - whole_reports
 
 
 def levels(found: Iterable[Finding]) -> set[str]:

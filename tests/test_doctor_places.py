@@ -300,3 +300,16 @@ def test_a_folder_that_is_a_file_takes_no_files(tmp_path: Path) -> None:
     assert told["/var/run/cdi"] == f"{tmp_path}/var/run/cdi is no folder"
     assert told["/var/run/k8s.cni.cncf.io/devinfo/dp"] is None
     assert sorted(os.listdir(tmp_path / "var/run")) == ["cdi"]
+
+
+@pytest.mark.parametrize(
+    ("text", "broken"), [("{}", False), ("[]", True), ("{", True), ("[" * 100_000, True)]
+)
+def test_what_the_agent_remembers_is_read(tmp_path: Path, text: str, broken: bool) -> None:
+    (tmp_path / "sys").mkdir()
+    (tmp_path / "var/lib/nodeagent").mkdir(parents=True)
+    (tmp_path / "var/lib/nodeagent/health.json").write_text(text)
+    state = rights.look(of(tmp_path)).state
+    assert state is not None
+    assert (state.broken is not None) == broken
+    assert state.refusal is None

@@ -61,6 +61,7 @@ def test_a_neighbor_is_what_the_switch_said():
 def test_the_same_frame_again_keeps_the_neighbor_and_changes_nothing():
     table = Table()
     table.hear("eth0", frame(), 0.0)
+    table.hear("eth0", frame(), 30.0)
     facts, revision = table.neighbors(), table.revision
     assert table.hear("eth0", frame(), 100.0) is Outcome.REFRESHED
     table.expire(219.0)
@@ -68,8 +69,19 @@ def test_the_same_frame_again_keeps_the_neighbor_and_changes_nothing():
     assert table.revision == revision
 
 
+def test_a_neighbor_is_confirmed_by_its_second_frame_and_stays_so_when_it_changes():
+    table = Table()
+    table.hear("eth0", frame(), 0.0)
+    assert [one.confirmed for one in table.neighbors()] == [False]
+    table.hear("eth0", frame(), 1.0)
+    assert [one.confirmed for one in table.neighbors()] == [True]
+    table.hear("eth0", frame(port_description="to node 2"), 2.0)
+    assert [(one.confirmed, one.port_description) for one in table.neighbors()] == [(True, "to node 2")]
+
+
 def test_a_new_ttl_or_an_unlisted_tlv_is_no_change_of_the_fact():
     table = Table()
+    table.hear("eth0", frame(), 0.0)
     table.hear("eth0", frame(), 0.0)
     revision = table.revision
     assert table.hear("eth0", frame(ttl=20, ppvids=()), 0.0) is Outcome.REFRESHED

@@ -69,7 +69,7 @@ def test_a_link_is_read_with_its_counters_and_unknown_attributes_are_passed_over
     assert (one.ifindex, one.name, one.mtu, one.parent) == (7, "ens1np0", 9216, "0000:1a:00.0")
     assert (one.admin_up, one.oper_up, one.carrier) == (True, True, True)
     assert (one.carrier_up, one.carrier_down) == (5, 4)
-    assert one.counters == tuple(range(16))
+    assert one.counters == tuple(range(24))
     assert one.permanent_mac == b"\2\0\0\0\0\2"
 
 

@@ -359,6 +359,23 @@ async def test_each_gpu_is_explained_and_counted_for_metrics(machine):
     assert figures["GPU-1"].transitions == {}
 
 
+async def test_vitals_are_not_asked_again_while_a_call_for_them_hangs(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpus, "VITALS_REST_S", 0.0)
+    made = []
+
+    def make():
+        made.append(Scripted(hold=("vitals",) if not made else ()))
+        return made[-1]
+
+    async with watching(make, tmp_path, timeout_s=0.1, vitals_s=0.01) as heard:
+        await heard.keys("")
+        await heard.until(lambda: len(made) > 1 and made[1].listed > 5)
+        assert heard.samples == []
+        made[0].release.set()
+        await heard.until(lambda: heard.samples)
+    assert len(made) == 2
+
+
 # What outlives the process
 
 

@@ -33,7 +33,9 @@ def interface(**fields: object) -> dict[str, object]:
     }
 
 
-ONE = Neighbor("swp1", Identifier("mac", "02:00:00:00:00:01"), Identifier("ifname", "Ethernet1"))
+ONE = Neighbor(
+    "swp1", Identifier("mac", "02:00:00:00:00:01"), Identifier("ifname", "Ethernet1"), confirmed=True
+)
 
 
 @pytest.mark.needs("root", "ip", "nsenter", "lldpd", "lldpcli")

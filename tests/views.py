@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,7 +30,7 @@ from nodeagent.scan import once
 from nodeagent.sim.machine import Machine
 from nodeagent.sinks.exposition import Exposition
 from nodeagent.sinks.measure import Measure, Status
-from nodeagent.sinks.view import Judged, View
+from nodeagent.sinks.view import Collector, Judged, View
 
 KEYS = {
     "lane": ("0", "1"),
@@ -44,15 +44,6 @@ KEYS = {
 }
 T = TypeVar("T", Function, Gpu)
 WORDS = {"gpu_fabric_state": "completed", "module_vendor": 'AC"ME\\', "rdma_link_layer": "Ethernet"}
-
-
-@dataclass(frozen=True, slots=True)
-class Collector:
-    name: str
-    up: bool = True
-    seconds: float | None = 0.002
-    succeeded_at: float | None = 99.0
-    errors: int = 0
 
 
 @cache
@@ -91,10 +82,10 @@ def _stated_by(text: str) -> Source:
 NIC_SOURCES = tuple(source for source in Source if source is not Source.GPU)
 
 
-def samples(snapshot: Snapshot) -> tuple[Sample, ...]:
+def samples(snapshot: Snapshot, at: float = 100.0) -> tuple[Sample, ...]:
     pfs = [one.pci_address for one in snapshot.functions if one.parent is None]
-    nics = (sample for pf in pfs for sample in samples_of(pf, NIC_SOURCES))
-    gpus = (sample for gpu in snapshot.gpus for sample in samples_of(gpu.uuid, [Source.GPU]))
+    nics = (sample for pf in pfs for sample in samples_of(pf, NIC_SOURCES, at))
+    gpus = (sample for gpu in snapshot.gpus for sample in samples_of(gpu.uuid, [Source.GPU], at))
     return (*nics, *gpus)
 
 
@@ -146,7 +137,7 @@ def _with(one: T, health: Health | None) -> T:
     return one if health is None else replace(one, health=health)
 
 
-def view(snapshot: Snapshot | None = None, **changes: object) -> View:
+def view(snapshot: Snapshot | None = None, at: float = 100.0, **changes: object) -> View:
     whole, offer = facts()
     snapshot = snapshot or sick(whole)
     measure = Measure()
@@ -159,10 +150,13 @@ def view(snapshot: Snapshot | None = None, **changes: object) -> View:
     values = {"flapping": 1234.5, "pre_fec_ber": 1.5e-7, "post_fec_errors": 0.0}
     made = View(
         snapshot=snapshot,
-        samples=samples(snapshot),
+        samples=samples(snapshot, at),
         stock=tuple(stock(offer.kinds(snapshot), snapshot)),
-        collectors=tuple(Collector(source.value) for source in Source),
-        judged={pf: Judged(50.0, 1234.5, {("healthy", "down"): 2}, values, 400_000)},
+        collectors=tuple(Collector(source.value, True, 0.002, 99.0) for source in Source),
+        judged={
+            pf: Judged(50.0, 1234.5, {("healthy", "down"): 2}, values, 400_000),
+            snapshot.gpus[3].uuid: Judged(60.0, None, {("healthy", "unhealthy"): 1}, {"remap_limit": 3}),
+        },
         statuses=(Status("nvidia-dgx-h100/nic0", True, "", 8, 8, 1),),
         measure=measure,
         restarts={"pods": 1},

@@ -41,6 +41,10 @@ resources:
 - kind: gpu-mem
   sliceMiB: SLICE
   reservedMiB: RESERVED
+health:
+  rules:
+  - {rule: carrier_down, clearForSeconds: 0}
+  - {rule: flapping, enabled: false}
 """
 
 

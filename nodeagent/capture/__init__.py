@@ -10,6 +10,7 @@ The law of this file:
 * What could not be read is kept as that: ``/.nodeagent/unreadable`` names it with its errno, and ``Tree``
   fails there in the same way.
 * A capture always holds ``gpus.json``: without, whoever replays it would ask his own driver.
+* It holds what was measured at that moment, in ``samples.json``.
 * It is whole or not there: written beside its place and renamed.
 
 Scrambling replaces what names one piece of hardware: the last 24 bits of MAC addresses and of what is made
@@ -35,6 +36,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from nodeagent import __version__, node
+from nodeagent.capture import now
 from nodeagent.config import Config
 from nodeagent.host import recorded
 from nodeagent.host.driver import DriverError, GpuReading, GpuVitals
@@ -42,6 +44,7 @@ from nodeagent.host.sysfs import UNREADABLE, SysfsError, Tree
 from nodeagent.model import Function
 from nodeagent.sources import paths, pci, session
 from nodeagent.sources.look import NET, Look
+from nodeagent.sources.replica import PATH as SAMPLES
 
 MARKER = "/.nodeagent/machine.yaml"
 _ORIGIN = (
@@ -68,6 +71,7 @@ def capture(root: Path, directory: Path, *, scramble: bool) -> str:
     paths.look(tree, Config().cdi.directory)
     readings, why = _gpus(tree)
     _also(tree, facts.functions, readings)
+    tree.files[SAMPLES] = now.samples(tree, facts.functions)
     tree.files[MARKER] = _marker(tree, scrambled=scramble).encode()
     if tree.unreadable:
         lines = (f"{errno.errorcode[code]} {path}\n" for path, code in sorted(tree.unreadable.items()))
@@ -248,7 +252,7 @@ def _gpus(tree: Remembering) -> tuple[tuple[GpuReading, ...], str | None]:
         try:
             driver.open()
             told.append((driver.version(), driver.gpus()))
-            measured.append(driver.vitals())
+            measured.append(tuple(driver.vitals()))
             driver.close()
         except DriverError as error:
             failed.append(error)

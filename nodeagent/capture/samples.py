@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from nodeagent import __version__
@@ -17,7 +17,7 @@ from nodeagent.health.recording import Header, Subject, encode
 from nodeagent.health.samples import Sample
 from nodeagent.host.sysfs import Tree
 from nodeagent.model import Function, Link
-from nodeagent.node import hints
+from nodeagent.node import hints, permanent_macs, recorded
 from nodeagent.sources import pci
 from nodeagent.sources.sampler import Rates, Sampler
 
@@ -41,7 +41,8 @@ def record(root: Path, file: Path, seconds: float, rates: Rates | None = None) -
 async def _record(tree: Tree, write: Writer, file: Path, seconds: float, rates: Rates | None) -> str:
     facts = await asyncio.to_thread(pci.scan, tree)
     pfs = tuple(one for one in facts.functions if one.parent is None)
-    write(encode(header(tree, pfs, facts.links)))
+    macs = {} if recorded(tree) else await asyncio.to_thread(permanent_macs)
+    write(encode(header(tree, pfs, facts.links, macs)))
     count = 0
 
     def state(samples: Sequence[Sample]) -> None:
@@ -56,7 +57,7 @@ async def _record(tree: Tree, write: Writer, file: Path, seconds: float, rates: 
                 await sampler.watch(waking)
     except TimeoutError:
         pass
-    silent = [f"{source}: {one.reason}" for source, one in sampler.collectors.items() if one.reason]
+    silent = [f"{source}: {one.reason}" for source, one in sampler.sources.items() if one.reason]
     lines = [f"{file}: {count} samples of {len(pfs)} PFs in {seconds:g} s"]
     if silent:
         lines.append("These sources have not spoken:")
@@ -64,22 +65,25 @@ async def _record(tree: Tree, write: Writer, file: Path, seconds: float, rates: 
     return "\n".join([*lines, f"Judge them with: nodeagent health replay {file}"])
 
 
-def header(tree: Tree, pfs: Sequence[Function], links: Sequence[Link]) -> Header:
+def header(
+    tree: Tree, pfs: Sequence[Function], links: Sequence[Link], macs: Mapping[str, str | None]
+) -> Header:
+    """``macs`` are permanent addresses, as far as the kernel says them."""
     by_device = {link.pci_address: link for link in links}
     return Header(
         agent=__version__,
         boot_id=tree.text(_BOOT_ID) or "",
         booted_at=round(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME), 3),
-        devices=tuple(subject(pf, by_device.get(pf.pci_address)) for pf in pfs),
+        devices=tuple(subject(pf, by_device.get(pf.pci_address), macs.get(pf.pci_address)) for pf in pfs),
     )
 
 
-def subject(pf: Function, link: Link | None) -> Subject:
+def subject(pf: Function, link: Link | None, mac: str | None) -> Subject:
     return Subject(
         device=pf.pci_address,
         netdev=pf.netdev,
         rdma=pf.rdma.device if pf.rdma else None,
-        mac=link.mac if link else None,
+        mac=mac or (link.mac if link else None),
         driver=pf.driver,
         link_type=pf.link_type,
         speed_mbps=link.speed_mbps if link else None,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import msgspec
 
-from nodeagent.config.setting import Seconds, Settings, listed, setting
+from nodeagent.config.setting import Seconds, Settings, listed, setting, wire
 
 Mark = Literal[
     "remap_failed",
@@ -76,3 +77,16 @@ class GpuHealthSettings(Settings, frozen=True, kw_only=True):
             "Also measure the GPU memory of each container; it needs the host's PID namespace (hostPID)."
         ),
     ] = False
+
+
+def looser(health: GpuHealthSettings) -> Iterator[tuple[tuple[str, str], str]]:
+    """Faults that would go sooner than they come: one that swings would come and go for ever."""
+    for clear, hold in (
+        ("clear_seconds", "nvlink_down_seconds"),
+        ("clear_seconds", "fabric_seconds"),
+        ("pcie_clear_seconds", "pcie_width_seconds"),
+    ):
+        least = getattr(health, hold)
+        if getattr(health, clear) < least:
+            message = f"must be at least {wire(hold)}, {least:g}: a fault must not go sooner than it comes"
+            yield (wire(clear), wire(hold)), message

@@ -14,8 +14,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from nodeagent.config.cluster import ClusterSettings
 from nodeagent.config.gpuhealth import GpuHealthSettings
 from nodeagent.config.health import HealthSettings
+from nodeagent.config.samples import SamplesSettings
 from nodeagent.config.setting import (
     AUTO,
     ENTRIES_MAX,
@@ -350,6 +352,10 @@ class Config(Settings, frozen=True, kw_only=True):
         LldpSettings()
     )
     health: Annotated[HealthSettings, setting("How links are judged.")] = HealthSettings()
+    cluster: Annotated[ClusterSettings, setting("What the API server is told.")] = ClusterSettings()
+    samples: Annotated[SamplesSettings, setting("How often what is measured on NICs is read.")] = (
+        SamplesSettings()
+    )
     vfs: Annotated[
         tuple[VfsEntry, ...],
         setting(

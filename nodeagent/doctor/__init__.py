@@ -11,13 +11,26 @@ which is no fault.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nodeagent import node
 from nodeagent.config import Config
-from nodeagent.doctor import configuration, gpus, kubelet, lldp, machine, nics, rights, runtime, work
+from nodeagent.doctor import (
+    asking,
+    cluster,
+    configuration,
+    gpus,
+    kubelet,
+    lldp,
+    machine,
+    nics,
+    rights,
+    runtime,
+    work,
+)
+from nodeagent.doctor.asking import Where
 from nodeagent.doctor.configuration import Configuration
 from nodeagent.doctor.finding import Entry, Finding, Level, Topic
 from nodeagent.doctor.subject import Subject
@@ -34,6 +47,7 @@ __all__ = [
     "Level",
     "Place",
     "Report",
+    "Where",
     "as_json",
     "as_markdown",
     "as_table",
@@ -72,6 +86,7 @@ TOPICS = (
     runtime.TOPIC,
     kubelet.TOPIC,
     rights.TOPIC,
+    cluster.TOPIC,
     DOCTOR,
 )
 """In the order of the report."""
@@ -86,6 +101,7 @@ class Place:
     kubelet_dir: Path | None = None
     wait_s: float = 0.0
     timeout_s: float = TIMEOUT_S
+    where: Where = field(default_factory=Where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +134,7 @@ def examine(place: Place) -> Report:
         place.wait_s,
         place.timeout_s,
     )
-    seen = first | work.run(_tasks(subject))
+    seen = first | work.run(_tasks(subject, place.where))
     findings = tuple(_findings(seen, subject))
     return Report(findings, any(outcome.hung_s is not None for outcome in seen.values()))
 
@@ -131,7 +147,7 @@ def _kubelet_dir(tree: Tree, recorded: bool) -> Path | None:
     return below if below.is_dir() and not usual.is_dir() else usual
 
 
-def _tasks(subject: Subject) -> dict[str, Task]:
+def _tasks(subject: Subject, where: Where) -> dict[str, Task]:
     usual, margin = subject.timeout_s, 2.0
     tasks = {
         "machine": Task(lambda: machine.look(subject), usual),
@@ -145,6 +161,8 @@ def _tasks(subject: Subject) -> dict[str, Task]:
     }
     if not subject.recorded:
         tasks["rights"] = Task(lambda: rights.look(subject), usual)
+    if not subject.recorded or where.kubeconfig is not None:
+        tasks["cluster"] = Task(lambda: asking.look(where), 2 * usual)
     return tasks
 
 
@@ -168,6 +186,9 @@ def _findings(seen: dict[str, Outcome], subject: Subject) -> Iterator[Finding]:
     yield from judged("runtime", lambda it: runtime.judge(it, config, counted))
     yield from judged("kubelet", lambda it: kubelet.judge(it, config, snapshot))
     yield from judged("rights", lambda it: rights.judge(it, config))
+    asked = seen.get("cluster", Outcome(error=LookupError()))
+    if asked.error is None and asked.hung_s is None:
+        yield from cluster.judge(asked.value, config, snapshot)
     for name, outcome in seen.items():
         if outcome.hung_s is not None:
             yield DOCTOR.fix("check_hung", f"{name}: no answer within {outcome.hung_s:g} s")

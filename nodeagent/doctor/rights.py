@@ -5,6 +5,7 @@ Of the process that runs the doctor, not of the agent: run it where the agent ru
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,9 @@ from pathlib import Path
 from nodeagent.config import Config
 from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, some
 from nodeagent.doctor.subject import Subject
+from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.sinks.files import DEVICE_INFO, refusal
+from nodeagent.sources.memory import NAME
 
 TOPIC = Topic(
     "rights",
@@ -47,11 +50,29 @@ TOPIC = Topic(
             "the pod fails.",
             "mount the folder read-write below --root, or free the disk",
         ),
+        "state": FACT,
+        "state_unwritable": Entry(
+            "Penalties of flapping links and faults that stand are forgotten whenever the agent restarts.",
+            "mount a writable host folder there, or set health.stateDirectory",
+        ),
+        "state_broken": Entry(
+            "What an earlier agent remembered cannot be read; the agent leaves it out and writes the file anew.",
+            "nothing, if it happened once; else look at the disk",
+        ),
     },
 )
 
 # include/uapi/linux/capability.h
 CAPABILITIES = {"NET_ADMIN": 12, "NET_RAW": 13, "SYSLOG": 34}
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The folder in which the agent remembers, why it could not be written, and why its file cannot be read."""
+
+    folder: str
+    refusal: str | None = None
+    broken: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +84,7 @@ class Rights:
     sys_read_only: bool = False
     dmesg_restricted: bool = False
     folders: Mapping[str, str | None] = field(default_factory=dict)
+    state: State | None = None
 
 
 def look(subject: Subject) -> Rights:
@@ -77,7 +99,19 @@ def look(subject: Subject) -> Rights:
         sys_read_only=bool(os.statvfs(tree.path("/sys")).f_flag & os.ST_RDONLY),
         dmesg_restricted=Path("/proc/sys/kernel/dmesg_restrict").read_text(encoding="ascii").strip() == "1",
         folders={path: _unwritable(tree.path(path)) for path in written(subject.config)},
+        state=_state(tree, subject.config.health.state_directory),
     )
+
+
+def _state(tree: Tree, folder: str) -> State:
+    broken = None
+    try:
+        text = tree.data(f"{folder}/{NAME}")
+        if text is not None and not isinstance(json.loads(text), dict):
+            broken = "it is no JSON object"
+    except (SysfsError, ValueError, RecursionError) as error:
+        broken = str(error)
+    return State(folder, _unwritable(tree.path(folder)), broken)
 
 
 def written(config: Config) -> tuple[str, ...]:
@@ -102,8 +136,19 @@ def judge(rights: Rights, config: Config) -> Iterator[Finding]:
     broken = {path: why for path, why in rights.folders.items() if why}
     for path, why in broken.items():
         yield TOPIC.fix("folder_unwritable", f"{path}: {why}")
+    if rights.state is not None:
+        yield from _judge_state(rights.state)
     if rights.folders and not broken:
         yield TOPIC.ok("folders", f"writable: {some(list(rights.folders))}")
+
+
+def _judge_state(state: State) -> Iterator[Finding]:
+    if state.broken is not None:
+        yield TOPIC.warn("state_broken", f"{state.folder}/{NAME}: {state.broken}")
+    if state.refusal is not None:
+        yield TOPIC.warn("state_unwritable", f"{state.folder}: {state.refusal}")
+    if state.broken is None and state.refusal is None:
+        yield TOPIC.ok("state", f"remembered in {state.folder}")
 
 
 def _unwritable(folder: Path) -> str | None:

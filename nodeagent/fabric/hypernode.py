@@ -27,7 +27,7 @@ DERIVED_FROM = "nodeagent.io/derived-from"
 ALIASES = "nodeagent.io/aliases"
 
 _OWN_LABELS = frozenset((SOURCE_LABEL, OWNER_LABEL, FABRIC_LABEL, TIER_LABEL))
-_OWN_ANNOTATIONS = frozenset((SWITCHES, RAILS, DERIVED_FROM, ALIASES))
+OWN_ANNOTATIONS = frozenset((SWITCHES, RAILS, DERIVED_FROM, ALIASES))
 _MEMBER_BYTES = 69
 """One exact-match member in etcd; measured, the name's own length comes on top of the 20 that it counts."""
 BYTES_MAX = 1_400_000
@@ -161,6 +161,22 @@ class HyperNodeObject(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(HyperNodeObject)
+_SPEC_DECODER = msgspec.json.Decoder(_Spec)
+
+
+def of(
+    name: str,
+    labels: dict[str, str] | None,
+    annotations: dict[str, str] | None,
+    resource_version: str | None,
+    spec: bytes,
+) -> HyperNode:
+    """From metadata that has been read, and the JSON of the spec. Raises ``HyperNodeError``."""
+    try:
+        decoded = _SPEC_DECODER.decode(spec)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise HyperNodeError(str(error)) from None
+    return value_of(HyperNodeObject(_Metadata(name, labels, annotations, resource_version), decoded))
 
 
 def decode(raw: bytes) -> HyperNode:
@@ -206,7 +222,7 @@ def value_of(found: HyperNodeObject) -> HyperNode:
         selectors=tuple(sorted(selectors)),
         labels=tuple(sorted((key, value) for key, value in labels.items() if key in _OWN_LABELS)),
         annotations=tuple(
-            sorted((key, value) for key, value in annotations.items() if key in _OWN_ANNOTATIONS)
+            sorted((key, value) for key, value in annotations.items() if key in OWN_ANNOTATIONS)
         ),
         source=labels.get(SOURCE_LABEL),
         resource_version=found.metadata.resource_version,

@@ -13,7 +13,7 @@ The law of this file:
 from __future__ import annotations
 
 import math
-from collections import deque
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 
 from nodeagent.health.samples import DATA, Sample, Source
@@ -25,6 +25,8 @@ STALE_MIN_S = 30.0
 """… and not before this, as a busy node may hold any of them up for a moment."""
 STALE_FIRST_S = 300.0
 """For a source that has spoken once, whose period is not known: five of the slowest."""
+_JUDGED = frozenset(Source) - {Source.STATE, Source.PAUSE, Source.VF, Source.GPU}
+"""Those that rules look at. Whether the others speak is for the metrics to say."""
 _ON_EVENT = frozenset({Source.KERNEL})
 """The kernel's log speaks when it has something to say; its silence is no news."""
 
@@ -36,20 +38,22 @@ class Counter:
         self.raw = raw
         self.total = 0.0
         self.window_s = window_s
-        self._points: deque[tuple[float, float]] = deque([(at, 0.0)])
+        self._ats = [at]
+        self._totals = [0.0]
 
     def take(self, raw: float, at: float) -> float:
         """The counter now; returns what was added."""
         added = raw - self.raw if raw >= self.raw else raw
         self.raw = raw
         self.total += added
-        points = self._points
-        if len(points) > 1 and at - points[-2][0] < self.window_s / _STEPS:
-            points[-1] = (at, self.total)
+        ats, totals = self._ats, self._totals
+        if len(ats) > 1 and at - ats[-2] < self.window_s / _STEPS:
+            ats[-1], totals[-1] = at, self.total
         else:
-            points.append((at, self.total))
-        while len(points) > 2 and points[1][0] <= at - self.window_s:
-            points.popleft()
+            ats.append(at)
+            totals.append(self.total)
+        while len(ats) > 2 and ats[1] <= at - self.window_s:
+            del ats[0], totals[0]
         return added
 
     def over(self, window_s: float) -> tuple[float, float]:
@@ -57,14 +61,9 @@ class Counter:
 
         The seconds are fewer while the counter has not been known for so long, and 0 after one sample alone.
         """
-        points = self._points
-        last_at = points[-1][0]
-        first = points[0]
-        for point in points:
-            if point[0] > last_at - window_s:
-                break
-            first = point
-        return self.total - first[1], last_at - first[0]
+        last_at = self._ats[-1]
+        first = max(0, bisect_right(self._ats, last_at - window_s) - 1)
+        return self.total - self._totals[first], last_at - self._ats[first]
 
 
 class History:
@@ -78,6 +77,7 @@ class History:
         self._at: dict[Source, float] = {}
         self._gap: dict[Source, float] = {}
         self._now = 0.0
+        self._fresh: set[Source] = set()
 
     def take(self, sample: Sample) -> dict[str, float]:
         """One more sample. Returns what was added to each counter that is followed."""
@@ -89,6 +89,7 @@ class History:
             gap = sample.at - before
             self._gap[sample.source] = max(gap, 0.75 * self._gap.get(sample.source, gap))
         self._at[sample.source] = sample.at
+        self._fresh.add(sample.source)
         # What the source does not state any more is absent, not as it was.
         for name in [name for name, source in self._of.items() if source is sample.source]:
             if name not in sample.values:
@@ -131,14 +132,20 @@ class History:
     def ask(self, now: float) -> None:
         """Questions from here on are asked at ``now``."""
         self._now = now
+        self._fresh = {
+            source
+            for source, at in self._at.items()
+            if source in _ON_EVENT or now < at + self._patience(source)
+        }
 
     def fresh(self, source: Source) -> bool:
-        at = self._at.get(source)
-        return at is not None and (source in _ON_EVENT or self._now - at <= self._patience(source))
+        return source in self._fresh
 
     def stale(self) -> tuple[Source, ...]:
         """Those that spoke and have fallen silent."""
-        return tuple(source for source in sorted(self._at) if not self.fresh(source))
+        if len(self._fresh) == len(self._at):
+            return ()
+        return tuple(source for source in sorted(self._at) if source in _JUDGED and source not in self._fresh)
 
     def stale_at(self) -> float | None:
         """When the next source would be silent."""

@@ -50,16 +50,27 @@ class Pf:
     def __init__(self, function: Function, rules: Sequence[Rule]) -> None:
         self.function = function
         self.link: Link | None = None
+        self._faults: frozenset[str] | None = None
+        """Of the facts; ``None`` before the first."""
+        self.stirred = True
+        """Something is new since it was judged."""
+        self.next_at: float | None = None
+        """When time alone may change its verdict."""
         self.netdev: str | None = None
         """The last name that its netdev had here."""
         self.history = History(windows(rules))
         self.holds: dict[str, Hold] = {}
+        self.values: dict[str, float] = {}
+        """What each rule measured last, in its unit."""
+        self.expected_mbps: float | None = None
         self.penalty = Penalty()
         self.losses: list[tuple[float, float]] = []
         self.once_up = False
         self.best_mbps: float | None = None
         self.watched = False
         """Passed the gate: a missing link is a fault."""
+        self.unused = False
+        """By configuration."""
         self.told: bool | None = None
         """Whether its devices were allocatable when that was last said; ``None`` before the first time."""
         self.held_since: float | None = None
@@ -71,10 +82,15 @@ class Pf:
     # --- what is known --------------------------------------------------------------------------------
 
     def facts(self, function: Function, link: Link | None) -> None:
+        if function == self.function and link == self.link and self._faults is not None:
+            return
+        self.stirred = True
         self.function, self.link = function, link
+        self._faults = frozenset(reason.key for reason in function.health.reasons)
         self.netdev = link.netdev if link is not None else self.netdev
 
     def take(self, sample: Sample, half_life_s: float, reuse: float) -> None:
+        self.stirred = True
         losses = self.history.take(sample).get("carrier_down", 0.0)
         if losses > 0:
             self.penalty.add(losses, sample.at, half_life_s, reuse)
@@ -95,7 +111,7 @@ class Pf:
         return next((one for one in self.function.health.reasons if one.key == fault.value), None)
 
     def _is(self, *faults: Fault) -> bool:
-        return any(self.structural(fault) is not None for fault in faults)
+        return self._faults is not None and not self._faults.isdisjoint(faults)
 
     @property
     def carrier(self) -> bool | None:
@@ -123,8 +139,9 @@ class Pf:
 
     @property
     def speed_mbps(self) -> float | None:
+        """The sample's first, unlike the carrier: without a change of carrier sysfs is read again at a scan only."""
         told = self.link.speed_mbps if self.link is not None else None
-        return told or self.history.level("speed_mbps") or None
+        return self.history.level("speed_mbps") or told or None
 
     def look(self, now: float) -> None:
         """Answers are for ``now`` from here on; what was reached in this boot is remembered."""
@@ -147,7 +164,7 @@ class Pf:
             carrier_witnesses=self._carrier_witnesses(),
             speed_mbps=self.speed_mbps,
             expected_mbps=expected_mbps or self.best_mbps,
-            losses=round(sum(count for at, count in self.losses if at > now - DAY_S)),
+            losses=round(sum(count for at, count in self.losses if at + DAY_S > now)),
             cabling=cabling,
             cabled_right=cabled_right,
         )
@@ -163,11 +180,17 @@ class Pf:
     # --- what is made of it ---------------------------------------------------------------------------
 
     def step(self, rules: Sequence[Rule], seen: Seen, now: float) -> None:
+        self.expected_mbps = seen.expected_mbps
         for rule in rules:
             if not (rule.enabled and self.applies(rule.key)):
                 self.holds.pop(rule.key, None)
+                self.values.pop(rule.key, None)
                 continue
             measured = self.measure(rule, seen, now)
+            if measured is None:
+                self.values.pop(rule.key, None)
+            else:
+                self.values[rule.key] = measured.value
             hold = self.holds.get(rule.key)
             if hold is None:
                 if measured is None:
@@ -182,8 +205,10 @@ class Pf:
         return rule.measure(seen)
 
     def applies(self, key: str) -> bool:
+        if key in ("device_missing", "driver_unbound"):
+            return True
         if key in STRUCTURAL:
-            return self.watched or self.once_up or key in ("device_missing", "driver_unbound")
+            return self.watched or (self.once_up and not self.unused)
         return self.watched
 
     def active(self, rules: Sequence[Rule]) -> list[tuple[Rule, Hold]]:

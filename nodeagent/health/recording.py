@@ -1,8 +1,10 @@
-"""Recorded samples: JSON lines, a header first and then one sample on each line, in the order of their making.
+"""Recorded samples: JSON lines, a header first and then one sample on each line.
 
 ``nodeagent capture --samples`` writes them and the rules are replayed on them. The law of this file:
 
 * The header says in which form the lines are and what the devices are, and never which node it was.
+* Samples of one source and device are in the order of their times; a slow source's stand after those of faster
+  ones that began later.
 * A line stands for itself. The last one may be cut short, by whoever ended the recording, and is left out
   then; any other line that is no sample is a ``RecordingError`` with its number.
 * What a newer agent of the same version adds to a line is passed over; another version is refused.

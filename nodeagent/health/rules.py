@@ -163,11 +163,13 @@ DEFAULTS: tuple[Rule, ...] = (
         window_s=60,
         counters=("crc_errors",),
     ),
-    _rule(_DEGRADED, hardware.optics_temperature, unit="°C above", enter=0, clear=-3, clear_for_s=600),
+    _rule(
+        _DEGRADED, hardware.optics_temperature, unit="°C above the limit", enter=0, clear=-3, clear_for_s=600
+    ),
     _rule(
         _DEGRADED,
         hardware.optics_rx_power,
-        unit="dB above",
+        unit="dB above the limit",
         enter=0,
         clear=0.5,
         enter_for_s=300,
@@ -249,11 +251,18 @@ DEFAULTS: tuple[Rule, ...] = (
         window_s=300,
         counters=("lane_errors",),
     ),
-    _rule(_WARN, hardware.optics_temperature_warning, unit="°C above", enter=0, clear=-3, clear_for_s=600),
+    _rule(
+        _WARN,
+        hardware.optics_temperature_warning,
+        unit="°C above the limit",
+        enter=0,
+        clear=-3,
+        clear_for_s=600,
+    ),
     _rule(
         _WARN,
         hardware.optics_rx_power_warning,
-        unit="dB above",
+        unit="dB above the limit",
         enter=0,
         clear=0.5,
         enter_for_s=300,

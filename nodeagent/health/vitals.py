@@ -183,31 +183,27 @@ def _step(
     return hold
 
 
-def _at_least(
-    name: str, least: Callable[[Limits], float], unit: str, detail: str
-) -> Callable[..., Says | None]:
+def _counted(mark: Mark, name: str, least: Callable[[Limits], float], unit: str, detail: str) -> Rule:
+    """Counts at once: what counts it never counts in error. ``unit`` is of one."""
+
     def look(values: Mapping[str, float], _: Chart, limits: Limits) -> Says | None:
         value = values.get(name)
         if value is None:
             return None
         said = detail.format(value=value, least=least(limits))
-        return Says(value >= least(limits), value, f"{value:g} {unit}", said)
+        return Says(value >= least(limits), value, f"{value:g} {unit}{'s' * (value != 1)}", said)
 
-    return look
-
-
-def _counted(mark: Mark, name: str, least: Callable[[Limits], float], unit: str, detail: str) -> Rule:
-    """Counts at once: what counts it never counts in error."""
     return Rule(
-        mark,
-        _at_least(name, least, unit, detail),
-        lambda limits: f"≥ {least(limits):g} {unit}",
-        lambda _: 0.0,
+        mark, look, lambda limits: f"≥ {least(limits):g} {unit}{'s' * (least(limits) != 1)}", lambda _: 0.0
     )
 
 
 def _flagged(mark: Mark, name: str, enter_s: Callable[[Limits], float], detail: str) -> Rule:
-    return Rule(mark, _at_least(name, lambda _: 1, "(flag)", detail), lambda _: "set", enter_s)
+    def look(values: Mapping[str, float], _: Chart, __: Limits) -> Says | None:
+        value = values.get(name)
+        return None if value is None else Says(value == 1, value, "set" if value else "not set", detail)
+
+    return Rule(mark, look, lambda _: "set", enter_s)
 
 
 def _nvlinks(values: Mapping[str, float], chart: Chart, limits: Limits) -> Says | None:
@@ -253,25 +249,24 @@ def _speed(values: Mapping[str, float], _: Chart, __: Limits) -> Says | None:
 
 
 RULES = (
-    _counted(
+    _flagged(
         Mark.REMAP_FAILED,
         "gpu_row_remap_failed",
-        lambda _: 1,
-        "failure",
+        lambda _: 0.0,
         "A bad row of the GPU's memory could not be remapped.",
     ),
     _counted(
         Mark.REMAP_LIMIT,
         "gpu_remapped_uncorrectable",
         lambda limits: limits.remapped_rows + 1,
-        "rows",
+        "row",
         "{value:g} rows of the GPU's memory were remapped for uncorrectable errors; {least:g} are too many.",
     ),
     _counted(
         Mark.SRAM_UNCORRECTABLE,
         "gpu_ecc_uncorrectable_sram",
         lambda limits: limits.sram_uncorrectable,
-        "errors",
+        "error",
         "The GPU met {value:g} uncorrectable SRAM errors since it was reset; {least:g} is too many.",
     ),
     _flagged(
@@ -319,7 +314,6 @@ RULES = (
         lambda _: "less than possible under load",
         lambda limits: limits.pcie_speed_s,
         lambda limits: limits.pcie_clear_s,
-        follows=True,
         patient=True,
     ),
 )

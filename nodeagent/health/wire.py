@@ -79,6 +79,8 @@ def flapping(seen: Seen) -> Measured | None:
     order (gpud and NVSentinel: three), reused at 1000, after an hour at the latest. Losses are counted by the
     kernel's carrier_down_count, never by events.
     """
+    if Source.LINK in seen.history.stale():
+        return None  # whether it flapped meanwhile is not known
     return Measured(seen.penalty, f"penalty {seen.penalty:.0f}", by(Source.LINK.value))
 
 
@@ -87,6 +89,8 @@ def flapping_daily(seen: Seen) -> Measured | None:
 
     Azure NHC's check_ib_link_flapping: 5 in 24 h.
     """
+    if Source.LINK in seen.history.stale():
+        return None
     return Measured(float(seen.losses), f"{seen.losses} losses", by(Source.LINK.value))
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, TypeVar
 
 from nodeagent.host.driver import DriverError, GpuEvent, GpuReading, GpuVitals
@@ -120,11 +120,12 @@ class Nvml:
         self._handles.clear()
         return tuple(self._read(lib, index) for index in range(count))
 
-    def vitals(self) -> tuple[GpuVitals, ...]:
-        """What is measured on each GPU that answered the last ``gpus``."""
+    def vitals(self) -> Iterator[GpuVitals]:
+        """What is measured on each GPU that answered the last ``gpus``, one after the other."""
         self._opened()
         assert self._vitals is not None
-        return tuple(self._vitals.read(handle, uuid) for uuid, handle in self._handles.items())
+        for uuid, handle in self._handles.items():
+            yield self._vitals.read(handle, uuid)
 
     def wait(self, timeout_s: float) -> tuple[GpuEvent, ...]:
         """Block until something happens or the time is over (then empty)."""

@@ -85,7 +85,7 @@ class RdmaPorts:
             places = self.attributes.tree.names(folder)
         except SysfsError:
             places = ()
-        if not places:
+        if not places and not self.attributes.tree.exists(folder):
             return None
         found = tuple(
             int(place) for place in places if place.isdecimal() and self._is_roce_v2(device, int(place))

@@ -1,21 +1,53 @@
-"""The API server, asked by one small client: what is decoded is what is used, and every call ends."""
+"""The API server, asked by one small client: what is decoded is what is used, and every call ends.
+
+The law of this file:
+
+* Verbs are Kubernetes' own. Each call has one deadline, the waits that the server asks for (``Retry-After``
+  with 429 and 5xx) included, and ends in an ``ApiError`` or with a decoded object, nothing between.
+* The blocking work is done by a few threads of our own, one for each watch; the loop only waits. Whoever
+  stops waiting ends the call: its socket is shut down under it.
+* Nothing is tried twice but what the server has refused with a time to come back. Callers work by level and
+  come again anyway.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
 
 from nodeagent.kube.access import Access
+from nodeagent.kube.event import Event
 from nodeagent.kube.failure import ApiError
-from nodeagent.kube.resource import Json, Resource
+from nodeagent.kube.resource import PODS, Json, Resource
+
+if TYPE_CHECKING:
+    from nodeagent.kube.transport import Call, Request, Transport
+    from nodeagent.kube.watching import Watching
 
 __all__ = ["ApiError", "Client", "Event", "Listing"]
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 TIMEOUT_S = 15.0
 PAGE = 500
+THREADS = 4
+RESTARTS_MAX = 2
+"""A list whose continue token has expired so often is asked for in one piece."""
+WATCH_S = (300, 600)
+"""How long the server is to keep a watch: at random, so that those of many nodes do not end together."""
+GRACE_S = 30.0
+"""So much longer than the server we wait for its end of the watch."""
+RETRY_AFTER_S = 1.0
+
+_PARTIAL = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1,application/json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +58,22 @@ class Listing(Generic[T]):
     resource_version: str
 
 
-@dataclass(frozen=True, slots=True)
-class Event(Generic[T]):
-    """``type`` is ``ADDED``, ``MODIFIED``, ``DELETED`` or ``BOOKMARK``; a bookmark has no object."""
+class _ListMeta(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
+    continue_: str = msgspec.field(default="", name="continue")
 
-    type: str
-    object: T | None
-    resource_version: str
+
+class _Page(msgspec.Struct, Generic[T]):
+    metadata: _ListMeta
+    items: list[T] | None = None
 
 
 class Client:
     """One API server. Belongs to one event loop; ``close`` ends its threads.
 
     Every call has a deadline (``timeout_s``, waits that the server asks for included) and raises
-    ``ApiError``. ``guard`` is called just before anything is written, and may raise to forbid it: a leader
-    whose lease has run out.
+    ``ApiError``. ``guard`` is called just before anything is written; it says how many seconds the writing may
+    take, or raises to forbid it: a leader whose lease has run out.
     """
 
     def __init__(
@@ -49,15 +82,33 @@ class Client:
         *,
         manager: str = "nodeagent",
         timeout_s: float = TIMEOUT_S,
-        guard: Callable[[], None] | None = None,
+        guard: Callable[[], float] | None = None,
     ) -> None:
-        raise NotImplementedError
+        self.access = access
+        self.manager = manager
+        self._timeout_s = timeout_s
+        self._guard = guard
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kube")
+        self._transport: Transport | None = None
+        self._decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+        self._watches: set[Watching[Any]] = set()
 
     async def close(self) -> None:
-        raise NotImplementedError
+        """End what is under way, and the threads with it."""
+        watches = list(self._watches)
+        for watching in watches:
+            watching.abort()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for watching in watches:
+            await watching.ended.wait()
+        if self._transport is not None:
+            self._transport.close()
 
-    async def get(self, resource: Resource[T], name: str, *, namespace: str | None = None) -> T:
-        raise NotImplementedError
+    async def get(
+        self, resource: Resource[T], name: str, *, namespace: str | None = None, subresource: str = ""
+    ) -> T:
+        request = self._request("get", "GET", resource, namespace, name, subresource)
+        return self._decode(request, await self._send(request), resource.struct)
 
     async def list(
         self,
@@ -70,9 +121,54 @@ class Client:
     ) -> Listing[T]:
         """Everything, page by page. ``namespace`` ``None`` is all namespaces. ``labels`` and ``fields`` are
         selectors. A continue token that expires starts the list again."""
-        raise NotImplementedError
+        items: list[T] = []
+        version = await self.list_each(
+            resource,
+            items.append,
+            items.clear,
+            namespace=namespace,
+            labels=labels,
+            fields=fields,
+            limit=limit,
+        )
+        return Listing(items, version)
 
-    def watch(
+    async def list_each(
+        self,
+        resource: Resource[T],
+        take: Callable[[T], object],
+        again: Callable[[], object],
+        *,
+        namespace: str | None = None,
+        labels: str = "",
+        fields: str = "",
+        limit: int = PAGE,
+    ) -> str:
+        """``list`` for those who keep something else than the objects: only one page of them lives at a time.
+        ``again`` means that all taken so far is void. Returns the version at which to watch on."""
+        restarts, token = 0, ""
+        while True:
+            query = _selected(labels, fields)
+            query |= {"limit": str(limit)} if limit and restarts <= RESTARTS_MAX else {}
+            query |= {"continue": token} if token else {}
+            request = self._request("list", "GET", resource, namespace, query=query)
+            try:
+                body = await self._send(request)
+            except ApiError as error:
+                if not (error.gone and token):
+                    raise
+                restarts, token = restarts + 1, ""
+                again()
+                continue
+            page = self._decode(request, body, _Page[resource.struct])  # type: ignore[name-defined]
+            for item in page.items or ():
+                take(item)
+            token = page.metadata.continue_
+            if not token:
+                return page.metadata.resource_version
+            del page, body
+
+    async def watch(
         self,
         resource: Resource[T],
         *,
@@ -80,16 +176,50 @@ class Client:
         namespace: str | None = None,
         labels: str = "",
         fields: str = "",
-    ) -> AsyncIterator[Event[T]]:
+    ) -> AsyncGenerator[Event[T], None]:
         """What changes after ``resource_version``, until the server ends the watch (5 to 10 minutes).
         Raises ``ApiError``, with ``gone`` where the version is too old. Closing the iterator ends its
-        thread. Most want ``nodeagent.kube.reflect``."""
-        raise NotImplementedError
+        thread (``contextlib.aclosing``). Most want ``nodeagent.kube.reflect``."""
+        seconds = random.randint(*WATCH_S)  # noqa: S311 - no secret
+        query = _selected(labels, fields) | {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(seconds),
+        }
+        from nodeagent.kube.watching import Watching  # noqa: PLC0415 - urllib3, when it is used
 
-    async def apply(self, resource: Resource[T], obj: Any, *, subresource: str = "", force: bool = True) -> T:
+        request = self._request("watch", "GET", resource, namespace, query=query)
+        call = self._call(request, seconds + GRACE_S)
+        watching = Watching(self._door(), call, self._decoder(resource.struct), seconds + GRACE_S)
+        self._watches.add(watching)
+        watching.start()
+        try:
+            while (event := await watching.next()) is not None:
+                yield event
+        finally:
+            watching.abort()
+            self._watches.discard(watching)
+
+    async def apply(
+        self,
+        resource: Resource[T],
+        obj: Any,
+        *,
+        subresource: str = "",
+        force: bool = True,
+        manager: str | None = None,
+    ) -> T:
         """Server-side apply of ``obj``, a dict or a struct with ``metadata.name``; ``apiVersion`` and ``kind``
         are added. Without ``force`` a field that another manager owns is a conflict."""
-        raise NotImplementedError
+        body = _whole(resource, obj)
+        meta = body["metadata"]
+        query = {"fieldManager": manager or self.manager, "force": "true" if force else "false"}
+        request = self._request(
+            "patch", "PATCH", resource, meta.get("namespace"), meta["name"], subresource, query, body
+        )
+        request = replace(request, content_type="application/apply-patch+yaml")
+        return self._decode(request, await self._send(request), resource.struct)
 
     async def patch(
         self,
@@ -101,10 +231,18 @@ class Client:
         subresource: str = "",
     ) -> T:
         """JSON merge patch. ``metadata.resourceVersion`` in the body makes it conditional (409)."""
-        raise NotImplementedError
+        query = {"fieldManager": self.manager}
+        request = self._request("patch", "PATCH", resource, namespace, name, subresource, query, body)
+        request = replace(request, content_type="application/merge-patch+json")
+        return self._decode(request, await self._send(request), resource.struct)
 
     async def create(self, resource: Resource[T], obj: Any, *, namespace: str | None = None) -> T:
-        raise NotImplementedError
+        """409 (``AlreadyExists``) where it is there. The namespace may stand in the object."""
+        body = _whole(resource, obj)
+        where = namespace or body["metadata"].get("namespace")
+        query = {"fieldManager": self.manager}
+        request = self._request("create", "POST", resource, where, query=query, body=body)
+        return self._decode(request, await self._send(request), resource.struct)
 
     async def delete(
         self,
@@ -116,8 +254,122 @@ class Client:
         resource_version: str | None = None,
     ) -> None:
         """With ``uid`` or ``resource_version`` only that very object (409 otherwise)."""
-        raise NotImplementedError
+        wanted = {"uid": uid, "resourceVersion": resource_version}
+        preconditions = {key: value for key, value in wanted.items() if value is not None}
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        request = self._request(
+            "delete", "DELETE", resource, namespace, name, body=body | {"preconditions": preconditions}
+        )
+        await self._send(request)
 
-    async def evict(self, name: str, *, namespace: str) -> None:
+    async def evict(self, name: str, *, namespace: str, uid: str | None = None) -> None:
         """Ask for a pod's eviction; a disruption budget refuses with 429, which is not tried again."""
-        raise NotImplementedError
+        body: Json = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+        }
+        if uid is not None:
+            body["deleteOptions"] = {"preconditions": {"uid": uid}}
+        request = self._request("create", "POST", PODS, namespace, name, "eviction", body=body)
+        await self._send(request, patient=False)
+
+    # --- how ------------------------------------------------------------------------------------------
+
+    def _request(
+        self,
+        verb: str,
+        method: str,
+        resource: Resource[Any],
+        namespace: str | None,
+        name: str | None = None,
+        subresource: str = "",
+        query: dict[str, str] | None = None,
+        body: Json | None = None,
+    ) -> Request:
+        from nodeagent.kube.transport import Request  # noqa: PLC0415 - urllib3, when it is used
+
+        accept = "application/json"
+        if resource.metadata_only:
+            accept = _PARTIAL.format("List" if verb == "list" else "")
+        return Request(
+            verb,
+            method,
+            resource.path(namespace, name, subresource),
+            f"{resource.plural}/{subresource}" if subresource else resource.plural,
+            resource.group,
+            namespace,
+            query or {},
+            None if body is None else msgspec.json.encode(body),
+            accept=accept,
+        )
+
+    def _door(self) -> Transport:
+        if self._transport is None:
+            from nodeagent import __version__  # noqa: PLC0415
+            from nodeagent.kube.transport import Transport  # noqa: PLC0415 - as above
+
+            self._transport = Transport(self.access, f"nodeagent/{__version__}")
+        return self._transport
+
+    def _call(self, request: Request, seconds: float) -> Call:
+        from nodeagent.kube.transport import Call  # noqa: PLC0415 - as above
+
+        return Call(request, time.monotonic() + seconds)
+
+    async def _send(self, request: Request, *, patient: bool = True) -> bytes:
+        """The answer's body. A server that says when to come back is asked again then, if time is left."""
+        until = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return await self._once(request, until - time.monotonic())
+            except ApiError as error:
+                wait = error.retry_after_s
+                if not patient or not (error.status == 429 or (error.status or 0) >= 500):
+                    raise
+                if wait is None and error.status == 429:
+                    wait = RETRY_AFTER_S
+                if wait is None or time.monotonic() + wait >= until:
+                    raise
+            await asyncio.sleep(wait)
+
+    async def _once(self, request: Request, seconds: float) -> bytes:
+        call = self._call(request, seconds)
+        guard = None if request.method == "GET" else self._guard
+        working = asyncio.get_running_loop().run_in_executor(self._threads, self._door().send, call, guard)
+        try:
+            async with asyncio.timeout(max(seconds, 0)):
+                return await asyncio.shield(working)
+        except TimeoutError:
+            call.abort()
+            message = f"no answer of {self.access.server} within {self._timeout_s:g} s"
+            raise ApiError(request.verb, request.path, None, "Timeout", message) from None
+        finally:
+            if not working.done():
+                call.abort()
+                working.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def _decoder(self, type_: Any) -> msgspec.json.Decoder[Any]:
+        found = self._decoders.get(type_)
+        if found is None:
+            found = self._decoders[type_] = msgspec.json.Decoder(type_)
+        return found
+
+    def _decode(self, request: Request, body: bytes, type_: type[U]) -> U:
+        try:
+            decoded: U = self._decoder(type_).decode(body)
+            return decoded
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            message = f"the answer is not what was asked for: {error}"
+            raise ApiError(request.verb, request.path, 200, "Broken", message) from error
+
+
+def _selected(labels: str, fields: str) -> dict[str, str]:
+    query = {"labelSelector": labels, "fieldSelector": fields}
+    return {key: value for key, value in query.items() if value}
+
+
+def _whole(resource: Resource[Any], obj: Any) -> Json:
+    """The object as it is sent, with what it is."""
+    body = obj if isinstance(obj, dict) else msgspec.to_builtins(obj)
+    return {"apiVersion": resource.api_version, "kind": resource.kind, **body}

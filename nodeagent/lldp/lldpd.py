@@ -73,6 +73,7 @@ def _neighbor(interface: dict[str, Any]) -> Neighbor:
         capabilities=_capabilities(chassis.get("capability", ())),
         pvid=int(pvids[0]) or None if pvids else None,
         maximum_frame_size=int(size) if size else None,
+        confirmed=True,  # lldpd does not count; what it shows it has stood by
     )
 
 

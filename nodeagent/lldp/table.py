@@ -31,6 +31,8 @@ from nodeagent.model import Neighbor
 
 CAPACITY = 32
 DECODES_PER_SECOND = 100
+CONFIRMING = 2
+"""LLDPDUs of one MSAP until it is confirmed: a single frame may be a patch lead held in the wrong hole."""
 _BURST = 100.0
 
 Msap = tuple[ChassisId, PortId]
@@ -79,6 +81,7 @@ class Entry:
     first_heard: float
     last_heard: float
     expires: float
+    frames: int = 0
 
 
 @dataclass(slots=True)
@@ -218,11 +221,12 @@ class Table:
         neighbor = neighbor_of(link, pdu)
         if entry is None:
             return self._admit(side, msap, Entry(neighbor, pdu, frame, now, now, now), now)
-        changed = replace(entry.neighbor, stale=False) != neighbor
+        before = entry.neighbor
+        changed = replace(before, stale=False, confirmed=False) != neighbor
         side.frames.pop(entry.frame, None)
         side.frames[frame] = entry
         if changed:
-            entry.neighbor = replace(neighbor, stale=entry.neighbor.stale)
+            entry.neighbor = replace(neighbor, stale=before.stale, confirmed=before.confirmed)
             self.revision += 1
         entry.pdu, entry.frame = pdu, frame
         self._refresh(side, entry, now)
@@ -243,8 +247,10 @@ class Table:
         entry.last_heard = now
         entry.expires = now + entry.pdu.ttl
         self._due = min(self._due, entry.expires)
-        if entry.neighbor.stale:
-            entry.neighbor = replace(entry.neighbor, stale=False)
+        entry.frames += 1
+        confirmed = entry.frames >= CONFIRMING
+        if entry.neighbor.stale or entry.neighbor.confirmed != confirmed:
+            entry.neighbor = replace(entry.neighbor, stale=False, confirmed=confirmed)
             self.revision += 1
         if len(side.entries) > 1:
             self._sweep(side, now)

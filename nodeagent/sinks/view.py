@@ -8,26 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from nodeagent.health.samples import Sample
 from nodeagent.model import Function, Gpu, Health, Link, Snapshot
 from nodeagent.sinks.measure import Measure, Status
 
 
-class Collector(Protocol):
+@dataclass(frozen=True, slots=True)
+class Collector:
     """How one of the samplers does. ``succeeded_at`` is CLOCK_BOOTTIME, ``seconds`` its last look's duration."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def up(self) -> bool: ...
-    @property
-    def seconds(self) -> float | None: ...
-    @property
-    def succeeded_at(self) -> float | None: ...
-    @property
-    def errors(self) -> int: ...
+    name: str
+    up: bool
+    seconds: float | None = None
+    succeeded_at: float | None = None
+    errors: int = 0
 
 
 @dataclass(frozen=True, slots=True)

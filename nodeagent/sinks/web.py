@@ -73,6 +73,7 @@ class Web:
     def __init__(self, pages: dict[str, Answer], door: Door | None = None) -> None:
         self._pages = pages
         self._door = door or Door(Files())
+        self._said = ""
         self._open: dict[asyncio.Task[None], bool] = {}
         """Connections, those that have been idle for longest first; true while idle."""
 
@@ -130,7 +131,10 @@ class Web:
     def _closed(self, task: asyncio.Task[None]) -> None:
         self._open.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("A request could not be answered. reason=%r", f"{type(error).__name__}: {error}")
+            reason = f"{type(error).__name__}: {error}"
+            if reason != self._said:  # once, not at every scrape
+                log.error("A request could not be answered. reason=%r", reason)
+            self._said = reason
 
     def _mark(self, *, idle: bool) -> None:
         task = asyncio.current_task()
@@ -144,6 +148,7 @@ class Web:
         reader = asyncio.StreamReader(REQUEST_MAX_BYTES, loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
         context = self._door.context
+        transport: asyncio.Transport | None = None
         try:
             async with asyncio.timeout(REQUEST_S):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -155,8 +160,10 @@ class Web:
                     ssl_shutdown_timeout=1.0 if context else None,
                 )
         except (TimeoutError, OSError):
-            connection.close()
             return
+        finally:
+            if transport is None:
+                connection.close()
         transport.set_write_buffer_limits(high=0)  # drained means sent
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         try:

@@ -42,6 +42,19 @@ class Collector:
     hanging: bool = False
     ports_left_out: int = 0
 
+    @property
+    def name(self) -> str:
+        return str(self.source)
+
+    @property
+    def up(self) -> bool:
+        """Whether its last reading was good and none is waited for."""
+        return self.succeeded_at is not None and self.reason is None and not self.hanging
+
+    @property
+    def seconds(self) -> float | None:
+        return self.duration_s
+
     def age(self, now: float) -> float | None:
         """Seconds since it last succeeded."""
         return None if self.succeeded_at is None else now - self.succeeded_at

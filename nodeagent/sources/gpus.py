@@ -4,7 +4,7 @@ Each session with the driver is a thread (``sources/session.py``). One that does
 abandoned: the source falls silent and says in which call, the rest of the agent lives on, the process may
 still end, and with growing pauses another session is tried. One thread at a time speaks; of the abandoned
 ``STUCK_MAX`` at most are kept, then the next waits for one to return. One that hung in the vitals silences
-nobody, and the next sessions do without them for ``VITALS_REST_S``.
+nobody: the next sessions do without them for ``VITALS_REST_S``, and for as long as it hangs.
 
 What a session hears outlives it, in the ledger (``sources/ledger.py``).
 """
@@ -80,6 +80,7 @@ class _Watcher:
     ) -> None:
         self.driver, self.tree, self.ledger, self.silence, self.pace = driver, tree, ledger, silence, pace
         self.vitals_from = 0.0
+        self.hung: Session | None = None
         self.session: Session | None = None
         self.hinted = asyncio.Event()
 
@@ -99,7 +100,12 @@ class _Watcher:
                 continue
             began = time.monotonic()
             self.session = Session(
-                self.driver(), self.tree, self.pace.interval_s, self.pace.vitals_s, self.vitals_from
+                self.driver(),
+                self.tree,
+                self.pace.interval_s,
+                self.pace.vitals_s,
+                self.vitals_from,
+                self.hung,
             )
             self.session.start()
             try:
@@ -136,8 +142,8 @@ class _Watcher:
                 _abandoned.add(session)
                 why = f"the GPU driver has not answered within {self.pace.timeout_s:g} s (in {call})"
                 if call == "vitals":
-                    self.vitals_from = time.monotonic() + VITALS_REST_S
-                    why += f"; no vitals are read for {VITALS_REST_S:g} s"
+                    self.vitals_from, self.hung = time.monotonic() + VITALS_REST_S, session
+                    why += f"; no vitals are read for {VITALS_REST_S:g} s, nor before it has"
                 return End(call if call == "vitals" else "hang", DriverError(why))
             try:
                 async with asyncio.timeout(max(0.0, left_s)):

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from nodeagent.health.explain import DeviceView
 from nodeagent.health.gpu import Latch, Rules, judge, severity, unknown, verdict
 from nodeagent.health.gpuview import explain_gpu
@@ -52,12 +54,13 @@ class Ledger:
         """When each was heard last, in seconds since boot."""
         self._state: Callable[[tuple[Gpu, ...]], object] = lambda _: None
         self._samples: Callable[[tuple[Sample, ...]], object] = lambda _: None
-        self._vitals: dict[str, Mapping[str, float]] = {}
+        self._vitals: dict[str, Sample] = {}
         self._places: dict[str, Place] = {}
         self._said: dict[str, str] = {}
         self._states: dict[str, tuple[str, float]] = {}
         self._transitions: dict[str, Counter[tuple[str, str]]] = {}
         self._kept: dict[str, Latch] = {}
+        self._silent: str | None = None
         self._recall()
 
     def tell(
@@ -72,17 +75,21 @@ class Ledger:
 
     def explained(self) -> tuple[DeviceView, ...]:
         """Each GPU with what stands behind its health, by index."""
-        now = boottime()
-        return tuple(
-            explain_gpu(
-                latch,
-                self._vitals.get(latch.uuid, {}),
-                self.rules,
-                now,
-                self._states[latch.uuid][1] if latch.uuid in self._states else None,
-            )
-            for latch in self.latches
-        )
+        return tuple(self._explained(latch, boottime()) for latch in self.latches)
+
+    def _explained(self, latch: Latch, now: float) -> DeviceView:
+        """A driver that is silent is no rule of a GPU, yet what is said of it."""
+        sample = self._vitals.get(latch.uuid)
+        since = self._states.get(latch.uuid, (None, None))[1]
+        view = explain_gpu(latch, sample.values if sample is not None else {}, self.rules, now, since)
+        if self._silent is None:
+            return view
+        health = unknown(verdict(latch, self.rules), self._silent)
+        return msgspec.structs.replace(view, state=health.state, reasons=health.reasons)
+
+    def samples(self) -> tuple[Sample, ...]:
+        """The newest of each GPU."""
+        return tuple(self._vitals.values())
 
     def figures(self) -> dict[str, GpuFigures]:
         """By UUID."""
@@ -139,9 +146,10 @@ class Ledger:
                     f"{one.uuid} absurd",
                     f"A GPU tells what cannot be; it is left out. uuid={one.uuid} vitals={strange!r}",
                 )
-            self._vitals[one.uuid] = one.values
-        if news.vitals:
-            self._samples(tuple(self._sample(news.at, one) for one in news.vitals))
+        told = tuple(self._sample(news.at, one) for one in news.vitals)
+        self._vitals |= {sample.device: sample for sample in told}
+        if told:
+            self._samples(told)
         self._judge(vitals=news.vitals)
 
     def _sample(self, at: float, vitals: GpuVitals) -> Sample:
@@ -158,6 +166,7 @@ class Ledger:
         self._judge(readings=())
 
     def fall_silent(self, why: str) -> None:
+        self._silent = why
         self.say("driver", f"The GPU driver is silent; what was known of its GPUs stands. {why}")
         gpus = tuple(replace(gpu, health=unknown(gpu.health, why)) for gpu in self._gpus())
         for gpu in gpus:
@@ -172,6 +181,7 @@ class Ledger:
         readings: tuple[GpuReading, ...] | None = None,
         vitals: tuple[GpuVitals, ...] = (),
     ) -> None:
+        self._silent = None
         self.latches = judge(
             self.latches, boottime(), self.rules, events=events, readings=readings, vitals=vitals
         )

@@ -136,22 +136,22 @@ class Memory:
     def _write(self, text: bytes) -> None:
         if self._path is None or self._boot_id is None:
             return
-        try:
-            with self._writing:
-                if text != self._written:
-                    _replace(self._path, text)
-                    self._written = text
-        except OSError as error:
-            if not self._complained:
-                log.warning(
-                    "What is remembered of faults cannot be written and will be forgotten at a restart; mount a "
-                    "writable folder there or set health.stateDirectory. file=%s reason=%r",
-                    self._path,
-                    error.strerror,
-                )
-            self._complained = True
-        else:
-            self._complained = False
+        with self._writing:  # the last write may meet one that is under way in its thread
+            if text == self._written:
+                return
+            try:
+                _replace(self._path, text)
+            except OSError as error:
+                if not self._complained:
+                    log.warning(
+                        "What is remembered of faults cannot be written and will be forgotten at a restart; mount "
+                        "a writable folder there or set health.stateDirectory. file=%s reason=%r",
+                        self._path,
+                        error.strerror,
+                    )
+                self._complained = True
+            else:
+                self._written, self._complained = text, False
 
     def _load(self) -> None:
         if self._path is None or self._boot_id is None:

@@ -20,20 +20,14 @@ from nodeagent.sources.reader import RETRY_S, LeftOut, Plain, Ports, boottime, k
 A = TypeVar("A", bound=ethtool.Answer)
 
 _COUNTED = (
-    *(
-        "rx_packets",
-        "tx_packets",
-        "rx_bytes",
-        "tx_bytes",
-        "rx_errors",
-        "tx_errors",
-        "rx_dropped",
-        "tx_dropped",
-    ),
-    *("rx_multicast", None, None, None, "crc_errors", None, None, "rx_missed"),
+    *("rx_packets", "tx_packets", "rx_bytes", "tx_bytes"),
+    *("rx_errors", "tx_errors", "rx_dropped", "tx_dropped"),
+    *("rx_multicast", "collisions"),
+    *("rx_length_errors", "rx_over_errors", "crc_errors", "rx_frame_errors", "rx_fifo_errors", "rx_missed"),
+    *("tx_aborted_errors", "tx_carrier_errors", "tx_fifo_errors", "tx_heartbeat_errors", "tx_window_errors"),
+    *("rx_compressed", "tx_compressed", "rx_nohandler"),
 )
-"""The first 16 counters of struct rtnl_link_stats64."""
-_PLACES = tuple((name, place) for place, name in enumerate(_COUNTED) if name)
+"""The first 24 counters of struct rtnl_link_stats64."""
 
 
 class LinkReader(Plain):
@@ -78,14 +72,15 @@ def link_values(one: LinkReading) -> dict[str, float]:
         values["carrier"] = int(one.carrier)
     if one.mtu is not None:
         values["mtu_bytes"] = one.mtu
+    if one.queue_length is not None:
+        values["tx_queue_length"] = one.queue_length
     if one.carrier_up is not None:
         values["carrier_up"] = one.carrier_up
     if one.carrier_down is not None:
         values["carrier_down"] = one.carrier_down
     counters = one.counters
     if counters is not None:
-        for name, place in _PLACES:
-            values[name] = counters[place]
+        values.update(zip(_COUNTED, counters, strict=True))
     return values
 
 

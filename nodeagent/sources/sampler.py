@@ -33,16 +33,18 @@ from nodeagent.sources.pci import Hint
 from nodeagent.sources.ports import LinkReader, VfReader, ethtool_readers
 from nodeagent.sources.reader import TROUBLES, LeftOut, Ports, Reader, boottime
 from nodeagent.sources.replica import ReplicaReader
-from nodeagent.sources.thread import in_thread
+from nodeagent.sources.thread import Worker
 
 __all__ = ["Collector", "Rates", "Sampler", "watch"]
 
 log = logging.getLogger(__name__)
 
-SWEEP_EVERY_S, SWEEP_FOR_S = 0.05, 1.2
+SWEEP_EVERY_S, SWEEP_FOR_S = 0.02, 1.2
 """linkwatch holds a second announcement back for up to one second; the dump shows what it will say."""
 GAP_S = 0.01
-_KERNEL_GAP_S = 1.0
+_OTHER_GAP_S = 0.2
+_KERNEL_GAP_S, _KERNEL_AGAIN_S = 1.0, 60.0
+"""The least time between two looks at the kernel's log, and after which old news are told again."""
 _STATE = ("admin_up", "carrier", "oper_up", "carrier_up", "carrier_down")
 
 
@@ -57,7 +59,7 @@ class _Outcome:
 class Sampler:
     """Samples the PFs that ``functions`` answers. Belongs to one event loop and to the network namespace of it.
 
-    ``state`` gets what each reading found; ``latest`` holds the newest of all, ``collectors`` how the sources do.
+    ``state`` gets what each reading found; ``latest`` holds the newest of all, ``sources`` how each source does.
     """
 
     def __init__(
@@ -68,16 +70,20 @@ class Sampler:
         rates: Rates | None = None,
     ) -> None:
         self.latest = Latest()
-        self.collectors: dict[Source, Collector] = {}
+        self.sources: dict[Source, Collector] = {}
         self._tree = tree
         self._functions = functions
         self._state = state
         self._rates = rates or Rates()
         self._hints: tuple[Hint, ...] = ()
         self._rung = asyncio.Event()
+        self._other = asyncio.Event()  # a link is another than it was: what of its speed, what of its FEC?
         self._replica = ReplicaReader(tree) if tree.exists(recorded.PATH) else None
         self._ports = Ports()
         self._readers: list[Reader] = []
+        self._workers: dict[Source, Worker] = {}
+        self._busy: set[Reader] = set()
+        self._closed = False
         self._kernel_overruns = 0
         self._link = self._first()
         self._rounds = self._later()
@@ -104,10 +110,17 @@ class Sampler:
 
     def _add(self, reader: Reader) -> Reader:
         self._readers.append(reader)
-        self.collectors[reader.source] = Collector(reader.source)
+        self.sources[reader.source] = Collector(reader.source)
         return reader
 
     # What is asked
+
+    def samples(self) -> tuple[Sample, ...]:
+        """The newest of each device and source."""
+        return tuple(sample for device in self.latest.devices() for sample in self.latest.samples(device))
+
+    def collectors(self) -> tuple[Collector, ...]:
+        return tuple(self.sources.values())
 
     def overruns(self) -> dict[str, int]:
         """How often the kernel had to drop messages, by what they were about."""
@@ -143,18 +156,26 @@ class Sampler:
                 first = asyncio.Event()
                 group.create_task(self._follow_links(first))
                 for every, readers in self._rounds:
-                    group.create_task(self._repeat(every, readers, first))
+                    woken = self._other if readers[0].source is Source.MODES else None
+                    group.create_task(self._repeat(every, readers, first, woken))
                 if self._rates.kernel and self._replica is None:
                     group.create_task(self._follow_kernel(first))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
-            for reader in self._readers:
-                if not self.collectors[reader.source].hanging:
-                    reader.close()
+            self.close()
+
+    def close(self) -> None:
+        """Give back what is open; what a thread is reading just now it gives back when it has done."""
+        self._closed = True
+        for worker in self._workers.values():
+            worker.close()
+        for reader in self._readers:
+            if reader not in self._busy:
+                reader.close()
 
     async def once(self) -> None:
-        """One reading of every source, the links first; the kernel's log has no such thing."""
+        """One reading of every source, the links first; the kernel's log has no such thing. ``close`` after it."""
         await self._round((self._link,))
         await asyncio.gather(*(self._round(readers) for _, readers in self._rounds))
 
@@ -186,13 +207,23 @@ class Sampler:
             self._rung.clear()
             sweep_until = now() + (0.0 if self._replica else SWEEP_FOR_S)
 
-    async def _repeat(self, every: float, readers: tuple[Reader, ...], first: asyncio.Event) -> None:
+    async def _repeat(
+        self, every: float, readers: tuple[Reader, ...], first: asyncio.Event, woken: asyncio.Event | None
+    ) -> None:
         await first.wait()  # who has which netdev
         now = asyncio.get_running_loop().time
         while True:
             began = now()
+            if woken is not None:
+                woken.clear()
             await self._round(readers)
-            await asyncio.sleep(max(0.0, began + every - now()))
+            if woken is None:
+                await asyncio.sleep(max(0.0, began + every - now()))
+                continue
+            await asyncio.sleep(_OTHER_GAP_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(began + every):
+                    await woken.wait()
 
     async def _round(
         self,
@@ -209,30 +240,37 @@ class Sampler:
                 outcome = _read(reader, pfs)
                 with suppress(RuntimeError):  # the loop has ended meanwhile
                     loop.call_soon_threadsafe(self._heard, outcome, told or _all)
+            self._busy.difference_update(readers)
+            for reader in readers if self._closed else ():
+                reader.close()
 
-        working = in_thread(work, f"sample-{readers[0].source}")
-        try:
-            async with asyncio.timeout(self._rates.hangs_s):
-                await asyncio.shield(working)
-        except TimeoutError:
-            hanging = current[-1] if current else readers[0]
-            self._hangs(hanging.source)
-            await working
-            self.collectors[hanging.source].hanging = False
+        self._closed = False
+        self._busy.update(readers)
+        first = readers[0].source
+        worker = self._workers.setdefault(first, Worker(f"sample-{first}"))
+        working = worker.run(work)
+        while not working.done():
+            await asyncio.wait((working,), timeout=self._rates.hangs_s)
+            if not working.done():
+                self._hangs((current or readers)[-1].source)
+        working.result()
 
     def _hangs(self, source: Source) -> None:
+        if self.sources[source].hanging:
+            return
         reason = f"it has not answered for {self._rates.hangs_s:g} s"
-        self.collectors[source].hanging = True
-        self.collectors[source].failed(reason)
+        self.sources[source].hanging = True
+        self.sources[source].failed(reason)
         log.warning("A source of samples hangs. source=%s reason=%r", source, reason)
 
     def _failed(self, source: Source, reason: str, duration_s: float) -> None:
-        if self.collectors[source].failed(reason, duration_s):
+        if self.sources[source].failed(reason, duration_s):
             log.warning("A source of samples failed. source=%s reason=%r", source, reason)
 
     def _heard(self, outcome: _Outcome, told: Callable[[Sample], bool]) -> None:
         reader = outcome.reader
-        collector = self.collectors[reader.source]
+        collector = self.sources[reader.source]
+        collector.hanging = False
         collector.ports_left_out = reader.left_out.count
         if outcome.error is not None:
             self._failed(reader.source, outcome.error, outcome.duration_s)
@@ -245,6 +283,8 @@ class Sampler:
         if self._replica is not None:
             samples = self._of_replica(reader, samples, outcome.duration_s)
         if reader is self._link:
+            if any(map(self._changed, samples)):
+                self._other.set()
             self.latest.keep(one.pci_address for one in self._functions())
         self._tell(samples)
 
@@ -254,7 +294,7 @@ class Sampler:
         if reader is not self._replica:
             return [one for one in samples if (one.device, one.source) not in self._replica.told]
         for source in {sample.source for sample in samples} - {reader.source}:
-            self.collectors.setdefault(source, Collector(source)).succeeded(boottime(), duration_s)
+            self.sources.setdefault(source, Collector(source)).succeeded(boottime(), duration_s)
         return samples
 
     def _tell(self, samples: Sequence[Sample]) -> None:
@@ -262,7 +302,7 @@ class Sampler:
             self._state(self.latest.take(samples, self._spoken))
 
     def _spoken(self, source: Source) -> bool:
-        collector = self.collectors.get(source)
+        collector = self.sources.get(source)
         return collector is None or collector.attempts > 0
 
     def _changed(self, sample: Sample) -> bool:
@@ -273,9 +313,9 @@ class Sampler:
     async def _follow_kernel(self, first: asyncio.Event) -> None:
         """The log from its beginning, and whatever comes. Where it cannot be read that is said once."""
         await first.wait()
-        collector = self.collectors.setdefault(Source.KERNEL, Collector(Source.KERNEL))
+        collector = self.sources.setdefault(Source.KERNEL, Collector(Source.KERNEL))
         counted: Counter[Event] = Counter()
-        news, duration_s = 1, 0.0  # none at all is the first word too
+        news, duration_s, told_at = 0, 0.0, -_KERNEL_AGAIN_S
         try:
             with KernelLog() as kernel:
                 while True:
@@ -289,12 +329,15 @@ class Sampler:
                         await asyncio.sleep(0)
                         continue
                     collector.succeeded(boottime(), duration_s)
-                    if news:
+                    if news or boottime() - told_at >= _KERNEL_AGAIN_S:
                         self._tell(self._kernel_samples(counted))
+                        told_at = boottime()
                     news, duration_s = 0, 0.0
                     # A log that is written all the time must not keep the loop from its other work.
                     await asyncio.sleep(_KERNEL_GAP_S)
-                    await readable(kernel.fileno())
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(_KERNEL_AGAIN_S):
+                            await readable(kernel.fileno())
         except TROUBLES as error:
             self._failed(Source.KERNEL, str(error), duration_s)
 

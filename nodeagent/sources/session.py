@@ -13,6 +13,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -42,7 +43,7 @@ class Driver(Protocol):
     def close(self) -> None: ...
     def version(self) -> str | None: ...
     def gpus(self) -> tuple[GpuReading, ...]: ...
-    def vitals(self) -> tuple[GpuVitals, ...]: ...
+    def vitals(self) -> Iterable[GpuVitals]: ...
     def wait(self, timeout_s: float) -> tuple[GpuEvent, ...]: ...
 
 
@@ -77,12 +78,19 @@ class Session(threading.Thread):
     """One thread, one driver, from open to close."""
 
     def __init__(
-        self, driver: Driver, tree: Tree, interval_s: float, vitals_s: float, vitals_from: float
+        self,
+        driver: Driver,
+        tree: Tree,
+        interval_s: float,
+        vitals_s: float,
+        vitals_from: float,
+        hung: threading.Thread | None = None,
     ) -> None:
-        """``vitals_from``: no vitals before this moment of the monotonic clock."""
+        """No vitals before ``vitals_from`` of the monotonic clock, nor while ``hung`` still hangs in them."""
         super().__init__(name="gpu-driver", daemon=True)
         self.driver, self.tree = driver, tree
         self.interval_s, self.vitals_s, self.vitals_from = interval_s, vitals_s, vitals_from
+        self.hung = hung
         self.places: dict[str, Place] = {}
         self.loop = asyncio.get_running_loop()
         self.inbox: asyncio.Queue[News] = asyncio.Queue()
@@ -119,11 +127,12 @@ class Session(threading.Thread):
                 if self.over.is_set():  # given up while it hung
                     return
             if time.monotonic() >= vitals_due:
-                self._measure()
-                vitals_at = time.monotonic()
-                vitals_due = vitals_at + self.vitals_s
-                if self.over.is_set():
-                    return
+                if self.hung is None or not self.hung.is_alive():
+                    self._measure()
+                    vitals_at = time.monotonic()
+                    if self.over.is_set():
+                        return
+                vitals_due = time.monotonic() + self.vitals_s
             timeout_s = max(0.0, min(WAIT_S, min(due, vitals_due) - time.monotonic()))
             self._enter("wait", timeout_s)
             events = self.driver.wait(timeout_s)
@@ -137,8 +146,11 @@ class Session(threading.Thread):
         """Vitals fail alone: a driver that is gone says so at the next reading."""
         self._enter("vitals")
         try:
-            at = boottime()
-            measured = Measured(at, tuple(self._attribute(one) for one in self.driver.vitals()))
+            at, told = boottime(), []
+            for one in self.driver.vitals():
+                told.append(self._attribute(one))
+                self._enter("vitals")  # each GPU has its own time
+            measured = Measured(at, tuple(told))
         except DriverError as error:
             measured = Measured(boottime(), (), str(error))
         self._post(measured)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nodeagent.verbs import capture, config, demo, doctor, neighbors, plan, run, scan, vfs
+from nodeagent.verbs import capture, config, controller, demo, doctor, health, neighbors, plan, run, scan, vfs
 from nodeagent.verbs.common import FAILED, GOOD, ROOT, USAGE, Add, Verb
 
 __all__ = ["FAILED", "GOOD", "ROOT", "USAGE", "VERBS", "Add", "Verb"]
@@ -20,11 +20,13 @@ VERBS: tuple[Callable[[Add], None], ...] = (
     neighbors.add_decode,
     config.add,
     vfs.add,
+    health.add,
     doctor.add,
     plan.add_plan,
     plan.add_explain,
     plan.add_topology,
     capture.add,
+    controller.add,
     demo.add,
 )
 """In the order of the help."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -67,6 +68,11 @@ def text(path: Path) -> str:
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
         raise ConfigError(str(path), [Fault("", None, None, why)]) from error
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal that reads stdout; ``None`` for a file or a pipe, which are wide enough."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def log_to_stderr(level: str) -> None:

@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from nodeagent.verbs.common import GOOD, Add, config_option, json_option, load, log_to_stderr, seconds
+from nodeagent.verbs.common import (
+    GOOD,
+    Add,
+    config_option,
+    json_option,
+    load,
+    log_to_stderr,
+    seconds,
+    terminal_width,
+)
 
 
 def add(add: Add) -> None:
@@ -34,7 +43,10 @@ def _scan(options: argparse.Namespace) -> int:
 
     config = load(options.config)
     log_to_stderr("warning")
-    render = scan.as_json if options.json else scan.as_table
+
+    def render(seen: scan.Seen) -> str:
+        return scan.as_json(seen) if options.json else scan.as_table(seen, terminal_width())
+
     if not options.watch:
         print(render(asyncio.run(scan.once(config, options.root, options.wait))))
         return GOOD

@@ -15,6 +15,7 @@ for line in sys.stdin:
     answer = {}
     try:
         value = getattr(nvml, call)(*arguments)
+        value = tuple(value) if call == "vitals" else value
         answer["value"] = [dataclasses.asdict(one) for one in value] if isinstance(value, tuple) else value
     except DriverError as error:
         answer = {"error": str(error), "absent": error.absent}

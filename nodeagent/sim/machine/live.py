@@ -23,13 +23,15 @@ import logging
 from contextlib import suppress
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from nodeagent.host.inotify import IN_CLOSE_WRITE, NAMES, InotifyError, Watch
 from nodeagent.sim.machine import samples, sysfs
 from nodeagent.sim.machine.driver import GpuDriver
 from nodeagent.sim.machine.files import Files
 from nodeagent.sim.machine.gpus import GpuActions
 from nodeagent.sim.machine.kernel import Kernel, MachineError, refuse
-from nodeagent.sim.machine.model import Model, load
+from nodeagent.sim.machine.model import Model, NicPart, load
 from nodeagent.sim.machine.state import VFIO, Device, Netdev
 
 log = logging.getLogger(__name__)
@@ -55,6 +57,14 @@ class Machine(GpuActions):
     def load(cls, model: str | Path) -> Machine:
         """A machine of the package by name (``dgx-h100``), or a model file. Raises ``ModelError``."""
         return cls(load(model))
+
+    def without_rdma(self) -> Machine:
+        """The same machine with NICs that know no RDMA: no pod on it is given a node of /dev."""
+        parts = {
+            name: replace(part, rdma=False) if isinstance(part, NicPart) else part
+            for name, part in self.model.parts.items()
+        }
+        return Machine(replace(self.model, parts=parts))
 
     def write(self, root: Path) -> None:
         """Write the whole tree under ``root``; what happens from now on is shown there."""
@@ -304,10 +314,10 @@ class Machine(GpuActions):
         if self._root is None:
             return
         self._kernel.publish("routes", sysfs.routes(self._default_route()))
-        taken = json.dumps(samples.samples(self._kernel.nics))
-        self._kernel.publish("samples", {samples.PATH: taken + "\n"})
         facts = self._driver.facts(self._kernel.gpus)
         self._kernel.publish("facts", {FACTS: json.dumps(facts, indent=2) + "\n"})
+        taken = json.dumps(samples.samples(self._kernel.nics))
+        self._kernel.publish("samples", {samples.PATH: taken + "\n"})
         self._uevents += 1
         self._kernel.publish("uevent", {UEVENT: f"{self._uevents}\n"})
 

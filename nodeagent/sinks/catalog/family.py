@@ -45,8 +45,10 @@ JUDGED: dict[str, Datum] = {
     "pre_fec_ber": Datum(Source.LINK, "what pre_fec_ber compared"),
     "post_fec_errors": Datum(Source.LINK, "what post_fec_errors compared"),
     "rule_value": Datum(Source.LINK, "what each rule compared", per="rule"),
+    "gpu_since_unix": Datum(Source.GPU, "when the state changed"),
+    "gpu_rule_value": Datum(Source.GPU, "what each rule compared", per="rule"),
 }
-"""What the rules hand in of each link: shown like samples, because it changes as often."""
+"""What the rules hand in of each link and GPU: shown like samples, because it changes as often."""
 
 
 def datum_of(name: str) -> Datum | None:

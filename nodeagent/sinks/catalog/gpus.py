@@ -176,10 +176,11 @@ row(
 )
 row(
     "gpu_container_memory_used_bytes",
-    "gpu,container",
+    "gpu,container_id",
     "gpu_container_memory_bytes",
     help="Memory of the GPU that a container's processes use.",
-    use="Against its slices: who takes more than asked for. Only where gpu.health.processes is on; no pid is shown.",
+    use="Who takes more than asked for: join container_id of kube_pod_container_info (without its scheme). host is a "
+    "process in no container. Only where gpu.health.processes is on; a pid is never shown.",
     peers="FB_USED by process in dcgm-exporter",
 )
 
@@ -239,6 +240,37 @@ def gpu_health_reason(scene: Scene) -> Iterator[Series]:
     for gpu in scene.snapshot.gpus:
         for reason in gpu.health.reasons:
             yield (str(gpu.index), reason.key, "warning" if reason.warning else "fault"), 1
+
+
+@live(
+    "gpu_health_transitions_total",
+    "gpu,from,to",
+    help="Changes of state since the agent began.",
+    source="the rules",
+    use="One that goes back and forth has a fault that a reset only hides.",
+)
+def gpu_health_transitions(view: View) -> Iterator[Series]:
+    names = {gpu.uuid: str(gpu.index) for gpu in view.snapshot.gpus}
+    for device, judged in view.judged.items():
+        if device in names:
+            for (before, after), count in sorted(judged.transitions.items()):
+                yield (names[device], before, after), count
+
+
+row(
+    "gpu_health_since_timestamp_seconds",
+    "gpu",
+    "gpu_since_unix",
+    help="When the state changed last.",
+    use="time() - this is how long it has lasted.",
+)
+row(
+    "gpu_rule_value",
+    "gpu,rule",
+    "gpu_rule_value",
+    help="The number that a rule compared with its threshold.",
+    use="How near to a fault a GPU is.",
+)
 
 
 @described(

@@ -1,0 +1,640 @@
+"""Grafana's dashboards, from tables that a person can review: ``fleet`` for all nodes, ``node`` for one.
+
+A panel is a title, its queries, a unit and what to look for. Everything else (places, numbers, colors) is made.
+Written to ``daemonset/monitoring/dashboards/`` by ``hack/monitoring.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+WIDTH = 24
+STATES = {
+    0: ("healthy", "green"),
+    1: ("unused", "gray"),
+    2: ("unknown", "blue"),
+    3: ("degraded", "orange"),
+    4: ("miscabled", "purple"),
+    5: ("down", "red"),
+}
+BER_LIMITS = {"pre": 2.4e-4, "post": 1e-12}
+"""IEEE 802.3 before FEC at 100G per lane, IBTA after it."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """``queries`` are (expression, legend). ``lines`` are drawn across: a value and its color."""
+
+    title: str
+    what: str
+    queries: tuple[tuple[str, str], ...]
+    unit: str = "short"
+    kind: str = "timeseries"
+    width: int = 8
+    height: int = 8
+    logarithmic: bool = False
+    lines: dict[float, str] = field(default_factory=dict)
+    columns: str = ""
+    """Of a matrix: the label that its columns are."""
+    states: bool = False
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    uid: str
+    title: str
+    what: str
+    rows: dict[str, tuple[Panel, ...]]
+    one_node: bool
+
+
+def code(where: str) -> str:
+    """The state of each link as a number, the higher the worse, with the rail that it is."""
+    parts = " or ".join(
+        f'{number} * nodeagent_link_health_state{{{where}state="{state}"}}'
+        for number, (state, _) in STATES.items()
+        if number
+    )
+    return f"sum by (instance, device) ({parts})"
+
+
+def links(where: str) -> tuple[Panel, ...]:
+    """What both dashboards show of links; ``where`` is the selector, with its comma."""
+    only = where.rstrip(",")
+    of = f"{{{only}}}"
+    return (
+        Panel(
+            "Flaps per hour",
+            "Three or more: cable, optic or switch port.",
+            ((f"increase(nodeagent_link_carrier_down_total{of}[1h]) > 0", "{{instance}} {{device}}"),),
+        ),
+        Panel(
+            "Speed as a share of what is expected",
+            "Below 100 %: renegotiate, then change the cable.",
+            (
+                (
+                    f"nodeagent_link_speed_bytes{of} / nodeagent_link_expected_speed_bytes{of}",
+                    "{{instance}} {{device}}",
+                ),
+            ),
+            unit="percentunit",
+            lines={1.0: "green"},
+        ),
+        Panel(
+            "Bit error ratio before FEC",
+            "The line is where FEC gives up. One rail that climbs is an optic.",
+            ((f"nodeagent_link_pre_fec_bit_error_ratio{of} > 0", "{{instance}} {{device}}"),),
+            unit="sci",
+            logarithmic=True,
+            lines={BER_LIMITS["pre"]: "red"},
+        ),
+        Panel(
+            "Bit error ratio after FEC",
+            "Anything at the line or above loses traffic.",
+            ((f"nodeagent_link_post_fec_bit_error_ratio{of}", "{{instance}} {{device}}"),),
+            unit="sci",
+            logarithmic=True,
+            lines={BER_LIMITS["post"]: "red"},
+        ),
+        Panel(
+            "Paused by the network (PFC received)",
+            "Congestion; not the node's fault. The line is the rule's.",
+            (
+                (
+                    f"max by (instance, device) "
+                    f'(rate(nodeagent_link_pause_seconds_total{{{where}direction="receive"}}[5m]))',
+                    "{{instance}} {{device}}",
+                ),
+            ),
+            unit="percentunit",
+            lines={0.25: "orange"},
+        ),
+        Panel(
+            "Pausing the network (PFC sent)",
+            "The host is too slow: PCIe, IOMMU, memory.",
+            (
+                (
+                    f"max by (instance, device) "
+                    f'(rate(nodeagent_link_pause_seconds_total{{{where}direction="transmit"}}[5m]))',
+                    "{{instance}} {{device}}",
+                ),
+            ),
+            unit="percentunit",
+            lines={0.05: "red"},
+        ),
+        Panel(
+            "Congestion and loss in RDMA",
+            "Marks and CNPs are congestion; out of sequence and timeouts are loss.",
+            (
+                (
+                    f"sum by (instance) (rate(nodeagent_rdma_cnp_handled_total{of}[5m]))",
+                    "{{instance}} CNP handled",
+                ),
+                (
+                    f"sum by (instance) (rate(nodeagent_rdma_ecn_marked_packets_total{of}[5m]))",
+                    "{{instance}} marked",
+                ),
+                (
+                    f"sum by (instance) (rate(nodeagent_rdma_out_of_sequence_packets_total{of}[5m]))",
+                    "{{instance}} out of sequence",
+                ),
+                (
+                    f"sum by (instance) (rate(nodeagent_rdma_local_ack_timeouts_total{of}[5m]))",
+                    "{{instance}} timeouts",
+                ),
+            ),
+            unit="pps",
+        ),
+        Panel(
+            "Discards",
+            "Packets that the adapter could not take or send.",
+            (
+                (f"rate(nodeagent_link_receive_discards_total{of}[5m])", "{{instance}} {{device}} received"),
+                (f"rate(nodeagent_link_transmit_discards_total{of}[5m])", "{{instance}} {{device}} to send"),
+            ),
+            unit="pps",
+        ),
+        Panel(
+            "Light received, darkest lane",
+            "Lanes and rails of a kind lie within 2 dB.",
+            (
+                (
+                    f"10 * log10(1000 * min by (instance, device) "
+                    f"(nodeagent_transceiver_receive_power_watts{of} > 0))",
+                    "{{instance}} {{device}}",
+                ),
+            ),
+            unit="dBm",
+        ),
+        Panel(
+            "Temperature of transceivers",
+            "Against the module's own limits.",
+            (
+                (f"nodeagent_transceiver_temperature_celsius{of}", "{{instance}} {{device}}"),
+                (
+                    f""
+                    f'min(nodeagent_transceiver_threshold{{{where}sensor="temperature_celsius",level="high_warning"}})',
+                    "lowest warning limit",
+                ),
+            ),
+            unit="celsius",
+        ),
+        Panel(
+            "PCIe lanes as a share of what is possible",
+            "Below 100 %: reseat card or riser.",
+            (
+                (
+                    f"nodeagent_pcie_link_width_lanes{of} / nodeagent_pcie_expected_link_width_lanes{of}",
+                    "{{instance}} {{pci_address}}",
+                ),
+            ),
+            unit="percentunit",
+            lines={1.0: "green"},
+        ),
+        Panel(
+            "PCIe errors and stalls",
+            "Errors by severity; the share of seconds in which the NIC waited.",
+            (
+                (
+                    f"sum by (instance, severity) (increase(nodeagent_pcie_aer_errors_total{of}[1h]))",
+                    "{{instance}} {{severity}}",
+                ),
+                (
+                    f"max by (instance, device) (rate(nodeagent_pcie_stalled_seconds_total{of}[5m]))",
+                    "{{instance}} {{device}} stalled",
+                ),
+            ),
+        ),
+    )
+
+
+def gpus(where: str) -> tuple[Panel, ...]:
+    of = f"{{{where.rstrip(',')}}}"
+    return (
+        Panel(
+            "XIDs",
+            "Since the agents began; the same one twice counts twice.",
+            (
+                (
+                    f"sum by (instance, gpu, xid) (nodeagent_gpu_xid_errors_total{of})",
+                    "{{instance}} GPU {{gpu}} XID {{xid}}",
+                ),
+            ),
+        ),
+        Panel(
+            "NVLinks down",
+            "Any: jobs across GPUs fail.",
+            ((f"count by (instance, gpu) (nodeagent_gpu_nvlink_up{of} == 0)", "{{instance}} GPU {{gpu}}"),),
+        ),
+        Panel(
+            "Unhealthy GPUs",
+            "Kept from new pods.",
+            (
+                (
+                    f'sum by (instance) (nodeagent_gpu_health_state{{{where}state="unhealthy"}})',
+                    "{{instance}}",
+                ),
+            ),
+        ),
+    )
+
+
+FLEET = Dashboard(
+    "nodeagent-fleet",
+    "nodeagent: fleet",
+    "Every node's rails at one look, and what goes wrong with them.",
+    {
+        "Now": (
+            Panel(
+                "Links by state",
+                "All nodes.",
+                (("sum by (state) (instance_state:nodeagent_links:count) > 0", "{{state}}"),),
+                kind="stat",
+                height=5,
+            ),
+            Panel(
+                "Free devices",
+                "By resource, over all nodes.",
+                (
+                    (
+                        "sum by (resource) (nodeagent_link_device_free or nodeagent_gpu_device_free)",
+                        "{{resource}}",
+                    ),
+                ),
+                kind="stat",
+                height=5,
+            ),
+            Panel(
+                "Agents that cannot be scraped",
+                "Faults there are seen by nobody.",
+                (('count(up{job=~"(.*/)?nodeagent"} == 0) or vector(0)', "agents"),),
+                kind="stat",
+                height=5,
+            ),
+            Panel(
+                "Rails",
+                "A node a row, a rail a column.",
+                (
+                    (
+                        f"max by (instance, rail) ({code('')} * on (instance, device) group_left (rail) "
+                        'nodeagent_link_info{rail!=""})',
+                        "",
+                    ),
+                ),
+                kind="table",
+                columns="rail",
+                states=True,
+                width=24,
+                height=12,
+            ),
+        ),
+        "Links": links(""),
+        "GPUs": gpus(""),
+        "Agents": (
+            Panel(
+                "Largest free block",
+                "The most slices that one GPU of a node can still give.",
+                (("nodeagent_resource_largest_free_block", "{{instance}} {{resource}}"),),
+            ),
+            Panel(
+                "Age of the numbers",
+                "A collector that hangs shows here.",
+                (
+                    (
+                        "max by (collector) (time() - nodeagent_collector_last_success_timestamp_seconds)",
+                        "{{collector}}",
+                    ),
+                ),
+                unit="s",
+            ),
+            Panel(
+                "Restarts of parts",
+                "The log of the agent has the reason.",
+                (
+                    (
+                        "sum by (instance, task) (increase(nodeagent_task_restarts_total[1h])) > 0",
+                        "{{instance}} {{task}}",
+                    ),
+                ),
+            ),
+        ),
+    },
+    one_node=False,
+)
+
+HERE = 'instance="$instance",'
+NODE = Dashboard(
+    "nodeagent-node",
+    "nodeagent: node",
+    "One node: its links with their neighbors, its GPUs, and the pods that hold them.",
+    {
+        "Now": (
+            Panel(
+                "Links",
+                "State by rail.",
+                ((code(HERE), "{{device}}"),),
+                kind="stat",
+                states=True,
+                width=12,
+                height=6,
+            ),
+            Panel(
+                "Reasons",
+                "docs/runbook.md has a section for each.",
+                (
+                    (f"nodeagent_link_health_reason{{{HERE[:-1]}}}", "{{device}}: {{reason}}"),
+                    (f"nodeagent_gpu_health_reason{{{HERE[:-1]}}}", "GPU {{gpu}}: {{reason}}"),
+                ),
+                kind="stat",
+                width=12,
+                height=6,
+            ),
+            Panel(
+                "Links and their neighbors",
+                "Who is at the other end.",
+                (
+                    (
+                        f"nodeagent_lldp_neighbor_info{{{HERE[:-1]}}} * on (instance, device) "
+                        f"group_left (rail, pci_address, "
+                        f"firmware_version) nodeagent_link_info{{{HERE[:-1]}}}",
+                        "",
+                    ),
+                ),
+                kind="table",
+                width=12,
+            ),
+            Panel(
+                "Who holds what",
+                "Devices of each pod: VFs by PCI address, slices by GPU.",
+                ((f"nodeagent_device_pod_devices{{{HERE[:-1]}}}", ""),),
+                kind="table",
+                width=12,
+            ),
+        ),
+        "Links": links(HERE),
+        "Traffic": (
+            Panel(
+                "On the wire",
+                "RDMA included where the driver tells.",
+                (
+                    (
+                        f"8 * rate(nodeagent_link_phy_receive_bytes_total{{{HERE[:-1]}}}[5m])",
+                        "{{device}} received",
+                    ),
+                    (
+                        f"8 * rate(nodeagent_link_phy_transmit_bytes_total{{{HERE[:-1]}}}[5m])",
+                        "{{device}} sent",
+                    ),
+                ),
+                unit="bps",
+            ),
+            Panel(
+                "VFs by pod",
+                "Received and sent.",
+                (
+                    (
+                        f"8 * sum by (namespace, pod, pf) "
+                        f"(rate(nodeagent_vf_receive_bytes_total{{{HERE[:-1]}}}[5m]) "
+                        "* on (instance, pci_address) group_left (namespace, pod) label_replace("
+                        f'nodeagent_device_pod_info{{{HERE[:-1]}}}, "pci_address", "$1", '
+                        f'"device_id", "(.+)"))',
+                        "{{namespace}}/{{pod}} {{pf}} received",
+                    ),
+                    (
+                        f"8 * sum by (namespace, pod, pf) "
+                        f"(rate(nodeagent_vf_transmit_bytes_total{{{HERE[:-1]}}}[5m]) "
+                        "* on (instance, pci_address) group_left (namespace, pod) label_replace("
+                        f'nodeagent_device_pod_info{{{HERE[:-1]}}}, "pci_address", "$1", '
+                        f'"device_id", "(.+)"))',
+                        "{{namespace}}/{{pod}} {{pf}} sent",
+                    ),
+                ),
+                unit="bps",
+            ),
+            Panel(
+                "Bit errors by lane",
+                "One lane much worse than the next: clean the connector.",
+                (
+                    (
+                        f"rate(nodeagent_link_lane_bit_errors_total{{{HERE[:-1]}}}[5m])",
+                        "{{device}} lane {{lane}}",
+                    ),
+                ),
+                logarithmic=True,
+            ),
+        ),
+        "GPUs": (
+            *gpus(HERE),
+            Panel(
+                "Memory in use",
+                "By everyone, and what pods were promised.",
+                (
+                    (f"nodeagent_gpu_memory_used_bytes{{{HERE[:-1]}}}", "GPU {{gpu}}"),
+                    (
+                        "sum by (device_id) (nodeagent_device_pod_devices{"
+                        + HERE[:-1]
+                        + "} * on (instance, resource) "
+                        "group_left () nodeagent_resource_device_bytes{" + HERE[:-1] + "})",
+                        "promised of {{device_id}}",
+                    ),
+                ),
+                unit="bytes",
+            ),
+            Panel(
+                "Temperature",
+                "One hotter than the others: airflow.",
+                ((f"nodeagent_gpu_temperature_celsius{{{HERE[:-1]}}}", "GPU {{gpu}} {{sensor}}"),),
+                unit="celsius",
+            ),
+            Panel(
+                "Free slices",
+                "The largest request that each GPU can serve.",
+                ((f"nodeagent_gpu_device_free{{{HERE[:-1]}}}", "GPU {{gpu}} {{resource}}"),),
+            ),
+            Panel(
+                "GPU and NIC",
+                "How near they are: PIX is best.",
+                ((f"nodeagent_gpu_nic_affinity_info{{{HERE[:-1]}}}", ""),),
+                kind="table",
+                width=24,
+            ),
+        ),
+        "Agent": (
+            Panel(
+                "Calls of the kubelet, 99th percentile",
+                "Pods wait for them.",
+                (
+                    (
+                        f"histogram_quantile(0.99, sum by (le, method) "
+                        f"(rate(nodeagent_rpc_duration_seconds_bucket"
+                        f"{{{HERE[:-1]}}}[10m])))",
+                        "{{method}}",
+                    ),
+                ),
+                unit="s",
+            ),
+            Panel(
+                "Time that collectors take",
+                "None of it within a scrape.",
+                ((f"nodeagent_collector_duration_seconds{{{HERE[:-1]}}}", "{{collector}}"),),
+                unit="s",
+            ),
+            Panel(
+                "Age of the numbers",
+                "A collector that hangs shows here.",
+                (
+                    (
+                        f"time() - nodeagent_collector_last_success_timestamp_seconds{{{HERE[:-1]}}}",
+                        "{{collector}}",
+                    ),
+                ),
+                unit="s",
+            ),
+        ),
+    },
+    one_node=True,
+)
+
+DASHBOARDS = {"fleet": FLEET, "node": NODE}
+
+
+def model(board: Dashboard) -> dict[str, Any]:
+    """As Grafana imports it (schema of Grafana 10)."""
+    panels: list[dict[str, Any]] = []
+    top = 0
+    for title, row in board.rows.items():
+        panels.append(
+            {
+                "type": "row",
+                "title": title,
+                "collapsed": False,
+                "panels": [],
+                "id": len(panels) + 1,
+                "gridPos": {"x": 0, "y": top, "w": WIDTH, "h": 1},
+            }
+        )
+        top += 1
+        left = height = 0
+        for panel in row:
+            if left + panel.width > WIDTH:
+                top, left, height = top + height, 0, 0
+            place = {"x": left, "y": top, "w": panel.width, "h": panel.height}
+            panels.append({"id": len(panels) + 1, "gridPos": place, **_panel(panel)})
+            left, height = left + panel.width, max(height, panel.height)
+        top += height
+    return {
+        "uid": board.uid,
+        "title": board.title,
+        "description": board.what,
+        "tags": ["nodeagent"],
+        "schemaVersion": 39,
+        "editable": True,
+        "refresh": "30s",
+        "time": {"from": "now-6h", "to": "now"},
+        "timezone": "browser",
+        "graphTooltip": 1,
+        "templating": {"list": list(_variables(board))},
+        "links": [
+            {
+                "type": "dashboards",
+                "tags": ["nodeagent"],
+                "title": "nodeagent",
+                "asDropdown": False,
+                "includeVars": False,
+                "keepTime": True,
+            }
+        ],
+        "panels": panels,
+    }
+
+
+def _variables(board: Dashboard) -> Iterable[dict[str, Any]]:
+    yield {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus"}
+    if board.one_node:
+        yield {
+            "name": "instance",
+            "label": "Node",
+            "type": "query",
+            "datasource": SOURCE,
+            "query": {"query": "label_values(nodeagent_build_info, instance)", "refId": "instance"},
+            "refresh": 2,
+            "sort": 1,
+        }
+
+
+def _panel(panel: Panel) -> dict[str, Any]:
+    table = panel.kind == "table"
+    targets = [
+        {
+            "refId": chr(ord("A") + n),
+            "datasource": SOURCE,
+            "expr": expression,
+            "legendFormat": legend or "__auto",
+            **({"format": "table", "instant": True} if table else {}),
+        }
+        for n, (expression, legend) in enumerate(panel.queries)
+    ]
+    made: dict[str, Any] = {
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.what,
+        "datasource": SOURCE,
+        "targets": targets,
+        "fieldConfig": {"defaults": _field(panel), "overrides": []},
+        "options": _options(panel),
+    }
+    if table:
+        made["transformations"] = _transformations(panel)
+    return made
+
+
+def _field(panel: Panel) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = [{"color": "transparent" if panel.lines else "green", "value": None}]
+    steps += [{"color": color, "value": value} for value, color in panel.lines.items()]
+    defaults: dict[str, Any] = {"unit": panel.unit, "thresholds": {"mode": "absolute", "steps": steps}}
+    if panel.states:
+        options = {str(n): {"text": text, "color": color, "index": n} for n, (text, color) in STATES.items()}
+        defaults["mappings"] = [{"type": "value", "options": options}]
+        defaults["color"] = {"mode": "thresholds"}
+    if panel.kind == "timeseries":
+        scale = {"type": "log", "log": 10} if panel.logarithmic else {"type": "linear"}
+        defaults["custom"] = {
+            "lineWidth": 1,
+            "showPoints": "never",
+            "scaleDistribution": scale,
+            "thresholdsStyle": {"mode": "line" if panel.lines else "off"},
+        }
+    if panel.kind == "table" and panel.states:
+        defaults["custom"] = {"align": "center", "cellOptions": {"type": "color-background"}}
+    return defaults
+
+
+def _options(panel: Panel) -> dict[str, Any]:
+    if panel.kind == "timeseries":
+        return {
+            "legend": {"displayMode": "list", "placement": "bottom"},
+            "tooltip": {"mode": "multi", "sort": "desc"},
+        }
+    if panel.kind == "stat":
+        calculations = {"calcs": ["lastNotNull"], "fields": "", "values": False}
+        text = "value_and_name" if panel.states or panel.width < 12 else "name"
+        return {
+            "reduceOptions": calculations,
+            "textMode": text,
+            "colorMode": "background",
+            "graphMode": "none",
+        }
+    return {"showHeader": True, "cellHeight": "sm"}
+
+
+def _transformations(panel: Panel) -> list[dict[str, Any]]:
+    if panel.columns:
+        matrix = {"columnField": panel.columns, "rowField": "instance", "valueField": "Value"}
+        return [{"id": "groupingToMatrix", "options": matrix}]
+    hidden = dict.fromkeys(("Time", "Value", "__name__", "instance", "job", "namespace_", "endpoint"), True)
+    if "pod_devices" in panel.queries[0][0]:
+        hidden.pop("Value")
+    return [{"id": "organize", "options": {"excludeByName": hidden}}]

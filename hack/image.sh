@@ -1,0 +1,46 @@
+#!/bin/sh
+# Build the image with the first builder that is there: hack/image.sh [NAME:TAG] [OPTION …]
+# NODEAGENT_BUILDER=podman chooses one; options go to it as they are (--push, --platform linux/arm64).
+set -eu
+cd "$(dirname "$0")/.."
+
+version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' nodeagent/__init__.py)
+name=${1:-nodeagent:$version}
+[ $# -eq 0 ] || shift
+revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
+# The commit's own time: the same source gives the same image.
+created=$(git log -1 --format=%cI 2>/dev/null || echo unknown)
+
+builder=${NODEAGENT_BUILDER:-}
+if [ -z "$builder" ]; then
+    for one in docker podman buildah buildctl; do
+        if command -v "$one" >/dev/null 2>&1; then
+            builder=$one
+            break
+        fi
+    done
+fi
+
+case $builder in
+docker | podman)
+    exec "$builder" build --tag "$name" --build-arg "VERSION=$version" --build-arg "REVISION=$revision" \
+        --build-arg "CREATED=$created" "$@" .
+    ;;
+buildah)
+    exec buildah build --layers --tag "$name" --build-arg "VERSION=$version" --build-arg "REVISION=$revision" \
+        --build-arg "CREATED=$created" "$@" .
+    ;;
+buildctl)
+    exec buildctl build --frontend dockerfile.v0 --local context=. --local dockerfile=. \
+        --opt "build-arg:VERSION=$version" --opt "build-arg:REVISION=$revision" \
+        --opt "build-arg:CREATED=$created" --output "type=image,name=$name" "$@"
+    ;;
+"")
+    echo "No builder is here: install docker, podman, buildah or buildctl, or name one in NODEAGENT_BUILDER." >&2
+    exit 1
+    ;;
+*)
+    echo "NODEAGENT_BUILDER=$builder is not known: docker, podman, buildah or buildctl" >&2
+    exit 2
+    ;;
+esac

@@ -1,0 +1,249 @@
+"""The controller: reports in, the tree and the labels out, by one leader of several replicas.
+
+What happens, and where:
+
+1. ``sources/cluster`` keeps copies of the reports, the Nodes and the HyperNodes and tells the planner of every
+   difference, in every replica: who takes over need not read first.
+2. The leader asks the planner for a plan once the cluster has been quiet for ``debounceSeconds``, and no later than
+   ten times that; earlier where the planner itself has said that time alone will change the answer.
+3. ``sinks/hypernodes`` sends the plan's writes, ``sinks/nodelabels`` the labels. Then the leader waits until its
+   copy shows what it has written: a plan on an older picture would say it again.
+
+Nothing is kept here that the API server does not have. A new leader makes the same tree of the same reports; all
+that it forgets is for how long a move has stood, and moves wait a little longer then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import signal
+import socket
+import time
+from dataclasses import dataclass, field
+
+from nodeagent.config import host_port
+from nodeagent.fabric import Outcome, Planner, Rules
+from nodeagent.kube.access import Access
+from nodeagent.kube.client import Client
+from nodeagent.kube.lease import Lease, lead
+from nodeagent.sinks.fabricevents import FabricEvents
+from nodeagent.sinks.fabricmetrics import FabricMetrics, page
+from nodeagent.sinks.hypernodes import HyperNodes
+from nodeagent.sinks.nodelabels import NodeLabels
+from nodeagent.sinks.web import Page, Web
+from nodeagent.sources.cluster import Cluster
+from nodeagent.supervise import keep
+
+log = logging.getLogger(__name__)
+
+LEASE = "nodeagent-controller"
+CATCH_UP_S = 15.0
+RETRY_FIRST_S, RETRY_MAX_S = 2.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """``identity`` names this replica in the Lease: the pod's name. ``listen`` is where metrics are served."""
+
+    namespace: str
+    identity: str
+    listen: str | None
+    debounce_s: float = 10.0
+    duration_s: float = 15.0
+    renew_s: float = 10.0
+    retry_s: float = 2.0
+
+
+def identity() -> str:
+    """As the pod is called; the lease makes it another one for each process."""
+    return os.environ.get("POD_NAME") or socket.gethostname()
+
+
+@dataclass(slots=True)
+class Progress:
+    """What the metrics and the probes show of the work; plain numbers, written by the leader."""
+
+    outcome: Outcome | None = None
+    planned_at: float | None = None
+    plans: int = 0
+    plan_s: float = 0.0
+    suppressed: int = 0
+    held: bool = False
+    said: dict[str, str] = field(default_factory=dict)
+
+
+class Controller:
+    """One replica. ``listening`` is told the port of the web server."""
+
+    def __init__(self, rules: Rules, access: Access, place: Place) -> None:
+        self.planner = Planner(rules)
+        self.progress = Progress()
+        self._rules, self._place = rules, place
+        # Two clients: that of the lease must not stand in line behind two hundred pages of reports.
+        self._elector = Client(access, manager="nodeagent-controller", timeout_s=place.renew_s / 2)
+        self.lease = Lease(
+            self._elector,
+            namespace=place.namespace,
+            name=LEASE,
+            identity=place.identity,
+            duration_s=place.duration_s,
+            renew_s=place.renew_s,
+            retry_s=place.retry_s,
+        )
+        self._reader = Client(access, manager="nodeagent-controller")
+        self._writer = Client(access, manager="nodeagent-controller", guard=self.lease.check)
+        self.cluster = Cluster(self._reader, place.namespace, self.planner, rules.label_keys)
+        self.hypernodes = HyperNodes(self._writer)
+        self.labels = NodeLabels(self._writer)
+        self.events = FabricEvents(self._writer, place.namespace, place.identity)
+        self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        jobs = self.cluster.jobs()
+        jobs |= {"lead": lambda: lead(self.lease, self._work), "web": self._serve}
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name, job in jobs.items():
+                    group.create_task(keep(name, job), name=name)
+        finally:
+            for client in (self._elector, self._reader, self._writer):
+                await client.close()
+
+    # --- the leader's work ----------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        log.info("This replica leads. identity=%s", self._place.identity)
+        await self.cluster.synced()
+        backoff_s, full = RETRY_FIRST_S, True
+        while True:
+            revision = self.cluster.revision
+            outcome = self._plan(full=full)
+            full = False
+            result = await self.hypernodes.write(outcome.writes)
+            good = not result.failed and not result.left_out
+            good &= await self.labels.label(outcome.relabel)
+            await self._tell(outcome)
+            if result.versions:
+                await self.cluster.caught_up(result.versions, CATCH_UP_S)
+            wake_s = max(0.0, outcome.next_at - time.monotonic()) if outcome.next_at is not None else None
+            if good:
+                backoff_s = RETRY_FIRST_S
+            else:
+                wait_s = max(result.retry_after_s, backoff_s * random.uniform(0.5, 1.5))  # noqa: S311
+                wake_s = wait_s if wake_s is None else min(wake_s, wait_s)
+                backoff_s = min(2 * backoff_s, RETRY_MAX_S)
+                await asyncio.sleep(min(wait_s, RETRY_FIRST_S))
+            if revision == self.cluster.revision or not result.versions:
+                await self._quiet(revision, wake_s)
+
+    def _plan(self, *, full: bool) -> Outcome:
+        began = time.perf_counter()
+        outcome = self.planner.plan(time.monotonic(), full=full)
+        progress = self.progress
+        progress.plan_s = time.perf_counter() - began
+        progress.plans += 1
+        progress.planned_at = time.monotonic()
+        progress.suppressed += len(outcome.hypernodes) - len({write.object.name for write in outcome.writes})
+        progress.outcome = outcome
+        return outcome
+
+    async def _quiet(self, revision: int, wake_s: float | None) -> None:
+        """Return when something has changed and then nothing for a while, or when it is time."""
+        loop = asyncio.get_running_loop()
+        wake_at = None if wake_s is None else loop.time() + wake_s
+        try:
+            async with asyncio.timeout_at(wake_at):
+                await self.cluster.changed(revision)
+        except TimeoutError:
+            return
+        latest = loop.time() + 10 * self._place.debounce_s
+        while loop.time() < latest:
+            revision = self.cluster.revision
+            try:
+                async with asyncio.timeout_at(min(latest, loop.time() + self._place.debounce_s)):
+                    await self.cluster.changed(revision)
+            except TimeoutError:
+                return
+
+    async def _tell(self, outcome: Outcome) -> None:
+        """Say once what a person must decide: objects of others in our way, and a breaker that holds."""
+        said: dict[str, str] = {}
+        for overlap in outcome.overlaps:
+            members = ", ".join(overlap.members[:5]) + (", …" if len(overlap.members) > 5 else "")
+            said[f"overlap/{overlap.name}"] = (
+                f"HyperNode {overlap.name} of {overlap.source or 'somebody without a source label'} holds {members}, "
+                "which nodeagent has placed too; remove one of the two sources, or set `foreign` to yield or own"
+            )
+        if (held := outcome.breaker) is not None:
+            said["breaker"] = (
+                f"{held.moves} of {held.placed} nodes would move and {held.deletes} of {held.hypernodes} HyperNodes be "
+                "deleted at once; nothing is written until it has stood. Is a switch renamed, or a part of the "
+                "cluster without reports?"
+            )
+        self.progress.held = "breaker" in said
+        for key, text in said.items():
+            if self.progress.said.get(key) != text:
+                log.warning("The tree is not written as reported. %s", text)
+                kind, _, name = key.partition("/")
+                if kind == "overlap":
+                    await self.events.say("HyperNode", name, "ForeignHyperNode", text)
+                else:
+                    await self.events.say("Lease", LEASE, "BreakerOpen", text)
+        for key in self.progress.said.keys() - said.keys():
+            log.info("What stood in the way of the tree is gone. what=%s", key)
+        self.progress.said = said
+
+    # --- the web --------------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        if not self._place.listen:
+            await asyncio.Event().wait()
+            return
+        pages = {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
+
+        def listening(port: int) -> None:
+            if not self.port.done():
+                self.port.set_result(port)
+
+        await Web(pages).run(*host_port(self._place.listen), listening)
+
+    def _metrics(self, accept: str) -> Page:
+        metrics = FabricMetrics(
+            self.progress,
+            self.cluster.parts(),
+            self.hypernodes.writes,
+            self.labels.writes,
+            leading=self.lease.leading,
+        )
+        return page(metrics, accept)
+
+    def _healthz(self, _accept: str) -> Page:
+        return Page(200, b"ok\n")
+
+    def _readyz(self, _accept: str) -> Page:
+        """Ready to lead: every copy has been whole once. Who does not lead is ready all the same."""
+        lines, good = [], True
+        for name, part in self.cluster.parts().items():
+            good &= part.synced.is_set()
+            state = "known" if part.synced.is_set() else "not read yet"
+            lines.append(
+                f"{name}: {len(part.objects)} {state}" + (f"; {part.trouble}" if part.trouble else "")
+            )
+        lines.append(f"leader: {self.lease.holder or 'none'}{' (this one)' if self.lease.leading else ''}")
+        return Page(200 if good else 503, "".join(f"{line}\n" for line in lines).encode())
+
+
+async def run(rules: Rules, access: Access, place: Place) -> None:
+    """Run a controller until SIGTERM or SIGINT; the lease is released then."""
+    controller = Controller(rules, access, place)
+    task = asyncio.ensure_future(controller.run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        log.info("Stopped. The tree and the labels stay as they are.")

@@ -1,0 +1,313 @@
+"""HTTP to one API server: blocking, in whichever thread calls, and abortable from any other.
+
+The law of this file:
+
+* The only door to ``urllib3``, and loaded when the first call is made: a node without a cluster never pays.
+* No call outlives its deadline. The socket's own time-outs bound each read; a server that drips is cut off by
+  ``Call.abort``, which shuts the socket down under the thread that waits on it.
+* Nothing is tried twice here. What was sent may have been done.
+* A connection that proves broken is not used again; a CA that no longer fits is read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import HTTPError, NewConnectionError, SSLError
+from urllib3.util import Timeout
+
+from nodeagent.kube.access import Access, AccessError
+from nodeagent.kube.failure import ApiError, refused
+
+CONNECT_S = 5.0
+CONNECTIONS = 8
+CHUNK = 64 * 1024
+BODY_MAX = 256 << 20
+KEEPALIVE = [
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+]
+"""A peer that is gone without a word is noticed within a minute, on a silent watch too."""
+
+_here = threading.local()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """``verb`` and ``resource`` are RBAC's words (``patch``, ``nodes/status``), for the errors."""
+
+    verb: str
+    method: str
+    path: str
+    resource: str
+    group: str
+    namespace: str | None = None
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+    content_type: str = "application/json"
+    accept: str = "application/json"
+
+
+class Call:
+    """One request under way, which another thread may abort."""
+
+    def __init__(self, request: Request, until: float) -> None:
+        self.request = request
+        self.until = until
+        self.aborted = False
+        self._connection: HTTPConnection | None = None
+        self._answer: urllib3.BaseHTTPResponse | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def left_s(self) -> float:
+        return self.until - time.monotonic()
+
+    def uses(self, connection: HTTPConnection) -> None:
+        with self._lock:
+            self._connection = connection
+
+    def reads(self, answer: urllib3.BaseHTTPResponse) -> None:
+        with self._lock:
+            self._answer = answer
+
+    def done(self) -> None:
+        """The connection is no longer this call's: another may have it by now."""
+        with self._lock:
+            self._connection = self._answer = None
+
+    def abort(self) -> None:
+        """Let the thread that waits on this call go at once."""
+        with self._lock:
+            self.aborted = True
+            sock = getattr(self._connection, "sock", None)
+            if isinstance(sock, socket.socket):
+                with contextlib.suppress(OSError):
+                    # Not the SSL object's own, which would change it under the reading thread.
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
+            elif self._answer is not None:  # the connection ends with this answer, which alone has its socket
+                with contextlib.suppress(OSError, ValueError, RuntimeError):
+                    self._answer.shutdown()
+
+
+class _Plain(HTTPConnection):
+    def connect(self) -> None:
+        _take(self)
+        super().connect()
+
+    def request(self, *args: Any, **more: Any) -> None:
+        _take(self)
+        super().request(*args, **more)
+
+
+class _Secure(HTTPSConnection):
+    def connect(self) -> None:
+        _take(self)
+        super().connect()
+
+    def request(self, *args: Any, **more: Any) -> None:
+        _take(self)
+        super().request(*args, **more)
+
+
+def _take(connection: HTTPConnection) -> None:
+    """The call of this thread now uses the connection."""
+    call: Call = _here.call
+    call.uses(connection)
+    if call.aborted:
+        raise OSError("aborted")
+
+
+class Transport:
+    """Thread-safe."""
+
+    def __init__(self, access: Access, user_agent: str) -> None:
+        self._access = access
+        self._agent = user_agent
+        self._lock = threading.Lock()
+        self._pool: urllib3.HTTPConnectionPool | None = None
+
+    def close(self) -> None:
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def send(self, call: Call, guard: Callable[[], float] | None = None) -> bytes:
+        """The body of a good answer. Raises ``ApiError``, or what ``guard`` raises: it is asked last of all,
+        and says how many seconds the request may take."""
+        if guard is not None:
+            call.until = min(call.until, time.monotonic() + guard())
+        with self._answer(call, call.left_s) as answer:
+            parts, size = [], 0
+            while part := answer.read1(CHUNK):
+                parts.append(part)
+                size += len(part)
+                if call.left_s <= 0 or size > BODY_MAX:
+                    raise TimeoutError(f"no whole answer in time ({size} bytes came)")
+            return b"".join(parts)
+
+    def lines(self, call: Call, silence_s: float) -> Iterator[bytes]:
+        """The lines of an answer that goes on. Ends with the answer; raises ``ApiError``."""
+        with self._answer(call, silence_s) as answer:
+            rest = b""
+            while part := answer.read1(CHUNK):
+                *whole, rest = (rest + part).split(b"\n")
+                yield from whole
+                if len(rest) > BODY_MAX:
+                    raise TimeoutError(f"a line of more than {len(rest)} bytes")
+
+    @contextlib.contextmanager
+    def _answer(self, call: Call, read_s: float) -> Iterator[urllib3.BaseHTTPResponse]:
+        _here.call = call
+        answer = None
+        try:
+            answer = self._ask(call, read_s)
+            call.reads(answer)
+            if answer.status >= 300:
+                raise refused(call.request, answer.status, answer.headers, _some(answer))
+            yield answer
+            if not answer.closed:
+                answer.drain_conn()
+            answer.release_conn()
+            answer = None
+        except (HTTPError, OSError) as error:
+            raise self._broken(call, error) from error
+        except AccessError as error:
+            raise ApiError(call.request.verb, call.request.path, None, "NoAccess", str(error)) from error
+        finally:
+            call.done()
+            if answer is not None:
+                answer.close()
+
+    def _ask(self, call: Call, read_s: float) -> urllib3.BaseHTTPResponse:
+        request = call.request
+        if call.left_s <= 0 or call.aborted:
+            raise TimeoutError("its time was over before it could be sent")
+        headers = {"Accept": request.accept, "User-Agent": self._agent}
+        if (authorization := self._access.authorization()) is not None:
+            headers["Authorization"] = authorization
+        if request.body is not None:
+            headers["Content-Type"] = request.content_type
+        query = urlencode(request.query)
+        return self._connections().urlopen(
+            request.method,
+            request.path + ("?" + query if query else ""),
+            body=request.body,
+            headers=headers,
+            retries=False,
+            redirect=False,
+            timeout=Timeout(connect=min(CONNECT_S, call.left_s), read=max(read_s, 0.001)),
+            preload_content=False,
+        )
+
+    def _connections(self) -> urllib3.HTTPConnectionPool:
+        with self._lock:
+            if self._pool is None:
+                self._pool = _pool(self._access)
+            return self._pool
+
+    def _broken(self, call: Call, error: Exception) -> ApiError:
+        request, server = call.request, self._access.server
+        if isinstance(error, SSLError | ssl.SSLError):
+            self.close()  # the cluster's CA may have been renewed: its file is read again at the next call
+        if isinstance(error, NewConnectionError):  # a TimeoutError to urllib3
+            reason, message = "Unreachable", f"{server}: {_cause(error)}"
+        elif call.aborted or call.left_s <= 0 or isinstance(error, urllib3.exceptions.TimeoutError):
+            reason, message = "Timeout", f"no answer of {server} in time"
+        elif isinstance(error, SSLError | ssl.SSLError):
+            reason, message = "Untrusted", f"{server}: {_cause(error)}"
+        else:
+            reason, message = "Broken", f"{server} gave no whole answer: {_cause(error)}"
+        remedy = {
+            "Untrusted": "check the CA that the service account or the kubeconfig names",
+            "Unreachable": "is the API server up, and does a network policy let this pod through?",
+        }.get(reason, "")
+        return ApiError(request.verb, request.path, None, reason, message, remedy=remedy)
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost word on it, without urllib3's wrapping."""
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
+    return str(error) or type(error).__name__
+
+
+def _some(answer: urllib3.BaseHTTPResponse) -> bytes:
+    """What a refusal says, as far as it comes."""
+    try:
+        return answer.read1(CHUNK)
+    except (HTTPError, OSError):
+        return b""
+
+
+def _pool(access: Access) -> urllib3.HTTPConnectionPool:
+    url = urllib3.util.parse_url(access.server)
+    common: dict[str, Any] = {
+        "port": url.port,
+        "maxsize": CONNECTIONS,
+        "retries": False,
+        "socket_options": KEEPALIVE,
+    }
+    if url.scheme != "https":
+        plain = urllib3.HTTPConnectionPool(url.host or "", **common)
+        plain.ConnectionCls = _Plain
+        return plain
+    secure = urllib3.HTTPSConnectionPool(
+        url.host or "",
+        **common,
+        ssl_context=_context(access),
+        cert_reqs="CERT_REQUIRED" if access.verify else "CERT_NONE",
+        server_hostname=access.server_name,
+        assert_hostname=access.server_name,
+    )
+    secure.ConnectionCls = _Secure
+    return secure
+
+
+def _context(access: Access) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # Python 3.13 asks by default for extensions that the CAs of many clusters lack (AKI); client-go does not.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    if not access.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    try:
+        if access.ca_file is not None:
+            context.load_verify_locations(cafile=str(access.ca_file))
+        elif access.ca is not None:
+            context.load_verify_locations(cadata=access.ca)
+        else:
+            context.load_default_certs()
+        if access.certificate is not None:
+            _present(context, access.certificate, access.key or access.certificate)
+    except (OSError, ValueError) as error:
+        where = access.ca_file or "the CA or client certificate given"
+        raise AccessError(f"{where}: {error.strerror if isinstance(error, OSError) else error}") from error
+    return context
+
+
+def _present(context: ssl.SSLContext, certificate: str, key: str) -> None:
+    """OpenSSL takes a client certificate from files alone; they live for as long as it reads them."""
+    with tempfile.TemporaryDirectory(prefix="nodeagent-") as folder:
+        files = [Path(folder, name) for name in ("crt", "key")]
+        for file, text in zip(files, (certificate, key), strict=True):
+            file.touch(mode=0o600)
+            file.write_text(text, encoding="utf-8")
+        context.load_cert_chain(*map(str, files))

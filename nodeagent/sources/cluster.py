@@ -1,0 +1,197 @@
+"""The cluster as the API server has it, told to a planner: reports, Nodes and HyperNodes.
+
+The law of this file:
+
+* What is kept here of an object is the little that tells whether it has changed; what it says is the planner's.
+  A hundred thousand reports would be most of a gigabyte as objects.
+* One object that cannot be read is refused by its name and takes nothing else along.
+* Of a Node only its metadata is asked for, and only labels that we may write are passed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+from zlib import crc32
+
+import msgspec
+
+from nodeagent.fabric.hypernode import HyperNode, HyperNodeError, of
+from nodeagent.fabric.nodelinks import Metadata, NodeLink, NodeLinks
+from nodeagent.kube.client import Client
+from nodeagent.kube.reflect import Reflector
+from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Meta, Partial
+
+
+class Listener(Protocol):
+    """``fabric.Planner``, as far as it is told what is."""
+
+    def report(self, name: str, links: NodeLinks | None) -> None: ...
+    def refuse(self, name: str, why: str) -> None: ...
+    def node(self, name: str, labels: Mapping[str, str] | None) -> None: ...
+    def hypernode(self, name: str, hypernode: HyperNode | None) -> None: ...
+
+
+class RawReport(msgspec.Struct, rename="camel"):
+    """A NodeLinks whose parts may be anything."""
+
+    metadata: Meta
+    node_name: msgspec.Raw = msgspec.Raw(b'""')
+    links: msgspec.Raw = msgspec.Raw(b"[]")
+
+
+class RawHyperNode(msgspec.Struct):
+    metadata: Meta
+    spec: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A NodeLinks: enough to know another from it, and whose it is. ``owned``: it goes with its Node."""
+
+    mark: int
+    namespace: str
+    owned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SeenNode:
+    uid: str
+    labels: tuple[tuple[str, str], ...]
+
+
+_NAME = msgspec.json.Decoder(str)
+_LINKS = msgspec.json.Decoder(tuple[NodeLink, ...])
+
+
+class Cluster:
+    """The three copies. ``revision`` grows with each difference."""
+
+    def __init__(self, client: Client, namespace: str, listener: Listener, label_keys: Iterable[str]) -> None:
+        self.revision = 0
+        self._waiters: list[asyncio.Future[None]] = []
+        self._listener = listener
+        self._prefixes = tuple(key.partition("{")[0] for key in label_keys)
+        self._decoded: dict[str, NodeLinks | str] = {}
+        self._hypernodes: dict[str, HyperNode | None] = {}
+        self.reports: Reflector[Seen] = Reflector(
+            client,
+            NODELINKS.typed(RawReport),
+            namespace=namespace,
+            take=self._take_report,
+            changed=self._report,
+        )
+        self.nodes: Reflector[SeenNode] = Reflector(
+            client, NODES.partial, take=self._take_node, changed=self._node
+        )
+        self.hypernodes: Reflector[str] = Reflector(
+            client, HYPERNODES.typed(RawHyperNode), take=self._take_hypernode, changed=self._hypernode
+        )
+
+    def parts(self) -> dict[str, Reflector[Seen] | Reflector[SeenNode] | Reflector[str]]:
+        return {"nodelinks": self.reports, "nodes": self.nodes, "hypernodes": self.hypernodes}
+
+    def jobs(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        """What keeps the copies, by name. Nodes come last: their labels say what the HyperNodes have said."""
+
+        async def nodes() -> None:
+            await self.hypernodes.synced.wait()
+            await self.nodes.run()
+
+        return {"nodelinks": self.reports.run, "nodes": nodes, "hypernodes": self.hypernodes.run}
+
+    async def synced(self) -> None:
+        """Return when each copy has been whole once: what is absent before that is only unknown."""
+        for part in self.parts().values():
+            await part.synced.wait()
+
+    async def caught_up(self, versions: Mapping[str, str | None], timeout_s: float) -> bool:
+        """Return when the copy shows these HyperNodes at these versions (``None``: gone), or after the time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while any(self.hypernodes.objects.get(name) != version for name, version in versions.items()):
+                    await self.changed(self.revision)
+        except TimeoutError:
+            return False
+        return True
+
+    async def changed(self, revision: int) -> None:
+        """Return when something differs from what was there at this revision."""
+        while self.revision == revision:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    def _change(self) -> None:
+        self.revision += 1
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # --- reports ------------------------------------------------------------------------------------------
+
+    def _take_report(self, raw: RawReport) -> Seen:
+        meta = raw.metadata
+        seen = Seen(
+            crc32(bytes(raw.links), crc32(bytes(raw.node_name))),
+            meta.namespace or "",
+            bool(meta.owner_references),
+        )
+        before = self.reports.objects.get(meta.name)
+        if before is None or before.mark != seen.mark:
+            self._decoded[meta.name] = _report_of(raw)
+        return seen
+
+    def _report(self, name: str, _was: Seen | None, now: Seen | None) -> None:
+        self._change()
+        decoded = self._decoded.pop(name, None)
+        if now is None:
+            self._listener.report(name, None)
+        elif isinstance(decoded, str):
+            self._listener.refuse(name, decoded)
+        elif decoded is not None:
+            self._listener.report(name, decoded)
+
+    # --- Nodes --------------------------------------------------------------------------------------------
+
+    def _take_node(self, node: Partial) -> SeenNode:
+        labels = node.metadata.labels or {}
+        kept = sorted((key, value) for key, value in labels.items() if key.startswith(self._prefixes))
+        return SeenNode(node.metadata.uid or "", tuple(kept))
+
+    def _node(self, name: str, _was: SeenNode | None, now: SeenNode | None) -> None:
+        self._change()
+        self._listener.node(name, None if now is None else dict(now.labels))
+
+    # --- HyperNodes ---------------------------------------------------------------------------------------
+
+    def _take_hypernode(self, raw: RawHyperNode) -> str:
+        meta = raw.metadata
+        try:
+            self._hypernodes[meta.name] = of(
+                meta.name, meta.labels, meta.annotations, meta.resource_version, bytes(raw.spec)
+            )
+        except HyperNodeError:
+            # One that Volcano could not read either: it holds nobody, and it is not ours to mend.
+            self._hypernodes[meta.name] = None
+        return meta.resource_version or ""
+
+    def _hypernode(self, name: str, _was: str | None, now: str | None) -> None:
+        self._change()
+        found = self._hypernodes.pop(name, None)
+        self._listener.hypernode(name, found if now is not None else None)
+
+
+def _report_of(raw: RawReport) -> NodeLinks | str:
+    """The report, or why it is none."""
+    try:
+        return NodeLinks(
+            metadata=Metadata(name=raw.metadata.name),
+            node_name=_NAME.decode(raw.node_name),
+            links=_LINKS.decode(raw.links),
+        )
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return str(error)

@@ -1,0 +1,82 @@
+"""Samples recorded, for a while or at the moment of a capture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nodeagent.capture import CaptureError, capture
+from nodeagent.capture.samples import record
+from nodeagent.cli import main
+from nodeagent.health.recording import decode
+from nodeagent.health.samples import Source
+from nodeagent.host.sysfs import Tree
+from nodeagent.sim.machine import Machine
+from nodeagent.sources.replica import load
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> tuple[Machine, Path]:
+    made = Machine.load("two-gpu-two-nic")
+    made.write(tmp_path / "m")
+    return made, tmp_path / "m"
+
+
+def test_a_recording_is_read_back_and_names_devices_and_no_node(machine, tmp_path):
+    made, root = machine
+    file = tmp_path / "samples.jsonl"
+    assert "samples of 3 PFs" in record(root, file, 0.7)
+    with file.open("rb") as lines:
+        header, rest = decode(lines)
+        samples = list(rest)
+    nic = made.nic(0)
+    mine = next(one for one in header.devices if one.device == nic.address)
+    assert (mine.netdev, mine.rdma, mine.speed_mbps, mine.default_route) == (
+        "enp24s0np0",
+        "mlx5_0",
+        400_000,
+        False,
+    )
+    assert mine.mac == nic.netdev.mac
+    assert mine.path[-1] == nic.address
+    assert {one.source for one in samples if one.device == nic.address} == set(Source) - {Source.GPU}
+    for source in Source:
+        times = [one.at for one in samples if one.source is source and one.device == nic.address]
+        assert times == sorted(times)
+
+
+def test_a_recording_replaces_no_file(machine, tmp_path):
+    file = tmp_path / "samples.jsonl"
+    file.write_text("an incident that will not happen again\n")
+    with pytest.raises(CaptureError, match="is there already"):
+        record(machine[1], file, 0.1)
+    assert file.read_text().startswith("an incident")
+
+
+def test_the_verb_records_samples(machine, tmp_path, capsys):
+    file = tmp_path / "samples.jsonl"
+    assert main(["capture", "--root", str(machine[1]), "--samples", "0.3", str(file)]) == 0
+    assert "nodeagent health replay" in capsys.readouterr().out
+    assert file.read_bytes().startswith(b'{"form":"nodeagent-samples"')
+    assert main(["capture", "--root", str(machine[1]), "--samples", "1", "--scramble", str(file)]) == 2
+
+
+def test_a_capture_holds_what_was_measured_but_no_serial_number(machine, tmp_path):
+    made, root = machine
+    made.count(0, "symbol_errors", 5)
+    made.downtrain(0, width=4)
+    capture(root, tmp_path / "c", scramble=False)
+    text = (tmp_path / "c/.nodeagent/samples.json").read_text()
+    assert "module_part" in text
+    assert "serial" not in text
+    assert isinstance(json.loads(text), list)
+    device = made.nic(0).address
+    values = {
+        name: value
+        for one in load(Tree(tmp_path / "c"))
+        if one.device == device
+        for name, value in one.values.items()
+    }
+    assert (values["symbol_errors"], values["pcie_width"], values["pcie_expected_width"]) == (5, 4, 16)

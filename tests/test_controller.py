@@ -1,0 +1,267 @@
+"""The controller against the stand-in API server: reports in, the tree and the labels out, through outages too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from nodeagent.controller import Controller, Place
+from nodeagent.fabric import Hysteresis, Rules
+from nodeagent.kube.access import Access
+from nodeagent.sim.apiserver import ApiServer
+
+QUICK = Hysteresis(move_s=0.3, settle_s=0.0, grace_s=0.3, hold_s=1.0)
+RULES = Rules(hysteresis=QUICK)
+
+
+def nodelinks(node: str, leaves: list[str], *, state: str = "healthy", stale: bool = False) -> dict[str, Any]:
+    links = [
+        {
+            "name": f"nic{rail}", "fabric": "compute", "rail": rail, "state": state,
+            "neighbor": {
+                "chassisID": {"subtype": "mac", "value": f"02:00:00:{abs(hash(leaf)) % 251:02x}:00:01"},
+                "portID": {"subtype": "ifname", "value": f"Ethernet-{node}"},
+                "systemName": leaf,
+                **({"stale": True} if stale else {}),
+            },
+        }
+        for rail, leaf in enumerate(leaves)
+    ]  # fmt: skip
+    return {
+        "apiVersion": "nodeagent.io/v1alpha1", "kind": "NodeLinks",
+        "metadata": {"name": node, "namespace": "nodeagent"}, "nodeName": node, "links": links,
+    }  # fmt: skip
+
+
+def leaves(unit: int, rails: int = 2) -> list[str]:
+    return [f"su{unit}-leaf{rail}" for rail in range(rails)]
+
+
+def populate(server: ApiServer, units: int = 2, each: int = 4) -> None:
+    for unit in range(units):
+        for number in range(each):
+            node = f"node-{unit}{number}"
+            server.put(
+                {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node, "labels": {"zone": "a"}}}
+            )
+            server.put(nodelinks(node, leaves(unit)))
+
+
+def tree(server: ApiServer) -> dict[str, list[str]]:
+    """Members of each HyperNode, and its tier in front."""
+    return {
+        found["metadata"]["name"]: [
+            str(found["spec"]["tier"]),
+            *(member["selector"]["exactMatch"]["name"] for member in found["spec"]["members"]),
+        ]
+        for found in server.objects("hypernodes")
+    }
+
+
+def groups(server: ApiServer) -> list[list[str]]:
+    return sorted(members[1:] for members in tree(server).values() if members[0] == "1")
+
+
+def valid(server: ApiServer) -> None:
+    """What Volcano asks of a tree, in so far as one level of nodes can break it."""
+    nodes = [name for group in groups(server) for name in group]
+    assert len(nodes) == len(set(nodes)), "a node stands in two HyperNodes"
+    assert all(len(members) > 1 for members in tree(server).values()), "a HyperNode is empty"
+
+
+@asynccontextmanager
+async def running(server: ApiServer, rules: Rules = RULES, identity: str = "a") -> AsyncIterator[Controller]:
+    place = Place("nodeagent", identity, "127.0.0.1:0", 0.05, 3.0, 2.0, 0.2)
+    controller = Controller(rules, Access(server.url, token=server.token()), place)
+    task = asyncio.create_task(controller.run())
+    try:
+        yield controller
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+        assert task.cancelled() or task.exception() is None
+
+
+@asynccontextmanager
+async def cluster(units: int = 2) -> AsyncIterator[ApiServer]:
+    server = await ApiServer().start()
+    populate(server, units)
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+async def until(good: Callable[[], object], what: str = "it to come true") -> None:
+    try:
+        async with asyncio.timeout(20):
+            while not good():
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        pytest.fail(f"waited in vain for {what}")
+
+
+def labels(server: ApiServer, node: str) -> dict[str, str]:
+    found = server.one("nodes", node)
+    assert found is not None
+    return found["metadata"]["labels"]
+
+
+FIRST = [f"node-0{n}" for n in range(4)]
+SECOND = [f"node-1{n}" for n in range(4)]
+
+
+async def test_two_units_become_two_hypernodes_and_their_nodes_are_labelled_once():
+    async with cluster() as server, running(server) as controller:
+        await until(lambda: groups(server) == [FIRST, SECOND])
+        await until(lambda: all(len(labels(server, node)) > 1 for node in FIRST + SECOND))
+        key = "topology.nodeagent.io/tier-1"
+        assert len({labels(server, node)[key] for node in FIRST}) == 1
+        assert labels(server, FIRST[0])[key] != labels(server, SECOND[0])[key]
+        assert labels(server, FIRST[0])["zone"] == "a"
+        assert controller.hypernodes.writes == {("create", "ok"): 2}
+        assert controller.labels.writes == {"ok": 8}
+
+
+async def test_silence_writes_nothing():
+    async with cluster() as server, running(server) as controller:
+        await until(lambda: controller.labels.writes["ok"] == 8)
+        plans = controller.progress.plans
+        for unit, nodes in enumerate((FIRST, SECOND)):
+            for node in nodes:
+                server.put(nodelinks(node, leaves(unit), state="down", stale=True))
+        await until(lambda: controller.progress.plans > plans)
+        assert controller.hypernodes.writes.total() == 2
+
+
+async def test_a_node_that_is_racked_elsewhere_is_one_shrink_and_one_grow():
+    async with cluster() as server:
+        server.admit.append(lambda *_: valid(server))
+        async with running(server) as controller:
+            await until(lambda: controller.labels.writes["ok"] == 8)
+            server.put(nodelinks("node-03", leaves(1)))
+            await until(lambda: groups(server) == [FIRST[:3], ["node-03", *SECOND]])
+            await until(lambda: controller.labels.writes["ok"] == 9)
+            assert controller.hypernodes.writes == {("create", "ok"): 2, ("update", "ok"): 2}
+
+
+async def test_a_restart_writes_nothing_and_another_replica_takes_over():
+    async with cluster() as server:
+        async with running(server) as first:
+            await until(lambda: first.labels.writes["ok"] == 8)
+        before = tree(server)
+        async with running(server, identity="b") as second:
+            await until(lambda: second.progress.plans)
+            await until(lambda: second.lease.leading)
+            assert second.hypernodes.writes.total() == 0
+            server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-14"}})
+            server.put(nodelinks("node-14", leaves(1)))
+            await until(lambda: groups(server)[1][-1] == "node-14")
+        assert tree(server).keys() == before.keys()
+
+
+async def test_of_two_replicas_one_writes_and_the_other_follows_when_it_ends():
+    async with cluster() as server, running(server, identity="b") as other:
+        async with running(server, identity="a") as one:
+            await until(lambda: one.lease.leading or other.lease.leading)
+            await until(lambda: one.labels.writes.total() + other.labels.writes.total() >= 8)
+            assert one.lease.leading != other.lease.leading
+        await until(lambda: other.lease.leading)
+
+
+@pytest.mark.parametrize("fault", ["500", "429", "403", "half", "close", "lost"])
+async def test_a_write_that_fails_is_made_later_and_the_tree_is_valid_all_the_time(fault: str):
+    async with cluster() as server:
+        server.fail(fault, verb="create", resource="hypernodes", times=2)
+        async with running(server):
+            await until(lambda: groups(server) == [FIRST, SECOND])
+            valid(server)
+
+
+async def test_a_webhook_that_is_not_up_yet_is_waited_for():
+    async with cluster() as server:
+        down = True
+        server.admit.append(lambda _user, _verb, plural, _was, _now: (
+            "validatehypernodes.volcano.sh: no endpoints" if down and plural == "hypernodes" else None
+        ))  # fmt: skip
+        async with running(server) as controller:
+            await until(lambda: controller.hypernodes.writes["create", "refused"] >= 2)
+            down = False
+            await until(lambda: groups(server) == [FIRST, SECOND])
+
+
+async def test_a_hypernode_of_another_owner_is_never_touched_and_told_of():
+    theirs = {
+        "apiVersion": "topology.volcano.sh/v1alpha1", "kind": "HyperNode",
+        "metadata": {"name": "ufm-leaf", "labels": {"volcano.sh/network-topology-source": "ufm"}},
+        "spec": {"tier": 1, "members": [{"type": "Node", "selector": {"exactMatch": {"name": "node-00"}}}]},
+    }  # fmt: skip
+    async with cluster() as server:
+        server.put(theirs)
+        async with running(server) as controller:
+            await until(lambda: server.objects("events"))
+            (event,) = server.objects("events")
+            assert event["reason"] == "ForeignHyperNode"
+            assert "node-00" in event["message"]
+            assert controller.hypernodes.writes.total() == 0
+        found = server.one("hypernodes", "ufm-leaf")
+        assert found is not None
+        assert found["spec"] == theirs["spec"]
+
+
+async def test_reports_that_are_none_are_named_and_take_nobody_along():
+    async with cluster() as server:
+        server.put(nodelinks("ghost", leaves(0)))
+        server.put({**nodelinks("node-00", leaves(1)), "nodeName": "node-10"})
+        server.put({**nodelinks("node-01", []), "links": "what?"})
+        async with running(server) as controller:
+            await until(lambda: groups(server) == [["node-02", "node-03"], SECOND])
+            assert controller.progress.outcome is not None
+            unplaced = {one.node for one in controller.progress.outcome.unplaced}
+            assert {"ghost", "node-00", "node-01"} <= unplaced
+
+
+async def test_the_metrics_and_probes_tell_what_happens():
+    async with cluster() as server, running(server) as controller:
+        await until(lambda: controller.labels.writes["ok"] == 8)
+        async with asyncio.timeout(10):
+            port = await controller.port
+
+            async def get(path: str) -> tuple[int, str]:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(f"GET {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
+                head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+                writer.close()
+                return int(head.split()[1]), body.decode()
+
+            status, text = await get("/metrics")
+            assert status == 200
+            samples = {
+                (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+                for family in text_string_to_metric_families(text)
+                for sample in family.samples
+            }
+            assert samples["nodeagent_controller_leader", ()] == 1
+            assert samples["nodeagent_fabric_nodes", (("state", "placed"),)] == 8
+            assert samples["nodeagent_fabric_hypernodes", (("tier", "1"),)] == 2
+            status, text = await get("/readyz")
+            assert status == 200
+            assert "nodes: 8 known" in text
+
+
+async def test_a_breaker_holds_what_would_move_half_of_the_cluster():
+    rules = replace(RULES, hysteresis=replace(QUICK, least_nodes=2, hold_s=30.0))
+    async with cluster() as server, running(server, rules) as controller:
+        await until(lambda: controller.labels.writes["ok"] == 8)
+        for node in FIRST:
+            server.put(nodelinks(node, leaves(1)))
+        await until(lambda: controller.progress.held, "the breaker")
+        assert groups(server) == [FIRST, SECOND]
+        await until(lambda: server.objects("events"))
+        assert server.objects("events")[0]["reason"] == "BreakerOpen"

@@ -1,0 +1,130 @@
+"""Alerts, dashboards and monitors: each is tested by the tools that will read it, and speaks of metrics that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nodeagent.health.engine import keys
+from nodeagent.health.rules import DEFAULTS
+from nodeagent.sinks.catalog import CATALOG
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "daemonset" / "monitoring"
+RUNBOOK = (ROOT / "docs" / "runbook.md").read_text()
+BOARDS = ("fleet", "node")
+
+
+@cache
+def groups() -> list[dict[str, Any]]:
+    return yaml.safe_load((FOLDER / "rules.yaml").read_text())["groups"]
+
+
+def rules(kind: str) -> dict[str, dict[str, Any]]:
+    return {rule[kind]: rule for group in groups() for rule in group["rules"] if kind in rule}
+
+
+def expressions(board: str) -> list[tuple[str, str]]:
+    """Title and expression of every panel."""
+    panels = json.loads((FOLDER / "dashboards" / f"{board}.json").read_text())["panels"]
+    return [(panel["title"], target["expr"]) for panel in panels for target in panel.get("targets", ())]
+
+
+def names(expression: str) -> set[str]:
+    return set(re.findall(r"(?<![\w:])nodeagent_\w+", re.sub(r'"[^"]*"', "", expression)))
+
+
+def exposed() -> set[str]:
+    histograms = {f.name for f in CATALOG.values() if f.type == "histogram"}
+    return CATALOG.keys() | {f"{name}_{end}" for name in histograms for end in ("bucket", "sum", "count")}
+
+
+def promtool(*arguments: object) -> str:
+    done = subprocess.run(
+        ["promtool", *map(str, arguments)], cwd=FOLDER, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.needs("promtool")
+def test_the_rules_are_rules_and_do_what_they_say() -> None:
+    assert f"SUCCESS: {len(rules('alert')) + len(rules('record'))} rules found" in promtool(
+        "check", "rules", "--lint-fatal", "rules.yaml"
+    )
+    assert "SUCCESS" in promtool("test", "rules", "rules_test.yaml")
+
+
+def test_every_alert_is_tested_both_ways() -> None:
+    tested: dict[str, set[float]] = {}
+    for test in yaml.safe_load((FOLDER / "rules_test.yaml").read_text())["tests"]:
+        alert = test["name"].split()[0]
+        for case in test.get("promql_expr_test", ()):
+            tested.setdefault(alert, set()).add(case["exp_samples"][0]["value"])
+    assert {alert for alert, found in tested.items() if found >= {0, 1}} >= rules("alert").keys()
+
+
+@pytest.mark.parametrize("alert", rules("alert"))
+def test_an_alert_says_what_it_is_and_where_to_read_on(alert: str) -> None:
+    rule = rules("alert")[alert]
+    assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    assert rule["annotations"]["runbook_url"].endswith(f"/runbook#{alert.lower()}")
+    assert f"\n### {alert}\n" in RUNBOOK
+    assert "{{ $labels.instance }}" in rule["annotations"]["summary"]
+
+
+def test_the_runbook_has_no_section_without_an_alert_and_names_every_reason() -> None:
+    assert set(re.findall(r"^### (\w+)$", RUNBOOK, re.M)) == rules("alert").keys()
+    told = set(re.findall(r"`([a-z_]+)`", RUNBOOK.partition("## Reasons")[2].partition("## Links")[0]))
+    assert keys(DEFAULTS) - told == set()
+
+
+def test_rules_and_panels_ask_for_metrics_that_exist() -> None:
+    asked = {("rule", name) for group in groups() for rule in group["rules"] for name in names(rule["expr"])}
+    asked |= {(board, name) for board in BOARDS for _, expr in expressions(board) for name in names(expr)}
+    assert {name for _, name in asked} - exposed() == set()
+
+
+def test_what_is_made_is_made_from_its_source(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, ROOT / "hack" / "monitoring.py", tmp_path], check=True)
+    made = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    assert len(made) == 1 + len(BOARDS)
+    for path in made:
+        committed = FOLDER / path.relative_to(tmp_path)
+        assert committed.read_text() == path.read_text(), f"{committed}: make monitoring"
+
+
+@pytest.mark.parametrize("board", BOARDS)
+def test_a_dashboard_is_whole(board: str) -> None:
+    model = json.loads((FOLDER / "dashboards" / f"{board}.json").read_text())
+    ids = [panel["id"] for panel in model["panels"]]
+    assert len(set(ids)) == len(ids)
+    places = [panel["gridPos"] for panel in model["panels"]]
+    cells = [
+        (x, y) for p in places for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])
+    ]
+    assert len(set(cells)) == len(cells), "panels lie over each other"
+    assert max(x for x, _ in cells) < 24
+    assert all(panel["description"].endswith(".") for panel in model["panels"] if panel["type"] != "row")
+
+
+def test_the_monitors_select_the_agent_s_pods_and_ask_its_port() -> None:
+    monitor, _controller = yaml.safe_load_all((FOLDER / "podmonitor.yaml").read_text())
+    *_, service_monitor = yaml.safe_load_all((FOLDER / "servicemonitor.yaml").read_text())
+    manifests = yaml.safe_load_all((ROOT / "daemonset" / "base" / "node" / "daemonset.yaml").read_text())
+    node = next(one for one in manifests if one["kind"] == "DaemonSet")
+    labels = {"app.kubernetes.io/name": "nodeagent", "app.kubernetes.io/component": "agent"}
+    for spec in (monitor["spec"], service_monitor["spec"]):
+        assert spec["selector"]["matchLabels"] == labels
+    assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == "metrics"
+    (container,) = node["spec"]["template"]["spec"]["containers"]
+    assert "metrics" in {port["name"] for port in container["ports"]}
