@@ -50,8 +50,8 @@ def read(source: str) -> Objects:
     objects = Objects()
     for name, raw in _texts(source):
         for found in _documents(name, raw):
-            _take(found, objects)
-    objects.reports = _distinct(objects)
+            take(*found, objects)
+    objects.reports = distinct(objects)
     return objects
 
 
@@ -142,8 +142,8 @@ def _refusal(event: Any, problem: str) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
 
 
-def _take(found: tuple[Any, bool], objects: Objects) -> None:
-    document, lax = found
+def take(document: Any, lax: bool, objects: Objects) -> None:
+    """Add what a document holds; ``lax`` where its scalars are text."""
     todo: list[Any] = [document]
     while todo:
         one = todo.pop()
@@ -212,7 +212,7 @@ def _name(found: dict[str, Any]) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _distinct(objects: Objects) -> list[NodeLinks]:
+def distinct(objects: Objects) -> list[NodeLinks]:
     """One report for each name. Of several the latest version, whatever the order they came in."""
     found: dict[str, list[NodeLinks]] = {}
     for report in objects.reports:
