@@ -148,7 +148,8 @@ class Agent:
                     "web": self._serve,
                 }
                 if (found := cluster.way(self._config.cluster, self._place.node_name)) is not None:
-                    jobs["cluster"] = partial(self._tell_cluster, found)
+                    told = (self._config.cluster, found, self.inventory, self.pages, self.settled)
+                    jobs["cluster"] = partial(cluster.run, *told)
                 for name, job in jobs.items():
                     group.create_task(keep(name, job), name=name)
                 group.create_task(self._settle(), name="settle")
@@ -265,16 +266,6 @@ class Agent:
             lambda holdings: self.inventory.state("pods", holdings=holdings),
             lambda why: self.inventory.silence("pods", why),
             self._ask_pods,
-        )
-
-    async def _tell_cluster(self, found: cluster.Way) -> None:
-        await self.settled.wait()
-        await cluster.run(
-            self._config.cluster,
-            found,
-            self.inventory,
-            lambda snapshot: [(kind.resource, kind.devices(snapshot)) for kind in self.pages.offered],
-            lambda: self._offer.rails,
         )
 
     # --- the configuration ----------------------------------------------------------------------------

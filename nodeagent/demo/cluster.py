@@ -229,12 +229,7 @@ class Cluster:
 
     async def ask(self, verb: str, *arguments: str) -> str:
         """What a verb says of this cluster."""
-        dump = self._folder / "cluster.json"
-        items = [
-            one for plural in ("nodelinks", "nodes", "hypernodes") for one in self.server.objects(plural)
-        ]
-        dump.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
-        argv = command(verb, "--from", str(dump), "--fabric", str(self.fabric_file))
+        argv = command(verb, "--kubeconfig", str(self.kubeconfig), "--fabric", str(self.fabric_file))
         return await printed([*argv, *arguments])
 
 

@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from nodeagent.cluster import RAIL
 from nodeagent.demo.cluster import LEASE_S, Cluster
 from nodeagent.demo.picture import fold
 from nodeagent.demo.stage import DemoError, Stage
@@ -50,7 +51,7 @@ class FabricShow(Stage):
         fabric = Fabric(self._nodes, self._machine)
         if len(fabric.rails) < 2:
             raise DemoError(f"{self._machine.model.name} has no two NICs with VFs to make a fabric of")
-        rails = {address: (f"nic{rail}", rail) for rail, address in enumerate(fabric.rails)}
+        rails = {address: (RAIL.format(rail), rail) for rail, address in enumerate(fabric.rails)}
         print(
             f"nodeagent demo: a fabric of {self._nodes} nodes ({self._machine.model.name}), {len(rails)} rails, "
             f"{fabric.units} scalable units.\n"

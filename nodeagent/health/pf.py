@@ -19,6 +19,8 @@ from nodeagent.health.samples import Sample, Source
 from nodeagent.model import Function, Link, Reason, State
 
 DAY_S = 86400.0
+_SPEED_UNKNOWN = 0xFFFF_FFFF
+"""As drivers say it that do not know (ethtool's SPEED_UNKNOWN, unsigned)."""
 _LOSSES_MAX = 64
 """Far more than a day's worth of any sensible threshold; older ones are merged into none."""
 STRUCTURAL = frozenset({"device_missing", "driver_unbound", "admin_down", "carrier_down"})
@@ -140,8 +142,10 @@ class Pf:
     @property
     def speed_mbps(self) -> float | None:
         """The sample's first, unlike the carrier: without a change of carrier sysfs is read again at a scan only."""
-        told = self.link.speed_mbps if self.link is not None else None
-        return self.history.level("speed_mbps") or told or None
+        sampled = self.history.level("speed_mbps")
+        if sampled is not None and 0 < sampled < _SPEED_UNKNOWN:
+            return sampled
+        return self.link.speed_mbps if self.link is not None else None
 
     def look(self, now: float) -> None:
         """Answers are for ``now`` from here on; what was reached in this boot is remembered."""
