@@ -50,13 +50,8 @@ def read(source: str) -> Objects:
     objects = Objects()
     for name, raw in _texts(source):
         for found in _documents(name, raw):
-<<<<<<< HEAD
             _walk(found, objects)
     settle(objects)
-=======
-            take(*found, objects)
-    objects.reports = distinct(objects)
->>>>>>> demo
     return objects
 
 
@@ -147,13 +142,8 @@ def _refusal(event: Any, problem: str) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
 
 
-<<<<<<< HEAD
 def _walk(found: tuple[Any, bool], objects: Objects) -> None:
     document, lax = found
-=======
-def take(document: Any, lax: bool, objects: Objects) -> None:
-    """Add what a document holds; ``lax`` where its scalars are text."""
->>>>>>> demo
     todo: list[Any] = [document]
     while todo:
         one = todo.pop()
@@ -223,11 +213,7 @@ def _name(found: dict[str, Any]) -> str:
     return name if isinstance(name, str) else ""
 
 
-<<<<<<< HEAD
 def settle(objects: Objects) -> None:
-=======
-def distinct(objects: Objects) -> list[NodeLinks]:
->>>>>>> demo
     """One report for each name. Of several the latest version, whatever the order they came in."""
     found: dict[str, list[NodeLinks]] = {}
     for report in objects.reports:
