@@ -282,19 +282,20 @@ class Planner:
         leaves = set(change.leaves)
         for wiring in change.wirings:
             leaves.update(wiring.leaves)
+        for group in change.groups:
+            # With other voters it may have switches of its own, or be counted to another group.
+            leaves.update(group.leaves)
         looked = cabling.look(leaves)
         wirings, groups = set(change.wirings), set(change.groups)
         of, names = self.evidence.graph.of, self.matching.names
-        for leaf in looked:
+        near = {joined for leaf in looked if (joined := of.get(leaf)) is not None}
+        for leaf in looked.union(*(group.leaves for group in near)):
             wirings.update(self.evidence.wirings(leaf))
-            if (group := of.get(leaf)) is not None:
-                for other in group.leaves:
-                    wirings.update(self.evidence.wirings(other))
-        groups.update(near for leaf in leaves | looked if (near := of.get(leaf)) is not None)
-        homes = groups | {home for leaf in leaves | looked if (home := cabling.adopted.get(leaf)) is not None}
+        seen = leaves | looked
+        groups.update(joined for leaf in seen if (joined := of.get(leaf)) is not None)
+        homes = groups.union(cabling.adopted[leaf] for leaf in cabling.adopted.keys() & seen)
         self._renew.update(name for home in homes if (name := names.get(home)) is not None)
-        for leaf in leaves | looked:
-            self._renew |= self._homes.everywhere(leaf)
+        self._renew |= self._homes.where(seen)
         for node in change.nodes:
             answer.odd(node, ())
             if (here := self.seating.seat.get(node)) is not None:

@@ -87,9 +87,9 @@ def _look(options: argparse.Namespace) -> Look:
     log_to_stderr("warning")
     _, rules = plan.load(options.fabric)
     if options.source is None:
-        from nodeagent.plan import live
+        from nodeagent.plan import reading
 
-        parts = [asyncio.run(live.read(live.access(options.kubeconfig)))]
+        parts = [asyncio.run(reading.read(reading.access(options.kubeconfig)))]
     else:
         parts = [stream.read(options.source)]
     if options.current is not None:
