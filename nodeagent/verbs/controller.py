@@ -6,7 +6,10 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from nodeagent.verbs.common import GOOD, Add, address, log_to_stderr, seconds, text
+from nodeagent.verbs.common import GOOD, Add, address, log_to_stderr, seconds
+
+LEASE_MIN_S, LEASE_MAX_S = 3.0, 3600.0
+"""A third of the least is the time in which a leader's last write must end."""
 
 
 def add(add: Add) -> None:
@@ -40,29 +43,41 @@ def add(add: Add) -> None:
         help="where /metrics, /healthz and /readyz are served (default: %(default)s)",
     )
     parser.add_argument(
-        "--debounce",
-        type=seconds,
-        default=10.0,
+        "--lease",
+        type=_lease,
+        default=15.0,
         metavar="SECONDS",
-        help="plan when nothing has changed for so long (default: %(default)g)",
+        help="a leader that is silent for so long is followed by another; one that cannot renew stops after two "
+        "thirds of it (default: %(default)g)",
     )
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
 
 
+def _lease(text: str) -> float:
+    lease = seconds(text)
+    if not LEASE_MIN_S <= lease <= LEASE_MAX_S:
+        raise argparse.ArgumentTypeError(
+            f"{text} is no lease: give {LEASE_MIN_S:g} to {LEASE_MAX_S:g} seconds"
+        )
+    return lease
+
+
 def _controller(options: argparse.Namespace) -> int:
-    from nodeagent import controller
-    from nodeagent.config.fabric import load_fabric, rules_of
-    from nodeagent.fabric import Rules
+    from nodeagent import controller, plan
     from nodeagent.kube.access import in_cluster, kubeconfig
 
-    rules = Rules()
-    if options.fabric is not None:
-        rules = rules_of(load_fabric(text(options.fabric), name=str(options.fabric)))
+    config, rules = plan.load(options.fabric)
     log_to_stderr(options.log_level)
     access = None if options.kubeconfig else in_cluster()
     access = access or kubeconfig(options.kubeconfig)
     place = controller.Place(
-        options.namespace or access.namespace, controller.identity(), options.listen, options.debounce
+        options.namespace or access.namespace,
+        controller.identity(),
+        options.listen,
+        config.hysteresis.debounce_seconds,
+        duration_s=options.lease,
+        renew_s=options.lease * 2 / 3,
+        retry_s=options.lease * 2 / 15,
     )
-    asyncio.run(controller.run(rules, access, place))
+    asyncio.run(controller.run(rules, access, place, config))
     return GOOD
