@@ -88,7 +88,7 @@ class Switches:
         self._seen: frozenset[str] = frozenset()
         self._fresh = asyncio.Event()
         self.reads: Counter[str] = Counter()
-        """By result: ``ok``, ``timeout``, ``refused``, ``other-switch`` or ``failed``."""
+        """By result: ``ok``, ``timeout``, ``refused``, ``unreachable``, ``other-switch``, ``no-lldp`` or ``failed``."""
         self.states: Counter[str] = Counter()
         """Switches by what came of the last round: ``read``, ``silent`` or ``no-address``."""
         self.trouble: dict[str, str] = {}
@@ -148,6 +148,9 @@ class Switches:
             raise SwitchError(
                 f"{message}: is it reached, and are the credentials right?", "timeout"
             ) from None
+        if not (reading.name or reading.chassis or reading.neighbors):
+            message = f"{address} answers and knows nothing of LLDP"
+            raise SwitchError(f"{message}: has it just started, or is LLDP not to be read there?", "no-lldp")
         if not is_same(known, reading.name, reading.chassis):
             message = f"{address} answers as {shown(reading.name or reading.chassis)}"
             raise SwitchError(f"{message}, which is another switch", "other-switch")

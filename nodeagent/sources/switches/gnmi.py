@@ -13,7 +13,6 @@ from typing import Any
 import grpc
 import grpc.aio
 import msgspec
-from google.protobuf.message import Message
 
 from nodeagent.fabric.reports import shown
 from nodeagent.sources.switches import gnmi_pb2 as pb
@@ -100,13 +99,15 @@ async def _ask(
 ) -> AsyncIterator[pb.Notification]:
     paths = [pb.Path(elem=[pb.PathElem(name=name) for name in path]) for path in PATHS]
     if not subscribe:
-        get = channel.unary_unary("/gnmi.gNMI/Get", Message.SerializeToString, pb.GetResponse.FromString)
+        get = channel.unary_unary(
+            "/gnmi.gNMI/Get", pb.GetRequest.SerializeToString, pb.GetResponse.FromString
+        )
         request = pb.GetRequest(path=paths, type=pb.GetRequest.DataType.STATE, encoding=encoding)
         for notification in (await get(request, metadata=metadata)).notification:
             yield notification
         return
     call = channel.stream_stream(
-        "/gnmi.gNMI/Subscribe", Message.SerializeToString, pb.SubscribeResponse.FromString
+        "/gnmi.gNMI/Subscribe", pb.SubscribeRequest.SerializeToString, pb.SubscribeResponse.FromString
     )
     subscriptions = pb.SubscriptionList(
         subscription=[pb.Subscription(path=path) for path in paths],
