@@ -147,7 +147,6 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
     if marks:
         jobs += [
             NodeState(client, inventory, "gpu-0", Marks(conditions=True, label=False, rails_down=None)).run(),
-            NodeState(client, inventory, "gpu-0", Marks(conditions=False, label=True, rails_down=None)).run(),
             Evictions(client, inventory, offered, 0.01).run(),
         ]
     server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-0", "uid": "u-0"}})
@@ -175,13 +174,18 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
             await server.until(lambda: told("Recovered"))
             tell(inventory, facts(DOWN, "Ethernet9/1"))
             await server.until(lambda: told("LinkCarrierDown", 2))
+            await server.until(lambda: stored()["summary"]["health"] == "down")
             if marks:
                 await server.until(lambda: server.one("pods", "trainer", "ml") is None)
                 await server.until(lambda: node().get("status", {}).get("conditions"))
                 tell(inventory, facts(DEGRADED, "Ethernet9/1"))
-                await server.until(
-                    lambda: "nodeagent.io/link-degraded" in node()["metadata"].get("labels", {})
+                labels = NodeState(
+                    client, inventory, "gpu-0", Marks(conditions=False, label=True, rails_down=None)
                 )
+                async with running(labels.run()):
+                    await server.until(
+                        lambda: "nodeagent.io/link-degraded" in node()["metadata"].get("labels", {})
+                    )
     finally:
         await client.close()
 
