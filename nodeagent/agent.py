@@ -98,7 +98,6 @@ class Agent:
         self._listening = listening
         self._tree = Tree(place.root)
         self._offer = Offer(config)
-        self.sampler: Sampler | None = None
         memory = node.memory(config.health, place.root)
         self.verdicts = node.verdicts(config.health, memory)
         self.gpu_ledger = node.gpus_ledger(config.gpu, memory)
@@ -120,9 +119,7 @@ class Agent:
         self.pages.statuses = self.plugins.statuses
         self.pages.judged = lambda: {**self.verdicts.figures(), **self.gpu_ledger.figures()}
         self.pages.explained = lambda: node.explained(self.verdicts, self.gpu_ledger)
-        self.pages.gpu_samples = self.gpu_ledger.samples
-        self.pages.xids = lambda: self.gpu_ledger.xids
-        self.pages.xid_times = lambda: self.gpu_ledger.xid_times
+        self.pages.gpus = self.gpu_ledger
         self.pages.stuck_threads = gpus.stuck_threads
 
     async def run(self) -> None:
@@ -151,7 +148,8 @@ class Agent:
                     "web": self._serve,
                 }
                 if (found := cluster.way(self._config.cluster, self._place.node_name)) is not None:
-                    jobs["cluster"] = partial(self._tell_cluster, found)
+                    told = (self._config.cluster, found, self.inventory, self.pages, self.settled)
+                    jobs["cluster"] = partial(cluster.run, *told)
                 for name, job in jobs.items():
                     group.create_task(keep(name, job), name=name)
                 group.create_task(self._settle(), name="settle")
@@ -160,7 +158,7 @@ class Agent:
             raise _innermost(errors) from None
 
     def _sampled(self, sampler: Sampler) -> None:
-        self.sampler = self.pages.measured = sampler
+        self.pages.measured = sampler
 
     def _hears(self, ear: Ear) -> None:
         self.pages.heard_at = ear.heard_at
@@ -268,16 +266,6 @@ class Agent:
             lambda holdings: self.inventory.state("pods", holdings=holdings),
             lambda why: self.inventory.silence("pods", why),
             self._ask_pods,
-        )
-
-    async def _tell_cluster(self, found: cluster.Way) -> None:
-        await self.settled.wait()
-        await cluster.run(
-            self._config.cluster,
-            found,
-            self.inventory,
-            lambda snapshot: [(kind.resource, kind.devices(snapshot)) for kind in self.pages.offered],
-            lambda: self._offer.rails,
         )
 
     # --- the configuration ----------------------------------------------------------------------------

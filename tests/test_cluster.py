@@ -65,6 +65,36 @@ async def test_a_link_that_fails_is_an_event_a_condition_and_a_report(server, ku
         await server.until(lambda: ("Node", "Recovered") in events(server))
 
 
+@pytest.fixture
+def granted(server):
+    """The rights that daemonset/base gives, enforced, and its CRD."""
+    base = Path(__file__).parents[1] / "daemonset" / "base" / "cluster"
+    for name in ("nodelinks.yaml", "rbac.yaml"):
+        for obj in yaml.safe_load_all((base / name).read_text()):
+            if obj["kind"] in ("Role", "RoleBinding"):
+                obj["metadata"].setdefault("namespace", "nodeagent")  # as kustomization.yaml does
+            server.put(obj)
+    server.rbac = True
+
+
+async def test_the_base_rights_are_enough_and_what_they_lack_is_said_once(
+    server, kubeconfig, granted, caplog
+):
+    async with node() as n:
+        await n.kubelet.start()
+        text = f"cluster: {{access: kubeconfig, kubeconfig: {kubeconfig}, conditions: true}}\n"
+        await n.start_agent(n.configure(text), node_name="gpu-0")
+        await n.allocatable(f"{HEAD}/nic0", 4)
+        assert (await n.kubelet.admit(PodSpec.single("p", {f"{HEAD}/nic0": 1}))).admitted
+        await n.until(lambda: n.agent.inventory.snapshot.holdings)
+        n.machine.set_link(0, up=False)
+        await server.until(lambda: {("Pod", "DeviceFailed"), ("Node", "LinkCarrierDown")} <= events(server))
+        await server.until(lambda: server.counts["patch", "nodes/status"])
+    refused = {(seen.verb, seen.resource) for seen in server.requests if seen.status == 403}
+    assert refused == {("get", "pods"), ("get", "nodes"), ("patch", "nodes/status")}
+    assert caplog.text.count("a role must grant us the verb patch on nodes/status") == 1
+
+
 async def test_an_agent_whose_api_server_is_away_serves_its_kubelet(server, kubeconfig):
     await server.stop()
     async with node() as n:

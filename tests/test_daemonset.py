@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from nodeagent import __version__, cli, scan
 from nodeagent.config import Config, load
@@ -37,6 +38,8 @@ CONFIGS = {
     "dgx-h100": POOLS / "dgx-h100" / "nodeagent.yaml",
     "dgx-a100": POOLS / "dgx-a100" / "nodeagent.yaml",
     "kind": DAEMONSET / "overlays" / "kind" / "nodeagent.yaml",
+    "node-conditions": DAEMONSET / "overlays" / "node-conditions" / "nodeagent.yaml",
+    "evictions": DAEMONSET / "overlays" / "evictions" / "nodeagent.yaml",
 }
 RESOURCES = {f"nvidia-dgx-h100/nic{rail}": 8 for rail in range(8)} | {"nvidia-dgx-h100/gpu-mem": 632}
 
@@ -130,14 +133,27 @@ async def test_the_laptops_machine_offers_the_same_and_no_node_that_a_laptop_lac
 @pytest.mark.parametrize("name", CONFIGS)
 def test_each_configuration_is_good_and_in_its_config_map(name: str) -> None:
     config(name)
-    overlay = {"base": "", "kind": "overlays/kind"}.get(name, "overlays/node-pool")
+    pool = name in ("dgx-h100", "dgx-a100")
+    overlay = "" if name == "base" else "overlays/node-pool" if pool else f"overlays/{name}"
     suffix = f"-{name}" if overlay.endswith("node-pool") else ""
     held = named(built(overlay), "ConfigMap", f"nodeagent{suffix}")["data"]["nodeagent.yaml"]
     assert held == CONFIGS[name].read_text()
 
 
-def test_the_base_changes_no_machine() -> None:
+def test_the_base_changes_no_machine_and_asks_for_no_right_that_it_lacks() -> None:
     assert config().vfs == ()
+    cluster = config().cluster
+    assert not any((cluster.conditions, cluster.label, cluster.taint.enabled, cluster.evict.enabled))
+
+
+def test_overlays_that_grant_more_ask_for_it_and_are_the_base_otherwise() -> None:
+    marks, evictions = config("node-conditions"), config("evictions")
+    assert all((marks.cluster.conditions, marks.cluster.label, marks.cluster.taint.enabled))
+    assert not marks.cluster.evict.enabled
+    assert evictions.cluster.evict.enabled
+    assert not evictions.cluster.conditions
+    for one in (marks, evictions):
+        assert replace(one, cluster=config().cluster) == config()
 
 
 async def test_the_pod_in_the_readme_asks_for_what_is_offered() -> None:

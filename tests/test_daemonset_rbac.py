@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,13 +17,18 @@ from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access
 from nodeagent.kube.claims import NodeClaim
 from nodeagent.kube.client import ApiError, Client
-from nodeagent.kube.resource import EVENTS, NODELINKS
+from nodeagent.kube.resource import NODELINKS
+from nodeagent.model import HEALTHY, Devices, Health, Holding, Reason, Snapshot, State
 from nodeagent.sim.apiserver import ApiServer, Seen
+from nodeagent.sinks.affected import Offered
+from nodeagent.sinks.events import Events
+from nodeagent.sinks.evictions import Evictions
 from nodeagent.sinks.nodelinks import Report
+from nodeagent.sinks.nodestate import Marks, NodeState
 from tests.admission import NODE, UID, Request, refusals
-from tests.manifests import Manifest, built, of_kind
+from tests.manifests import Manifest, built, key, of_kind
 from tests.test_controller import FIRST, RULES, SECOND, leaves, nodelinks, populate, tree
-from tests.test_nodelinks import RAILS, neighbor, snapshot, state
+from tests.test_nodelinks import RAILS, neighbor, snapshot
 
 pytestmark = pytest.mark.needs("kubectl", "cel")
 
@@ -106,60 +112,110 @@ def refused(server: ApiServer, grant: Grant) -> bool:
 
 # The agent
 
+DOWN = Health(State.DOWN, (Reason("carrier_down", "no carrier"),), allocatable=False)
+DEGRADED = Health(State.DEGRADED, (Reason("speed_reduced", "100 of 400 Gb/s"),), allocatable=True)
+HELD = Holding("ml", "trainer", "main", "nvidia-dgx-h100/nic0", ("0000:18:00.1",))
 
-async def agent_at_work(server: ApiServer) -> None:
-    """A report is made, changes, and something is told; goes on until it is cancelled where a right is missing."""
+
+def facts(health: Health, port: str = "Ethernet1/1") -> Snapshot:
+    """Eight links, of which the first is as it is said to be, and a pod that holds a VF of it."""
+    made = snapshot(*(neighbor(n, port) for n in range(8)))
+    first = replace(made.functions[0], health=health)
+    return replace(made, functions=(first, *made.functions[1:]), holdings=(HELD,))
+
+
+def offered(now: Snapshot) -> Offered:
+    return [(HELD.resource, [Devices("0000:18:00.0", HELD.device_ids, (), now.functions[0].health)])]
+
+
+def tell(inventory: Inventory, now: Snapshot) -> None:
+    inventory.state("pci", functions=now.functions, links=now.links)
+    inventory.state("lldp", neighbors=now.neighbors)
+    inventory.state("pods", holdings=now.holdings)
+
+
+async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
+    """A report is made and changes, a link fails, returns and fails again; with ``marks`` the Node is marked and the
+    pod evicted. Goes on until it is cancelled where a right is missing."""
     inventory = Inventory()
     client = Client(Access(server.url, token=server.token(AGENT)), manager="nodeagent")
     report = Report(
         client, inventory, "gpu-0", "nodeagent", lambda _: RAILS,
         owner=NodeClaim("gpu-0", "u-0"), jitter_s=0, gather_s=0.01, gap_s=0.05, patience_s=0,
     )  # fmt: skip
+    jobs = [report.run(), Events(client, inventory, "gpu-0", offered).run()]
+    if marks:
+        jobs += [
+            NodeState(client, inventory, "gpu-0", Marks(conditions=True, label=False, rails_down=None)).run(),
+            NodeState(client, inventory, "gpu-0", Marks(conditions=False, label=True, rails_down=None)).run(),
+            Evictions(client, inventory, offered, 0.01).run(),
+        ]
     server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-0", "uid": "u-0"}})
-    state(inventory, snapshot(*map(neighbor, range(8))))
+    server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ml"}})
+    server.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "trainer", "namespace": "ml"}})
 
     def stored() -> dict[str, Any]:
         return server.one("nodelinks", "gpu-0", "nodeagent") or {"links": [{}]}
 
+    def told(reason: str, times: int = 1) -> bool:
+        return any(one["reason"] == reason and one["count"] >= times for one in server.objects("events"))
+
+    def node() -> dict[str, Any]:
+        return server.one("nodes", "gpu-0") or {}
+
+    tell(inventory, facts(HEALTHY))
     try:
-        async with running(report.run()):
+        async with running(*jobs):
             await server.until(lambda: len(stored()["links"]) == 8)
-            state(inventory, snapshot(*(neighbor(n, f"Ethernet9/{n}") for n in range(8))))
-            await server.until(lambda: stored()["links"][0]["neighbor"]["portID"]["value"] == "Ethernet9/0")
-            await tell(client)
+            tell(inventory, facts(HEALTHY, "Ethernet9/1"))
+            await server.until(lambda: stored()["links"][0]["neighbor"]["portID"]["value"] == "Ethernet9/1")
+            tell(inventory, facts(DOWN, "Ethernet9/1"))
+            await server.until(lambda: told("LinkCarrierDown") and told("DeviceFailed"))
+            tell(inventory, facts(HEALTHY, "Ethernet9/1"))
+            await server.until(lambda: told("Recovered"))
+            tell(inventory, facts(DOWN, "Ethernet9/1"))
+            await server.until(lambda: told("LinkCarrierDown", 2))
+            if marks:
+                await server.until(lambda: server.one("pods", "trainer", "ml") is None)
+                await server.until(lambda: node().get("status", {}).get("conditions"))
+                tell(inventory, facts(DEGRADED, "Ethernet9/1"))
+                await server.until(
+                    lambda: "nodeagent.io/link-degraded" in node()["metadata"].get("labels", {})
+                )
     finally:
         await client.close()
 
 
-async def tell(client: Client) -> None:
-    """An Event about the agent's own Node, and its return."""
-    event = {
-        "metadata": {"name": "gpu-0.17", "namespace": "default"},
-        "involvedObject": {"kind": "Node", "name": "gpu-0"},
-        "source": {"component": "nodeagent", "host": "gpu-0"},
-        "reportingComponent": "nodeagent",
-        "reportingInstance": "gpu-0",
-        "reason": "LinkDown", "message": "nic0", "type": "Warning", "count": 1,
-    }  # fmt: skip
-    try:
-        await client.create(EVENTS, event, namespace="default")
-        await client.patch(EVENTS, "gpu-0.17", {"count": 2}, namespace="default")
-    except ApiError as error:
-        logging.getLogger("tests").warning("An Event is not told. reason=%r", str(error))
+def allowed(manifests: list[Manifest], account: str) -> list[Grant]:
+    return sorted(grant for _, _, grant in grants(manifests, account))
+
+
+PODS: Grant = ("get", "", "pods")
+"""Of use for the UID in a pod's Event, and gone without where it is not granted."""
+CREATE: Grant = ("create", "nodeagent.io", "nodelinks")
+"""An object that is applied for the first time is asked for as create as well as patch, in one request."""
 
 
 async def test_the_agents_rights_are_enough_and_all_are_used() -> None:
     manifests = built()
     async with asyncio.timeout(PATIENCE_S), cluster(manifests) as server:
         await agent_at_work(server)
-        asked = {granted(seen) for seen in server.requests}
-        assert not [seen for seen in server.requests if seen.status == 403]
+        assert {granted(seen) for seen in server.requests if seen.status == 403} <= {PODS}
+        asked = {granted(seen) for seen in server.requests if seen.status != 403}
         report = server.one("nodelinks", "gpu-0", "nodeagent")
         assert report is not None
-        assert report["summary"] == {"links": "8/8", "switches": 8, "health": "healthy"}
-    allowed = {grant for _, _, grant in grants(manifests, AGENT)}
-    # An object that is applied for the first time is asked for as create as well as patch, in one request.
-    assert asked | {("create", "nodeagent.io", "nodelinks")} == allowed
+        assert report["summary"] == {"links": "7/8", "switches": 8, "health": "down"}
+    assert sorted(asked | {CREATE}) == allowed(manifests, AGENT)
+
+
+async def test_marks_and_evictions_take_the_rights_that_they_are_shipped_with_and_no_others() -> None:
+    manifests = [*built("overlays/node-conditions"), *built("overlays/evictions")]
+    manifests = list({str(key(one)): one for one in manifests}.values())
+    async with asyncio.timeout(PATIENCE_S), cluster(manifests) as server:
+        await agent_at_work(server, marks=True)
+        assert not [seen for seen in server.requests if seen.status == 403]
+        asked = {granted(seen) for seen in server.requests}
+    assert sorted(asked | {CREATE}) == allowed(manifests, AGENT)
 
 
 AGENT_GRANTS = [
@@ -169,16 +225,41 @@ AGENT_GRANTS = [
     ("create", "", "events"),
     ("patch", "", "events"),
 ]
+OPTIONAL_GRANTS = [
+    ("get", "", "nodes"),
+    ("patch", "", "nodes"),
+    ("patch", "", "nodes/status"),
+    PODS,
+    ("create", "", "pods/eviction"),
+]
 
 
 @pytest.mark.parametrize("grant", AGENT_GRANTS, ids="-".join)
 async def test_without_a_right_the_agent_says_which(grant: Grant, caplog: pytest.LogCaptureFixture) -> None:
     manifests = built()
+    assert sorted(AGENT_GRANTS) == allowed(manifests, AGENT)
     (found,) = (one for one in grants(manifests, AGENT) if one[2] == grant)
-    assert sorted(AGENT_GRANTS) == sorted(one[2] for one in grants(manifests, AGENT))
     caplog.set_level(logging.INFO)
     async with cluster(without(manifests, found[0], found[1], grant[0])) as server:
         await missed(server, agent_at_work(server), grant, caplog)
+
+
+@pytest.mark.parametrize("grant", [one for one in OPTIONAL_GRANTS if one[0] != "get"], ids="-".join)
+async def test_what_was_asked_for_and_is_not_granted_is_said(
+    grant: Grant, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The two rights to read are done without: what an earlier life wrote, and a pod's UID, are then not known."""
+    assert sorted(AGENT_GRANTS + OPTIONAL_GRANTS) == allowed(
+        list(
+            {
+                str(key(one)): one for o in ("node-conditions", "evictions") for one in built(f"overlays/{o}")
+            }.values()
+        ),
+        AGENT,
+    )
+    caplog.set_level(logging.INFO)
+    async with cluster(built()) as server:
+        await missed(server, agent_at_work(server, marks=True), grant, caplog)
 
 
 async def missed(server: ApiServer, work: Any, grant: Grant, caplog: pytest.LogCaptureFixture) -> None:

@@ -176,7 +176,7 @@ async def test_a_node_whose_whole_switch_restarts_loses_its_devices_when_two_sou
     async with node() as n:
         await ready(n, held(0))
         assert n.agent is not None
-        await n.until(lambda: n.agent is not None and n.agent.sampler is not None)
+        await n.until(lambda: n.agent is not None and n.agent.pages.measured is not None)
         await n.until(lambda: n.agent is not None and "flapping" in n.agent.verdicts.engine.pfs[PF0].values)
         for nic in (0, 1):
             n.machine.set_link(nic, up=False)

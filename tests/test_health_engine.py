@@ -554,3 +554,10 @@ def test_no_default_is_looser_in_its_clear(rule: Any) -> None:
 def test_a_penalty_is_a_number_whatever_its_half_life(half_life: float) -> None:
     bench = flaps(Bench(2, terms(Override("flapping", window_s=half_life))).look(), (1001, 0), (1002, 2**31))
     assert "flapping" in bench.reasons()
+
+
+def test_a_speed_that_changed_without_a_loss_is_the_samples() -> None:
+    bench = Bench(3, terms(guard_share=1.0)).look()
+    for i in range(4):
+        bench.sample(Source.MODES, at=1000 + 5 * i, speed_mbps=200_000)
+    assert bench.reasons() == ["speed_reduced"]

@@ -145,6 +145,11 @@ def test_a_kubeconfig_that_leads_nowhere_says_why(tmp_path, text, sentence):
     assert str(path) in str(raised.value)
 
 
+def test_a_proxy_is_refused_and_not_passed_by(tmp_path):
+    with pytest.raises(AccessError, match="proxy-url is not supported"):
+        kubeconfig(config(tmp_path, cluster={"proxy-url": "http://proxy:3128"}))
+
+
 def test_a_kubeconfig_that_is_not_there(tmp_path):
     with pytest.raises(AccessError, match="nowhere: No such file"):
         kubeconfig(tmp_path / "nowhere")

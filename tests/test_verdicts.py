@@ -68,6 +68,7 @@ async def test_a_fault_outlives_the_agent_and_is_not_another_cards(tmp_path: Pat
     judge = Verdicts(terms(), memory)
     for links in (UP, DOWN, UP):
         told(judge, links)
+    judge.keep()
     writing = asyncio.create_task(memory.run())
     await asyncio.sleep(0)
     writing.cancel()

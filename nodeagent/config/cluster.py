@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import msgspec
@@ -78,3 +79,18 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
     ] = False
     taint: Annotated[TaintSettings, setting("A taint for a node that has lost its rails.")] = TaintSettings()
     evict: Annotated[EvictSettings, setting("Eviction of pods that hold a failed device.")] = EvictSettings()
+
+
+def idle(cluster: ClusterSettings) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Settings that mean nothing without another: their names and what to do."""
+    if cluster.kubeconfig is not None and cluster.access != "kubeconfig":
+        yield (
+            ("kubeconfig", "access"),
+            "needs access: kubeconfig; a pod's service account is not read from there",
+        )
+    if cluster.access == "none":
+        asked = {"conditions": cluster.conditions, "label": cluster.label}
+        asked |= {"taint": cluster.taint.enabled, "evict": cluster.evict.enabled}
+        for name, wanted in asked.items():
+            if wanted:
+                yield (name, "access"), "needs an API server, and access is none"

@@ -1,6 +1,6 @@
 """Every setting, declared once: name, type, bounds, default and meaning.
 
-The loader, the commented default, the JSON schema and the table in the README are all made from these
+The loader, the commented default, the JSON schema and the table in docs/configuration.md are all made from these
 structs, so nothing about a setting may be written anywhere else. The law of this file:
 
 * A field is ``Annotated[type, setting("meaning", ...)]``; on the wire its name is in camelCase.

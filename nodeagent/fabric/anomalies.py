@@ -97,10 +97,15 @@ class Cabling:
 
     def plain(self, wiring: Wiring, group: Group) -> bool:
         """Nothing is odd about the way in which these nodes are cabled."""
-        return all(
-            key and self.home(key) is group and self.rail.get(key, slot.rail) == slot.rail
-            for key, slot in zip(wiring.keys, wiring.shape, strict=True)
-        )
+        of, adopted, rail = self._evidence.graph.of, self.adopted, self.rail
+        for key, slot in zip(wiring.keys, wiring.shape, strict=True):
+            if (
+                not key
+                or (adopted.get(key) or of.get(key)) is not group
+                or rail.get(key, slot.rail) != slot.rail
+            ):
+                return False
+        return True
 
     def oddities(self, node: str, report: Report, wiring: Wiring, group: Group) -> Iterator[Anomaly]:
         """Of one node, link by link."""

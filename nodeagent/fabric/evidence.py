@@ -51,6 +51,7 @@ class Evidence:
         self._leaves: dict[str, dict[Wiring, None]] = {}
         self._dirty: set[Wiring] = set()
         self._ports: set[Wiring] = set()
+        self._equal: set[Wiring] = set()
         self._retouched: set[str] = set()
         self._change = Change()
         for wiring in self._wirings.values():
@@ -141,10 +142,16 @@ class Evidence:
             group.static = self._static.get(group.leaves[0], "")
             for leaf in group.leaves:
                 revote.update(self._leaves.get(leaf, ()))
+        # Of equal groups the heavier one wins, and weights change without the groups.
+        revote.update(wiring for wiring in self._equal if not self._near(wiring).isdisjoint(touched))
         for wiring in revote:
             self._vote(wiring, change)
         change.groups -= change.gone
         return change
+
+    def _near(self, wiring: Wiring) -> set[str]:
+        """All switches of the groups that it votes for."""
+        return {leaf for group in wiring.votes for leaf in group.leaves}
 
     def _leave(self, node: str, wiring: Wiring) -> None:
         del wiring.nodes[node]
@@ -157,6 +164,7 @@ class Evidence:
             if heard is not None:
                 self.directory.drop(heard, wiring)
         self._unlink(wiring, touched)
+        self._equal.discard(wiring)
         if wiring.best is not None:
             wiring.best.voters.discard(wiring)
             change.groups.add(wiring.best)
@@ -192,7 +200,8 @@ class Evidence:
                 del self._leaves[leaf]
 
     def _vote(self, wiring: Wiring, change: Change) -> None:
-        votes, best = vote(wiring.keys, self.graph.of.get)
+        votes, best, equal = vote(wiring.keys, self.graph.of.get, self.graph.weight)
+        (self._equal.add if equal else self._equal.discard)(wiring)
         if votes == wiring.votes and best is wiring.best:
             return
         change.wirings.add(wiring)

@@ -71,6 +71,10 @@ class Graph:
             if not row:
                 del common[leaf]
 
+    def weight(self, group: Group) -> int:
+        """How many links go to a group."""
+        return sum(self._degree.get(leaf, 0) for leaf in group.leaves)
+
     def overlap(self, one: str, other: str) -> tuple[int, int]:
         """How many members have both switches, and how many have either."""
         both = self._common.get(one, {}).get(other, 0)
@@ -177,14 +181,18 @@ class Graph:
 
 
 def vote(
-    keys: Iterable[str], group_of: Callable[[str], Group | None]
-) -> tuple[dict[Group, int], Group | None]:
-    """How many links go into each group, and which has most of them: of several, the first by its anchor."""
+    keys: Iterable[str], group_of: Callable[[str], Group | None], weight: Callable[[Group], int]
+) -> tuple[dict[Group, int], Group | None, bool]:
+    """How many links go into each group, which has most of them, and whether another has as many.
+
+    Of equals the one with more links altogether, then the first by its anchor.
+    """
     votes: dict[Group, int] = {}
     for key in keys:
         if key and (group := group_of(key)) is not None:
             votes[group] = votes.get(group, 0) + 1
     if len(votes) < 2:
-        return votes, next(iter(votes), None)
+        return votes, next(iter(votes), None), False
     most = max(votes.values())
-    return votes, min((group for group in votes if votes[group] == most), key=lambda group: group.anchor)
+    equals = [group for group in votes if votes[group] == most]
+    return votes, min(equals, key=lambda group: (-weight(group), group.anchor)), len(equals) > 1

@@ -18,10 +18,12 @@ from nodeagent.fabric.hypernode import HyperNode
 from nodeagent.fabric.matching import Matching
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.outcome import Outcome
+from nodeagent.fabric.reports import Announcement
 from nodeagent.fabric.rules import IMMEDIATE, Rules
 from nodeagent.fabric.settle import Placement, Seating
 from nodeagent.fabric.tiers import Tower
 from nodeagent.fabric.told import Told
+from nodeagent.fabric.uplinks import KnownSwitch
 from nodeagent.fabric.wiring import Wiring
 
 _NOBODY: frozenset[str] = frozenset()
@@ -69,9 +71,29 @@ class Planner:
         """A HyperNode as the API server has it, of whichever owner; ``None``: it has been deleted."""
         self.told.hypernode(name, hypernode)
 
-    def uplinks(self, heard: Mapping[str, tuple[str, ...]]) -> None:
-        """Which switches each switch hears above it, by system name: all that is known at present."""
-        self.told.uplinks(heard)
+    def uplinks(self, heard: Mapping[str, tuple[str, ...]], *, by_key: bool = False) -> None:
+        """Which switches each switch hears above it: all that is known at present. By system name, or by the
+        keys of ``switches`` and of ``fabric.uplinks``."""
+        self.told.uplinks(heard, by_key=by_key)
+
+    def switches(self) -> tuple[KnownSwitch, ...]:
+        """The leaf switches that reports speak of, as of the last plan, by key."""
+        found: dict[str, list[Announcement]] = {}
+        for heard, key in self.evidence.directory.keys.items():
+            found.setdefault(key, []).append(heard)
+        return tuple(
+            KnownSwitch(
+                key,
+                tuple(sorted({one.name for one in said if one.name})),
+                tuple(sorted({one.chassis for one in said})),
+                tuple(sorted({address for one in said for address in one.addresses})),
+            )
+            for key, said in sorted(found.items())
+        )
+
+    def is_node(self, name: str) -> bool:
+        """A node of the cluster is called so."""
+        return name in self.told.nodes or name in self.told.reports
 
     def plan(self, now: float, *, full: bool = False) -> Outcome:
         """What should be, and the writes that lead there. ``full`` does all of it again."""
@@ -224,6 +246,8 @@ class Planner:
         for node in todo:
             self._wish(node, now)
         seating.settle(now)
+        # Where a node is published decides which of its links are odd, if they speak for several groups.
+        change.nodes |= todo
 
     def _at_rest(self, wiring: Wiring) -> bool:
         """All nodes that are cabled so are published and seated where they report, and nobody is in trouble."""
@@ -280,18 +304,25 @@ class Planner:
         leaves = set(change.leaves)
         for wiring in change.wirings:
             leaves.update(wiring.leaves)
+        for group in change.groups:
+            # With other voters it may have switches of its own, or be counted to another group.
+            leaves.update(group.leaves)
         looked = cabling.look(leaves)
         wirings, groups = set(change.wirings), set(change.groups)
         of, names = self.evidence.graph.of, self.matching.names
-        for leaf in looked:
+        near = {joined for leaf in looked if (joined := of.get(leaf)) is not None}
+        for leaf in looked.union(*(group.leaves for group in near)):
             wirings.update(self.evidence.wirings(leaf))
-            if (group := of.get(leaf)) is not None:
-                wirings |= group.voters
-        groups.update(near for leaf in leaves | looked if (near := of.get(leaf)) is not None)
-        homes = groups | {home for leaf in leaves | looked if (home := cabling.adopted.get(leaf)) is not None}
+        seen = leaves | looked
+        groups.update(joined for leaf in seen if (joined := of.get(leaf)) is not None)
+        homes = groups.union(cabling.adopted[leaf] for leaf in cabling.adopted.keys() & seen)
         self._renew.update(name for home in homes if (name := names.get(home)) is not None)
+        self._renew |= self._homes.where(seen)
         for node in change.nodes:
             answer.odd(node, ())
+            if (here := self.seating.seat.get(node)) is not None:
+                # Whether it is silent decides what may be taken off the object.
+                self._renew.add(here)
             wiring_of = self.evidence.wiring(node)
             if wiring_of is not None and wiring_of not in wirings:
                 self._judge(wiring_of, (node,))
@@ -337,7 +368,11 @@ class Planner:
     def _make_uppers(self, now: float) -> set[str]:
         told, tower, key = self.told, self.tower, self.evidence.directory.key_of
         before = set(tower.wanted)
-        tower.uplinks.heard = {key(name): tuple(map(key, ups)) for name, ups in told.heard.items()}
+        # A leaf hears the nodes below it too.
+        heard = {name: tuple(up for up in ups if not told.is_node(up)) for name, ups in told.heard.items()}
+        if not told.heard_by_key:
+            heard = {key(name): tuple(map(key, ups)) for name, ups in heard.items()}
+        tower.uplinks.heard = heard
         switches = {
             name: frozenset(leaf.switches)
             for name, leaf in sorted(self.answer.leaves.items())

@@ -51,6 +51,7 @@ class Directory:
         self._dirty: set[str] = set()
         self._followers: dict[str, set[str]] = {}
         self._bucket_of: dict[str, str] = {}
+        self._new: set[str] = set()
         self.keys: dict[Announcement, str] = {}
         self.record: dict[str, str] = {}
         self.aliases: dict[str, str] = {}
@@ -121,6 +122,7 @@ class Directory:
     def resolve(self) -> list[Announcement]:
         """The announcements that belong to another switch than they did."""
         changed: list[Announcement] = []
+        self._new = set()
         for bucket in sorted(self._dirty):
             if bucket in self._dirty and not self._lone(bucket, changed):
                 todo = self._closure(bucket)
@@ -146,7 +148,7 @@ class Directory:
             or bucket in self.aliases
         ):
             return False
-        self.record[heard.chassis] = bucket
+        self._note(heard.chassis, bucket)
         if self.keys.get(heard) != bucket:
             self.keys[heard] = bucket
             changed.append(heard)
@@ -200,10 +202,15 @@ class Directory:
     def _assign(self, heard: Iterable[Announcement], key: str | None, changed: list[Announcement]) -> None:
         for one in heard:
             now = chassis_key(one.chassis) if key is None else key
-            self.record[one.chassis] = now
+            self._note(one.chassis, now)
             if self.keys.get(one) != now:
                 self.keys[one] = now
                 changed.append(one)
+
+    def _note(self, chassis: str, key: str) -> None:
+        if chassis not in self.record:
+            self._new.add(chassis)
+        self.record[chassis] = key
 
     def _names(
         self, bucket: str, members: dict[Announcement, None]
@@ -283,9 +290,10 @@ class Directory:
         return (kept or sorted(name for name in names if name in self._published) or sorted(names))[0]
 
     def _taken(self, key: str, chassis: set[str]) -> bool:
-        """The name is used by another switch today."""
+        """The name is used by a switch today that was not known by it before."""
         return any(
-            heard.chassis not in chassis and self.record.get(heard.chassis) != key
+            heard.chassis not in chassis
+            and (heard.chassis in self._new or self.record.get(heard.chassis) != key)
             for heard in self._buckets.get(short(key), ())
         )
 

@@ -43,6 +43,7 @@ class Told:
         self.own: dict[str, HyperNode] = {}
         self.strangers = Strangers()
         self.heard: dict[str, tuple[str, ...]] = {}
+        self.heard_by_key = False
         self.node_news: set[str] = set()
         self.label_news: set[str] = set()
         self.own_news: list[tuple[str, HyperNode | None, HyperNode | None]] = []
@@ -105,13 +106,17 @@ class Told:
                 return
         self.own_news.append((name, old, ours))
 
-    def uplinks(self, heard: Mapping[str, tuple[str, ...]]) -> None:
-        self.heard = dict(heard)
+    def uplinks(self, heard: Mapping[str, tuple[str, ...]], *, by_key: bool) -> None:
+        self.heard, self.heard_by_key = dict(heard), by_key
         self.upper_news = True
 
     def exists(self, node: str) -> bool:
         """As long as no Node is known every one is taken to exist: an empty list is no evidence."""
         return not self.nodes or node in self.nodes
+
+    def is_node(self, name: str) -> bool:
+        """A system name is a node's own."""
+        return any(one in self.reports or one in self.nodes for one in (name, name.partition(".")[0]))
 
     def counts(self, node: str) -> Report | None:
         """The report of a node that is believed and exists."""

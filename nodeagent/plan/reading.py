@@ -7,30 +7,36 @@ the reports would be another fabric.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from nodeagent.kube.access import Access
+from nodeagent.kube.access import Access, in_cluster, kubeconfig
 from nodeagent.kube.client import ApiError, Client
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Partial, Resource
-from nodeagent.plan.stream import Objects, distinct, take
+from nodeagent.plan.stream import Objects, settle, take
 
 
-async def read(access: Access) -> Objects:
+def access(file: Path | None) -> Access:
+    """The kubeconfig that is given, or the pod's service account, or what kubectl goes by."""
+    return (None if file is not None else in_cluster()) or kubeconfig(file)
+
+
+async def read(way: Access) -> Objects:
     """Everything, of all namespaces. Raises ``ApiError``."""
-    client = Client(access)
+    client = Client(way)
     objects = Objects()
     try:
         for resource in (NODELINKS, HYPERNODES):
             found: list[Any] = []
             await _listed(client, resource, found, objects)
             for one in found:
-                take({"kind": resource.kind, **one}, False, objects)
+                take({"kind": resource.kind, **one}, objects)
         nodes: list[Partial] = []
         await _listed(client, NODES.partial, nodes, objects)
     finally:
         await client.close()
     objects.nodes.update((one.metadata.name, dict(one.metadata.labels or {})) for one in nodes)
-    objects.reports = distinct(objects)
+    settle(objects)
     return objects
 
 

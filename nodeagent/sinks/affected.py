@@ -71,7 +71,7 @@ def hits(snapshot: Snapshot, offered: Offered) -> tuple[Hit, ...]:
         for one in devices:
             mine = left.intersection(one.ids)
             left -= mine
-            if mine and not one.health.allocatable:
+            if mine and not one.health.allocatable and one.health.state not in QUIET:
                 subject = _subject(one, titles.get(one.parent), mine)
                 found.append(Hit(namespace, pod, resource, tuple(sorted(mine)), subject))
         if left and devices and not snapshot.silent:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from errno import EINVAL, ENODEV, EOPNOTSUPP, EPERM
 
 from nodeagent.health.samples import Sample, Source
@@ -209,8 +209,9 @@ class PcieReader(FromSysfs):
 class DevlinkReader(Plain):
     """Health reporters of the function itself; those of its ports have names of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, family: Callable[[], Devlink] = Devlink) -> None:
         super().__init__(Source.DEVLINK)
+        self._family = family
         self._devlink: Devlink | None = None
         self._absent_until = 0.0
 
@@ -228,7 +229,7 @@ class DevlinkReader(Plain):
         if now < self._absent_until:
             return []
         try:
-            self._devlink = self._devlink or Devlink()
+            self._devlink = self._devlink or self._family()
         except AbsentError:
             self._absent_until = now + RETRY_S
             return []

@@ -12,7 +12,6 @@ from nodeagent.verbs.common import FAILED, GOOD, Add, log_to_stderr
 
 if TYPE_CHECKING:
     from nodeagent.plan import Look
-    from nodeagent.plan.stream import Objects
 
 
 def add_plan(add: Add) -> None:
@@ -77,7 +76,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
         "--kubeconfig",
         type=Path,
         metavar="FILE",
-        help="how the API server is reached (default: the pod's service account, or else $KUBECONFIG)",
+        help="how the cluster is reached (default: as kubectl does)",
     )
 
 
@@ -87,7 +86,12 @@ def _look(options: argparse.Namespace) -> Look:
 
     log_to_stderr("warning")
     _, rules = plan.load(options.fabric)
-    parts = [_cluster(options.kubeconfig) if options.source is None else stream.read(options.source)]
+    if options.source is None:
+        from nodeagent.plan import reading
+
+        parts = [asyncio.run(reading.read(reading.access(options.kubeconfig)))]
+    else:
+        parts = [stream.read(options.source)]
     if options.current is not None:
         if options.current == options.source == "-":
             raise plan.SourceError("the standard input can be read once: give --from or --current a file")
@@ -96,14 +100,6 @@ def _look(options: argparse.Namespace) -> Look:
     for note in look.notes:
         print(f"nodeagent: {note}", file=sys.stderr)
     return look
-
-
-def _cluster(file: Path | None) -> Objects:
-    from nodeagent.kube.access import in_cluster, kubeconfig
-    from nodeagent.plan import reading
-
-    access = None if file else in_cluster()
-    return asyncio.run(reading.read(access or kubeconfig(file)))
 
 
 def _plan(options: argparse.Namespace) -> int:
