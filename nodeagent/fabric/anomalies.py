@@ -30,6 +30,8 @@ class Cabling:
         self.rail: dict[str, str] = {}
         self.adopted: dict[str, Group] = {}
         self.adoptees: dict[Group, set[str]] = {}
+        self.lost: set[Group] = set()
+        """Groups that a switch is no more counted to, until somebody takes it."""
         self.shared: dict[str, tuple[Anomaly, ...]] = {}
 
     def look(self, leaves: Iterable[str]) -> set[str]:
@@ -69,6 +71,7 @@ class Cabling:
         changed.add(leaf)
         _set(self.adopted, leaf, group)
         if before is not None:
+            self.lost.add(before)
             self.adoptees[before].discard(leaf)
             if not self.adoptees[before]:
                 del self.adoptees[before]

@@ -7,12 +7,13 @@ is published to be.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from nodeagent.fabric.groups import Graph, Group, vote
 from nodeagent.fabric.reports import Report
 from nodeagent.fabric.rules import Rules
+from nodeagent.fabric.settle import Placement
 from nodeagent.fabric.switches import Directory
 from nodeagent.fabric.wiring import Wiring
 
@@ -33,21 +34,22 @@ class Change:
 class Evidence:
     """What the believed reports say, summed up."""
 
-    def __init__(self, rules: Rules, homes: Mapping[str, str]) -> None:
+    def __init__(self, rules: Rules, homes: Placement) -> None:
+        """``homes`` is where switches are published."""
         self._homes = homes
         self._generic = rules.generic_names
         self._told = {group.name: group.switches for group in rules.topology.groups}
         self._static = {leaf: name for name, leaves in self._told.items() for leaf in leaves}
         self._wirings: dict[int, Wiring] = {}
         self._of: dict[str, Wiring] = {}
-        self.directory = Directory(self._generic, homes)
+        self.directory = Directory(self._generic, homes.placed)
         self.rewind()
 
     def rewind(self) -> None:
         """Forget all that is derived. Which nodes are cabled alike, and what is recorded, is not."""
-        before, self.directory = self.directory, Directory(self._generic, self._homes)
+        before, self.directory = self.directory, Directory(self._generic, self._homes.placed)
         self.directory.inherit(before)
-        self.graph = Graph(self._homes, self._told)
+        self.graph = Graph(self._homes.apart, self._told)
         self._leaves: dict[str, dict[Wiring, None]] = {}
         self._dirty: set[Wiring] = set()
         self._ports: set[Wiring] = set()

@@ -45,7 +45,7 @@ class Planner:
         self._renew: set[str] = set()
         """Objects that must be made again."""
         self.answer = Answer(self.told, self.seating, self.tower)
-        self.evidence = Evidence(rules, self._homes.placed)
+        self.evidence = Evidence(rules, self._homes)
         self._derive()
         if before is not None:
             self.evidence.directory.record.update(before.evidence.directory.record)
@@ -293,7 +293,8 @@ class Planner:
             wirings.update(self.evidence.wirings(leaf))
         seen = leaves | looked
         groups.update(joined for leaf in seen if (joined := of.get(leaf)) is not None)
-        homes = groups.union(cabling.adopted[leaf] for leaf in cabling.adopted.keys() & seen)
+        lost, cabling.lost = cabling.lost, set()
+        homes = groups.union(lost, (cabling.adopted[leaf] for leaf in cabling.adopted.keys() & seen))
         self._renew.update(name for home in homes if (name := names.get(home)) is not None)
         self._renew |= self._homes.where(seen)
         for node in change.nodes:
