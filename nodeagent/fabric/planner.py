@@ -119,7 +119,6 @@ class Planner:
         self.evidence.rewind()
         self._derive()
         self._remember_aliases()
-        told.label_news.update(told.nodes)
         told.upper_news = True
         self._restless.update(self.seating.placed.keys() - told.reports.keys(), told.refused, self._forced)
         if told.nodes:
@@ -191,7 +190,7 @@ class Planner:
         self._renew |= names
         for called in names:
             # Who is published there and speaks for several groups, or is silent, may have counted for it.
-            if (old := self.told.own.get(called)) is not None:
+            if self.evidence.hard and (old := self.told.own.get(called)) is not None:
                 wirings = map(self.evidence.wiring, old.nodes)
                 pairs = zip(old.nodes, wirings, strict=True)
                 self._restless.update(
