@@ -23,6 +23,7 @@ How the rooms of this house hang together, each of them pure:
     rules      what we are told                  names     which group is which published object
     outcome    the answer                        settle    when a move is believed
     anomalies  what is odd                       writes    in which order it is safe
+    uplinks    what is above a switch, of what it hears itself
 """
 
 from __future__ import annotations

@@ -18,10 +18,12 @@ from nodeagent.fabric.hypernode import HyperNode
 from nodeagent.fabric.matching import Matching
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.outcome import Outcome
+from nodeagent.fabric.reports import Announcement
 from nodeagent.fabric.rules import IMMEDIATE, Rules
 from nodeagent.fabric.settle import Placement, Seating
 from nodeagent.fabric.tiers import Tower
 from nodeagent.fabric.told import Told
+from nodeagent.fabric.uplinks import KnownSwitch
 from nodeagent.fabric.wiring import Wiring
 
 _NOBODY: frozenset[str] = frozenset()
@@ -69,9 +71,29 @@ class Planner:
         """A HyperNode as the API server has it, of whichever owner; ``None``: it has been deleted."""
         self.told.hypernode(name, hypernode)
 
-    def uplinks(self, heard: Mapping[str, tuple[str, ...]]) -> None:
-        """Which switches each switch hears above it, by system name: all that is known at present."""
-        self.told.uplinks(heard)
+    def uplinks(self, heard: Mapping[str, tuple[str, ...]], *, by_key: bool = False) -> None:
+        """Which switches each switch hears above it: all that is known at present. By system name, or by the
+        keys of ``switches`` and of ``fabric.uplinks``."""
+        self.told.uplinks(heard, by_key=by_key)
+
+    def switches(self) -> tuple[KnownSwitch, ...]:
+        """The leaf switches that reports speak of, as of the last plan, by key."""
+        found: dict[str, list[Announcement]] = {}
+        for heard, key in self.evidence.directory.keys.items():
+            found.setdefault(key, []).append(heard)
+        return tuple(
+            KnownSwitch(
+                key,
+                tuple(sorted({one.name for one in said if one.name})),
+                tuple(sorted({one.chassis for one in said})),
+                tuple(sorted({address for one in said for address in one.addresses})),
+            )
+            for key, said in sorted(found.items())
+        )
+
+    def is_node(self, name: str) -> bool:
+        """A node of the cluster is called so."""
+        return name in self.told.nodes or name in self.told.reports
 
     def plan(self, now: float, *, full: bool = False) -> Outcome:
         """What should be, and the writes that lead there. ``full`` does all of it again."""
@@ -347,10 +369,10 @@ class Planner:
         told, tower, key = self.told, self.tower, self.evidence.directory.key_of
         before = set(tower.wanted)
         # A leaf hears the nodes below it too.
-        tower.uplinks.heard = {
-            key(name): tuple(key(up) for up in ups if not told.is_node(up))
-            for name, ups in told.heard.items()
-        }
+        heard = {name: tuple(up for up in ups if not told.is_node(up)) for name, ups in told.heard.items()}
+        if not told.heard_by_key:
+            heard = {key(name): tuple(map(key, ups)) for name, ups in heard.items()}
+        tower.uplinks.heard = heard
         switches = {
             name: frozenset(leaf.switches)
             for name, leaf in sorted(self.answer.leaves.items())

@@ -124,7 +124,8 @@ class Cluster:
             self._waiters.append(waiter)
             await waiter
 
-    def _change(self) -> None:
+    def stir(self) -> None:
+        """Something else than an object is new: whoever waits for a change is woken."""
         self.revision += 1
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
@@ -146,7 +147,7 @@ class Cluster:
         return seen
 
     def _report(self, name: str, _was: Seen | None, now: Seen | None) -> None:
-        self._change()
+        self.stir()
         decoded = self._decoded.pop(name, None)
         if now is None:
             self._listener.report(name, None)
@@ -163,7 +164,7 @@ class Cluster:
         return SeenNode(node.metadata.uid or "", tuple(kept))
 
     def _node(self, name: str, _was: SeenNode | None, now: SeenNode | None) -> None:
-        self._change()
+        self.stir()
         self._listener.node(name, None if now is None else dict(now.labels))
 
     # --- HyperNodes ---------------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ class Cluster:
         return meta.resource_version or ""
 
     def _hypernode(self, name: str, _was: str | None, now: str | None) -> None:
-        self._change()
+        self.stir()
         found = self._hypernodes.pop(name, None)
         self._listener.hypernode(name, found if now is not None else None)
 
