@@ -47,7 +47,7 @@ class Planner:
         self._renew: set[str] = set()
         """Objects that must be made again."""
         self.answer = Answer(self.told, self.seating, self.tower)
-        self.evidence = Evidence(rules, self._homes.placed)
+        self.evidence = Evidence(rules, self._homes)
         self._derive()
         if before is not None:
             self.evidence.directory.record.update(before.evidence.directory.record)
@@ -141,7 +141,6 @@ class Planner:
         self.evidence.rewind()
         self._derive()
         self._remember_aliases()
-        told.label_news.update(told.nodes)
         told.upper_news = True
         self._restless.update(self.seating.placed.keys() - told.reports.keys(), told.refused, self._forced)
         if told.nodes:
@@ -213,7 +212,7 @@ class Planner:
         self._renew |= names
         for called in names:
             # Who is published there and speaks for several groups, or is silent, may have counted for it.
-            if (old := self.told.own.get(called)) is not None:
+            if self.evidence.hard and (old := self.told.own.get(called)) is not None:
                 wirings = map(self.evidence.wiring, old.nodes)
                 pairs = zip(old.nodes, wirings, strict=True)
                 self._restless.update(
@@ -315,7 +314,8 @@ class Planner:
             wirings.update(self.evidence.wirings(leaf))
         seen = leaves | looked
         groups.update(joined for leaf in seen if (joined := of.get(leaf)) is not None)
-        homes = groups.union(cabling.adopted[leaf] for leaf in cabling.adopted.keys() & seen)
+        lost, cabling.lost = cabling.lost, set()
+        homes = groups.union(lost, (cabling.adopted[leaf] for leaf in cabling.adopted.keys() & seen))
         self._renew.update(name for home in homes if (name := names.get(home)) is not None)
         self._renew |= self._homes.where(seen)
         for node in change.nodes:
