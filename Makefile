@@ -31,7 +31,9 @@ demo: $(VENV)/.ready  ## a simulated DGX H100, a stand-in kubelet and the real a
 bench: $(VENV)/.bench  ## the benchmark table, and bench.json; LLDP beside scapy, and on real veth pairs (root)
 	$(BIN)/python hack/bench.py $(ARGS)
 	$(BIN)/python hack/bench_lldp.py
+	$(BIN)/python hack/bench_fabric.py $(if $(filter --quick,$(ARGS)),1000 10000)
 	$(BIN)/python hack/bench_lldp_wire.py $(filter --quick,$(ARGS))
+	$(BIN)/python hack/bench_metrics.py $(filter --quick,$(ARGS))
 
 $(VENV)/.bench: $(VENV)/.ready hack/requirements-bench.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \

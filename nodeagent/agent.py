@@ -7,6 +7,7 @@ Knows everyone and is known by the command line alone. What runs, each under its
     offer     inventory and configuration → kinds → the kubelet, and our CDI spec
     kubelet   sockets and registrations
     config    the configuration file, looked at again when it changes and at SIGHUP
+    cluster   what the API server is told, where there is one
     web       /metrics, /healthz, /readyz
 
 On SIGTERM everything stops and nothing is unpublished: that the agent ends says nothing about the hardware.
@@ -21,11 +22,12 @@ import signal
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nodeagent import node
+from nodeagent import cluster, node
 from nodeagent.config import Config, ConfigError, Fault, GpuMemResource, VfResource, load
 from nodeagent.host.inotify import CONTENT, InotifyError, Watch
 from nodeagent.host.sysfs import Tree
@@ -42,6 +44,7 @@ from nodeagent.sources import gpus
 from nodeagent.supervise import Fatal, either, keep
 
 if TYPE_CHECKING:
+    from nodeagent.sources.ear import Ear
     from nodeagent.sources.sampler import Sampler
 
 log = logging.getLogger(__name__)
@@ -95,7 +98,6 @@ class Agent:
         self._listening = listening
         self._tree = Tree(place.root)
         self._offer = Offer(config)
-        self.sampler: Sampler | None = None
         memory = node.memory(config.health, place.root)
         self.verdicts = node.verdicts(config.health, memory)
         self.gpu_ledger = node.gpus_ledger(config.gpu, memory)
@@ -117,9 +119,7 @@ class Agent:
         self.pages.statuses = self.plugins.statuses
         self.pages.judged = lambda: {**self.verdicts.figures(), **self.gpu_ledger.figures()}
         self.pages.explained = lambda: node.explained(self.verdicts, self.gpu_ledger)
-        self.pages.gpu_samples = self.gpu_ledger.samples
-        self.pages.xids = lambda: self.gpu_ledger.xids
-        self.pages.xid_times = lambda: self.gpu_ledger.xid_times
+        self.pages.gpus = self.gpu_ledger
         self.pages.stuck_threads = gpus.stuck_threads
 
     async def run(self) -> None:
@@ -135,6 +135,7 @@ class Agent:
                         self.verdicts,
                         self.gpu_ledger,
                         self._sampled,
+                        self._hears,
                     )
                 )
                 await node.first_word(self.inventory)
@@ -146,6 +147,9 @@ class Agent:
                     "pods": self._watch_pods,
                     "web": self._serve,
                 }
+                if (found := cluster.way(self._config.cluster, self._place.node_name)) is not None:
+                    told = (self._config.cluster, found, self.inventory, self.pages, self.settled)
+                    jobs["cluster"] = partial(cluster.run, *told)
                 for name, job in jobs.items():
                     group.create_task(keep(name, job), name=name)
                 group.create_task(self._settle(), name="settle")
@@ -154,7 +158,10 @@ class Agent:
             raise _innermost(errors) from None
 
     def _sampled(self, sampler: Sampler) -> None:
-        self.sampler = self.pages.measured = sampler
+        self.pages.measured = sampler
+
+    def _hears(self, ear: Ear) -> None:
+        self.pages.heard_at = ear.heard_at
 
     def reload(self) -> None:
         """Look at the configuration file now (SIGHUP)."""
@@ -299,7 +306,7 @@ class Agent:
             for line in str(error).splitlines():
                 log.error("The changed configuration is refused, the running one stays. fault=%r", line)
             return
-        for setting in ("listen", "web", "kubelet", "gpu", "scan_seconds", "cdi", "links", "lldp"):
+        for setting in ("listen", "web", "kubelet", "gpu", "scan_seconds", "cdi", "links", "lldp", "cluster"):
             if getattr(config, setting) != getattr(self._config, setting):
                 log.warning("A changed setting takes effect when the agent is restarted. setting=%s", setting)
         logging.getLogger().setLevel(config.log.level.upper())

@@ -32,7 +32,7 @@ from nodeagent.host.recorded import PATH as RECORDED
 from nodeagent.host.recorded import Recorded
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
-from nodeagent.model import Finding, Neighbor
+from nodeagent.model import Finding, Gpu, Neighbor
 from nodeagent.sources import cabling, gpus, paths, pci, session
 from nodeagent.sources.ledger import Ledger
 from nodeagent.sources.memory import Memory
@@ -42,6 +42,7 @@ from nodeagent.supervise import keep
 if TYPE_CHECKING:  # a neighbor can wait, a device cannot: see watch_lldp
     from nodeagent.links import LinkSelect
     from nodeagent.sources.collector import Rates
+    from nodeagent.sources.ear import Ear
     from nodeagent.sources.lldp import LldpSettings
     from nodeagent.sources.sampler import Sampler
 
@@ -252,6 +253,7 @@ async def watch(
     judge: Verdicts | None = None,
     gpu_ledger: Ledger | None = None,
     sampling: Callable[[Sampler], object] | None = None,
+    hearing: Callable[[Ear], object] = lambda _ear: None,
 ) -> None:
     """State everything, for ever. ``node_name`` is how this node calls itself to switches. Without a ``judge``
     or a ``gpu_ledger``, one that remembers nothing. ``sampling`` is given the sampler, and each that follows one
@@ -286,7 +288,12 @@ async def watch(
         looked.make()
 
     ledger = gpu_ledger if gpu_ledger is not None else gpus_ledger(config.gpu)
-    ledger.tell(lambda found: inventory.state("gpus", gpus=found))
+
+    def found_gpus(found: tuple[Gpu, ...]) -> None:
+        inventory.state("gpus", gpus=found)
+        judging.gpus(found)
+
+    ledger.tell(found_gpus)
 
     async def watch_gpus() -> None:
         await gpus.watch(
@@ -315,6 +322,7 @@ async def watch(
                 lambda: inventory.snapshot.functions,
                 [events, looked],
                 heard,
+                hearing,
             )
 
     def heard(neighbors: tuple[Neighbor, ...], findings: tuple[Finding, ...]) -> None:

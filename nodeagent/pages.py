@@ -66,6 +66,16 @@ class Figures(Protocol):
     def values(self) -> Mapping[str, float]: ...
 
 
+class GpuLedger(Protocol):
+    """What is known of the GPUs beside the snapshot, by UUID and XID; times are CLOCK_BOOTTIME."""
+
+    @property
+    def xids(self) -> Mapping[tuple[str, int], int]: ...
+    @property
+    def xid_times(self) -> Mapping[tuple[str, int], float]: ...
+    def samples(self) -> Iterable[Sample]: ...
+
+
 class Pages:
     """``offered`` are the kinds that the kubelet is told of, ``withheld`` why others are not."""
 
@@ -83,9 +93,7 @@ class Pages:
         self.measured: Measured | None = None
         self.judged: Callable[[], Mapping[str, Figures]] = dict
         self.explained: Callable[[], bytes] = lambda: b"[]\n"
-        self.gpu_samples: Callable[[], Iterable[Sample]] = tuple
-        self.xids: Callable[[], Mapping[tuple[str, int], int]] = dict
-        self.xid_times: Callable[[], Mapping[tuple[str, int], float]] = dict
+        self.gpus: GpuLedger | None = None
         self.stuck_threads: Callable[[], int] = lambda: 0
         self.heard_at: Callable[[], Mapping[str, float]] = dict
 
@@ -107,18 +115,18 @@ class Pages:
         return self._metrics.page(accept)
 
     def view(self) -> View:
-        snapshot, measured = self._inventory.snapshot, self.measured
+        snapshot, measured, gpus = self._inventory.snapshot, self.measured, self.gpus
         return View(
             snapshot=snapshot,
-            samples=(*(measured.samples() if measured else ()), *self.gpu_samples()),
+            samples=(*(measured.samples() if measured else ()), *(gpus.samples() if gpus else ())),
             stock=self._stock(snapshot),
             collectors=tuple(_collectors(measured)),
             judged={device: _judged(told) for device, told in self.judged().items()},
             statuses=self.statuses(),
             measure=self._measure,
             restarts=supervise.restarts,
-            xids=self.xids(),
-            xid_times=self.xid_times(),
+            xids=gpus.xids if gpus else {},
+            xid_times=gpus.xid_times if gpus else {},
             overruns=measured.overruns() if measured else {},
             heard_at=self.heard_at(),
             stuck_threads=self.stuck_threads(),

@@ -11,6 +11,8 @@ from typing import Any
 
 from tests.needs import need
 
+FAULTS = (KeyError, ValueError, RuntimeError, TypeError)
+"""What the library raises for an expression that has no value."""
 NODE = "authentication.kubernetes.io/node-name"
 UID = "authentication.kubernetes.io/node-uid"
 
@@ -85,14 +87,14 @@ def _judge(policy: dict[str, Any], request: Request) -> list[str]:
         # The API server evaluates them when they are used: one that fails matters only then.
         try:
             variables[one["name"]] = cel.evaluate(one["expression"], facts | {"variables": dict(variables)})
-        except (ValueError, RuntimeError, TypeError):
+        except FAULTS:
             continue
     found = []
     for one in policy["validations"]:
         scope = facts | {"variables": variables}
         try:
             good = cel.evaluate(one["expression"], scope)
-        except (ValueError, RuntimeError, TypeError) as error:
+        except FAULTS as error:
             good = error
         if good is not True:
             say = one.get("messageExpression")

@@ -5,9 +5,12 @@ person's machine every run looks at new examples; ``--hypothesis-profile=ci`` lo
 time, so that a gate fails for what has changed and for nothing else.
 """
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.needs import pytest_runtest_setup
@@ -23,3 +26,12 @@ settings.register_profile(
 )
 settings.register_profile("ci", settings.get_profile("explore"), derandomize=True, database=None)
 settings.load_profile("explore")
+
+
+@pytest.fixture(autouse=True)
+def _root_logger_as_it_was() -> Iterator[None]:
+    """A verb sets the level and the handlers for its process; the next test is another process to us."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    root.setLevel(level)

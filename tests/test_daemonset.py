@@ -3,16 +3,26 @@ container has more rights than it needs."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
 import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from nodeagent import __version__, cli, scan
 from nodeagent.config import Config, load
+from nodeagent.config.fabric import load_fabric
+from nodeagent.controller import LEASE
 from nodeagent.offer import Offer
+from nodeagent.sim.kubelet import Kubelet, PodSpec
 from nodeagent.sim.machine import Machine
 from nodeagent.sinks.files import DEVICE_INFO
 from nodeagent.sinks.registration import LOCK
@@ -21,12 +31,15 @@ from tests.manifests import DAEMONSET, OVERLAYS, ROOT, Manifest, built, by_key, 
 
 pytestmark = pytest.mark.needs("kubectl")
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 POOLS = DAEMONSET / "overlays" / "node-pool"
 CONFIGS = {
     "base": DAEMONSET / "base" / "node" / "nodeagent.yaml",
     "dgx-h100": POOLS / "dgx-h100" / "nodeagent.yaml",
     "dgx-a100": POOLS / "dgx-a100" / "nodeagent.yaml",
     "kind": DAEMONSET / "overlays" / "kind" / "nodeagent.yaml",
+    "node-conditions": DAEMONSET / "overlays" / "node-conditions" / "nodeagent.yaml",
+    "evictions": DAEMONSET / "overlays" / "evictions" / "nodeagent.yaml",
 }
 RESOURCES = {f"nvidia-dgx-h100/nic{rail}": 8 for rail in range(8)} | {"nvidia-dgx-h100/gpu-mem": 632}
 
@@ -120,14 +133,27 @@ async def test_the_laptops_machine_offers_the_same_and_no_node_that_a_laptop_lac
 @pytest.mark.parametrize("name", CONFIGS)
 def test_each_configuration_is_good_and_in_its_config_map(name: str) -> None:
     config(name)
-    overlay = {"base": "", "kind": "overlays/kind"}.get(name, "overlays/node-pool")
+    pool = name in ("dgx-h100", "dgx-a100")
+    overlay = "" if name == "base" else "overlays/node-pool" if pool else f"overlays/{name}"
     suffix = f"-{name}" if overlay.endswith("node-pool") else ""
     held = named(built(overlay), "ConfigMap", f"nodeagent{suffix}")["data"]["nodeagent.yaml"]
     assert held == CONFIGS[name].read_text()
 
 
-def test_the_base_changes_no_machine() -> None:
+def test_the_base_changes_no_machine_and_asks_for_no_right_that_it_lacks() -> None:
     assert config().vfs == ()
+    cluster = config().cluster
+    assert not any((cluster.conditions, cluster.label, cluster.taint.enabled, cluster.evict.enabled))
+
+
+def test_overlays_that_grant_more_ask_for_it_and_are_the_base_otherwise() -> None:
+    marks, evictions = config("node-conditions"), config("evictions")
+    assert all((marks.cluster.conditions, marks.cluster.label, marks.cluster.taint.enabled))
+    assert not marks.cluster.evict.enabled
+    assert evictions.cluster.evict.enabled
+    assert not evictions.cluster.conditions
+    for one in (marks, evictions):
+        assert replace(one, cluster=config().cluster) == config()
 
 
 async def test_the_pod_in_the_readme_asks_for_what_is_offered() -> None:
@@ -294,6 +320,75 @@ def test_the_image_is_of_this_version(overlay: str) -> None:
         for container in (*spec.get("initContainers", ()), *spec["containers"])
     }
     assert images == {f"nodeagent:{__version__}"}
+
+
+@pytest.mark.parametrize(
+    "overlay", [one for one in OVERLAYS if (DAEMONSET / one / "kustomization.yaml").exists()]
+)
+def test_the_controllers_command_line_and_its_fabric_are_understood(overlay: str) -> None:
+    for one in of_kind(built(overlay), "Deployment"):
+        (spec,) = pod_specs(one)
+        (container,) = spec["containers"]
+        options = cli._parser().parse_args(arguments(container))
+        assert options.verb.__name__ == "_controller"
+        mount = mount_of(container, str(options.fabric))
+        held = named(built(overlay), "ConfigMap", volume(spec, mount["name"])["configMap"]["name"])["data"]
+        load_fabric(held[options.fabric.name], name=overlay)
+        (port,) = container["ports"]
+        assert options.listen == f":{port['containerPort']}"
+        assert {container[probe]["httpGet"]["path"] for probe in ("livenessProbe", "readinessProbe")} == {
+            "/healthz",
+            "/readyz",
+        }
+
+
+def test_the_controller_leads_by_the_lease_that_it_may_have() -> None:
+    (role,) = (
+        one
+        for one in of_kind(built("overlays/controller"), "Role")
+        if "controller" in one["metadata"]["name"]
+    )
+    (names,) = (rule["resourceNames"] for rule in role["rules"] if "resourceNames" in rule)
+    assert names == [LEASE]
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with a name that leaves room for a socket's."""
+    folder = Path(tempfile.mkdtemp(prefix="na-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+async def test_on_a_laptop_the_agent_registers_what_the_machine_has(tmp_path: Path, short: Path) -> None:
+    """The overlay's own command lines, and a stand-in for the laptop's kubelet."""
+    (spec,) = pod_specs(named(built("overlays/kind"), "DaemonSet", "nodeagent"))
+    machine, kubelet = tmp_path / "machine", Kubelet(short, seed=1)
+
+    def command(container: Manifest) -> list[str]:
+        words = [str(machine) if word == "/machine" else word for word in container["args"]]
+        config = str(CONFIGS["kind"])
+        words = [config if word == "/etc/nodeagent/nodeagent.yaml" else word for word in words]
+        return [sys.executable, "-m", "nodeagent", *words]
+
+    assert cli.main(command(spec["initContainers"][0])[3:]) == 0
+    await kubelet.start()
+    agent = await asyncio.create_subprocess_exec(
+        *command(spec["containers"][0]), "--kubelet-dir", str(kubelet.directory), "--listen", "127.0.0.1:0",
+        stderr=asyncio.subprocess.DEVNULL, env=ENVIRONMENT,
+    )  # fmt: skip
+    try:
+        await kubelet.until(lambda: kubelet.allocatable() == RESOURCES, 30.0)
+        pod = PodSpec.single("slice", {"nvidia-dgx-h100/gpu-mem": 40, "nvidia-dgx-h100/nic0": 1})
+        admission = await kubelet.admit(pod)
+        assert admission.admitted, admission.message
+        (given,) = admission.given.values()
+        assert dict(given.env)["NODEAGENT_GPU_MEM_MIB"] == "40960"
+        assert not given.device_nodes
+    finally:
+        agent.terminate()
+        await agent.wait()
+        await kubelet.stop()
 
 
 def test_two_controllers_never_share_a_node_and_one_stays_through_a_drain() -> None:

@@ -144,12 +144,15 @@ def patch(
 OWN_TAINT = {"key": "nodeagent.io/links-degraded", "effect": "NoSchedule"}
 
 
-def test_an_agent_sets_its_condition_and_its_taint(everything: list[Manifest]) -> None:
+def test_an_agent_sets_its_condition_its_taint_and_its_label(everything: list[Manifest]) -> None:
     def condition(made: dict[str, Any]) -> None:
         made["status"]["conditions"].append({"type": "nodeagent.io/LinkHealthy", "status": "False"})
 
     assert refusals(everything, patch(AGENT, condition, "nodes/status")) == []
     assert refusals(everything, patch(AGENT, lambda made: made["spec"]["taints"].append(OWN_TAINT))) == []
+    label = patch(AGENT, lambda made: made["metadata"]["labels"].update({"nodeagent.io/link-degraded": "2"}))
+    assert refusals(everything, label) == []
+    assert refusals(everything, replace(label, object=label.old, old=label.object)) == []
 
 
 WRONG_FOR_ALL: dict[str, Callable[[dict[str, Any]], object]] = {
@@ -162,6 +165,7 @@ WRONG_FOR_ALL: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 WRONG_FOR_AGENTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "a tree label": lambda made: made["metadata"]["labels"].update({"topology.nodeagent.io/tier-1": "x"}),
+    "its pool": lambda made: made["metadata"]["labels"].update({"nodeagent.io/pool": "other"}),
     "an annotation": lambda made: made["metadata"]["annotations"].update(note="2"),
     "readiness": lambda made: made["status"].update(conditions=[{"type": "Ready", "status": "False"}]),
     "capacity": lambda made: made["status"]["capacity"].update({"nvidia-dgx-h100/nic0": "99"}),
@@ -206,30 +210,6 @@ def test_the_controller_neither_makes_nor_deletes_nodes(everything: list[Manifes
     request = patch(CONTROLLER, lambda _made: None)
     assert refusals(everything, replace(request, operation="DELETE", object=None))
     assert refusals(everything, replace(request, operation="CREATE", old=None))
-
-
-def own(report: dict[str, Any], **changed: Any) -> Request:
-    old = {key: value for key, value in report.items() if key not in changed}
-    return Request(
-        "UPDATE", "nodeagent.io:nodelinks", "dgx-001", CONTROLLER, {}, report, old | changed, "nodeagent"
-    )
-
-
-def test_the_controller_makes_the_node_the_owner_of_its_report(everything: list[Manifest]) -> None:
-    assert refusals(everything, own(report(ownerReferences=[OWNER]), metadata={"name": "dgx-001"})) == []
-    bare = {"metadata": {"name": "dgx-001"}, "nodeName": "dgx-001"}
-    assert refusals(everything, own(bare)) == []
-
-
-def test_the_controller_says_nothing_in_a_nodes_name(everything: list[Manifest]) -> None:
-    assert refusals(everything, own(report(), links=[]))
-    assert refusals(everything, own(report(), nodeName="dgx-002"))
-    assert refusals(
-        everything, own({key: value for key, value in report().items() if key != "links"}, links=[])
-    )
-    assert refusals(everything, own(report(ownerReferences=[OWNER | {"name": "dgx-002"}])))
-    assert refusals(everything, replace(own(report()), operation="DELETE", object=None))
-    assert refusals(everything, replace(own(report()), operation="CREATE", old=None))
 
 
 # The policies themselves

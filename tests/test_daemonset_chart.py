@@ -20,7 +20,6 @@ sys.path.insert(0, str(ROOT / "hack"))
 import chart
 
 CHART = DAEMONSET / "chart"
-POOLS = DAEMONSET / "overlays" / "node-pool"
 pytestmark = pytest.mark.needs("kubectl", "helm_python")
 
 
@@ -51,17 +50,32 @@ def test_its_templates_are_made_from_the_kustomization() -> None:
         assert (CHART / name).read_text() == text, f"{name}: run `make golden`"
 
 
+def text(path: str) -> str:
+    return (DAEMONSET / path).read_text()
+
+
 OVERLAYS: dict[str, dict[str, Any]] = {
     "": {},
     "overlays/controller": {"controller": {"enabled": True}},
-    "overlays/kueue": {"controller": {"enabled": True}, "kueue": {"enabled": True}},
-    "overlays/node-conditions": {"controller": {"enabled": True}, "nodeConditions": {"enabled": True}},
+    "overlays/kueue": {
+        "controller": {"enabled": True, "fabric": text("overlays/kueue/fabric.yaml")},
+        "kueue": {"enabled": True},
+    },
+    "overlays/evictions": {
+        "evictions": {"enabled": True},
+        "config": text("overlays/evictions/nodeagent.yaml"),
+    },
+    "overlays/node-conditions": {
+        "controller": {"enabled": True},
+        "nodeConditions": {"enabled": True},
+        "config": text("overlays/node-conditions/nodeagent.yaml"),
+    },
     "overlays/prometheus-operator": {"controller": {"enabled": True}, "monitoring": {"enabled": True}},
     "overlays/node-pool": {
         "pools": {
             name: {
                 "nodeSelector": {"nodeagent.io/pool": name},
-                "config": (POOLS / name / "nodeagent.yaml").read_text(),
+                "config": text(f"overlays/node-pool/{name}/nodeagent.yaml"),
             }
             for name in ("dgx-a100", "dgx-h100")
         }

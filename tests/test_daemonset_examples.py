@@ -18,6 +18,7 @@ from nodeagent.kinds.vf import VfPool
 from nodeagent.model import Allocation
 from nodeagent.offer import Offer
 from nodeagent.sim.machine import Machine
+from nodeagent.sinks.catalog import CATALOG
 from tests.manifests import DAEMONSET, Manifest, built, files, of_kind, parsed, pod_specs, rendered
 from tests.schemas import NEWEST, OLDEST, complaints
 
@@ -152,8 +153,12 @@ def test_a_pod_has_a_network_for_each_rail_that_it_takes(found: tuple[Path, Mani
 
     for meta, spec in look(found[1]):
         asked = [name for c in spec["containers"] for name in c["resources"]["limits"] if "/nic" in name]
-        plugged = meta.get("annotations", {}).get("k8s.v1.cni.cncf.io/networks", "")
-        assert [networks[name] for name in plugged.split(", ") if name] == asked
+        text = meta.get("annotations", {}).get("k8s.v1.cni.cncf.io/networks", "")
+        # The networks are applied to the namespace default; a pod elsewhere must say so.
+        head = "default/" if found[1]["metadata"].get("namespace") else ""
+        plugged = [name for name in text.split(", ") if name]
+        assert all(name.startswith(head) for name in plugged)
+        assert [networks[name.removeprefix(head)] for name in plugged] == asked
 
 
 def test_a_network_hands_its_pod_the_vf_of_its_rail() -> None:
@@ -282,6 +287,22 @@ def test_the_autoscaler_asks_for_metrics_that_the_adapter_makes_of_recorded_ones
     )
     asked = {metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]}
     assert asked == {one["name"]["as"] for one in adapter}
+
+
+def test_the_rules_are_made_of_metrics_that_the_agent_has() -> None:
+    (rules,) = parsed((EXAMPLES / "autoscaling" / "recording-rules.yaml").read_text())
+    known = {name: set(family.labels) for name, family in CATALOG.items()}
+    for rule in (rule for group in rules["spec"]["groups"] for rule in group["rules"]):
+        used = set(re.findall(r"\bnodeagent_[a-z0-9_]+", rule["expr"]))
+        assert used <= known.keys()
+        # What is joined on or grouped by is a label of one of them, of Prometheus' own, or made on the spot.
+        labels = {
+            label.strip()
+            for group in re.findall(r"(?:by|on|group_left) \(([^)]+)\)", rule["expr"])
+            for label in group.split(",")
+        }
+        made = set(re.findall(r'"(\w+)", "\$1"', rule["expr"]))
+        assert labels <= set().union(*(known[name] for name in used)) | made | {"instance"}
 
 
 def test_a_node_group_at_zero_advertises_what_a_node_registers(registered: dict[str, int]) -> None:

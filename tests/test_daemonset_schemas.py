@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import jsonschema
 import pytest
 
+from nodeagent.kube.claims import NodeClaim
+from nodeagent.sinks.nodelinks import body
 from tests.manifests import OVERLAYS, built, of_kind
 from tests.schemas import NEWEST, OLDEST, complaints, from_crd, small_schemas, structural
+from tests.test_nodelinks import neighbor, snapshot, told
 
 pytestmark = pytest.mark.needs("kubectl", "kubernetes_validate")
 
@@ -98,6 +102,12 @@ def test_a_report_passes_and_loses_no_field() -> None:
     assert not faults(REPORT)
     assert not faults({**REPORT, "links": [{"name": "nic0"}]})
     assert not faults({key: value for key, value in REPORT.items() if key not in ("links", "summary")})
+
+
+def test_what_an_agent_writes_passes() -> None:
+    made = told(snapshot(*map(neighbor, range(8))))
+    written = json.loads(json.dumps(body(made, NodeClaim("gpu-0", "u-0"))))
+    assert not faults({"apiVersion": "nodeagent.io/v1alpha1", "kind": "NodeLinks", **written})
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,11 @@ from nodeagent.host.eeprom import (
     EepromError,
     Image,
     Medium,
+    cmis,
     decode,
     missing,
+    sff8472,
+    sff8636,
 )
 from nodeagent.sources.adapters import module_values
 
@@ -49,7 +52,7 @@ def read(pages: Pages) -> tuple[Image, set[tuple[int, int, int]]]:
     return image, touched
 
 
-def cmis(*, medium: int = 2, flat: bool = False, lanes: int = 4) -> Pages:
+def cmis_image(*, medium: int = 2, flat: bool = False, lanes: int = 4) -> Pages:
     pages = blank(0x19)
     put(pages, 0, 1, "BBB", 0x50, 0x80 if flat else 0, 3 << 1)
     put(pages, 0, 14, "hH", int(45.5 * 256), 33_000)
@@ -73,7 +76,7 @@ def cmis(*, medium: int = 2, flat: bool = False, lanes: int = 4) -> Pages:
 
 
 def test_a_cmis_module_is_read_with_its_lanes_and_limits():
-    image, _ = read(cmis())
+    image, _ = read(cmis_image())
     module = decode(image)
     assert (module.kind, module.medium, module.state) == ("OSFP", Medium.OPTICAL, "ready")
     assert (module.vendor, module.part, module.serial, module.revision) == (
@@ -93,7 +96,7 @@ def test_a_cmis_module_is_read_with_its_lanes_and_limits():
 
 
 def test_a_passive_cable_with_cmis_measures_nothing():
-    module = decode(read(cmis(medium=3, flat=True))[0])
+    module = decode(read(cmis_image(medium=3, flat=True))[0])
     assert (module.medium, module.celsius, module.volts, module.lanes, module.limits) == (
         *(Medium.PASSIVE, None, None, {}, {}),
     )
@@ -101,7 +104,7 @@ def test_a_passive_cable_with_cmis_measures_nothing():
 
 
 def test_a_page_that_cannot_be_read_takes_only_its_own_with_it():
-    pages = cmis()
+    pages = cmis_image()
     del pages[0x50, 2]
     module = decode(read(pages)[0])
     assert module.limits == {}
@@ -110,7 +113,7 @@ def test_a_page_that_cannot_be_read_takes_only_its_own_with_it():
     assert decode(read(pages)[0]).lanes == {}
 
 
-def sff8636(*, technology: int = 0, revision: int = 8) -> Pages:
+def sff8636_image(*, technology: int = 0, revision: int = 8) -> Pages:
     pages = blank(0x11)
     put(pages, 0, 1, "BB", revision, 0)
     put(pages, 0, 22, "h", int(38.25 * 256))
@@ -133,7 +136,7 @@ def sff8636(*, technology: int = 0, revision: int = 8) -> Pages:
 
 
 def test_a_qsfp28_is_read_and_its_hostile_name_is_made_harmless():
-    module = decode(read(sff8636())[0])
+    module = decode(read(sff8636_image())[0])
     assert (module.kind, module.medium, module.celsius) == ("QSFP28", Medium.OPTICAL, 38.25)
     assert module.vendor == "ACME??[2J"
     assert (module.part, module.revision, module.serial) == ("Q28-SR4", "A", "SN2")
@@ -144,7 +147,7 @@ def test_a_qsfp28_is_read_and_its_hostile_name_is_made_harmless():
 
 
 def test_a_passive_qsfp_cable_is_not_asked_for_limits():
-    pages = sff8636(technology=0xA)
+    pages = sff8636_image(technology=0xA)
     put(pages, 0, 220, "B", 0)
     image, touched = read(pages)
     module = decode(image)
@@ -152,7 +155,7 @@ def test_a_passive_qsfp_cable_is_not_asked_for_limits():
     assert not [byte for byte in touched if byte[1] == 3]
 
 
-def sff8472(*, told: int = 0x60, cable: int = 0) -> Pages:
+def sff8472_image(*, told: int = 0x60, cable: int = 0) -> Pages:
     pages = blank(0x03)
     put(pages, 0, 8, "B", cable)
     put(pages, 0, 20, "16s", b"ACME            ")
@@ -169,14 +172,14 @@ def sff8472(*, told: int = 0x60, cable: int = 0) -> Pages:
 
 
 def test_an_sfp_that_calibrates_itself():
-    module = decode(read(sff8472())[0])
+    module = decode(read(sff8472_image())[0])
     assert (module.kind, module.vendor, module.serial, module.celsius) == ("SFP", "ACME", "SN3", 30)
     assert module.lanes[0].rx_power == pytest.approx(0.0005)
     assert module.limits["celsius"].high_alarm == 80
 
 
 def test_an_sfp_that_leaves_calibration_to_the_host():
-    module = decode(read(sff8472(told=0x50))[0])
+    module = decode(read(sff8472_image(told=0x50))[0])
     assert module.celsius == pytest.approx((1.5 * 30 * 256 + 10) / 256)
     assert module.volts == pytest.approx((1.5 * 33_000 + 10) * 1e-4)
     assert module.lanes[0].rx_power == pytest.approx((2 * 5_000 - 3) * 1e-7)
@@ -184,7 +187,7 @@ def test_an_sfp_that_leaves_calibration_to_the_host():
 
 
 def test_darkness_is_not_less_than_nothing():
-    pages = sff8472(told=0x50)
+    pages = sff8472_image(told=0x50)
     put(pages, 0, 104, "H", 0, i2c=DIAGNOSTICS)
     assert decode(read(pages)[0]).lanes[0].rx_power == 0
     put(pages, 0, 56, "5f", math.nan, 0, 0, 1, 0, i2c=DIAGNOSTICS)
@@ -193,13 +196,13 @@ def test_darkness_is_not_less_than_nothing():
 
 @pytest.mark.parametrize("told", [0x00, 0x64])
 def test_an_sfp_without_diagnostics_or_behind_another_address_is_named_only(told):
-    image, touched = read(sff8472(told=told))
+    image, touched = read(sff8472_image(told=told))
     assert decode(image).celsius is None
     assert not [byte for byte in touched if byte[0] == DIAGNOSTICS]
 
 
 def test_direct_attach_copper_measures_nothing():
-    module = decode(read(sff8472(cable=0x04))[0])
+    module = decode(read(sff8472_image(cable=0x04))[0])
     assert (module.medium, module.lanes) == (Medium.PASSIVE, {})
 
 
@@ -208,9 +211,22 @@ def test_flags_that_are_cleared_by_reading_are_never_read():
         *((0x50, 0, byte) for byte in range(8, 14)),
         *((0x50, 0x11, byte) for byte in range(134, 154)),
     }
-    assert not read(cmis())[1] & latched
-    assert not read(sff8636())[1] & {(0x50, 0, byte) for byte in range(3, 22)}
-    assert not read(sff8472())[1] & {(DIAGNOSTICS, 0, byte) for byte in range(112, 118)}
+    assert not read(cmis_image())[1] & latched
+    assert not read(sff8636_image())[1] & {(0x50, 0, byte) for byte in range(3, 22)}
+    assert not read(sff8472_image())[1] & {(DIAGNOSTICS, 0, byte) for byte in range(112, 118)}
+
+
+def test_every_area_is_one_that_the_kernel_gives_in_one_piece():
+    """net/ethtool/eeprom.c, eeprom_parse_request: within one half, and pages other than 0 in the upper one."""
+    areas = [
+        *(*sff8472.FIRST, *sff8472.further(read(sff8472_image())[0])),
+        *(*sff8636.FIRST, *sff8636.further(read(sff8636_image())[0])),
+        *(*cmis.FIRST, *cmis.further(read(cmis_image())[0])),
+    ]
+    assert len(areas) > 12
+    for area in areas:
+        assert area.start // 128 == (area.start + area.length - 1) // 128, area
+        assert area.page == 0 or area.start >= 128, area
 
 
 def test_an_unknown_kind_is_an_error():

@@ -143,7 +143,7 @@ def hostile(text: str) -> View:
                 1, device, Source.MODULE, {"module_celsius": 3}, {"module_vendor": text, "module_type": text}
             ),
             Sample(1, device, Source.PCIE, {f"aer_fatal/{text}": 7}),
-            Sample(1, device, Source.DRIVER, {f"driver_statistic/{text}": 9}, {"firmware": text}),
+            Sample(1, device, Source.DRIVER, {f"lane_errors/{text}": 9}, {"firmware": text}),
         ),
         restarts={text: 1},
     )
@@ -183,7 +183,7 @@ def test_texts_that_are_cut_to_the_same_make_one_series_not_two() -> None:
 def test_a_flood_of_series_is_cut_and_counted() -> None:
     snapshot = facts()[0]
     device = snapshot.links[1].pci_address
-    flood = {f"driver_statistic/{n}": n for n in range(1000)}
+    flood = {f"lane_errors/{n}": n for n in range(1000)}
     exposition = Exposition(100)
     shown = View(
         snapshot=snapshot,
@@ -191,11 +191,11 @@ def test_a_flood_of_series_is_cut_and_counted() -> None:
         restarts=dict.fromkeys(map(str, range(150)), 1),
     )
     first = "".join(exposition.pieces(shown, openmetrics=False))
-    assert len(values(first, "nodeagent_link_driver_statistic")) == 100
+    assert len(values(first, "nodeagent_link_lane_bit_errors_total")) == 100
     assert len(values(first, "nodeagent_task_restarts_total")) == 100
     second = "".join(exposition.pieces(shown, openmetrics=False))
     dropped = values(second, "nodeagent_series_dropped_total")
-    assert dropped["nodeagent_link_driver_statistic",] == 2 * 900
+    assert dropped["nodeagent_link_lane_bit_errors_total",] == 2 * 900
     assert dropped["nodeagent_task_restarts_total",] == 2 * 50
 
 

@@ -144,3 +144,45 @@ def test_the_verb_looks_for_itself_where_no_agent_is(
     assert {one["kind"] for one in json.loads(capsys.readouterr().out)} == {"nic", "gpu"}
     assert main(["health", "replay"]) == 2
     assert main(["health", "a", "b"]) == 2
+
+
+async def test_what_the_samples_tell_reaches_the_kubelet_both_ways() -> None:
+    """Flaps (counted by the kernel, whatever was seen of them), a PCIe link that came up narrow, dead firmware."""
+    config = (
+        "health:\n  rules:\n"
+        "  - {rule: carrier_down, clearForSeconds: 0}\n"
+        "  - {rule: flapping, windowSeconds: 1}\n"
+        "  - {rule: pcie_width, enterForSeconds: 0, clearForSeconds: 0}\n"
+        "  - {rule: firmware_fatal, clearForSeconds: 0}\n"
+    )
+    async with node() as n:
+        await ready(n, config)
+        assert n.agent is not None
+        await n.until(
+            lambda: n.agent is not None and bool(n.agent.verdicts.engine.pfs[PF0].values.get("pcie_width"))
+        )
+        n.machine.flap(0, 5)
+        await n.until(lambda: "flapping" in keys(n, PF0))
+        await n.allocatable(NIC0, 0)
+        await n.allocatable(NIC0, 4)  # 5000 points are 1000 after 2.3 half-lives, of a second here
+        n.machine.fail_reporter(1)
+        await n.allocatable(NIC1, 0)
+        assert keys(n, PF1) == ["firmware_fatal"]
+        n.machine.recover_reporter(1)
+        await n.allocatable(NIC1, 4)
+
+
+async def test_a_node_whose_whole_switch_restarts_loses_its_devices_when_two_sources_agree() -> None:
+    async with node() as n:
+        await ready(n, held(0))
+        assert n.agent is not None
+        await n.until(lambda: n.agent is not None and n.agent.pages.measured is not None)
+        await n.until(lambda: n.agent is not None and "flapping" in n.agent.verdicts.engine.pfs[PF0].values)
+        for nic in (0, 1):
+            n.machine.set_link(nic, up=False)
+        await n.allocatable(NIC0, 0)
+        await n.allocatable(NIC1, 0)
+        for nic in (0, 1):
+            n.machine.set_link(nic, up=True)
+        await n.allocatable(NIC0, 4)
+        await n.allocatable(NIC1, 4)

@@ -195,6 +195,19 @@ def test_eight_of_eight_without_a_link_are_a_rack_that_is_not_cabled_yet() -> No
     assert {bench.health(n).state for n in range(1, 9)} == {State.UNUSED}
 
 
+def test_a_port_is_compared_with_its_like_and_anew_when_its_role_becomes_known() -> None:
+    bench = Bench(10)
+    for number in (9, 10):
+        bench.down(number)
+    assert bench.health(9).state is State.DOWN, "eight of ten are up"
+    address = [one.pci_address for one in bench.pfs]
+    bench.engine.roles({one: "compute" if i < 8 else "storage" for i, one in enumerate(address)})
+    assert bench.wait(0).health(9).state is State.UNUSED
+    for number in range(2, 9):
+        bench.down(number)
+    assert bench.health(2).state is State.DOWN, "most of them were up in this boot"
+
+
 def test_a_port_that_is_configured_unused_alarms_nobody_even_after_it_was_up() -> None:
     bench = Bench(4, Terms(unused=("eth1",))).look()
     assert bench.down().health().state is State.UNUSED
@@ -535,3 +548,16 @@ def test_no_default_is_looser_in_its_clear(rule: Any) -> None:
     assert rule.meaning.endswith(".")
     assert rule.origin, "every default says where it comes from"
     assert rule.clear_for_s <= 3600
+
+
+@pytest.mark.parametrize("half_life", [1.0, 3.5, 600.0])
+def test_a_penalty_is_a_number_whatever_its_half_life(half_life: float) -> None:
+    bench = flaps(Bench(2, terms(Override("flapping", window_s=half_life))).look(), (1001, 0), (1002, 2**31))
+    assert "flapping" in bench.reasons()
+
+
+def test_a_speed_that_changed_without_a_loss_is_the_samples() -> None:
+    bench = Bench(3, terms(guard_share=1.0)).look()
+    for i in range(4):
+        bench.sample(Source.MODES, at=1000 + 5 * i, speed_mbps=200_000)
+    assert bench.reasons() == ["speed_reduced"]

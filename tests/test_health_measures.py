@@ -318,6 +318,8 @@ def test_everything_of_every_rule_can_be_changed(rule: object) -> None:
         ("rule: carrier_down, windowSeconds: 5", "has no window"),
         ("rule: flapping_daily, windowSeconds: 5", "counts over a day"),
         ("rule: flapping, clear: 0", "never gets there"),
+        ("rule: flapping, windowSeconds: 86400", "no higher than 1029, and enter is 2500"),
+        ("rule: flapping, enter: 70000", "no link would ever be damped"),
         ("rule: carrier-down", "did you mean carrier_down?"),
         ("enter: 1", "rule: is missing"),
     ],

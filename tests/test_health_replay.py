@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.checkup import replay, rules_markdown
+from nodeagent.checkup.replay import replay
+from nodeagent.checkup.show import rules_markdown
 from nodeagent.cli import main
 from nodeagent.health.engine import Terms
 from nodeagent.health.recording import Header, Subject, decode, encode

@@ -279,6 +279,16 @@ async def test_a_server_that_hangs_is_left_at_the_deadline(server):
     await client.close()
 
 
+async def test_a_server_that_drips_is_left_at_the_deadline_too(server):
+    client = Client(Access(server.url, token=server.token()), timeout_s=0.2)
+    server.fail("drip")
+    with pytest.raises(ApiError) as raised:
+        await client.list(NODES)
+    assert raised.value.reason == "Timeout"
+    await server.until(lambda: server.watching["nodes"] == 0)
+    await client.close()
+
+
 async def test_a_server_that_is_not_there_is_unreachable(server):
     client = Client(Access(server.url, token="x"))
     await server.stop()

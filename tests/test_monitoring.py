@@ -118,9 +118,10 @@ def test_a_dashboard_is_whole(board: str) -> None:
 
 
 def test_the_monitors_select_the_agent_s_pods_and_ask_its_port() -> None:
-    monitor = yaml.safe_load((FOLDER / "podmonitor.yaml").read_text())
+    monitor, _controller = yaml.safe_load_all((FOLDER / "podmonitor.yaml").read_text())
     *_, service_monitor = yaml.safe_load_all((FOLDER / "servicemonitor.yaml").read_text())
-    node = yaml.safe_load((ROOT / "daemonset" / "base" / "node" / "daemonset.yaml").read_text())
+    manifests = yaml.safe_load_all((ROOT / "daemonset" / "base" / "node" / "daemonset.yaml").read_text())
+    node = next(one for one in manifests if one["kind"] == "DaemonSet")
     labels = {"app.kubernetes.io/name": "nodeagent", "app.kubernetes.io/component": "agent"}
     for spec in (monitor["spec"], service_monitor["spec"]):
         assert spec["selector"]["matchLabels"] == labels

@@ -166,7 +166,7 @@ async def test_the_agent_of_a_simulated_dgx_is_scraped_over_tls_with_a_token(tmp
             await server.until('up{job="nodeagent/nodeagent"} == 1')
             (links,) = await server.until("count(nodeagent_link_carrier == 1)")
             assert float(links["value"][1]) >= 8
-            assert len(await server.ask("nodeagent_device_pod_info{pod='worker'}")) == 2
+            await server.until("count(nodeagent_device_pod_info{pod='worker'}) == 2")
             (target,) = await server.targets()
             assert target["lastError"] == ""
             # A link goes down, and Prometheus says so.

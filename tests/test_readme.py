@@ -13,16 +13,17 @@ from nodeagent.config import table
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
+SETTINGS = ROOT / "docs" / "configuration.md"
 TABLE = re.compile(r"(?<=<!-- configuration: begin -->\n).*?(?=<!-- configuration: end -->)", re.S)
 
 
 def test_the_configuration_table_is_current() -> None:
-    text = README.read_text()
+    text = SETTINGS.read_text()
     current = TABLE.sub(lambda _: f"\n{table()}\n", text)
     if os.environ.get("NODEAGENT_GOLDEN") == "write":
-        README.write_text(current)
+        SETTINGS.write_text(current)
     assert TABLE.search(text), "the markers of the table are gone"
-    assert README.read_text() == current, "make golden, and look at what changed"
+    assert SETTINGS.read_text() == current, "make golden, and look at what changed"
 
 
 def test_the_verbs_of_the_readme_are_there(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,7 +36,14 @@ def test_the_verbs_of_the_readme_are_there(capsys: pytest.CaptureFixture[str]) -
     assert "usage: nodeagent" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/design.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+        *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")),
+        *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "daemonset").rglob("README.md")),
+    ],
+)
 def test_links_between_the_documents_lead_somewhere(page: str) -> None:
     path = ROOT / page
     for target in re.findall(r"\]\(([^)#\s]+)", path.read_text()):

@@ -118,6 +118,22 @@ async def test_a_lost_carrier_is_sampled_at_once_and_so_is_its_return():
                 assert seen.value(A, "carrier") is None
 
 
+@pytest.mark.needs("root", "ip", "nsenter")
+async def test_a_link_that_changes_is_asked_for_its_speed_and_state_at_once():
+    rates = Rates(
+        link=600, driver=None, rdma=None, pcie=None, devlink=None, vf=None, module=None, kernel=False
+    )
+    with Netns() as near, Netns() as far:
+        veth(near, "v0", far, "w0")
+        with near.entered(), LinkEvents() as events:
+            async with sampling([function(A, "v0")], rates, hints=[events]) as seen:
+                await seen.until(lambda latest: latest.at(A, Source.MODES) is not None)
+                before = seen.sampler.latest.at(A, Source.MODES)
+                far.ip("link set w0 down")
+                await seen.until(lambda latest: latest.at(A, Source.MODES) > before)
+                assert seen.value(A, "carrier") == 0
+
+
 @pytest.mark.needs("root", "ip", "nsenter", "tun")
 async def test_two_hundred_flaps_in_a_burst_are_two_hundred():
     with Netns() as near, Tap(near, "tap0") as tap, near.entered(), LinkEvents() as events:
@@ -220,7 +236,7 @@ def as_nobody(work: Callable[[], None]) -> None:
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the number of a system call")
 def test_without_privileges_only_the_eeprom_is_lost():
     async def once() -> dict[Source, str]:
-        seen = Seen(Tree("/"), [function(A, "v0")], Rates(devlink=None))
+        seen = Seen(Tree("/"), [function(A, "v0")], Rates())
         await seen.once()
         assert {sample.source for sample in seen.told} >= {Source.LINK, Source.MODES, Source.DRIVER}
         return {source: one.reason for source, one in seen.sampler.sources.items() if one.reason}

@@ -68,6 +68,7 @@ async def test_a_fault_outlives_the_agent_and_is_not_another_cards(tmp_path: Pat
     judge = Verdicts(terms(), memory)
     for links in (UP, DOWN, UP):
         told(judge, links)
+    judge.keep()
     writing = asyncio.create_task(memory.run())
     await asyncio.sleep(0)
     writing.cancel()
@@ -125,6 +126,12 @@ def test_pfs_behind_a_gpus_switch_are_of_another_role() -> None:
     gpu = Gpu("GPU-1", 0, 0, "H100", "0000:19:00.0", 80_000, 0, (*switch, "0000:17:00.0", "0000:19:00.0"))
     near = replace(PFS[0], pci_path=(*switch, "0000:17:01.0", "0000:01:00.0"))
     far = replace(PFS[1], pci_path=("pci0000:80", "0000:80:01.0", "0000:02:00.0"))
+    judge = Verdicts(terms())
+    functions = nic.judge([near, far], UP)
+    judge.facts(functions, UP)
+    assert set(judge.engine.role_of.values()) == {"15b3:1021 other"}
+    judge.gpus([gpu])
+    assert sorted(judge.engine.role_of.values()) == ["15b3:1021 compute", "15b3:1021 other"]
     found = roles([near, far], (gpu,))
     assert found == {near.pci_address: "15b3:1021 compute", far.pci_address: "15b3:1021 other"}
 

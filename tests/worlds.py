@@ -52,7 +52,9 @@ class Node:
         temporary.replace(self.config_file)
         return load(text, name=str(self.config_file))
 
-    async def start_agent(self, config: Config | None = None, listen: str = "127.0.0.1:0") -> None:
+    async def start_agent(
+        self, config: Config | None = None, listen: str = "127.0.0.1:0", node_name: str | None = None
+    ) -> None:
         config = config or load(HEAD + PROMPT, name="prompt")
         heard: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         place = Place(
@@ -60,6 +62,7 @@ class Node:
             self.kubelet.directory,
             self.config_file if self.config_file.exists() else None,
             listen,
+            node_name,
         )
         self.agent = Agent(config, place, heard.set_result)
         self._task = asyncio.create_task(self.agent.run())

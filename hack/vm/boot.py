@@ -40,7 +40,7 @@ class Ran:
     seconds: float
 
 
-def boot(share: Path, out: Path, cache: Path = CACHE, timeout_s: float = 300.0) -> Ran:
+def boot(share: Path, out: Path, cache: Path = CACHE, timeout_s: float = 900.0) -> Ran:
     """Run the guest until it ends by itself. Raises ``BootError`` where it does not."""
     folder = built(cache)
     out.mkdir(parents=True, exist_ok=True)

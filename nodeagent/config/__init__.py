@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from nodeagent.config.cluster import ClusterSettings, idle
 from nodeagent.config.docs import defaults, schema, table
 from nodeagent.config.document import Node, locate, parse
 from nodeagent.config.faults import ConfigError, Fault, Faults, HaltError, Path, dotted
@@ -43,6 +44,7 @@ from nodeagent.config.words import host_port, index_range, name_complaint, prefi
 __all__ = [
     "LIMIT",
     "CdiSettings",
+    "ClusterSettings",
     "Config",
     "ConfigError",
     "ExpectedLinks",
@@ -130,10 +132,25 @@ def _cross(root: Node, built: dict[str, Any], faults: Faults) -> None:
     for keys, message in complaints(web):
         if not any(_touches(dotted(("web", key)), other) for key in keys for other in spoiled):
             faults.add(("web", keys[0]), locate(root, ("web", keys[0])), message)
+    cluster = msgspec.convert(_sound(built.get("cluster", {})), ClusterSettings)
+    for keys, message in idle(cluster):
+        if not any(_touches(dotted(("cluster", key)), other) for key in keys for other in spoiled):
+            faults.add(("cluster", keys[0]), locate(root, ("cluster", keys[0])), message)
     for keys, message in looser(_times(built.get("gpu", {}).get("health", {}))):
         where: list[Path] = [("gpu", "health", key) for key in keys]
         if not any(_touches(dotted(path), other) for path in where for other in spoiled):
             faults.add(where[0], locate(root, where[0]), message)
+
+
+def _sound(settings: Any) -> dict[str, Any]:
+    """Without what could not be read."""
+    if not isinstance(settings, dict):
+        return {}
+    return {
+        key: _sound(value) if isinstance(value, dict) else value
+        for key, value in settings.items()
+        if value is not BAD
+    }
 
 
 def _times(health: dict[str, Any]) -> GpuHealthSettings:

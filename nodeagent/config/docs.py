@@ -1,4 +1,4 @@
-"""The settings shown: a commented default for people, a JSON schema for editors, a table for the README.
+"""The settings shown: a commented default for people, a JSON schema for editors, a table for the documentation.
 
 All three are made from the structs; a test loads the default back and compares it with ``Config()``.
 """

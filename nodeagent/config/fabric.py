@@ -171,8 +171,8 @@ class FabricConfig(Settings, frozen=True, kw_only=True):
     fabrics: Annotated[
         tuple[FabricSelect, ...],
         setting(
-            "Which links are of which fabric, before what nodes say of it themselves. Links of which nobody says "
-            "anything are of the fabric when they have at least half the speed of the node's fastest.",
+            "Which links are of which fabric, before what nodes say of it themselves. Where a node says it of none "
+            "of its links, those are of the fabric that have at least half the speed of its fastest.",
             max_length=ENTRIES_MAX,
         ),
     ] = ()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 
 from nodeagent.config.setting import SECONDS_MAX, Directory, Glob, Settings, listed, setting
+from nodeagent.health.hold import ceiling
 from nodeagent.health.rules import KEYS, Override, Rule, apply, default
 
 if TYPE_CHECKING:
@@ -123,6 +124,15 @@ def complaints(settings: RuleSettings) -> Iterator[tuple[str, str]]:
     if settings.rule == "flapping" and settings.clear is not None and settings.clear <= 0:
         yield "clear", "must be more than 0: a penalty that halves again and again never gets there"
     changed = apply(before, override(settings))
+    if settings.rule == "flapping" and 0 < changed.clear <= changed.enter:
+        most = ceiling(changed.clear, changed.window_s or 1.0)
+        if most <= changed.enter:
+            yield (
+                "windowSeconds" if settings.window_seconds is not None else "enter",
+                f"no link would ever be damped: so that none is for longer than an hour, at a half-life of "
+                f"{changed.window_s:g} s a penalty goes no higher than {most:.0f}, and enter is {changed.enter:g}; "
+                "shorten windowSeconds, or bring enter and clear nearer to each other",
+            )
     if before.has_threshold and changed.looser:
         yield ("clear" if settings.clear is not None else "enter"), _looser(changed)
 

@@ -1,6 +1,6 @@
 """Every setting, declared once: name, type, bounds, default and meaning.
 
-The loader, the commented default, the JSON schema and the table in the README are all made from these
+The loader, the commented default, the JSON schema and the table in docs/configuration.md are all made from these
 structs, so nothing about a setting may be written anywhere else. The law of this file:
 
 * A field is ``Annotated[type, setting("meaning", ...)]``; on the wire its name is in camelCase.
@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from nodeagent.config.cluster import ClusterSettings
 from nodeagent.config.gpuhealth import GpuHealthSettings
 from nodeagent.config.health import HealthSettings
 from nodeagent.config.samples import SamplesSettings
@@ -351,6 +352,7 @@ class Config(Settings, frozen=True, kw_only=True):
         LldpSettings()
     )
     health: Annotated[HealthSettings, setting("How links are judged.")] = HealthSettings()
+    cluster: Annotated[ClusterSettings, setting("What the API server is told.")] = ClusterSettings()
     samples: Annotated[SamplesSettings, setting("How often what is measured on NICs is read.")] = (
         SamplesSettings()
     )

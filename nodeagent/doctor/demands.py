@@ -30,26 +30,22 @@ class Demand:
         return f"{verb} {whole}{f' {self.name}' if self.name else ''}"
 
 
-_EVENTS = tuple(
-    Demand(group, "events", ("create", "patch"), "to say what happened") for group in ("", "events.k8s.io")
-)
-
 DEMANDS: dict[Role, tuple[Demand, ...]] = {
     "agent": (
         Demand("nodeagent.io", "nodelinks", ("get", "create", "patch"), "to report its links", own=True),
-        *_EVENTS,
+        Demand("", "events", ("create", "patch"), "to say what happened"),
     ),
     "controller": (
         Demand(
             "nodeagent.io",
             "nodelinks",
-            ("list", "watch", "patch"),
-            "to read what the nodes report, and make the Node its owner",
+            ("list", "watch"),
+            "to read what the nodes report",
             own=True,
         ),
         Demand("coordination.k8s.io", "leases", ("create",), "to agree on a leader", own=True),
         Demand(
-            "coordination.k8s.io", "leases", ("get", "update"), "to agree on a leader", own=True, name=LEASE
+            "coordination.k8s.io", "leases", ("get", "patch"), "to agree on a leader", own=True, name=LEASE
         ),
         Demand("", "nodes", ("list", "watch", "patch"), "to label the nodes with their place in the tree"),
         Demand(
@@ -58,6 +54,6 @@ DEMANDS: dict[Role, tuple[Demand, ...]] = {
             ("list", "watch", "create", "patch", "delete"),
             "to write the tree that Volcano schedules by",
         ),
-        *_EVENTS,
+        Demand("", "events", ("create",), "to say why it holds back"),
     ),
 }

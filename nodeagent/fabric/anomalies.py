@@ -19,6 +19,7 @@ from nodeagent.fabric.reports import Report, shown
 from nodeagent.fabric.wiring import Wiring
 
 V = TypeVar("V")
+Place = tuple[Wiring, int]
 
 
 class Cabling:
@@ -34,27 +35,45 @@ class Cabling:
     def look(self, leaves: Iterable[str]) -> set[str]:
         """Look at switches again; those whose rail or group is another than before."""
         changed: set[str] = set()
-        for leaf in leaves:
-            wirings = self._evidence.wirings(leaf)
-            rail, group = _rail(leaf, wirings), self._adopter(leaf, wirings)
+        columns: dict[Wiring, tuple[tuple[str, ...], ...]] = {}
+        of = self._evidence.graph.of
+        ends: dict[str, list[Place]] = {leaf: [] for leaf in leaves}
+        for wiring in {one for leaf in ends for one in self._evidence.wirings(leaf)}:
+            for i, key in enumerate(wiring.keys):
+                if key in ends:
+                    ends[key].append((wiring, i))
+        for leaf, places in ends.items():
+            rail = _rail(places)
             if rail != self.rail.get(leaf):
                 changed.add(leaf)
                 _set(self.rail, leaf, rail)
-            if group is not (before := self.adopted.get(leaf)):
-                changed.add(leaf)
-                _set(self.adopted, leaf, group)
-                if before is not None:
-                    self.adoptees[before].discard(leaf)
-                    if not self.adoptees[before]:
-                        del self.adoptees[before]
-                if group is not None:
-                    self.adoptees.setdefault(group, set()).add(leaf)
-            claims = tuple(_shared(leaf, wirings))
+            if leaf in self.adopted or ((group := of.get(leaf)) is not None and not group.voters):
+                self._adopt(leaf, changed)
+            ports: list[str] = []
+            for wiring, i in places:
+                if (column := columns.get(wiring)) is None:
+                    column = tuple(zip(*[one.ports for one in wiring.nodes.values()], strict=True))
+                    columns[wiring] = column
+                ports += column[i]
+            claims = () if len(set(ports)) == len(ports) else tuple(_shared(leaf, places))
             if claims:
                 self.shared[leaf] = claims
             else:
                 self.shared.pop(leaf, None)
         return changed
+
+    def _adopt(self, leaf: str, changed: set[str]) -> None:
+        before, group = self.adopted.get(leaf), self._adopter(leaf)
+        if group is before:
+            return
+        changed.add(leaf)
+        _set(self.adopted, leaf, group)
+        if before is not None:
+            self.adoptees[before].discard(leaf)
+            if not self.adoptees[before]:
+                del self.adoptees[before]
+        if group is not None:
+            self.adoptees.setdefault(group, set()).add(leaf)
 
     def home(self, leaf: str) -> Group | None:
         """The group that a switch is counted to."""
@@ -64,13 +83,13 @@ class Cabling:
         """The rails of a group's switches, as far as they are known."""
         return frozenset(self.rail[leaf] for leaf in group.leaves if leaf in self.rail)
 
-    def _adopter(self, leaf: str, wirings: Iterable[Wiring]) -> Group | None:
+    def _adopter(self, leaf: str) -> Group | None:
         """A switch that no group of nodes is around is counted to where most of its nodes are."""
         group = self._evidence.graph.of.get(leaf)
         if group is None or group.voters or group.forced:
             return None
         weights: Counter[Group] = Counter()
-        for wiring in wirings:
+        for wiring in self._evidence.wirings(leaf):
             if wiring.best is not None:
                 weights[wiring.best] += len(wiring.nodes)
         most = max(weights.values(), default=0)
@@ -78,10 +97,15 @@ class Cabling:
 
     def plain(self, wiring: Wiring, group: Group) -> bool:
         """Nothing is odd about the way in which these nodes are cabled."""
-        return all(
-            key and self.home(key) is group and self.rail.get(key, slot.rail) == slot.rail
-            for key, slot in zip(wiring.keys, wiring.shape, strict=True)
-        )
+        of, adopted, rail = self._evidence.graph.of, self.adopted, self.rail
+        for key, slot in zip(wiring.keys, wiring.shape, strict=True):
+            if (
+                not key
+                or (adopted.get(key) or of.get(key)) is not group
+                or rail.get(key, slot.rail) != slot.rail
+            ):
+                return False
+        return True
 
     def oddities(self, node: str, report: Report, wiring: Wiring, group: Group) -> Iterator[Anomaly]:
         """Of one node, link by link."""
@@ -157,13 +181,14 @@ class Cabling:
             yield Anomaly(Kind.UNDECIDABLE, "", "", group.anchor, message)
 
 
-def _rail(leaf: str, wirings: Iterable[Wiring]) -> str | None:
+def _rail(places: list[Place]) -> str | None:
+    if len(places) == 1:
+        wiring, i = places[0]
+        return wiring.shape[i].rail
     counts: dict[str, int] = {}
-    for wiring in wirings:
-        size = len(wiring.nodes)
-        for key, slot in zip(wiring.keys, wiring.shape, strict=True):
-            if key == leaf:
-                counts[slot.rail] = counts.get(slot.rail, 0) + size
+    for wiring, i in places:
+        rail = wiring.shape[i].rail
+        counts[rail] = counts.get(rail, 0) + len(wiring.nodes)
     if len(counts) == 1:
         return next(iter(counts))
     most = max(counts.values(), default=0)
@@ -173,14 +198,8 @@ def _rail(leaf: str, wirings: Iterable[Wiring]) -> str | None:
     return next(rail for rail, count in counts.items() if count == most)
 
 
-def _shared(leaf: str, wirings: Iterable[Wiring]) -> Iterator[Anomaly]:
+def _shared(leaf: str, places: list[Place]) -> Iterator[Anomaly]:
     """Ports that several nodes hear at present."""
-    columns: list[str] = []
-    places = [(wiring, i) for wiring in wirings for i, key in enumerate(wiring.keys) if key == leaf]
-    for wiring, i in places:
-        columns += [report.ports[i] for report in wiring.nodes.values()]
-    if len(set(columns)) == len(columns):
-        return
     claims: dict[str, list[tuple[str, str]]] = {}
     for wiring, i in places:
         for node, report in wiring.nodes.items():

@@ -5,7 +5,7 @@ Each part is put together again only when something of it has changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 
 from nodeagent.fabric.groups import Group
 from nodeagent.fabric.hypernode import BYTES_MAX, HyperNode, Texts, size_of
@@ -31,7 +31,7 @@ class Answer:
         self._differs: set[str] = set()
         self._chains: dict[str, Texts] = {}
         self._mappings: dict[str, dict[str, str]] = {}
-        self._relabel: dict[str, dict[str, str | None]] = {}
+        self._relabel: set[str] = set()
         self._anomalies: tuple[Anomaly, ...] | None = None
         self._hypernodes: tuple[HyperNode, ...] | None = None
         self.leaves: dict[str, HyperNode] = {}
@@ -42,6 +42,11 @@ class Answer:
         self._odd = {}
         self._tied = {}
         self._anomalies = None
+
+    @property
+    def odd_nodes(self) -> Set[str]:
+        """The nodes that something is odd about."""
+        return self._odd.keys()
 
     def odd(self, node: str, found: tuple[Anomaly, ...]) -> None:
         """What is odd about a node."""
@@ -99,7 +104,7 @@ class Answer:
         for name in self._chains.keys() | chains.keys():
             if chains.get(name) != self._chains.get(name):
                 news.update(self._seating.members.get(name, ()))
-        self._chains = chains
+        self._chains = {name: self._told.shared(chain) for name, chain in chains.items()}
         self._mappings = {name: dict(chain) for name, chain in chains.items()}
         self._hypernodes = None
 
@@ -130,7 +135,7 @@ class Answer:
         return Outcome(
             hypernodes=self._hypernodes,
             labels=NodeLabels(seating.seat, self._mappings, trimmed),
-            relabel=self._relabel,
+            relabel=Patches(self._relabel, self._told, seating.seat, self._chains),
             anomalies=self._all_anomalies(),
             unplaced=self._all_unplaced(trimmed),
             writes=self._writes(overlaps, rules),
@@ -176,18 +181,14 @@ class Answer:
         told, seat, chains = self._told, self._seating.seat, self._chains
         news, told.label_news = told.label_news | self._seating.moved, set()
         self._seating.moved = set()
+        nodes, relabel = told.nodes, self._relabel
         for node in news:
-            known = told.nodes.get(node)
+            known = nodes.get(node)
             wanted = chains.get(seat.get(node, ""), ())
-            if known is None or known[0] == wanted:
-                self._relabel.pop(node, None)
-                continue
-            patch: dict[str, str | None] = {key: None for key, _ in known[0]}
-            patch.update(wanted)
-            for key, value in known[0]:
-                if patch[key] == value:
-                    del patch[key]
-            self._relabel[node] = patch
+            if known is None or known[0] is wanted or known[0] == wanted:
+                relabel.discard(node)
+            else:
+                relabel.add(node)
 
 
 class NodeLabels(Mapping[str, Mapping[str, str]]):
@@ -210,6 +211,33 @@ class NodeLabels(Mapping[str, Mapping[str, str]]):
 
     def __len__(self) -> int:
         return len(self._seat) - len(self._without)
+
+
+class Patches(Mapping[str, Mapping[str, str | None]]):
+    """What must be patched on Nodes, made when it is asked for: it holds until the next plan."""
+
+    def __init__(
+        self, nodes: Set[str], told: Told, seat: Mapping[str, str], chains: Mapping[str, Texts]
+    ) -> None:
+        self._nodes = nodes
+        self._told = told
+        self._seat = seat
+        self._chains = chains
+
+    def __getitem__(self, node: str) -> Mapping[str, str | None]:
+        if node not in self._nodes:
+            raise KeyError(node)
+        known = dict(self._told.nodes[node][0])
+        wanted = dict(self._chains.get(self._seat.get(node, ""), ()))
+        patch: dict[str, str | None] = dict.fromkeys(known.keys() - wanted.keys())
+        patch.update((key, value) for key, value in wanted.items() if known.get(key) != value)
+        return dict(sorted(patch.items()))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._nodes))
+
+    def __len__(self) -> int:
+        return len(self._nodes)
 
 
 class _Both(Mapping[str, HyperNode]):

@@ -35,18 +35,34 @@ class Evidence:
 
     def __init__(self, rules: Rules, homes: Mapping[str, str]) -> None:
         self._homes = homes
-        self.directory = Directory(rules.generic_names, homes)
-        static = {group.name: group.switches for group in rules.topology.groups}
-        self._told = static
-        self._static = {leaf: name for name, leaves in static.items() for leaf in leaves}
-        self.graph = Graph(homes, static)
+        self._generic = rules.generic_names
+        self._told = {group.name: group.switches for group in rules.topology.groups}
+        self._static = {leaf: name for name, leaves in self._told.items() for leaf in leaves}
         self._wirings: dict[int, Wiring] = {}
         self._of: dict[str, Wiring] = {}
+        self.directory = Directory(self._generic, homes)
+        self.rewind()
+
+    def rewind(self) -> None:
+        """Forget all that is derived. Which nodes are cabled alike, and what is recorded, is not."""
+        before, self.directory = self.directory, Directory(self._generic, self._homes)
+        self.directory.inherit(before)
+        self.graph = Graph(self._homes, self._told)
         self._leaves: dict[str, dict[Wiring, None]] = {}
         self._dirty: set[Wiring] = set()
         self._ports: set[Wiring] = set()
+        self._equal: set[Wiring] = set()
         self._retouched: set[str] = set()
         self._change = Change()
+        for wiring in self._wirings.values():
+            wiring.forget()
+            self._dirty.add(wiring)
+            self._announce(wiring)
+
+    def _announce(self, wiring: Wiring) -> None:
+        for slot in wiring.shape:
+            if slot.heard is not None:
+                self.directory.add(slot.heard, wiring)
 
     def put(self, node: str, report: Report | None) -> None:
         """The report of a node that counts; ``None``: none does."""
@@ -69,9 +85,7 @@ class Evidence:
         wiring = self._wirings.get(id(report.shape))
         if wiring is None:
             wiring = self._wirings[id(report.shape)] = Wiring(report.shape)
-            for heard in {slot.heard for slot in report.shape}:
-                if heard is not None:
-                    self.directory.add(heard, wiring)
+            self._announce(wiring)
         wiring.nodes[node] = report
         self._of[node] = wiring
         self._change.nodes.add(node)
@@ -110,9 +124,9 @@ class Evidence:
                 self._dissolve(wiring, change, touched)
         for wiring in self._ports | self._dirty:
             # Ports that two nodes claim and names with two chassis are looked at again.
-            for heard in {slot.heard for slot in wiring.shape}:
-                if heard is not None:
-                    self.directory.touch(heard)
+            for slot in wiring.shape:
+                if slot.heard is not None:
+                    self.directory.touch(slot.heard)
             change.leaves.update(wiring.leaves)
         self._ports = set()
         moved = {wiring for heard in self.directory.resolve() for wiring in self.directory.wirings(heard)}
@@ -128,10 +142,16 @@ class Evidence:
             group.static = self._static.get(group.leaves[0], "")
             for leaf in group.leaves:
                 revote.update(self._leaves.get(leaf, ()))
+        # Of equal groups the heavier one wins, and weights change without the groups.
+        revote.update(wiring for wiring in self._equal if not self._near(wiring).isdisjoint(touched))
         for wiring in revote:
             self._vote(wiring, change)
         change.groups -= change.gone
         return change
+
+    def _near(self, wiring: Wiring) -> set[str]:
+        """All switches of the groups that it votes for."""
+        return {leaf for group in wiring.votes for leaf in group.leaves}
 
     def _leave(self, node: str, wiring: Wiring) -> None:
         del wiring.nodes[node]
@@ -144,6 +164,7 @@ class Evidence:
             if heard is not None:
                 self.directory.drop(heard, wiring)
         self._unlink(wiring, touched)
+        self._equal.discard(wiring)
         if wiring.best is not None:
             wiring.best.voters.discard(wiring)
             change.groups.add(wiring.best)
@@ -179,7 +200,8 @@ class Evidence:
                 del self._leaves[leaf]
 
     def _vote(self, wiring: Wiring, change: Change) -> None:
-        votes, best = vote(wiring.keys, self.graph.of.get)
+        votes, best, equal = vote(wiring.keys, self.graph.of.get, self.graph.weight)
+        (self._equal.add if equal else self._equal.discard)(wiring)
         if votes == wiring.votes and best is wiring.best:
             return
         change.wirings.add(wiring)

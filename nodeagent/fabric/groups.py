@@ -71,6 +71,10 @@ class Graph:
             if not row:
                 del common[leaf]
 
+    def weight(self, group: Group) -> int:
+        """How many links go to a group."""
+        return sum(self._degree.get(leaf, 0) for leaf in group.leaves)
+
     def overlap(self, one: str, other: str) -> tuple[int, int]:
         """How many members have both switches, and how many have either."""
         both = self._common.get(one, {}).get(other, 0)
@@ -101,6 +105,9 @@ class Graph:
         of, degree = self.of, self._degree
         old: set[Group] = set()
         todo: set[str] = set()
+        if not of:
+            todo.update(leaf for leaf in touched if leaf in degree)
+            touched = ()
         for leaf in touched:
             if (group := of.get(leaf)) is not None:
                 old.add(group)
@@ -140,24 +147,52 @@ class Graph:
     def reach(self, leaf: str, *, strictly: bool = False) -> tuple[tuple[str, ...], bool]:
         """The group of a switch from scratch, sorted, and whether some join is exactly a half."""
         found, todo, tied = {leaf}, [leaf], False
+        common, degree = self._common, self._degree
+        if not self._static and not strictly:
+            # The same as below, without a generator for each of many thousand switches.
+            homes = self._homes
+            while todo:
+                one = todo.pop()
+                row = common.get(one)
+                if row is None:
+                    continue
+                mine = degree[one]
+                for other, shared in row.items():
+                    if other in found:
+                        continue
+                    surplus = 3 * shared - mine - degree[other]
+                    if surplus < 0:
+                        continue
+                    if surplus == 0:
+                        here, there = homes.get(one), homes.get(other)
+                        if here is not None and there is not None and here != there:
+                            continue
+                        tied = True
+                    found.add(other)
+                    todo.append(other)
+            return tuple(sorted(found)), tied
         while todo:
             for other, half in self.joined(todo.pop(), strictly=strictly):
-                tied = tied or half
                 if other not in found:
+                    tied = tied or half
                     found.add(other)
                     todo.append(other)
         return tuple(sorted(found)), tied
 
 
 def vote(
-    keys: Iterable[str], group_of: Callable[[str], Group | None]
-) -> tuple[dict[Group, int], Group | None]:
-    """How many links go into each group, and which has most of them: of several, the first by its anchor."""
+    keys: Iterable[str], group_of: Callable[[str], Group | None], weight: Callable[[Group], int]
+) -> tuple[dict[Group, int], Group | None, bool]:
+    """How many links go into each group, which has most of them, and whether another has as many.
+
+    Of equals the one with more links altogether, then the first by its anchor.
+    """
     votes: dict[Group, int] = {}
     for key in keys:
         if key and (group := group_of(key)) is not None:
             votes[group] = votes.get(group, 0) + 1
     if len(votes) < 2:
-        return votes, next(iter(votes), None)
+        return votes, next(iter(votes), None), False
     most = max(votes.values())
-    return votes, min((group for group in votes if votes[group] == most), key=lambda group: group.anchor)
+    equals = [group for group in votes if votes[group] == most]
+    return votes, min(equals, key=lambda group: (-weight(group), group.anchor)), len(equals) > 1

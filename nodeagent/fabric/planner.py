@@ -26,6 +26,8 @@ from nodeagent.fabric.told import Told
 from nodeagent.fabric.uplinks import KnownSwitch
 from nodeagent.fabric.wiring import Wiring
 
+_NOBODY: frozenset[str] = frozenset()
+
 
 class Planner:
     """See the package. ``before`` hands on what a planner with other rules has been waiting for."""
@@ -45,7 +47,8 @@ class Planner:
         self._renew: set[str] = set()
         """Objects that must be made again."""
         self.answer = Answer(self.told, self.seating, self.tower)
-        self._derive({})
+        self.evidence = Evidence(rules, self._homes.placed)
+        self._derive()
         if before is not None:
             self.evidence.directory.record.update(before.evidence.directory.record)
             self.seating.pending.update(before.seating.pending)
@@ -126,9 +129,7 @@ class Planner:
         mine = wiring.votes.get(here, 0) + wiring.silent
         return here if mine >= wiring.votes[wiring.best] else wiring.best
 
-    def _derive(self, record: dict[str, str]) -> None:
-        self.evidence = Evidence(self.rules, self._homes.placed)
-        self.evidence.directory.record = record
+    def _derive(self) -> None:
         self.matching = Matching(self.rules.fabric, self.told.taken)
         self.cabling = Cabling(self.evidence)
         self.leaves = Leaves(self.rules.fabric, self.evidence, self.cabling, self.seating)
@@ -137,12 +138,14 @@ class Planner:
         """Forget all that is derived."""
         told = self.told
         told.compact()
-        self._derive(self.evidence.directory.record)
+        self.evidence.rewind()
+        self._derive()
         self._remember_aliases()
-        told.node_news.update(told.reports, told.refused)
         told.label_news.update(told.nodes)
         told.upper_news = True
-        self._restless.update(self.seating.placed.keys() - told.reports.keys(), self._forced)
+        self._restless.update(self.seating.placed.keys() - told.reports.keys(), told.refused, self._forced)
+        if told.nodes:
+            self._restless.update(told.reports.keys() - told.nodes.keys())
         self._renew.update(told.own, self.answer.leaves)
         self.answer.forget()
 
@@ -209,39 +212,56 @@ class Planner:
         changed, names = self.matching.update(dirty, gone, self.seating.placed, self._homes.placed)
         self._renew |= names
         for called in names:
-            old = self.told.own.get(called)
-            self._restless.update(self.seating.members.get(called, ()), () if old is None else old.nodes)
+            # Who is published there and speaks for several groups, or is silent, may have counted for it.
+            if (old := self.told.own.get(called)) is not None:
+                wirings = map(self.evidence.wiring, old.nodes)
+                pairs = zip(old.nodes, wirings, strict=True)
+                self._restless.update(
+                    node for node, wiring in pairs if wiring is not None and not wiring.easy
+                )
         self._renew.update(name for group in dirty if (name := self.matching.names.get(group)) is not None)
         return changed
 
     def _seat(self, change: Change, renamed: set[Group], now: float) -> None:
         seating, names = self.seating, self.matching.names
-        todo = self._restless | change.nodes | self._waiting.keys()
+        todo = self._restless | self._waiting.keys() | seating.pending.keys() | seating.gone.keys()
         self._restless = set()
-        for wiring in change.wirings:
-            todo.update(wiring.nodes)
+        wirings = set(change.wirings)
         for group in renamed:
             todo.update(group.forced)
-            for wiring in group.voters:
-                todo.update(wiring.nodes)
+            wirings |= group.voters
         plain = not self._forced and not self.told.strangers
+        for wiring in wirings:
+            if not (plain and self._at_rest(wiring)):
+                todo.update(wiring.nodes)
         placed, seat, troubled = seating.placed, seating.seat, self.answer.unplaced
-        for node in todo:
+        for node in change.nodes - todo:
             wiring_of = self.evidence.wiring(node)
             if plain and wiring_of is not None and wiring_of.best is not None and wiring_of.easy:
                 # Nearly everybody: published where the report says, and nothing else is the matter.
                 name = names.get(wiring_of.best)
-                here = placed.get(node)
-                if (
-                    here == name
-                    and name == seat.get(node)
-                    and node not in seating.pending
-                    and node not in seating.gone
-                    and node not in troubled
-                ):
+                if placed.get(node) == name == seat.get(node) and node not in troubled:
                     continue
+            todo.add(node)
+        for node in todo:
             self._wish(node, now)
         seating.settle(now)
+        # Where a node is published decides which of its links are odd, if they speak for several groups.
+        change.nodes |= todo
+
+    def _at_rest(self, wiring: Wiring) -> bool:
+        """All nodes that are cabled so are published and seated where they report, and nobody is in trouble."""
+        if wiring.best is None or not wiring.easy:
+            return False
+        name = self.matching.names.get(wiring.best, "")
+        nodes, published = wiring.nodes.keys(), self.told.own.get(name)
+        return (
+            published is not None
+            and nodes <= self.seating.members.get(name, _NOBODY)
+            and nodes <= set(published.nodes)
+            and self.seating.published.single
+            and nodes.isdisjoint(self.answer.unplaced)
+        )
 
     def _wish(self, node: str, now: float) -> None:
         seating, told, unplaced = self.seating, self.told, self.answer.unplaced
@@ -284,20 +304,25 @@ class Planner:
         leaves = set(change.leaves)
         for wiring in change.wirings:
             leaves.update(wiring.leaves)
+        for group in change.groups:
+            # With other voters it may have switches of its own, or be counted to another group.
+            leaves.update(group.leaves)
         looked = cabling.look(leaves)
         wirings, groups = set(change.wirings), set(change.groups)
-        for leaf in leaves | looked:
-            if (group := self.evidence.graph.of.get(leaf)) is not None:
-                groups.add(group)
-                if leaf in looked:
-                    wirings |= group.voters
-            if leaf in looked:
-                wirings.update(self.evidence.wirings(leaf))
-            home = cabling.home(leaf)
-            if home is not None and (name := self.matching.names.get(home)) is not None:
-                self._renew.add(name)
+        of, names = self.evidence.graph.of, self.matching.names
+        near = {joined for leaf in looked if (joined := of.get(leaf)) is not None}
+        for leaf in looked.union(*(group.leaves for group in near)):
+            wirings.update(self.evidence.wirings(leaf))
+        seen = leaves | looked
+        groups.update(joined for leaf in seen if (joined := of.get(leaf)) is not None)
+        homes = groups.union(cabling.adopted[leaf] for leaf in cabling.adopted.keys() & seen)
+        self._renew.update(name for home in homes if (name := names.get(home)) is not None)
+        self._renew |= self._homes.where(seen)
         for node in change.nodes:
             answer.odd(node, ())
+            if (here := self.seating.seat.get(node)) is not None:
+                # Whether it is silent decides what may be taken off the object.
+                self._renew.add(here)
             wiring_of = self.evidence.wiring(node)
             if wiring_of is not None and wiring_of not in wirings:
                 self._judge(wiring_of, (node,))
@@ -311,6 +336,10 @@ class Planner:
         plain = best is None
         if best is not None and self.cabling.plain(wiring, best):
             plain = self.cabling.rails(best) <= {rail.get(key) for key in wiring.keys}
+        if plain and not any(wiring.nodes[node].miscabled for node in nodes):
+            for node in answer.odd_nodes & wiring.nodes.keys():
+                answer.odd(node, ())
+            return
         for node in nodes:
             report = wiring.nodes[node]
             if best is None or (plain and not report.miscabled):
@@ -339,7 +368,8 @@ class Planner:
     def _make_uppers(self, now: float) -> set[str]:
         told, tower, key = self.told, self.tower, self.evidence.directory.key_of
         before = set(tower.wanted)
-        heard = told.heard
+        # A leaf hears the nodes below it too.
+        heard = {name: tuple(up for up in ups if not told.is_node(up)) for name, ups in told.heard.items()}
         if not told.heard_by_key:
             heard = {key(name): tuple(map(key, ups)) for name, ups in heard.items()}
         tower.uplinks.heard = heard

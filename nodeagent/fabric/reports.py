@@ -152,7 +152,9 @@ class Reader:
     def _of_fabric(self, links: NodeLinks) -> Iterator[NodeLink]:
         """The links of the fabric that makes the tree, in the order of their names."""
         rules = self._rules
-        fastest = max((link.speed_mbps or 0 for link in links.links if link.fabric is None), default=0)
+        # A node that names the fabric of some links has thought of the others too: they are its storage's.
+        told = any(link.fabric is not None for link in links.links)
+        fastest = max((link.speed_mbps or 0 for link in links.links), default=0)
         for link in sorted(links.links, key=_place):
             fabric = link.fabric
             for rule in rules.fabric_rules:
@@ -163,7 +165,7 @@ class Reader:
                 # Management ports are the slow ones. A speed that is not known is no reason to leave one out:
                 # a link that went down would leave the fabric.
                 speed = link.speed_mbps or 0
-                if fabric is None and (speed <= 0 or speed * 2 >= fastest):
+                if not told and (speed <= 0 or speed * 2 >= fastest):
                     fabric = rules.fabric
             if fabric == rules.fabric:
                 yield link

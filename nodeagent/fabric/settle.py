@@ -13,7 +13,7 @@ One of these for each tier: of nodes in leaf groups, of groups in the tier above
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from nodeagent.fabric.outcome import Breaker
 from nodeagent.fabric.rules import Hysteresis
@@ -26,6 +26,16 @@ class Placement:
         self._doubles: dict[str, set[str]] = {}
         self.placed: dict[str, str] = {}
         self.size: dict[str, int] = {}
+
+    @property
+    def single(self) -> bool:
+        """Nobody is in two of them."""
+        return not self._doubles
+
+    def where(self, items: Set[str]) -> set[str]:
+        """All places of any of these."""
+        found = {name for item in items if (name := self.placed.get(item)) is not None}
+        return found.union(*(self._doubles[item] for item in self._doubles.keys() & items))
 
     def publish(self, name: str, before: Iterable[str], after: Iterable[str]) -> set[str]:
         """A published object holds others than before; whom that concerns is returned."""

@@ -51,11 +51,16 @@ class Directory:
         self._dirty: set[str] = set()
         self._followers: dict[str, set[str]] = {}
         self._bucket_of: dict[str, str] = {}
+        self._new: set[str] = set()
         self.keys: dict[Announcement, str] = {}
         self.record: dict[str, str] = {}
         self.aliases: dict[str, str] = {}
         self.renamed: dict[str, str] = {}
         self.odd: dict[str, Oddity] = {}
+
+    def inherit(self, before: Directory) -> None:
+        """What outlives the announcements."""
+        self.record, self.aliases, self._bucket_of = before.record, before.aliases, before._bucket_of
 
     def add(self, heard: Announcement, wiring: Wiring) -> None:
         wirings = self._wirings.get(heard)
@@ -117,14 +122,38 @@ class Directory:
     def resolve(self) -> list[Announcement]:
         """The announcements that belong to another switch than they did."""
         changed: list[Announcement] = []
+        self._new = set()
         for bucket in sorted(self._dirty):
-            if bucket in self._dirty:
+            if bucket in self._dirty and not self._lone(bucket, changed):
                 todo = self._closure(bucket)
                 self._dirty -= todo
                 self._settle(todo, changed)
         if len(self.record) > 2 * len(self._chassis) + 4096:
             self.record = {one: key for one, key in self.record.items() if one in self._chassis}
         return changed
+
+    def _lone(self, bucket: str, changed: list[Announcement]) -> bool:
+        """Nearly every switch: one name with one chassis ID, both for ever."""
+        members = self._buckets.get(bucket)
+        if members is None or len(members) != 1 or bucket[0] == "=":
+            return False
+        (heard,) = members
+        known = self.record.get(heard.chassis, bucket)
+        if (
+            known != bucket
+            or len(self._chassis[heard.chassis]) > 1
+            or bucket in self.odd
+            or bucket in self.renamed
+            or bucket in self._followers
+            or bucket in self.aliases
+        ):
+            return False
+        self._note(heard.chassis, bucket)
+        if self.keys.get(heard) != bucket:
+            self.keys[heard] = bucket
+            changed.append(heard)
+        self._dirty.discard(bucket)
+        return True
 
     def _closure(self, first: str) -> set[str]:
         """All the names that must be judged together: they share a chassis, or one is an alias of the other."""
@@ -173,10 +202,15 @@ class Directory:
     def _assign(self, heard: Iterable[Announcement], key: str | None, changed: list[Announcement]) -> None:
         for one in heard:
             now = chassis_key(one.chassis) if key is None else key
-            self.record[one.chassis] = now
+            self._note(one.chassis, now)
             if self.keys.get(one) != now:
                 self.keys[one] = now
                 changed.append(one)
+
+    def _note(self, chassis: str, key: str) -> None:
+        if chassis not in self.record:
+            self._new.add(chassis)
+        self.record[chassis] = key
 
     def _names(
         self, bucket: str, members: dict[Announcement, None]
@@ -256,9 +290,10 @@ class Directory:
         return (kept or sorted(name for name in names if name in self._published) or sorted(names))[0]
 
     def _taken(self, key: str, chassis: set[str]) -> bool:
-        """The name is used by another switch today."""
+        """The name is used by a switch today that was not known by it before."""
         return any(
-            heard.chassis not in chassis and self.record.get(heard.chassis) != key
+            heard.chassis not in chassis
+            and (heard.chassis in self._new or self.record.get(heard.chassis) != key)
             for heard in self._buckets.get(short(key), ())
         )
 

@@ -96,13 +96,14 @@ class Tower:
         self.parent = {}
         items = {name: Item(switches, switches) for name, switches in leaves.items()}
         below = frozenset(switch for item in items.values() for switch in item.switches)
-        tier = 2
+        tier, quiet = 2, False
         for known in range(2, len(TIER_NAMES) + 1):
             groups = self._groups(items, known, below)
             asserted = False
-            if not groups and self._rules.assume_full_bisection and len(items) > 1:
-                groups, asserted = [_Upper(frozenset(), frozenset(items), ASSERTED)], True
             level = _Level(self._rules.fabric, tier, self.seatings[tier], published, taken)
+            quiet = quiet or (not groups and level.stands(items))
+            if not groups and not quiet and self._rules.assume_full_bisection and len(items) > 1:
+                groups, asserted = [_Upper(frozenset(), frozenset(items), ASSERTED)], True
             if not level.tells(items, groups):
                 items = _through(items, groups)
                 continue
@@ -133,7 +134,7 @@ class Tower:
         graph.regroup({switch for up, _ in ups.values() for switch in up})
         found: dict[Group, list[str]] = {}
         for name, (up, _) in ups.items():
-            _, best = vote(up, graph.of.get)
+            _, best, _ = vote(up, graph.of.get, graph.weight)
             if best is not None:
                 found.setdefault(best, []).append(name)
         rank = (FILE, HEARD, PATTERN)
@@ -209,6 +210,10 @@ class _Level:
         return any(len(group.members) > 1 for group in groups) or any(
             item not in spoken and self._stands(item) for item in items
         )
+
+    def stands(self, items: Mapping[str, Item]) -> bool:
+        """Something that was heard has put some of them together, and is silent now: no reason to assert."""
+        return any(map(self._stands, items))
 
     def source(self, name: str) -> str:
         if name in self._group:

@@ -5,7 +5,8 @@ Being told is cheap: nothing follows from it here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from typing import TypeVar
 
 from nodeagent.fabric.build import label_key
 from nodeagent.fabric.hypernode import TIER_NAMES, HyperNode, Texts
@@ -14,6 +15,7 @@ from nodeagent.fabric.reports import Pool, Reader, RefusedError, Report
 from nodeagent.fabric.rules import Rules
 from nodeagent.fabric.strangers import Strangers
 
+T = TypeVar("T", bound=Hashable)
 Labels = tuple[Texts, Texts]
 """Of a Node: our own labels, and those that somebody's selector asks for; sorted."""
 
@@ -26,6 +28,8 @@ class Told:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._pool = Pool()
+        self._texts = Pool()
+        self._pool_max = 4096
         self._reader = Reader(rules, self._pool)
         self._keys = frozenset(
             label_key(one, tier, rules.fabric)
@@ -75,7 +79,7 @@ class Told:
             ours = tuple(sorted((key, labels[key]) for key in self._keys & labels.keys()))
             asked = self.strangers.label_keys()
             others = tuple(sorted((key, labels[key]) for key in asked & labels.keys()))
-            self.nodes[name] = self._pool((ours, others))
+            self.nodes[name] = self.shared((self.shared(ours), others))
         if known != bool(self.nodes):
             self.node_news.update(self.reports, self.refused)
             for hypernode in self.own.values():
@@ -110,6 +114,10 @@ class Told:
         """As long as no Node is known every one is taken to exist: an empty list is no evidence."""
         return not self.nodes or node in self.nodes
 
+    def is_node(self, name: str) -> bool:
+        """A system name is a node's own."""
+        return any(one in self.reports or one in self.nodes for one in (name, name.partition(".")[0]))
+
     def counts(self, node: str) -> Report | None:
         """The report of a node that is believed and exists."""
         return self.reports.get(node) if self.exists(node) else None
@@ -122,9 +130,16 @@ class Told:
         found = self.nodes.get(node)
         return None if found is None else dict(found[1])
 
+    def shared(self, value: T) -> T:
+        """The one object of all that are equal to this."""
+        return self._texts(value)
+
     def compact(self) -> None:
-        """Forget what only past reports have said."""
-        self._pool.keep(self.reports.values())
+        """Forget what only past reports have said, when that is most of it."""
+        if len(self._pool) > self._pool_max:
+            self._pool.keep(self.reports.values())
+            self._pool_max = 2 * len(self._pool) + 4096
+            self._texts = Pool()
 
     def _unreported(self, name: str) -> None:
         self.reports.pop(name, None)

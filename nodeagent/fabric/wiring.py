@@ -20,6 +20,10 @@ class Wiring:
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
         self.nodes: dict[str, Report] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """All that is derived."""
         self.keys: tuple[str, ...] = ()
         self.leaves: tuple[str, ...] = ()
         self.counted = 0

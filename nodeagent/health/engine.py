@@ -65,7 +65,7 @@ class Engine:
     pfs: dict[str, Pf] = field(default_factory=dict)
     now: float = 0.0
     _functions: tuple[Function, ...] = ()
-    _roles: Mapping[str, str] = field(default_factory=dict)
+    role_of: Mapping[str, str] = field(default_factory=dict)
     _neighbors: dict[str, list[Neighbor]] = field(default_factory=dict)
     _plan: cabling.Plan = field(default_factory=dict)
     _withdrawn: dict[str, _Withdrawn] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Engine:
 
     def roles(self, roles: Mapping[str, str]) -> None:
         """PFs of one role are compared with each other: by PCI address, any word."""
-        self._roles = roles
+        self.role_of = roles
 
     def neighbors(self, neighbors: Iterable[Neighbor]) -> None:
         self._neighbors = {}
@@ -172,18 +172,25 @@ class Engine:
     def expected(self, pf: Pf) -> Expected | None:
         return next((one for one in self.terms.expected if self.matches(pf, one.links)), None)
 
-    def _peers(self, pf: Pf) -> list[Pf]:
-        """Those of its role, itself among them. The way to the world has none."""
-        role = self._roles.get(pf.address)
-        return [
-            other
-            for other in self.pfs.values()
-            if self._roles.get(other.address) == role and not other.default_route and not other.unused
-        ]
+    def _roles(self) -> dict[str, list[Pf]]:
+        """The PFs of each role. The way to the world is nobody's like."""
+        found: dict[str, list[Pf]] = {}
+        for pf in self.pfs.values():
+            if not pf.default_route and not pf.unused:
+                found.setdefault(self._role(pf), []).append(pf)
+        return found
+
+    def _role(self, pf: Pf) -> str:
+        return self.role_of.get(pf.address, "")
 
     def _gate(self) -> None:
         for pf in self.pfs.values():
             pf.unused = self.matches(pf, self.terms.unused)
+        # Those that were up count, not those that are: when most fail, the rest is not unused for it.
+        present = {
+            role: len(peers) > 1 and sum(peer.once_up for peer in peers) >= ROLE_SHARE * len(peers)
+            for role, peers in self._roles().items()
+        }
         for pf in self.pfs.values():
             if pf.unused:
                 pf.watched = False
@@ -191,24 +198,20 @@ class Engine:
                 pf.watched = True
             elif pf.default_route:
                 pf.watched = False
-            elif not pf.watched:
-                peers = self._peers(pf)
-                up = sum(1 for peer in peers if peer.carrier)
-                pf.watched = pf.once_up or up >= ROLE_SHARE * len(peers) > 1
+            else:
+                pf.watched = pf.once_up or present[self._role(pf)]
 
     def _expected_speeds(self) -> dict[str, float]:
         """As configured, or what more than half of three or more of a kind agree about."""
+        agreed = {role: _majority(peers) for role, peers in self._roles().items()}
         speeds = {}
         for pf in self.pfs.values():
             wanted = self.expected(pf)
-            if wanted is not None and wanted.speed_mbps is not None:
-                speeds[pf.address] = wanted.speed_mbps
-                continue
-            told = [peer.speed_mbps for peer in self._peers(pf) if peer.carrier and peer.speed_mbps]
-            if len(told) >= 3:
-                speed, votes = Counter(told).most_common(1)[0]
-                if speed is not None and 2 * votes > len(told):
-                    speeds[pf.address] = speed
+            speed = wanted.speed_mbps if wanted is not None else None
+            if speed is None:
+                speed = agreed.get(self._role(pf))
+            if speed is not None:
+                speeds[pf.address] = speed
         return speeds
 
     def _cabling(self, pf: Pf) -> tuple[bool | None, str | None]:
@@ -225,11 +228,10 @@ class Engine:
         devices = Counter(function.parent for function in self._functions if function.parent is not None)
         weights = {address: max(1, devices[address]) for address in self.pfs}
         budget = self.terms.guard_share * sum(weights.values())
-        lately = now - self.terms.guard_s
         self._withdrawn = {
             address: one
             for address, one in self._withdrawn.items()
-            if one.at > lately and self._withdraws(self.pfs[address])
+            if one.at + self.terms.guard_s > now and self._withdraws(self.pfs[address])
         }
         for address, pf in sorted(self.pfs.items()):
             if not self._withdraws(pf):
@@ -308,7 +310,7 @@ class Engine:
             health[address] if function.parent is None else self._vf(function, health.get(function.parent))
         )
         before = self._finals.get(address)
-        if before is not None and before[0] is function and before[1] == verdict:
+        if before is not None and before[0] == function and before[1] == verdict:
             return before[2]
         final = function if function.health == verdict else replace(function, health=verdict)
         self._finals[address] = (function, verdict, final)
@@ -321,6 +323,14 @@ class Engine:
         inherited = self.pfs[vf.parent].function.health.reasons
         own = tuple(reason for reason in vf.health.reasons if reason not in inherited)
         return Health(State.DOWN, (*own, *pf.reasons), allocatable=False) if own else pf
+
+
+def _majority(peers: Iterable[Pf]) -> float | None:
+    told = [speed for peer in peers if (speed := peer.speed_mbps) and peer.carrier]
+    if len(told) < 3:
+        return None
+    speed, votes = Counter(told).most_common(1)[0]
+    return speed if 2 * votes > len(told) else None
 
 
 def _due(moment: float | None, now: float) -> bool:

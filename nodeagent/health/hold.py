@@ -14,6 +14,10 @@ from nodeagent.health.measure import Measured
 from nodeagent.health.rules import Rule
 
 LOSS_POINTS = 1000.0
+_DOUBLINGS_MAX = 64.0
+"""More points than any link could be given."""
+_BEYOND_S = 0.001
+"""Asked at the very moment, rounding would answer either way."""
 LONGEST_S = 3600.0
 """A link is damped for no longer than this after its last loss (RFC 2439's maximum hold-down)."""
 
@@ -71,6 +75,11 @@ class Hold:
         return None if self.since is None else self.since + rule.enter_for_s
 
 
+def ceiling(reuse: float, half_life_s: float) -> float:
+    """The most points that decay to ``reuse`` within ``LONGEST_S``."""
+    return reuse * math.exp2(min(LONGEST_S / half_life_s, _DOUBLINGS_MAX))
+
+
 @dataclass(slots=True)
 class Penalty:
     """RFC 2439's figure of merit: each loss adds ``LOSS_POINTS``, and it halves every half-life."""
@@ -83,12 +92,11 @@ class Penalty:
 
     def add(self, losses: float, now: float, half_life_s: float, reuse: float) -> None:
         """The ceiling makes ``LONGEST_S`` the longest that it can stay above ``reuse``."""
-        ceiling = reuse * math.exp2(LONGEST_S / half_life_s)
-        self.points = min(self.now(now, half_life_s) + LOSS_POINTS * losses, ceiling)
+        self.points = min(self.now(now, half_life_s) + LOSS_POINTS * losses, ceiling(reuse, half_life_s))
         self.at = now
 
     def reaches(self, level: float, half_life_s: float) -> float | None:
         """When it will have decayed to ``level``; ``None`` when it has."""
         if self.points <= level or level <= 0:
             return None
-        return self.at + half_life_s * math.log2(self.points / level)
+        return self.at + half_life_s * math.log2(self.points / level) + _BEYOND_S

@@ -19,6 +19,8 @@ from nodeagent.health.samples import Sample, Source
 from nodeagent.model import Function, Link, Reason, State
 
 DAY_S = 86400.0
+_SPEED_UNKNOWN = 0xFFFF_FFFF
+"""As drivers say it that do not know (ethtool's SPEED_UNKNOWN, unsigned)."""
 _LOSSES_MAX = 64
 """Far more than a day's worth of any sensible threshold; older ones are merged into none."""
 STRUCTURAL = frozenset({"device_missing", "driver_unbound", "admin_down", "carrier_down"})
@@ -50,7 +52,8 @@ class Pf:
     def __init__(self, function: Function, rules: Sequence[Rule]) -> None:
         self.function = function
         self.link: Link | None = None
-        self._faults: frozenset[str] = frozenset()
+        self._faults: frozenset[str] | None = None
+        """Of the facts; ``None`` before the first."""
         self.stirred = True
         """Something is new since it was judged."""
         self.next_at: float | None = None
@@ -81,8 +84,9 @@ class Pf:
     # --- what is known --------------------------------------------------------------------------------
 
     def facts(self, function: Function, link: Link | None) -> None:
-        if function is not self.function or link is not self.link:
-            self.stirred = True
+        if function == self.function and link == self.link and self._faults is not None:
+            return
+        self.stirred = True
         self.function, self.link = function, link
         self._faults = frozenset(reason.key for reason in function.health.reasons)
         self.netdev = link.netdev if link is not None else self.netdev
@@ -109,7 +113,7 @@ class Pf:
         return next((one for one in self.function.health.reasons if one.key == fault.value), None)
 
     def _is(self, *faults: Fault) -> bool:
-        return not self._faults.isdisjoint(faults)
+        return self._faults is not None and not self._faults.isdisjoint(faults)
 
     @property
     def carrier(self) -> bool | None:
@@ -137,8 +141,11 @@ class Pf:
 
     @property
     def speed_mbps(self) -> float | None:
-        told = self.link.speed_mbps if self.link is not None else None
-        return told or self.history.level("speed_mbps") or None
+        """The sample's first, unlike the carrier: without a change of carrier sysfs is read again at a scan only."""
+        sampled = self.history.level("speed_mbps")
+        if sampled is not None and 0 < sampled < _SPEED_UNKNOWN:
+            return sampled
+        return self.link.speed_mbps if self.link is not None else None
 
     def look(self, now: float) -> None:
         """Answers are for ``now`` from here on; what was reached in this boot is remembered."""
@@ -161,7 +168,7 @@ class Pf:
             carrier_witnesses=self._carrier_witnesses(),
             speed_mbps=self.speed_mbps,
             expected_mbps=expected_mbps or self.best_mbps,
-            losses=round(sum(count for at, count in self.losses if at > now - DAY_S)),
+            losses=round(sum(count for at, count in self.losses if at + DAY_S > now)),
             cabling=cabling,
             cabled_right=cabled_right,
         )

@@ -158,10 +158,6 @@ DATA: dict[str, Datum] = {
     ),
     **_each("lane", _counters(Source.DRIVER, lane_errors="rx_err_lane_N_phy, before FEC")),
     **_each(
-        "name of the driver",
-        _levels(Source.DRIVER, driver_statistic="any other number of ETHTOOL_GSTATS that was asked for"),
-    ),
-    **_each(
         "priority",
         _counters(
             Source.DRIVER,

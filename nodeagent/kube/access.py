@@ -109,7 +109,9 @@ def _kubeconfig(root: Any, path: Path, context: str | None) -> Access:
     user = _named(root, "users", "user", context_["user"], path) if context_.get("user") else {}
     if not isinstance(cluster.get("server"), str):
         raise AccessError(f"{path}: cluster {context_.get('cluster')!r} has no server")
-    if set(user) - _PLAIN or cluster.get("proxy-url"):
+    if cluster.get("proxy-url"):
+        raise AccessError(f"{path}: proxy-url is not supported; reach the API server of {chosen!r} directly")
+    if set(user) - _PLAIN:
         return _official(path, chosen)
     token_file = user.get("tokenFile")
     return Access(

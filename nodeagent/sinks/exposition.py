@@ -105,19 +105,21 @@ class _Slot:
 
 _Shape = tuple[str, Source, tuple[str, ...], dict[str, str]]
 _Block = tuple[Family, str]
+_Stated = tuple[Sample, dict[str, float]]
+"""A sample and what of its values is shown."""
 
 
 class _Layout:
     """Everything of a scrape but its numbers. ``breaths`` compiles it and yields between two parts."""
 
-    def __init__(self, view: View, samples: Sequence[Sample], series_max: int) -> None:
+    def __init__(self, view: View, samples: Sequence[_Stated], series_max: int) -> None:
         self.scene = Scene(view)
         self.snapshot = view.snapshot
         self.stock = view.stock
         self.rails = view.rails
         self.dropped: Counter[str] = Counter()
         self._shapes: list[_Shape] = [
-            (one.device, one.source, tuple(_shown(one)), one.texts) for one in samples
+            (one.device, one.source, tuple(values), one.texts) for one, values in samples
         ]
         self._series_max = series_max
         self._templates: list[tuple[list[_Block], int, int]] = []
@@ -126,18 +128,18 @@ class _Layout:
         self._scales: list[tuple[int, float]] = []
         self._texts: dict[bool, tuple[list[tuple[str, int, int]], str]] = {}
 
-    def fits(self, view: View, samples: Sequence[Sample]) -> bool:
+    def fits(self, view: View, samples: Sequence[_Stated]) -> bool:
         return (
             view.snapshot is self.snapshot
             and view.stock == self.stock
             and view.rails == self.rails
             and len(samples) == len(self._shapes)
             and all(
-                one.device == device
-                and one.source == source
-                and tuple(_shown(one)) == names
+                tuple(values) == names
+                and one.device == device
+                and one.source is source
                 and one.texts == texts
-                for one, (device, source, names, texts) in zip(samples, self._shapes, strict=True)
+                for (one, values), (device, source, names, texts) in zip(samples, self._shapes, strict=True)
             )
         )
 
@@ -162,7 +164,7 @@ class _Layout:
                     self._facts.append((family, lines))
                 yield
 
-    def pieces(self, samples: Iterable[Sample], openmetrics: bool) -> Iterator[str]:
+    def pieces(self, samples: Iterable[_Stated], openmetrics: bool) -> Iterator[str]:
         """The numbers into the template, then the facts."""
         if openmetrics not in self._texts:
             self._texts[openmetrics] = (
@@ -171,8 +173,8 @@ class _Layout:
             )
         templates, facts = self._texts[openmetrics]
         flat: list[float] = []
-        for sample in samples:
-            flat += _shown(sample).values()
+        for _sample, values in samples:
+            flat += values.values()
         numbers = list(self._pick(flat))
         for place, scale in self._scales:
             numbers[place] *= scale
@@ -296,8 +298,8 @@ class Exposition:
 
     def pieces(self, view: View, openmetrics: bool, now: float | None = None) -> Iterator[str]:
         """The page, piece by piece; an empty piece is a moment to breathe. ``now`` is CLOCK_BOOTTIME."""
-        samples = [one for one in view.samples if now is None or now - one.at <= FRESH_S]
-        samples += _judged(view)
+        fresh = (one for one in view.samples if now is None or now - one.at <= FRESH_S)
+        samples = [(one, _shown(one)) for one in (*fresh, *_judged(view))]
         layout = self._layout
         if layout is None or not layout.fits(view, samples):
             layout = _Layout(view, samples, self._series_max)

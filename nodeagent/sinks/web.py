@@ -148,6 +148,7 @@ class Web:
         reader = asyncio.StreamReader(REQUEST_MAX_BYTES, loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
         context = self._door.context
+        transport: asyncio.Transport | None = None
         try:
             async with asyncio.timeout(REQUEST_S):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -159,8 +160,10 @@ class Web:
                     ssl_shutdown_timeout=1.0 if context else None,
                 )
         except (TimeoutError, OSError):
-            connection.close()
             return
+        finally:
+            if transport is None:
+                connection.close()
         transport.set_write_buffer_limits(high=0)  # drained means sent
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from errno import EINVAL, ENODEV, EOPNOTSUPP, EPERM
 
 from nodeagent.health.samples import Sample, Source
@@ -11,7 +11,7 @@ from nodeagent.host import eeprom, pcie
 from nodeagent.host.attributes import Attributes
 from nodeagent.host.ethtool import DriverInfo, Ethtool, EthtoolError
 from nodeagent.host.netlink.devlink import Devlink
-from nodeagent.host.netlink.message import NetlinkError, RefusedError
+from nodeagent.host.netlink.message import AbsentError, NetlinkError, RefusedError
 from nodeagent.host.netlink.rdma import RdmaCounters
 from nodeagent.host.rdma import PORT_COUNTERS, RdmaPorts
 from nodeagent.host.sysfs import SysfsError, Tree
@@ -209,9 +209,11 @@ class PcieReader(FromSysfs):
 class DevlinkReader(Plain):
     """Health reporters of the function itself; those of its ports have names of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, family: Callable[[], Devlink] = Devlink) -> None:
         super().__init__(Source.DEVLINK)
+        self._family = family
         self._devlink: Devlink | None = None
+        self._absent_until = 0.0
 
     @property
     def overruns(self) -> int:
@@ -223,9 +225,14 @@ class DevlinkReader(Plain):
             self._devlink = None
 
     def read(self, pfs: Sequence[Function]) -> list[Sample]:
-        if self._devlink is None:
-            self._devlink = Devlink()
         now = boottime()
+        if now < self._absent_until:
+            return []
+        try:
+            self._devlink = self._devlink or self._family()
+        except AbsentError:
+            self._absent_until = now + RETRY_S
+            return []
         wanted = {pf.pci_address for pf in pfs}
         found: dict[str, dict[str, float]] = {}
         for one in self._devlink.reporters():

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -126,6 +127,15 @@ class Ear:
         for handle in (self._telling, self._timer):
             if handle is not None:
                 handle.cancel()
+
+    def heard_at(self) -> dict[str, float]:
+        """When a neighbor spoke last, by link: CLOCK_BOOTTIME."""
+        offset = time.clock_gettime(time.CLOCK_BOOTTIME) - self._loop.time()
+        found: dict[str, float] = {}
+        for entry in self.table.entries():
+            link = entry.neighbor.link
+            found[link] = max(found.get(link, 0.0), entry.last_heard + offset)
+        return found
 
     # --- which links there are ------------------------------------------------------------------------
 

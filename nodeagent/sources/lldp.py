@@ -46,6 +46,7 @@ async def watch(
     functions: Callable[[], tuple[Function, ...]],
     hints: Iterable[Hint],
     state: Stated,
+    hearing: Callable[[Ear], object] = lambda _ear: None,
 ) -> None:
     """State neighbors and findings until cancelled; on the way out the switches that we spoke to are told.
 
@@ -57,6 +58,7 @@ async def watch(
         return
     names = {socket.gethostname(), settings.system_name or ""} - {""}
     ear = Ear(state, names=names, announcement=announcement(settings))
+    hearing(ear)
     with DcbSocket() as ours:
 
         def dcb(netdev: str) -> Dcb:

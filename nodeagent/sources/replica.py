@@ -60,19 +60,34 @@ class ReplicaReader(Plain):
         super().__init__(Source.LINK)
         self._tree = tree
         self.told: frozenset[tuple[str, Source]] = frozenset()
+        self._loaded: tuple[tuple[int, int, int] | None, list[Sample]] = (None, [])
 
     def read(self, pfs: Sequence[Function]) -> list[Sample]:
         now = boottime()
         devices = {pf.pci_address for pf in pfs}
         found = [
-            msgspec.structs.replace(sample, at=now) for sample in load(self._tree) if sample.device in devices
+            msgspec.structs.replace(sample, at=now) for sample in self._file() if sample.device in devices
         ]
         self.told = told = frozenset((sample.device, sample.source) for sample in found)
         for pf in pfs:
             if pf.netdev is not None:
+                if {(pf.pci_address, Source.LINK), (pf.pci_address, Source.MODES)} <= told:
+                    continue
                 samples = self._sysfs(pf.pci_address, pf.netdev, now)
                 found += [sample for sample in samples if (sample.device, sample.source) not in told]
         return sorted(found, key=lambda sample: _ORDER.get(sample.source, 0))
+
+    def _file(self) -> list[Sample]:
+        """Read again when it has been replaced."""
+        try:
+            found = self._tree.path(PATH).stat()
+        except OSError:
+            self._loaded = (None, [])
+            return []
+        mark = (found.st_ino, found.st_mtime_ns, found.st_size)
+        if self._loaded[0] != mark:
+            self._loaded = (mark, load(self._tree))
+        return self._loaded[1]
 
     def _sysfs(self, device: str, netdev: str, now: float) -> list[Sample]:
         look = Look(self._tree)

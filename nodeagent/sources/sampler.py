@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 SWEEP_EVERY_S, SWEEP_FOR_S = 0.02, 1.2
 """linkwatch holds a second announcement back for up to one second; the dump shows what it will say."""
 GAP_S = 0.01
+_OTHER_GAP_S = 0.2
 _KERNEL_GAP_S, _KERNEL_AGAIN_S = 1.0, 60.0
 """The least time between two looks at the kernel's log, and after which old news are told again."""
 _STATE = ("admin_up", "carrier", "oper_up", "carrier_up", "carrier_down")
@@ -76,6 +77,7 @@ class Sampler:
         self._rates = rates or Rates()
         self._hints: tuple[Hint, ...] = ()
         self._rung = asyncio.Event()
+        self._other = asyncio.Event()  # a link is another than it was: what of its speed, what of its FEC?
         self._replica = ReplicaReader(tree) if tree.exists(recorded.PATH) else None
         self._ports = Ports()
         self._readers: list[Reader] = []
@@ -154,7 +156,8 @@ class Sampler:
                 first = asyncio.Event()
                 group.create_task(self._follow_links(first))
                 for every, readers in self._rounds:
-                    group.create_task(self._repeat(every, readers, first))
+                    woken = self._other if readers[0].source is Source.MODES else None
+                    group.create_task(self._repeat(every, readers, first, woken))
                 if self._rates.kernel and self._replica is None:
                     group.create_task(self._follow_kernel(first))
         except ExceptionGroup as errors:
@@ -204,13 +207,23 @@ class Sampler:
             self._rung.clear()
             sweep_until = now() + (0.0 if self._replica else SWEEP_FOR_S)
 
-    async def _repeat(self, every: float, readers: tuple[Reader, ...], first: asyncio.Event) -> None:
+    async def _repeat(
+        self, every: float, readers: tuple[Reader, ...], first: asyncio.Event, woken: asyncio.Event | None
+    ) -> None:
         await first.wait()  # who has which netdev
         now = asyncio.get_running_loop().time
         while True:
             began = now()
+            if woken is not None:
+                woken.clear()
             await self._round(readers)
-            await asyncio.sleep(max(0.0, began + every - now()))
+            if woken is None:
+                await asyncio.sleep(max(0.0, began + every - now()))
+                continue
+            await asyncio.sleep(_OTHER_GAP_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(began + every):
+                    await woken.wait()
 
     async def _round(
         self,
@@ -270,6 +283,8 @@ class Sampler:
         if self._replica is not None:
             samples = self._of_replica(reader, samples, outcome.duration_s)
         if reader is self._link:
+            if any(map(self._changed, samples)):
+                self._other.set()
             self.latest.keep(one.pci_address for one in self._functions())
         self._tell(samples)
 

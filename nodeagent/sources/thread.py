@@ -41,10 +41,12 @@ class Worker:
                 work()
                 good = True
             finally:
+                if not good:
+                    self._thread = None  # it is about to end, and would hear no further call
                 with suppress(RuntimeError):  # the loop has ended meanwhile
                     loop.call_soon_threadsafe(settle, good)
 
-        if self._thread is None or not self._thread.is_alive():
+        if self._thread is None:
             self._calls = SimpleQueue()  # who was told to end has the old one
             self._thread = threading.Thread(target=_work, args=(self._calls,), name=self.name, daemon=True)
             self._thread.start()

@@ -98,6 +98,13 @@ class Verdicts:
         self.engine.roles(roles(functions, tuple(gpus)))
         return self._judge()
 
+    def gpus(self, gpus: Iterable[Gpu]) -> None:
+        """Which PFs are near a GPU, and so which are alike."""
+        found = roles((pf.function for pf in self.engine.pfs.values()), tuple(gpus))
+        if found != self.engine.role_of:
+            self.engine.roles(found)
+            self._rejudge()
+
     def samples(self, samples: Iterable[Sample]) -> None:
         self.engine.samples(samples)
         self._rejudge()
@@ -116,15 +123,20 @@ class Verdicts:
         self._name_strangers()
 
     async def run(self) -> None:
-        """Judge again whenever time alone may have changed a verdict, until cancelled."""
-        while True:
-            self._asked.clear()
-            due = self.engine.due()
-            try:
-                async with asyncio.timeout(None if due is None else max(_LEAST_S, due - self._clock())):
-                    await self._asked.wait()
-            except TimeoutError:
-                self._rejudge()
+        """Judge again whenever time alone may have changed a verdict, and remember, until cancelled. What is kept
+        is kept here: whoever brings a fact does not wait for it."""
+        try:
+            while True:
+                self._asked.clear()
+                self.keep()
+                due = self.engine.due()
+                try:
+                    async with asyncio.timeout(None if due is None else max(_LEAST_S, due - self._clock())):
+                        await self._asked.wait()
+                except TimeoutError:
+                    self._rejudge()
+        finally:
+            self.keep()
 
     # --- what comes out -------------------------------------------------------------------------------
 
@@ -156,11 +168,14 @@ class Verdicts:
         for function in self._judged:
             if function.parent is None:
                 self._note(function)
+        self._asked.set()
+        return self._judged
+
+    def keep(self) -> None:
+        """Remember what must survive a restart."""
         kept = {self._who(address): what for address, what in self.engine.memories().items()}
         strangers = {who: what for who, what in self._kept.items() if not any(who.is_(one) for one in kept)}
         self.memory.keep(ROOM, {**strangers, **kept})
-        self._asked.set()
-        return self._judged
 
     def _note(self, pf: Function) -> None:
         before = self._health.get(pf.pci_address)
@@ -174,7 +189,7 @@ class Verdicts:
         if before is None and pf.health == HEALTHY:
             return  # a good start is no news
         log.log(
-            logging.INFO if pf.health.allocatable else logging.WARNING,
+            logging.INFO if before is None or pf.health.allocatable else logging.WARNING,
             "The health of a NIC is now %s. pci=%s netdev=%s devices=%s before=%s reasons=%s",
             pf.health.state.value,
             pf.pci_address,

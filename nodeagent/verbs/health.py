@@ -50,7 +50,7 @@ def add(add: Add) -> None:
 
 def _health(options: argparse.Namespace) -> int:
     config = load(options.config)
-    log_to_stderr("error")
+    log_to_stderr("warning")
     match options.what:
         case []:
             return _show(options, config, None)
@@ -68,24 +68,24 @@ def _health(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace, config: Config, device: str | None) -> int:
-    from nodeagent import checkup
+    from nodeagent.checkup import ask
 
-    if options.watch:
-        return asyncio.run(_watch(options, config, device))
     # Another root is another machine, whose agent is not the one of this port.
     here = options.root == Path("/") or options.listen is not None
-    views = checkup.ask(config, options.listen) if here else None
+    if options.watch:
+        return asyncio.run(_watch(options, config, device, here))
+    views = ask.ask(config, options.listen) if here else None
     if views is None:
         print(f"nodeagent: {ALONE}", file=sys.stderr)
-        views = asyncio.run(checkup.look(config, options.root))
+        views = asyncio.run(ask.look(config, options.root))
     _print(options, views, device)
     return GOOD
 
 
-async def _watch(options: argparse.Namespace, config: Config, device: str | None) -> int:
-    from nodeagent import checkup
+async def _watch(options: argparse.Namespace, config: Config, device: str | None, here: bool) -> int:
+    from nodeagent.checkup import ask
 
-    async for views in checkup.watch(config, options.root, options.listen):
+    async for views in ask.watch(config, options.root, options.listen, here=here):
         _print(options, views, device)
     return GOOD
 
@@ -93,26 +93,26 @@ async def _watch(options: argparse.Namespace, config: Config, device: str | None
 def _print(options: argparse.Namespace, views: tuple[DeviceView, ...], device: str | None) -> None:
     import msgspec
 
-    from nodeagent import checkup
+    from nodeagent.checkup import ask, show
 
     if device is not None:
-        one = checkup.find(views, device)
-        print(msgspec.json.encode(one).decode() if options.json else checkup.as_detail(one), flush=True)
+        one = ask.find(views, device)
+        print(msgspec.json.encode(one).decode() if options.json else show.as_detail(one), flush=True)
     else:
-        print(msgspec.json.encode(views).decode() if options.json else checkup.as_table(views), flush=True)
+        print(msgspec.json.encode(views).decode() if options.json else show.as_table(views), flush=True)
 
 
 def _rules(options: argparse.Namespace, config: Config) -> int:
-    from nodeagent import checkup, node
+    from nodeagent import node
+    from nodeagent.checkup import show
 
     rules = node.terms(config.health).rules
     if not options.json:
-        print(checkup.rules_table(rules))
+        print(show.rules_table(rules))
         return GOOD
     keys = ("rule", "state", "kubelet", "enter", "enterFor", "clear", "clearFor", "window", "enabled")
     told = [
-        dict(zip(keys, checkup.rule_row(rule), strict=True))
-        | {"meaning": rule.meaning, "source": rule.origin}
+        dict(zip(keys, show.rule_row(rule), strict=True)) | {"meaning": rule.meaning, "source": rule.origin}
         for rule in rules
     ]
     print(json.dumps(told))
@@ -120,20 +120,21 @@ def _rules(options: argparse.Namespace, config: Config) -> int:
 
 
 def _replay(options: argparse.Namespace, config: Config, file: Path) -> int:
-    from nodeagent import checkup, node
+    from nodeagent import node
+    from nodeagent.checkup import replay
     from nodeagent.health.recording import RecordingError, decode
 
-    tally = checkup.Tally()
+    tally = replay.Tally()
     try:
         with file.open("rb") as lines:
             header, samples = decode(lines)
-            for one in checkup.replay(header, tally.follow(samples), node.terms(config.health)):
+            for one in replay.replay(header, tally.follow(samples), node.terms(config.health)):
                 tally.count(one)
-                print(json.dumps(checkup.as_object(one)) if options.json else checkup.told(one, header))
+                print(json.dumps(replay.as_object(one)) if options.json else replay.told(one, header))
     except RecordingError as error:
         print(f"nodeagent: {file}: {error}", file=sys.stderr)
         return FAILED
     tally.finish()
     if not options.json:
-        print(f"\n{checkup.summary(tally)}", end="")
+        print(f"\n{replay.summary(tally)}", end="")
     return GOOD

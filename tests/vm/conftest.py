@@ -21,7 +21,7 @@ sys.path.insert(0, str(REPOSITORY / "hack/vm"))
 
 STEPS = (
     "facts", "bare", "apply", "late", "agree", "pod", "vfio", "namespace", "cable", "removed", "unbound",
-    "lldp", "metrics", "restart", "bereft", "stop",
+    "lldp", "metrics", "doctor", "restart", "bereft", "stop",
 )  # fmt: skip
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import re
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from tests.vm.conftest import Run
 
 UNSET = "00:00:00:00:00:00"
@@ -295,9 +297,86 @@ def test_a_real_lldpd_on_the_cable_of_a_pf_is_heard(run: Run) -> None:
 def test_metrics_count_what_the_kubelet_was_told(run: Run) -> None:
     data = run.step("metrics")
     assert (data["metrics"]["status"], data["ready"]["status"]) == (200, 200)
+    shown = page(run)
     for rail in range(len(run.pfs)):
-        line = f'nodeagent_resource_devices{{health="healthy",resource="{run.resource(rail)}"}}'
-        assert f"{line} {len(data['told'][run.resource(rail)])}.0\n" in data["metrics"]["body"]
+        resource = run.resource(rail)
+        healthy = shown["nodeagent_resource_devices", (("health", "healthy"), ("resource", resource))]
+        assert healthy == len(data["told"][resource])
+
+
+def page(run: Run) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(run.step("metrics")["metrics"]["body"])
+        for sample in family.samples
+    }
+
+
+def test_metrics_of_a_real_driver_are_what_ethtool_ip_and_sysfs_say(run: Run) -> None:
+    data, shown = run.step("metrics"), page(run)
+    for before, after in zip(data["before"], data["after"], strict=True):
+        device = (("device", before["netdev"]),)
+        told = dict(re.findall(r"^([\w-]+): ?(.*)$", before["driver"], re.MULTILINE))
+        (info,) = [
+            dict(labels) for name, labels in shown if name == "nodeagent_link_info" and device[0] in labels
+        ]
+        assert (info["driver"], info["firmware_version"], info["pci_address"]) == (
+            told["driver"], told["firmware-version"], before["pf"],
+        )  # fmt: skip
+        assert info["mac"] == before["link"]["address"]
+        assert shown["nodeagent_link_carrier", device] == ("LOWER_UP" in before["link"]["flags"])
+        assert shown["nodeagent_link_mtu_bytes", device] == before["link"]["mtu"]
+        (mbps,) = re.findall(r"Speed: (\d+)Mb/s", before["settings"])
+        assert shown["nodeagent_link_speed_bytes", device] == int(mbps) * 125_000
+        for direction, word in (("rx", "receive"), ("tx", "transmit")):
+            for what in ("bytes", "packets", "errors", "dropped"):
+                value = shown[f"nodeagent_link_{word}_{what}_total", device]
+                first, last = (each["link"]["stats64"][direction][what] for each in (before, after))
+                # The agent looks every five seconds: what it shows may be that much older than the page.
+                assert value <= last, (what, value, last)
+                assert value >= 0.5 * first or first < 100, (what, value, first)
+        changes = (
+            shown["nodeagent_link_carrier_up_total", device]
+            + shown["nodeagent_link_carrier_down_total", device]
+        )
+        assert changes == before["carrier_changes"]
+
+
+def test_the_pcie_link_and_aer_of_a_real_port_are_what_sysfs_says(run: Run) -> None:
+    data, shown = run.step("metrics"), page(run)
+    for before in data["before"]:
+        address = (("pci_address", before["pf"]),)
+        assert shown["nodeagent_pcie_link_width_lanes", address] == int(before["width"])
+        (gts,) = re.findall(r"([\d.]+) GT/s", before["speed"])
+        assert shown["nodeagent_pcie_link_speed_transfers_per_second", address] == float(gts) * 1e9
+        assert before["aer"], "this kernel has AER"
+        counted = {
+            (severity.removeprefix("aer_dev_"), name): int(count)
+            for severity, text in before["aer"].items()
+            for name, count in re.findall(r"^(\w+) (\d+)$", text, re.MULTILINE)
+            if int(count) and not name.startswith("TOTAL")
+        }
+        assert counted == {
+            (dict(labels)["severity"], dict(labels)["error"]): value
+            for (name, labels), value in shown.items()
+            if name == "nodeagent_pcie_aer_errors_total" and address[0] in labels
+        }
+
+
+def test_every_vf_of_a_real_pf_has_its_series(run: Run) -> None:
+    data, shown = run.step("metrics"), page(run)
+    there = {dict(labels)["pci_address"] for name, labels in shown if name == "nodeagent_vf_info"}
+    assert there == {vf for before in data["before"] for vf in before["vfs"]}
+
+
+def test_the_doctor_finds_nothing_that_must_be_fixed_on_a_machine_that_works(run: Run) -> None:
+    data = run.step("doctor")
+    findings = data["answer"]["findings"]
+    assert [one for one in findings if one["level"] == "fix"] == []
+    assert data["code"] == 0
+    assert {"kernel", "sriov"} <= {one["key"].split("_")[0] for one in findings}, sorted(
+        one["key"] for one in findings
+    )
 
 
 def test_the_agent_logs_no_error_from_start_to_end(run: Run) -> None:

@@ -8,7 +8,14 @@ from errno import ENOENT
 from typing import Self, TypeVar
 
 from nodeagent.host.netlink.dialog import Dialog
-from nodeagent.host.netlink.message import NetlinkError, RefusedError, attribute, attributes, number
+from nodeagent.host.netlink.message import (
+    AbsentError,
+    NetlinkError,
+    RefusedError,
+    attribute,
+    attributes,
+    number,
+)
 
 T = TypeVar("T")
 
@@ -22,7 +29,7 @@ HEADER_BYTES = _HEADER.size
 class Generic:
     """A dialog with one family. ``version`` is the family's own.
 
-    Raises ``NetlinkError`` where this kernel has no such family.
+    Raises ``AbsentError`` where this kernel has no such family.
     """
 
     def __init__(self, family: str, version: int = 1) -> None:
@@ -67,5 +74,5 @@ def _resolve(dialog: Dialog, family: str) -> int:
             raise
         found = None
     if found is None:
-        raise NetlinkError(f"this kernel has no netlink family {family}")
+        raise AbsentError(f"this kernel has no netlink family {family}")
     return found

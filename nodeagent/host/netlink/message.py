@@ -25,6 +25,10 @@ class NetlinkError(Exception):
     """A netlink socket that cannot be had, or an answer that is none; the message says which and what helps."""
 
 
+class AbsentError(NetlinkError):
+    """This kernel has no such family: an answer, and no failure."""
+
+
 class RefusedError(NetlinkError):
     """The kernel answered with an error. ``code`` is its errno."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Generic as Of
 from typing import Self, TypeVar
 
@@ -124,8 +125,10 @@ def pause_of(payload: bytes) -> Pause:
     return Pause(_ifindex(told), rx_frames=number(counted.get(3)), tx_frames=number(counted.get(2)))
 
 
-MODES = Question("link modes", _LINKMODES_GET, _COMPACT_BITSETS, modes_of)
-STATE = Question("link state", _LINKSTATE_GET, _STATISTICS, state_of)
+# What hardly ever changes is the same bytes each time.
+_PORTS_MAX = 1024
+MODES = Question("link modes", _LINKMODES_GET, _COMPACT_BITSETS, lru_cache(_PORTS_MAX)(modes_of))
+STATE = Question("link state", _LINKSTATE_GET, _STATISTICS, lru_cache(_PORTS_MAX)(state_of))
 FEC = Question("FEC", _FEC_GET, _COMPACT_BITSETS | _STATISTICS, fec_of)
 PAUSE = Question("pause", _PAUSE_GET, _STATISTICS, pause_of)
 
@@ -189,18 +192,8 @@ def _ifindex(told: dict[int, bytes]) -> int:
 
 def _fastest(bitset: bytes) -> int | None:
     """Of the modes in the mask, which are those that the port supports; the value has those it advertises."""
-    told = attributes(bitset)
-    mask = told.get(_BITSET_MASK, b"")
-    if mask not in _fastest_known:
-        bits = number(mask) or 0
-        speeds = [speed for bit, speed in LINK_MODES.items() if bits >> bit & 1]
-        if len(_fastest_known) > 256:  # a machine has a handful of kinds of ports
-            _fastest_known.clear()
-        _fastest_known[mask] = max(speeds, default=None)
-    return _fastest_known[mask]
-
-
-_fastest_known: dict[bytes, int | None] = {}
+    bits = number(attributes(bitset).get(_BITSET_MASK)) or 0
+    return max((speed for bit, speed in LINK_MODES.items() if bits >> bit & 1), default=None)
 
 
 def _total(array: bytes | None) -> int | None:

@@ -143,7 +143,7 @@ def drop(obj: Any, path: Path) -> None:
             del holder[step[2:]]
         else:
             holder[:] = [item for item in holder if not _is(item, step)]
-        if holder or index == 0 or not holders[index][1].startswith("f:"):
+        if holder or index == 0 or not holders[index - 1][1].startswith("f:"):
             return
 
 
@@ -170,11 +170,13 @@ def apply(
     owned = set().union(*(other.fields for other in others)) | new
     gone = (before.fields if before else set()) - new
     for path in sorted(gone, key=lambda one: (one[-1] == ".", -len(one))):
-        if path in owned or (path[-1] == "." and any(one[: len(path) - 1] == path[:-1] for one in owned)):
+        above = path[:-1] if path[-1] == "." else path
+        if path in owned or any(one[: len(above)] == above for one in owned):
             continue
         if path[-1] != "." and _is_key(path):
             continue  # what names an item of a list goes with the item
         drop(merged, path)
+    merged = merge(kind, merged, config)  # a map that was to be there empty has gone with its last key
     mine.fields = new
     managers[:] = [one for one in others if one.fields] + ([mine] if new else [])
     return merged

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nodeagent.sim.apiserver import rbac as policy
@@ -23,7 +23,10 @@ from nodeagent.sim.apiserver.verbs import Verbs
 Json = dict[str, Any]
 Admission = Callable[[str, str, str, Json | None, Json | None], str | None]
 
+APPLY = "application/apply-patch"
 NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease", "nodeagent")
+
+DRIP_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +201,8 @@ class ApiServer:
     ) -> None:
         """The next ``times`` requests that match (``None``: all from now on), after ``skip`` of them, go wrong.
 
-        ``how`` is a status ("500", "429", "403", …), ``hang`` (no answer), ``half`` (half a body), ``close``
+        ``how`` is a status ("500", "429", "403", …), ``hang`` (no answer), ``drip`` (one that never ends, a byte
+        now and then), ``half`` (half a body), ``close``
         (nothing), ``lost`` (done, but the connection ends before the answer), ``deny`` (an admission webhook
         refuses) or ``webhook`` (it cannot be reached).
         """
@@ -273,11 +277,16 @@ class ApiServer:
         if fault is not None:
             self._happened()
             await self._go_wrong(fault, about)
-        if self.rbac and not policy.allowed(self._store, user, about):
-            raise RefusedError(
-                403, policy.forbidden(user, about), details={"group": about.group, "kind": about.plural}
-            )
+        for asked_for in self._demands(asked, about) if self.rbac else ():
+            if not policy.allowed(self._store, user, asked_for):
+                raise RefusedError(
+                    403,
+                    policy.forbidden(user, asked_for),
+                    details={"group": about.group, "kind": about.plural},
+                )
         self._user = user.name  # nothing is awaited until the write is done
+        if fault is not None and fault.how == "drip":
+            return Answer(200, stream=_drip())
         answer = self._routes.answer(asked, about, user)
         if about.plural == "customresourcedefinitions" and about.verb not in ("get", "list", "watch"):
             self._learn_kinds()
@@ -288,6 +297,15 @@ class ApiServer:
         if answer.stream is not None:
             return Answer(answer.code, stream=self._counted(answer.stream, about.plural))
         return answer
+
+    def _demands(self, asked: Asked, about: Target) -> Iterator[Target]:
+        """What the request is allowed by: to apply what is not there yet takes ``create`` too."""
+        yield about
+        applies = about.verb == "patch" and asked.headers.get("content-type", "").startswith(APPLY)
+        if not applies or about.kind is None or not about.name or about.subresource:
+            return
+        if self._store.get(about.group, about.plural, key_of(about.namespace, about.name)) is None:
+            yield replace(about, verb="create")
 
     async def _go_wrong(self, fault: Fault, about: Target) -> None:
         if fault.how == "hang":
@@ -309,7 +327,7 @@ class ApiServer:
             message = fault.message or f"a fault that was asked for, on {about.verb} {about.resource}"
             raise RefusedError(int(fault.how), message, retry_after_s=fault.retry_after_s)
 
-    async def _counted(self, stream: Any, plural: str) -> Any:
+    async def _counted(self, stream: AsyncGenerator[bytes, None], plural: str) -> AsyncGenerator[bytes, None]:
         self.watching[plural] += 1
         self._happened()
         try:
@@ -354,3 +372,9 @@ class ApiServer:
                 )
             )
         self._happened()
+
+
+async def _drip() -> AsyncGenerator[bytes, None]:
+    while True:
+        yield b" "
+        await asyncio.sleep(DRIP_S)

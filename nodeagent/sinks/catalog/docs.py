@@ -54,6 +54,39 @@ How to read it:
   `web.seriesMax` series; what is left out is counted in `nodeagent_series_dropped_total`.
 * A VF, a NIC or a pod that has gone takes its series with it. Of a NIC its verdict stays, so that somebody hears.
 
+## Who may scrape
+
+Everybody who reaches the port, unless the configuration says otherwise:
+
+```yaml
+web:
+  certificateFile: /etc/nodeagent/tls/tls.crt  # TLS; renewed without a restart, a broken renewal changes nothing
+  keyFile: /etc/nodeagent/tls/tls.key
+  tokenFile: /etc/nodeagent/token/token        # one of these bearer tokens, one a line
+  clientCaFile: /etc/nodeagent/ca/ca.crt       # and a client certificate of this CA
+  probeListen: ":9809"                         # probes in the clear, for a certificate may be late
+```
+
+The kubelet has neither token nor client certificate: `/healthz` and `/readyz` ask for none (`probesOpen`). At most 32
+connections are open, each request has 10 s, and the connection that is idle for longest makes room for a new one.
+
+Prometheus without the operator:
+
+```yaml
+rule_files: [rules.yaml]                       # daemonset/monitoring/rules.yaml
+scrape_configs:
+- job_name: nodeagent
+  kubernetes_sd_configs: [{role: pod, namespaces: {names: [nodeagent]}}]
+  relabel_configs:
+  - {source_labels: [__meta_kubernetes_pod_label_app_kubernetes_io_component], regex: agent, action: keep}
+  - {source_labels: [__meta_kubernetes_pod_container_port_name], regex: metrics, action: keep}
+  - {source_labels: [__meta_kubernetes_pod_node_name], target_label: instance}
+```
+
+With the operator and Grafana's sidecar: `kubectl apply -k daemonset/monitoring/`.
+
+## What it says
+
 `elsewhere` is the name of the same datum at node_exporter, sriov-network-metrics-exporter, dcgm-exporter or
 rdma_exporter.
 
@@ -76,7 +109,7 @@ def topic_of(family: Family) -> str:
 
 def _sections() -> Iterator[str]:
     for topic in TOPICS:
-        yield f"\n## {topic}\n\n"
+        yield f"\n### {topic}\n\n"
         yield "| name | labels | type, unit | meaning | source | what to do with it | elsewhere |\n"
         yield "|---|---|---|---|---|---|---|\n"
         for family in CATALOG.values():

@@ -176,10 +176,11 @@ row(
 )
 row(
     "gpu_container_memory_used_bytes",
-    "gpu,container",
+    "gpu,container_id",
     "gpu_container_memory_bytes",
     help="Memory of the GPU that a container's processes use.",
-    use="Against its slices: who takes more than asked for. Only where gpu.health.processes is on; no pid is shown.",
+    use="Who takes more than asked for: join container_id of kube_pod_container_info (without its scheme). host is a "
+    "process in no container. Only where gpu.health.processes is on; a pid is never shown.",
     peers="FB_USED by process in dcgm-exporter",
 )
 

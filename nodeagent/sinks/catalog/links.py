@@ -330,11 +330,3 @@ row(
     use="Any increase: reseat the module, then change it.",
     peers="node_ethtool_module_*",
 )
-row(
-    "link_driver_statistic",
-    "device,statistic",
-    "driver_statistic",
-    help="A further number of the driver, under the driver's own name.",
-    use="For what has no family of its own; the kernel does not say which of them count. Empty unless asked for.",
-    peers="node_ethtool_*",
-)

@@ -88,6 +88,28 @@ def config(counts: list[int], **changes: Json) -> str:
     )
 
 
+async def measured(pf: str) -> Json:
+    """A PF as ethtool, ip and sysfs tell of it."""
+    netdev = netdev_of(pf)
+    (link,) = json.loads((await sh("ip", "-s", "-s", "-j", "link", "show", netdev))["out"])
+    folder = DEVICES / pf
+    return {
+        "pf": pf,
+        "netdev": netdev,
+        "link": link,
+        "carrier_changes": int(read(f"/sys/class/net/{netdev}/carrier_changes")),
+        "driver": (await sh("ethtool", "-i", netdev))["out"],
+        "settings": (await sh("ethtool", netdev))["out"],
+        "width": read(folder / "current_link_width"),
+        "speed": read(folder / "current_link_speed"),
+        "aer": {name: read(folder / name) for name in AER if (folder / name).exists()},
+        "vfs": virtual_functions(pf),
+    }
+
+
+AER = ("aer_dev_correctable", "aer_dev_nonfatal", "aer_dev_fatal")
+
+
 class Guest:
     def __init__(self) -> None:
         self.kubelet = Kubelet(Path("/var/lib/kubelet"), seed=1)
@@ -319,7 +341,25 @@ class Guest:
         }
 
     async def metrics(self) -> Json:
-        return {"metrics": await http("/metrics"), "ready": await http("/readyz"), "told": self.told()}
+        """What a scrape shows of the NICs, between two looks at the same with nothing of the agent's."""
+        before = [await measured(pf) for pf in PFS]
+        seen = {"at": time.monotonic()}
+        # The slowest of the sources asked about here looks every 30 s.
+        while (page := await http("/metrics"))["body"].count("nodeagent_pcie_link_width_lanes{") < len(PFS):
+            if time.monotonic() - seen["at"] > PATIENCE_S:
+                break
+            await asyncio.sleep(1)
+        return {
+            "metrics": page,
+            "ready": await http("/readyz"),
+            "told": self.told(),
+            "before": before,
+            "after": [await measured(pf) for pf in PFS],
+        }
+
+    async def doctor(self) -> Json:
+        """What the doctor finds here, with the agent running."""
+        return await agent_json("doctor", "--json", "--config", str(CONFIG), "--timeout", "60")
 
     async def restart(self) -> Json:
         """The agent ends by SIGTERM while a pod holds a VF, and starts again."""

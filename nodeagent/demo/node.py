@@ -1,4 +1,4 @@
-"""The show: a simulated machine, a stand-in kubelet, and the real agent between them as a process of its own.
+"""One node: a simulated machine, a stand-in kubelet, and the real agent between them as a process of its own.
 
 What is real: ``nodeagent run``, its sockets, its gRPC, every byte it exchanges with the kubelet, every file
 it reads and writes. What is simulated is said so: the machine's files, the GPU driver's answers, the kubelet.
@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import shutil
-import signal
-import socket
-import sys
-import tempfile
 import textwrap
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from asyncio.subprocess import Process
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from nodeagent.config import Config
+from nodeagent.demo.stage import DemoError, Stage, command, free_port, printed, running, tail
 from nodeagent.model import Devices
 from nodeagent.scan import as_table
 from nodeagent.scan import once as look
@@ -32,8 +29,6 @@ START_S = 30.0
 """Patience with a slow machine; a start takes a fraction of a second."""
 RESET_S = 0.5
 """A reset takes seconds on a real GPU; long enough here for the driver to have been asked in between."""
-
-
 HOLD_S = 2.0
 """A minute by default, which is long for a show."""
 _CONFIG = f"""\
@@ -43,22 +38,6 @@ health:
   rules:
   - {{rule: carrier_down, clearForSeconds: {HOLD_S:g}}}
 """
-
-
-class DemoError(Exception):
-    """The show could not go on; the message says where the agent's log is."""
-
-
-def main(machine: str, *, once: bool) -> int:
-    """Run the show. Returns the exit code."""
-    folder = Path(tempfile.mkdtemp(prefix="nodeagent-demo-"))
-    try:
-        asyncio.run(Demo(machine, folder).run(once=once))
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return 0
 
 
 def write(machine: str, root: Path, *, rdma: bool = True) -> str:
@@ -71,13 +50,13 @@ def write(machine: str, root: Path, *, rdma: bool = True) -> str:
     return f"{root} holds a simulated {made.model.name}: {len(made.gpus)} GPUs, {len(made.pfs)} NICs"
 
 
-class Demo:
+class NodeShow(Stage):
     def __init__(self, machine: str, folder: Path) -> None:
+        super().__init__()
         self._machine = Machine.load(machine)
         self._root = folder / "root"
         self._kubelet = Kubelet(folder / "kubelet", seed=7)
         self._log = folder / "agent.log"
-        self._steps = 0
         self._pods: list[PodSpec] = []
         self._offered: dict[str, tuple[Devices, ...]] = {}
         self._netdevs: dict[str, str] = {}
@@ -85,10 +64,6 @@ class Demo:
         self._node: Netns | None = None
 
     async def run(self, *, once: bool) -> None:
-        task = asyncio.current_task()
-        if task is not None:
-            for number in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal is a Ctrl-C too
-                asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         print(
             f"nodeagent demo. The machine ({self._machine.model.name}), its drivers, the kubelet and the pods are "
             "simulated;\nthe agent is the real one, a process of its own that speaks to them over real sockets.\n"
@@ -103,21 +78,21 @@ class Demo:
 
     async def _run_agent(self, *, once: bool) -> None:
         await self._kubelet.start()
-        port = _free_port()
+        port = free_port()
         try:
-            async with self._agent(port) as pid:
+            async with self._agent(port) as agent:
                 await self._show_registration()
                 await self._show_pods()
                 await self._show_gpu_fault()
                 await self._show_link_fault()
                 await self._show_kubelet_restart()
                 if not once:
-                    there = f"nsenter --net=/proc/{pid}/ns/net " if self._node else ""
-                    self._step("It stays up until you press Ctrl-C")
-                    self._say(
+                    there = f"nsenter --net=/proc/{agent.pid}/ns/net " if self._node else ""
+                    self.step("It stays up until you press Ctrl-C")
+                    self.say(
                         *(f"{there}curl http://127.0.0.1:{port}/{page}" for page in ("readyz", "metrics"))
                     )
-                    self._say(f"nodeagent scan --root {self._root}", f"tail {self._log}")
+                    self.say(f"nodeagent scan --root {self._root}", f"tail {self._log}")
                     await asyncio.Event().wait()
         finally:
             await self._kubelet.stop()
@@ -125,11 +100,11 @@ class Demo:
     # --- the acts -------------------------------------------------------------------------------------
 
     async def _show_machine(self) -> None:
-        self._step("What the agent finds (`nodeagent scan`)")
+        self.step("What the agent finds (`nodeagent scan`)")
         seen = await look(Config(), self._root)
         self._offered = {resource: devices for resource, devices in seen.resources if devices}
         self._netdevs = {link.pci_address: link.netdev for link in seen.snapshot.links}
-        self._say(*as_table(seen).splitlines(), "")
+        self.say(*as_table(seen).splitlines(), "")
 
     async def _plug_in(self, stack: contextlib.AsyncExitStack) -> None:
         """Give the NICs switches to hear, where namespaces are allowed; the agent then lives in one."""
@@ -138,54 +113,42 @@ class Demo:
         }
         if not names:
             return
-        self._step("What the switches say (`nodeagent neighbors`)")
+        self.step("What the switches say (`nodeagent neighbors`)")
         try:
             self._node = await stack.enter_async_context(speaking(rails(names)))
         except SwitchesError as error:
-            self._say(f"left out: it {error}", "")
+            self.say(f"left out: it {error}", "")
             return
         with self._config.open("a") as config:
             config.write(f"links: {{select: {{netdevs: [{', '.join(names.values())}]}}}}\n")
-        self._say(*(await self._nodeagent("neighbors", "--wait", "5")).splitlines(), "")
+        self.say(*(await self._nodeagent("neighbors", "--wait", "5")).splitlines(), "")
 
     async def _nodeagent(self, *arguments: str) -> str:
         """What a verb prints, run as the agent is."""
-        process = await asyncio.create_subprocess_exec(
-            *self._command(*arguments),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env=_environment(),
-        )
-        try:
-            printed, _ = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.terminate()
-                await process.wait()
-        return printed.decode()
+        return await printed(self._command(*arguments))
 
     def _command(self, *arguments: str) -> list[str]:
-        command = [sys.executable, "-m", "nodeagent", *arguments, "--root", str(self._root)]
-        command += ["--config", str(self._config)] if arguments[0] in ("run", "neighbors") else []
-        return command if self._node is None else self._node.command(*command)
+        argv = command(*arguments, "--root", str(self._root))
+        argv += ["--config", str(self._config)] if arguments[0] in ("run", "neighbors") else []
+        return argv if self._node is None else self._node.command(*argv)
 
     async def _show_registration(self) -> None:
-        self._step("The agent registers with the kubelet")
+        self.step("The agent registers with the kubelet")
         began = time.monotonic()
         await self._until(self._all_allocatable, START_S)
-        self._say(f"{len(self._offered)} resources, {time.monotonic() - began:.2f} s after the agent's start")
+        self.say(f"{len(self._offered)} resources, {time.monotonic() - began:.2f} s after the agent's start")
         for title, counts in (
             ("Capacity", self._kubelet.capacity()),
             ("Allocatable", self._kubelet.allocatable()),
         ):
-            self._say("", f"{title}:")
+            self.say("", f"{title}:")
             width = max(map(len, counts)) + 1
             for resource, count in sorted(counts.items()):
-                self._say(f"  {resource + ':':<{width}}  {count}")
-        self._say("")
+                self.say(f"  {resource + ':':<{width}}  {count}")
+        self.say("")
 
     async def _show_pods(self) -> None:
-        self._step("Pods ask for devices")
+        self.step("Pods ask for devices")
         nics = dict.fromkeys(self._named("/nic"), 1)
         memory = self._first("gpu-mem")
         if memory is None:
@@ -196,14 +159,14 @@ class Demo:
         await self._admit(PodSpec.single("inference-a", {memory: min(16, whole // 4)}))
         await self._admit(PodSpec.single("inference-b", {memory: min(16, whole // 4)}))
         await self._admit(PodSpec.single("too-big", {memory: whole + 1}))
-        self._say("The three share one GPU, each with memory of its own; the others stay whole.", "")
+        self.say("The three share one GPU, each with memory of its own; the others stay whole.", "")
 
     async def _show_gpu_fault(self) -> None:
         memory = self._first("gpu-mem")
         if memory is None:
             return
         gpu = len(self._machine.gpus) - 1
-        self._step(f"GPU {gpu} falls off the bus, and is reset {RESET_S:g} s later")
+        self.step(f"GPU {gpu} falls off the bus, and is reset {RESET_S:g} s later")
 
         def fall() -> None:
             self._machine.raise_xid(gpu, 79)
@@ -217,7 +180,7 @@ class Demo:
         await self._change(memory, fall, "XID 79", down=True)
         await asyncio.sleep(RESET_S)
         await self._change(memory, reset, "reset, and the driver asks for no other", down=False)
-        self._say("")
+        self.say("")
 
     async def _show_link_fault(self) -> None:
         nics = self._named("/nic")
@@ -225,58 +188,47 @@ class Demo:
             return
         nic = nics[-1]
         pf = self._offered[nic][0].parent
-        self._step(f"Somebody pulls the cable of {nic.rpartition('/')[2]}, and puts it back")
+        self.step(f"Somebody pulls the cable of {nic.rpartition('/')[2]}, and puts it back")
         await self._change(nic, lambda: self._machine.set_link(pf, up=False), "carrier lost", down=True)
         self._machine.set_link(pf, up=True)
-        self._say(
+        self.say(
             f"carrier back: held for {HOLD_S:g} s here, 60 s where nothing is configured; a link that flaps"
         )
-        self._say("is given back once")
+        self.say("is given back once")
         await self._change(nic, lambda: None, f"{HOLD_S:g} s with carrier", down=False)
-        self._say("")
+        self.say("")
 
     async def _show_kubelet_restart(self) -> None:
-        self._step("The kubelet is killed and comes back")
+        self.step("The kubelet is killed and comes back")
         await self._kubelet.kill()
-        self._say("killed: connections are broken, sockets left behind")
+        self.say("killed: connections are broken, sockets left behind")
         began = time.monotonic()
         await self._kubelet.start()
         await self._until(self._all_allocatable)
         took = 1000 * (time.monotonic() - began)
-        self._say(f"{len(self._offered)} resources registered again {took:.0f} ms after it began to start")
+        self.say(f"{len(self._offered)} resources registered again {took:.0f} ms after it began to start")
         for pod in self._pods:
             count = sum(len(ids) for held in self._kubelet.held(pod).values() for ids in held.values())
-            self._say(f"pod {pod.name} keeps its {count} devices")
-        self._say("")
+            self.say(f"pod {pod.name} keeps its {count} devices")
+        self.say("")
 
     # --- the players ----------------------------------------------------------------------------------
 
-    @contextlib.asynccontextmanager
-    async def _agent(self, port: int) -> AsyncIterator[int]:
-        """``nodeagent run`` as users run it, its log in a file. Its process ID."""
-        command = self._command(
-            "run", "--kubelet-dir", str(self._kubelet.directory), "--listen", f"127.0.0.1:{port}"
-        )
-        with self._log.open("wb") as log:
-            process = await asyncio.create_subprocess_exec(
-                *command, stderr=log, stdout=log, env=_environment()
-            )
-        try:
-            yield process.pid
-        finally:
-            if process.returncode is None:
-                process.terminate()
-            await process.wait()
+    def _agent(self, port: int) -> AbstractAsyncContextManager[Process]:
+        """``nodeagent run`` as users run it, its log in a file."""
+        directory = str(self._kubelet.directory)
+        argv = self._command("run", "--kubelet-dir", directory, "--listen", f"127.0.0.1:{port}")
+        return running(argv, self._log)
 
     async def _admit(self, pod: PodSpec) -> None:
         wanted = _wanted(pod)
         admission = await self._kubelet.admit(pod)
         if not admission.admitted:
-            self._say(f"pod {pod.name} ({wanted})  {admission.phase}: {admission.reason}")
-            self._say(*(f"    {line}" for line in textwrap.wrap(admission.message, 100)), "")
+            self.say(f"pod {pod.name} ({wanted})  {admission.phase}: {admission.reason}")
+            self.say(*(f"    {line}" for line in textwrap.wrap(admission.message, 100)), "")
             return
         self._pods.append(pod)
-        self._say(
+        self.say(
             f"pod {pod.name} ({wanted})  {admission.phase}",
             *(f"    {line}" for line in _given(admission)),
             "",
@@ -292,15 +244,14 @@ class Demo:
         )
         took = 1000 * (time.monotonic() - began)
         now = self._kubelet.allocatable()[resource]
-        self._say(f"{what}: {took:.0f} ms later {resource} has {now} allocatable, {before} before")
+        self.say(f"{what}: {took:.0f} ms later {resource} has {now} allocatable, {before} before")
 
     async def _until(self, predicate: Callable[[], bool], timeout_s: float = 10.0) -> None:
         try:
             await self._kubelet.until(predicate, timeout_s)
         except TimeoutError as error:
-            tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-20:])
             raise DemoError(
-                f"the agent did not do in {timeout_s:g} s what it should; the end of its log:\n{tail}"
+                f"the agent did not do in {timeout_s:g} s what it should; the end of its log:\n{tail(self._log)}"
             ) from error
 
     def _first(self, name: str) -> str | None:
@@ -312,17 +263,6 @@ class Demo:
     def _all_allocatable(self) -> bool:
         allocatable = self._kubelet.allocatable()
         return all(allocatable.get(resource) for resource in self._offered)
-
-    # --- the stage ------------------------------------------------------------------------------------
-
-    def _step(self, title: str) -> None:
-        self._steps += 1
-        line = f"{self._steps}. {title}"
-        print(f"\033[1m{line}\033[0m\n" if sys.stdout.isatty() else f"{line}\n", flush=True)
-
-    def _say(self, *lines: str) -> None:
-        for line in lines:
-            print(f"   {line}".rstrip(), flush=True)
 
 
 def _wanted(pod: PodSpec) -> str:
@@ -352,13 +292,3 @@ def _given(admission: Admission) -> Iterator[str]:
         nodes = [node.container_path for node in given.device_nodes]
         if nodes:
             yield f"{len(nodes)} device nodes: {nodes[0]} … {nodes[-1]}"
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port

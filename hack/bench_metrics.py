@@ -1,0 +1,385 @@
+"""What a scrape costs: the agent and node_exporter side by side, in one namespace with 72 veth interfaces.
+
+    python hack/bench_metrics.py [--quick] [--json FILE]
+
+Needs root and Debian's prometheus-node-exporter; counts system calls where strace is. Each program serves its
+whole page over HTTP on a connection that stays open, gzipped, as Prometheus asks; they are asked in turn. The agent
+is `nodeagent run` with everything on, on a simulated machine whose 72 NICs have the names of the interfaces:
+netlink and ethtool are the real kernel's.
+
+node_exporter reads the kernel when it is scraped and the agent does not, so what the agent spends between two
+scrapes is told beside it: "CPU at 15 s" is one scrape and 15 s of everything that the agent does meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gzip
+import http.client
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from nodeagent.sim.machine import Machine  # noqa: E402
+from nodeagent.sim.netns import Netns  # noqa: E402
+
+LINKS = 72
+EVERY_S = 15.0
+PERIOD_S = 30.0
+"""The slowest of what the agent does again and again, its full look at the machine."""
+PROGRAM = "prometheus-node-exporter"
+NODE = ("--collector.disable-defaults", "--collector.netdev", "--collector.netclass", "--collector.ethtool")
+ACCEPT = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+
+
+def name(number: int) -> str:
+    return f"rail{number}"
+
+
+def model() -> str:
+    """72 NICs behind nine root ports."""
+    lines = [
+        "name: bench",
+        "product: {sys_vendor: nodeagent, product_name: Bench}",
+        'numa: {0: "0-1"}',
+        "complexes: {pci0000:00: 0}",
+        "parts:",
+        '  nic: {kind: nic, vendor: "15b3", device: "1021", driver: mlx5_core, speed_mbps: 400000}',
+        "nics:",
+    ]
+    lines += [
+        f'  - {{part: nic, path: "pci0000:00/00:{port + 1:02x}.0/{port + 1:02x}:00.{number}", '
+        f"netdev: {name(8 * port + number)}}}"
+        for port in range(LINKS // 8)
+        for number in range(8)
+    ]
+    return "\n".join(lines) + "\n"
+
+
+@dataclass
+class Target:
+    """One program and its figures."""
+
+    title: str
+    port: int
+    command: list[str]
+    pid: int = 0
+    durations: list[float] = field(default_factory=list)
+    cpu_ms: float = 0.0
+    idle_cpu_ms_per_s: float = 0.0
+    syscalls: float | None = None
+    idle_syscalls_per_s: float | None = None
+    rss_mib: float = 0.0
+    peak_mib: float = 0.0
+    packed: int = 0
+    plain: int = 0
+    samples: int = 0
+    of_links: int = 0
+
+
+# --- the stage --------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def namespace() -> Iterator[Netns]:
+    with Netns() as ns:
+        pairs = [f"link add {name(n)} type veth peer name {name(n + 1)}" for n in range(0, LINKS, 2)]
+        ups = [f"link set {name(n)} up" for n in range(LINKS)]
+        batch = "\n".join(["link set lo up", *pairs, *ups]) + "\n"
+        subprocess.run(ns.command("ip", "-batch", "-"), input=batch, text=True, check=True)
+        yield ns
+
+
+def targets(folder: Path) -> list[Target]:
+    root, config = folder / "machine", folder / "nodeagent.yaml"
+    (folder / "model.yaml").write_text(model())
+    machine = Machine.load(folder / "model.yaml")
+    machine.write(root)
+    shutil.rmtree(root / ".nodeagent")  # not a recorded machine: the samples are this kernel's
+    config.write_text(
+        "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
+        'listen: "127.0.0.1:9808"\nlinks: {select: {netdevs: ["rail*"]}}\n'
+    )
+    agent = [sys.executable, "-m", "nodeagent", "run", "--root", str(root), "--config", str(config)]
+    agent += ["--kubelet-dir", str(folder / "kubelet")]
+    return [
+        Target("nodeagent", 9808, agent),
+        Target(
+            "node_exporter",
+            9101,
+            [
+                PROGRAM,
+                *NODE,
+                "--no-collector.netclass.netlink",
+                "--no-collector.netdev.netlink",
+                "--web.listen-address=127.0.0.1:9101",
+            ],
+        ),
+        Target(
+            "node_exporter, netlink",
+            9102,
+            [PROGRAM, *NODE, "--collector.netclass.netlink", "--web.listen-address=127.0.0.1:9102"],
+        ),
+    ]
+
+
+@contextlib.contextmanager
+def running(ns: Netns, made: list[Target], folder: Path) -> Iterator[None]:
+    """/sys is mounted anew, so that it shows the namespace's interfaces."""
+    processes = []
+    try:
+        for n, one in enumerate(made):
+            inside = 'mount -t sysfs sysfs /sys && exec "$@"'
+            command = ns.command("unshare", "--mount", "sh", "-c", inside, "sh", *one.command)
+            with (folder / f"log{n}").open("wb") as log:
+                process = subprocess.Popen(
+                    command, stdout=log, stderr=log, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+                )
+            one.pid = process.pid
+            processes.append(process)
+        yield
+    except BaseException:
+        for n, one in enumerate(made):
+            print(one.title, (folder / f"log{n}").read_text()[-2000:], file=sys.stderr)
+        raise
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(timeout=20)
+
+
+# --- in the namespace: the client -------------------------------------------------------------------------
+
+
+class Client:
+    """Asks over a connection that stays open."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+
+    def scrape(self) -> bytes:
+        headers = {"Accept": ACCEPT, "Accept-Encoding": "gzip"}
+        self._connection.request("GET", "/metrics", headers=headers)
+        answer = self._connection.getresponse()
+        body = answer.read()
+        if answer.status != 200 or answer.getheader("Content-Encoding") != "gzip":
+            raise SystemExit(f"status {answer.status}, {answer.getheader('Content-Encoding')}")
+        return body
+
+
+def wait_for(port: int) -> None:
+    for _ in range(300):
+        with contextlib.suppress(OSError):
+            Client(port).scrape()
+            return
+        time.sleep(0.1)
+    raise SystemExit(f"nobody answers on port {port}")
+
+
+def cpu_ns(pid: int) -> int:
+    """Time on a CPU, all threads, those that have ended too (to a hundredth of a second)."""
+    alive = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            alive += int((task / "schedstat").read_text().split()[0])
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    ticks = (int(fields[11]) + int(fields[12])) * (1_000_000_000 // os.sysconf("SC_CLK_TCK"))
+    return max(alive, ticks)
+
+
+def memory(pid: int) -> tuple[float, float]:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return tuple(int(re.search(rf"{key}:\s+(\d+)", status)[1]) / 1024 for key in ("VmRSS", "VmHWM"))  # type: ignore[index,return-value]
+
+
+def measure(made: list[Target], *, scrapes: int, idle_s: float) -> None:
+    clients = {one.title: Client(one.port) for one in made}
+    for one in made:
+        wait_for(one.port)
+    time.sleep(20)  # the agent's collectors have all had their turn, and its late parts are loaded
+    for one in made:
+        for _ in range(3):
+            body = clients[one.title].scrape()
+        page = gzip.decompress(body).decode()
+        lines = [line for line in page.splitlines() if line and not line.startswith("#")]
+        one.packed, one.plain, one.samples = len(body), len(page), len(lines)
+        one.of_links = sum('="rail' in line for line in lines)
+    for _ in range(scrapes):  # in turn, so that a busy moment of the machine is everybody's
+        for one in made:
+            before, began = cpu_ns(one.pid), time.perf_counter()
+            clients[one.title].scrape()
+            one.durations.append(1000 * (time.perf_counter() - began))
+            one.cpu_ms += (cpu_ns(one.pid) - before) / 1e6 / scrapes
+        time.sleep(0.05)
+    before = {one.title: cpu_ns(one.pid) for one in made}
+    time.sleep(idle_s)
+    for one in made:
+        one.idle_cpu_ms_per_s = (cpu_ns(one.pid) - before[one.title]) / 1e6 / idle_s
+        one.rss_mib, one.peak_mib = memory(one.pid)
+    if shutil.which("strace"):
+        for one in made:
+            one.idle_syscalls_per_s = count(one, None, 0, PERIOD_S) / PERIOD_S
+            if one is made[0]:
+                # A scrape is the main thread's alone; collectors have threads of their own.
+                rest = count(one, None, 0, 10.0, threads=False) / 10.0
+                took = count(one, clients[one.title], 200, 10.0, threads=False)
+                one.syscalls = max(0.0, took - 10.0 * rest) / 200
+            else:
+                one.syscalls = count(one, clients[one.title], 5, 5.0) / 5
+
+
+def count(one: Target, client: Client | None, scrapes: int, seconds: float, *, threads: bool = True) -> float:
+    """System calls of the process within some seconds, while it is scraped so often."""
+    with tempfile.NamedTemporaryFile("r") as told:
+        tracing = subprocess.Popen(
+            [
+                "strace",
+                *(["-f"] if threads else []),
+                "-c",
+                "-qq",
+                "-U",
+                "calls,name",
+                "-o",
+                told.name,
+                "-p",
+                str(one.pid),
+            ],
+            stderr=subprocess.PIPE,
+        )
+        time.sleep(1.0)
+        ends = time.monotonic() + seconds
+        for _ in range(scrapes):
+            client.scrape()
+        time.sleep(max(0.0, ends - time.monotonic()))
+        tracing.terminate()
+        tracing.wait(timeout=20)
+        rows = [line.split() for line in told.read().splitlines()]
+    extra = (seconds + 1.0) / seconds if not scrapes else 1.0  # strace listened before the clock ran
+    return (
+        sum(int(row[0]) for row in rows if len(row) == 2 and row[0].isdigit() and row[1] != "total") / extra
+    )
+
+
+# --- the table --------------------------------------------------------------------------------------------
+
+
+def table(made: list[Target]) -> str:
+    head = (
+        "",
+        "p50 ms",
+        "p95 ms",
+        "CPU ms",
+        "CPU at 15 s",
+        "syscalls",
+        "at 15 s",
+        "RSS MiB",
+        "peak",
+        "kB",
+        "kB gz",
+        "samples",
+        "per link",
+    )
+    rows = [head]
+    for one in made:
+        ordered = sorted(one.durations)
+        rows.append(
+            (
+                one.title,
+                f"{statistics.median(ordered):.2f}",
+                f"{ordered[int(0.95 * (len(ordered) - 1))]:.2f}",
+                f"{one.cpu_ms:.2f}",
+                f"{one.cpu_ms + EVERY_S * one.idle_cpu_ms_per_s:.1f}",
+                "-" if one.syscalls is None else f"{one.syscalls:.0f}",
+                "-"
+                if one.idle_syscalls_per_s is None or one.syscalls is None
+                else f"{one.syscalls + EVERY_S * one.idle_syscalls_per_s:.0f}",
+                f"{one.rss_mib:.1f}",
+                f"{one.peak_mib:.1f}",
+                f"{one.plain / 1000:.0f}",
+                f"{one.packed / 1000:.0f}",
+                str(one.samples),
+                f"{one.of_links / LINKS:.1f}",
+            )
+        )
+    widths = [max(len(row[n]) for row in rows) for n in range(len(head))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if n else cell.ljust(width)
+            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+
+
+def verdicts(made: list[Target]) -> list[str]:
+    """The goals, each with what was reached."""
+    ours, default, netlink = made
+    p50 = {one.title: statistics.median(one.durations) for one in made}
+    goals = [
+        ("samples per link, at least node_exporter's", ours.of_links / LINKS, default.of_links / LINKS, True),
+        ("p50 in ms, at most an eighth of the default's", p50[ours.title], p50[default.title] / 8, False),
+        ("p50 in ms, at most half of netlink mode's", p50[ours.title], p50[netlink.title] / 2, False),
+        ("resident MiB, at most 60", ours.rss_mib, 60.0, False),
+    ]
+    if ours.syscalls is not None:
+        goals.append(("system calls of a scrape, at most 120", ours.syscalls, 120.0, False))
+    lines = []
+    for what, reached, goal, more in goals:
+        good = reached >= goal if more else reached <= goal
+        lines.append(f"{'reached' if good else 'MISSED '}  {what}: {reached:.2f} of {goal:.2f}")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="few scrapes: a look, not a figure to quote")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--client", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.client is not None:
+        made = [Target(**one) for one in json.loads(options.client.read_text())]
+        measure(made, scrapes=10 if options.quick else 60, idle_s=PERIOD_S)
+        options.client.write_text(json.dumps([vars(one) for one in made]))
+        return
+    if os.geteuid() != 0 or shutil.which(PROGRAM) is None:
+        print(f"bench_metrics needs root and {PROGRAM}; nothing was measured.")
+        return
+    with (
+        tempfile.TemporaryDirectory(
+            prefix="bench-metrics-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None
+        ) as place,
+        namespace() as ns,
+    ):
+        folder = Path(place)
+        made = targets(folder)
+        with running(ns, made, folder):
+            told = folder / "targets.json"
+            told.write_text(json.dumps([vars(one) for one in made]))
+            quick = ["--quick"] if options.quick else []
+            subprocess.run(ns.command(sys.executable, __file__, "--client", str(told), *quick), check=True)
+            made = [Target(**one) for one in json.loads(told.read_text())]
+    print(f"{LINKS} veth interfaces, scraped in turn; load {os.getloadavg()[0]:.1f}")
+    print(table(made))
+    print("\n".join(verdicts(made)))
+    if options.json is not None:
+        options.json.write_text(json.dumps([{**vars(one), "command": None} for one in made], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
