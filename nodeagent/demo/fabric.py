@@ -57,10 +57,10 @@ class FabricShow(Stage):
             f"nodeagent demo: a fabric of {self._nodes} nodes ({self._machine.model.name}), {len(rails)} rails, "
             f"{fabric.units} scalable units.\n"
             "Simulated: the nodes, their NICs, the switches, the cables, and what LLDP says over them. The API server\n"
-            "is a stand-in. Real: what each agent reports with (one for each node, here), and the controller, two\n"
-            f"replicas, processes of their own. Shortened: a move is believed after {MOVE_S:g} s (60 s by default), a "
-            f"plan made\nafter {DEBOUNCE_S:g} s without changes (10 s), a leader that is silent followed after "
-            f"{LEASE_S:g} s (15 s).\n"
+            "is a stand-in, which refuses to have a node in two HyperNodes at any moment. Real: what each agent reports\n"
+            "with (one for each node, here), and the controller, two replicas, processes of their own. Shortened: a\n"
+            f"move is believed after {MOVE_S:g} s (60 s by default), a plan made after {DEBOUNCE_S:g} s without "
+            f"changes (10 s), a leader\nthat is silent followed after {LEASE_S:g} s (15 s).\n"
         )
         async with Cluster(self._folder, fabric, rails) as self._cluster:
             self._fabric = fabric
