@@ -57,8 +57,8 @@ class FabricShow(Stage):
             f"nodeagent demo: a fabric of {self._nodes} nodes ({self._machine.model.name}), {len(rails)} rails, "
             f"{fabric.units} scalable units.\n"
             "Simulated: the nodes, their NICs, the switches, the cables, and what LLDP says over them. The API server\n"
-            "is a stand-in, which refuses to have a node in two HyperNodes at any moment. Real: what each agent reports\n"
-            "with (one for each node, here), and the controller, two replicas, processes of their own. Shortened: a\n"
+            "is a stand-in, which refuses to have a node in two HyperNodes at any moment. Real: what each agent "
+            "reports\nwith (one for each node, here), and the controller, two replicas, processes of their own. Shortened: a\n"
             f"move is believed after {MOVE_S:g} s (60 s by default), a plan made after {DEBOUNCE_S:g} s without "
             f"changes (10 s), a leader\nthat is silent followed after {LEASE_S:g} s (15 s).\n"
         )
