@@ -3,7 +3,9 @@
 The law of this file:
 
 * A counter that is less than it was has been reset or has wrapped: what it shows now is what has happened since.
-  That counts too little after a wrap, and never raises an alarm that is none.
+  That counts too little after a wrap, and never raises an alarm that is none. One that stepped back by less than
+  half was not reset but summed up carelessly, and nothing has happened.
+* A counter that another source states from now on begins anew: the two do not count from the same zero.
 * A window ends at the last sample, not at the time of asking: between samples nothing is known.
 * A window is kept in steps of a 32nd of its length, so a day costs no more memory than a minute.
 * Time never runs backwards here: a sample that is older than the last of its source is not looked at.
@@ -19,6 +21,8 @@ from collections.abc import Iterable, Mapping
 from nodeagent.health.samples import DATA, Sample, Source
 
 _STEPS = 32
+_CARELESS_FROM = 100.0
+"""Of what counted less, a half may as well be what happened since a reset."""
 STALE_GAPS = 5
 """A source is silent after this many of its own periods …"""
 STALE_MIN_S = 30.0
@@ -34,8 +38,9 @@ _ON_EVENT = frozenset({Source.KERNEL})
 class Counter:
     """One counter over the windows that rules ask for."""
 
-    def __init__(self, raw: float, at: float, window_s: float) -> None:
+    def __init__(self, raw: float, at: float, window_s: float, source: Source | None = None) -> None:
         self.raw = raw
+        self.source = source
         self.total = 0.0
         self.window_s = window_s
         self._ats = [at]
@@ -44,6 +49,8 @@ class Counter:
     def take(self, raw: float, at: float) -> float:
         """The counter now; returns what was added."""
         added = raw - self.raw if raw >= self.raw else raw
+        if self.raw > raw >= max(self.raw / 2, _CARELESS_FROM):
+            raw, added = self.raw, 0.0
         self.raw = raw
         self.total += added
         ats, totals = self._ats, self._totals
@@ -105,15 +112,17 @@ class History:
             if not datum.counter:
                 self._levels[name] = value
             elif head in self._windows:
-                added[name] = self._count(name, head, value, sample.at)
+                added[name] = self._count(name, head, value, sample)
         return added
 
-    def _count(self, name: str, head: str, value: float, at: float) -> float:
+    def _count(self, name: str, head: str, value: float, sample: Sample) -> float:
         counters = self._counters.setdefault(head, {})
-        if (counter := counters.get(name)) is None:
-            counters[name] = Counter(value, at, self._windows[head])
+        counter = counters.get(name)
+        if counter is None or counter.source not in (None, sample.source):
+            counters[name] = Counter(value, sample.at, self._windows[head], sample.source)
             return 0.0
-        return counter.take(value, at)
+        counter.source = sample.source
+        return counter.take(value, sample.at)
 
     def resume(self, name: str, raw: float, at: float) -> None:
         """Count on from what the counter was before a restart."""
@@ -192,6 +201,10 @@ class History:
             if (told := self.over(name, window_s)) is not None:
                 found[name.partition("/")[2]] = told
         return found
+
+    def at(self, source: Source) -> float | None:
+        """When the source spoke last; ``None``: never, or it has fallen silent."""
+        return self._at.get(source) if self.fresh(source) else None
 
     def raw(self, name: str) -> float | None:
         counter = self._counters.get(name.partition("/")[0], {}).get(name)
