@@ -399,7 +399,7 @@ NODE = Dashboard(
                         f"8 * sum by (namespace, pod, pf) "
                         f"(rate(nodeagent_vf_receive_bytes_total{{{HERE[:-1]}}}[5m]) "
                         "* on (instance, pci_address) group_left (namespace, pod) label_replace("
-                        f'nodeagent_device_pod_info{{{HERE[:-1]}}}, "pci_address", "$1", '
+                        f'nodeagent_device_pod_info{{{HERE}device_id=~".+:.+"}}, "pci_address", "$1", '
                         f'"device_id", "(.+)"))',
                         "{{namespace}}/{{pod}} {{pf}} received",
                     ),
@@ -407,7 +407,7 @@ NODE = Dashboard(
                         f"8 * sum by (namespace, pod, pf) "
                         f"(rate(nodeagent_vf_transmit_bytes_total{{{HERE[:-1]}}}[5m]) "
                         "* on (instance, pci_address) group_left (namespace, pod) label_replace("
-                        f'nodeagent_device_pod_info{{{HERE[:-1]}}}, "pci_address", "$1", '
+                        f'nodeagent_device_pod_info{{{HERE}device_id=~".+:.+"}}, "pci_address", "$1", '
                         f'"device_id", "(.+)"))',
                         "{{namespace}}/{{pod}} {{pf}} sent",
                     ),
