@@ -347,7 +347,20 @@ def test_the_large_cluster_is_the_base_with_other_numbers() -> None:
         for rule in one["spec"]["rules"]
     }
     assert flows == accounts
-    (prometheus,) = parsed((LARGE / "prometheus.yaml").read_text())
+    shards = parsed((LARGE / "prometheus.yaml").read_text())
+    (prometheus,) = of_kind(shards, "Prometheus")
+    # Without a right to list the agents' pods it finds none of them.
+    (account,), (role,), (binding,) = (
+        of_kind(shards, kind) for kind in ("ServiceAccount", "Role", "RoleBinding")
+    )
+    assert prometheus["spec"]["serviceAccountName"] == account["metadata"]["name"]
+    assert account["metadata"]["namespace"] == prometheus["metadata"]["namespace"]
+    assert {role["metadata"]["namespace"], binding["metadata"]["namespace"]} == {"nodeagent"}
+    assert {verb for rule in role["rules"] if "pods" in rule["resources"] for verb in rule["verbs"]} == {
+        "get", "list", "watch",
+    }  # fmt: skip
+    assert binding["subjects"] == [{"kind": "ServiceAccount", **account["metadata"]}]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
     for selector in ("podMonitorSelector", "ruleSelector"):
         wanted = prometheus["spec"][selector]["matchLabels"].items()
         kind = "PodMonitor" if selector.startswith("pod") else "PrometheusRule"
@@ -370,5 +383,5 @@ def test_its_numbers_are_right() -> None:
     assert rows["samples a second at 60 s"] == [f"{2_400 * n // 60:,}" for n in nodes]
     assert rows["shards of 2.5 M series at most"] == [str(-(-2_400 * n // 2_500_000)) for n in nodes]
     assert rows["series"] == [f"{2_400 * n / 1e6:g} M" for n in nodes]
-    (prometheus,) = parsed((LARGE / "prometheus.yaml").read_text())
+    (prometheus,) = of_kind(parsed((LARGE / "prometheus.yaml").read_text()), "Prometheus")
     assert str(prometheus["spec"]["shards"]) == rows["shards of 2.5 M series at most"][1]
