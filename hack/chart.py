@@ -59,7 +59,6 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
         "templates/node-conditions.yaml": when(
             "nodeConditions.enabled", write(build("node-conditions", kubectl))
         ),
-        "templates/node-marks.yaml": when("controller.nodeMarks", write(build("node-marks", kubectl))),
         "templates/evictions.yaml": when("evictions.enabled", write(build("evictions", kubectl))),
         "templates/kueue.yaml": when("kueue.enabled", write(build("kueue", kubectl))),
     }

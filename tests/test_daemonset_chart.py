@@ -88,11 +88,6 @@ def test_it_renders_what_kustomize_builds(overlay: str) -> None:
     assert by_key(render(OVERLAYS[overlay])) == by_key(built(overlay))
 
 
-def test_the_controllers_marks_are_granted_where_they_are_asked_for() -> None:
-    values = {"controller": {"enabled": True, "nodeMarks": True}}
-    assert by_key(render(values)) == by_key([*built("overlays/controller"), *built("node-marks")])
-
-
 def test_a_configuration_may_be_a_map() -> None:
     config = {"apiVersion": "nodeagent.io/v1alpha1", "kind": "NodeAgentConfig", "listen": None}
     held = named(render({"config": config}), "ConfigMap", "nodeagent")["data"]["nodeagent.yaml"]

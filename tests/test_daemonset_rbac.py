@@ -24,8 +24,6 @@ from nodeagent.sinks.affected import Offered
 from nodeagent.sinks.events import Events
 from nodeagent.sinks.evictions import Evictions
 from nodeagent.sinks.nodelinks import Report
-from nodeagent.sinks.nodemarks import CONDITION, TAINT, NodeMarks
-from nodeagent.sinks.nodemarks import Marks as FewLinks
 from nodeagent.sinks.nodestate import Marks, NodeState
 from tests.admission import NODE, UID, Request, refusals
 from tests.manifests import Manifest, built, key, of_kind
@@ -360,50 +358,3 @@ async def test_without_a_right_the_controller_says_which(
     caplog.set_level(logging.INFO)
     async with cluster(without(manifests, found[0], found[1], grant[0])) as server:
         await missed(server, controller_at_work(server), grant, caplog)
-
-
-# The controller's marks
-
-
-async def controller_marks(server: ApiServer) -> None:
-    """A Node has too few links, and has them again."""
-    client = Client(Access(server.url, token=server.token(CONTROLLER)), manager="nodeagent-controller")
-    marks = NodeMarks(client, FewLinks(condition=True, taint=True, after_s=0.0, min_links=8), per_second=1e6)
-    others = {"key": "maintenance", "effect": "NoSchedule"}
-    server.put({**(server.one("nodes", FIRST[0]) or {}), "spec": {"taints": [others]}})
-    try:
-        while not await marks.mark([FIRST[0]], 8):
-            await asyncio.sleep(0.02)
-        node = server.one("nodes", FIRST[0]) or {}
-        assert [one["type"] for one in node["status"]["conditions"]] == [CONDITION]
-        assert node["spec"]["taints"] == [others, TAINT]
-        assert await marks.mark([], 8)
-        node = server.one("nodes", FIRST[0]) or {}
-        assert not node.get("status", {}).get("conditions")
-        assert node["spec"]["taints"] == [others]
-    finally:
-        await client.close()
-
-
-def marking() -> list[Manifest]:
-    return [*built("overlays/controller"), *built("node-marks")]
-
-
-async def test_the_controller_marks_nodes_with_the_rights_that_are_shipped_for_it() -> None:
-    async with asyncio.timeout(PATIENCE_S), cluster(marking()) as server:
-        await controller_marks(server)
-        assert not [seen for seen in server.requests if seen.status == 403]
-        asked = {granted(seen) for seen in server.requests}
-    (role,) = (
-        one for one in marking() if one["metadata"]["name"] == "nodeagent-node-marks" and "rules" in one
-    )
-    assert {(verb, "", rule["resources"][0]) for rule in role["rules"] for verb in rule["verbs"]} <= asked
-
-
-@pytest.mark.parametrize("grant", [("get", "", "nodes"), ("patch", "", "nodes/status")], ids="-".join)
-async def test_without_them_the_controller_says_which(grant: Grant, caplog: pytest.LogCaptureFixture) -> None:
-    manifests = marking()
-    (found,) = (one for one in grants(manifests, CONTROLLER) if one[2] == grant)
-    caplog.set_level(logging.INFO)
-    async with cluster(without(manifests, found[0], found[1], grant[0])) as server:
-        await missed(server, controller_marks(server), grant, caplog)
