@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import socket
+import ssl
 import zlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -186,7 +187,7 @@ class Web:
         transport.set_write_buffer_limits(high=0)  # drained means sent
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         try:
-            await self._converse(reader, writer)
+            await self._converse(reader, writer, context)
             writer.close()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             transport.abort()  # slow, gone or too long: nothing to be said to it
@@ -194,12 +195,14 @@ class Web:
             if not transport.is_closing():
                 transport.abort()
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _converse(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: ssl.SSLContext | None
+    ) -> None:
         patience = REQUEST_S
         while True:
             async with asyncio.timeout(patience):
                 first = await reader.read(1)
-            if not first:
+            if not first or not self._door.trusts(context):
                 return
             self._mark(_Turn.CLIENT)
             async with asyncio.timeout(REQUEST_S):
@@ -266,8 +269,9 @@ def _parse(raw: bytes) -> _Request | None:
     if len(parts) != 3 or not _VERSION.fullmatch(parts[2]):
         return None
     headers: dict[str, str] = {}
-    for name, _, value in (line.partition(":") for line in rest):
-        name = name.strip().lower()
+    for line in rest:
+        before, _, value = line.partition(":")
+        name = before.strip().lower()
         headers[name] = f"{headers[name]},{value.strip()}" if name in headers else value.strip()
     lasting = (
         parts[0] in ("GET", "HEAD")
