@@ -267,6 +267,19 @@ def test_what_nobody_measured_for_long_is_not_shown() -> None:
     assert "nodeagent_link_carrier{" not in "".join(exposition.pieces(shown, openmetrics=False, now=5000.0))
 
 
+def test_the_words_of_what_nobody_measured_for_long_are_not_shown_either() -> None:
+    snapshot = facts()[0]
+    device = snapshot.links[1].pci_address
+    module = Sample(100.0, device, Source.MODULE, {"module_celsius": 40.0}, {"module_vendor": "ACME"})
+    state = Sample(100.0, device, Source.STATE, {}, {"ext_state": "no cable"})
+    exposition = Exposition(100)
+    shown = View(snapshot=snapshot, samples=(module, state))
+    for now, there in ((130.0, True), (5000.0, False)):
+        text = "".join(exposition.pieces(shown, openmetrics=False, now=now))
+        assert ("ACME" in text) is there
+        assert ("no cable" in text) is there
+
+
 # --- cheap --------------------------------------------------------------------------------------------------
 
 
