@@ -258,6 +258,25 @@ def test_series_of_a_vf_a_nic_a_gpu_and_a_pod_go_with_it() -> None:
     assert rendered() == "".join(Exposition(10_000).pieces(shown, openmetrics=False))
 
 
+def test_a_nic_that_took_the_name_of_one_that_has_gone_keeps_its_own_state() -> None:
+    """The kernel gives names again; what is left of the other one is called by its address then."""
+    snapshot = facts()[0]
+    gone, heir = snapshot.links[0], snapshot.links[1]
+    left = without(snapshot, gone.pci_address)
+    renamed = replace(
+        left,
+        links=tuple(replace(x, netdev=gone.netdev) if x is heir else x for x in left.links),
+        functions=tuple(
+            replace(f, netdev=gone.netdev) if f.pci_address == heir.pci_address else f for f in left.functions
+        ),
+    )
+    states = values(page(View(snapshot=renamed)), "nodeagent_link_health_state")
+    assert states[gone.netdev, "healthy"] == 1
+    assert states[gone.pci_address, "down"] == 1
+    names = [key[0] for key in values(page(View(snapshot=renamed)), "nodeagent_link_info")]
+    assert len(names) == len(set(names))
+
+
 def test_what_nobody_measured_for_long_is_not_shown() -> None:
     snapshot = facts()[0]
     device = snapshot.links[1].pci_address
