@@ -246,8 +246,8 @@ async def test_the_leader_marks_nodes_below_the_minimum_and_says_so_in_its_metri
 
             await until(lambda: taints("node-00") == [TAINT], "the taint")
             assert taints("node-01") == []
-            text = controller._metrics("").body.decode()
-            assert 'nodeagent_fabric_marked_nodes{mark="taint"} 1.0' in text
+            line = 'nodeagent_fabric_marked_nodes{mark="taint"} 1.0'
+            await until(lambda: line in controller._metrics("").body.decode(), "the metric")
             server.put(nodelinks("node-00", ["leaf0", "leaf1"]))
             await until(lambda: taints("node-00") == [], "the taint to go")
         finally:

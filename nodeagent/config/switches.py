@@ -110,7 +110,7 @@ class SwitchesSettings(Settings, frozen=True, kw_only=True):
             "The folder of a mounted Secret, read again for each round: community, username, password, authPassword, "
             "privPassword, ca.crt, tls.crt, tls.key; those that the method asks for."
         ),
-    ] = "/etc/nodeagent/switches"
+    ] = "/etc/nodeagent-credentials"
     networks: Annotated[
         tuple[Network, ...],
         listed(

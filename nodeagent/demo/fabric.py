@@ -34,6 +34,12 @@ tiers:
   namePatterns: ["(?P<tier2>hall[0-9]+)-su"]
 hysteresis: {{moveSeconds: {MOVE_S:g}, settleSeconds: {MOVE_S:g}, debounceSeconds: {DEBOUNCE_S:g}}}
 """
+_ABOUT = f"""\
+Simulated: the nodes, their NICs, the switches, the cables, and what LLDP says over them. The API server is a
+stand-in, which refuses to have a node in two HyperNodes at any moment. Real: what each agent reports with (one
+for each node, here), and the controller, two replicas, processes of their own. Shortened: a move is believed after
+{MOVE_S:g} s (60 s by default), a plan made after {DEBOUNCE_S:g} s without changes (10 s), a leader that is silent
+followed after {LEASE_S:g} s (15 s)."""
 _PLANS = "nodeagent_fabric_plans_total"
 _FOREIGN = 'nodeagent_fabric_anomalies{kind="foreign-leaf"}'
 _LEADER = "nodeagent_controller_leader"
@@ -55,13 +61,9 @@ class FabricShow(Stage):
         rails = {address: (RAIL.format(rail), rail) for rail, address in enumerate(fabric.rails)}
         print(
             f"nodeagent demo: a fabric of {self._nodes} nodes ({self._machine.model.name}), {len(rails)} rails, "
-            f"{fabric.units} scalable units.\n"
-            "Simulated: the nodes, their NICs, the switches, the cables, and what LLDP says over them. The API server\n"
-            "is a stand-in. Real: what each agent reports with (one for each node, here), and the controller, two\n"
-            f"replicas, processes of their own. Shortened: a move is believed after {MOVE_S:g} s (60 s by default), a "
-            f"plan made\nafter {DEBOUNCE_S:g} s without changes (10 s), a leader that is silent followed after "
-            f"{LEASE_S:g} s (15 s).\n"
+            f"{fabric.units} scalable units."
         )
+        print(*textwrap.wrap(_ABOUT, WIDTH), "", sep="\n")
         async with Cluster(self._folder, fabric, rails) as self._cluster:
             self._fabric = fabric
             self._cluster.fabric_file.write_text(_CONFIG)

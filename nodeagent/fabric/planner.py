@@ -18,12 +18,11 @@ from nodeagent.fabric.hypernode import HyperNode
 from nodeagent.fabric.matching import Matching
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.outcome import Outcome
-from nodeagent.fabric.reports import Announcement
 from nodeagent.fabric.rules import Rules
 from nodeagent.fabric.settle import Placement, Seating
 from nodeagent.fabric.tiers import Tower
 from nodeagent.fabric.told import Told
-from nodeagent.fabric.uplinks import KnownSwitch
+from nodeagent.fabric.uplinks import KnownSwitch, known_switches
 from nodeagent.fabric.wiring import Wiring
 
 _NOBODY: frozenset[str] = frozenset()
@@ -78,22 +77,11 @@ class Planner:
 
     def switches(self) -> tuple[KnownSwitch, ...]:
         """The leaf switches that reports speak of, as of the last plan, by key."""
-        found: dict[str, list[Announcement]] = {}
-        for heard, key in self.evidence.directory.keys.items():
-            found.setdefault(key, []).append(heard)
-        return tuple(
-            KnownSwitch(
-                key,
-                tuple(sorted({one.name for one in said if one.name})),
-                tuple(sorted({one.chassis for one in said})),
-                tuple(sorted({address for one in said for address in one.addresses})),
-            )
-            for key, said in sorted(found.items())
-        )
+        return known_switches(self.evidence.directory.keys)
 
     def is_node(self, name: str) -> bool:
         """A node of the cluster is called so."""
-        return name in self.told.nodes or name in self.told.reports
+        return self.told.is_node(name)
 
     def plan(self, now: float, *, full: bool = False) -> Outcome:
         """What should be, and the writes that lead there. ``full`` does all of it again."""

@@ -79,7 +79,9 @@ class Engine:
     def adopt(self, terms: Terms) -> None:
         """Judge by these from now on. What stands keeps standing until its rule clears it, or is gone."""
         self.terms = terms
+        damping = self._damping()
         for pf in self.pfs.values():
+            pf.penalty.cap(damping.window_s or 1.0, damping.clear)
             pf.history.follow(windows(terms.rules))
             pf.stirred = True
 
@@ -89,7 +91,7 @@ class Engine:
         by_pf = {link.pci_address: link for link in links}
         for function in self._functions:
             if function.parent is None:
-                self._pf(function).facts(function, by_pf.get(function.pci_address))
+                self._pf(function).facts(function, by_pf.get(function.pci_address), self.now)
 
     def _pf(self, function: Function) -> Pf:
         pf = self.pfs.get(function.pci_address)
@@ -97,6 +99,7 @@ class Engine:
             pf = self.pfs[function.pci_address] = Pf(function, self.terms.rules)
             if (kept := self._memories.pop(function.pci_address, None)) is not None:
                 pf.recall(kept, self.now)
+                pf.penalty.cap(self._damping().window_s or 1.0, self._damping().clear)
         return pf
 
     def samples(self, samples: Iterable[Sample]) -> None:
@@ -105,8 +108,11 @@ class Engine:
             if (pf := self.pfs.get(sample.device)) is not None:
                 self._take(pf, sample)
 
+    def _damping(self) -> Rule:
+        return next(rule for rule in self.terms.rules if rule.key == "flapping")
+
     def _take(self, pf: Pf, sample: Sample) -> None:
-        damping = next(rule for rule in self.terms.rules if rule.key == "flapping")
+        damping = self._damping()
         pf.take(sample, damping.window_s or 1.0, damping.clear)
 
     def roles(self, roles: Mapping[str, str]) -> None:
@@ -322,6 +328,9 @@ class Engine:
             return vf.health
         inherited = self.pfs[vf.parent].function.health.reasons
         own = tuple(reason for reason in vf.health.reasons if reason not in inherited)
+        if self.pfs[vf.parent].held_since is not None and self.pfs[vf.parent].gone:
+            # It went with its PF, on the same word.
+            own = tuple(reason for reason in own if reason.key != Fault.DEVICE_MISSING)
         return Health(State.DOWN, (*own, *pf.reasons), allocatable=False) if own else pf
 
 
