@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from nodeagent.health.samples import DATA, Sample, Source
 
@@ -73,14 +74,23 @@ class Counter:
         return self.total - self._totals[first], last_at - self._ats[first]
 
 
+class _Named(NamedTuple):
+    """The names that a source states, and which of them are kept: (name, head). They are the same each time."""
+
+    names: frozenset[str]
+    levels: tuple[tuple[str, str], ...]
+    counters: tuple[tuple[str, str], ...]
+
+
 class History:
     """What the sources have told of one device. ``windows``: the longest window of each counter's name."""
 
     def __init__(self, windows: Mapping[str, float]) -> None:
         self._windows = windows
-        self._levels: dict[str, float] = {}
+        self._levels: dict[str, dict[str, float]] = {}
         self._of: dict[str, Source] = {}
         self._counters: dict[str, dict[str, Counter]] = {}
+        self._named: dict[Source, _Named] = {}
         self._at: dict[Source, float] = {}
         self._gap: dict[Source, float] = {}
         self._now = 0.0
@@ -97,23 +107,41 @@ class History:
             self._gap[sample.source] = max(gap, 0.75 * self._gap.get(sample.source, gap))
         self._at[sample.source] = sample.at
         self._fresh.add(sample.source)
-        # What the source does not state any more is absent, not as it was.
+        named = self._named.get(sample.source)
+        if named is None or named.names != sample.values.keys():
+            named = self._name(sample)
+        values = sample.values
+        for name, head in named.levels:
+            if math.isfinite(value := values[name]):
+                self._of[name] = sample.source
+                self._levels[head][name] = value
+        added = {}
+        for name, head in named.counters:
+            if math.isfinite(value := values[name]) and value >= 0:
+                self._of[name] = sample.source
+                added[name] = self._count(name, head, value, sample)
+        return added
+
+    def _name(self, sample: Sample) -> _Named:
+        """What of a sample is kept. What its source does not state any more is absent, not as it was."""
         for name in [name for name, source in self._of.items() if source is sample.source]:
             if name not in sample.values:
                 del self._of[name]
-                self._levels.pop(name, None)
-        added = {}
-        for name, value in sample.values.items():
+                self._levels.get(name.partition("/")[0], {}).pop(name, None)
+        levels, counters = [], []
+        for name in sample.values:
             head = name.partition("/")[0]
             datum = DATA.get(head)
-            if datum is None or not math.isfinite(value) or (datum.counter and value < 0):
+            if datum is None:
                 continue
-            self._of[name] = sample.source
             if not datum.counter:
-                self._levels[name] = value
+                self._levels.setdefault(head, {})
+                levels.append((name, head))
             elif head in self._windows:
-                added[name] = self._count(name, head, value, sample)
-        return added
+                counters.append((name, head))
+        named = _Named(frozenset(sample.values), tuple(levels), tuple(counters))
+        self._named[sample.source] = named
+        return named
 
     def _count(self, name: str, head: str, value: float, sample: Sample) -> float:
         counters = self._counters.setdefault(head, {})
@@ -132,6 +160,7 @@ class History:
     def follow(self, windows: Mapping[str, float]) -> None:
         """The windows have changed; what is kept is kept."""
         self._windows = windows
+        self._named.clear()
         for head in [head for head in self._counters if head not in windows]:
             del self._counters[head]
         for head, counters in self._counters.items():
@@ -171,14 +200,15 @@ class History:
 
     def level(self, name: str) -> float | None:
         """``None``: not told, or stale."""
-        return self._levels[name] if name in self._levels and self.fresh(self._of[name]) else None
+        value = self._levels.get(name.partition("/")[0], {}).get(name)
+        return value if value is not None and self.fresh(self._of[name]) else None
 
     def levels(self, head: str) -> dict[str, float]:
         """All of ``head/…``, by what stands after the slash."""
         return {
             name.partition("/")[2]: value
-            for name, value in self._levels.items()
-            if name.startswith(f"{head}/") and self.fresh(self._of[name])
+            for name, value in self._levels.get(head, {}).items()
+            if name != head and self.fresh(self._of[name])
         }
 
     def over(self, name: str, window_s: float) -> tuple[float, float] | None:
