@@ -141,9 +141,12 @@ class Controller:
         try:
             await self._work()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            pending = set(tasks)
+            while pending:
+                # More than once: asyncio.wait_for, which libraries use, may swallow a cancellation on Python 3.11.
+                for task in pending:
+                    task.cancel()
+                _, pending = await asyncio.wait(pending, timeout=1.0)
 
     async def _work(self) -> None:
         backoff_s, full = RETRY_FIRST_S, True
@@ -178,8 +181,6 @@ class Controller:
         progress.outcome = outcome
         self._planned.set()
         self._to_label.set()
-        if self.switches is not None:
-            self.switches.glance()
         return outcome
 
     async def _label(self) -> None:
