@@ -23,6 +23,9 @@ _SPEED_UNKNOWN = 0xFFFF_FFFF
 """As drivers say it that do not know (ethtool's SPEED_UNKNOWN, unsigned)."""
 _LOSSES_MAX = 64
 """Far more than a day's worth of any sensible threshold; older ones are merged into none."""
+_PRESSING = ("admin_up", "carrier", "rdma_port_active", "speed_mbps")
+_LINK_SOURCES = frozenset({Source.LINK, Source.MODES, Source.RDMA})
+"""Who tells these."""
 STRUCTURAL = frozenset({"device_missing", "driver_unbound", "admin_down", "carrier_down"})
 """Rules that are judged whether or not the PF is watched closely: they are facts."""
 
@@ -91,8 +94,11 @@ class Pf:
         self._faults = frozenset(reason.key for reason in function.health.reasons)
         self.netdev = link.netdev if link is not None else self.netdev
 
-    def take(self, sample: Sample, half_life_s: float, reuse: float) -> None:
+    def take(self, sample: Sample, half_life_s: float, reuse: float) -> bool:
+        """Whether it says of the link what was not known: that is judged at once, numbers can wait a moment."""
         self.stirred = True
+        telling = sample.source in _LINK_SOURCES
+        before = self._pressing() if telling else ()
         losses = self.history.take(sample).get("carrier_down", 0.0)
         if losses > 0:
             self.penalty.add(losses, sample.at, half_life_s, reuse)
@@ -100,6 +106,10 @@ class Pf:
             self.losses.append((sample.at, losses))
             if (hold := self.holds.get("carrier_down")) is not None:
                 hold.interrupt()
+        return losses > 0 or (telling and self._pressing() != before)
+
+    def _pressing(self) -> tuple[float | None, ...]:
+        return tuple(map(self.history.level, _PRESSING))
 
     @property
     def address(self) -> str:
