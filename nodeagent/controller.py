@@ -18,6 +18,7 @@ that it forgets is for how long a move has stood, and moves wait a little longer
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import random
@@ -110,7 +111,7 @@ class Controller:
         self.events = FabricEvents(self._writer, place.namespace, place.identity)
         self.marks = _marks(config, self._writer)
         self.switches = _switches(config, self.planner, self.cluster.stir)
-        self._planned = asyncio.Event()
+        self._planned, self._to_label = asyncio.Event(), asyncio.Event()
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
@@ -131,8 +132,11 @@ class Controller:
         """The tree, and beside it what may take its time."""
         log.info("This replica leads. identity=%s", self._place.identity)
         await self.cluster.synced()
-        self._planned.clear()
-        beside = {"switches": self._ask_switches, "marks": self._mark}
+        # A hundred thousand reports live as long as this process: they need not be looked through for garbage.
+        gc.collect()
+        gc.freeze()
+        self._planned, self._to_label = asyncio.Event(), asyncio.Event()
+        beside = {"labels": self._label, "switches": self._ask_switches, "marks": self._mark}
         tasks = [asyncio.create_task(keep(name, job), name=name) for name, job in beside.items()]
         try:
             await self._work()
@@ -152,7 +156,6 @@ class Controller:
             full = False
             result = await self.hypernodes.write(outcome.writes)
             good = not result.failed and not result.left_out
-            good &= await self.labels.label(outcome.relabel)
             await self._tell(outcome)
             if result.versions:
                 await self.cluster.caught_up(result.versions, CATCH_UP_S)
@@ -177,7 +180,35 @@ class Controller:
         progress.suppressed += len(outcome.hypernodes) - len({write.object.name for write in outcome.writes})
         progress.outcome = outcome
         self._planned.set()
+        self._to_label.set()
         return outcome
+
+    async def _label(self) -> None:
+        """The labels of each plan, at their own pace: the tree does not wait for a patch of every Node."""
+        backoff_s = RETRY_FIRST_S
+        while True:
+            await self._to_label.wait()
+            self._to_label.clear()
+            outcome = self.progress.outcome
+            assert outcome is not None
+            try:
+                good = await self.labels.label(outcome.relabel, self._unlabeled)
+            except NotLeading:
+                await asyncio.Event().wait()  # until whoever leads no more is told so
+            if good:
+                backoff_s = RETRY_FIRST_S
+            else:
+                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))  # noqa: S311
+                backoff_s = min(2 * backoff_s, RETRY_MAX_S)
+                self._to_label.set()
+
+    def _unlabeled(self, node: str) -> dict[str, str | None]:
+        """What of the latest plan's labels the copy of this Node does not show."""
+        outcome, seen = self.progress.outcome, self.cluster.nodes.objects.get(node)
+        if outcome is None or seen is None:
+            return {}
+        there = dict(seen)
+        return {key: value for key, value in outcome.relabel.get(node, {}).items() if there.get(key) != value}
 
     async def _ask_switches(self) -> None:
         await self._planned.wait()

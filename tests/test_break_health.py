@@ -111,6 +111,37 @@ def test_an_hour_is_the_longest_after_the_half_life_was_changed() -> None:
 
 def test_a_sysfs_that_shows_nothing_empties_no_node() -> None:
     bench = Bench(2).look()
+    bench.functions = []
+    bench.look(at=1100)
+    offered = [health.allocatable for number in (1, 2) for health in bench.vfs(number)]
+    assert offered == [False, False, True, True], "VFs that went with their PF are guarded with it"
+    bench.wait(60)
+    assert not any(health.allocatable for number in (1, 2) for health in bench.vfs(number))
+
+
+def test_vfs_that_their_pf_no_longer_has_are_no_longer_offered() -> None:
+    bench = Bench(1).look()
+    bench.functions = bench.functions[:1]
+    bench.look(at=1100)
+    assert [health.allocatable for health in bench.vfs()] == [False, False]
+
+
+def test_a_scan_that_hangs_hides_no_dead_link() -> None:
+    bench = Bench(2).look().sample(LINK, at=1001, admin_up=1, carrier=1, carrier_down=0)
+    bench.sample(LINK, at=1006, admin_up=1, carrier=0, carrier_down=1)
+    assert bench.reasons() == ["carrier_down"]
+    bench.sample(LINK, at=1011, admin_up=1, carrier=1, carrier_down=1)
+    assert bench.wait(59).health().allocatable is False
+    assert bench.wait(1).allocatable() == [True, True]
+
+
+def test_a_sample_of_the_same_moment_does_not_overrule_what_was_just_read() -> None:
+    bench = Bench(2).look(at=1000).sample(LINK, at=1000.5, admin_up=1, carrier=0, carrier_down=1)
+    assert bench.reasons() == []
+
+
+def test_ipoib_without_carrier_is_no_port_that_is_down() -> None:
+    bench = Bench(1)
     bench.functions = [replace(bench.pfs[0], link_type="infiniband")]
     bench.look().sample(LINK, at=1010, admin_up=0, carrier=0, carrier_down=1)
     assert bench.reasons() == []

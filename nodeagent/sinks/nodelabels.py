@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nodeagent.kube.client import ApiError, Client
@@ -20,7 +20,7 @@ from nodeagent.kube.resource import NODES, Partial
 
 log = logging.getLogger(__name__)
 
-PER_SECOND = 20.0
+PER_SECOND = 50.0
 
 _NODE = NODES.typed(Partial)
 
@@ -33,11 +33,18 @@ class NodeLabels:
         """By result: ``ok``, ``gone`` or ``failed``."""
         self._trouble: str | None = None
 
-    async def label(self, relabel: Mapping[str, Mapping[str, str | None]]) -> bool:
-        """Patch the labels of these Nodes. False when something failed and is worth another try."""
+    async def label(
+        self,
+        relabel: Mapping[str, Mapping[str, str | None]],
+        wanted: Callable[[str], Mapping[str, str | None] | None],
+    ) -> bool:
+        """Patch the labels of these Nodes. ``wanted`` says just before each what is to be changed by now: at first
+        there are as many patches as Nodes, and plans go on meanwhile. False when something failed and is worth
+        another try."""
         good = True
         for name in sorted(relabel):
-            good &= await self._patch(name, {"metadata": {"labels": dict(relabel[name])}})
+            if labels := wanted(name):
+                good &= await self._patch(name, {"metadata": {"labels": dict(labels)}})
         return good
 
     async def _patch(self, name: str, body: dict[str, Any]) -> bool:

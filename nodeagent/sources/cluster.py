@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
-from zlib import crc32
 
 import msgspec
 
@@ -47,20 +45,11 @@ class RawHyperNode(msgspec.Struct):
     spec: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A NodeLinks: enough to know another from it, and whose it is. ``owned``: it goes with its Node."""
+Seen = int
+"""A hash of a NodeLinks: enough to know another from it."""
 
-    mark: int
-    namespace: str
-    owned: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SeenNode:
-    uid: str
-    labels: tuple[tuple[str, str], ...]
-
+SeenNode = tuple[tuple[str, str], ...]
+"""The labels of a Node that we may write, by key."""
 
 _NAME = msgspec.json.Decoder(str)
 _LINKS = msgspec.json.Decoder(tuple[NodeLink, ...])
@@ -136,13 +125,8 @@ class Cluster:
 
     def _take_report(self, raw: RawReport) -> Seen:
         meta = raw.metadata
-        seen = Seen(
-            crc32(bytes(raw.links), crc32(bytes(raw.node_name))),
-            meta.namespace or "",
-            bool(meta.owner_references),
-        )
-        before = self.reports.objects.get(meta.name)
-        if before is None or before.mark != seen.mark:
+        seen = hash((bytes(raw.links), bytes(raw.node_name)))
+        if self.reports.objects.get(meta.name) != seen:
             self._decoded[meta.name] = _report_of(raw)
         return seen
 
@@ -161,11 +145,11 @@ class Cluster:
     def _take_node(self, node: Partial) -> SeenNode:
         labels = node.metadata.labels or {}
         kept = sorted((key, value) for key, value in labels.items() if key.startswith(self._prefixes))
-        return SeenNode(node.metadata.uid or "", tuple(kept))
+        return tuple(kept)
 
     def _node(self, name: str, _was: SeenNode | None, now: SeenNode | None) -> None:
         self.stir()
-        self._listener.node(name, None if now is None else dict(now.labels))
+        self._listener.node(name, None if now is None else dict(now))
 
     # --- HyperNodes ---------------------------------------------------------------------------------------
 
