@@ -98,7 +98,7 @@ class _Looking:
 
     async def __aenter__(self) -> Views:
         inventory, judge = Inventory(), Verdicts(node.terms(self.config.health))
-        ledger = node.gpus_ledger(self.config.gpu)
+        ledger = node.gpus_ledger(self.config)
         quiet = msgspec.structs.replace(self.config.lldp, transmit=False)
         config = msgspec.structs.replace(self.config, lldp=quiet)
         watching = asyncio.create_task(
