@@ -5,18 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nodeagent.health import nic
 from nodeagent.health.engine import Terms
 from nodeagent.health.pf import Latched, Remembered
 from nodeagent.health.rules import Override
-from nodeagent.health.samples import Source
+from nodeagent.health.samples import DATA, Source
 from nodeagent.model import State
 from nodeagent.sources.memory import Memory, Who
 from nodeagent.sources.verdicts import ROOM, Verdicts
 from tests.judged import Bench, link, pf, terms
 
-LINK, DRIVER, MODES = Source.LINK, Source.DRIVER, Source.MODES
+LINK, DRIVER, MODES, MODULE = Source.LINK, Source.DRIVER, Source.MODES, Source.MODULE
 
 
 def restarted(bench: Bench) -> Bench:
@@ -177,3 +179,34 @@ def test_a_speed_that_no_link_has_is_not_remembered_as_its_best() -> None:
         bench.sample(MODES, at=at, speed_mbps=400_000)
     assert bench.reasons() == []
     assert bench.health().state is State.HEALTHY
+
+
+def test_a_limit_below_nothing_is_no_limit() -> None:
+    bench = Bench(1).look()
+    bench.take(MODULE, {"rx_power_watts/0": 1e-3, "rx_power_watts_low_alarm": -3.0}, at=1010)
+    assert bench.reasons() == []
+
+
+_NAMES = sorted(
+    f"{name}/{key}" if datum.per else name
+    for name, datum in DATA.items()
+    for key in (("fw_fatal", "command_leak", "0", "1") if datum.per else ("",))
+    if datum.source is not Source.GPU
+)
+_ABSURD = st.sampled_from([0.0, 1.0, -1.0, 1e-320, 1e308, -1e308, 2.0**64, float("inf"), float("nan")])
+_SAID = st.dictionaries(st.sampled_from(_NAMES), _ABSURD | st.floats(0, 1e6), max_size=30)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(sorted(Source)), _SAID, st.sampled_from([0.0, 1, 60, 4000])), max_size=12
+    )
+)
+def test_whatever_a_source_says_there_is_a_verdict(
+    told: list[tuple[Source, dict[str, float], float]],
+) -> None:
+    bench = Bench(2).look()
+    for source, values, pause in told:
+        bench.wait(pause).take(source, values)
+        bench.explained()
