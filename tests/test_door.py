@@ -240,6 +240,10 @@ async def test_a_broken_client_ca_is_named(
         caplog.clear()
         place.door(mutual=True).look()
         assert f"{place.ca} holds no" in caplog.text, caplog.text
+    place.ca.write_bytes("# Autorité\n".encode() + authority.certificate.read_bytes())
+    caplog.clear()
+    place.door(mutual=True).look()
+    assert caplog.text == ""
 
 
 async def test_probes_ask_for_the_token_too_where_that_is_wanted(

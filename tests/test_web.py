@@ -249,8 +249,11 @@ async def test_who_keeps_a_place_gives_it_up_to_who_needs_it() -> None:
 
 
 @pytest.mark.parametrize("beginning", [b"", b"GET /healthz HT", b"GET /huge HTTP/1.1\r\n\r\n"])
-async def test_who_lets_the_server_wait_gives_up_his_place_too(beginning: bytes) -> None:
+async def test_who_lets_the_server_wait_gives_up_his_place_too(
+    beginning: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Or 32 silent connections keep the kubelet's probes out, and the agent is restarted."""
+    monkeypatch.setattr(web, "CONNECTIONS_MAX", 4)
     huge: Callable[[str], Page] = lambda _accept: Page(200, b"x" * 20_000_000)  # noqa: E731
     async with serving({**PAGES, "/huge": huge}) as port:
         held = []

@@ -147,10 +147,8 @@ def _context(certificate: bytes, key: bytes) -> ssl.SSLContext:
 
 def _ask_clients(context: ssl.SSLContext, authorities: bytes, path: Path, *, optional: bool) -> None:
     try:
-        context.load_verify_locations(
-            cadata=authorities.decode("ascii", "replace").replace("\ufffd", "?")
-        )  # names stand beside them
-    except ssl.SSLError as error:
+        context.load_verify_locations(cadata=authorities.decode("ascii", "ignore"))  # names stand beside them
+    except (ssl.SSLError, ValueError) as error:
         raise CertificateError(f"{path} holds no certificates of CAs in PEM: {error}") from error
     context.verify_mode = ssl.CERT_OPTIONAL if optional else ssl.CERT_REQUIRED
 
