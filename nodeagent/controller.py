@@ -82,7 +82,6 @@ class Progress:
     """What the metrics and the probes show of the work; plain numbers, written by the leader."""
 
     outcome: Outcome | None = None
-    planned_at: float | None = None
     plans: int = 0
     plan_s: float = 0.0
     suppressed: int = 0
@@ -199,7 +198,6 @@ class Controller:
         progress = self.progress
         progress.plan_s = time.perf_counter() - began
         progress.plans += 1
-        progress.planned_at = time.monotonic()
         progress.suppressed += len(outcome.hypernodes) - len({write.object.name for write in outcome.writes})
         progress.outcome = outcome
         self._planned.set()
