@@ -6,11 +6,14 @@ The law of this file:
   A hundred thousand reports would be most of a gigabyte as objects.
 * One object that cannot be read is refused by its name and takes nothing else along.
 * Of a Node only its metadata is asked for, and only labels that we may write are passed on.
+* A watch can fall silent without ending, and the picture with it. What is to be written on it is worth a list of
+  the versions first: each write names the version of one object, and the tree's rules are about all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol
 
@@ -21,6 +24,8 @@ from nodeagent.fabric.nodelinks import Metadata, NodeLink, NodeLinks
 from nodeagent.kube.client import Client
 from nodeagent.kube.reflect import Reflector
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Meta, Partial
+
+log = logging.getLogger(__name__)
 
 
 class Listener(Protocol):
@@ -60,6 +65,7 @@ class Cluster:
 
     def __init__(self, client: Client, namespace: str, listener: Listener, label_keys: Iterable[str]) -> None:
         self.revision = 0
+        self._client = client
         self._waiters: list[asyncio.Future[None]] = []
         self._listener = listener
         self._prefixes = tuple(key.partition("{")[0] for key in label_keys)
@@ -105,6 +111,26 @@ class Cluster:
         except TimeoutError:
             return False
         return True
+
+    async def confirmed(self, timeout_s: float) -> bool:
+        """The copy shows the HyperNodes as they are now. False: it does now, or soon will, but did not; plan
+        again. Raises ``ApiError``."""
+        found: dict[str, str | None] = {}
+
+        def take(one: Partial) -> None:
+            found[one.metadata.name] = one.metadata.resource_version
+
+        await self._client.list_each(HYPERNODES.partial, take, found.clear)
+        copy = self.hypernodes.objects
+        wrong = {
+            name: found.get(name) for name in found.keys() | copy.keys() if found.get(name) != copy.get(name)
+        }
+        if not wrong:
+            return True
+        if not await self.caught_up(wrong, timeout_s):
+            log.info("What is known of hypernodes is not what the API server has; it is read again.")
+            self.hypernodes.doubt()
+        return False
 
     async def changed(self, revision: int) -> None:
         """Return when something differs from what was there at this revision."""
