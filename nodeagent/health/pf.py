@@ -227,6 +227,8 @@ class Pf:
 
     def active(self, rules: Sequence[Rule]) -> list[tuple[Rule, Hold]]:
         """What stands against it, the gravest first."""
+        if not any(hold.active for hold in self.holds.values()):
+            return []  # as a rule
         return [(r, hold) for r in rules if (hold := self.holds.get(r.key)) is not None and hold.active]
 
     def reason(self, rule: Rule, hold: Hold) -> Reason:
