@@ -103,7 +103,7 @@ class Agent:
         memory = node.memory(config.health, place.root)
         self._sizes = Sizes.open(self._tree.path(config.health.state_directory))
         self.verdicts = node.verdicts(config.health, memory)
-        self.gpu_ledger = node.gpus_ledger(config.gpu, memory)
+        self.gpu_ledger = node.gpus_ledger(config, memory)
         self._device_info = DeviceInfoFiles(self._tree.path(DEVICE_INFO))
         self._cdi = CdiSpecs(self._tree.path(config.cdi.directory))
         self._ask_pods = asyncio.Event()

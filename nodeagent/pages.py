@@ -74,6 +74,7 @@ class GpuLedger(Protocol):
     @property
     def xid_times(self) -> Mapping[tuple[str, int], float]: ...
     def samples(self) -> Iterable[Sample]: ...
+    def collectors(self) -> Iterable[Taken]: ...
 
 
 class Pages:
@@ -122,7 +123,10 @@ class Pages:
             snapshot=snapshot,
             samples=(*(measured.samples() if measured else ()), *(gpus.samples() if gpus else ())),
             stock=self._stock(snapshot),
-            collectors=tuple(_collectors(measured)),
+            collectors=(
+                *(_collectors(measured.collectors()) if measured else ()),
+                *(_collectors(gpus.collectors()) if gpus else ()),
+            ),
             judged={device: _judged(told) for device, told in self.judged().items()},
             statuses=self.statuses(),
             measure=self._measure,
@@ -191,9 +195,9 @@ def stock(kinds: Iterable[Kind], snapshot: Snapshot) -> Iterable[Stock]:
             yield Stock(kind.resource, parent, devices, allocatable, free, size)
 
 
-def _collectors(measured: Measured | None) -> Iterable[Collector]:
+def _collectors(taken: Iterable[Taken]) -> Iterable[Collector]:
     """Those that have had their turn."""
-    for one in measured.collectors() if measured is not None else ():
+    for one in taken:
         if one.succeeded_at is not None or one.reason is not None:
             yield Collector(
                 one.source.value, one.reason is None, one.duration_s, one.succeeded_at, one.errors

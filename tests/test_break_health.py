@@ -5,18 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nodeagent.health import nic
 from nodeagent.health.engine import Terms
 from nodeagent.health.pf import Latched, Remembered
 from nodeagent.health.rules import Override
-from nodeagent.health.samples import Source
+from nodeagent.health.samples import DATA, Source
 from nodeagent.model import State
 from nodeagent.sources.memory import Memory, Who
 from nodeagent.sources.verdicts import ROOM, Verdicts
 from tests.judged import Bench, link, pf, terms
 
-LINK, DRIVER, MODES = Source.LINK, Source.DRIVER, Source.MODES
+LINK, DRIVER, MODES, MODULE = Source.LINK, Source.DRIVER, Source.MODES, Source.MODULE
 
 
 def restarted(bench: Bench) -> Bench:
@@ -111,6 +113,37 @@ def test_an_hour_is_the_longest_after_the_half_life_was_changed() -> None:
 
 def test_a_sysfs_that_shows_nothing_empties_no_node() -> None:
     bench = Bench(2).look()
+    bench.functions = []
+    bench.look(at=1100)
+    offered = [health.allocatable for number in (1, 2) for health in bench.vfs(number)]
+    assert offered == [False, False, True, True], "VFs that went with their PF are guarded with it"
+    bench.wait(60)
+    assert not any(health.allocatable for number in (1, 2) for health in bench.vfs(number))
+
+
+def test_vfs_that_their_pf_no_longer_has_are_no_longer_offered() -> None:
+    bench = Bench(1).look()
+    bench.functions = bench.functions[:1]
+    bench.look(at=1100)
+    assert [health.allocatable for health in bench.vfs()] == [False, False]
+
+
+def test_a_scan_that_hangs_hides_no_dead_link() -> None:
+    bench = Bench(2).look().sample(LINK, at=1001, admin_up=1, carrier=1, carrier_down=0)
+    bench.sample(LINK, at=1006, admin_up=1, carrier=0, carrier_down=1)
+    assert bench.reasons() == ["carrier_down"]
+    bench.sample(LINK, at=1011, admin_up=1, carrier=1, carrier_down=1)
+    assert bench.wait(59).health().allocatable is False
+    assert bench.wait(1).allocatable() == [True, True]
+
+
+def test_a_sample_of_the_same_moment_does_not_overrule_what_was_just_read() -> None:
+    bench = Bench(2).look(at=1000).sample(LINK, at=1000.5, admin_up=1, carrier=0, carrier_down=1)
+    assert bench.reasons() == []
+
+
+def test_ipoib_without_carrier_is_no_port_that_is_down() -> None:
+    bench = Bench(1)
     bench.functions = [replace(bench.pfs[0], link_type="infiniband")]
     bench.look().sample(LINK, at=1010, admin_up=0, carrier=0, carrier_down=1)
     assert bench.reasons() == []
@@ -146,3 +179,34 @@ def test_a_speed_that_no_link_has_is_not_remembered_as_its_best() -> None:
         bench.sample(MODES, at=at, speed_mbps=400_000)
     assert bench.reasons() == []
     assert bench.health().state is State.HEALTHY
+
+
+def test_a_limit_below_nothing_is_no_limit() -> None:
+    bench = Bench(1).look()
+    bench.take(MODULE, {"rx_power_watts/0": 1e-3, "rx_power_watts_low_alarm": -3.0}, at=1010)
+    assert bench.reasons() == []
+
+
+_NAMES = sorted(
+    f"{name}/{key}" if datum.per else name
+    for name, datum in DATA.items()
+    for key in (("fw_fatal", "command_leak", "0", "1") if datum.per else ("",))
+    if datum.source is not Source.GPU
+)
+_ABSURD = st.sampled_from([0.0, 1.0, -1.0, 1e-320, 1e308, -1e308, 2.0**64, float("inf"), float("nan")])
+_SAID = st.dictionaries(st.sampled_from(_NAMES), _ABSURD | st.floats(0, 1e6), max_size=30)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(sorted(Source)), _SAID, st.sampled_from([0.0, 1, 60, 4000])), max_size=12
+    )
+)
+def test_whatever_a_source_says_there_is_a_verdict(
+    told: list[tuple[Source, dict[str, float], float]],
+) -> None:
+    bench = Bench(2).look()
+    for source, values, pause in told:
+        bench.wait(pause).take(source, values)
+        bench.explained()

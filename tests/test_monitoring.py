@@ -126,5 +126,8 @@ def test_the_monitors_select_the_agent_s_pods_and_ask_its_port() -> None:
     for spec in (monitor["spec"], service_monitor["spec"]):
         assert spec["selector"]["matchLabels"] == labels
     assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == "metrics"
+    endpoints = (*monitor["spec"]["podMetricsEndpoints"], *service_monitor["spec"]["endpoints"])
+    # Or Prometheus calls our pod and namespace exported_pod and exported_namespace, and no join finds them.
+    assert all(endpoint["honorLabels"] for endpoint in endpoints)
     (container,) = node["spec"]["template"]["spec"]["containers"]
     assert "metrics" in {port["name"] for port in container["ports"]}

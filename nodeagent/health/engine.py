@@ -102,18 +102,17 @@ class Engine:
                 pf.penalty.cap(self._damping().window_s or 1.0, self._damping().clear)
         return pf
 
-    def samples(self, samples: Iterable[Sample]) -> None:
-        """Those of other devices than PFs are not looked at."""
+    def samples(self, samples: Iterable[Sample]) -> bool:
+        """Whether any should be judged at once. Those of other devices than PFs are not looked at."""
+        damping = self._damping()
+        pressing = False
         for sample in samples:
             if (pf := self.pfs.get(sample.device)) is not None:
-                self._take(pf, sample)
+                pressing |= pf.take(sample, damping.window_s or 1.0, damping.clear)
+        return pressing
 
     def _damping(self) -> Rule:
         return next(rule for rule in self.terms.rules if rule.key == "flapping")
-
-    def _take(self, pf: Pf, sample: Sample) -> None:
-        damping = self._damping()
-        pf.take(sample, damping.window_s or 1.0, damping.clear)
 
     def roles(self, roles: Mapping[str, str]) -> None:
         """PFs of one role are compared with each other: by PCI address, any word."""
@@ -316,7 +315,7 @@ class Engine:
             health[address] if function.parent is None else self._vf(function, health.get(function.parent))
         )
         before = self._finals.get(address)
-        if before is not None and before[0] == function and before[1] == verdict:
+        if before is not None and before[1] == verdict and (before[0] is function or before[0] == function):
             return before[2]
         final = function if function.health == verdict else replace(function, health=verdict)
         self._finals[address] = (function, verdict, final)

@@ -29,6 +29,9 @@ _LOSSES_SAY = frozenset({"carrier_down", "flapping", "flapping_daily"})
 """Rules whose end depends on how often the carrier was lost."""
 _LOSSES_MAX = 64
 """Far more than a day's worth of any sensible threshold; older ones are merged into none."""
+_PRESSING = ("admin_up", "carrier", "rdma_port_active", "speed_mbps")
+_LINK_SOURCES = frozenset({Source.LINK, Source.MODES, Source.RDMA})
+"""Who tells these."""
 STRUCTURAL = frozenset({"device_missing", "driver_unbound", "admin_down", "carrier_down"})
 """Rules that are judged whether or not the PF is watched closely: they are facts."""
 
@@ -111,8 +114,11 @@ class Pf:
         self._faults = frozenset(reason.key for reason in function.health.reasons)
         self.netdev = link.netdev if link is not None else self.netdev
 
-    def take(self, sample: Sample, half_life_s: float, reuse: float) -> None:
+    def take(self, sample: Sample, half_life_s: float, reuse: float) -> bool:
+        """Whether it says of the link what was not known: that is judged at once, numbers can wait a moment."""
         self.stirred = True
+        telling = sample.source in _LINK_SOURCES
+        before = self._pressing() if telling else ()
         losses = self.history.take(sample).get("carrier_down", 0.0)
         if "carrier_down" in sample.values:
             self.uncounted_until = 0.0
@@ -122,6 +128,10 @@ class Pf:
             self.losses.append((sample.at, losses))
             if (hold := self.holds.get("carrier_down")) is not None:
                 hold.interrupt()
+        return losses > 0 or (telling and self._pressing() != before)
+
+    def _pressing(self) -> tuple[float | None, ...]:
+        return tuple(map(self.history.level, _PRESSING))
 
     @property
     def address(self) -> str:
