@@ -79,7 +79,9 @@ class Engine:
     def adopt(self, terms: Terms) -> None:
         """Judge by these from now on. What stands keeps standing until its rule clears it, or is gone."""
         self.terms = terms
+        damping = self._damping()
         for pf in self.pfs.values():
+            pf.penalty.cap(damping.window_s or 1.0, damping.clear)
             pf.history.follow(windows(terms.rules))
             pf.stirred = True
 
@@ -89,7 +91,7 @@ class Engine:
         by_pf = {link.pci_address: link for link in links}
         for function in self._functions:
             if function.parent is None:
-                self._pf(function).facts(function, by_pf.get(function.pci_address))
+                self._pf(function).facts(function, by_pf.get(function.pci_address), self.now)
 
     def _pf(self, function: Function) -> Pf:
         pf = self.pfs.get(function.pci_address)
@@ -97,16 +99,20 @@ class Engine:
             pf = self.pfs[function.pci_address] = Pf(function, self.terms.rules)
             if (kept := self._memories.pop(function.pci_address, None)) is not None:
                 pf.recall(kept, self.now)
+                pf.penalty.cap(self._damping().window_s or 1.0, self._damping().clear)
         return pf
 
     def samples(self, samples: Iterable[Sample]) -> bool:
         """Whether any should be judged at once. Those of other devices than PFs are not looked at."""
-        damping = next(rule for rule in self.terms.rules if rule.key == "flapping")
+        damping = self._damping()
         pressing = False
         for sample in samples:
             if (pf := self.pfs.get(sample.device)) is not None:
                 pressing |= pf.take(sample, damping.window_s or 1.0, damping.clear)
         return pressing
+
+    def _damping(self) -> Rule:
+        return next(rule for rule in self.terms.rules if rule.key == "flapping")
 
     def roles(self, roles: Mapping[str, str]) -> None:
         """PFs of one role are compared with each other: by PCI address, any word."""
@@ -321,6 +327,9 @@ class Engine:
             return vf.health
         inherited = self.pfs[vf.parent].function.health.reasons
         own = tuple(reason for reason in vf.health.reasons if reason not in inherited)
+        if self.pfs[vf.parent].held_since is not None and self.pfs[vf.parent].gone:
+            # It went with its PF, on the same word.
+            own = tuple(reason for reason in own if reason.key != Fault.DEVICE_MISSING)
         return Health(State.DOWN, (*own, *pf.reasons), allocatable=False) if own else pf
 
 

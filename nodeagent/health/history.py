@@ -3,7 +3,9 @@
 The law of this file:
 
 * A counter that is less than it was has been reset or has wrapped: what it shows now is what has happened since.
-  That counts too little after a wrap, and never raises an alarm that is none.
+  That counts too little after a wrap, and never raises an alarm that is none. One that stepped back by less than
+  half was not reset but summed up carelessly, and nothing has happened.
+* A counter that another source states from now on begins anew: the two do not count from the same zero.
 * A window ends at the last sample, not at the time of asking: between samples nothing is known.
 * A window is kept in steps of a 32nd of its length, so a day costs no more memory than a minute.
 * Time never runs backwards here: a sample that is older than the last of its source is not looked at.
@@ -20,6 +22,8 @@ from typing import NamedTuple
 from nodeagent.health.samples import DATA, Sample, Source
 
 _STEPS = 32
+_CARELESS_FROM = 100.0
+"""Of what counted less, a half may as well be what happened since a reset."""
 _SETTLED = 3
 """Samples, after which a counter that stands tells the same of each window."""
 STALE_GAPS = 5
@@ -37,8 +41,9 @@ _ON_EVENT = frozenset({Source.KERNEL})
 class Counter:
     """One counter over the windows that rules ask for."""
 
-    def __init__(self, raw: float, at: float, window_s: float) -> None:
+    def __init__(self, raw: float, at: float, window_s: float, source: Source | None = None) -> None:
         self.raw = raw
+        self.source = source
         self.total = 0.0
         self.window_s = window_s
         self._ats = [at]
@@ -47,6 +52,8 @@ class Counter:
     def take(self, raw: float, at: float) -> float:
         """The counter now; returns what was added."""
         added = raw - self.raw if raw >= self.raw else raw
+        if self.raw > raw >= max(self.raw / 2, _CARELESS_FROM):
+            raw, added = self.raw, 0.0
         self.raw = raw
         self.total += added
         ats, totals = self._ats, self._totals
@@ -129,7 +136,7 @@ class History:
         for name, head in named.counters:
             if math.isfinite(value := values[name]) and value >= 0:
                 self._of[name] = sample.source
-                added[name] = self._count(name, head, value, sample.at)
+                added[name] = self._count(name, head, value, sample)
         return added
 
     def _name(self, sample: Sample) -> _Named:
@@ -154,14 +161,15 @@ class History:
         self._named[sample.source] = named
         return named
 
-    def _count(self, name: str, head: str, value: float, at: float) -> float:
+    def _count(self, name: str, head: str, value: float, sample: Sample) -> float:
         counters = self._counters.setdefault(head, {})
         counter = counters.get(name)
         added = 0.0
-        if counter is None:
-            counter = counters[name] = Counter(value, at, self._windows[head])
+        if counter is None or counter.source not in (None, sample.source):
+            counter = counters[name] = Counter(value, sample.at, self._windows[head], sample.source)
         else:
-            added = counter.take(value, at)
+            counter.source = sample.source
+            added = counter.take(value, sample.at)
         if counter.moves:
             self._moving.add(name)
             self.counted.add(head)
@@ -252,6 +260,10 @@ class History:
             if (told := self.over(name, window_s)) is not None:
                 found[name.partition("/")[2]] = told
         return found
+
+    def at(self, source: Source) -> float | None:
+        """When the source spoke last; ``None``: never, or it has fallen silent."""
+        return self._at.get(source) if self.fresh(source) else None
 
     def raw(self, name: str) -> float | None:
         counter = self._counters.get(name.partition("/")[0], {}).get(name)

@@ -1,16 +1,18 @@
 """One PF under judgment: what is known of it, its holds, its damping. Pure.
 
 Facts (sysfs) come before samples where both tell the same: they are read at once after every event. Samples
-tell what facts cannot, stand in where there are none (a replay), and are the second witness.
+tell what facts cannot, stand in where there are none (a replay) or where they are older (a scan that hangs), and
+are the second witness.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
 
-from nodeagent.health.history import History
+from nodeagent.health.history import STALE_MIN_S, History
 from nodeagent.health.hold import Hold, Penalty
 from nodeagent.health.measure import SYSFS, Measured, Seen
 from nodeagent.health.nic import Fault
@@ -19,8 +21,12 @@ from nodeagent.health.samples import Sample, Source
 from nodeagent.model import Function, Link, Reason, State
 
 DAY_S = 86400.0
-_SPEED_UNKNOWN = 0xFFFF_FFFF
-"""As drivers say it that do not know (ethtool's SPEED_UNKNOWN, unsigned)."""
+_SPEED_MAX = 100_000_000.0
+"""Mb/s. What is beyond is a driver that does not know (ethtool's SPEED_UNKNOWN is 0xffffffff)."""
+_OLDER_S = 2.0
+"""Facts that are older than a sample by more than this were not read after the event that the sample shows."""
+_LOSSES_SAY = frozenset({"carrier_down", "flapping", "flapping_daily"})
+"""Rules whose end depends on how often the carrier was lost."""
 _LOSSES_MAX = 64
 """Far more than a day's worth of any sensible threshold; older ones are merged into none."""
 _DAMPING = ("flapping", "flapping_daily")
@@ -53,6 +59,15 @@ class Remembered(msgspec.Struct, frozen=True, omit_defaults=True):
     faults: tuple[Latched, ...] = ()
 
 
+def sound(kept: Remembered, now: float) -> bool:
+    """Whether what was read back can have been so: no time is yet to come, and nothing counts below zero."""
+    times = [kept.penalty_at, *(at for at, _ in kept.losses)]
+    times += [at for fault in kept.faults for at in (fault.since, fault.good_since) if at is not None]
+    counts = [kept.penalty, kept.downs or 0.0, kept.best_mbps or 0.0, *(count for _, count in kept.losses)]
+    known = all(math.isfinite(count) and count >= 0 for count in counts)
+    return known and all(0 <= at <= now for at in times) and (kept.best_mbps or 0.0) <= _SPEED_MAX
+
+
 class Pf:
     def __init__(self, function: Function, rules: Sequence[Rule]) -> None:
         self.function = function
@@ -74,6 +89,10 @@ class Pf:
         self.expected_mbps: float | None = None
         self.penalty = Penalty()
         self.losses: list[tuple[float, float]] = []
+        self.facts_at = 0.0
+        """When the facts were stated last, new or not."""
+        self.uncounted_until = 0.0
+        """After a restart: how often the carrier was lost meanwhile is not known yet, and waited for until then."""
         self.once_up = False
         self.best_mbps: float | None = None
         self.watched = False
@@ -90,7 +109,8 @@ class Pf:
 
     # --- what is known --------------------------------------------------------------------------------
 
-    def facts(self, function: Function, link: Link | None) -> None:
+    def facts(self, function: Function, link: Link | None, now: float) -> None:
+        self.facts_at = now
         if function == self.function and link == self.link and self._faults is not None:
             return
         self.stirred = True
@@ -104,6 +124,8 @@ class Pf:
         telling = sample.source in _LINK_SOURCES
         before = self._pressing() if telling else ()
         losses = self.history.take(sample).get("carrier_down", 0.0)
+        if "carrier_down" in sample.values:
+            self.uncounted_until = 0.0
         if losses > 0:
             self.stirred = True
             self.penalty.add(losses, sample.at, half_life_s, reuse)
@@ -131,12 +153,16 @@ class Pf:
         return self._faults is not None and not self._faults.isdisjoint(faults)
 
     @property
+    def gone(self) -> bool:
+        return self._is(Fault.DEVICE_MISSING)
+
+    @property
     def carrier(self) -> bool | None:
         if self._is(Fault.DEVICE_MISSING, Fault.DRIVER_UNBOUND) or self.admin_up is False:
             return None
         if self._is(Fault.CARRIER_DOWN):
             return False
-        return self._sampled("carrier") if self._is(Fault.LINK_UNSEEN) else True
+        return self._sampled("carrier") if self._is(Fault.LINK_UNSEEN) else not self._overruled("carrier")
 
     @property
     def admin_up(self) -> bool | None:
@@ -144,7 +170,14 @@ class Pf:
             return None
         if self._is(Fault.ADMIN_DOWN):
             return False
-        return self._sampled("admin_up") if self._is(Fault.LINK_UNSEEN) else True
+        return self._sampled("admin_up") if self._is(Fault.LINK_UNSEEN) else not self._overruled("admin_up")
+
+    def _overruled(self, name: str) -> bool:
+        """Whether the kernel has told since the last look at sysfs that it is no longer so. IPoIB may be down
+        while its port works."""
+        at = self.history.at(Source.LINK)
+        newer = at is not None and at > self.facts_at + _OLDER_S
+        return newer and self.function.link_type != "infiniband" and self._sampled(name) is False
 
     def _sampled(self, name: str) -> bool | None:
         value = self.history.level(name)
@@ -158,9 +191,10 @@ class Pf:
     def speed_mbps(self) -> float | None:
         """The sample's first, unlike the carrier: without a change of carrier sysfs is read again at a scan only."""
         sampled = self.history.level("speed_mbps")
-        if sampled is not None and 0 < sampled < _SPEED_UNKNOWN:
-            return sampled
-        return self.link.speed_mbps if self.link is not None else None
+        read = self.link.speed_mbps if self.link is not None else None
+        return next(
+            (speed for speed in (sampled, read) if speed is not None and 0 < speed <= _SPEED_MAX), None
+        )
 
     def look(self, now: float) -> None:
         """Answers are for ``now`` from here on; what was reached in this boot is remembered."""
@@ -219,6 +253,8 @@ class Pf:
                 if measured is None:
                     continue
                 hold = self.holds[rule.key] = Hold()
+            if rule.key in _LOSSES_SAY and hold.active and now < self.uncounted_until:
+                continue
             hold.step(rule, measured, now)
 
     def _moved(self, rule: Rule) -> bool:
@@ -273,7 +309,7 @@ class Pf:
 
     def due(self, rules: Sequence[Rule], now: float) -> float | None:
         """When the verdict may change although nothing happens."""
-        moments = [self.history.stale_at()]
+        moments: list[float | None] = [self.history.stale_at(), self.uncounted_until]
         for rule in rules:
             hold = self.holds.get(rule.key)
             if hold is None:
@@ -308,5 +344,6 @@ class Pf:
         self.once_up, self.best_mbps = kept.once_up, kept.best_mbps
         if kept.downs is not None:
             self.history.resume("carrier_down", kept.downs, now)
+            self.uncounted_until = now + STALE_MIN_S
         for fault in kept.faults:
             self.holds[fault.rule] = Hold(True, fault.since, fault.good_since, fault.said)

@@ -43,7 +43,7 @@ class Tree:
 
         For the last component too; a link that leads nowhere gives the place that it points at.
         """
-        return Path(self._place(path))
+        return Path(self._full(path))
 
     def text(self, path: str) -> str | None:
         """The content without the trailing newline; undecodable bytes are kept as surrogates."""
@@ -85,13 +85,13 @@ class Tree:
             raise _broken(path, error) from error
 
     def exists(self, path: str) -> bool:
-        return os.path.exists(self._place(path))
+        return os.path.exists(self._full(path))
 
     def link(self, path: str) -> str | None:
         """The last component of where a symbolic link points: a driver's or a subsystem's name."""
         folder, _, name = path.rpartition("/")
         try:
-            return os.readlink(f"{self._place(folder)}/{name}").rpartition("/")[2]
+            return os.readlink(f"{self._full(folder)}/{name}").rpartition("/")[2]
         except _ABSENT:
             return None
         except OSError as error:
@@ -105,11 +105,11 @@ class Tree:
         real = os.path.realpath(path)
         return real if os.path.lexists(real) else None
 
-    def _place(self, path: str) -> str:
+    def _full(self, path: str) -> str:
         return self._prefix + self._resolve(path) if self._prefix else path
 
     def _readable(self, path: str) -> str:
-        place = self._place(path)
+        place = self._full(path)
         if self._unreadable and (code := self._unreadable.get(place[len(self._prefix) :])):
             raise OSError(code, os.strerror(code))
         return place

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from nodeagent.health.cabling import Plan, is_switch
 from nodeagent.health.engine import Engine, Terms
 from nodeagent.health.explain import DeviceView, explain
-from nodeagent.health.pf import Pf, Remembered
+from nodeagent.health.pf import Pf, Remembered, sound
 from nodeagent.health.samples import Sample
 from nodeagent.model import HEALTHY, Function, Gpu, Health, Link, Neighbor
 from nodeagent.pcie import Affinity, affinity
@@ -62,7 +62,7 @@ class Verdicts:
         self.engine = Engine(terms)
         self.memory = memory or Memory.none()
         self._clock = clock
-        self._kept = self.memory.recall(ROOM, Remembered)
+        self._kept = self._believed(self.memory.recall(ROOM, Remembered))
         self._state: Callable[[tuple[Function, ...]], object] = lambda _functions: None
         self._judged: tuple[Function, ...] = ()
         self._health: dict[str, Health] = {}
@@ -226,6 +226,12 @@ class Verdicts:
         if recalled:
             self._kept = {who: what for who, what in self._kept.items() if who.pci_address not in recalled}
             self.engine.recall(recalled)
+
+    def _believed(self, kept: Mapping[Who, Remembered]) -> dict[Who, Remembered]:
+        believed = {who: what for who, what in kept.items() if sound(what, self._clock())}
+        for who in kept.keys() - believed.keys():
+            log.warning("What was remembered of a NIC cannot be so and is left out. pci=%s", who.pci_address)
+        return believed
 
     def _name_strangers(self) -> None:
         """What the plan names and nobody here is: each once."""
