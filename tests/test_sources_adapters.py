@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from errno import EINVAL, EIO, ENODEV, EOPNOTSUPP, EPERM
 
 import pytest
@@ -223,7 +224,6 @@ def test_a_device_in_a_pods_network_namespace_is_not_spoken_of(tmp_path):
 
 
 async def test_a_worker_runs_one_call_after_the_other_in_one_thread_until_it_is_closed():
-    import threading
 
     seen: list[threading.Thread] = []
     worker = Worker("test")
@@ -241,9 +241,11 @@ async def test_a_worker_runs_one_call_after_the_other_in_one_thread_until_it_is_
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_a_call_that_fails_unforeseen_is_told_and_the_next_has_a_thread():
     worker = Worker("test")
-    done = []
+    done: list[int] = []
+    dead: list[threading.Thread] = []
 
     def broken() -> None:
+        dead.append(threading.current_thread())
         raise ZeroDivisionError
 
     with pytest.raises(RuntimeError, match="thread test died"):
@@ -251,6 +253,7 @@ async def test_a_call_that_fails_unforeseen_is_told_and_the_next_has_a_thread():
     await worker.run(lambda: done.append(1))
     assert done == [1]
     worker.close()
+    dead[0].join()  # its last words are for this test, not for the next
 
 
 # --- a module that two ports share --------------------------------------------------------------------------
