@@ -31,6 +31,7 @@ demo: $(VENV)/.ready  ## a simulated DGX H100, a stand-in kubelet and the real a
 bench: $(VENV)/.bench  ## the benchmark table, and bench.json; LLDP beside scapy, and on real veth pairs (root)
 	$(BIN)/python hack/bench.py $(ARGS)
 	$(BIN)/python hack/bench_lldp.py
+	$(BIN)/python hack/bench_fabric.py $(if $(filter --quick,$(ARGS)),1000 10000)
 	$(BIN)/python hack/bench_lldp_wire.py $(filter --quick,$(ARGS))
 	$(BIN)/python hack/bench_metrics.py $(filter --quick,$(ARGS))
 
@@ -51,7 +52,7 @@ protos: $(VENV)/.ready  ## regenerate nodeagent/kube/*_pb2.py
 lock: $(VENV)/.ready  ## renew the pinned requirements: for development, and those of the image among them
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv $(COMPILE) --upgrade --extra dev pyproject.toml --output-file hack/requirements.txt
-	$(BIN)/uv $(COMPILE) --extra gpu --constraints hack/requirements.txt pyproject.toml \
+	$(BIN)/uv $(COMPILE) --extra gpu --extra snmp --constraints hack/requirements.txt pyproject.toml \
 		--output-file hack/requirements-run.txt
 	echo scapy | $(BIN)/uv $(COMPILE) --upgrade - --output-file hack/requirements-bench.txt
 

@@ -55,6 +55,10 @@ def report(node: int, unit: int, moved: int | None = None, down: int | None = No
     return NodeLinks(metadata=Metadata(name=name), node_name=name, links=tuple(links))
 
 
+def mac(unit: int, rail: int) -> str:
+    return f"02:{unit // 256:02x}:{unit % 256:02x}:{rail:02x}:00:00"
+
+
 def rss_mib() -> float:
     with open("/proc/self/status") as status:
         for line in status:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.config import ClusterSettings
 from nodeagent.inventory import Inventory
 from nodeagent.model import Snapshot
+from nodeagent.sinks.endpoint import Kind
 from nodeagent.supervise import Fatal, keep
 
 if TYPE_CHECKING:
@@ -67,16 +68,25 @@ def way(settings: ClusterSettings, node_name: str | None) -> Way | None:
     return Way(access, node)
 
 
+class Shown(Protocol):
+    """What the agent offers now, and which PF has which rail."""
+
+    @property
+    def offered(self) -> Sequence[Kind]: ...
+    @property
+    def rails(self) -> Mapping[str, int]: ...
+
+
 async def run(
-    settings: ClusterSettings,
-    found: Way,
-    inventory: Inventory,
-    offered: Callable[[Snapshot], Offered],
-    rails: Callable[[], Mapping[str, int]],
+    settings: ClusterSettings, found: Way, inventory: Inventory, shown: Shown, settled: asyncio.Event
 ) -> None:
-    """Until cancelled. ``offered`` says which devices each resource has, ``rails`` which PF has which."""
+    """Until cancelled; begins once the agent has ``settled``: the kubelet comes first."""
+    await settled.wait()
     from nodeagent.kube.claims import node_of  # noqa: PLC0415
     from nodeagent.kube.client import Client  # noqa: PLC0415
+
+    def offered(snapshot: Snapshot) -> Offered:
+        return [(kind.resource, kind.devices(snapshot)) for kind in shown.offered]
 
     client = Client(found.access)
     parts: dict[str, Callable[[], Awaitable[object]]] = {}
@@ -84,7 +94,7 @@ async def run(
         from nodeagent.sinks.nodelinks import Report  # noqa: PLC0415
 
         def named(_snapshot: Snapshot) -> Mapping[str, tuple[str, int]]:
-            return {address: (RAIL.format(rail), rail) for address, rail in rails().items()}
+            return {address: (RAIL.format(rail), rail) for address, rail in shown.rails.items()}
 
         owner = node_of(found.access.authorization())
         report = Report(client, inventory, found.node, found.access.namespace, named, owner=owner)

@@ -6,8 +6,12 @@ What happens, and where:
    difference, in every replica: who takes over need not read first.
 2. The leader asks the planner for a plan once the cluster has been quiet for ``debounceSeconds``, and no later than
    ten times that; earlier where the planner itself has said that time alone will change the answer.
-3. ``sinks/hypernodes`` sends the plan's writes, ``sinks/nodelabels`` the labels. Then the leader waits until its
-   copy shows what it has written: a plan on an older picture would say it again.
+3. Before it writes it asks for the versions of all HyperNodes, and plans again where its copy has others: a watch may
+   have fallen silent, an answer been lost, or another have led until now. Then ``sinks/hypernodes`` sends the plan's
+   writes, and ``sinks/nodelabels`` labels for a while. Then the leader waits until its copy shows what it has
+   written: a plan on an older picture would say it again.
+4. Where the configuration asks for it the leader also asks switches what they hear (``sources/switches``), and
+   marks nodes that have too few links (``sinks/nodemarks``); neither holds up the tree.
 
 Nothing is kept here that the API server does not have. A new leader makes the same tree of the same reports; all
 that it forgets is for how long a move has stood, and moves wait a little longer then.
@@ -16,37 +20,47 @@ that it forgets is for how long a move has stood, and moves wait a little longer
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import random
 import signal
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from nodeagent.config import host_port
+from nodeagent.config.fabric import FabricConfig
 from nodeagent.fabric import Outcome, Planner, Rules
 from nodeagent.kube.access import Access
-from nodeagent.kube.client import Client
-from nodeagent.kube.lease import Lease, lead
+from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.lease import Lease, NotLeading, lead
 from nodeagent.sinks.fabricevents import FabricEvents
 from nodeagent.sinks.fabricmetrics import FabricMetrics, page
-from nodeagent.sinks.hypernodes import HyperNodes
-from nodeagent.sinks.nodelabels import NodeLabels
+from nodeagent.sinks.hypernodes import HyperNodes, Result
+from nodeagent.sinks.nodelabels import Labelled, NodeLabels
+from nodeagent.sinks.nodemarks import Marks, NodeMarks
 from nodeagent.sinks.web import Page, Web
 from nodeagent.sources.cluster import Cluster
-from nodeagent.supervise import keep
+from nodeagent.sources.switches import Asker, Switches, Way
+from nodeagent.supervise import Fatal, keep
 
 log = logging.getLogger(__name__)
 
 LEASE = "nodeagent-controller"
-CATCH_UP_S = 15.0
 RETRY_FIRST_S, RETRY_MAX_S = 2.0, 60.0
+PAUSE_S = 1.0
+"""Between two rounds of labels, in which the copy of the Nodes comes to show the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """``identity`` names this replica in the Lease: the pod's name. ``listen`` is where metrics are served."""
+    """``identity`` names this replica in the Lease: the pod's name. ``listen`` is where metrics are served.
+
+    ``catch_up_s`` is how long the copy may take to show what has been written, ``label_s`` how long labels are
+    written before the tree is looked at again.
+    """
 
     namespace: str
     identity: str
@@ -55,6 +69,8 @@ class Place:
     duration_s: float = 15.0
     renew_s: float = 10.0
     retry_s: float = 2.0
+    catch_up_s: float = 15.0
+    label_s: float = 10.0
 
 
 def identity() -> str:
@@ -67,7 +83,6 @@ class Progress:
     """What the metrics and the probes show of the work; plain numbers, written by the leader."""
 
     outcome: Outcome | None = None
-    planned_at: float | None = None
     plans: int = 0
     plan_s: float = 0.0
     suppressed: int = 0
@@ -78,7 +93,10 @@ class Progress:
 class Controller:
     """One replica. ``listening`` is told the port of the web server."""
 
-    def __init__(self, rules: Rules, access: Access, place: Place) -> None:
+    def __init__(
+        self, rules: Rules, access: Access, place: Place, config: FabricConfig | None = None
+    ) -> None:
+        config = config or FabricConfig()
         self.planner = Planner(rules)
         self.progress = Progress()
         self._rules, self._place = rules, place
@@ -99,12 +117,16 @@ class Controller:
         self.hypernodes = HyperNodes(self._writer)
         self.labels = NodeLabels(self._writer)
         self.events = FabricEvents(self._writer, place.namespace, place.identity)
+        self.marks = _marks(config, self._writer)
+        self.switches = _switches(config, self.planner, self.cluster.stir)
+        self._planned = asyncio.Event()
+        self._alone_until = float("-inf")
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
         """Until cancelled."""
         jobs = self.cluster.jobs()
-        jobs |= {"lead": lambda: lead(self.lease, self._work), "web": self._serve}
+        jobs |= {"lead": lambda: lead(self.lease, self._lead), "web": self._serve}
         try:
             async with asyncio.TaskGroup() as group:
                 for name, job in jobs.items():
@@ -115,30 +137,66 @@ class Controller:
 
     # --- the leader's work ----------------------------------------------------------------------------------
 
-    async def _work(self) -> None:
+    async def _lead(self) -> None:
+        """The tree, and beside it what may take its time."""
         log.info("This replica leads. identity=%s", self._place.identity)
         await self.cluster.synced()
-        backoff_s, full = RETRY_FIRST_S, True
+        # What was read lives as long as this process, and is not looked through for garbage.
+        gc.freeze()
+        self._planned.clear()
+        beside = {"switches": self._ask_switches, "marks": self._mark}
+        tasks = [asyncio.create_task(keep(name, job), name=name) for name, job in beside.items()]
+        try:
+            await self._work()
+        finally:
+            pending = set(tasks)
+            while pending:
+                # More than once: asyncio.wait_for, which libraries use, may swallow a cancellation on Python 3.11.
+                for task in pending:
+                    task.cancel()
+                _, pending = await asyncio.wait(pending, timeout=1.0)
+
+    async def _work(self) -> None:
+        backoff_s, full, loop = RETRY_FIRST_S, True, asyncio.get_running_loop()
         while True:
             revision = self.cluster.revision
             outcome = self._plan(full=full)
             full = False
-            result = await self.hypernodes.write(outcome.writes)
-            good = not result.failed and not result.left_out
-            good &= await self.labels.label(outcome.relabel)
+            result = await self._write(outcome)
             await self._tell(outcome)
+            labelled = Labelled(left_out=len(outcome.relabel))
+            if loop.time() >= self._alone_until:
+                labelled = await self.labels.label(outcome.relabel, self._place.label_s)
             if result.versions:
-                await self.cluster.caught_up(result.versions, CATCH_UP_S)
+                await self.cluster.caught_up(result.versions, self._place.catch_up_s)
             wake_s = max(0.0, outcome.next_at - time.monotonic()) if outcome.next_at is not None else None
-            if good:
+            if not (result.failed or result.left_out or labelled.failed):
                 backoff_s = RETRY_FIRST_S
+                if labelled.left_out:
+                    wake_s = min(PAUSE_S, wake_s) if wake_s is not None else PAUSE_S
             else:
-                wait_s = max(result.retry_after_s, backoff_s * random.uniform(0.5, 1.5))  # noqa: S311
+                alone_s = max(result.retry_after_s, labelled.retry_after_s)
+                self._alone_until = max(self._alone_until, loop.time() + alone_s)
+                wait_s = max(alone_s, backoff_s * random.uniform(0.5, 1.5))  # noqa: S311
                 wake_s = wait_s if wake_s is None else min(wake_s, wait_s)
                 backoff_s = min(2 * backoff_s, RETRY_MAX_S)
                 await asyncio.sleep(min(wait_s, RETRY_FIRST_S))
             if revision == self.cluster.revision or not result.versions:
                 await self._quiet(revision, wake_s)
+
+    async def _write(self, outcome: Outcome) -> Result:
+        """The tree's writes, if the plan was made on what is there and the server may be asked."""
+        writes = outcome.writes
+        if not writes:
+            return Result()
+        if asyncio.get_running_loop().time() < self._alone_until:
+            return Result(left_out=len(writes))
+        try:
+            if not await self.cluster.confirmed(self._place.catch_up_s):
+                return Result(left_out=len(writes))
+        except ApiError as error:
+            return Result(left_out=len(writes), retry_after_s=error.retry_after_s or 0.0)
+        return await self.hypernodes.write(writes)
 
     def _plan(self, *, full: bool) -> Outcome:
         began = time.perf_counter()
@@ -146,10 +204,46 @@ class Controller:
         progress = self.progress
         progress.plan_s = time.perf_counter() - began
         progress.plans += 1
-        progress.planned_at = time.monotonic()
         progress.suppressed += len(outcome.hypernodes) - len({write.object.name for write in outcome.writes})
         progress.outcome = outcome
+        self._planned.set()
         return outcome
+
+    async def _ask_switches(self) -> None:
+        await self._planned.wait()
+        if self.switches is None:
+            await asyncio.Event().wait()
+            return
+        await self.switches.run()
+
+    async def _mark(self) -> None:
+        """Mark nodes with too few links, after each plan and when it is time."""
+        await self._planned.wait()
+        if self.marks is None:
+            await asyncio.Event().wait()
+            return
+        self.marks.forget()
+        backoff_s = RETRY_FIRST_S
+        while True:
+            self._planned.clear()
+            outcome = self.progress.outcome
+            assert outcome is not None
+            try:
+                good = await self.marks.mark(outcome.below_min_links, len(self.cluster.nodes.objects))
+            except NotLeading:
+                await asyncio.Event().wait()  # until whoever leads no more is told so
+                return
+            wait_s = self.marks.next_s()
+            if good:
+                backoff_s = RETRY_FIRST_S
+            else:
+                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))  # noqa: S311
+                backoff_s, wait_s = min(2 * backoff_s, RETRY_MAX_S), 0.0
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._planned.wait()
+            except TimeoutError:
+                pass
 
     async def _quiet(self, revision: int, wake_s: float | None) -> None:
         """Return when something has changed and then nothing for a while, or when it is time."""
@@ -161,6 +255,8 @@ class Controller:
         except TimeoutError:
             return
         latest = loop.time() + 10 * self._place.debounce_s
+        if wake_at is not None:
+            latest = min(latest, wake_at)
         while loop.time() < latest:
             revision = self.cluster.revision
             try:
@@ -218,6 +314,8 @@ class Controller:
             self.hypernodes.writes,
             self.labels.writes,
             leading=self.lease.leading,
+            switches=self.switches,
+            marks=self.marks,
         )
         return page(metrics, accept)
 
@@ -237,9 +335,62 @@ class Controller:
         return Page(200 if good else 503, "".join(f"{line}\n" for line in lines).encode())
 
 
-async def run(rules: Rules, access: Access, place: Place) -> None:
+def _marks(config: FabricConfig, client: Client) -> NodeMarks | None:
+    nodes = config.nodes
+    if not (nodes.min_links_condition or nodes.min_links_taint):
+        return None
+    marks = Marks(
+        nodes.min_links_condition,
+        nodes.min_links_taint,
+        nodes.after_seconds,
+        nodes.taint_percent,
+        config.min_links,
+    )
+    return NodeMarks(client, marks)
+
+
+def _switches(config: FabricConfig, planner: Planner, changed: Callable[[], object]) -> Switches | None:
+    found = config.switches
+    if found.method == "none":
+        return None
+    way = Way(
+        found.credentials,
+        found.networks,
+        {entry.switch: entry.address for entry in found.addresses},
+        found.interval_seconds,
+        found.timeout_seconds,
+        found.parallel,
+        found.upwards,
+        found.name,
+        found.management_ports,
+        config.generic_names,
+    )
+    return Switches(way, _asker(config), planner, changed)
+
+
+def _asker(config: FabricConfig) -> Asker:
+    """Each protocol is loaded where it is spoken: gRPC costs 10 MiB, and SNMP is an extra."""
+    found = config.switches
+    if found.method == "gnmi":
+        from nodeagent.sources.switches import gnmi  # noqa: PLC0415
+
+        return gnmi.Gnmi(found.gnmi.tls, found.gnmi.server_name, found.port or gnmi.PORT)
+    from nodeagent.sources.switches import snmp  # noqa: PLC0415
+
+    how = found.snmp
+    asker = snmp.Snmp(
+        how.version, how.auth, how.privacy, found.port or snmp.PORT, timeout_s=found.timeout_seconds
+    )
+    try:
+        asker.check()
+    except snmp.MissingError as error:
+        raise Fatal(str(error)) from None
+    return asker
+
+
+async def run(rules: Rules, access: Access, place: Place, config: FabricConfig | None = None) -> None:
     """Run a controller until SIGTERM or SIGINT; the lease is released then."""
-    controller = Controller(rules, access, place)
+    controller = Controller(rules, access, place, config)
     task = asyncio.ensure_future(controller.run())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)

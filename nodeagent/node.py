@@ -51,6 +51,8 @@ log = logging.getLogger(__name__)
 
 SOURCES = ("pci", "gpus", "paths")
 """Those that speak at once. LLDP does not: a switch may take 30 s to speak again."""
+SPEAKING = frozenset({"pci", "gpus", "paths", "lldp"})
+"""What states its facts at each start: whoever else is called silent is so for ever."""
 LLDP_LATER_S = 0.5
 """After the first word: its modules are not to be loaded while the devices are registered."""
 FIRST_WORD_S = 10.0
@@ -359,7 +361,8 @@ async def watch(
         for name, work in works.items():
 
             def silence(why: str, name: str = name) -> None:
-                inventory.silence(name, why)
+                if name in SPEAKING:
+                    inventory.silence(name, why)
 
             group.create_task(keep(name, work, failed=silence), name=name)
 

@@ -17,7 +17,15 @@ __all__ = ["Lldpd", "Netns", "veth"]
 class Lldpd:
     """A real lldpd as the switch, in a namespace, with a control socket of its own."""
 
-    def __init__(self, ns: Netns, name: str, *, netdevs: str = "*", settings: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        ns: Netns,
+        name: str,
+        *,
+        netdevs: str = "*",
+        settings: Sequence[str] = (),
+        options: Sequence[str] = (),
+    ) -> None:
         # lldpd gives up root before it reads its settings through the socket, so the way there is open.
         self._folder = tempfile.TemporaryDirectory(prefix="lldpd-")
         folder = Path(self._folder.name)
@@ -27,7 +35,7 @@ class Lldpd:
         setup.write_text("\n".join((f"configure system hostname {name}", *settings)) + "\n")
         self._log = (folder / "log").open("wb")
         self.process = subprocess.Popen(
-            ns.command("lldpd", "-d", "-u", str(self.socket), "-O", str(setup), "-I", netdevs),
+            ns.command("lldpd", "-d", "-u", str(self.socket), "-O", str(setup), "-I", netdevs, *options),
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,

@@ -28,6 +28,7 @@ from nodeagent.config.setting import (
     setting,
 )
 from nodeagent.config.shape import fit
+from nodeagent.config.switches import NodesSettings, SwitchesSettings, findings
 from nodeagent.fabric.rules import GENERIC_NAMES, TIER_LABEL, FabricRule, Hysteresis, Rules, Topology
 
 _KEY_FIELDS = ("tier", "tierName", "fabric")
@@ -186,8 +187,12 @@ class FabricConfig(Settings, frozen=True, kw_only=True):
     tiers: Annotated[TierSettings, setting("The tiers above the leaves.")] = TierSettings()
     min_links: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=128)],
-        setting("Nodes with fewer links up are told of (and marked, where the controller is told to)."),
+        setting("Nodes with fewer links up are told of, and marked where nodes says so."),
     ] = 0
+    nodes: Annotated[NodesSettings, setting("How nodes with fewer links are marked.")] = NodesSettings()
+    switches: Annotated[
+        SwitchesSettings, setting("The tiers above the leaves, as the switches hear them.")
+    ] = SwitchesSettings()
     labels: Annotated[LabelSettings, setting("The labels on Nodes.")] = LabelSettings()
     hysteresis: Annotated[HysteresisSettings, setting("How long a report must stand.")] = HysteresisSettings()
     foreign: Annotated[
@@ -227,6 +232,7 @@ def _findings(config: FabricConfig) -> Iterator[tuple[Path, str]]:
     for i, entry in enumerate(config.fabrics):
         if entry == FabricSelect(fabric=entry.fabric):
             yield ("fabrics", i), 'matches every link; nodes: ["*"] says so'
+    yield from findings(config.switches, config.nodes, config.min_links)
 
 
 def rules_of(config: FabricConfig, topology: Topology | None = None) -> Rules:

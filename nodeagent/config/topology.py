@@ -24,7 +24,7 @@ from nodeagent.fabric.rules import StaticGroup, Topology
 _VALUES_MAX = 500_000
 _MANY = 100_000
 
-SwitchName = Annotated[str, words.form(r"[^\s,]+", "a switch's name, or chassis:<subtype>:<id>")]
+SwitchName = Annotated[str, words.form(r"[^\s,]+", "a switch's name, or chassis:SUBTYPE:ID")]
 NodeName = Annotated[
     str,
     words.form(
@@ -42,7 +42,7 @@ class SwitchEntry(Settings, frozen=True, kw_only=True):
     name: Annotated[
         SwitchName,
         setting(
-            "The system name, as `nodeagent topology` shows it, or chassis:<subtype>:<id> where it has none."
+            "The system name, as `nodeagent topology` shows it, or chassis:SUBTYPE:ID where it has none."
         ),
     ]
     uplinks: Annotated[

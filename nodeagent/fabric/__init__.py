@@ -23,14 +23,16 @@ How the rooms of this house hang together, each of them pure:
     rules      what we are told                  names     which group is which published object
     outcome    the answer                        settle    when a move is believed
     anomalies  what is odd                       writes    in which order it is safe
+    uplinks    what is above a switch, of what it hears itself
 """
 
 from __future__ import annotations
 
+from nodeagent.fabric.compute import compute
 from nodeagent.fabric.hypernode import HyperNode
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.outcome import Anomaly, Breaker, Kind, Outcome, Overlap, Unplaced, Write
-from nodeagent.fabric.planner import Planner, compute
+from nodeagent.fabric.planner import Planner
 from nodeagent.fabric.rules import IMMEDIATE, Hysteresis, Rules
 
 __all__ = [

@@ -18,10 +18,11 @@ from nodeagent.fabric.hypernode import HyperNode
 from nodeagent.fabric.matching import Matching
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.outcome import Outcome
-from nodeagent.fabric.rules import IMMEDIATE, Rules
+from nodeagent.fabric.rules import Rules
 from nodeagent.fabric.settle import Placement, Seating
 from nodeagent.fabric.tiers import Tower
 from nodeagent.fabric.told import Told
+from nodeagent.fabric.uplinks import KnownSwitch, known_switches
 from nodeagent.fabric.wiring import Wiring
 
 _NOBODY: frozenset[str] = frozenset()
@@ -45,7 +46,7 @@ class Planner:
         self._renew: set[str] = set()
         """Objects that must be made again."""
         self.answer = Answer(self.told, self.seating, self.tower)
-        self.evidence = Evidence(rules, self._homes.placed)
+        self.evidence = Evidence(rules, self._homes)
         self._derive()
         if before is not None:
             self.evidence.directory.record.update(before.evidence.directory.record)
@@ -69,9 +70,18 @@ class Planner:
         """A HyperNode as the API server has it, of whichever owner; ``None``: it has been deleted."""
         self.told.hypernode(name, hypernode)
 
-    def uplinks(self, heard: Mapping[str, tuple[str, ...]]) -> None:
-        """Which switches each switch hears above it, by system name: all that is known at present."""
-        self.told.uplinks(heard)
+    def uplinks(self, heard: Mapping[str, tuple[str, ...]], *, by_key: bool = False) -> None:
+        """Which switches each switch hears above it: all that is known at present. By system name, or by the
+        keys of ``switches`` and of ``fabric.uplinks``."""
+        self.told.uplinks(heard, by_key=by_key)
+
+    def switches(self) -> tuple[KnownSwitch, ...]:
+        """The leaf switches that reports speak of, as of the last plan, by key."""
+        return known_switches(self.evidence.directory.keys)
+
+    def is_node(self, name: str) -> bool:
+        """A node of the cluster is called so."""
+        return self.told.is_node(name)
 
     def plan(self, now: float, *, full: bool = False) -> Outcome:
         """What should be, and the writes that lead there. ``full`` does all of it again."""
@@ -119,7 +129,6 @@ class Planner:
         self.evidence.rewind()
         self._derive()
         self._remember_aliases()
-        told.label_news.update(told.nodes)
         told.upper_news = True
         self._restless.update(self.seating.placed.keys() - told.reports.keys(), told.refused, self._forced)
         if told.nodes:
@@ -191,7 +200,7 @@ class Planner:
         self._renew |= names
         for called in names:
             # Who is published there and speaks for several groups, or is silent, may have counted for it.
-            if (old := self.told.own.get(called)) is not None:
+            if self.evidence.hard and (old := self.told.own.get(called)) is not None:
                 wirings = map(self.evidence.wiring, old.nodes)
                 pairs = zip(old.nodes, wirings, strict=True)
                 self._restless.update(
@@ -282,19 +291,21 @@ class Planner:
         leaves = set(change.leaves)
         for wiring in change.wirings:
             leaves.update(wiring.leaves)
+        for group in change.groups:
+            # With other voters it may have switches of its own, or be counted to another group.
+            leaves.update(group.leaves)
         looked = cabling.look(leaves)
         wirings, groups = set(change.wirings), set(change.groups)
         of, names = self.evidence.graph.of, self.matching.names
-        for leaf in looked:
+        near = {joined for leaf in looked if (joined := of.get(leaf)) is not None}
+        for leaf in looked.union(*(group.leaves for group in near)):
             wirings.update(self.evidence.wirings(leaf))
-            if (group := of.get(leaf)) is not None:
-                for other in group.leaves:
-                    wirings.update(self.evidence.wirings(other))
-        groups.update(near for leaf in leaves | looked if (near := of.get(leaf)) is not None)
-        homes = groups | {home for leaf in leaves | looked if (home := cabling.adopted.get(leaf)) is not None}
+        seen = leaves | looked
+        groups.update(joined for leaf in seen if (joined := of.get(leaf)) is not None)
+        lost, cabling.lost = cabling.lost, set()
+        homes = groups.union(lost, (cabling.adopted[leaf] for leaf in cabling.adopted.keys() & seen))
         self._renew.update(name for home in homes if (name := names.get(home)) is not None)
-        for leaf in leaves | looked:
-            self._renew |= self._homes.everywhere(leaf)
+        self._renew |= self._homes.where(seen)
         for node in change.nodes:
             answer.odd(node, ())
             if (here := self.seating.seat.get(node)) is not None:
@@ -346,10 +357,10 @@ class Planner:
         told, tower, key = self.told, self.tower, self.evidence.directory.key_of
         before = set(tower.wanted)
         # A leaf hears the nodes below it too.
-        tower.uplinks.heard = {
-            key(name): tuple(key(up) for up in ups if not told.is_node(up))
-            for name, ups in told.heard.items()
-        }
+        heard = {name: tuple(up for up in ups if not told.is_node(up)) for name, ups in told.heard.items()}
+        if not told.heard_by_key:
+            heard = {key(name): tuple(map(key, ups)) for name, ups in heard.items()}
+        tower.uplinks.heard = heard
         switches = {
             name: frozenset(leaf.switches)
             for name, leaf in sorted(self.answer.leaves.items())
@@ -362,20 +373,3 @@ class Planner:
             )
         )
         return before | tower.wanted.keys() | {name for name, one in told.own.items() if one.tier > 1}
-
-
-def compute(
-    reports: Iterable[NodeLinks],
-    nodes: Mapping[str, Mapping[str, str]] | None = None,
-    published: Iterable[HyperNode] = (),
-    rules: Rules | None = None,
-) -> Outcome:
-    """One plan without waiting and without a memory."""
-    planner = Planner(rules or Rules(hysteresis=IMMEDIATE))
-    for hypernode in published:
-        planner.hypernode(hypernode.name, hypernode)
-    for name, labels in (nodes or {}).items():
-        planner.node(name, labels)
-    for links in reports:
-        planner.report(links.metadata.name or links.node_name, links)
-    return planner.plan(0.0)

@@ -13,7 +13,7 @@ One of these for each tier: of nodes in leaf groups, of groups in the tier above
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from nodeagent.fabric.outcome import Breaker
 from nodeagent.fabric.rules import Hysteresis
@@ -32,12 +32,17 @@ class Placement:
         """Nobody is in two of them."""
         return not self._doubles
 
-    def everywhere(self, item: str) -> set[str]:
-        """All places of somebody."""
-        found = self._doubles.get(item)
-        if found is not None:
-            return found
-        return {self.placed[item]} if item in self.placed else set()
+    def apart(self, one: str, other: str) -> bool:
+        """Both are somewhere, and nowhere together."""
+        here, there = self.placed.get(one), self.placed.get(other)
+        if here is None or there is None or here == there:
+            return False
+        return self._doubles.get(one, {here}).isdisjoint(self._doubles.get(other, {there}))
+
+    def where(self, items: Set[str]) -> set[str]:
+        """All places of any of these."""
+        found = {name for item in items if (name := self.placed.get(item)) is not None}
+        return found.union(*(self._doubles[item] for item in self._doubles.keys() & items))
 
     def publish(self, name: str, before: Iterable[str], after: Iterable[str]) -> set[str]:
         """A published object holds others than before; whom that concerns is returned."""

@@ -96,13 +96,14 @@ class Tower:
         self.parent = {}
         items = {name: Item(switches, switches) for name, switches in leaves.items()}
         below = frozenset(switch for item in items.values() for switch in item.switches)
-        tier = 2
+        tier, quiet = 2, False
         for known in range(2, len(TIER_NAMES) + 1):
             groups = self._groups(items, known, below)
             asserted = False
-            if not groups and self._rules.assume_full_bisection and len(items) > 1:
-                groups, asserted = [_Upper(frozenset(), frozenset(items), ASSERTED)], True
             level = _Level(self._rules.fabric, tier, self.seatings[tier], published, taken)
+            quiet = quiet or (not groups and level.stands(items))
+            if not groups and not quiet and self._rules.assume_full_bisection and len(items) > 1:
+                groups, asserted = [_Upper(frozenset(), frozenset(items), ASSERTED)], True
             if not level.tells(items, groups):
                 items = _through(items, groups)
                 continue
@@ -126,7 +127,7 @@ class Tower:
     def _groups(self, items: Mapping[str, Item], tier: int, below: frozenset[str]) -> list[_Upper]:
         """What the uplinks say: which of the items belong together."""
         ups = {name: self.uplinks.above(item, tier, below) for name, item in items.items()}
-        graph = Graph({})
+        graph = Graph(_never)
         for up, _ in ups.values():
             if up:
                 graph.weigh(tuple(sorted(up)), 1)
@@ -210,6 +211,10 @@ class _Level:
             item not in spoken and self._stands(item) for item in items
         )
 
+    def stands(self, items: Mapping[str, Item]) -> bool:
+        """Something that was heard has put some of them together, and is silent now: no reason to assert."""
+        return any(map(self._stands, items))
+
     def source(self, name: str) -> str:
         if name in self._group:
             return self._group[name].source
@@ -260,6 +265,11 @@ class _Level:
 
     def _is_taken(self, name: str) -> bool:
         return self._taken(name) or name in self._group
+
+
+def _never(_one: str, _other: str) -> bool:
+    """Of switches above the leaves nothing is published that could decide."""
+    return False
 
 
 def _invert(seats: Mapping[str, str]) -> dict[str, list[str]]:

@@ -43,6 +43,7 @@ class Told:
         self.own: dict[str, HyperNode] = {}
         self.strangers = Strangers()
         self.heard: dict[str, tuple[str, ...]] = {}
+        self.heard_by_key = False
         self.node_news: set[str] = set()
         self.label_news: set[str] = set()
         self.own_news: list[tuple[str, HyperNode | None, HyperNode | None]] = []
@@ -105,8 +106,8 @@ class Told:
                 return
         self.own_news.append((name, old, ours))
 
-    def uplinks(self, heard: Mapping[str, tuple[str, ...]]) -> None:
-        self.heard = dict(heard)
+    def uplinks(self, heard: Mapping[str, tuple[str, ...]], *, by_key: bool) -> None:
+        self.heard, self.heard_by_key = dict(heard), by_key
         self.upper_news = True
 
     def exists(self, node: str) -> bool:

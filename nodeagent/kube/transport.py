@@ -31,7 +31,8 @@ from urllib3.util import Timeout
 from nodeagent.kube.access import Access, AccessError
 from nodeagent.kube.failure import ApiError, refused
 
-CONNECT_S = 5.0
+CONNECT_S = 3.0
+"""Nobody can be called back from connecting, so an agent that is to end waits for as long."""
 CONNECTIONS = 8
 CHUNK = 64 * 1024
 BODY_MAX = 256 << 20

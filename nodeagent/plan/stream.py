@@ -50,8 +50,8 @@ def read(source: str) -> Objects:
     objects = Objects()
     for name, raw in _texts(source):
         for found in _documents(name, raw):
-            _take(found, objects)
-    objects.reports = _distinct(objects)
+            _walk(found, objects)
+    settle(objects)
     return objects
 
 
@@ -142,7 +142,7 @@ def _refusal(event: Any, problem: str) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
 
 
-def _take(found: tuple[Any, bool], objects: Objects) -> None:
+def _walk(found: tuple[Any, bool], objects: Objects) -> None:
     document, lax = found
     todo: list[Any] = [document]
     while todo:
@@ -155,7 +155,7 @@ def _take(found: tuple[Any, bool], objects: Objects) -> None:
             if isinstance(items, list) and (not isinstance(kind, str) or kind.endswith("List")):
                 todo += _typed(items, kind)
             else:
-                _object(one, lax, objects)
+                take(one, objects, lax=lax)
         elif one is not None:
             objects.passed += 1
 
@@ -167,7 +167,8 @@ def _typed(items: list[Any], kind: Any) -> Iterator[Any]:
         yield {"kind": of, **item} if of and isinstance(item, dict) and "kind" not in item else item
 
 
-def _object(found: dict[str, Any], lax: bool, objects: Objects) -> None:
+def take(found: dict[str, Any], objects: Objects, *, lax: bool = False) -> None:
+    """One object of whichever kind."""
     kind = found.get("kind")
     if kind == nodelinks.KIND or (kind in (None, "") and "nodeName" in found):
         try:
@@ -212,7 +213,7 @@ def _name(found: dict[str, Any]) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _distinct(objects: Objects) -> list[NodeLinks]:
+def settle(objects: Objects) -> None:
     """One report for each name. Of several the latest version, whatever the order they came in."""
     found: dict[str, list[NodeLinks]] = {}
     for report in objects.reports:
@@ -222,7 +223,7 @@ def _distinct(objects: Objects) -> list[NodeLinks]:
         chosen.append(max(several, key=_version))
         if len(several) > 1:
             objects.notes.append(f"{len(several)} reports are called {name}: the latest counts")
-    return chosen
+    objects.reports = chosen
 
 
 def _version(report: NodeLinks) -> tuple[int, bytes]:

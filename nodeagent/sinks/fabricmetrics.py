@@ -27,6 +27,25 @@ class Shown(Protocol):
     suppressed: int
 
 
+class Asked(Protocol):
+    """``sources.switches.Switches``."""
+
+    reads: Counter[str]
+    states: Counter[str]
+    round_s: float | None
+    rounds: int
+
+
+class Marked(Protocol):
+    """``sinks.nodemarks.NodeMarks``."""
+
+    writes: Counter[tuple[str, str]]
+    spared: int
+
+    @property
+    def counts(self) -> Mapping[str, int]: ...
+
+
 def page(collector: Collector, accept: str) -> Page:
     registry = CollectorRegistry()
     registry.register(collector)
@@ -37,7 +56,10 @@ def page(collector: Collector, accept: str) -> Page:
 
 
 class FabricMetrics(Collector):
-    """``parts`` are the reflectors by resource, ``tree`` counts writes by verb and result, ``labels`` by result."""
+    """``parts`` are the reflectors by resource, ``tree`` counts writes by verb and result, ``labels`` by result.
+
+    ``switches`` and ``marks`` are there where the configuration asks for them.
+    """
 
     def __init__(
         self,
@@ -47,7 +69,10 @@ class FabricMetrics(Collector):
         labels: Counter[str],
         *,
         leading: bool,
+        switches: Asked | None = None,
+        marks: Marked | None = None,
     ) -> None:
+        self._switches, self._marks = switches, marks
         self._shown, self._parts, self._leading = shown, parts, leading
         self._tree, self._labels = tree, labels
 
@@ -65,7 +90,14 @@ class FabricMetrics(Collector):
             writes.add_metric([verb, "hypernode", result], count)
         for result, count in sorted(self._labels.items()):
             writes.add_metric(["patch", "node", result], count)
+        if self._marks is not None:
+            for (mark, result), count in sorted(self._marks.writes.items()):
+                writes.add_metric(
+                    ["apply" if mark == "condition" else "patch", f"node-{mark}", result], count
+                )
         yield writes
+        yield from self._links(self._marks)
+        yield from self._uplinks(self._switches)
         yield _counter(
             "nodeagent_task_restarts",
             "Parts of the controller that failed and were started again.",
@@ -119,6 +151,41 @@ class FabricMetrics(Collector):
             "HyperNodes of other owners that hold nodes of ours.",
             len(outcome.overlaps),
         )
+
+    def _links(self, marks: Marked | None) -> Iterator[Metric]:
+        if marks is None:
+            return
+        marked = GaugeMetricFamily(
+            "nodeagent_fabric_marked_nodes", "Nodes marked for having too few links up.", labels=["mark"]
+        )
+        for mark, count in marks.counts.items():
+            marked.add_metric([mark], count)
+        yield marked
+        yield _gauge(
+            "nodeagent_fabric_spared_nodes",
+            "Nodes with too few links that are not tainted, for too many would be.",
+            marks.spared,
+        )
+
+    def _uplinks(self, asked: Asked | None) -> Iterator[Metric]:
+        if asked is None:
+            return
+        yield _counter(
+            "nodeagent_switch_reads", "Switches asked what they hear.", "result", asked.reads.items()
+        )
+        states = GaugeMetricFamily(
+            "nodeagent_switches", "Switches by what came of asking them last.", labels=["state"]
+        )
+        for state in ("read", "silent", "no-address"):
+            states.add_metric([state], asked.states[state])
+        yield states
+        yield CounterMetricFamily(
+            "nodeagent_switch_rounds", "Rounds of asking all switches.", value=asked.rounds
+        )
+        if asked.round_s is not None:
+            yield _gauge(
+                "nodeagent_switch_round_duration_seconds", "How long the last round took.", asked.round_s
+            )
 
     def _copies(self) -> Iterator[Metric]:
         objects = GaugeMetricFamily("nodeagent_watch_objects", "Objects known.", labels=["resource"])

@@ -6,15 +6,16 @@ The law of this file:
   A hundred thousand reports would be most of a gigabyte as objects.
 * One object that cannot be read is refused by its name and takes nothing else along.
 * Of a Node only its metadata is asked for, and only labels that we may write are passed on.
+* A watch can fall silent without ending, and the picture with it. What is to be written on it is worth a list of
+  the versions first: each write names the version of one object, and the tree's rules are about all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
-from zlib import crc32
 
 import msgspec
 
@@ -23,6 +24,8 @@ from nodeagent.fabric.nodelinks import Metadata, NodeLink, NodeLinks
 from nodeagent.kube.client import Client
 from nodeagent.kube.reflect import Reflector
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Meta, Partial
+
+log = logging.getLogger(__name__)
 
 
 class Listener(Protocol):
@@ -47,20 +50,11 @@ class RawHyperNode(msgspec.Struct):
     spec: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A NodeLinks: enough to know another from it, and whose it is. ``owned``: it goes with its Node."""
+Seen = int
+"""A hash of a NodeLinks: enough to know another from it."""
 
-    mark: int
-    namespace: str
-    owned: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SeenNode:
-    uid: str
-    labels: tuple[tuple[str, str], ...]
-
+SeenNode = tuple[tuple[str, str], ...]
+"""The labels of a Node that we may write, by key."""
 
 _NAME = msgspec.json.Decoder(str)
 _LINKS = msgspec.json.Decoder(tuple[NodeLink, ...])
@@ -71,6 +65,7 @@ class Cluster:
 
     def __init__(self, client: Client, namespace: str, listener: Listener, label_keys: Iterable[str]) -> None:
         self.revision = 0
+        self._client = client
         self._waiters: list[asyncio.Future[None]] = []
         self._listener = listener
         self._prefixes = tuple(key.partition("{")[0] for key in label_keys)
@@ -117,6 +112,26 @@ class Cluster:
             return False
         return True
 
+    async def confirmed(self, timeout_s: float) -> bool:
+        """The copy shows the HyperNodes as they are now. False: it does now, or soon will, but did not; plan
+        again. Raises ``ApiError``."""
+        found: dict[str, str | None] = {}
+
+        def take(one: Partial) -> None:
+            found[one.metadata.name] = one.metadata.resource_version
+
+        await self._client.list_each(HYPERNODES.partial, take, found.clear)
+        copy = self.hypernodes.objects
+        wrong = {
+            name: found.get(name) for name in found.keys() | copy.keys() if found.get(name) != copy.get(name)
+        }
+        if not wrong:
+            return True
+        if not await self.caught_up(wrong, timeout_s):
+            log.info("What is known of hypernodes is not what the API server has; it is read again.")
+            self.hypernodes.doubt()
+        return False
+
     async def changed(self, revision: int) -> None:
         """Return when something differs from what was there at this revision."""
         while self.revision == revision:
@@ -124,7 +139,8 @@ class Cluster:
             self._waiters.append(waiter)
             await waiter
 
-    def _change(self) -> None:
+    def stir(self) -> None:
+        """Something else than an object is new: whoever waits for a change is woken."""
         self.revision += 1
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
@@ -135,18 +151,13 @@ class Cluster:
 
     def _take_report(self, raw: RawReport) -> Seen:
         meta = raw.metadata
-        seen = Seen(
-            crc32(bytes(raw.links), crc32(bytes(raw.node_name))),
-            meta.namespace or "",
-            bool(meta.owner_references),
-        )
-        before = self.reports.objects.get(meta.name)
-        if before is None or before.mark != seen.mark:
+        seen = hash((bytes(raw.links), bytes(raw.node_name)))
+        if self.reports.objects.get(meta.name) != seen:
             self._decoded[meta.name] = _report_of(raw)
         return seen
 
     def _report(self, name: str, _was: Seen | None, now: Seen | None) -> None:
-        self._change()
+        self.stir()
         decoded = self._decoded.pop(name, None)
         if now is None:
             self._listener.report(name, None)
@@ -160,11 +171,11 @@ class Cluster:
     def _take_node(self, node: Partial) -> SeenNode:
         labels = node.metadata.labels or {}
         kept = sorted((key, value) for key, value in labels.items() if key.startswith(self._prefixes))
-        return SeenNode(node.metadata.uid or "", tuple(kept))
+        return tuple(kept)
 
     def _node(self, name: str, _was: SeenNode | None, now: SeenNode | None) -> None:
-        self._change()
-        self._listener.node(name, None if now is None else dict(now.labels))
+        self.stir()
+        self._listener.node(name, None if now is None else dict(now))
 
     # --- HyperNodes ---------------------------------------------------------------------------------------
 
@@ -180,7 +191,7 @@ class Cluster:
         return meta.resource_version or ""
 
     def _hypernode(self, name: str, _was: str | None, now: str | None) -> None:
-        self._change()
+        self.stir()
         found = self._hypernodes.pop(name, None)
         self._listener.hypernode(name, found if now is not None else None)
 

@@ -21,6 +21,7 @@ from nodeagent.health.memory import lasting, same, sound
 from nodeagent.health.samples import Sample, Source, known
 from nodeagent.host.driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.model import Gpu, Health
+from nodeagent.sources.collector import Collector
 from nodeagent.sources.memory import Memory, Who
 from nodeagent.sources.session import NOWHERE, Measured, Place, Reading, boottime
 
@@ -59,6 +60,7 @@ class Ledger:
         self._state: Callable[[tuple[Gpu, ...]], object] = lambda _: None
         self._samples: Callable[[tuple[Sample, ...]], object] = lambda _: None
         self._vitals: dict[str, Sample] = {}
+        self._collector = Collector(Source.GPU)
         self._places: dict[str, Place] = {}
         self._said: dict[str, str] = {}
         self._states: dict[str, tuple[str, float]] = {}
@@ -102,6 +104,10 @@ class Ledger:
     def samples(self) -> tuple[Sample, ...]:
         """The newest of each GPU."""
         return tuple(self._vitals.values())
+
+    def collectors(self) -> tuple[Collector, ...]:
+        """How the reading of the vitals goes; none where there is no driver."""
+        return (self._collector,)
 
     def figures(self) -> dict[str, GpuFigures]:
         """By UUID."""
@@ -148,9 +154,11 @@ class Ledger:
 
     def hear_vitals(self, news: Measured) -> None:
         if news.why is not None:
+            self._collector.failed(news.why)
             self.say("vitals", f"The vitals of the GPUs cannot be read; they are judged without. {news.why}")
             return
         self._said.pop("vitals", None)
+        self._collector.succeeded(news.at, news.seconds)
         for one in news.vitals:
             strange = sorted({*one.absurd, *(name for name in one.values if known(name) is None)})
             if strange:
@@ -175,10 +183,12 @@ class Ledger:
     def find_absent(self, why: str, again_s: float) -> None:
         absent = f"There is no GPU driver; it is looked for every {again_s:g} s. {why}"
         self.say("driver", absent, logging.INFO)
+        self._collector = Collector(Source.GPU)
         self._judge(readings=())
 
     def fall_silent(self, why: str) -> None:
         self._silent = why
+        self._collector.failed(why)
         self.say("driver", f"The GPU driver is silent; what was known of its GPUs stands. {why}")
         gpus = tuple(replace(gpu, health=unknown(gpu.health, why)) for gpu in self._gpus())
         for gpu in gpus:

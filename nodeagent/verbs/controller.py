@@ -43,12 +43,6 @@ def add(add: Add) -> None:
         help="where /metrics, /healthz and /readyz are served (default: %(default)s)",
     )
     parser.add_argument(
-        "--debounce",
-        type=seconds,
-        metavar="SECONDS",
-        help="plan when nothing has changed for so long (default: hysteresis.debounceSeconds of --fabric, or 10)",
-    )
-    parser.add_argument(
         "--lease",
         type=_lease,
         default=15.0,
@@ -80,10 +74,10 @@ def _controller(options: argparse.Namespace) -> int:
         options.namespace or access.namespace,
         controller.identity(),
         options.listen,
-        config.hysteresis.debounce_seconds if options.debounce is None else options.debounce,
+        config.hysteresis.debounce_seconds,
         duration_s=options.lease,
         renew_s=options.lease * 2 / 3,
         retry_s=options.lease * 2 / 15,
     )
-    asyncio.run(controller.run(rules, access, place))
+    asyncio.run(controller.run(rules, access, place, config))
     return GOOD

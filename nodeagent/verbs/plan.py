@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,8 +87,11 @@ def _look(options: argparse.Namespace) -> Look:
     log_to_stderr("warning")
     _, rules = plan.load(options.fabric)
     if options.source is None:
-        raise plan.SourceError("give --from FILE: reading the cluster is not built yet")
-    parts = [stream.read(options.source)]
+        from nodeagent.plan import reading
+
+        parts = [asyncio.run(reading.read(reading.access(options.kubeconfig)))]
+    else:
+        parts = [stream.read(options.source)]
     if options.current is not None:
         if options.current == options.source == "-":
             raise plan.SourceError("the standard input can be read once: give --from or --current a file")

@@ -297,9 +297,11 @@ def test_a_real_lldpd_on_the_cable_of_a_pf_is_heard(run: Run) -> None:
 def test_metrics_count_what_the_kubelet_was_told(run: Run) -> None:
     data = run.step("metrics")
     assert (data["metrics"]["status"], data["ready"]["status"]) == (200, 200)
+    shown = page(run)
     for rail in range(len(run.pfs)):
-        line = f'nodeagent_resource_devices{{health="healthy",resource="{run.resource(rail)}"}}'
-        assert f"{line} {len(data['told'][run.resource(rail)])}.0\n" in data["metrics"]["body"]
+        resource = run.resource(rail)
+        healthy = shown["nodeagent_resource_devices", (("health", "healthy"), ("resource", resource))]
+        assert healthy == len(data["told"][resource])
 
 
 def page(run: Run) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

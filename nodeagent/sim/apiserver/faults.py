@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from nodeagent.sim.apiserver.target import Target
 
-HOW = ("hang", "half", "close", "lost", "deny", "webhook")
+HOW = ("hang", "drip", "half", "close", "lost", "deny", "webhook")
 
 
 @dataclass

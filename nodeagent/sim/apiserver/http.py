@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -38,7 +38,7 @@ class Answer:
     body: bytes = b""
     content_type: str = "application/json"
     headers: dict[str, str] = field(default_factory=dict)
-    stream: AsyncIterator[bytes] | None = None
+    stream: AsyncGenerator[bytes, None] | None = None
     cut: bool = False
 
 
@@ -114,7 +114,7 @@ async def _write(writer: asyncio.StreamWriter, answer: Answer) -> bool:
         writer.write(answer.body)
         await writer.drain()
         return True
-    async with contextlib.aclosing(answer.stream) as parts:  # type: ignore[type-var]
+    async with contextlib.aclosing(answer.stream) as parts:
         await writer.drain()
         async for part in parts:
             writer.write(b"%x\r\n%s\r\n" % (len(part), part))

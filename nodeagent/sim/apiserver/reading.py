@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 from bisect import bisect_right
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,7 +158,7 @@ async def watched(
     asked: Asked,
     *,
     bookmark_s: float,
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """The events of a watch until its time is over or the server ends it."""
     kind = seen.kind
     table = store.table(kind.group, kind.plural)

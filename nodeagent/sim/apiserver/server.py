@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,8 @@ Admission = Callable[[str, str, str, Json | None, Json | None], str | None]
 
 APPLY = "application/apply-patch"
 NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease", "nodeagent")
+
+DRIP_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,8 @@ class ApiServer:
     ) -> None:
         """The next ``times`` requests that match (``None``: all from now on), after ``skip`` of them, go wrong.
 
-        ``how`` is a status ("500", "429", "403", …), ``hang`` (no answer), ``half`` (half a body), ``close``
+        ``how`` is a status ("500", "429", "403", …), ``hang`` (no answer), ``drip`` (one that never ends, a byte
+        now and then), ``half`` (half a body), ``close``
         (nothing), ``lost`` (done, but the connection ends before the answer), ``deny`` (an admission webhook
         refuses) or ``webhook`` (it cannot be reached).
         """
@@ -282,6 +285,8 @@ class ApiServer:
                     details={"group": about.group, "kind": about.plural},
                 )
         self._user = user.name  # nothing is awaited until the write is done
+        if fault is not None and fault.how == "drip":
+            return Answer(200, stream=_drip())
         answer = self._routes.answer(asked, about, user)
         if about.plural == "customresourcedefinitions" and about.verb not in ("get", "list", "watch"):
             self._learn_kinds()
@@ -322,7 +327,7 @@ class ApiServer:
             message = fault.message or f"a fault that was asked for, on {about.verb} {about.resource}"
             raise RefusedError(int(fault.how), message, retry_after_s=fault.retry_after_s)
 
-    async def _counted(self, stream: Any, plural: str) -> Any:
+    async def _counted(self, stream: AsyncGenerator[bytes, None], plural: str) -> AsyncGenerator[bytes, None]:
         self.watching[plural] += 1
         self._happened()
         try:
@@ -367,3 +372,9 @@ class ApiServer:
                 )
             )
         self._happened()
+
+
+async def _drip() -> AsyncGenerator[bytes, None]:
+    while True:
+        yield b" "
+        await asyncio.sleep(DRIP_S)
