@@ -20,6 +20,7 @@ that it forgets is for how long a move has stood, and moves wait a little longer
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import random
@@ -141,15 +142,20 @@ class Controller:
     async def _lead(self) -> None:
         """The tree, and beside it what may take its time."""
         await self.cluster.synced()
+        # What was read lives as long as this process, and is not looked through for garbage.
+        gc.freeze()
         self._planned.clear()
         beside = {"switches": self._ask_switches, "marks": self._mark}
         tasks = [asyncio.create_task(keep(name, job), name=name) for name, job in beside.items()]
         try:
             await self._work()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            pending = set(tasks)
+            while pending:
+                # More than once: asyncio.wait_for, which libraries use, may swallow a cancellation on Python 3.11.
+                for task in pending:
+                    task.cancel()
+                _, pending = await asyncio.wait(pending, timeout=1.0)
 
     async def _work(self) -> None:
         backoff_s, full, loop = RETRY_FIRST_S, True, asyncio.get_running_loop()
@@ -203,8 +209,6 @@ class Controller:
         progress.suppressed += len(outcome.hypernodes) - len({write.object.name for write in outcome.writes})
         progress.outcome = outcome
         self._planned.set()
-        if self.switches is not None:
-            self.switches.glance()
         return outcome
 
     async def _ask_switches(self) -> None:

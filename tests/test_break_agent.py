@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
-from nodeagent.config import ConfigError
+from nodeagent.config import Config, ConfigError
+from nodeagent.inventory import Inventory
+from nodeagent.node import watch
 from nodeagent.sim.kubelet import Kubelet, PodSpec
+from nodeagent.sim.machine import Machine
 from tests.worlds import Node, node
 
 HEAD = "two-gpus-and-two-nics"
@@ -240,6 +244,30 @@ async def test_a_podresources_socket_that_is_missing_is_said_once_and_costs_noth
             await asyncio.sleep(0.6)
         assert caplog.text.count("It is not known which pod holds what") == 1
         assert 'nodeagent_source_silent{source="pods"} 1\n' in (await n.get("/metrics"))[1]
+
+
+async def test_a_part_that_failed_and_works_again_leaves_nobody_silent(tmp_path: Path) -> None:
+    """What stays silent for ever keeps an alert up, and keeps pods on devices that have gone."""
+    Machine.load("two-gpu-two-nic").write(tmp_path)
+    inventory = Inventory()
+    begun = []
+    again = asyncio.Event()
+
+    def sampling(_sampler: object) -> None:
+        begun.append(_sampler)
+        if len(begun) == 1:
+            raise KeyError("once")
+        again.set()
+
+    task = asyncio.create_task(watch(inventory, Config(), tmp_path, sampling=sampling))
+    try:
+        async with asyncio.timeout(30):
+            await again.wait()
+            await inventory.changed(0)
+        assert inventory.snapshot.silent == ()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_it_is_not_ready_before_the_machine_could_be_looked_at() -> None:

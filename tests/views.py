@@ -119,6 +119,9 @@ def sick(snapshot: Snapshot) -> Snapshot:
         holdings=(
             Holding("train", "worker-0", "main", "nvidia-dgx-h100/nic0", (vfs[0].pci_address,)),
             Holding(
+                "train", "worker-1", "main", "nvidia-dgx-h100/gpu-mem", (f"{snapshot.gpus[0].uuid}::20",)
+            ),
+            Holding(
                 "train",
                 "worker-0",
                 "main",

@@ -34,7 +34,7 @@ class Subject(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ``device`` is what samples call it: a PF's PCI address or a GPU's UUID. ``path`` is its way from the root
     complex, as ``Function.pci_path``; with ``link_type``, ``speed_mbps``, ``numa_node`` and ``default_route``
-    it is what roles are guessed from. ``mac`` is the permanent address.
+    it is what roles are guessed from. ``mac`` is the permanent address. ``index`` is the driver's number of a GPU.
     """
 
     device: str
@@ -47,6 +47,7 @@ class Subject(msgspec.Struct, frozen=True, omit_defaults=True):
     speed_mbps: int | None = None
     numa_node: int | None = None
     default_route: bool = False
+    index: int | None = None
     path: tuple[str, ...] = ()
 
 

@@ -25,7 +25,7 @@ from nodeagent.kube.resource import NODES, Partial
 
 log = logging.getLogger(__name__)
 
-PER_SECOND = 20.0
+PER_SECOND = 50.0
 REFUSED_MAX = 3
 
 _NODE = NODES.typed(Partial)

@@ -15,9 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
-from zlib import crc32
 
 import msgspec
 
@@ -52,11 +50,9 @@ class RawHyperNode(msgspec.Struct):
     spec: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-@dataclass(frozen=True, slots=True)
-class SeenNode:
-    uid: str
-    labels: tuple[tuple[str, str], ...]
 
+SeenNode = tuple[tuple[str, str], ...]
+"""The labels of a Node that we may write, by key."""
 
 _NAME = msgspec.json.Decoder(str)
 _LINKS = msgspec.json.Decoder(tuple[NodeLink, ...])
@@ -155,7 +151,7 @@ class Cluster:
         """Told at once, so that no two pages of decoded reports are there at a time; a list that fails half-way
         has told what is true all the same."""
         name = raw.metadata.name
-        mark = crc32(bytes(raw.links), crc32(bytes(raw.node_name)))
+        mark = hash((bytes(raw.links), bytes(raw.node_name)))
         if self._marks.get(name) != mark:
             self._marks[name] = mark
             decoded = _report_of(raw)
@@ -177,11 +173,11 @@ class Cluster:
     def _take_node(self, node: Partial) -> SeenNode:
         labels = node.metadata.labels or {}
         kept = sorted((key, value) for key, value in labels.items() if key.startswith(self._prefixes))
-        return SeenNode(node.metadata.uid or "", tuple(kept))
+        return tuple(kept)
 
     def _node(self, name: str, _was: SeenNode | None, now: SeenNode | None) -> None:
         self.stir()
-        self._listener.node(name, None if now is None else dict(now.labels))
+        self._listener.node(name, None if now is None else dict(now))
 
     # --- HyperNodes ---------------------------------------------------------------------------------------
 

@@ -128,7 +128,8 @@ def _replay(options: argparse.Namespace, config: Config, file: Path) -> int:
     try:
         with file.open("rb") as lines:
             header, samples = decode(lines)
-            for one in replay.replay(header, tally.follow(samples), node.terms(config.health)):
+            terms, rules = node.terms(config.health), node.rules(config.gpu)
+            for one in replay.replay(header, tally.follow(samples), terms, rules):
                 tally.count(one)
                 print(json.dumps(replay.as_object(one)) if options.json else replay.told(one, header))
     except RecordingError as error:

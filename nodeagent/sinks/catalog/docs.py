@@ -46,7 +46,8 @@ How to read it:
   `nodeagent_link_carrier * on (instance, device) group_left (rail, pci_address) nodeagent_link_info`.
 * Pods stand in `nodeagent_device_pod_info` alone. A VF's traffic by pod:
   `rate(nodeagent_vf_receive_bytes_total[5m]) * on (instance, pci_address) group_left (namespace, pod)
-  label_replace(nodeagent_device_pod_info, "pci_address", "$1", "device_id", "(.+)")`.
+  label_replace(nodeagent_device_pod_info{device_id=~"[0-9a-f]+:.+"}, "pci_address", "$1", "device_id", "(.+)")`.
+  Without the matcher GPUs are in it too, which several pods hold, and Prometheus refuses to join.
 * What a machine does not have or a driver does not tell is absent, never 0.
 * A state is one series for each word it may be, exactly one of which is 1. Reasons are there while they are active.
 * Receive and transmit are this node's: received pauses are the peer's wish that we wait, transmitted ones ours.
