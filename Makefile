@@ -52,7 +52,7 @@ protos: $(VENV)/.ready  ## regenerate nodeagent/kube/*_pb2.py
 lock: $(VENV)/.ready  ## renew the pinned requirements: for development, and those of the image among them
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv $(COMPILE) --upgrade --extra dev pyproject.toml --output-file hack/requirements.txt
-	$(BIN)/uv $(COMPILE) --extra gpu --constraints hack/requirements.txt pyproject.toml \
+	$(BIN)/uv $(COMPILE) --extra gpu --extra snmp --constraints hack/requirements.txt pyproject.toml \
 		--output-file hack/requirements-run.txt
 	echo scapy | $(BIN)/uv $(COMPILE) --upgrade - --output-file hack/requirements-bench.txt
 

@@ -24,6 +24,7 @@ health changes. On a machine that is no cluster node, `nodeagent scan` and `node
 _EXAMPLES = """\
 examples:
   nodeagent demo                               watch it work on a simulated DGX H100
+  nodeagent demo --nodes 64                    and its controller on a simulated fabric
   nodeagent scan                               what this machine has, and what would be offered
   nodeagent config defaults > nodeagent.yaml   a commented configuration to start from
   nodeagent config check nodeagent.yaml

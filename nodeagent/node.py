@@ -21,6 +21,7 @@ import msgspec
 from nodeagent.config import Config, GpuSettings, HealthSettings, override
 from nodeagent.health.engine import Expected, Terms
 from nodeagent.health.gpu import Rules
+from nodeagent.health.gpuguard import Guard
 from nodeagent.health.rules import effective
 from nodeagent.health.vitals import Limits, Mark
 from nodeagent.host.driver import DriverError, GpuReading, GpuVitals
@@ -174,9 +175,10 @@ def permanent_macs() -> dict[str, str | None]:
     }
 
 
-def gpus_ledger(settings: GpuSettings, memory: Memory | None = None) -> Ledger:
+def gpus_ledger(config: Config, memory: Memory | None = None) -> Ledger:
     """What stands against the GPUs. Those that are to be left alone are not those that were remembered."""
-    return Ledger(rules(settings), memory if settings.driver != "none" else None)
+    guard = Guard(config.health.guard.share, config.health.guard.seconds)
+    return Ledger(rules(config.gpu), memory if config.gpu.driver != "none" else None, guard)
 
 
 @contextmanager
@@ -289,7 +291,7 @@ async def watch(
         asked.set()
         looked.make()
 
-    ledger = gpu_ledger if gpu_ledger is not None else gpus_ledger(config.gpu)
+    ledger = gpu_ledger if gpu_ledger is not None else gpus_ledger(config)
 
     def found_gpus(found: tuple[Gpu, ...]) -> None:
         inventory.state("gpus", gpus=found)

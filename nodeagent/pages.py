@@ -78,7 +78,8 @@ class GpuLedger(Protocol):
 
 
 class Pages:
-    """``offered`` are the kinds that the kubelet is told of, ``withheld`` why others are not."""
+    """``offered`` are the kinds that the kubelet is told of, ``withheld`` why others are not; ``remarks`` are what
+    is offered otherwise than configured, which is no reason not to be ready."""
 
     def __init__(self, config: Config, inventory: Inventory, measure: Measure) -> None:
         self._config = config
@@ -89,6 +90,7 @@ class Pages:
         self.door = _door(config)
         self.offered: tuple[Kind, ...] = ()
         self.withheld: tuple[str, ...] = ()
+        self.remarks: tuple[str, ...] = ()
         self.rails: Mapping[str, int] = {}
         self.statuses: Callable[[], tuple[Status, ...]] = lambda: ()
         self.measured: Measured | None = None
@@ -165,6 +167,7 @@ class Pages:
             for status in statuses
         ]
         lines += [f"{one} (not registered)" for one in self.withheld]
+        lines += self.remarks
         good = bool(statuses) and not missing and not self.withheld
         return Page(
             200 if good else 503, "".join(f"{line}\n" for line in lines or ["nothing offered yet"]).encode()

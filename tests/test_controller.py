@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
+from zlib import crc32
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -25,7 +26,7 @@ def nodelinks(node: str, leaves: list[str], *, state: str = "healthy", stale: bo
         {
             "name": f"nic{rail}", "fabric": "compute", "rail": rail, "state": state,
             "neighbor": {
-                "chassisID": {"subtype": "mac", "value": f"02:00:00:{abs(hash(leaf)) % 251:02x}:00:01"},
+                "chassisID": {"subtype": "mac", "value": f"02:00:{crc32(leaf.encode()).to_bytes(4).hex(':')}"},
                 "portID": {"subtype": "ifname", "value": f"Ethernet-{node}"},
                 "systemName": leaf,
                 **({"stale": True} if stale else {}),
@@ -126,7 +127,7 @@ async def test_two_units_become_two_hypernodes_and_their_nodes_are_labelled_once
         assert labels(server, FIRST[0])[key] != labels(server, SECOND[0])[key]
         assert labels(server, FIRST[0])["zone"] == "a"
         assert controller.hypernodes.writes == {("create", "ok"): 2}
-        assert controller.labels.writes == {"ok": 8}
+        await until(lambda: controller.labels.writes == {"ok": 8})
 
 
 async def test_silence_writes_nothing():

@@ -101,7 +101,7 @@ def running(word: str) -> list[str]:
 def test_too_few_nodes_make_no_fabric():
     done = demo("--nodes", "3", "--once")
     assert done.returncode == 1
-    assert done.stderr == "nodeagent: 3 nodes make no fabric: give --nodes 4 or more\n"
+    assert done.stderr == "nodeagent: 3 nodes are no fabric to show: give --nodes 4 to 2048\n"
 
 
 def test_a_machine_is_written_or_a_fabric_shown(tmp_path: Path):

@@ -58,6 +58,8 @@ def test_another_card_in_the_slot_is_another_device() -> None:
         b'{"version":1}',
         b'{"version":2,"boot_id":"x","entries":[]}',
         b"x" * (1 << 23),
+        b'{"version":1,"boot_id":"x","entries":[{"room":"nic","pci_address":"x","identity":null,"value":'
+        + b"[" * 100_000,
     ],
 )
 def test_a_broken_or_foreign_file_is_left_out_with_one_line(

@@ -16,16 +16,19 @@ from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import FieldDescriptor
 
 from nodeagent.kube import deviceplugin_pb2, pluginregistration_pb2, podresources_pb2
+from nodeagent.sources.switches import gnmi_pb2
 
 ROOT = Path(__file__).resolve().parent.parent
-PROTOS = ("deviceplugin", "pluginregistration", "podresources")
+PROTOS = ("deviceplugin", "pluginregistration", "podresources", "gnmi")
+PACKAGE = dict.fromkeys(PROTOS, "nodeagent/kube") | {"gnmi": "nodeagent/sources/switches"}
 MODULES = {
     "deviceplugin": deviceplugin_pb2,
     "pluginregistration": pluginregistration_pb2,
     "podresources": podresources_pb2,
+    "gnmi": gnmi_pb2,
 }
 
-# Transcribed from the kubelet's API, not from our protos: "name type number", r = repeated.
+# Transcribed from the kubelet's API and from openconfig/gnmi, not from our protos: "name type number", r = repeated.
 FIELDS = {
     "deviceplugin": """
         DevicePluginOptions: pre_start_required bool 1; get_preferred_allocation_available bool 2
@@ -72,6 +75,26 @@ FIELDS = {
         NUMANode: ID int64 1
         CDIDevice: name string 1
     """,
+    # Of a oneof nothing is said here; its members are told apart by presence.
+    "gnmi": """
+        PathElem: name string 1; key map<string,string> 2
+        Path: origin string 2; elem r PathElem 3; target string 4
+        ScalarArray: element r TypedValue 1
+        TypedValue: string_val string 1; int_val int64 2; uint_val uint64 3; bool_val bool 4; bytes_val bytes 5; leaflist_val ScalarArray 8; json_val bytes 10; json_ietf_val bytes 11; ascii_val string 12
+        Update: path Path 1; val TypedValue 3
+        Notification: timestamp int64 1; prefix Path 2; update r Update 4
+        GetRequest: prefix Path 1; path r Path 2; type DataType 3; encoding Encoding 5
+        GetResponse: notification r Notification 1
+        Subscription: path Path 1
+        SubscriptionList: prefix Path 1; subscription r Subscription 2; mode Mode 5; encoding Encoding 8
+        SubscribeRequest: subscribe SubscriptionList 1
+        SubscribeResponse: update Notification 1; sync_response bool 3
+    """,
+}
+ENUMS = {
+    "Encoding": {"JSON": 0, "BYTES": 1, "PROTO": 2, "ASCII": 3, "JSON_IETF": 4},
+    "GetRequest.DataType": {"ALL": 0, "CONFIG": 1, "STATE": 2, "OPERATIONAL": 3},
+    "SubscriptionList.Mode": {"STREAM": 0, "ONCE": 1, "POLL": 2},
 }
 METHODS = {
     "deviceplugin": {
@@ -100,6 +123,10 @@ METHODS = {
         ),
         "/v1.PodResourcesLister/Get": ("GetPodResourcesRequest", "GetPodResourcesResponse"),
     },
+    "gnmi": {
+        "/gnmi.gNMI/Get": ("GetRequest", "GetResponse"),
+        "/gnmi.gNMI/Subscribe": ("stream SubscribeRequest", "stream SubscribeResponse"),
+    },
 }
 
 
@@ -116,6 +143,8 @@ def fields_of_table(name: str) -> dict[str, set[tuple[str, str, int]]]:
 
 def fields_of_proto(name: str) -> dict[str, set[tuple[str, str, int]]]:
     text = re.sub(r"//.*", "", (ROOT / "protos" / f"{name}.proto").read_text())
+    text = re.sub(r"enum\s+\w+\s*\{[^}]*\}", "", text)
+    text = re.sub(r"oneof\s+\w+\s*\{([^}]*)\}", r"\1", text)
     found: dict[str, set[tuple[str, str, int]]] = {}
     for message, body in re.findall(r"message\s+(\w+)\s*\{(.*?)\}", text, re.DOTALL):
         found[message] = set()
@@ -132,8 +161,10 @@ def kind_of(field: FieldDescriptor) -> str:
         getattr(FieldDescriptor, n): n[5:].lower() for n in dir(FieldDescriptor) if n.startswith("TYPE_")
     }
     if field.message_type is None:
-        kind = names[field.type]
-        if field.has_presence:
+        kind = names[field.type] if field.enum_type is None else field.enum_type.name
+        # What stands in a oneof that is written down has presence without the word for it.
+        oneof = field.containing_oneof
+        if field.has_presence and (oneof is None or oneof.name.startswith("_")):
             kind = "optional " + kind
     elif field.message_type.GetOptions().map_entry:
         return "map<" + ",".join(kind_of(part) for part in field.message_type.fields) + ">"
@@ -143,22 +174,22 @@ def kind_of(field: FieldDescriptor) -> str:
 
 
 @pytest.mark.parametrize("name", PROTOS)
-def test_the_proto_has_the_kubelets_field_numbers_and_types(name):
+def test_the_proto_has_the_field_numbers_and_types_of_the_api(name):
     assert fields_of_proto(name) == fields_of_table(name)
 
 
 @pytest.mark.parametrize("name", PROTOS)
-def test_the_generated_messages_have_the_kubelets_field_numbers_and_types(name):
+def test_the_generated_messages_have_the_field_numbers_and_types_of_the_api(name):
     messages = MODULES[name].DESCRIPTOR.message_types_by_name
     found = {m.name: {(f.name, kind_of(f), f.number) for f in m.fields} for m in messages.values()}
     assert found == fields_of_table(name)
 
 
 @pytest.mark.parametrize("name", PROTOS)
-def test_the_methods_have_the_kubelets_paths(name):
+def test_the_methods_have_the_paths_of_the_api(name):
     found = {
         f"/{service.full_name}/{method.name}": (
-            method.input_type.name,
+            ("stream " if method.client_streaming else "") + method.input_type.name,
             ("stream " if method.server_streaming else "") + method.output_type.name,
         )
         for service in MODULES[name].DESCRIPTOR.services_by_name.values()
@@ -169,10 +200,17 @@ def test_the_methods_have_the_kubelets_paths(name):
 
 @pytest.mark.parametrize("name", PROTOS)
 def test_a_proto_lies_in_the_pool_under_the_packages_own_path(name):
-    assert MODULES[name].DESCRIPTOR.name == f"nodeagent/kube/{name}.proto"
-    assert (
-        descriptor_pool.Default().FindFileByName(f"nodeagent/kube/{name}.proto") == MODULES[name].DESCRIPTOR
-    )
+    path = f"{PACKAGE[name]}/{name}.proto"
+    assert MODULES[name].DESCRIPTOR.name == path
+    assert descriptor_pool.Default().FindFileByName(path) == MODULES[name].DESCRIPTOR
+
+
+def test_the_enums_of_gnmi_have_their_numbers():
+    file = gnmi_pb2.DESCRIPTOR
+    enums = dict(file.enum_types_by_name.items())
+    for message in file.message_types_by_name.values():
+        enums |= {f"{message.name}.{name}": enum for name, enum in message.enum_types_by_name.items()}
+    assert {name: {v.name: v.number for v in enum.values} for name, enum in enums.items()} == ENUMS
 
 
 def test_no_two_protos_share_a_name():
@@ -195,7 +233,9 @@ def test_the_committed_modules_are_what_the_protos_generate(tmp_path):
         env={**os.environ, "PYTHON": sys.executable},
         timeout=60,
     )
-    fresh = {path.name: path.read_bytes() for path in (tmp_path / "nodeagent" / "kube").iterdir()}
-    committed = {path.name: path.read_bytes() for path in (ROOT / "nodeagent" / "kube").glob("*_pb2*")}
-    assert sorted(fresh) == sorted(f"{name}_pb2.{end}" for name in PROTOS for end in ("py", "pyi"))
-    assert committed == fresh, "run hack/protos.sh and commit what it writes"
+    for package in set(PACKAGE.values()):
+        names = [name for name in PROTOS if PACKAGE[name] == package]
+        fresh = {path.name: path.read_bytes() for path in (tmp_path / package).iterdir()}
+        committed = {path.name: path.read_bytes() for path in (ROOT / package).glob("*_pb2*")}
+        assert sorted(fresh) == sorted(f"{name}_pb2.{end}" for name in names for end in ("py", "pyi"))
+        assert committed == fresh, "run hack/protos.sh and commit what it writes"

@@ -13,15 +13,21 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.config.fabric import FabricConfig
+from nodeagent.config.switches import SnmpSettings, SwitchesSettings
+from nodeagent.controller import Controller, Place
 from nodeagent.fabric import IMMEDIATE, Planner, Rules
 from nodeagent.fabric.nodelinks import Identifier, LinkNeighbor, NodeLink, NodeLinks
 from nodeagent.fabric.uplinks import MANAGEMENT_PORTS
+from nodeagent.kube.access import Access
+from nodeagent.sim.apiserver import ApiServer
 from nodeagent.sources.switches import SwitchError, Switches, Way
 from nodeagent.sources.switches.secret import Secret, secrets
 from nodeagent.sources.switches.snmp import Snmp
 from nodeagent.sources.switches.values import Reading
 from tests.netns import Lldpd, Netns, veth
 from tests.snmpd import COMMUNITY, PASSWORD, USERS, Switch, user
+from tests.test_controller import nodelinks, until
 
 pytestmark = pytest.mark.needs("root", "ip", "lldpd", "snmpd")
 
@@ -246,6 +252,45 @@ async def test_credentials_are_read_again_and_may_be_missing(rig: Rig, tmp_path:
         await switches.round()
         assert heard().keys() == {"leaf1", "leaf2"}
         assert not switches.trouble
+
+
+async def test_the_leader_asks_and_a_tier_appears_in_the_cluster(rig: Rig, tmp_path: Path):
+    (tmp_path / "community").write_text(COMMUNITY)
+    config = FabricConfig(
+        switches=SwitchesSettings(
+            method="snmp",
+            credentials=str(tmp_path),
+            networks=("10.77.0.0/16",),
+            interval_seconds=0.5,
+            timeout_seconds=5.0,
+            snmp=SnmpSettings(version="v2c"),
+        )
+    )
+    with rig.controller.entered():
+        server = await ApiServer().start()
+        for number, leaf in ((0, "leaf1"), (1, "leaf1"), (2, "leaf2"), (3, "leaf2")):
+            name = f"node-0{number}"
+            server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
+            body = nodelinks(name, [leaf])
+            body["links"][0]["neighbor"]["managementAddresses"] = [f"10.77.{leaf[-1]}.2"]
+            server.put(body)
+        place = Place("nodeagent", "a", None, 0.05, 3.0, 2.0, 0.2)
+        controller = Controller(
+            Rules(hysteresis=IMMEDIATE), Access(server.url, token=server.token()), place, config
+        )
+        task = asyncio.create_task(controller.run())
+        try:
+            await until(lambda: [one for one in server.objects("hypernodes") if one["spec"]["tier"] == 2])
+            await until(lambda: controller.switches is not None and controller.switches.rounds)
+            text = controller._metrics("").body.decode()
+            assert 'nodeagent_switches{state="read"} 2.0' in text
+            assert 'nodeagent_switch_reads_total{result="ok"}' in text
+            for found in server.objects("nodelinks") + server.objects("hypernodes"):
+                assert COMMUNITY not in str(found)
+        finally:
+            task.cancel()
+            await asyncio.wait((task,))
+            await server.stop()
 
 
 def test_a_secret_shows_in_no_repr(tmp_path: Path):

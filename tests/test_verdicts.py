@@ -157,6 +157,10 @@ def test_a_plan_is_read_for_one_node() -> None:
         (b"\xff\xfe\x00", "it is no YAML"),
         (b"&a [*a]", "must map"),
         (b"n1: !!python/object:os.system {}", "it is no YAML"),
+        (b"n1: {eth1: !!bool x}", "a tag does not fit"),
+        (b"n1: !!timestamp x", "a tag does not fit"),
+        (b"n1: !!int ''", "a tag does not fit"),
+        (b"[" * 100_000, "nested deeper"),
     ],
 )
 def test_what_is_no_plan_is_said_with_its_place(text: bytes, complaint: str) -> None:

@@ -110,7 +110,7 @@ class SwitchesSettings(Settings, frozen=True, kw_only=True):
             "The folder of a mounted Secret, read again for each round: community, username, password, authPassword, "
             "privPassword, ca.crt, tls.crt, tls.key; those that the method asks for."
         ),
-    ] = "/etc/nodeagent/switches"
+    ] = "/etc/nodeagent-credentials"
     networks: Annotated[
         tuple[Network, ...],
         listed(
@@ -173,8 +173,8 @@ class NodesSettings(Settings, frozen=True, kw_only=True):
     taint_percent: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=100)],
         setting(
-            "No more than so many percent of all nodes, and always one, are tainted: when a switch fails, a cluster "
-            "must not stop."
+            "No more than so many percent of all nodes, but one in any case, are tainted: when a switch fails, a "
+            "cluster must not stop. 0 taints none."
         ),
     ] = 20
 

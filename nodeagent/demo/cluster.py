@@ -34,6 +34,8 @@ GATHER_S = 0.1
 LEASE_S = 5.0
 PATIENCE_S = 60.0
 """With a slow machine; each wait takes a second or two."""
+LABEL_S = 0.1
+"""The controller labels 20 Nodes in a second."""
 
 Json = dict[str, Any]
 
@@ -63,6 +65,7 @@ class Cluster:
     def __init__(self, folder: Path, fabric: Fabric, rails: Names) -> None:
         self.fabric = fabric
         self._folder, self._rails = folder, rails
+        self._patience_s = PATIENCE_S + len(fabric.nodes) * LABEL_S
         self._stack = contextlib.AsyncExitStack()
         self._reports: dict[str, tuple[asyncio.Task[None], Inventory]] = {}
         self.kubeconfig = folder / "kubeconfig"
@@ -207,21 +210,21 @@ class Cluster:
     async def until(self, true: Callable[[], object], what: str) -> None:
         """Wait for what the API server sees."""
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(self._patience_s):
                 await self.server.until(true)
         except TimeoutError as error:
-            raise self.error(f"waited {PATIENCE_S:g} s in vain until {what}") from error
+            raise self.error(f"waited {self._patience_s:g} s in vain until {what}") from error
 
     async def until_says(self, replica: Replica, true: Callable[[dict[str, float]], bool], what: str) -> None:
         """Wait for what a replica says of itself."""
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(self._patience_s):
                 while not ((told := await replica.metrics()) and true(told)):
                     if replica.process.returncode is not None:
                         raise self.error(f"{replica.name} has ended with {replica.process.returncode}")
                     await asyncio.sleep(0.05)
         except TimeoutError as error:
-            raise self.error(f"waited {PATIENCE_S:g} s in vain until {what}") from error
+            raise self.error(f"waited {self._patience_s:g} s in vain until {what}") from error
 
     def error(self, what: str) -> DemoError:
         ends = "\n".join(f"{one.name}:\n{tail(one.log)}" for one in self.replicas)

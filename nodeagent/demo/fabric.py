@@ -20,8 +20,9 @@ from nodeagent.demo.stage import DemoError, Stage
 from nodeagent.sim.fabric import Fabric
 from nodeagent.sim.machine import Machine
 
-NODES_MIN = 4
-WIDTH = 108
+NODES_MIN, NODES_MAX = 4, 2048
+"""Two units of two; and what the controller, at 20 Nodes in a second, labels before anybody has gone home."""
+WIDTH, LINES = 108, 20
 MOVE_S, DEBOUNCE_S = 0.5, 0.3
 """A minute and ten seconds by default, which is long for a show."""
 STANDS_S = MOVE_S + 2 * DEBOUNCE_S
@@ -33,6 +34,12 @@ tiers:
   namePatterns: ["(?P<tier2>hall[0-9]+)-su"]
 hysteresis: {{moveSeconds: {MOVE_S:g}, settleSeconds: {MOVE_S:g}, debounceSeconds: {DEBOUNCE_S:g}}}
 """
+_ABOUT = f"""\
+Simulated: the nodes, their NICs, the switches, the cables, and what LLDP says over them. The API server is a
+stand-in, which refuses to have a node in two HyperNodes at any moment. Real: what each agent reports with (one
+for each node, here), and the controller, two replicas, processes of their own. Shortened: a move is believed after
+{MOVE_S:g} s (60 s by default), a plan made after {DEBOUNCE_S:g} s without changes (10 s), a leader that is silent
+followed after {LEASE_S:g} s (15 s)."""
 _PLANS = "nodeagent_fabric_plans_total"
 _FOREIGN = 'nodeagent_fabric_anomalies{kind="foreign-leaf"}'
 _LEADER = "nodeagent_controller_leader"
@@ -41,8 +48,8 @@ _LEADER = "nodeagent_controller_leader"
 class FabricShow(Stage):
     def __init__(self, machine: str, folder: Path, nodes: int) -> None:
         super().__init__()
-        if nodes < NODES_MIN:
-            raise DemoError(f"{nodes} nodes make no fabric: give --nodes {NODES_MIN} or more")
+        if not NODES_MIN <= nodes <= NODES_MAX:
+            raise DemoError(f"{nodes} nodes are no fabric to show: give --nodes {NODES_MIN} to {NODES_MAX}")
         self._machine = Machine.load(machine)
         self._folder, self._nodes = folder, nodes
         self._versions: dict[str, str] = {}
@@ -54,13 +61,9 @@ class FabricShow(Stage):
         rails = {address: (RAIL.format(rail), rail) for rail, address in enumerate(fabric.rails)}
         print(
             f"nodeagent demo: a fabric of {self._nodes} nodes ({self._machine.model.name}), {len(rails)} rails, "
-            f"{fabric.units} scalable units.\n"
-            "Simulated: the nodes, their NICs, the switches, the cables, and what LLDP says over them. The API server\n"
-            "is a stand-in. Real: what each agent reports with (one for each node, here), and the controller, two\n"
-            f"replicas, processes of their own. Shortened: a move is believed after {MOVE_S:g} s (60 s by default), a "
-            f"plan made\nafter {DEBOUNCE_S:g} s without changes (10 s), a leader that is silent followed after "
-            f"{LEASE_S:g} s (15 s).\n"
+            f"{fabric.units} scalable units."
         )
+        print(*textwrap.wrap(_ABOUT, WIDTH), "", sep="\n")
         async with Cluster(self._folder, fabric, rails) as self._cluster:
             self._fabric = fabric
             self._cluster.fabric_file.write_text(_CONFIG)
@@ -108,7 +111,7 @@ class FabricShow(Stage):
         rail = min(3, len(fabric.rails) - 1)
         node = fabric.at(fabric.leaf(0, 0))[-1]
         wrong = fabric.leaf(1, rail)
-        self._act(f"One cable of {node}, rail {rail}, is put into {wrong}, of the other unit")
+        self._act(f"One cable of {node}, rail {rail}, is put into {wrong}, of the second unit")
         right = fabric.plug(node, rail, wrong)
         await self._say_so([node])
         await cluster.until_says(self._leads, lambda told: told[_FOREIGN] > 0, "the anomaly is seen")
@@ -158,9 +161,9 @@ class FabricShow(Stage):
 
     async def _rerack(self) -> None:
         cluster, fabric = self._cluster, self._fabric
-        node = fabric.at(fabric.leaf(0, 0))[0]
+        node, host = fabric.at(fabric.leaf(0, 0))[0], fabric.at(fabric.leaf(1, 0))[0]
         before = cluster.members()
-        self._act(f"{node} is powered off, racked in the other unit, and booted there")
+        self._act(f"{node} is powered off, racked in the second unit, and booted there")
         await cluster.power_off(node)
         fabric.rack(node, 1)
         cluster.boot(node)
@@ -176,7 +179,7 @@ class FabricShow(Stage):
             self.say(f"{name}: {len(before[name])} members before, {len(cluster.members()[name])} now")
         self.say("")
         await self._tree()
-        self._claim(cluster.labels(node) == cluster.labels(fabric.nodes[-1]), f"{node} is in the other unit")
+        self._claim(cluster.labels(node) == cluster.labels(host), f"{node} is in the second unit")
         self.say(*self._labels(node), "")
         self._remember()
 
@@ -255,8 +258,12 @@ class FabricShow(Stage):
         self._versions = self._cluster.versions()
 
     async def _tree(self) -> None:
-        """The fabric as ``nodeagent topology`` shows it, with rows of nodes folded."""
-        self.say(*fold(await self._cluster.ask("topology")), "")
+        """The fabric as ``nodeagent topology`` shows it, with rows of nodes folded. What is done is done to the
+        first two units, so the others may be left out."""
+        lines = fold(await self._cluster.ask("topology"))
+        if len(lines) > LINES:
+            lines[LINES - 1 :] = [f"… {len(lines) - LINES + 1} lines more"]
+        self.say(*lines, "")
 
     def _labels(self, node: str) -> Iterator[str]:
         yield f"labels of {node}:"

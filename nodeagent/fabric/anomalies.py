@@ -30,37 +30,43 @@ class Cabling:
         self.rail: dict[str, str] = {}
         self.adopted: dict[str, Group] = {}
         self.adoptees: dict[Group, set[str]] = {}
+        self.lost: set[Group] = set()
+        """Groups that a switch is no more counted to, until somebody takes it."""
         self.shared: dict[str, tuple[Anomaly, ...]] = {}
 
     def look(self, leaves: Iterable[str]) -> set[str]:
         """Look at switches again; those whose rail or group is another than before."""
         changed: set[str] = set()
         columns: dict[Wiring, tuple[tuple[str, ...], ...]] = {}
-        of = self._evidence.graph.of
-        ends: dict[str, list[Place]] = {leaf: [] for leaf in leaves}
-        for wiring in {one for leaf in ends for one in self._evidence.wirings(leaf)}:
-            for i, key in enumerate(wiring.keys):
-                if key in ends:
-                    ends[key].append((wiring, i))
-        for leaf, places in ends.items():
-            rail = _rail(places)
-            if rail != self.rail.get(leaf):
+        of, rails, shared, adopted = self._evidence.graph.of, self.rail, self.shared, self.adopted
+        for leaf in sorted(leaves):  # neighbors in memory, mostly
+            places = self._places(leaf)
+            rail = places[0][0].shape[places[0][1]].rail if len(places) == 1 else _rail(places)
+            if rail != rails.get(leaf):
                 changed.add(leaf)
-                _set(self.rail, leaf, rail)
-            if leaf in self.adopted or ((group := of.get(leaf)) is not None and not group.voters):
+                _set(rails, leaf, rail)
+            if leaf in adopted or ((group := of.get(leaf)) is not None and not group.voters):
                 self._adopt(leaf, changed)
-            ports: list[str] = []
+            ports: tuple[str, ...] = ()
             for wiring, i in places:
                 if (column := columns.get(wiring)) is None:
                     column = tuple(zip(*[one.ports for one in wiring.nodes.values()], strict=True))
                     columns[wiring] = column
-                ports += column[i]
-            claims = () if len(set(ports)) == len(ports) else tuple(_shared(leaf, places))
-            if claims:
-                self.shared[leaf] = claims
+                ports = ports + column[i] if ports else column[i]
+            if len(set(ports)) != len(ports) and (claims := tuple(_shared(leaf, places))):
+                shared[leaf] = claims
             else:
-                self.shared.pop(leaf, None)
+                shared.pop(leaf, None)
         return changed
+
+    def _places(self, leaf: str) -> list[Place]:
+        """The links to a switch, by wiring and place."""
+        wirings = self._evidence.wirings(leaf)
+        if len(wirings) == 1:
+            (wiring,) = wirings
+            if len(wiring.leaves) == len(wiring.keys):
+                return [(wiring, wiring.keys.index(leaf))]
+        return [(wiring, i) for wiring in wirings for i, key in enumerate(wiring.keys) if key == leaf]
 
     def _adopt(self, leaf: str, changed: set[str]) -> None:
         before, group = self.adopted.get(leaf), self._adopter(leaf)
@@ -69,6 +75,7 @@ class Cabling:
         changed.add(leaf)
         _set(self.adopted, leaf, group)
         if before is not None:
+            self.lost.add(before)
             self.adoptees[before].discard(leaf)
             if not self.adoptees[before]:
                 del self.adoptees[before]

@@ -7,12 +7,13 @@ is published to be.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from nodeagent.fabric.groups import Graph, Group, vote
 from nodeagent.fabric.reports import Report
 from nodeagent.fabric.rules import Rules
+from nodeagent.fabric.settle import Placement
 from nodeagent.fabric.switches import Directory
 from nodeagent.fabric.wiring import Wiring
 
@@ -33,31 +34,32 @@ class Change:
 class Evidence:
     """What the believed reports say, summed up."""
 
-    def __init__(self, rules: Rules, homes: Mapping[str, str]) -> None:
+    def __init__(self, rules: Rules, homes: Placement) -> None:
+        """``homes`` is where switches are published."""
         self._homes = homes
         self._generic = rules.generic_names
         self._told = {group.name: group.switches for group in rules.topology.groups}
         self._static = {leaf: name for name, leaves in self._told.items() for leaf in leaves}
         self._wirings: dict[int, Wiring] = {}
         self._of: dict[str, Wiring] = {}
-        self.directory = Directory(self._generic, homes)
+        self.directory = Directory(self._generic, homes.placed)
         self.rewind()
 
     def rewind(self) -> None:
         """Forget all that is derived. Which nodes are cabled alike, and what is recorded, is not."""
-        before, self.directory = self.directory, Directory(self._generic, self._homes)
-        self.directory.inherit(before)
-        self.graph = Graph(self._homes, self._told)
+        self.directory.rewind()
+        self.graph = Graph(self._homes.apart, self._told)
         self._leaves: dict[str, dict[Wiring, None]] = {}
         self._dirty: set[Wiring] = set()
         self._ports: set[Wiring] = set()
         self._equal: set[Wiring] = set()
+        self.hard: set[Wiring] = set()
+        """Those that speak for several groups, or are silent on a link."""
         self._retouched: set[str] = set()
         self._change = Change()
         for wiring in self._wirings.values():
             wiring.forget()
             self._dirty.add(wiring)
-            self._announce(wiring)
 
     def _announce(self, wiring: Wiring) -> None:
         for slot in wiring.shape:
@@ -102,7 +104,7 @@ class Evidence:
     def wiring(self, node: str) -> Wiring | None:
         return self._of.get(node)
 
-    def wirings(self, leaf: str) -> Iterable[Wiring]:
+    def wirings(self, leaf: str) -> Collection[Wiring]:
         """The wirings with a link to a switch."""
         return self._leaves.get(leaf, ())
 
@@ -165,6 +167,7 @@ class Evidence:
                 self.directory.drop(heard, wiring)
         self._unlink(wiring, touched)
         self._equal.discard(wiring)
+        self.hard.discard(wiring)
         if wiring.best is not None:
             wiring.best.voters.discard(wiring)
             change.groups.add(wiring.best)
@@ -202,6 +205,7 @@ class Evidence:
     def _vote(self, wiring: Wiring, change: Change) -> None:
         votes, best, equal = vote(wiring.keys, self.graph.of.get, self.graph.weight)
         (self._equal.add if equal else self._equal.discard)(wiring)
+        (self.hard.discard if len(votes) == 1 and "" not in wiring.keys else self.hard.add)(wiring)
         if votes == wiring.votes and best is wiring.best:
             return
         change.wirings.add(wiring)

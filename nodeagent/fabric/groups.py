@@ -38,9 +38,13 @@ class Group:
 class Graph:
     """How many members each switch has, and how many each two of them have in common."""
 
-    def __init__(self, homes: Mapping[str, str], static: Mapping[str, tuple[str, ...]] | None = None) -> None:
-        """``homes`` is where each switch is published, ``static`` the switches of each group that is told."""
-        self._homes = homes
+    def __init__(
+        self, apart: Callable[[str, str], bool], static: Mapping[str, tuple[str, ...]] | None = None
+    ) -> None:
+        """``apart``: two switches are published, and not together. ``static`` are the switches of each group
+        that is told.
+        """
+        self._apart = apart
         self._static = {leaf: leaves for leaves in (static or {}).values() for leaf in leaves}
         self._degree: dict[str, int] = {}
         self._common: dict[str, dict[str, int]] = {}
@@ -95,10 +99,8 @@ class Graph:
                 continue
             if surplus > 0:
                 yield other, False
-            elif not strictly:
-                here, there = self._homes.get(leaf), self._homes.get(other)
-                if here is None or there is None or here == there:
-                    yield other, True
+            elif not strictly and not self._apart(leaf, other):
+                yield other, True
 
     def regroup(self, touched: Iterable[str]) -> tuple[list[Group], list[Group]]:
         """The groups that are gone and those that are new, after the sums of some switches have changed."""
@@ -150,7 +152,6 @@ class Graph:
         common, degree = self._common, self._degree
         if not self._static and not strictly:
             # The same as below, without a generator for each of many thousand switches.
-            homes = self._homes
             while todo:
                 one = todo.pop()
                 row = common.get(one)
@@ -164,8 +165,7 @@ class Graph:
                     if surplus < 0:
                         continue
                     if surplus == 0:
-                        here, there = homes.get(one), homes.get(other)
-                        if here is not None and there is not None and here != there:
+                        if self._apart(one, other):
                             continue
                         tied = True
                     found.add(other)

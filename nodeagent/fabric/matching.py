@@ -100,9 +100,10 @@ def _claims(group: Group, placed: Mapping[str, str], homes: Mapping[str, str]) -
         return None
     nodes: dict[str, int] = {}
     for wiring in group.voters:
-        for node in wiring.nodes:
-            if (name := placed.get(node)) is not None:
-                nodes[name] = nodes.get(name, 0) + 1
+        found = list(map(placed.get, wiring.nodes))
+        for name in set(found):
+            if name is not None:
+                nodes[name] = nodes.get(name, 0) + found.count(name)
     for node in group.forced:
         if (name := placed.get(node)) is not None:
             nodes[name] = nodes.get(name, 0) + 1

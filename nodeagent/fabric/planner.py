@@ -18,12 +18,11 @@ from nodeagent.fabric.hypernode import HyperNode
 from nodeagent.fabric.matching import Matching
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.outcome import Outcome
-from nodeagent.fabric.reports import Announcement
-from nodeagent.fabric.rules import IMMEDIATE, Rules
+from nodeagent.fabric.rules import Rules
 from nodeagent.fabric.settle import Placement, Seating
 from nodeagent.fabric.tiers import Tower
 from nodeagent.fabric.told import Told
-from nodeagent.fabric.uplinks import KnownSwitch
+from nodeagent.fabric.uplinks import KnownSwitch, known_switches
 from nodeagent.fabric.wiring import Wiring
 
 _NOBODY: frozenset[str] = frozenset()
@@ -47,7 +46,7 @@ class Planner:
         self._renew: set[str] = set()
         """Objects that must be made again."""
         self.answer = Answer(self.told, self.seating, self.tower)
-        self.evidence = Evidence(rules, self._homes.placed)
+        self.evidence = Evidence(rules, self._homes)
         self._derive()
         if before is not None:
             self.evidence.directory.record.update(before.evidence.directory.record)
@@ -78,22 +77,11 @@ class Planner:
 
     def switches(self) -> tuple[KnownSwitch, ...]:
         """The leaf switches that reports speak of, as of the last plan, by key."""
-        found: dict[str, list[Announcement]] = {}
-        for heard, key in self.evidence.directory.keys.items():
-            found.setdefault(key, []).append(heard)
-        return tuple(
-            KnownSwitch(
-                key,
-                tuple(sorted({one.name for one in said if one.name})),
-                tuple(sorted({one.chassis for one in said})),
-                tuple(sorted({address for one in said for address in one.addresses})),
-            )
-            for key, said in sorted(found.items())
-        )
+        return known_switches(self.evidence.directory.keys)
 
     def is_node(self, name: str) -> bool:
         """A node of the cluster is called so."""
-        return name in self.told.nodes or name in self.told.reports
+        return self.told.is_node(name)
 
     def plan(self, now: float, *, full: bool = False) -> Outcome:
         """What should be, and the writes that lead there. ``full`` does all of it again."""
@@ -141,7 +129,6 @@ class Planner:
         self.evidence.rewind()
         self._derive()
         self._remember_aliases()
-        told.label_news.update(told.nodes)
         told.upper_news = True
         self._restless.update(self.seating.placed.keys() - told.reports.keys(), told.refused, self._forced)
         if told.nodes:
@@ -213,7 +200,7 @@ class Planner:
         self._renew |= names
         for called in names:
             # Who is published there and speaks for several groups, or is silent, may have counted for it.
-            if (old := self.told.own.get(called)) is not None:
+            if self.evidence.hard and (old := self.told.own.get(called)) is not None:
                 wirings = map(self.evidence.wiring, old.nodes)
                 pairs = zip(old.nodes, wirings, strict=True)
                 self._restless.update(
@@ -315,7 +302,8 @@ class Planner:
             wirings.update(self.evidence.wirings(leaf))
         seen = leaves | looked
         groups.update(joined for leaf in seen if (joined := of.get(leaf)) is not None)
-        homes = groups.union(cabling.adopted[leaf] for leaf in cabling.adopted.keys() & seen)
+        lost, cabling.lost = cabling.lost, set()
+        homes = groups.union(lost, (cabling.adopted[leaf] for leaf in cabling.adopted.keys() & seen))
         self._renew.update(name for home in homes if (name := names.get(home)) is not None)
         self._renew |= self._homes.where(seen)
         for node in change.nodes:
@@ -385,20 +373,3 @@ class Planner:
             )
         )
         return before | tower.wanted.keys() | {name for name, one in told.own.items() if one.tier > 1}
-
-
-def compute(
-    reports: Iterable[NodeLinks],
-    nodes: Mapping[str, Mapping[str, str]] | None = None,
-    published: Iterable[HyperNode] = (),
-    rules: Rules | None = None,
-) -> Outcome:
-    """One plan without waiting and without a memory."""
-    planner = Planner(rules or Rules(hysteresis=IMMEDIATE))
-    for hypernode in published:
-        planner.hypernode(hypernode.name, hypernode)
-    for name, labels in (nodes or {}).items():
-        planner.node(name, labels)
-    for links in reports:
-        planner.report(links.metadata.name or links.node_name, links)
-    return planner.plan(0.0)

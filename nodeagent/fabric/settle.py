@@ -32,6 +32,13 @@ class Placement:
         """Nobody is in two of them."""
         return not self._doubles
 
+    def apart(self, one: str, other: str) -> bool:
+        """Both are somewhere, and nowhere together."""
+        here, there = self.placed.get(one), self.placed.get(other)
+        if here is None or there is None or here == there:
+            return False
+        return self._doubles.get(one, {here}).isdisjoint(self._doubles.get(other, {there}))
+
     def where(self, items: Set[str]) -> set[str]:
         """All places of any of these."""
         found = {name for item in items if (name := self.placed.get(item)) is not None}

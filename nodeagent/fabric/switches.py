@@ -58,9 +58,13 @@ class Directory:
         self.renamed: dict[str, str] = {}
         self.odd: dict[str, Oddity] = {}
 
-    def inherit(self, before: Directory) -> None:
-        """What outlives the announcements."""
-        self.record, self.aliases, self._bucket_of = before.record, before.aliases, before._bucket_of
+    def rewind(self) -> None:
+        """Forget which switch is which; who announces what, and what is recorded, is not forgotten."""
+        self._dirty = set(self._buckets)
+        self._followers = {}
+        self.keys = {}
+        self.renamed = {}
+        self.odd = {}
 
     def add(self, heard: Announcement, wiring: Wiring) -> None:
         wirings = self._wirings.get(heard)

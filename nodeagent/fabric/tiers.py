@@ -127,7 +127,7 @@ class Tower:
     def _groups(self, items: Mapping[str, Item], tier: int, below: frozenset[str]) -> list[_Upper]:
         """What the uplinks say: which of the items belong together."""
         ups = {name: self.uplinks.above(item, tier, below) for name, item in items.items()}
-        graph = Graph({})
+        graph = Graph(_never)
         for up, _ in ups.values():
             if up:
                 graph.weigh(tuple(sorted(up)), 1)
@@ -265,6 +265,11 @@ class _Level:
 
     def _is_taken(self, name: str) -> bool:
         return self._taken(name) or name in self._group
+
+
+def _never(_one: str, _other: str) -> bool:
+    """Of switches above the leaves nothing is published that could decide."""
+    return False
 
 
 def _invert(seats: Mapping[str, str]) -> dict[str, list[str]]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from nodeagent.fabric.names import chassis_key, full, short
+from nodeagent.fabric.reports import Announcement
 
 MANAGEMENT_PORTS = ("mgmt*", "Mgmt*", "management*", "Management*", "eth0", "em0", "me0", "fxp0", "oob*")
 
@@ -56,7 +57,7 @@ class Above:
     def counts(self, neighbor: SwitchNeighbor) -> bool:
         if any(fnmatchcase(one, glob) for one in neighbor.here for glob in self.management_ports):
             return False
-        if neighbor.name and (self.is_node(neighbor.name) or self.is_node(short(full(neighbor.name)))):
+        if neighbor.name and any(map(self.is_node, _forms(neighbor.name))):
             return False
         if self.name is not None:
             return self.name.search(neighbor.name) is not None
@@ -83,6 +84,22 @@ def uplinks(
     return ups, {key: _known(key, found) for key, found in sorted(told.items())}
 
 
+def known_switches(keys: Mapping[Announcement, str]) -> tuple[KnownSwitch, ...]:
+    """The switches that nodes announce, by key."""
+    found: dict[str, list[Announcement]] = {}
+    for heard, key in keys.items():
+        found.setdefault(key, []).append(heard)
+    return tuple(
+        KnownSwitch(
+            key,
+            tuple(sorted({one.name for one in said if one.name})),
+            tuple(sorted({one.chassis for one in said})),
+            tuple(sorted({address for one in said for address in one.addresses})),
+        )
+        for key, said in sorted(found.items())
+    )
+
+
 def is_same(known: KnownSwitch, name: str, chassis: str) -> bool:
     """The switch that answers is the one that was meant. What says nothing of itself is believed."""
     if not name and not chassis:
@@ -91,6 +108,11 @@ def is_same(known: KnownSwitch, name: str, chassis: str) -> bool:
         return True
     names = {short(full(one)) for one in known.names} | {known.key}
     return bool(name) and short(full(name)) in names
+
+
+def _forms(name: str) -> tuple[str, ...]:
+    whole = full(name)
+    return (name, whole, short(whole))
 
 
 def _known(key: str, found: Collection[SwitchNeighbor]) -> KnownSwitch:

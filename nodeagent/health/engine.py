@@ -79,7 +79,9 @@ class Engine:
     def adopt(self, terms: Terms) -> None:
         """Judge by these from now on. What stands keeps standing until its rule clears it, or is gone."""
         self.terms = terms
+        damping = self._damping()
         for pf in self.pfs.values():
+            pf.penalty.cap(damping.window_s or 1.0, damping.clear)
             pf.history.follow(windows(terms.rules))
             pf.stirred = True
 
@@ -89,7 +91,7 @@ class Engine:
         by_pf = {link.pci_address: link for link in links}
         for function in self._functions:
             if function.parent is None:
-                self._pf(function).facts(function, by_pf.get(function.pci_address))
+                self._pf(function).facts(function, by_pf.get(function.pci_address), self.now)
 
     def _pf(self, function: Function) -> Pf:
         pf = self.pfs.get(function.pci_address)
@@ -97,17 +99,20 @@ class Engine:
             pf = self.pfs[function.pci_address] = Pf(function, self.terms.rules)
             if (kept := self._memories.pop(function.pci_address, None)) is not None:
                 pf.recall(kept, self.now)
+                pf.penalty.cap(self._damping().window_s or 1.0, self._damping().clear)
         return pf
 
-    def samples(self, samples: Iterable[Sample]) -> None:
-        """Those of other devices than PFs are not looked at."""
+    def samples(self, samples: Iterable[Sample]) -> bool:
+        """Whether any should be judged at once. Those of other devices than PFs are not looked at."""
+        damping = self._damping()
+        pressing = False
         for sample in samples:
             if (pf := self.pfs.get(sample.device)) is not None:
-                self._take(pf, sample)
+                pressing |= pf.take(sample, damping.window_s or 1.0, damping.clear)
+        return pressing
 
-    def _take(self, pf: Pf, sample: Sample) -> None:
-        damping = next(rule for rule in self.terms.rules if rule.key == "flapping")
-        pf.take(sample, damping.window_s or 1.0, damping.clear)
+    def _damping(self) -> Rule:
+        return next(rule for rule in self.terms.rules if rule.key == "flapping")
 
     def roles(self, roles: Mapping[str, str]) -> None:
         """PFs of one role are compared with each other: by PCI address, any word."""
@@ -140,10 +145,10 @@ class Engine:
         speeds = self._expected_speeds()
         for pf in self.pfs.values():
             about = (speeds.get(pf.address), *self._cabling(pf), pf.watched, pf.unused)
-            if pf.stirred or about != self._about.get(pf.address) or _due(pf.next_at, now):
-                pf.step(self.terms.rules, pf.seen(*about[:3], now), now)
-                pf.next_at = pf.due(self.terms.rules, now)
-                pf.stirred = False
+            whole = pf.stirred or about != self._about.get(pf.address)
+            if whole or pf.sampled or _due(pf.next_at, now):
+                pf.step(self.terms.rules, pf.seen(*about[:3], now), now, whole=whole)
+                pf.judged(pf.due(self.terms.rules, now))
                 self._about[pf.address] = about
         self._guard(now)
         health = {address: self._health(pf) for address, pf in self.pfs.items()}
@@ -310,7 +315,7 @@ class Engine:
             health[address] if function.parent is None else self._vf(function, health.get(function.parent))
         )
         before = self._finals.get(address)
-        if before is not None and before[0] == function and before[1] == verdict:
+        if before is not None and before[1] == verdict and (before[0] is function or before[0] == function):
             return before[2]
         final = function if function.health == verdict else replace(function, health=verdict)
         self._finals[address] = (function, verdict, final)
@@ -322,6 +327,9 @@ class Engine:
             return vf.health
         inherited = self.pfs[vf.parent].function.health.reasons
         own = tuple(reason for reason in vf.health.reasons if reason not in inherited)
+        if self.pfs[vf.parent].held_since is not None and self.pfs[vf.parent].gone:
+            # It went with its PF, on the same word.
+            own = tuple(reason for reason in own if reason.key != Fault.DEVICE_MISSING)
         return Health(State.DOWN, (*own, *pf.reasons), allocatable=False) if own else pf
 
 

@@ -95,6 +95,10 @@ class Penalty:
         self.points = min(self.now(now, half_life_s) + LOSS_POINTS * losses, ceiling(reuse, half_life_s))
         self.at = now
 
+    def cap(self, half_life_s: float, reuse: float) -> None:
+        """By other terms than those that it grew under, it must not last longer either."""
+        self.points = min(self.points, ceiling(reuse, half_life_s))
+
     def reaches(self, level: float, half_life_s: float) -> float | None:
         """When it will have decayed to ``level``; ``None`` when it has."""
         if self.points <= level or level <= 0:

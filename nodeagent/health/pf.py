@@ -1,16 +1,18 @@
 """One PF under judgment: what is known of it, its holds, its damping. Pure.
 
 Facts (sysfs) come before samples where both tell the same: they are read at once after every event. Samples
-tell what facts cannot, stand in where there are none (a replay), and are the second witness.
+tell what facts cannot, stand in where there are none (a replay) or where they are older (a scan that hangs), and
+are the second witness.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
 
-from nodeagent.health.history import History
+from nodeagent.health.history import STALE_MIN_S, History
 from nodeagent.health.hold import Hold, Penalty
 from nodeagent.health.measure import SYSFS, Measured, Seen
 from nodeagent.health.nic import Fault
@@ -19,10 +21,19 @@ from nodeagent.health.samples import Sample, Source
 from nodeagent.model import Function, Link, Reason, State
 
 DAY_S = 86400.0
-_SPEED_UNKNOWN = 0xFFFF_FFFF
-"""As drivers say it that do not know (ethtool's SPEED_UNKNOWN, unsigned)."""
+_SPEED_MAX = 100_000_000.0
+"""Mb/s. What is beyond is a driver that does not know (ethtool's SPEED_UNKNOWN is 0xffffffff)."""
+_OLDER_S = 2.0
+"""Facts that are older than a sample by more than this were not read after the event that the sample shows."""
+_LOSSES_SAY = frozenset({"carrier_down", "flapping", "flapping_daily"})
+"""Rules whose end depends on how often the carrier was lost."""
 _LOSSES_MAX = 64
 """Far more than a day's worth of any sensible threshold; older ones are merged into none."""
+_DAMPING = ("flapping", "flapping_daily")
+"""What these measure changes by time alone."""
+_PRESSING = ("admin_up", "carrier", "rdma_port_active", "speed_mbps")
+_LINK_SOURCES = frozenset({Source.LINK, Source.MODES, Source.RDMA})
+"""Who tells these."""
 STRUCTURAL = frozenset({"device_missing", "driver_unbound", "admin_down", "carrier_down"})
 """Rules that are judged whether or not the PF is watched closely: they are facts."""
 
@@ -48,6 +59,15 @@ class Remembered(msgspec.Struct, frozen=True, omit_defaults=True):
     faults: tuple[Latched, ...] = ()
 
 
+def sound(kept: Remembered, now: float) -> bool:
+    """Whether what was read back can have been so: no time is yet to come, and nothing counts below zero."""
+    times = [kept.penalty_at, *(at for at, _ in kept.losses)]
+    times += [at for fault in kept.faults for at in (fault.since, fault.good_since) if at is not None]
+    counts = [kept.penalty, kept.downs or 0.0, kept.best_mbps or 0.0, *(count for _, count in kept.losses)]
+    known = all(math.isfinite(count) and count >= 0 for count in counts)
+    return known and all(0 <= at <= now for at in times) and (kept.best_mbps or 0.0) <= _SPEED_MAX
+
+
 class Pf:
     def __init__(self, function: Function, rules: Sequence[Rule]) -> None:
         self.function = function
@@ -55,7 +75,9 @@ class Pf:
         self._faults: frozenset[str] | None = None
         """Of the facts; ``None`` before the first."""
         self.stirred = True
-        """Something is new since it was judged."""
+        """Something is new since it was judged, and any rule may see it."""
+        self.sampled = False
+        """It has been sampled since, perhaps with nothing new."""
         self.next_at: float | None = None
         """When time alone may change its verdict."""
         self.netdev: str | None = None
@@ -67,6 +89,10 @@ class Pf:
         self.expected_mbps: float | None = None
         self.penalty = Penalty()
         self.losses: list[tuple[float, float]] = []
+        self.facts_at = 0.0
+        """When the facts were stated last, new or not."""
+        self.uncounted_until = 0.0
+        """After a restart: how often the carrier was lost meanwhile is not known yet, and waited for until then."""
         self.once_up = False
         self.best_mbps: float | None = None
         self.watched = False
@@ -83,23 +109,42 @@ class Pf:
 
     # --- what is known --------------------------------------------------------------------------------
 
-    def facts(self, function: Function, link: Link | None) -> None:
+    def facts(self, function: Function, link: Link | None, now: float) -> None:
+        before, self.facts_at = self._up, now
         if function == self.function and link == self.link and self._faults is not None:
+            # A look at sysfs that is newer than the last sample is believed again.
+            self.stirred = self.stirred or self._up != before
             return
         self.stirred = True
         self.function, self.link = function, link
         self._faults = frozenset(reason.key for reason in function.health.reasons)
         self.netdev = link.netdev if link is not None else self.netdev
 
-    def take(self, sample: Sample, half_life_s: float, reuse: float) -> None:
-        self.stirred = True
+    def take(self, sample: Sample, half_life_s: float, reuse: float) -> bool:
+        """Whether it says of the link what was not known: that is judged at once, numbers can wait a moment."""
+        self.sampled = True
+        telling = sample.source in _LINK_SOURCES
+        before = self._pressing() if telling else ()
         losses = self.history.take(sample).get("carrier_down", 0.0)
+        if "carrier_down" in sample.values:
+            self.uncounted_until = 0.0
         if losses > 0:
+            self.stirred = True
             self.penalty.add(losses, sample.at, half_life_s, reuse)
             self.losses = [one for one in self.losses if one[0] > sample.at - DAY_S][-_LOSSES_MAX:]
             self.losses.append((sample.at, losses))
             if (hold := self.holds.get("carrier_down")) is not None:
                 hold.interrupt()
+        pressing = telling and self._pressing() != before
+        self.stirred = self.stirred or pressing
+        return losses > 0 or pressing
+
+    def _pressing(self) -> tuple[float | bool | None, ...]:
+        return (*self._up, *map(self.history.level, _PRESSING))
+
+    @property
+    def _up(self) -> tuple[bool | None, bool | None]:
+        return self.carrier, self.admin_up
 
     @property
     def address(self) -> str:
@@ -116,12 +161,16 @@ class Pf:
         return self._faults is not None and not self._faults.isdisjoint(faults)
 
     @property
+    def gone(self) -> bool:
+        return self._is(Fault.DEVICE_MISSING)
+
+    @property
     def carrier(self) -> bool | None:
         if self._is(Fault.DEVICE_MISSING, Fault.DRIVER_UNBOUND) or self.admin_up is False:
             return None
         if self._is(Fault.CARRIER_DOWN):
             return False
-        return self._sampled("carrier") if self._is(Fault.LINK_UNSEEN) else True
+        return self._sampled("carrier") if self._is(Fault.LINK_UNSEEN) else not self._overruled("carrier")
 
     @property
     def admin_up(self) -> bool | None:
@@ -129,7 +178,14 @@ class Pf:
             return None
         if self._is(Fault.ADMIN_DOWN):
             return False
-        return self._sampled("admin_up") if self._is(Fault.LINK_UNSEEN) else True
+        return self._sampled("admin_up") if self._is(Fault.LINK_UNSEEN) else not self._overruled("admin_up")
+
+    def _overruled(self, name: str) -> bool:
+        """Whether the kernel has told since the last look at sysfs that it is no longer so. IPoIB may be down
+        while its port works."""
+        at = self.history.at(Source.LINK)
+        newer = at is not None and at > self.facts_at + _OLDER_S
+        return newer and self.function.link_type != "infiniband" and self._sampled(name) is False
 
     def _sampled(self, name: str) -> bool | None:
         value = self.history.level(name)
@@ -143,13 +199,15 @@ class Pf:
     def speed_mbps(self) -> float | None:
         """The sample's first, unlike the carrier: without a change of carrier sysfs is read again at a scan only."""
         sampled = self.history.level("speed_mbps")
-        if sampled is not None and 0 < sampled < _SPEED_UNKNOWN:
-            return sampled
-        return self.link.speed_mbps if self.link is not None else None
+        read = self.link.speed_mbps if self.link is not None else None
+        return next(
+            (speed for speed in (sampled, read) if speed is not None and 0 < speed <= _SPEED_MAX), None
+        )
 
     def look(self, now: float) -> None:
         """Answers are for ``now`` from here on; what was reached in this boot is remembered."""
         self.history.ask(now)
+        self.stirred |= self.history.changed
         if self.carrier:
             self.once_up = True
             if self.speed_mbps is not None:
@@ -183,9 +241,12 @@ class Pf:
 
     # --- what is made of it ---------------------------------------------------------------------------
 
-    def step(self, rules: Sequence[Rule], seen: Seen, now: float) -> None:
+    def step(self, rules: Sequence[Rule], seen: Seen, now: float, *, whole: bool = True) -> None:
+        """``whole``: any rule may see something new. Else only what counters and time may have changed is asked."""
         self.expected_mbps = seen.expected_mbps
         for rule in rules:
+            if not (whole or self._moved(rule)):
+                continue
             if not (rule.enabled and self.applies(rule.key)):
                 self.holds.pop(rule.key, None)
                 self.values.pop(rule.key, None)
@@ -200,7 +261,22 @@ class Pf:
                 if measured is None:
                     continue
                 hold = self.holds[rule.key] = Hold()
+            if rule.key in _LOSSES_SAY and hold.active and now < self.uncounted_until:
+                continue
             hold.step(rule, measured, now)
+
+    def _moved(self, rule: Rule) -> bool:
+        hold = self.holds.get(rule.key)
+        if hold is not None and (hold.active or hold.since is not None):
+            return True
+        damping = rule.key in _DAMPING and self.penalty.points > 0
+        return damping or not self.history.counted.isdisjoint(rule.counters)
+
+    def judged(self, next_at: float | None) -> None:
+        """What is new from here on is new to the rules."""
+        self.next_at = next_at
+        self.stirred = self.sampled = self.history.changed = False
+        self.history.counted.clear()
 
     def measure(self, rule: Rule, seen: Seen, now: float) -> Measured | None:
         seen.window_s = rule.window_s or 0.0
@@ -217,6 +293,8 @@ class Pf:
 
     def active(self, rules: Sequence[Rule]) -> list[tuple[Rule, Hold]]:
         """What stands against it, the gravest first."""
+        if not any(hold.active for hold in self.holds.values()):
+            return []  # as a rule
         return [(r, hold) for r in rules if (hold := self.holds.get(r.key)) is not None and hold.active]
 
     def reason(self, rule: Rule, hold: Hold) -> Reason:
@@ -239,7 +317,7 @@ class Pf:
 
     def due(self, rules: Sequence[Rule], now: float) -> float | None:
         """When the verdict may change although nothing happens."""
-        moments = [self.history.stale_at()]
+        moments: list[float | None] = [self.history.stale_at(), self.uncounted_until]
         for rule in rules:
             hold = self.holds.get(rule.key)
             if hold is None:
@@ -274,5 +352,6 @@ class Pf:
         self.once_up, self.best_mbps = kept.once_up, kept.best_mbps
         if kept.downs is not None:
             self.history.resume("carrier_down", kept.downs, now)
+            self.uncounted_until = now + STALE_MIN_S
         for fault in kept.faults:
             self.holds[fault.rule] = Hold(True, fault.since, fault.good_since, fault.said)

@@ -350,6 +350,14 @@ TEXTS: dict[str, str] = {
     "gpu_recovery_action": "what the driver asks for: none, gpu_reset, node_reboot, …",
 }
 
+HEARD: dict[str, str] = {
+    "gpu_lost": "0 or 1: the driver no longer lists the GPU, or does not reach it",
+    "gpu_mig": "0 or 1",
+    "gpu_unavailable": "1 in the moment in which the driver gave the GPU up",
+    "gpu_fault": "a text: why the driver could not read the GPU",
+}
+"""In recordings alone: what the driver said of a GPU, which for the agent is no sample."""
+
 
 def known(name: str) -> Datum | None:
     """The entry that ``name`` or ``name/key`` stands under."""

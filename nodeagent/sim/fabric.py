@@ -93,7 +93,8 @@ class Fabric:
 
     def leaf(self, unit: int, rail: int) -> str:
         """The switch of a rail of a unit, units and rails from 0."""
-        return f"hall{1 + unit // UNITS_OF_HALL}-su{unit + 1}-leaf{rail}"
+        number = f"{unit + 1:0{len(str(self.units))}}"
+        return f"hall{1 + unit // UNITS_OF_HALL}-su{number}-leaf{rail}"
 
     def at(self, switch: str) -> list[str]:
         """The nodes that have a cable in it."""

@@ -110,11 +110,13 @@ class NodeMarks:
     async def mark(self, below: Iterable[str], nodes: int) -> bool:
         """Make the marks of all Nodes (``nodes`` in number) be those of these. False: something is worth another
         try."""
-        now = self._clock()
-        self._since = {name: self._since.get(name, now) for name in below}
         if self._conditioned is None and not await self._read():
             return False
         assert self._conditioned is not None
+        now = self._clock()
+        # Who is marked already has been below for long enough, whoever has seen it.
+        early = dict.fromkeys(self._conditioned.keys() | self._tainted.keys(), now - self._marks.after_s)
+        self._since = {name: self._since.get(name, early.get(name, now)) for name in below}
         ripe = [name for name, since in sorted(self._since.items()) if now - since >= self._marks.after_s]
         wanted = set(ripe) if self._marks.condition else set[str]()
         tainted = self._share(ripe, nodes) if self._marks.taint else set[str]()

@@ -96,7 +96,7 @@ class Memory:
         for who, value in self._kept.get(room, {}).items():
             try:
                 recalled[who] = msgspec.json.decode(value, type=type_)
-            except (msgspec.MsgspecError, ValueError) as error:
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
                 log.warning(
                     "What was remembered of a device is not understood and left out. room=%s device=%s reason=%r",
                     room,
@@ -140,7 +140,7 @@ class Memory:
             if text == self._written:
                 return
             try:
-                _replace(self._path, text)
+                replace_file(self._path, text)
             except OSError as error:
                 if not self._complained:
                     log.warning(
@@ -166,7 +166,7 @@ class Memory:
                 raise ValueError(f"it is of version {found.version}, this agent reads {_VERSION}")
         except FileNotFoundError:
             return
-        except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+        except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             log.warning(
                 "What an earlier agent remembered of faults cannot be read and is left out. file=%s reason=%r",
                 self._path,
@@ -190,7 +190,8 @@ def boot_id() -> str | None:
         return None
 
 
-def _replace(path: Path, text: bytes) -> None:
+def replace_file(path: Path, text: bytes) -> None:
+    """The whole text on the disk, or what was there. Blocks; raises ``OSError``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:

@@ -7,11 +7,10 @@ import logging
 import os
 from collections.abc import Iterator
 
-import yaml
-
 from nodeagent import cdi
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.model import HostPaths, Mount
+from nodeagent.sources import untrusted
 
 log = logging.getLogger(__name__)
 
@@ -21,9 +20,6 @@ VENDOR_KIND = "nvidia.com/gpu"
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 """Where container runtimes look by default (Container Device Interface, section "CDI spec directories")."""
 SPEC_MAX_BYTES = 4 << 20
-
-_DEPTH_MAX = 64
-"""A spec needs eight."""
 
 # Debian's and Red Hat's places, and the GPU operator's driver container.
 _DRIVER_ROOTS = ("", "/run/nvidia/driver")
@@ -92,20 +88,9 @@ def parsed(tree: Tree, path: str) -> object:
         if path.endswith(".json"):
             json_document: object = json.loads(text)
             return json_document
-        _shallow(text)
-        document: object = yaml.load(text, _LOADER)  # noqa: S506
-    except (RecursionError, yaml.YAMLError) as error:
+    except RecursionError as error:
         raise ValueError(" ".join(str(error).split())) from error
-    return document
-
-
-def _shallow(text: str) -> None:
-    """libyaml's composer descends on the C stack: what is nested deeply would end the process."""
-    depth = 0
-    for event in yaml.parse(text, _LOADER):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _DEPTH_MAX:
-            raise ValueError(f"it is nested deeper than {_DEPTH_MAX}")
+    return untrusted.load(text)
 
 
 def _parsed(tree: Tree, path: str) -> object | None:
@@ -114,6 +99,3 @@ def _parsed(tree: Tree, path: str) -> object | None:
     except (SysfsError, OSError, ValueError) as error:
         log.debug("A CDI spec cannot be read. file=%s reason=%r", path, str(error))
         return None
-
-
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

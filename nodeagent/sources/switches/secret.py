@@ -26,13 +26,17 @@ class Secret:
 
     folder: str
     values: dict[str, bytes] = field(repr=False)
+    faults: dict[str, str] = field(default_factory=dict)
+    """Why a file that is there cannot be read."""
 
     def raw(self, name: str) -> bytes | None:
+        if name in self.faults:
+            raise SwitchError(f"{self.folder}/{name} cannot be read: {self.faults[name]}", "refused")
         return self.values.get(name)
 
     def text(self, name: str) -> str | None:
         """Without the line's end, which editors leave behind."""
-        found = self.values.get(name)
+        found = self.raw(name)
         if found is None:
             return None
         try:
@@ -52,12 +56,15 @@ class Secret:
 
 
 def secrets(folder: str) -> Secret:
-    """All that is there. A file that cannot be read counts as one that is not there."""
+    """All that is there."""
     values: dict[str, bytes] = {}
+    faults: dict[str, str] = {}
     for name in NAMES:
         try:
             with open(os.path.join(folder, name), "rb") as file:
                 values[name] = file.read(SIZE_MAX)
-        except OSError:
+        except FileNotFoundError:
             continue
-    return Secret(folder, values)
+        except OSError as error:
+            faults[name] = error.strerror or str(error)
+    return Secret(folder, values, faults)
