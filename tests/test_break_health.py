@@ -149,6 +149,18 @@ def test_ipoib_without_carrier_is_no_port_that_is_down() -> None:
     assert bench.reasons() == []
 
 
+def test_a_default_route_that_comes_and_goes_gives_nothing_back() -> None:
+    bench = Bench(4).look().set(1, at=1000, speed_mbps=200_000).wait(11)
+    assert bench.allocatable() == [False, True, True, True]
+    assert bench.set(1, at=1020, default_route=True).reasons() == ["speed_reduced"]
+    bench.set(1, at=1030, speed_mbps=400_000)
+    assert bench.wait(59).health().allocatable is False
+    assert bench.wait(1).health().allocatable is True
+    assert bench.set(1, speed_mbps=200_000).wait(60).reasons() == [], (
+        "and the way to the world is judged no more"
+    )
+
+
 # --- counters ----------------------------------------------------------------------------------------------
 
 
@@ -210,3 +222,46 @@ def test_whatever_a_source_says_there_is_a_verdict(
     for source, values, pause in told:
         bench.wait(pause).take(source, values)
         bench.explained()
+
+
+class Asked(Bench):
+    """Every rule is asked at every moment."""
+
+    def wait(self, seconds: float) -> Bench:
+        self._stir()
+        until = self.now + seconds
+        while (due := self.engine.due()) is not None and due <= until:
+            self.judged = self.engine.judge(due)
+            self._stir()
+        return super().wait(seconds)
+
+    def _stir(self) -> None:
+        for one in self.engine.pfs.values():
+            one.stirred = True
+
+
+_PAUSES = st.sampled_from([0.01, 1.0, 5.0, 15.0, 60.0, 700.0])
+_HAPPENS = st.tuples(
+    _PAUSES,
+    st.integers(1, 3),
+    st.sampled_from(["up", "down", *sorted(Source)]),
+    st.dictionaries(
+        st.sampled_from(_NAMES), st.sampled_from([0.0, 1, 1e-7, 1e-3, 10, 1e6, 4e5, 1e12]), max_size=8
+    ),
+)
+
+
+@given(st.lists(_HAPPENS, max_size=40))
+def test_the_rules_that_need_not_be_asked_would_have_said_nothing_new(
+    history: list[tuple[float, int, str, dict[str, float]]],
+) -> None:
+    benches = (Bench(3).look(), Asked(3).look())
+    for pause, number, what, values in history:
+        for bench in benches:
+            bench.now += pause
+            if what in ("up", "down"):
+                bench.up(number) if what == "up" else bench.down(number)
+            else:
+                bench.take(Source(what), values, number)
+        sparing, asked = ([(one.health, one.pci_address) for one in bench.judged] for bench in benches)
+        assert sparing == asked
