@@ -19,6 +19,7 @@ from nodeagent.sources.verdicts import ROOM, Verdicts
 from tests.judged import Bench, link, pf, terms
 
 LINK, DRIVER, MODES, MODULE = Source.LINK, Source.DRIVER, Source.MODES, Source.MODULE
+KERNEL = Source.KERNEL
 
 
 def restarted(bench: Bench) -> Bench:
@@ -62,6 +63,19 @@ def test_a_damped_link_is_not_given_back_before_its_losses_are_known() -> None:
     assert after.health().allocatable is False
     after.sample(LINK, at=2203, carrier=1, carrier_down=6)
     assert after.health().allocatable is False
+
+
+def test_firmware_that_died_before_a_restart_is_not_sound_after_it() -> None:
+    bench = Bench(2).look()
+    for at, lines in ((1000, 0), (1060, 1)):
+        bench.take(KERNEL, {"kernel_events/unrecoverable": lines}, at=at)
+    assert bench.reasons() == ["firmware_fatal"]
+    after = restarted(bench).look(at=1070)
+    for at in range(1080, 1080 + 600, 60):
+        after.take(KERNEL, {"kernel_events/unrecoverable": 1}, at=at)
+        assert after.reasons() == ["firmware_fatal"], "the log must have been quiet for the window"
+    after.take(KERNEL, {"kernel_events/unrecoverable": 1}, at=1680)
+    assert after.wait(60).reasons() == []
 
 
 # --- a state file that cannot be so ------------------------------------------------------------------------
