@@ -50,7 +50,6 @@ class RawHyperNode(msgspec.Struct):
     spec: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-
 SeenNode = tuple[tuple[str, str], ...]
 """The labels of a Node that we may write, by key."""
 
