@@ -29,6 +29,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from nodeagent.config import host_port
 from nodeagent.config.fabric import FabricConfig
@@ -47,6 +48,7 @@ from nodeagent.sources.switches import Asker, Switches, Way
 from nodeagent.supervise import Fatal, keep
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 LEASE = "nodeagent-controller"
 RETRY_FIRST_S, RETRY_MAX_S = 2.0, 60.0
@@ -139,7 +141,6 @@ class Controller:
 
     async def _lead(self) -> None:
         """The tree, and beside it what may take its time."""
-        log.info("This replica leads. identity=%s", self._place.identity)
         await self.cluster.synced()
         # What was read lives as long as this process, and is not looked through for garbage.
         gc.freeze()
@@ -166,10 +167,11 @@ class Controller:
             await self._tell(outcome)
             labelled = Labelled(left_out=len(outcome.relabel))
             if loop.time() >= self._alone_until:
-                labelled = await self.labels.label(outcome.relabel, self._place.label_s)
+                label_s = min(_left_s(outcome, self._place.label_s), self._place.label_s)
+                labelled = await self.labels.label(outcome.relabel, label_s)
             if result.versions:
                 await self.cluster.caught_up(result.versions, self._place.catch_up_s)
-            wake_s = max(0.0, outcome.next_at - time.monotonic()) if outcome.next_at is not None else None
+            wake_s = _left_s(outcome, None)
             if not (result.failed or result.left_out or labelled.failed):
                 backoff_s = RETRY_FIRST_S
                 if labelled.left_out:
@@ -333,6 +335,11 @@ class Controller:
             )
         lines.append(f"leader: {self.lease.holder or 'none'}{' (this one)' if self.lease.leading else ''}")
         return Page(200 if good else 503, "".join(f"{line}\n" for line in lines).encode())
+
+
+def _left_s(outcome: Outcome, never: T) -> float | T:
+    """Until time alone changes the answer."""
+    return never if outcome.next_at is None else max(0.0, outcome.next_at - time.monotonic())
 
 
 def _marks(config: FabricConfig, client: Client) -> NodeMarks | None:

@@ -166,6 +166,7 @@ class History:
         counter = counters.get(name)
         added = 0.0
         if counter is None or counter.source not in (None, sample.source):
+            self.counted.add(head)
             counter = counters[name] = Counter(value, sample.at, self._windows[head], sample.source)
         else:
             counter.source = sample.source

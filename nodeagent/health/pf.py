@@ -110,8 +110,10 @@ class Pf:
     # --- what is known --------------------------------------------------------------------------------
 
     def facts(self, function: Function, link: Link | None, now: float) -> None:
-        self.facts_at = now
+        before, self.facts_at = self._up, now
         if function == self.function and link == self.link and self._faults is not None:
+            # A look at sysfs that is newer than the last sample is believed again.
+            self.stirred = self.stirred or self._up != before
             return
         self.stirred = True
         self.function, self.link = function, link
@@ -133,10 +135,16 @@ class Pf:
             self.losses.append((sample.at, losses))
             if (hold := self.holds.get("carrier_down")) is not None:
                 hold.interrupt()
-        return losses > 0 or (telling and self._pressing() != before)
+        pressing = telling and self._pressing() != before
+        self.stirred = self.stirred or pressing
+        return losses > 0 or pressing
 
-    def _pressing(self) -> tuple[float | None, ...]:
-        return tuple(map(self.history.level, _PRESSING))
+    def _pressing(self) -> tuple[float | bool | None, ...]:
+        return (*self._up, *map(self.history.level, _PRESSING))
+
+    @property
+    def _up(self) -> tuple[bool | None, bool | None]:
+        return self.carrier, self.admin_up
 
     @property
     def address(self) -> str:
