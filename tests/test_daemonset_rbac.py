@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from nodeagent.config.fabric import FabricConfig
 from nodeagent.controller import Controller, Place
 from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access
@@ -303,7 +304,8 @@ async def controller_at_work(server: ApiServer) -> None:
     """A tree is made, a node moves, a unit goes, and somebody else's HyperNode stands in the way."""
     token = server.token(CONTROLLER)
     place = Place("nodeagent", "one", None, 0.02, 3.0, 2.0, 0.1)
-    async with running(Controller(RULES, Access(server.url, token=token), place).run()):
+    config = FabricConfig(overlap_condition=True)
+    async with running(Controller(RULES, Access(server.url, token=token), place, config).run()):
         await server.until(lambda: len(tree(server)) == 2)
         await server.until(lambda: all(labeled(server, node) for node in FIRST + SECOND))
         server.put(nodelinks(FIRST[3], leaves(1)))
@@ -313,6 +315,7 @@ async def controller_at_work(server: ApiServer) -> None:
         await server.until(lambda: [len(members) for members in tree(server).values()] == [4])
         server.put(foreign(FIRST[0]))
         await server.until(lambda: server.objects("events"))
+        await server.until(lambda: any("status" in one for one in server.objects("hypernodes")))
 
 
 def labeled(server: ApiServer, node: str) -> bool:
@@ -344,6 +347,7 @@ CONTROLLER_GRANTS = [
     *((verb, "coordination.k8s.io", "leases") for verb in ("create", "get", "patch")),
     *((verb, "", "nodes") for verb in ("list", "watch", "patch")),
     *((verb, "topology.volcano.sh", "hypernodes") for verb in ("list", "watch", "create", "patch", "delete")),
+    ("patch", "topology.volcano.sh", "hypernodes/status"),
     ("create", "", "events"),
 ]
 

@@ -165,6 +165,20 @@ def test_time_goes_by_for_an_xid_while_the_driver_speaks_and_stands_still_while_
     assert judged(*short) == [(100.0, "GPU4", "xid_79", False), (701.0, "GPU4", "", True)]
 
 
+def test_all_cards_at_once_on_one_word_are_guarded_as_by_the_agent() -> None:
+    def said(at: float, lost: float) -> list[Sample]:
+        return [
+            Sample(at, card.device, Source.GPU, {"gpu_lost": lost, "gpu_mig": 0}) for card in CARDS.devices
+        ]
+
+    told = judged(*said(10, 0), *(one for at in range(15, 85, 5) for one in said(at, 1)))
+    assert told == [
+        (15.0, "GPU4", "gpu_lost", False),
+        (15.0, "GPU5", "gpu_lost,guard", True),
+        (75.0, "GPU5", "gpu_lost", False),
+    ]
+
+
 def test_a_card_that_the_header_does_not_name_is_left_out() -> None:
     assert judged(Sample(1.0, "GPU-z", Source.GPU, {"gpu_row_remap_failed": 1})) == []
 

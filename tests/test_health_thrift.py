@@ -46,6 +46,14 @@ class _Thorough(Bench):
         return super().wait(seconds)
 
 
+def measured(bench: Bench) -> list[dict[str, float]]:
+    """But for the penalty, which decays by itself and is shown as of the last time that it was asked for."""
+    return [
+        {rule: value for rule, value in pf.values.items() if rule != "flapping"}
+        for pf in bench.engine.pfs.values()
+    ]
+
+
 @given(_STEPS)
 def test_what_is_not_asked_would_not_have_said_anything_else(
     steps: list[tuple[float, tuple[Source, dict[str, float]] | bool, int]],
@@ -60,9 +68,7 @@ def test_what_is_not_asked_would_not_have_said_anything_else(
                 else:
                     bench.take(*step)
             assert thrifty.judged == thorough.judged
-            assert [pf.values for pf in thrifty.engine.pfs.values()] == [
-                pf.values for pf in thorough.engine.pfs.values()
-            ]
+            assert measured(thrifty) == measured(thorough)
             assert [pf.holds for pf in thrifty.engine.pfs.values()] == [
                 pf.holds for pf in thorough.engine.pfs.values()
             ]

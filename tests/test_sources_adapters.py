@@ -126,7 +126,7 @@ class Counters:
 
 def test_only_pfs_with_vfs_are_asked_for_their_traffic():
     reader = VfReader(Ports({PF: 1, B: 2, "c": 3, "d": 4}))
-    reader._counters = Counters({1: (VfTraffic(0, 1, 2, 3, 4, 5, None),), 3: EIO, 4: ENODEV})
+    reader._counters = Counters({1: (VfTraffic(0, 1, 2, 3, 4, 5, None, {"trust": "on"}),), 3: EIO, 4: ENODEV})
     pfs = [pf(num_vfs=1), pf(B, num_vfs=0), pf("c", num_vfs=8), pf("d", num_vfs=1)]
     (sample,) = reader.read(pfs)
     assert sample.values == {
@@ -136,6 +136,7 @@ def test_only_pfs_with_vfs_are_asked_for_their_traffic():
         "vf_tx_bytes/0": 4,
         "vf_rx_dropped/0": 5,
     }
+    assert sample.texts == {"vf_trust/0": "on"}
     assert list(reader.left_out.reasons) == ["c"], "one that has gone is no failure"
 
 

@@ -81,7 +81,13 @@ class Stage:
         self, kubelet: Kubelet, config: Path | None = None, command: tuple[str, ...] = NODEAGENT
     ) -> AsyncIterator[Process]:
         """``nodeagent run``; the block is entered when all resources are registered and listed."""
-        arguments = ("run", "--config", str(config or self.config()), "--root", str(self.root))
+        arguments: tuple[str, ...] = (
+            "run",
+            "--config",
+            str(config or self.config()),
+            "--root",
+            str(self.root),
+        )
         arguments += ("--kubelet-dir", str(kubelet.directory), "--listen", "127.0.0.1:0")
         async with self.process(*command, *arguments) as process:
             try:

@@ -67,8 +67,8 @@ async def taps(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
     config = stage.folder / "taps.yaml"
     config.write_text(_CONFIG)
     async with stage.kubelet() as kubelet:
-        agent = (*NODEAGENT, "run", "--config", str(config), "--root", str(root), "--listen", "127.0.0.1:0")
-        agent += ("--kubelet-dir", str(kubelet.directory))
+        agent: tuple[str, ...] = (*NODEAGENT, "run", "--config", str(config), "--root", str(root))
+        agent += ("--kubelet-dir", str(kubelet.directory), "--listen", "127.0.0.1:0")
         async with stage.process(sys.executable, __file__, str(root), netdevs, *agent) as process:
             if "error" in await process.answer():  # no right to make namespaces, or to mount
                 return

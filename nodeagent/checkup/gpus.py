@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from nodeagent.health.gpu import Latch, Rules, judge, verdict
+from nodeagent.health.gpuguard import Guard
 from nodeagent.health.recording import Subject
 from nodeagent.health.samples import Sample, Source
 from nodeagent.host.driver import GpuEvent, GpuReading, GpuVitals
@@ -22,11 +23,12 @@ READ_S = 5.0
 class Gpus:
     """Those that the header names."""
 
-    def __init__(self, subjects: Iterable[Subject], rules: Rules) -> None:
+    def __init__(self, subjects: Iterable[Subject], rules: Rules, guard: Guard) -> None:
         self._index = {
             one.device: number if one.index is None else one.index for number, one in enumerate(subjects)
         }
         self._rules = rules
+        self._guard = guard
         self._latches: tuple[Latch, ...] = ()
         self._readings: dict[str, GpuReading] = {}
         self._xids: dict[tuple[str, int], float] = {}
@@ -57,7 +59,8 @@ class Gpus:
             everyone = tuple(self._readings.values())
             self._latches = judge(self._latches, self.now, self._rules, readings=everyone)
         self._latches = judge(self._latches, self.now, self._rules, events=events, vitals=vitals)
-        yield from ((latch.uuid, verdict(latch, self._rules)) for latch in self._latches)
+        healths = {latch.uuid: verdict(latch, self._rules) for latch in self._latches}
+        yield from self._guard.judge(healths, self.now).items()
 
     def _read(self, sample: Sample) -> None:
         uuid = sample.device

@@ -14,6 +14,7 @@ from nodeagent.checkup.show import seconds
 from nodeagent.health import nic
 from nodeagent.health.engine import Engine, Terms
 from nodeagent.health.gpu import Rules
+from nodeagent.health.gpuguard import Guard
 from nodeagent.health.recording import Header, Subject
 from nodeagent.health.samples import Sample, Source
 from nodeagent.model import HEALTHY, Function, Gpu, Health, Link
@@ -75,7 +76,7 @@ def replay(
     links = tuple(_link(one) for one in subjects.values())
     engine.facts(nic.judge(functions, links), links)
     engine.roles(roles(functions, tuple(map(_gpu, cards))))
-    gpus = Gpus(cards, rules or Rules())
+    gpus = Gpus(cards, rules or Rules(), Guard(terms.guard_share, terms.guard_s))
     told: dict[str, Health] = {}
 
     def news(at: float, device: str, name: str, health: Health) -> Iterator[Transition]:
