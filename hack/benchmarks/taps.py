@@ -15,6 +15,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -154,6 +155,8 @@ def main(root: str, netdevs: str, *command: str) -> None:
         print(json.dumps({"error": str(error)}), flush=True)
         return
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as agent:
+        # Whoever ends this process means the agent, which would be nobody's otherwise.
+        signal.signal(signal.SIGTERM, lambda *_: agent.terminate())
         print("{}", flush=True)
         for line in sys.stdin:
             number, word = line.split()
