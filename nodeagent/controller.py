@@ -29,11 +29,11 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from nodeagent.config import host_port
 from nodeagent.config.fabric import FabricConfig
-from nodeagent.fabric import Outcome, Planner, Rules
-from nodeagent.fabric.outcome import obstacles
+from nodeagent.fabric import Outcome, Planner, Rules, obstacles
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiError, Client
 from nodeagent.kube.lease import Lease, NotLeading, lead
@@ -49,6 +49,7 @@ from nodeagent.sources.switches import Asker, Switches, Way
 from nodeagent.supervise import Fatal, keep
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 LEASE = "nodeagent-controller"
 RETRY_FIRST_S, RETRY_MAX_S = 2.0, 60.0
@@ -120,7 +121,7 @@ class Controller:
         self.labels = NodeLabels(self._writer)
         self.events = FabricEvents(self._writer, place.namespace, place.identity)
         self.marks = _marks(config, self._writer)
-        self.overlaps = Overlaps(self._writer) if config.overlap_condition else None
+        self.overlaps = Overlaps(self._writer, on=config.overlap_condition)
         self.switches = _switches(config, self.planner, self.cluster.stir)
         self._planned = asyncio.Event()
         self._alone_until = float("-inf")
@@ -142,13 +143,11 @@ class Controller:
 
     async def _lead(self) -> None:
         """The tree, and beside it what may take its time."""
-        log.info("This replica leads. identity=%s", self._place.identity)
         await self.cluster.synced()
         # What was read lives as long as this process, and is not looked through for garbage.
         gc.freeze()
         self._planned.clear()
-        if self.overlaps is not None:
-            self.overlaps.forget()
+        self.overlaps.forget()
         beside = {"switches": self._ask_switches, "marks": self._mark}
         tasks = [asyncio.create_task(keep(name, job), name=name) for name, job in beside.items()]
         try:
@@ -171,14 +170,13 @@ class Controller:
             await self._tell(outcome)
             labelled = Labelled(left_out=len(outcome.relabel))
             if loop.time() >= self._alone_until:
-                labelled = await self.labels.label(outcome.relabel, self._place.label_s)
+                label_s = min(_left_s(outcome, self._place.label_s), self._place.label_s)
+                labelled = await self.labels.label(outcome.relabel, label_s)
             if result.versions:
                 await self.cluster.caught_up(result.versions, self._place.catch_up_s)
-            wake_s = max(0.0, outcome.next_at - time.monotonic()) if outcome.next_at is not None else None
-            if self.overlaps is not None:
-                again_s = await self.overlaps.mark(outcome.overlapping, self.cluster.hypernodes.objects)
-                if again_s is not None:
-                    wake_s = again_s if wake_s is None else min(wake_s, again_s)
+            wake_s = _left_s(outcome, None)
+            again_s = await self.overlaps.mark(outcome.overlapping, self.cluster.hypernodes.objects)
+            wake_s = min((wait_s for wait_s in (wake_s, again_s) if wait_s is not None), default=None)
             if not (result.failed or result.left_out or labelled.failed):
                 backoff_s = RETRY_FIRST_S
                 if labelled.left_out:
@@ -330,6 +328,11 @@ class Controller:
             )
         lines.append(f"leader: {self.lease.holder or 'none'}{' (this one)' if self.lease.leading else ''}")
         return Page(200 if good else 503, "".join(f"{line}\n" for line in lines).encode())
+
+
+def _left_s(outcome: Outcome, never: T) -> float | T:
+    """Until time alone changes the answer."""
+    return never if outcome.next_at is None else max(0.0, outcome.next_at - time.monotonic())
 
 
 def _marks(config: FabricConfig, client: Client) -> NodeMarks | None:

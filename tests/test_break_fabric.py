@@ -9,9 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from nodeagent.controller import Controller, Place
-from nodeagent.fabric import Rules
+from nodeagent.fabric import NodeLinks, Rules
 from nodeagent.kube.access import Access
+from nodeagent.kube.client import Client
 from nodeagent.sim.apiserver import ApiServer
+from nodeagent.sources.cluster import Cluster as Copies
 from tests.test_controller import FIRST, RULES, SECOND, cluster, groups, leaves, nodelinks, running, until
 from tests.volcano import Tree
 
@@ -128,3 +130,63 @@ async def test_a_role_that_lacks_one_verb_on_nodes_is_not_asked_for_each_node():
             await until(lambda: controller.labels.writes["failed"])
             await until(lambda: controller.progress.plans > 1)
             assert server.counts["patch", "nodes"] <= 8
+
+
+class Listening:
+    """What a planner is told of reports, the last word on each."""
+
+    def __init__(self) -> None:
+        self.rails: dict[str, int | None] = {}
+
+    def report(self, name: str, links: NodeLinks | None) -> None:
+        self.rails[name] = None if links is None else len(links.links)
+
+    def refuse(self, name: str, _why: str) -> None:
+        self.rails[name] = -1
+
+    def node(self, name: str, labels: object) -> None: ...
+
+    def hypernode(self, name: str, hypernode: object) -> None: ...
+
+
+@asynccontextmanager
+async def copying(server: ApiServer) -> AsyncIterator[tuple[Listening, Copies]]:
+    client = Client(Access(server.url, token=server.token()), timeout_s=1.0)
+    told = Listening()
+    copies = Copies(client, "nodeagent", told, ())
+    task = asyncio.create_task(copies.reports.run())
+    try:
+        yield told, copies
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+        await client.close()
+
+
+async def test_reports_are_told_page_by_page_and_not_kept_until_the_last():
+    """All of a hundred thousand at once would be most of a gigabyte."""
+    async with cluster(units=0) as server:
+        for number in range(501):
+            server.put(nodelinks(f"node-{number:04}", leaves(0)))
+        server.fail("hang", verb="list", resource="nodelinks", skip=1)
+        async with copying(server) as (told, copies):
+            await until(lambda: len(told.rails) == 500)
+            assert not copies.reports.synced.is_set()
+
+
+async def test_a_list_that_begins_again_leaves_no_word_of_the_first_attempt():
+    async with cluster(units=0) as server:
+        for number in range(501):
+            server.put(nodelinks(f"node-{number:04}", leaves(0)))
+        async with copying(server) as (told, copies):
+            await copies.reports.synced.wait()
+            await server.until(lambda: server.watching["nodelinks"])
+            server.fail("hang", verb="list", resource="nodelinks", skip=1)
+            server.fail("403", verb="watch", resource="nodelinks")
+            server.drop("nodelinks")
+            await until(lambda: not server.watching["nodelinks"])
+            server.put(nodelinks("node-0000", leaves(0, 3)))
+            await until(lambda: told.rails["node-0000"] == 3)
+            server.put(nodelinks("node-0000", leaves(0)))
+            server.remove("nodelinks", "node-0500", "nodeagent")
+            await until(lambda: told.rails["node-0000"] == 2 and told.rails["node-0500"] is None)

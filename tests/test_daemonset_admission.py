@@ -141,7 +141,9 @@ def patch(
     return Request("UPDATE", f":{part}", name, user, TOKEN if user == AGENT else {}, node(change), node())
 
 
-OWN_TAINT = {"key": "nodeagent.io/links-degraded", "effect": "NoSchedule"}
+OWN_TAINT = {"key": "nodeagent.io/links-down", "effect": "NoSchedule"}
+MARK = {"key": "nodeagent.io/links-below-minimum", "effect": "NoSchedule"}
+OWN_CONDITION = {"type": "nodeagent.io/FabricLinks", "status": "False"}
 
 
 def test_an_agent_sets_its_condition_its_taint_and_its_label(everything: list[Manifest]) -> None:
@@ -160,17 +162,31 @@ WRONG_FOR_ALL: dict[str, Callable[[dict[str, Any]], object]] = {
     "a new label": lambda made: made["metadata"]["labels"].update({"node-role.kubernetes.io/x": ""}),
     "a label gone": lambda made: made["metadata"].pop("labels"),
     "another's taint": lambda made: made["spec"].update(taints=[]),
-    "a taint": lambda made: made["spec"]["taints"].append({"key": "x", "effect": "NoExecute"}),
+    "a taint": lambda made: made["spec"]["taints"].append({"key": "x", "effect": "NoSchedule"}),
+    "a taint that evicts": lambda made: made["spec"]["taints"].append(OWN_TAINT | {"effect": "NoExecute"}),
     "a cordon": lambda made: made["spec"].update(unschedulable=True),
-}
-WRONG_FOR_AGENTS: dict[str, Callable[[dict[str, Any]], object]] = {
-    "a tree label": lambda made: made["metadata"]["labels"].update({"topology.nodeagent.io/tier-1": "x"}),
-    "its pool": lambda made: made["metadata"]["labels"].update({"nodeagent.io/pool": "other"}),
+    "its provider": lambda made: made["spec"].update(providerID="aws:///i-0"),
+    "its pods' network": lambda made: made["spec"].update(podCIDRs=["192.0.2.0/24"]),
+    "its pods' first network": lambda made: made["spec"].update(podCIDR="192.0.2.0/24"),
+    # An owner that is not there has the garbage collector delete the Node.
+    "an owner": lambda made: made["metadata"].update(ownerReferences=[OWNER | {"uid": "0000"}]),
+    "a finalizer": lambda made: made["metadata"].update(finalizers=["x.io/stay"]),
     "an annotation": lambda made: made["metadata"]["annotations"].update(note="2"),
+    "annotations gone": lambda made: made["metadata"].pop("annotations"),
+    "its pool": lambda made: made["metadata"]["labels"].update({"nodeagent.io/pool": "other"}),
+    "its agent": lambda made: made["metadata"]["labels"].update({"nodeagent.io/agent": "false"}),
     "readiness": lambda made: made["status"].update(conditions=[{"type": "Ready", "status": "False"}]),
     "capacity": lambda made: made["status"]["capacity"].update({"nvidia-dgx-h100/nic0": "99"}),
     "allocatable": lambda made: made["status"].pop("allocatable"),
     "an address": lambda made: made["status"].update(addresses=[]),
+    "the kubelet's port": lambda made: made["status"].update(
+        daemonEndpoints={"kubeletEndpoint": {"Port": 1}}
+    ),
+    "a volume": lambda made: made["status"].update(volumesAttached=[{"name": "x", "devicePath": ""}]),
+    "volumes in use": lambda made: made["status"].update(volumesInUse=["x"]),
+}
+WRONG_FOR_AGENTS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a tree label": lambda made: made["metadata"]["labels"].update({"topology.nodeagent.io/tier-1": "x"}),
 }
 
 
@@ -192,13 +208,16 @@ def test_the_controller_writes_the_labels_of_the_tree(everything: list[Manifest]
 
     assert refusals(everything, patch(CONTROLLER, place)) == []
     assert refusals(everything, replace(patch(CONTROLLER, place), object=node(), old=node(place))) == []
-    assert (
-        refusals(everything, patch(CONTROLLER, lambda made: made["spec"]["taints"].append(OWN_TAINT))) == []
-    )
-    assert (
-        refusals(everything, patch(CONTROLLER, lambda made: made["metadata"]["labels"].update(zone="a")))
-        == []
-    )
+    same = patch(CONTROLLER, lambda made: made["metadata"]["labels"].update(zone="a"))
+    assert refusals(everything, same) == []
+
+
+def test_the_controller_marks_nodes_with_too_few_links(everything: list[Manifest]) -> None:
+    taint = patch(CONTROLLER, lambda made: made["spec"]["taints"].append(MARK))
+    mark = patch(CONTROLLER, lambda made: made["status"]["conditions"].append(OWN_CONDITION), "nodes/status")
+    for request in (taint, mark):
+        assert refusals(everything, request) == []
+        assert refusals(everything, replace(request, object=request.old, old=request.object)) == []
 
 
 @pytest.mark.parametrize("case", WRONG_FOR_ALL)
@@ -227,10 +246,13 @@ def test_every_policy_is_bound_and_means_accounts_that_exist(everything: list[Ma
         assert any(f'== "{account}"' in condition["expression"] for account in accounts)
 
 
-@pytest.mark.parametrize("policy", ["nodeagent-reports", "nodeagent-events"])
+@pytest.mark.parametrize(
+    "policy",
+    ["nodeagent-reports", "nodeagent-events", "nodeagent-node-conditions", "nodeagent-controller-nodes"],
+)
 def test_without_a_rule_something_forged_passes(policy: str) -> None:
     """Each validation stands for something: without it, one of the forged requests is let in."""
-    manifests = built()
+    manifests = built("overlays/node-conditions")
     (spec,) = (
         one["spec"]
         for one in of_kind(manifests, "ValidatingAdmissionPolicy")
@@ -243,6 +265,9 @@ def test_without_a_rule_something_forged_passes(policy: str) -> None:
         replace(event(), operation="UPDATE", old=event(source={}).object),
         replace(event(involvedObject={"kind": "Pod"}, source={"host": ""}), extra={}),
     ]
+    forged += [patch(user, change) for user in (AGENT, CONTROLLER) for change in WRONG_FOR_ALL.values()]
+    forged += [replace(patch(user, lambda _made: None), name="x", operation=how)
+               for user in (AGENT, CONTROLLER) for how in ("UPDATE", "DELETE")]  # fmt: skip
     for left_out in list(spec["validations"]):
         rest = [one for one in spec["validations"] if one is not left_out]
         weaker = [

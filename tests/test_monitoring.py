@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ import yaml
 
 from nodeagent.health.engine import keys
 from nodeagent.health.rules import DEFAULTS
+from nodeagent.model import Holding
 from nodeagent.sinks.catalog import CATALOG
+from tests.views import facts, page, sick, view
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "daemonset" / "monitoring"
@@ -92,6 +95,62 @@ def test_rules_and_panels_ask_for_metrics_that_exist() -> None:
     asked = {("rule", name) for group in groups() for rule in group["rules"] for name in names(rule["expr"])}
     asked |= {(board, name) for board in BOARDS for _, expr in expressions(board) for name in names(expr)}
     assert {name for _, name in asked} - exposed() == set()
+
+
+def shared() -> str:
+    """What a node tells where two pods share a GPU and one of them has a VF."""
+    snapshot = sick(facts()[0])
+    vf, slices = snapshot.holdings or ()
+    gpu = snapshot.gpus[0].uuid
+    other = Holding("serve", "chat-0", "main", slices.resource, (f"{gpu}::30", f"{gpu}::31"))
+    return page(view(replace(snapshot, holdings=(vf, slices, other))))
+
+
+def autoscaling() -> list[str]:
+    example = ROOT / "daemonset" / "examples" / "autoscaling" / "recording-rules.yaml"
+    spec = yaml.safe_load(example.read_text())["spec"]
+    return [rule["expr"] for group in spec["groups"] for rule in group["rules"]]
+
+
+def asked() -> list[str]:
+    """Every query that we ship or show: of panels, recording rules, alerts, examples and the page of the metrics."""
+    found = [expr for board in BOARDS for _, expr in expressions(board)]
+    found += [rule["expr"] for group in groups() for rule in group["rules"]]
+    found += autoscaling()
+    text = " ".join((ROOT / "docs" / "metrics.md").read_text().split("\n## ")[0].split())
+    found += [code for code in re.findall(r"`([^`]+)`", text) if " on (" in code]
+    return [re.sub(r"\$(instance|device)\b|\$__\w+", r"n1", one) for one in found]
+
+
+@pytest.mark.needs("promtool")
+def test_every_query_can_be_answered_where_pods_share_a_gpu(tmp_path: Path) -> None:
+    """A join whose side that must be unique is not so is an error of the whole query."""
+    series = []
+    for line in shared().splitlines():
+        if not line.startswith("#"):
+            name, _, value = line.rpartition(" ")
+            series.append(
+                {"series": name.replace("{", '{instance="n1",') if "{" in name else name + '{instance="n1"}',
+                 "values": f"{value}x20"}
+            )  # fmt: skip
+    queries = asked()
+    assert len(queries) > 60
+    tests = [
+        {
+            "expr": f"0 * count({one}) or vector(0)",
+            "eval_time": "9m",
+            "exp_samples": [{"value": 0, "labels": "{}"}],
+        }
+        for one in queries
+    ]
+    # Who has no answer scales nothing: both pods share the GPU, one has a VF.
+    tests += [{"expr": f"count({one})", "eval_time": "9m", "exp_samples": [{"value": n, "labels": "{}"}]}
+              for n, one in zip((2, 1), autoscaling(), strict=True)]  # fmt: skip
+    file = tmp_path / "queries.yaml"
+    file.write_text(
+        yaml.safe_dump({"tests": [{"interval": "1m", "input_series": series, "promql_expr_test": tests}]})
+    )
+    promtool("test", "rules", file)
 
 
 def test_what_is_made_is_made_from_its_source(tmp_path: Path) -> None:

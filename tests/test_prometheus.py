@@ -35,7 +35,6 @@ EMPTY = {
     "Flaps per hour": "no link lost its carrier",
     "NVLinks down": "no NVLink is down",
     "Restarts of parts": "no part of the agent failed",
-    "Reasons": "nothing is wrong",
 }
 """Panels that may show nothing, and why."""
 ABSENT = {"nodeagent_series_dropped_total", "nodeagent_source_silent"}

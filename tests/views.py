@@ -66,7 +66,7 @@ def samples_of(device: str, sources: Iterable[Source], at: float = 100.0) -> Ite
                 keys = KEYS.get(datum.per, ("x",)) if datum.per else ("",)
                 values.update({f"{name}/{key}" if key else name: places[name] for key in keys})
         texts = {
-            name: WORDS.get(name, name.partition("_")[2] or name)
+            f"{name}/0" if name.startswith("vf_") else name: WORDS.get(name, name.partition("_")[2] or name)
             for name in TEXTS
             if _stated_by(name) is source
         }

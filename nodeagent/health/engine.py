@@ -145,10 +145,10 @@ class Engine:
         speeds = self._expected_speeds()
         for pf in self.pfs.values():
             about = (speeds.get(pf.address), *self._cabling(pf), pf.watched, pf.unused)
-            if pf.stirred or about != self._about.get(pf.address) or _due(pf.next_at, now):
-                pf.step(self.terms.rules, pf.seen(*about[:3], now), now)
-                pf.next_at = pf.due(self.terms.rules, now)
-                pf.stirred = False
+            whole = pf.stirred or about != self._about.get(pf.address)
+            if whole or pf.sampled or _due(pf.next_at, now):
+                pf.step(self.terms.rules, pf.seen(*about[:3], now), now, whole=whole)
+                pf.judged(pf.due(self.terms.rules, now))
                 self._about[pf.address] = about
         self._guard(now)
         health = {address: self._health(pf) for address, pf in self.pfs.items()}

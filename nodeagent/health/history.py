@@ -24,6 +24,8 @@ from nodeagent.health.samples import DATA, Sample, Source
 _STEPS = 32
 _CARELESS_FROM = 100.0
 """Of what counted less, a half may as well be what happened since a reset."""
+_SETTLED = 3
+"""Samples, after which a counter that stands tells the same of each window."""
 STALE_GAPS = 5
 """A source is silent after this many of its own periods …"""
 STALE_MIN_S = 30.0
@@ -64,6 +66,11 @@ class Counter:
             del ats[0], totals[0]
         return added
 
+    @property
+    def moves(self) -> bool:
+        """Whether any window may tell another number than at the last sample."""
+        return self._totals[0] != self.total or len(self._ats) < _SETTLED
+
     def over(self, window_s: float) -> tuple[float, float]:
         """What was added in the last ``window_s`` before the last sample, and in how many seconds.
 
@@ -91,6 +98,11 @@ class History:
         self._of: dict[str, Source] = {}
         self._counters: dict[str, dict[str, Counter]] = {}
         self._named: dict[Source, _Named] = {}
+        self._moving: set[str] = set()
+        self.changed = True
+        """Something other than counters is another than when this was last set to false."""
+        self.counted: set[str] = set()
+        """The heads whose windows may tell something else since this was last cleared."""
         self._at: dict[Source, float] = {}
         self._gap: dict[Source, float] = {}
         self._now = 0.0
@@ -106,7 +118,9 @@ class History:
             gap = sample.at - before
             self._gap[sample.source] = max(gap, 0.75 * self._gap.get(sample.source, gap))
         self._at[sample.source] = sample.at
-        self._fresh.add(sample.source)
+        if sample.source not in self._fresh:
+            self._fresh.add(sample.source)
+            self.changed = True
         named = self._named.get(sample.source)
         if named is None or named.names != sample.values.keys():
             named = self._name(sample)
@@ -114,7 +128,10 @@ class History:
         for name, head in named.levels:
             if math.isfinite(value := values[name]):
                 self._of[name] = sample.source
-                self._levels[head][name] = value
+                levels = self._levels[head]
+                if levels.get(name) != value:
+                    levels[name] = value
+                    self.changed = True
         added = {}
         for name, head in named.counters:
             if math.isfinite(value := values[name]) and value >= 0:
@@ -124,6 +141,7 @@ class History:
 
     def _name(self, sample: Sample) -> _Named:
         """What of a sample is kept. What its source does not state any more is absent, not as it was."""
+        self.changed = True
         for name in [name for name, source in self._of.items() if source is sample.source]:
             if name not in sample.values:
                 del self._of[name]
@@ -146,11 +164,20 @@ class History:
     def _count(self, name: str, head: str, value: float, sample: Sample) -> float:
         counters = self._counters.setdefault(head, {})
         counter = counters.get(name)
+        added = 0.0
         if counter is None or counter.source not in (None, sample.source):
-            counters[name] = Counter(value, sample.at, self._windows[head], sample.source)
-            return 0.0
-        counter.source = sample.source
-        return counter.take(value, sample.at)
+            self.counted.add(head)
+            counter = counters[name] = Counter(value, sample.at, self._windows[head], sample.source)
+        else:
+            counter.source = sample.source
+            added = counter.take(value, sample.at)
+        if counter.moves:
+            self._moving.add(name)
+            self.counted.add(head)
+        elif name in self._moving:
+            self._moving.remove(name)
+            self.counted.add(head)
+        return added
 
     def resume(self, name: str, raw: float, at: float) -> None:
         """Count on from what the counter was before a restart."""
@@ -161,6 +188,7 @@ class History:
         """The windows have changed; what is kept is kept."""
         self._windows = windows
         self._named.clear()
+        self.changed = True
         for head in [head for head in self._counters if head not in windows]:
             del self._counters[head]
         for head, counters in self._counters.items():
@@ -170,11 +198,13 @@ class History:
     def ask(self, now: float) -> None:
         """Questions from here on are asked at ``now``."""
         self._now = now
-        self._fresh = {
+        fresh = {
             source
             for source, at in self._at.items()
             if source in _ON_EVENT or now < at + self._patience(source)
         }
+        if fresh != self._fresh:
+            self._fresh, self.changed = fresh, True
 
     def fresh(self, source: Source) -> bool:
         return source in self._fresh

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import msgspec
 
@@ -69,6 +69,16 @@ _samples = msgspec.json.Decoder(Sample)
 def encode(one: Header | Sample) -> bytes:
     """One line, with its end."""
     return _encoder.encode(one) + b"\n"
+
+
+def lines(file: BinaryIO) -> Iterator[bytes]:
+    """Those of a file, none of them longer than ``LINE_MAX``. Raises ``RecordingError``."""
+    number = 0
+    while line := file.readline(LINE_MAX + 1):
+        number += 1
+        if len(line) > LINE_MAX:
+            raise RecordingError(f"line {number} is longer than {LINE_MAX} bytes, and no sample")
+        yield line
 
 
 def decode(lines: Iterable[bytes]) -> tuple[Header, Iterator[Sample]]:

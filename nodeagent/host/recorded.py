@@ -86,6 +86,7 @@ class Recorded:
         self._path = Path(root) / PATH.lstrip("/")
         self._watch: int | None = None
         self._told = 0
+        self._loaded: tuple[bytes, _Recording] | None = None
 
     def open(self) -> None:
         recording = self._load()
@@ -184,8 +185,11 @@ class Recorded:
             ) from error
         except OSError as error:
             raise DriverError(f"{PATH} cannot be read: {error.strerror or error}") from error
+        if self._loaded is not None and self._loaded[0] == raw:
+            return self._loaded[1]
         try:
-            return msgspec.json.decode(raw, type=_Recording)
+            self._loaded = raw, msgspec.json.decode(raw, type=_Recording)
+            return self._loaded[1]
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise DriverError(f"{PATH} is not a recording of GPUs: {error}") from error
 

@@ -2,8 +2,8 @@
 
 The law of this file:
 
-* What is kept here of an object is the little that tells whether it has changed; what it says is the planner's.
-  A hundred thousand reports would be most of a gigabyte as objects.
+* What is kept here of an object is the little that tells whether it has changed; what it says is the planner's,
+  told as it is read. A hundred thousand reports would be most of a gigabyte as objects.
 * One object that cannot be read is refused by its name and takes nothing else along.
 * Of a Node only its metadata is asked for, and only labels that we may write are passed on.
 * A watch can fall silent without ending, and the picture with it. What is to be written on it is worth a list of
@@ -50,9 +50,6 @@ class RawHyperNode(msgspec.Struct):
     spec: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-Seen = int
-"""A hash of a NodeLinks: enough to know another from it."""
-
 SeenNode = tuple[tuple[str, str], ...]
 """The labels of a Node that we may write, by key."""
 
@@ -69,9 +66,9 @@ class Cluster:
         self._waiters: list[asyncio.Future[None]] = []
         self._listener = listener
         self._prefixes = tuple(key.partition("{")[0] for key in label_keys)
-        self._decoded: dict[str, NodeLinks | str] = {}
+        self._marks: dict[str, int] = {}
         self._hypernodes: dict[str, HyperNode | None] = {}
-        self.reports: Reflector[Seen] = Reflector(
+        self.reports: Reflector[bool] = Reflector(
             client,
             NODELINKS.typed(RawReport),
             namespace=namespace,
@@ -85,7 +82,7 @@ class Cluster:
             client, HYPERNODES.typed(RawHyperNode), take=self._take_hypernode, changed=self._hypernode
         )
 
-    def parts(self) -> dict[str, Reflector[Seen] | Reflector[SeenNode] | Reflector[str]]:
+    def parts(self) -> dict[str, Reflector[bool] | Reflector[SeenNode] | Reflector[str]]:
         return {"nodelinks": self.reports, "nodes": self.nodes, "hypernodes": self.hypernodes}
 
     def jobs(self) -> dict[str, Callable[[], Awaitable[None]]]:
@@ -149,22 +146,26 @@ class Cluster:
 
     # --- reports ------------------------------------------------------------------------------------------
 
-    def _take_report(self, raw: RawReport) -> Seen:
-        meta = raw.metadata
-        seen = hash((bytes(raw.links), bytes(raw.node_name)))
-        if self.reports.objects.get(meta.name) != seen:
-            self._decoded[meta.name] = _report_of(raw)
-        return seen
+    def _take_report(self, raw: RawReport) -> bool:
+        """Told at once, so that no two pages of decoded reports are there at a time; a list that fails half-way
+        has told what is true all the same."""
+        name = raw.metadata.name
+        mark = hash((bytes(raw.links), bytes(raw.node_name)))
+        if self._marks.get(name) != mark:
+            self._marks[name] = mark
+            decoded = _report_of(raw)
+            if isinstance(decoded, str):
+                self._listener.refuse(name, decoded)
+            else:
+                self._listener.report(name, decoded)
+            self.stir()
+        return True
 
-    def _report(self, name: str, _was: Seen | None, now: Seen | None) -> None:
-        self.stir()
-        decoded = self._decoded.pop(name, None)
+    def _report(self, name: str, _was: bool | None, now: bool | None) -> None:
         if now is None:
+            self._marks.pop(name, None)
             self._listener.report(name, None)
-        elif isinstance(decoded, str):
-            self._listener.refuse(name, decoded)
-        elif decoded is not None:
-            self._listener.report(name, decoded)
+            self.stir()
 
     # --- Nodes --------------------------------------------------------------------------------------------
 

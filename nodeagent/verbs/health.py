@@ -122,12 +122,12 @@ def _rules(options: argparse.Namespace, config: Config) -> int:
 def _replay(options: argparse.Namespace, config: Config, file: Path) -> int:
     from nodeagent import node
     from nodeagent.checkup import replay
-    from nodeagent.health.recording import RecordingError, decode
+    from nodeagent.health.recording import RecordingError, decode, lines
 
     tally = replay.Tally()
     try:
-        with file.open("rb") as lines:
-            header, samples = decode(lines)
+        with file.open("rb") as recorded:
+            header, samples = decode(lines(recorded))
             terms, rules = node.terms(config.health), node.rules(config.gpu)
             for one in replay.replay(header, tally.follow(samples), terms, rules):
                 tally.count(one)
