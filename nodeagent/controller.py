@@ -159,6 +159,8 @@ class Controller:
                 for task in pending:
                     task.cancel()
                 _, pending = await asyncio.wait(pending, timeout=1.0)
+            # Whoever leads now shows the tree; two would double every sum.
+            self.progress.outcome, self.progress.held = None, False
 
     async def _work(self) -> None:
         backoff_s, full, loop = RETRY_FIRST_S, True, asyncio.get_running_loop()
