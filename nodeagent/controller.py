@@ -33,7 +33,11 @@ from typing import TypeVar
 
 from nodeagent.config import host_port
 from nodeagent.config.fabric import FabricConfig
+<<<<<<< HEAD
 from nodeagent.fabric import Outcome, Planner, Rules
+=======
+from nodeagent.fabric import Outcome, Planner, Rules, obstacles
+>>>>>>> left
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiError, Client
 from nodeagent.kube.lease import Lease, NotLeading, lead
@@ -120,7 +124,7 @@ class Controller:
         self.labels = NodeLabels(self._writer)
         self.events = FabricEvents(self._writer, place.namespace, place.identity, LEASE)
         self.marks = _marks(config, self._writer)
-        self.overlaps = Overlaps(self._writer) if config.overlap_condition else None
+        self.overlaps = Overlaps(self._writer, on=config.overlap_condition)
         self.switches = _switches(config, self.planner, self.cluster.stir)
         self._planned = asyncio.Event()
         self._alone_until = float("-inf")
@@ -146,8 +150,7 @@ class Controller:
         # What was read lives as long as this process, and is not looked through for garbage.
         gc.freeze()
         self._planned.clear()
-        if self.overlaps is not None:
-            self.overlaps.forget()
+        self.overlaps.forget()
         beside = {"switches": self._ask_switches, "marks": self._mark}
         tasks = [asyncio.create_task(keep(name, job), name=name) for name, job in beside.items()]
         try:
@@ -178,10 +181,8 @@ class Controller:
             if result.versions:
                 await self.cluster.caught_up(result.versions, self._place.catch_up_s)
             wake_s = _left_s(outcome, None)
-            if self.overlaps is not None:
-                again_s = await self.overlaps.mark(outcome.overlapping, self.cluster.hypernodes.objects)
-                if again_s is not None:
-                    wake_s = again_s if wake_s is None else min(wake_s, again_s)
+            again_s = await self.overlaps.mark(outcome.overlapping, self.cluster.hypernodes.objects)
+            wake_s = min((wait_s for wait_s in (wake_s, again_s) if wait_s is not None), default=None)
             if not (result.failed or result.left_out or labelled.failed):
                 backoff_s = RETRY_FIRST_S
                 if labelled.left_out:
