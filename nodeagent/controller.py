@@ -33,11 +33,7 @@ from typing import TypeVar
 
 from nodeagent.config import host_port
 from nodeagent.config.fabric import FabricConfig
-<<<<<<< HEAD
 from nodeagent.fabric import Outcome, Planner, Rules
-=======
-from nodeagent.fabric import Outcome, Planner, Rules, obstacles
->>>>>>> left
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiError, Client
 from nodeagent.kube.lease import Lease, NotLeading, lead
