@@ -19,6 +19,7 @@ import asyncio
 import gc
 import logging
 import signal
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,10 +29,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent import cluster, node
-from nodeagent.config import Config, ConfigError, Fault, GpuMemResource, VfResource, load
+from nodeagent.config import Config, ConfigError, Fault, VfResource, load
 from nodeagent.host.inotify import CONTENT, InotifyError, Watch
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
+from nodeagent.kinds.gpumem import Slices
 from nodeagent.kinds.vf import VfPool
 from nodeagent.model import Allocation, Snapshot
 from nodeagent.offer import Kind, Offer, prefix
@@ -40,6 +42,7 @@ from nodeagent.sinks.cdispec import CdiSpecs
 from nodeagent.sinks.files import DEVICE_INFO, DeviceInfoFiles
 from nodeagent.sinks.measure import Measure
 from nodeagent.sinks.registration import DevicePlugins
+from nodeagent.sizes import Sizes
 from nodeagent.sources import gpus
 from nodeagent.supervise import Fatal, either, keep
 
@@ -52,6 +55,10 @@ log = logging.getLogger(__name__)
 SETTLE_S = 5.0
 """A kubelet that is not there by then is waited for with everything loaded."""
 SETTLE_LOOK_S = 0.05
+
+SWITCH_S = 0.0005
+"""A thread that reads the machine holds the interpreter up to so long while the loop has news for the kubelet;
+Python's own 5 ms are half of what a lost carrier may take. Threads are seldom at work, so it costs nothing."""
 
 FLUSH_S = 1.0
 """A local file is written in a millisecond; a disk that takes longer hangs."""
@@ -99,8 +106,9 @@ class Agent:
         self._tree = Tree(place.root)
         self._offer = Offer(config)
         memory = node.memory(config.health, place.root)
+        self._sizes = Sizes.open(self._tree.path(config.health.state_directory))
         self.verdicts = node.verdicts(config.health, memory)
-        self.gpu_ledger = node.gpus_ledger(config.gpu, memory)
+        self.gpu_ledger = node.gpus_ledger(config, memory)
         self._device_info = DeviceInfoFiles(self._tree.path(DEVICE_INFO))
         self._cdi = CdiSpecs(self._tree.path(config.cdi.directory))
         self._ask_pods = asyncio.Event()
@@ -193,7 +201,9 @@ class Agent:
         while True:
             kinds = self._kinds(snapshot)
             await self._write_cdi(kinds, snapshot)
+            await self._sizes.remember(kinds)
             self.plugins.tell(kinds, snapshot)
+            await asyncio.sleep(0)  # the streams send now; what follows can wait
             await self._sweep(snapshot)
             now = tuple(trouble.message for trouble in self._offer.troubles(snapshot))
             for message in now:
@@ -212,7 +222,8 @@ class Agent:
         kubelet would refuse. The rest is withheld, and said to be so by ``/readyz``."""
         why = {entry.source: entry.reason for entry in snapshot.silent}
         refused = self._offer.withheld(snapshot)
-        offered, withheld = [], []
+        offered: list[Kind] = []
+        withheld: list[str] = []
         for kind in self._offer.kinds(snapshot):
             # With "auto" the name of each resource is made from the product, which pci tells.
             needs = {"pci" if isinstance(kind, VfPool) else "gpus"}
@@ -221,17 +232,24 @@ class Agent:
                 withheld.append(f"{kind.resource}: {why.get(source, f'{source} are not known yet')}")
             elif kind.resource in refused:
                 withheld.append(f"{kind.resource}: {refused[kind.resource]}")
+            elif isinstance(now := self._settled(kind, snapshot), str):
+                withheld.append(f"{kind.resource}: {now}")
             else:
-                offered.append(kind)
+                offered.append(now)
         if not self.inventory.heard("pci"):
             unnamed = [
                 e.name for e in self._offer.config.resources if isinstance(e, VfResource) and "{" in e.name
             ]
             withheld += [f"{name}: {why.get('pci', 'pci are not known yet')}" for name in unnamed]
-        self.pages.withheld = tuple(withheld)
+        self.pages.withheld, self.pages.remarks = tuple(withheld), self._sizes.remarks
         self.pages.rails = self._offer.rails
         self.pages.offered = kinds = tuple(offered)
         return kinds
+
+    def _settled(self, kind: Kind, snapshot: Snapshot) -> Kind | str:
+        if not isinstance(kind, Slices):
+            return kind
+        return self._sizes.settle(kind, snapshot, asked=self._config.kubelet.pod_resources)
 
     async def _write_cdi(self, kinds: tuple[Kind, ...], snapshot: Snapshot) -> None:
         """Before the kubelet hears of a device, the runtime must know its name; a disk that hangs must not
@@ -299,7 +317,7 @@ class Agent:
             offer = Offer(config, self._offer)
             snapshot = self.inventory.snapshot
             faults = [t.message for t in offer.troubles(snapshot) if t.fatal]
-            faults += self._held_slices(config, snapshot)
+            faults += self._held_slices(offer, snapshot)
             if faults:
                 raise ConfigError(name, [Fault("resources", None, None, message) for message in faults])
         except ConfigError as error:
@@ -315,22 +333,10 @@ class Agent:
         log.info("The changed configuration is in force. file=%s", name)
         self._retell.set()
 
-    def _held_slices(self, config: Config, snapshot: Snapshot) -> Iterable[str]:
+    def _held_slices(self, offer: Offer, snapshot: Snapshot) -> Iterable[str]:
         """A slice that a pod holds must not come to mean another amount of memory."""
-        now = {e.name: e.slice_mib for e in self._offer.config.resources if isinstance(e, GpuMemResource)}
-        for entry in config.resources:
-            if (
-                not isinstance(entry, GpuMemResource)
-                or now.get(entry.name, entry.slice_mib) == entry.slice_mib
-            ):
-                continue
-            resource = f"{prefix(config, snapshot.product)}/{entry.name}"
-            count = sum(len(h.device_ids) for h in snapshot.holdings or () if h.resource == resource)
-            if count:
-                yield (
-                    f"sliceMiB of {entry.name} cannot change from {now[entry.name]} to {entry.slice_mib} while "
-                    f"pods hold {count} slices; drain the node first"
-                )
+        kinds = (kind for kind in offer.kinds(snapshot) if isinstance(kind, Slices))
+        return filter(None, (self._sizes.refusal(kind, snapshot) for kind in kinds))
 
     # --- the web --------------------------------------------------------------------------------------
 
@@ -344,6 +350,7 @@ class Agent:
 
 async def run(config: Config, place: Place) -> None:
     """Run an agent until SIGTERM or SIGINT."""
+    sys.setswitchinterval(SWITCH_S)
     agent = Agent(config, place)
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(agent.run())

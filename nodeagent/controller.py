@@ -6,8 +6,10 @@ What happens, and where:
    difference, in every replica: who takes over need not read first.
 2. The leader asks the planner for a plan once the cluster has been quiet for ``debounceSeconds``, and no later than
    ten times that; earlier where the planner itself has said that time alone will change the answer.
-3. ``sinks/hypernodes`` sends the plan's writes, ``sinks/nodelabels`` the labels. Then the leader waits until its
-   copy shows what it has written: a plan on an older picture would say it again.
+3. Before it writes it asks for the versions of all HyperNodes, and plans again where its copy has others: a watch may
+   have fallen silent, an answer been lost, or another have led until now. Then ``sinks/hypernodes`` sends the plan's
+   writes, and ``sinks/nodelabels`` labels for a while. Then the leader waits until its copy shows what it has
+   written: a plan on an older picture would say it again.
 4. Where the configuration asks for it the leader also asks switches what they hear (``sources/switches``), and
    marks nodes that have too few links (``sinks/nodemarks``); neither holds up the tree.
 
@@ -18,6 +20,7 @@ that it forgets is for how long a move has stood, and moves wait a little longer
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import random
@@ -25,34 +28,42 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TypeVar
 
 from nodeagent.config import host_port
 from nodeagent.config.fabric import FabricConfig
 from nodeagent.fabric import Outcome, Planner, Rules
 from nodeagent.kube.access import Access
-from nodeagent.kube.client import Client
+from nodeagent.kube.client import ApiError, Client
 from nodeagent.kube.lease import Lease, NotLeading, lead
 from nodeagent.sinks.fabricevents import FabricEvents
 from nodeagent.sinks.fabricmetrics import FabricMetrics, page
-from nodeagent.sinks.hypernodes import HyperNodes
-from nodeagent.sinks.nodelabels import NodeLabels
+from nodeagent.sinks.hypernodes import HyperNodes, Result
+from nodeagent.sinks.nodelabels import Labelled, NodeLabels
 from nodeagent.sinks.nodemarks import Marks, NodeMarks
+from nodeagent.sinks.overlaps import Overlaps
 from nodeagent.sinks.web import Page, Web
 from nodeagent.sources.cluster import Cluster
 from nodeagent.sources.switches import Asker, Switches, Way
 from nodeagent.supervise import Fatal, keep
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 LEASE = "nodeagent-controller"
-CATCH_UP_S = 15.0
 RETRY_FIRST_S, RETRY_MAX_S = 2.0, 60.0
+PAUSE_S = 1.0
+"""Between two rounds of labels, in which the copy of the Nodes comes to show the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """``identity`` names this replica in the Lease: the pod's name. ``listen`` is where metrics are served."""
+    """``identity`` names this replica in the Lease: the pod's name. ``listen`` is where metrics are served.
+
+    ``catch_up_s`` is how long the copy may take to show what has been written, ``label_s`` how long labels are
+    written before the tree is looked at again.
+    """
 
     namespace: str
     identity: str
@@ -61,6 +72,8 @@ class Place:
     duration_s: float = 15.0
     renew_s: float = 10.0
     retry_s: float = 2.0
+    catch_up_s: float = 15.0
+    label_s: float = 10.0
 
 
 def identity() -> str:
@@ -73,12 +86,10 @@ class Progress:
     """What the metrics and the probes show of the work; plain numbers, written by the leader."""
 
     outcome: Outcome | None = None
-    planned_at: float | None = None
     plans: int = 0
     plan_s: float = 0.0
     suppressed: int = 0
     held: bool = False
-    said: dict[str, str] = field(default_factory=dict)
 
 
 class Controller:
@@ -107,10 +118,12 @@ class Controller:
         self.cluster = Cluster(self._reader, place.namespace, self.planner, rules.label_keys)
         self.hypernodes = HyperNodes(self._writer)
         self.labels = NodeLabels(self._writer)
-        self.events = FabricEvents(self._writer, place.namespace, place.identity)
+        self.events = FabricEvents(self._writer, place.namespace, place.identity, LEASE)
         self.marks = _marks(config, self._writer)
+        self.overlaps = Overlaps(self._writer, on=config.overlap_condition)
         self.switches = _switches(config, self.planner, self.cluster.stir)
         self._planned = asyncio.Event()
+        self._alone_until = float("-inf")
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
@@ -129,40 +142,70 @@ class Controller:
 
     async def _lead(self) -> None:
         """The tree, and beside it what may take its time."""
-        log.info("This replica leads. identity=%s", self._place.identity)
         await self.cluster.synced()
+        # What was read lives as long as this process, and is not looked through for garbage.
+        gc.freeze()
         self._planned.clear()
+        self.overlaps.forget()
         beside = {"switches": self._ask_switches, "marks": self._mark}
         tasks = [asyncio.create_task(keep(name, job), name=name) for name, job in beside.items()]
         try:
             await self._work()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            pending = set(tasks)
+            while pending:
+                # More than once: asyncio.wait_for, which libraries use, may swallow a cancellation on Python 3.11.
+                for task in pending:
+                    task.cancel()
+                _, pending = await asyncio.wait(pending, timeout=1.0)
+            # Whoever leads now shows the tree; two would double every sum.
+            self.progress.outcome, self.progress.held = None, False
 
     async def _work(self) -> None:
-        backoff_s, full = RETRY_FIRST_S, True
+        backoff_s, full, loop = RETRY_FIRST_S, True, asyncio.get_running_loop()
         while True:
             revision = self.cluster.revision
             outcome = self._plan(full=full)
             full = False
-            result = await self.hypernodes.write(outcome.writes)
-            good = not result.failed and not result.left_out
-            good &= await self.labels.label(outcome.relabel)
-            await self._tell(outcome)
+            result = await self._write(outcome)
+            self.progress.held = outcome.breaker is not None
+            await self.events.tell(outcome)
+            labelled = Labelled(left_out=len(outcome.relabel))
+            if loop.time() >= self._alone_until:
+                label_s = min(_left_s(outcome, self._place.label_s), self._place.label_s)
+                labelled = await self.labels.label(outcome.relabel, label_s)
             if result.versions:
-                await self.cluster.caught_up(result.versions, CATCH_UP_S)
-            wake_s = max(0.0, outcome.next_at - time.monotonic()) if outcome.next_at is not None else None
-            if good:
+                await self.cluster.caught_up(result.versions, self._place.catch_up_s)
+            wake_s = _left_s(outcome, None)
+            again_s = await self.overlaps.mark(outcome.overlapping, self.cluster.hypernodes.objects)
+            wake_s = min((wait_s for wait_s in (wake_s, again_s) if wait_s is not None), default=None)
+            if not (result.failed or result.left_out or labelled.failed):
                 backoff_s = RETRY_FIRST_S
+                if labelled.left_out:
+                    wake_s = min(PAUSE_S, wake_s) if wake_s is not None else PAUSE_S
             else:
-                wait_s = max(result.retry_after_s, backoff_s * random.uniform(0.5, 1.5))  # noqa: S311
+                alone_s = max(result.retry_after_s, labelled.retry_after_s)
+                self._alone_until = max(self._alone_until, loop.time() + alone_s)
+                wait_s = max(alone_s, backoff_s * random.uniform(0.5, 1.5))  # noqa: S311
                 wake_s = wait_s if wake_s is None else min(wake_s, wait_s)
                 backoff_s = min(2 * backoff_s, RETRY_MAX_S)
                 await asyncio.sleep(min(wait_s, RETRY_FIRST_S))
             if revision == self.cluster.revision or not result.versions:
                 await self._quiet(revision, wake_s)
+
+    async def _write(self, outcome: Outcome) -> Result:
+        """The tree's writes, if the plan was made on what is there and the server may be asked."""
+        writes = outcome.writes
+        if not writes:
+            return Result()
+        if asyncio.get_running_loop().time() < self._alone_until:
+            return Result(left_out=len(writes))
+        try:
+            if not await self.cluster.confirmed(self._place.catch_up_s):
+                return Result(left_out=len(writes))
+        except ApiError as error:
+            return Result(left_out=len(writes), retry_after_s=error.retry_after_s or 0.0)
+        return await self.hypernodes.write(writes)
 
     def _plan(self, *, full: bool) -> Outcome:
         began = time.perf_counter()
@@ -170,12 +213,9 @@ class Controller:
         progress = self.progress
         progress.plan_s = time.perf_counter() - began
         progress.plans += 1
-        progress.planned_at = time.monotonic()
         progress.suppressed += len(outcome.hypernodes) - len({write.object.name for write in outcome.writes})
         progress.outcome = outcome
         self._planned.set()
-        if self.switches is not None:
-            self.switches.glance()
         return outcome
 
     async def _ask_switches(self) -> None:
@@ -224,6 +264,8 @@ class Controller:
         except TimeoutError:
             return
         latest = loop.time() + 10 * self._place.debounce_s
+        if wake_at is not None:
+            latest = min(latest, wake_at)
         while loop.time() < latest:
             revision = self.cluster.revision
             try:
@@ -231,34 +273,6 @@ class Controller:
                     await self.cluster.changed(revision)
             except TimeoutError:
                 return
-
-    async def _tell(self, outcome: Outcome) -> None:
-        """Say once what a person must decide: objects of others in our way, and a breaker that holds."""
-        said: dict[str, str] = {}
-        for overlap in outcome.overlaps:
-            members = ", ".join(overlap.members[:5]) + (", …" if len(overlap.members) > 5 else "")
-            said[f"overlap/{overlap.name}"] = (
-                f"HyperNode {overlap.name} of {overlap.source or 'somebody without a source label'} holds {members}, "
-                "which nodeagent has placed too; remove one of the two sources, or set `foreign` to yield or own"
-            )
-        if (held := outcome.breaker) is not None:
-            said["breaker"] = (
-                f"{held.moves} of {held.placed} nodes would move and {held.deletes} of {held.hypernodes} HyperNodes be "
-                "deleted at once; nothing is written until it has stood. Is a switch renamed, or a part of the "
-                "cluster without reports?"
-            )
-        self.progress.held = "breaker" in said
-        for key, text in said.items():
-            if self.progress.said.get(key) != text:
-                log.warning("The tree is not written as reported. %s", text)
-                kind, _, name = key.partition("/")
-                if kind == "overlap":
-                    await self.events.say("HyperNode", name, "ForeignHyperNode", text)
-                else:
-                    await self.events.say("Lease", LEASE, "BreakerOpen", text)
-        for key in self.progress.said.keys() - said.keys():
-            log.info("What stood in the way of the tree is gone. what=%s", key)
-        self.progress.said = said
 
     # --- the web --------------------------------------------------------------------------------------------
 
@@ -300,6 +314,11 @@ class Controller:
             )
         lines.append(f"leader: {self.lease.holder or 'none'}{' (this one)' if self.lease.leading else ''}")
         return Page(200 if good else 503, "".join(f"{line}\n" for line in lines).encode())
+
+
+def _left_s(outcome: Outcome, never: T) -> float | T:
+    """Until time alone changes the answer."""
+    return never if outcome.next_at is None else max(0.0, outcome.next_at - time.monotonic())
 
 
 def _marks(config: FabricConfig, client: Client) -> NodeMarks | None:

@@ -21,6 +21,7 @@ import msgspec
 from nodeagent.config import Config, GpuSettings, HealthSettings, override
 from nodeagent.health.engine import Expected, Terms
 from nodeagent.health.gpu import Rules
+from nodeagent.health.gpuguard import Guard
 from nodeagent.health.rules import effective
 from nodeagent.health.vitals import Limits, Mark
 from nodeagent.host.driver import DriverError, GpuReading, GpuVitals
@@ -50,6 +51,8 @@ log = logging.getLogger(__name__)
 
 SOURCES = ("pci", "gpus", "paths")
 """Those that speak at once. LLDP does not: a switch may take 30 s to speak again."""
+SPEAKING = frozenset({"pci", "gpus", "paths", "lldp"})
+"""What states its facts at each start: whoever else is called silent is so for ever."""
 LLDP_LATER_S = 0.5
 """After the first word: its modules are not to be loaded while the devices are registered."""
 FIRST_WORD_S = 10.0
@@ -172,9 +175,10 @@ def permanent_macs() -> dict[str, str | None]:
     }
 
 
-def gpus_ledger(settings: GpuSettings, memory: Memory | None = None) -> Ledger:
+def gpus_ledger(config: Config, memory: Memory | None = None) -> Ledger:
     """What stands against the GPUs. Those that are to be left alone are not those that were remembered."""
-    return Ledger(rules(settings), memory if settings.driver != "none" else None)
+    guard = Guard(config.health.guard.share, config.health.guard.seconds)
+    return Ledger(rules(config.gpu), memory if config.gpu.driver != "none" else None, guard)
 
 
 @contextmanager
@@ -287,7 +291,7 @@ async def watch(
         asked.set()
         looked.make()
 
-    ledger = gpu_ledger if gpu_ledger is not None else gpus_ledger(config.gpu)
+    ledger = gpu_ledger if gpu_ledger is not None else gpus_ledger(config)
 
     def found_gpus(found: tuple[Gpu, ...]) -> None:
         inventory.state("gpus", gpus=found)
@@ -357,7 +361,8 @@ async def watch(
         for name, work in works.items():
 
             def silence(why: str, name: str = name) -> None:
-                inventory.silence(name, why)
+                if name in SPEAKING:
+                    inventory.silence(name, why)
 
             group.create_task(keep(name, work, failed=silence), name=name)
 

@@ -74,10 +74,12 @@ class GpuLedger(Protocol):
     @property
     def xid_times(self) -> Mapping[tuple[str, int], float]: ...
     def samples(self) -> Iterable[Sample]: ...
+    def collectors(self) -> Iterable[Taken]: ...
 
 
 class Pages:
-    """``offered`` are the kinds that the kubelet is told of, ``withheld`` why others are not."""
+    """``offered`` are the kinds that the kubelet is told of, ``withheld`` why others are not; ``remarks`` are what
+    is offered otherwise than configured, which is no reason not to be ready."""
 
     def __init__(self, config: Config, inventory: Inventory, measure: Measure) -> None:
         self._config = config
@@ -88,6 +90,7 @@ class Pages:
         self.door = _door(config)
         self.offered: tuple[Kind, ...] = ()
         self.withheld: tuple[str, ...] = ()
+        self.remarks: tuple[str, ...] = ()
         self.rails: Mapping[str, int] = {}
         self.statuses: Callable[[], tuple[Status, ...]] = lambda: ()
         self.measured: Measured | None = None
@@ -120,7 +123,10 @@ class Pages:
             snapshot=snapshot,
             samples=(*(measured.samples() if measured else ()), *(gpus.samples() if gpus else ())),
             stock=self._stock(snapshot),
-            collectors=tuple(_collectors(measured)),
+            collectors=(
+                *(_collectors(measured.collectors()) if measured else ()),
+                *(_collectors(gpus.collectors()) if gpus else ()),
+            ),
             judged={device: _judged(told) for device, told in self.judged().items()},
             statuses=self.statuses(),
             measure=self._measure,
@@ -161,6 +167,7 @@ class Pages:
             for status in statuses
         ]
         lines += [f"{one} (not registered)" for one in self.withheld]
+        lines += self.remarks
         good = bool(statuses) and not missing and not self.withheld
         return Page(
             200 if good else 503, "".join(f"{line}\n" for line in lines or ["nothing offered yet"]).encode()
@@ -188,9 +195,9 @@ def stock(kinds: Iterable[Kind], snapshot: Snapshot) -> Iterable[Stock]:
             yield Stock(kind.resource, parent, devices, allocatable, free, size)
 
 
-def _collectors(measured: Measured | None) -> Iterable[Collector]:
+def _collectors(taken: Iterable[Taken]) -> Iterable[Collector]:
     """Those that have had their turn."""
-    for one in measured.collectors() if measured is not None else ():
+    for one in taken:
         if one.succeeded_at is not None or one.reason is not None:
             yield Collector(
                 one.source.value, one.reason is None, one.duration_s, one.succeeded_at, one.errors

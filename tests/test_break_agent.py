@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
+from pathlib import Path
 
 import pytest
 
-from nodeagent.config import ConfigError
+from nodeagent.config import Config, ConfigError
+from nodeagent.inventory import Inventory
+from nodeagent.node import watch
 from nodeagent.sim.kubelet import Kubelet, PodSpec
+from nodeagent.sim.machine import Machine
+from nodeagent.sinks.exposition import Exposition
 from tests.worlds import Node, node
 
 HEAD = "two-gpus-and-two-nics"
@@ -240,6 +247,59 @@ async def test_a_podresources_socket_that_is_missing_is_said_once_and_costs_noth
             await asyncio.sleep(0.6)
         assert caplog.text.count("It is not known which pod holds what") == 1
         assert 'nodeagent_source_silent{source="pods"} 1\n' in (await n.get("/metrics"))[1]
+
+
+async def test_a_part_that_failed_and_works_again_leaves_nobody_silent(tmp_path: Path) -> None:
+    """What stays silent for ever keeps an alert up, and keeps pods on devices that have gone."""
+    Machine.load("two-gpu-two-nic").write(tmp_path)
+    inventory = Inventory()
+    begun = []
+    again = asyncio.Event()
+
+    def sampling(_sampler: object) -> None:
+        begun.append(_sampler)
+        if len(begun) == 1:
+            raise KeyError("once")
+        again.set()
+
+    task = asyncio.create_task(watch(inventory, Config(), tmp_path, sampling=sampling))
+    try:
+        async with asyncio.timeout(30):
+            await again.wait()
+            await inventory.changed(0)
+        assert inventory.snapshot.silent == ()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_scrape_asks_neither_files_nor_sockets_nor_drivers() -> None:
+    """Python itself tells of each file that is opened, each ioctl and each message; between two awaits of the loop
+    all of them are the scrape's."""
+    asked: list[str] = []
+    watched, mine = False, threading.get_ident()
+
+    def hook(event: str, _arguments: object) -> None:
+        if watched and threading.get_ident() == mine and event not in ("object.__getattr__", "gc.start"):
+            asked.append(event)
+
+    async with node() as n:
+        await n.kubelet.start()
+        await n.start_agent()
+        await ready(n)
+        await n.until(lambda: any("carrier" in one.values for one in n.agent.pages.view().samples))
+        sys.addaudithook(hook)
+        exposition = Exposition(10_000)
+        for _ in range(2):  # compiled, and then from the template
+            watched = True
+            pieces = list(exposition.pieces(n.agent.pages.view(), openmetrics=True))
+            watched = False
+            assert "nodeagent_link_carrier{" in "".join(pieces)
+        assert asked == []
+        watched = True
+        with n.config_file.open("wb"):
+            watched = False
+        assert asked, "the hook hears nothing"
 
 
 async def test_it_is_not_ready_before_the_machine_could_be_looked_at() -> None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nodeagent.health import nic
 from nodeagent.health.engine import Terms
 from nodeagent.health.pf import Latched, Remembered
 from nodeagent.health.rules import Override
-from nodeagent.health.samples import Source
+from nodeagent.health.samples import DATA, Source
 from nodeagent.model import State
 from nodeagent.sources.memory import Memory, Who
 from nodeagent.sources.verdicts import ROOM, Verdicts
 from tests.judged import Bench, link, pf, terms
 
-LINK, DRIVER, MODES = Source.LINK, Source.DRIVER, Source.MODES
+LINK, DRIVER, MODES, MODULE = Source.LINK, Source.DRIVER, Source.MODES, Source.MODULE
+KERNEL = Source.KERNEL
 
 
 def restarted(bench: Bench) -> Bench:
@@ -60,6 +63,19 @@ def test_a_damped_link_is_not_given_back_before_its_losses_are_known() -> None:
     assert after.health().allocatable is False
     after.sample(LINK, at=2203, carrier=1, carrier_down=6)
     assert after.health().allocatable is False
+
+
+def test_firmware_that_died_before_a_restart_is_not_sound_after_it() -> None:
+    bench = Bench(2).look()
+    for at, lines in ((1000, 0), (1060, 1)):
+        bench.take(KERNEL, {"kernel_events/unrecoverable": lines}, at=at)
+    assert bench.reasons() == ["firmware_fatal"]
+    after = restarted(bench).look(at=1070)
+    for at in range(1080, 1080 + 600, 60):
+        after.take(KERNEL, {"kernel_events/unrecoverable": 1}, at=at)
+        assert after.reasons() == ["firmware_fatal"], "the log must have been quiet for the window"
+    after.take(KERNEL, {"kernel_events/unrecoverable": 1}, at=1680)
+    assert after.wait(60).reasons() == []
 
 
 # --- a state file that cannot be so ------------------------------------------------------------------------
@@ -111,9 +127,52 @@ def test_an_hour_is_the_longest_after_the_half_life_was_changed() -> None:
 
 def test_a_sysfs_that_shows_nothing_empties_no_node() -> None:
     bench = Bench(2).look()
+    bench.functions = []
+    bench.look(at=1100)
+    offered = [health.allocatable for number in (1, 2) for health in bench.vfs(number)]
+    assert offered == [False, False, True, True], "VFs that went with their PF are guarded with it"
+    bench.wait(60)
+    assert not any(health.allocatable for number in (1, 2) for health in bench.vfs(number))
+
+
+def test_vfs_that_their_pf_no_longer_has_are_no_longer_offered() -> None:
+    bench = Bench(1).look()
+    bench.functions = bench.functions[:1]
+    bench.look(at=1100)
+    assert [health.allocatable for health in bench.vfs()] == [False, False]
+
+
+def test_a_scan_that_hangs_hides_no_dead_link() -> None:
+    bench = Bench(2).look().sample(LINK, at=1001, admin_up=1, carrier=1, carrier_down=0)
+    bench.sample(LINK, at=1006, admin_up=1, carrier=0, carrier_down=1)
+    assert bench.reasons() == ["carrier_down"]
+    bench.sample(LINK, at=1011, admin_up=1, carrier=1, carrier_down=1)
+    assert bench.wait(59).health().allocatable is False
+    assert bench.wait(1).allocatable() == [True, True]
+
+
+def test_a_sample_of_the_same_moment_does_not_overrule_what_was_just_read() -> None:
+    bench = Bench(2).look(at=1000).sample(LINK, at=1000.5, admin_up=1, carrier=0, carrier_down=1)
+    assert bench.reasons() == []
+
+
+def test_ipoib_without_carrier_is_no_port_that_is_down() -> None:
+    bench = Bench(1)
     bench.functions = [replace(bench.pfs[0], link_type="infiniband")]
     bench.look().sample(LINK, at=1010, admin_up=0, carrier=0, carrier_down=1)
     assert bench.reasons() == []
+
+
+def test_a_default_route_that_comes_and_goes_gives_nothing_back() -> None:
+    bench = Bench(4).look().set(1, at=1000, speed_mbps=200_000).wait(11)
+    assert bench.allocatable() == [False, True, True, True]
+    assert bench.set(1, at=1020, default_route=True).reasons() == ["speed_reduced"]
+    bench.set(1, at=1030, speed_mbps=400_000)
+    assert bench.wait(59).health().allocatable is False
+    assert bench.wait(1).health().allocatable is True
+    assert bench.set(1, speed_mbps=200_000).wait(60).reasons() == [], (
+        "and the way to the world is judged no more"
+    )
 
 
 # --- counters ----------------------------------------------------------------------------------------------
@@ -146,3 +205,77 @@ def test_a_speed_that_no_link_has_is_not_remembered_as_its_best() -> None:
         bench.sample(MODES, at=at, speed_mbps=400_000)
     assert bench.reasons() == []
     assert bench.health().state is State.HEALTHY
+
+
+def test_a_limit_below_nothing_is_no_limit() -> None:
+    bench = Bench(1).look()
+    bench.take(MODULE, {"rx_power_watts/0": 1e-3, "rx_power_watts_low_alarm": -3.0}, at=1010)
+    assert bench.reasons() == []
+
+
+_NAMES = sorted(
+    f"{name}/{key}" if datum.per else name
+    for name, datum in DATA.items()
+    for key in (("fw_fatal", "command_leak", "0", "1") if datum.per else ("",))
+    if datum.source is not Source.GPU
+)
+_ABSURD = st.sampled_from([0.0, 1.0, -1.0, 1e-320, 1e308, -1e308, 2.0**64, float("inf"), float("nan")])
+_SAID = st.dictionaries(st.sampled_from(_NAMES), _ABSURD | st.floats(0, 1e6), max_size=30)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(sorted(Source)), _SAID, st.sampled_from([0.0, 1, 60, 4000])), max_size=12
+    )
+)
+def test_whatever_a_source_says_there_is_a_verdict(
+    told: list[tuple[Source, dict[str, float], float]],
+) -> None:
+    bench = Bench(2).look()
+    for source, values, pause in told:
+        bench.wait(pause).take(source, values)
+        bench.explained()
+
+
+class Asked(Bench):
+    """Every rule is asked at every moment."""
+
+    def wait(self, seconds: float) -> Bench:
+        self._stir()
+        until = self.now + seconds
+        while (due := self.engine.due()) is not None and due <= until:
+            self.judged = self.engine.judge(due)
+            self._stir()
+        return super().wait(seconds)
+
+    def _stir(self) -> None:
+        for one in self.engine.pfs.values():
+            one.stirred = True
+
+
+_PAUSES = st.sampled_from([0.01, 1.0, 5.0, 15.0, 60.0, 700.0])
+_HAPPENS = st.tuples(
+    _PAUSES,
+    st.integers(1, 3),
+    st.sampled_from(["up", "down", *sorted(Source)]),
+    st.dictionaries(
+        st.sampled_from(_NAMES), st.sampled_from([0.0, 1, 1e-7, 1e-3, 10, 1e6, 4e5, 1e12]), max_size=8
+    ),
+)
+
+
+@given(st.lists(_HAPPENS, max_size=40))
+def test_the_rules_that_need_not_be_asked_would_have_said_nothing_new(
+    history: list[tuple[float, int, str, dict[str, float]]],
+) -> None:
+    benches = (Bench(3).look(), Asked(3).look())
+    for pause, number, what, values in history:
+        for bench in benches:
+            bench.now += pause
+            if what in ("up", "down"):
+                bench.up(number) if what == "up" else bench.down(number)
+            else:
+                bench.take(Source(what), values, number)
+        sparing, asked = ([(one.health, one.pci_address) for one in bench.judged] for bench in benches)
+        assert sparing == asked

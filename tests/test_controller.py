@@ -127,7 +127,7 @@ async def test_two_units_become_two_hypernodes_and_their_nodes_are_labelled_once
         assert labels(server, FIRST[0])[key] != labels(server, SECOND[0])[key]
         assert labels(server, FIRST[0])["zone"] == "a"
         assert controller.hypernodes.writes == {("create", "ok"): 2}
-        assert controller.labels.writes == {"ok": 8}
+        await until(lambda: controller.labels.writes == {"ok": 8})
 
 
 async def test_silence_writes_nothing():

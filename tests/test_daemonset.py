@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from nodeagent import __version__, cli, scan
 from nodeagent.config import Config, load
-from nodeagent.config.fabric import load_fabric
+from nodeagent.config.fabric import FabricConfig, load_fabric
 from nodeagent.controller import LEASE
 from nodeagent.offer import Offer
 from nodeagent.sim.kubelet import Kubelet, PodSpec
@@ -367,6 +367,36 @@ def test_the_controller_leads_by_the_lease_that_it_may_have() -> None:
     )
     (names,) = (rule["resourceNames"] for rule in role["rules"] if "resourceNames" in rule)
     assert names == [LEASE]
+
+
+def test_the_switches_credentials_are_where_they_are_looked_for_and_can_be_read() -> None:
+    """The kubelet gives a Secret's files to root and to the pod's fsGroup."""
+    (spec,) = pod_specs(named(built("overlays/controller"), "Deployment", "nodeagent-controller"))
+    (container,) = spec["containers"]
+    mount = mount_of(container, FabricConfig().switches.credentials)
+    assert mount["mountPath"] == FabricConfig().switches.credentials
+    assert mount["readOnly"] is True
+    secret = volume(spec, mount["name"])["secret"]
+    assert secret["optional"] is True
+    user, group = re.findall(r"^USER (\d+):(\d+)$", (ROOT / "Dockerfile").read_text(), re.M)[-1]
+    context = spec["securityContext"]
+    assert (context["runAsUser"], context["runAsGroup"], context["fsGroup"]) == (
+        int(user),
+        int(group),
+        int(group),
+    )
+    mode = secret["defaultMode"]
+    assert mode & 0o440 == 0o440
+    assert mode & 0o337 == 0, "nobody else reads a credential"
+
+
+def test_the_overlay_that_may_mark_asks_for_marks_and_no_other_does() -> None:
+    for overlay in OVERLAYS:
+        for one in of_kind(built(overlay), "ConfigMap"):
+            if "fabric.yaml" in one["data"]:
+                fabric = load_fabric(one["data"]["fabric.yaml"], name=overlay)
+                asked = (fabric.nodes.min_links_condition, fabric.nodes.min_links_taint)
+                assert asked == ((overlay == "overlays/marks"),) * 2
 
 
 @pytest.fixture

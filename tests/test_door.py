@@ -199,6 +199,53 @@ async def test_a_token_is_asked_for_and_may_be_exchanged(
         assert (await get(port, client, token="Bearer "))[0] == 401
 
 
+async def test_a_token_of_any_bytes_is_known(
+    place: Place, authority: Authority, first: tuple[Path, Path]
+) -> None:
+    place.put(first)
+    place.tokens.write_bytes("grün\r\n\r\n  spaced \r\n".encode())
+    async with serving(place.door(tokens=True)) as port:
+        for token, status in (("grün", 200), ("spaced", 200), ("gr", 401), ("grün spaced", 401)):
+            assert (await get(port, authority.client(), token=f"Bearer {token}"))[0] == status, token
+
+
+async def test_who_came_in_by_the_old_client_ca_does_not_stay(
+    place: Place, authority: Authority, first: tuple[Path, Path], second: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """A connection lasts for as long as it is used, and a CA is changed because it is no longer trusted."""
+    place.put(first)
+    shutil.copy(authority.certificate, place.ca)
+    door = place.door(mutual=True)
+    async with serving(door) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=authority.client(second))
+        request = b"GET /metrics HTTP/1.1\r\n\r\n"
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert (head.split()[1], b"Connection: close" in head) == (b"200", False)
+        await reader.readexactly(len(b"numbers\n"))
+        shutil.copy(Authority(tmp_path / "new", "new").certificate, place.ca)
+        door.look()
+        writer.write(request)
+        answer = await reader.read()
+        assert answer == b"" or b" 403 " in answer.splitlines()[0]
+        writer.close()
+
+
+async def test_a_broken_client_ca_is_named(
+    place: Place, authority: Authority, first: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    place.put(first)
+    for text in (authority.certificate.read_bytes()[:200], b"nothing\n", b"\xff\xfe"):
+        place.ca.write_bytes(text)
+        caplog.clear()
+        place.door(mutual=True).look()
+        assert f"{place.ca} holds no" in caplog.text, caplog.text
+    place.ca.write_bytes("# Autorité\n".encode() + authority.certificate.read_bytes())
+    caplog.clear()
+    place.door(mutual=True).look()
+    assert caplog.text == ""
+
+
 async def test_probes_ask_for_the_token_too_where_that_is_wanted(
     place: Place, authority: Authority, first: tuple[Path, Path]
 ) -> None:

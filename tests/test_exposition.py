@@ -258,6 +258,25 @@ def test_series_of_a_vf_a_nic_a_gpu_and_a_pod_go_with_it() -> None:
     assert rendered() == "".join(Exposition(10_000).pieces(shown, openmetrics=False))
 
 
+def test_a_nic_that_took_the_name_of_one_that_has_gone_keeps_its_own_state() -> None:
+    """The kernel gives names again; what is left of the other one is called by its address then."""
+    snapshot = facts()[0]
+    gone, heir = snapshot.links[0], snapshot.links[1]
+    left = without(snapshot, gone.pci_address)
+    renamed = replace(
+        left,
+        links=tuple(replace(x, netdev=gone.netdev) if x is heir else x for x in left.links),
+        functions=tuple(
+            replace(f, netdev=gone.netdev) if f.pci_address == heir.pci_address else f for f in left.functions
+        ),
+    )
+    states = values(page(View(snapshot=renamed)), "nodeagent_link_health_state")
+    assert states[gone.netdev, "healthy"] == 1
+    assert states[gone.pci_address, "down"] == 1
+    names = [key[0] for key in values(page(View(snapshot=renamed)), "nodeagent_link_info")]
+    assert len(names) == len(set(names))
+
+
 def test_what_nobody_measured_for_long_is_not_shown() -> None:
     snapshot = facts()[0]
     device = snapshot.links[1].pci_address
@@ -265,6 +284,19 @@ def test_what_nobody_measured_for_long_is_not_shown() -> None:
     exposition = Exposition(100)
     assert "nodeagent_link_carrier{" in "".join(exposition.pieces(shown, openmetrics=False, now=130.0))
     assert "nodeagent_link_carrier{" not in "".join(exposition.pieces(shown, openmetrics=False, now=5000.0))
+
+
+def test_the_words_of_what_nobody_measured_for_long_are_not_shown_either() -> None:
+    snapshot = facts()[0]
+    device = snapshot.links[1].pci_address
+    module = Sample(100.0, device, Source.MODULE, {"module_celsius": 40.0}, {"module_vendor": "ACME"})
+    state = Sample(100.0, device, Source.STATE, {}, {"ext_state": "no cable"})
+    exposition = Exposition(100)
+    shown = View(snapshot=snapshot, samples=(module, state))
+    for now, there in ((130.0, True), (5000.0, False)):
+        text = "".join(exposition.pieces(shown, openmetrics=False, now=now))
+        assert ("ACME" in text) is there
+        assert ("no cable" in text) is there
 
 
 # --- cheap --------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.health.recording import Header, RecordingError, Subject, decode, encode
+from nodeagent.health.recording import LINE_MAX, Header, RecordingError, Subject, decode, encode, lines
 from nodeagent.health.samples import DATA, Sample, Source
 
 HEADER = Header(
@@ -53,6 +53,15 @@ def test_a_last_line_cut_short_is_passed_over():
 def test_a_broken_line_is_named(line):
     with pytest.raises(RecordingError, match="line 3"):
         read(encode(HEADER) + encode(SAMPLE) + line + encode(SAMPLE))
+
+
+def test_a_line_without_an_end_fills_no_memory():
+    file = io.BytesIO(encode(HEADER) + encode(SAMPLE) + b"x" * (3 * LINE_MAX))
+    header, samples = decode(lines(file))
+    with pytest.raises(RecordingError, match="line 3 is longer than"):
+        list(samples)
+    assert header == HEADER
+    assert file.tell() <= 2 * LINE_MAX
 
 
 def test_what_a_later_agent_adds_is_passed_over():

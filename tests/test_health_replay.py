@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.checkup.replay import replay
+from nodeagent.checkup.replay import Transition, replay
 from nodeagent.checkup.show import rules_markdown
 from nodeagent.cli import main
 from nodeagent.health.engine import Terms
@@ -103,6 +103,84 @@ def test_samples_of_others_than_the_headers_devices_are_left_out(recording: Path
         header, samples = decode(lines)
         strangers = [Sample(1.0, "GPU-1", Source.GPU, {"gpu_celsius": 40}), *samples]
     assert {one.device for one in replay(header, strangers, Terms())} <= set(PFS)
+
+
+# --- GPUs ------------------------------------------------------------------------------------------------
+
+CARDS = Header(devices=(Subject("GPU-a", "gpu", index=4), Subject("GPU-b", "gpu", index=5)))
+
+
+def gpus(at: float, values: dict[str, float], **texts: str) -> Sample:
+    return Sample(at, "GPU-a", Source.GPU, values, texts)
+
+
+def links_up(at: float, *up: int) -> Sample:
+    return gpus(at, {f"gpu_nvlink_up/{number}": float(bit) for number, bit in enumerate(up)})
+
+
+def judged(*samples: Sample) -> list[tuple[float, str, str, bool]]:
+    return [brief(one) for one in replay(CARDS, samples, Terms())]
+
+
+def brief(one: Transition) -> tuple[float, str, str, bool]:
+    return one.at, one.name, ",".join(reason.key for reason in one.after.reasons), one.after.allocatable
+
+
+def test_the_vitals_of_a_gpu_come_and_go_as_they_do_for_the_agent() -> None:
+    down = [links_up(100.0, 1, 1)] + [links_up(115.0 + 15 * step, 1, 0) for step in range(4)]
+    clean = [links_up(175.0 + 15 * step, 1, 1) for step in range(50)]
+    assert judged(*down, *clean) == [
+        (145.0, "GPU4", "nvlink_down", False),
+        (175.0 + 600, "GPU4", "", True),
+    ]
+
+
+def test_an_xid_goes_with_the_reset_that_the_driver_asked_for() -> None:
+    said = {"gpu_lost": 0.0, "gpu_mig": 0.0}
+    assert judged(
+        gpus(10.0, said, gpu_recovery_action="none"),
+        gpus(12.0, {"gpu_xids/79": 1, "gpu_xids/13": 4}),
+        gpus(15.0, said, gpu_recovery_action="gpu_reset"),
+        gpus(20.0, said, gpu_recovery_action="gpu_reset"),
+        gpus(25.0, said, gpu_recovery_action="none"),
+        gpus(30.0, said | {"gpu_lost": 1.0}),
+    ) == [
+        (12.0, "GPU4", "xid_79", False),
+        (15.0, "GPU4", "recovery_gpu_reset,xid_79", False),
+        (25.0, "GPU4", "", True),
+        (30.0, "GPU4", "gpu_lost", False),
+    ]
+
+
+def test_time_goes_by_for_an_xid_while_the_driver_speaks_and_stands_still_while_it_does_not() -> None:
+    def heard(*times: int) -> list[Sample]:
+        return [gpus(float(at), {"gpu_celsius": 40, "gpu_xids/79": 1}) for at in range(*times)]
+
+    def carrier(*times: int) -> list[Sample]:
+        return [Sample(float(at), PFS[0], Source.LINK, {"carrier": 1}) for at in range(*times)]
+
+    silent = (*heard(100, 400, 15), *carrier(400, 2000, 5), *heard(2000, 2100, 15))
+    assert judged(*silent) == [(100.0, "GPU4", "xid_79", False), (2000.0, "GPU4", "", True)]
+    short = (*heard(100, 680, 15), *carrier(686, 720, 5))  # its time is over before the driver speaks again
+    assert judged(*short) == [(100.0, "GPU4", "xid_79", False), (701.0, "GPU4", "", True)]
+
+
+def test_all_cards_at_once_on_one_word_are_guarded_as_by_the_agent() -> None:
+    def said(at: float, lost: float) -> list[Sample]:
+        return [
+            Sample(at, card.device, Source.GPU, {"gpu_lost": lost, "gpu_mig": 0}) for card in CARDS.devices
+        ]
+
+    told = judged(*said(10, 0), *(one for at in range(15, 85, 5) for one in said(at, 1)))
+    assert told == [
+        (15.0, "GPU4", "gpu_lost", False),
+        (15.0, "GPU5", "gpu_lost,guard", True),
+        (75.0, "GPU5", "gpu_lost", False),
+    ]
+
+
+def test_a_card_that_the_header_does_not_name_is_left_out() -> None:
+    assert judged(Sample(1.0, "GPU-z", Source.GPU, {"gpu_row_remap_failed": 1})) == []
 
 
 def test_the_documented_rules_are_those_of_the_code() -> None:

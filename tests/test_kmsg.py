@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.health.wire import FATAL_PATTERNS
 from nodeagent.host.kmsg import PATTERNS, Event, KernelLog, KernelLogError, events_of
 
 NIC = "0000:1a:00.0"
 LINES = {
     "command_leak": "wait_func:1137:(pid 5): ACCESS_REG(0x805) timeout. Will cause a leak of a command resource",
+    "firmware_fatal": "poll_health:862:(pid 0): Fatal error 3 detected",
     "health_compromised": "poll_health:840:(pid 0): device's health compromised - reached miss count",
     "unrecoverable": "print_health_info:431:(pid 0): synd 0x8: unrecoverable hardware error",
     "insufficient_power": "mlx5_pcie_event:299:(pid 2): Detected insufficient power on the PCIe slot (27W).",
@@ -36,6 +38,10 @@ def events(raw: bytes) -> list[Event]:
 def test_a_line_of_the_driver_is_an_event_of_its_function(pattern):
     assert Event(NIC, pattern) in events(record(f"mlx5_core {NIC}: {LINES[pattern]}"))
     assert Event(NIC, pattern) in events(record(f"mlx5_core {NIC} ens1np0: {LINES[pattern]}"))
+
+
+def test_what_a_rule_waits_for_is_looked_for():
+    assert set(FATAL_PATTERNS) <= PATTERNS.keys()
 
 
 def test_what_a_program_writes_into_the_log_counts_for_nothing():

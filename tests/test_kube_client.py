@@ -270,6 +270,18 @@ async def test_whatever_the_server_does_is_an_error_of_ours(server, client, how,
     assert (await client.get(NODES.partial, "gpu-0")).metadata.name == "gpu-0"
 
 
+async def test_a_watch_that_says_nothing_at_all_is_ended(server):
+    """Not even a bookmark: what stands between may have forgotten the connection, and tells nobody."""
+    client = Client(Access(server.url, token=server.token()), silence_s=0.2)
+    try:
+        server.fail("hang", verb="watch")
+        async with asyncio.timeout(20), aclosing(client.watch(NODES, resource_version="1")) as events:
+            with pytest.raises(ApiError, match="Timeout"):
+                await anext(events)
+    finally:
+        await client.close()
+
+
 async def test_a_server_that_hangs_is_left_at_the_deadline(server):
     client = Client(Access(server.url, token=server.token()), timeout_s=0.2)
     server.fail("hang")

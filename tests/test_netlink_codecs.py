@@ -103,6 +103,36 @@ def test_the_traffic_of_so_many_vfs_is_read(count):
         assert (vf.rx_dropped, vf.tx_dropped) == (base + 7, base + 8)
 
 
+def test_how_a_vf_is_set_up_is_read_as_far_as_the_driver_tells():
+    words = (
+        attribute(1, u32(3) + b"\2\0\0\0\0\1" + b"\0" * 26),
+        attribute(2, u32(3) + u32(120) + u32(0)),
+        attribute(4, u32(3) + u32(1)),
+        attribute(5, u32(3) + u32(2)),
+        attribute(9, u32(3) + u32(0)),
+        nest(8, attribute(0, u64(1))),
+    )
+    (vf,) = vfs_of(link(nest(22, nest(1, *words))))
+    assert vf.setup == {
+        "mac": "02:00:00:00:00:01",
+        "vlan": "120",
+        "spoof_check": "on",
+        "link_state": "disable",
+        "trust": "off",
+    }
+    unknown = u32(3) + u32(0xFFFF_FFFF)  # what the driver does not know
+    cut = (
+        words[0],
+        attribute(2, b"\3"),
+        attribute(4, unknown),
+        attribute(5, unknown),
+        attribute(9, b""),
+        words[5],
+    )
+    (vf,) = vfs_of(link(nest(22, nest(1, *cut))))
+    assert vf.setup == {"mac": "02:00:00:00:00:01"}
+
+
 def test_vfs_without_counters_are_left_out():
     assert vfs_of(link(nest(22, vf_info(0, None), vf_info(1, 5))))[0].index == 1
     assert vfs_of(link()) == ()

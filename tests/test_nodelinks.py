@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -20,7 +21,8 @@ from nodeagent.kube.claims import NodeClaim, node_of
 from nodeagent.kube.client import Client
 from nodeagent.model import Function, Health, Identifier, Link, Neighbor, Reason, Snapshot, State
 from nodeagent.sim.apiserver import ApiServer
-from nodeagent.sinks.nodelinks import Report, body, report
+from nodeagent.sinks.nodelinks import REPORT, Report, body, report
+from tests.manifests import built, of_kind
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 RAILS = {f"0000:{0x18 + n:02x}:00.0": (f"nic{n}", n) for n in range(8)}
@@ -264,3 +266,51 @@ async def test_an_agent_that_starts_again_writes_nothing_that_is_not_new():
             assert sink.writes == 0
     finally:
         await server.stop()
+
+
+# --- what the agent writes, at the real definition ----------------------------------------------------------
+
+
+def crd() -> dict[str, Any]:
+    (one,) = of_kind(built(), "CustomResourceDefinition")
+    return one
+
+
+def hostile(n: int) -> Neighbor:
+    """As much as a frame can carry, of what does not print."""
+    return Neighbor(
+        f"enp{24 + n}s0np0",
+        Identifier("mac", ":".join(["ff"] * 255)),
+        Identifier("unknown(9)", "\\xff" * 255),
+        system_name="\\xff" * 255,
+        port_description="\\u200b" * 85,
+        management_addresses=tuple(f"10.{n}.{i // 256}.{i % 256}" for i in range(700)),
+        confirmed=True,
+    )
+
+
+async def test_what_an_agent_writes_is_taken_by_the_definition_that_is_shipped_and_nothing_is_dropped():
+    """A report that is refused is refused for ever: the node would be without a place because of a switch's text."""
+    server = await ApiServer().start()
+    try:
+        server.put(crd())
+        client = Client(Access(server.url, token=server.token()))
+        for facts in (snapshot(), snapshot(*map(neighbor, range(8))), snapshot(*map(hostile, range(8)))):
+            written = body(told(facts), NodeClaim("gpu-0", "u-0"))
+            await client.apply(REPORT, written, force=True)
+            found = server.one("nodelinks", "gpu-0", "nodeagent")
+            assert found is not None
+            for part in ("nodeName", "summary", "links"):
+                assert found[part] == json.loads(json.dumps(written[part]))
+        await client.close()
+    finally:
+        await server.stop()
+
+
+def test_addresses_that_are_told_in_another_order_are_no_news():
+    one, other = (
+        neighbor(0, management_addresses=found)
+        for found in (("10.0.0.2", "10.0.0.1"), ("10.0.0.1", "10.0.0.2"))
+    )
+    first = told(snapshot(one, count=1))
+    assert told(snapshot(other, count=1), first).links == first.links

@@ -88,7 +88,7 @@ def put(server: ApiServer, name: str) -> None:
 
 @asynccontextmanager
 async def stage(marks: Marks = BOTH) -> AsyncIterator[Stage]:
-    server = await ApiServer().start()
+    server = await ApiServer(rbac=True).start()
     client = Client(Access(server.url, token=server.token()), manager="nodeagent-controller")
     try:
         for name in NAMES:
@@ -221,6 +221,43 @@ async def test_a_node_that_is_gone_is_no_fault():
     async with stage(Marks(condition=True, taint=True, after_s=0.0, percent=100)) as it:
         assert await it.mark(["ghost"])
         assert it.marks.writes == {("condition", "gone"): 1, ("taint", "gone"): 1}
+
+
+ACCOUNT = "system:serviceaccount:nodeagent:nodeagent-controller"
+CONTROLLER = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch", "patch"]}]
+FOR_MARKS = [
+    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
+    {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},
+]
+
+
+def grant(server: ApiServer, name: str, rules: list[dict[str, Any]]) -> None:
+    rbac = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": name}}
+    account = {"kind": "ServiceAccount", "namespace": "nodeagent", "name": "nodeagent-controller"}
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
+    server.put({**rbac, "kind": "ClusterRole", "rules": rules})
+    server.put({**rbac, "kind": "ClusterRoleBinding", "roleRef": reference, "subjects": [account]})
+
+
+async def test_two_rights_more_are_enough_and_without_them_it_says_which_is_missing(
+    caplog: pytest.LogCaptureFixture,
+):
+    async with stage() as it:
+        grant(it.server, "nodeagent-controller", CONTROLLER)
+        client = Client(Access(it.server.url, token=it.server.token(ACCOUNT)))
+        try:
+            marks = NodeMarks(client, Marks(True, True, 0.0, 100, 2), per_second=1000.0)
+            assert not await marks.mark(["node-1"], 10)
+            assert "get" in caplog.text
+            assert "nodes" in caplog.text
+            assert it.tainted() == it.conditioned() == []
+            grant(it.server, "nodeagent-controller-marks", FOR_MARKS)
+            assert await marks.mark(["node-1"], 10)
+            assert it.tainted() == it.conditioned() == ["node-1"]
+            assert await marks.mark([], 10)
+            assert it.tainted() == it.conditioned() == []
+        finally:
+            await client.close()
 
 
 async def test_the_leader_marks_nodes_below_the_minimum_and_says_so_in_its_metrics():

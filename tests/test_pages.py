@@ -11,6 +11,9 @@ from nodeagent.inventory import Inventory
 from nodeagent.model import Health, Holding, State
 from nodeagent.pages import Pages, stock
 from nodeagent.sinks.measure import Measure
+from nodeagent.sources.collector import Collector
+from nodeagent.sources.ledger import Ledger
+from nodeagent.sources.session import Measured
 from tests.views import facts
 
 MEMORY, NIC = "nvidia-dgx-h100/gpu-mem", "nvidia-dgx-h100/nic0"
@@ -45,6 +48,29 @@ class Gpus:
 
     def samples(self) -> tuple[Sample, ...]:
         return self._samples
+
+    def collectors(self) -> tuple[Collector, ...]:
+        return ()
+
+
+def test_how_old_the_numbers_of_gpus_are_is_told_too() -> None:
+    pages, ledger = Pages(Config(), Inventory(), Measure()), Ledger()
+    pages.gpus = ledger
+
+    def told() -> list[tuple[str, bool, float | None, float | None, int]]:
+        return [(o.name, o.up, o.seconds, o.succeeded_at, o.errors) for o in pages.view().collectors]
+
+    assert told() == [], "a machine without GPUs misses nothing"
+    ledger.hear_vitals(Measured(10.0, (), seconds=0.25))
+    assert told() == [("gpu", True, 0.25, 10.0, 0)]
+    ledger.hear_vitals(Measured(25.0, (), why="GPU is lost"))
+    assert told() == [("gpu", False, 0.25, 10.0, 1)]
+    ledger.fall_silent("it hangs")
+    assert told() == [("gpu", False, 0.25, 10.0, 2)]
+    ledger.hear_vitals(Measured(40.0, (), seconds=0.5))
+    assert told() == [("gpu", True, 0.5, 40.0, 2)]
+    ledger.find_absent("no driver", 30.0)
+    assert told() == []
 
 
 def test_a_view_is_made_of_what_others_keep() -> None:

@@ -545,7 +545,7 @@ def test_the_numa_node_that_firmware_does_not_tell_is_minus_one_and_has_every_cp
 
 
 async def seen(watch: Watch, last: str) -> list[str]:
-    """Names in the order of their first change, until the uevent that ends the mutation."""
+    """Names in the order of their first change, until the one that ends the mutation."""
     names: list[str] = []
     while last not in names:
         for change in await watch.changes():
@@ -569,18 +569,18 @@ async def test_vfs_are_seen_one_by_one_and_the_count_after_the_last(tmp_path):
         for folder in ("/sys/class/net", "/sys/class/infiniband", "/.nodeagent"):
             watch.add(f"{root}{folder}", CONTENT)
         machine.set_vfs(0, 2)
-        names = await seen(watch, "uevent")
+        names = await seen(watch, "samples.json")
         assert names == [
             *("0000:18:00.1", "virtfn0", "enp24s0v0", "mlx5_2"),
             *("0000:18:00.2", "virtfn1", "enp24s0v1", "mlx5_3"),
-            *("sriov_numvfs", "samples.json", "uevent"),
+            *("sriov_numvfs", "uevent", "samples.json"),
         ]
         machine.set_vfs(0, 0)
-        names = await seen(watch, "uevent")
+        names = await seen(watch, "samples.json")
         assert names == [
             *("virtfn1", "mlx5_3", "enp24s0v1", "0000:18:00.2"),
             *("virtfn0", "mlx5_2", "enp24s0v0", "0000:18:00.1"),
-            *("sriov_numvfs", "samples.json", "uevent"),
+            *("sriov_numvfs", "uevent", "samples.json"),
         ]
 
 

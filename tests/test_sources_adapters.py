@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from errno import EINVAL, EIO, ENODEV, EOPNOTSUPP, EPERM
 
 import pytest
 
 from nodeagent.health.samples import Source
-from nodeagent.host.eeprom import ADDRESS
+from nodeagent.host.eeprom import ADDRESS, Module
+from nodeagent.host.eeprom.image import Lane, Medium
 from nodeagent.host.netlink.devlink import Reporter
 from nodeagent.host.netlink.links import VfTraffic
 from nodeagent.host.netlink.message import AbsentError, NetlinkError, RefusedError
 from nodeagent.host.sysfs import Tree
 from nodeagent.model import Function, Rdma
-from nodeagent.sources.adapters import DevlinkReader, ModuleReader, RdmaReader
+from nodeagent.sources.adapters import DevlinkReader, ModuleReader, RdmaReader, own_lanes
 from nodeagent.sources.ports import VfReader
 from nodeagent.sources.reader import Ports
 from nodeagent.sources.thread import Worker
@@ -124,7 +126,7 @@ class Counters:
 
 def test_only_pfs_with_vfs_are_asked_for_their_traffic():
     reader = VfReader(Ports({PF: 1, B: 2, "c": 3, "d": 4}))
-    reader._counters = Counters({1: (VfTraffic(0, 1, 2, 3, 4, 5, None),), 3: EIO, 4: ENODEV})
+    reader._counters = Counters({1: (VfTraffic(0, 1, 2, 3, 4, 5, None, {"trust": "on"}),), 3: EIO, 4: ENODEV})
     pfs = [pf(num_vfs=1), pf(B, num_vfs=0), pf("c", num_vfs=8), pf("d", num_vfs=1)]
     (sample,) = reader.read(pfs)
     assert sample.values == {
@@ -134,6 +136,7 @@ def test_only_pfs_with_vfs_are_asked_for_their_traffic():
         "vf_tx_bytes/0": 4,
         "vf_rx_dropped/0": 5,
     }
+    assert sample.texts == {"vf_trust/0": "on"}
     assert list(reader.left_out.reasons) == ["c"], "one that has gone is no failure"
 
 
@@ -222,7 +225,6 @@ def test_a_device_in_a_pods_network_namespace_is_not_spoken_of(tmp_path):
 
 
 async def test_a_worker_runs_one_call_after_the_other_in_one_thread_until_it_is_closed():
-    import threading
 
     seen: list[threading.Thread] = []
     worker = Worker("test")
@@ -240,9 +242,11 @@ async def test_a_worker_runs_one_call_after_the_other_in_one_thread_until_it_is_
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_a_call_that_fails_unforeseen_is_told_and_the_next_has_a_thread():
     worker = Worker("test")
-    done = []
+    done: list[int] = []
+    dead: list[threading.Thread] = []
 
     def broken() -> None:
+        dead.append(threading.current_thread())
         raise ZeroDivisionError
 
     with pytest.raises(RuntimeError, match="thread test died"):
@@ -250,3 +254,34 @@ async def test_a_call_that_fails_unforeseen_is_told_and_the_next_has_a_thread():
     await worker.run(lambda: done.append(1))
     assert done == [1]
     worker.close()
+    dead[0].join()  # its last words are for this test, not for the next
+
+
+# --- a module that two ports share --------------------------------------------------------------------------
+
+
+def osfp(serial: str = "S1", lanes: int = 8) -> Module:
+    lit = {n: Lane(1e-3 if n < 4 else 0.0, 1e-3, 0.01) for n in range(lanes)}
+    return Module("OSFP", Medium.OPTICAL, "NVIDIA", "MMA4Z00", serial, "A1", lanes=lit)
+
+
+def test_of_a_module_with_two_ports_each_has_its_own_lanes():
+    found = own_lanes({"0000:1b:00.0": osfp(), "0000:1a:00.0": osfp(), "0000:1c:00.0": osfp("S2")})
+    assert {device: sorted(one.lanes) for device, one in found.items()} == {
+        "0000:1a:00.0": [0, 1, 2, 3],
+        "0000:1b:00.0": [0, 1, 2, 3],
+        "0000:1c:00.0": list(range(8)),
+    }
+    assert all(lane.rx_power for lane in found["0000:1a:00.0"].lanes.values()), (
+        "the other port's dark is not ours"
+    )
+    assert not any(lane.rx_power for lane in found["0000:1b:00.0"].lanes.values())
+
+
+def test_modules_that_only_share_a_serial_number_keep_their_lanes():
+    for modules in (
+        {"a": osfp(lanes=4), "b": osfp(lanes=4)},
+        {"a": osfp(""), "b": osfp("")},
+        {"a": osfp("0"), "b": osfp("0"), "c": osfp("0")},
+    ):
+        assert own_lanes(modules) == modules

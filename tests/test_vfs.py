@@ -447,12 +447,12 @@ class Reacting(Tree):
         self.machine, self.lives = machine, lives
         super().__init__(root)
 
-    def path(self, path: str) -> Path:
+    def _full(self, path: str) -> str:
         self.machine.apply_writes()
         self.lives -= 1
         if self.lives < 0:
             raise KilledError
-        return super().path(path)
+        return super()._full(path)
 
 
 def provision(machine: Machine, root: Path, lives: int = 1 << 30) -> Reacting:

@@ -82,12 +82,29 @@ HEALTHZ = b"GET /healthz HTTP/1.1\r\n\r\n"
         (b"GET //[ HTTP/1.1\r\n\r\n", b"HTTP/1.1 404 Not Found"),
         (b"GET /nothing HTTP/1.1\r\n\r\n", b"HTTP/1.1 404 Not Found"),
         (b"\x16\x03\x01 hello\r\n\r\n", b"HTTP/1.1 400 Bad Request"),
+        (b"GET http://node-1:9808/healthz?x=/ HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK"),  # as a proxy is asked
+        (b"GET http://node-1:9808 HTTP/1.1\r\n\r\n", b"HTTP/1.1 404 Not Found"),
+        (b"\r\nGET /healthz HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK"),  # what old clients send after a body
+        (b"GET /healthz HTTP/1.x\r\n\r\n", b"HTTP/1.1 400 Bad Request"),
+        (b"GET /healthz HTTP/2.0\r\n\r\n", b"HTTP/1.1 400 Bad Request"),
     ],
 )
 async def test_a_request_gets_its_answer(request_: bytes, first_line: bytes) -> None:
     async with serving(PAGES) as port:
         head, _ = await ask(port, request_)
         assert head.split(b"\r\n")[0] == first_line
+
+
+async def test_what_is_refused_says_what_is_not() -> None:
+    async with serving(PAGES) as port:
+        head, _ = await ask(port, b"DELETE /metrics HTTP/1.1\r\n\r\n")
+        assert b"\r\nAllow: GET, HEAD\r\n" in head
+
+
+async def test_a_header_that_comes_twice_is_one_list() -> None:
+    async with serving(PAGES) as port:
+        _, body = await ask(port, b"GET /metrics HTTP/1.1\r\nAccept: a/b\r\nAccept: c/d\r\n\r\n")
+        assert body.startswith(b"a/b,c/da/b")
 
 
 async def test_head_has_the_length_and_no_body() -> None:
@@ -229,6 +246,62 @@ async def test_who_keeps_a_place_gives_it_up_to_who_needs_it() -> None:
         assert (await keepers[-1].ask(HEALTHZ))[1] == b"ok\n"
         for keeper in keepers:
             keeper.writer.close()
+
+
+@pytest.mark.parametrize("beginning", [b"", b"GET /healthz HT", b"GET /huge HTTP/1.1\r\n\r\n"])
+async def test_who_lets_the_server_wait_gives_up_his_place_too(
+    beginning: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or 32 silent connections keep the kubelet's probes out, and the agent is restarted."""
+    monkeypatch.setattr(web, "CONNECTIONS_MAX", 4)
+    huge: Callable[[str], Page] = lambda _accept: Page(200, b"x" * 20_000_000)  # noqa: E731
+    async with serving({**PAGES, "/huge": huge}) as port:
+        held = []
+        for _ in range(web.CONNECTIONS_MAX):
+            one = socket.create_connection(("127.0.0.1", port))
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.sendall(beginning)
+            held.append(one)
+            await asyncio.sleep(0)
+        async with asyncio.timeout(web.REQUEST_S / 2):
+            for _ in range(3):
+                assert await knocked(port)
+        for one in held:
+            one.close()
+
+
+async def knocked(port: int) -> bool:
+    """Whether somebody opened: a probe is tried again after a refusal, and so is this, twice."""
+    for _ in range(3):
+        try:
+            return (await ask(port, HEALTHZ))[1] == b"ok\n"
+        except (ConnectionError, asyncio.IncompleteReadError):
+            await asyncio.sleep(0.05)
+    return False
+
+
+async def test_a_thousand_questions_at_once_let_others_have_their_turn() -> None:
+    turns = 0
+    seen: list[int] = []
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def counted(_accept: str) -> Page:
+        seen.append(turns)
+        return Page(200, b"x")
+
+    other = asyncio.create_task(others())
+    async with serving({"/": counted}) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n" * 1000 + b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
+        assert (await reader.read()).count(b"HTTP/1.1 200") == 1001
+        writer.close()
+    other.cancel()
+    assert len(set(seen)) == 1001
 
 
 async def test_a_page_that_fails_is_said_and_the_next_is_answered(caplog: pytest.LogCaptureFixture) -> None:

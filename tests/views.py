@@ -66,7 +66,7 @@ def samples_of(device: str, sources: Iterable[Source], at: float = 100.0) -> Ite
                 keys = KEYS.get(datum.per, ("x",)) if datum.per else ("",)
                 values.update({f"{name}/{key}" if key else name: places[name] for key in keys})
         texts = {
-            name: WORDS.get(name, name.partition("_")[2] or name)
+            f"{name}/0" if name.startswith("vf_") else name: WORDS.get(name, name.partition("_")[2] or name)
             for name in TEXTS
             if _stated_by(name) is source
         }
@@ -118,6 +118,9 @@ def sick(snapshot: Snapshot) -> Snapshot:
         findings=(Finding(links[0], "pfc_mismatch", "PFC for priorities 3 here, none there"),),
         holdings=(
             Holding("train", "worker-0", "main", "nvidia-dgx-h100/nic0", (vfs[0].pci_address,)),
+            Holding(
+                "train", "worker-1", "main", "nvidia-dgx-h100/gpu-mem", (f"{snapshot.gpus[0].uuid}::20",)
+            ),
             Holding(
                 "train",
                 "worker-0",

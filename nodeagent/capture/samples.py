@@ -13,12 +13,13 @@ from pathlib import Path
 
 from nodeagent import __version__
 from nodeagent.capture import CaptureError
+from nodeagent.capture import gpus as cards
 from nodeagent.health.recording import Header, Subject, encode
 from nodeagent.health.samples import Sample
 from nodeagent.host.sysfs import Tree
 from nodeagent.model import Function, Link
 from nodeagent.node import hints, permanent_macs, recorded
-from nodeagent.sources import pci
+from nodeagent.sources import gpus, pci
 from nodeagent.sources.sampler import Rates, Sampler
 
 Writer = Callable[[bytes], object]
@@ -26,39 +27,52 @@ Writer = Callable[[bytes], object]
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
-def record(root: Path, file: Path, seconds: float, rates: Rates | None = None) -> str:
+def record(
+    root: Path, file: Path, seconds: float, rates: Rates | None = None, pace: gpus.Pace | None = None
+) -> str:
     """Record the machine under ``root`` for so long; answers a summary for a person. Raises ``CaptureError``."""
     try:
         # A recording is nobody's but who made it, and not to be lost for another one.
         with file.open("xb", buffering=0) as out:
-            return asyncio.run(_record(Tree(root), out.write, file, seconds, rates))
+            return asyncio.run(_record(Tree(root), out.write, file, seconds, rates, pace))
     except FileExistsError as error:
         raise CaptureError(f"{file} is there already; name a file that is not") from error
     except OSError as error:
         raise CaptureError(f"{file} cannot be written: {error.strerror}") from error
 
 
-async def _record(tree: Tree, write: Writer, file: Path, seconds: float, rates: Rates | None) -> str:
+async def _record(
+    tree: Tree, write: Writer, file: Path, seconds: float, rates: Rates | None, pace: gpus.Pace | None
+) -> str:
     facts = await asyncio.to_thread(pci.scan, tree)
     pfs = tuple(one for one in facts.functions if one.parent is None)
     macs = {} if recorded(tree) else await asyncio.to_thread(permanent_macs)
-    write(encode(header(tree, pfs, facts.links, macs)))
+    early: list[Sample] | None = []
     count = 0
 
     def state(samples: Sequence[Sample]) -> None:
         nonlocal count
+        if early is not None:  # the header comes first, and names the GPUs
+            early.extend(samples)
+            return
         count += len(samples)
         write(b"".join(map(encode, samples)))
 
-    sampler = Sampler(tree, lambda: facts.functions, state, rates)
-    try:
-        async with asyncio.timeout(seconds):
-            with hints(tree) as waking:
-                await sampler.watch(waking)
-    except TimeoutError:
-        pass
+    async with cards.listening(tree, state, pace) as hearing:
+        write(encode(header(tree, pfs, facts.links, macs, tuple(cards.subjects(hearing)))))
+        first, early = early, None
+        state(first or ())
+        sampler = Sampler(tree, lambda: facts.functions, state, rates)
+        try:
+            async with asyncio.timeout(seconds):
+                with hints(tree) as waking:
+                    await sampler.watch(waking)
+        except TimeoutError:
+            pass
     silent = [f"{source}: {one.reason}" for source, one in sampler.sources.items() if one.reason]
-    lines = [f"{file}: {count} samples of {len(pfs)} PFs in {seconds:g} s"]
+    silent += [f"gpu: {hearing.why}"] if hearing.why is not None else []
+    what = f"{len(pfs)} PFs and {len(hearing.latches)} GPUs"
+    lines = [f"{file}: {count} samples of {what} in {seconds:g} s"]
     if silent:
         lines.append("These sources have not spoken:")
         lines += [f"  {line}" for line in sorted(silent)]
@@ -66,7 +80,11 @@ async def _record(tree: Tree, write: Writer, file: Path, seconds: float, rates: 
 
 
 def header(
-    tree: Tree, pfs: Sequence[Function], links: Sequence[Link], macs: Mapping[str, str | None]
+    tree: Tree,
+    pfs: Sequence[Function],
+    links: Sequence[Link],
+    macs: Mapping[str, str | None],
+    gpus: Sequence[Subject] = (),
 ) -> Header:
     """``macs`` are permanent addresses, as far as the kernel says them."""
     by_device = {link.pci_address: link for link in links}
@@ -74,7 +92,10 @@ def header(
         agent=__version__,
         boot_id=tree.text(_BOOT_ID) or "",
         booted_at=round(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME), 3),
-        devices=tuple(subject(pf, by_device.get(pf.pci_address), macs.get(pf.pci_address)) for pf in pfs),
+        devices=(
+            *(subject(pf, by_device.get(pf.pci_address), macs.get(pf.pci_address)) for pf in pfs),
+            *gpus,
+        ),
     )
 
 

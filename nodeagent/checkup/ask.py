@@ -40,6 +40,9 @@ def ask(config: Config, listen: str | None) -> tuple[DeviceView, ...] | None:
         # Our own agent on this host: the certificate is for the name that others know it by.
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        if config.web.client_ca_file is not None:
+            # The one certificate that is at hand; whether it is good for this too, its authority has decided.
+            context.load_cert_chain(config.web.certificate_file, config.web.key_file)
         connection = http.client.HTTPSConnection(host, port, timeout=ASK_S, context=context)
     try:
         connection.request("GET", "/health", headers=_token(config))
@@ -48,13 +51,21 @@ def ask(config: Config, listen: str | None) -> tuple[DeviceView, ...] | None:
     except ConnectionRefusedError:
         return None
     except (OSError, http.client.HTTPException) as error:
-        raise CheckupError(f"the agent at {host}:{port} does not answer: {error}") from error
+        raise CheckupError(
+            f"the agent at {host}:{port} does not answer: {error}; where it speaks TLS, give its own configuration "
+            "with --config"
+        ) from error
     finally:
         connection.close()
     if answer.status != 200:
         raise CheckupError(
             f"the agent at {host}:{port} answers {answer.status} {answer.reason}; give its own configuration with "
             "--config, or its address with --listen"
+            + (
+                ""
+                if config.web.client_ca_file is None
+                else "; it wants a client certificate of its clientCaFile"
+            )
         )
     try:
         return _VIEWS.decode(body)
@@ -87,7 +98,7 @@ class _Looking:
 
     async def __aenter__(self) -> Views:
         inventory, judge = Inventory(), Verdicts(node.terms(self.config.health))
-        ledger = node.gpus_ledger(self.config.gpu)
+        ledger = node.gpus_ledger(self.config)
         quiet = msgspec.structs.replace(self.config.lldp, transmit=False)
         config = msgspec.structs.replace(self.config, lldp=quiet)
         watching = asyncio.create_task(

@@ -9,11 +9,14 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from nodeagent.checkup.gpus import Gpus
 from nodeagent.checkup.show import seconds
 from nodeagent.health import nic
 from nodeagent.health.engine import Engine, Terms
+from nodeagent.health.gpu import Rules
+from nodeagent.health.gpuguard import Guard
 from nodeagent.health.recording import Header, Subject
-from nodeagent.health.samples import Sample
+from nodeagent.health.samples import Sample, Source
 from nodeagent.model import HEALTHY, Function, Gpu, Health, Link
 from nodeagent.sources.verdicts import roles
 from nodeagent.table import plain, section
@@ -21,7 +24,7 @@ from nodeagent.table import plain, section
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One PF at one moment: what its health was and is. ``before`` is ``None`` at the first word."""
+    """One PF or GPU at one moment: what its health was and is. ``before`` is ``None`` at the first word."""
 
     at: float
     device: str
@@ -61,32 +64,42 @@ class Tally:
             self.unhealthy_s[device] = self.unhealthy_s.get(device, 0.0) + at - since
 
 
-def replay(header: Header, samples: Iterable[Sample], terms: Terms) -> Iterator[Transition]:
+def replay(
+    header: Header, samples: Iterable[Sample], terms: Terms, rules: Rules | None = None
+) -> Iterator[Transition]:
     """Every transition that the rules would have made, in order. Deterministic: the samples hold all the time there
-    is. PFs alone are judged."""
+    is. ``terms`` judge the PFs, ``rules`` the GPUs."""
     engine = Engine(terms)
     subjects = {one.device: one for one in header.devices if one.kind == "nic"}
+    cards = tuple(one for one in header.devices if one.kind == "gpu")
     functions = tuple(_function(one) for one in subjects.values())
     links = tuple(_link(one) for one in subjects.values())
     engine.facts(nic.judge(functions, links), links)
-    engine.roles(roles(functions, tuple(_gpu(one) for one in header.devices if one.kind == "gpu")))
+    engine.roles(roles(functions, tuple(map(_gpu, cards))))
+    gpus = Gpus(cards, rules or Rules(), Guard(terms.guard_share, terms.guard_s))
     told: dict[str, Health] = {}
+
+    def news(at: float, device: str, name: str, health: Health) -> Iterator[Transition]:
+        before = told.get(device)
+        if health != before:
+            told[device] = health
+            if before is not None or health != HEALTHY:
+                yield Transition(at, device, name, before, health)
 
     def judged(at: float) -> Iterator[Transition]:
         for function in engine.judge(at):
-            before = told.get(function.pci_address)
-            if function.health != before:
-                told[function.pci_address] = function.health
-                name = subjects[function.pci_address].netdev or function.pci_address
-                if before is not None or function.health != HEALTHY:
-                    yield Transition(engine.now, function.pci_address, name, before, function.health)
+            address = function.pci_address
+            yield from news(engine.now, address, subjects[address].netdev or address, function.health)
 
     for moment in _moments(samples):
         at = moment[0].at
-        while engine.now and (due := engine.due()) is not None and due < at:
-            yield from judged(due)
-        engine.samples(moment)
-        yield from judged(at)
+        if any(one.source is not Source.GPU for one in moment):
+            while engine.now and (due := engine.due()) is not None and due < at:
+                yield from judged(due)
+            engine.samples(moment)
+            yield from judged(at)
+        for uuid, health in gpus.step(at, moment):
+            yield from news(gpus.now, uuid, gpus.name(uuid), health)
 
 
 def _moments(samples: Iterable[Sample]) -> Iterator[list[Sample]]:

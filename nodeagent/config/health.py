@@ -63,7 +63,9 @@ class ExpectedLinks(Settings, frozen=True, kw_only=True):
 class GuardSettings(Settings, frozen=True, kw_only=True):
     """No single source may take most of a node's devices away at once."""
 
-    share: Annotated[Share, setting("Of the VFs of all PFs; 1 switches the guard off.")] = 0.5
+    share: Annotated[Share, setting("Of the VFs of all PFs, and of the GPUs; 1 switches the guard off.")] = (
+        0.5
+    )
     seconds: Annotated[Hold, setting("Within which time, unless a second source says the same.")] = 60.0
 
 

@@ -173,8 +173,8 @@ class NodesSettings(Settings, frozen=True, kw_only=True):
     taint_percent: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=100)],
         setting(
-            "No more than so many percent of all nodes, and always one, are tainted: when a switch fails, a cluster "
-            "must not stop."
+            "No more than so many percent of all nodes, but one in any case, are tainted: when a switch fails, a "
+            "cluster must not stop. 0 taints none."
         ),
     ] = 20
 

@@ -28,10 +28,11 @@ How the rooms of this house hang together, each of them pure:
 
 from __future__ import annotations
 
+from nodeagent.fabric.compute import compute
 from nodeagent.fabric.hypernode import HyperNode
 from nodeagent.fabric.nodelinks import NodeLinks
-from nodeagent.fabric.outcome import Anomaly, Breaker, Kind, Outcome, Overlap, Unplaced, Write
-from nodeagent.fabric.planner import Planner, compute
+from nodeagent.fabric.outcome import Anomaly, Breaker, Kind, Outcome, Overlap, Unplaced, Write, obstacles
+from nodeagent.fabric.planner import Planner
 from nodeagent.fabric.rules import IMMEDIATE, Hysteresis, Rules
 
 __all__ = [
@@ -49,4 +50,5 @@ __all__ = [
     "Unplaced",
     "Write",
     "compute",
+    "obstacles",
 ]

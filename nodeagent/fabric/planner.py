@@ -18,7 +18,7 @@ from nodeagent.fabric.hypernode import HyperNode
 from nodeagent.fabric.matching import Matching
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.outcome import Outcome
-from nodeagent.fabric.rules import IMMEDIATE, Rules
+from nodeagent.fabric.rules import Rules
 from nodeagent.fabric.settle import Placement, Seating
 from nodeagent.fabric.tiers import Tower
 from nodeagent.fabric.told import Told
@@ -373,20 +373,3 @@ class Planner:
             )
         )
         return before | tower.wanted.keys() | {name for name, one in told.own.items() if one.tier > 1}
-
-
-def compute(
-    reports: Iterable[NodeLinks],
-    nodes: Mapping[str, Mapping[str, str]] | None = None,
-    published: Iterable[HyperNode] = (),
-    rules: Rules | None = None,
-) -> Outcome:
-    """One plan without waiting and without a memory."""
-    planner = Planner(rules or Rules(hysteresis=IMMEDIATE))
-    for hypernode in published:
-        planner.hypernode(hypernode.name, hypernode)
-    for name, labels in (nodes or {}).items():
-        planner.node(name, labels)
-    for links in reports:
-        planner.report(links.metadata.name or links.node_name, links)
-    return planner.plan(0.0)

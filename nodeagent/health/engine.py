@@ -102,18 +102,22 @@ class Engine:
                 pf.penalty.cap(self._damping().window_s or 1.0, self._damping().clear)
         return pf
 
-    def samples(self, samples: Iterable[Sample]) -> None:
-        """Those of other devices than PFs are not looked at."""
+    def samples(self, samples: Iterable[Sample]) -> bool:
+        """Whether any should be judged at once. Those of other devices than PFs are not looked at."""
+        damping = self._damping()
+        pressing = False
         for sample in samples:
             if (pf := self.pfs.get(sample.device)) is not None:
-                self._take(pf, sample)
+                pressing |= pf.take(sample, damping.window_s or 1.0, damping.clear)
+        return pressing
 
     def _damping(self) -> Rule:
         return next(rule for rule in self.terms.rules if rule.key == "flapping")
 
-    def _take(self, pf: Pf, sample: Sample) -> None:
-        damping = self._damping()
-        pf.take(sample, damping.window_s or 1.0, damping.clear)
+    @property
+    def news(self) -> bool:
+        """Whether samples that were not judged yet may change a verdict. Time is ``due``'s."""
+        return any(pf.stirred or pf.history.changed or pf.history.counted for pf in self.pfs.values())
 
     def roles(self, roles: Mapping[str, str]) -> None:
         """PFs of one role are compared with each other: by PCI address, any word."""
@@ -146,10 +150,10 @@ class Engine:
         speeds = self._expected_speeds()
         for pf in self.pfs.values():
             about = (speeds.get(pf.address), *self._cabling(pf), pf.watched, pf.unused)
-            if pf.stirred or about != self._about.get(pf.address) or _due(pf.next_at, now):
-                pf.step(self.terms.rules, pf.seen(*about[:3], now), now)
-                pf.next_at = pf.due(self.terms.rules, now)
-                pf.stirred = False
+            whole = pf.stirred or about != self._about.get(pf.address)
+            if whole or pf.sampled or _due(pf.next_at, now):
+                pf.step(self.terms.rules, pf.seen(*about[:3], now), now, whole=whole)
+                pf.judged(pf.due(self.terms.rules, now))
                 self._about[pf.address] = about
         self._guard(now)
         health = {address: self._health(pf) for address, pf in self.pfs.items()}
@@ -316,7 +320,7 @@ class Engine:
             health[address] if function.parent is None else self._vf(function, health.get(function.parent))
         )
         before = self._finals.get(address)
-        if before is not None and before[0] == function and before[1] == verdict:
+        if before is not None and before[1] == verdict and (before[0] is function or before[0] == function):
             return before[2]
         final = function if function.health == verdict else replace(function, health=verdict)
         self._finals[address] = (function, verdict, final)

@@ -41,7 +41,9 @@ _DARK_WATTS = 1e-7
 
 def _light(seen: Seen, limit: str) -> Measured | None:
     lanes, own = seen.history.levels("rx_power_watts"), seen.history.level(limit)
-    if not lanes or not own or not seen.carrier:  # without carrier the other end may simply be dark
+    if not seen.carrier:  # the other end may simply be dark
+        return None
+    if not lanes or own is None or own <= 0:
         return None
     lane = min(lanes, key=lambda lane: lanes[lane])
     watts = max(lanes[lane], _DARK_WATTS)

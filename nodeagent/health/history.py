@@ -17,12 +17,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from nodeagent.health.samples import DATA, Sample, Source
 
 _STEPS = 32
 _CARELESS_FROM = 100.0
 """Of what counted less, a half may as well be what happened since a reset."""
+_SETTLED = 2
+"""Further samples, after which a counter that stands tells the same of each window."""
 STALE_GAPS = 5
 """A source is silent after this many of its own periods …"""
 STALE_MIN_S = 30.0
@@ -43,6 +46,7 @@ class Counter:
         self.source = source
         self.total = 0.0
         self.window_s = window_s
+        self._takes = 0
         self._ats = [at]
         self._totals = [0.0]
 
@@ -53,6 +57,7 @@ class Counter:
             raw, added = self.raw, 0.0
         self.raw = raw
         self.total += added
+        self._takes += 1
         ats, totals = self._ats, self._totals
         if len(ats) > 1 and at - ats[-2] < self.window_s / _STEPS:
             ats[-1], totals[-1] = at, self.total
@@ -62,6 +67,11 @@ class Counter:
         while len(ats) > 2 and ats[1] <= at - self.window_s:
             del ats[0], totals[0]
         return added
+
+    @property
+    def moves(self) -> bool:
+        """Whether any window may tell another number than at the last sample."""
+        return self._totals[0] != self.total or self._takes < _SETTLED
 
     def over(self, window_s: float) -> tuple[float, float]:
         """What was added in the last ``window_s`` before the last sample, and in how many seconds.
@@ -73,14 +83,28 @@ class Counter:
         return self.total - self._totals[first], last_at - self._ats[first]
 
 
+class _Named(NamedTuple):
+    """The names that a source states, and which of them are kept: (name, head). They are the same each time."""
+
+    names: frozenset[str]
+    levels: tuple[tuple[str, str], ...]
+    counters: tuple[tuple[str, str], ...]
+
+
 class History:
     """What the sources have told of one device. ``windows``: the longest window of each counter's name."""
 
     def __init__(self, windows: Mapping[str, float]) -> None:
         self._windows = windows
-        self._levels: dict[str, float] = {}
+        self._levels: dict[str, dict[str, float]] = {}
         self._of: dict[str, Source] = {}
         self._counters: dict[str, dict[str, Counter]] = {}
+        self._named: dict[Source, _Named] = {}
+        self._moving: set[str] = set()
+        self.changed = True
+        """Something other than counters is another than when this was last set to false."""
+        self.counted: set[str] = set()
+        """The heads whose windows may tell something else since this was last cleared."""
         self._at: dict[Source, float] = {}
         self._gap: dict[Source, float] = {}
         self._now = 0.0
@@ -96,33 +120,66 @@ class History:
             gap = sample.at - before
             self._gap[sample.source] = max(gap, 0.75 * self._gap.get(sample.source, gap))
         self._at[sample.source] = sample.at
-        self._fresh.add(sample.source)
-        # What the source does not state any more is absent, not as it was.
+        if sample.source not in self._fresh:
+            self._fresh.add(sample.source)
+            self.changed = True
+        named = self._named.get(sample.source)
+        if named is None or named.names != sample.values.keys():
+            named = self._name(sample)
+        values = sample.values
+        for name, head in named.levels:
+            if math.isfinite(value := values[name]):
+                self._of[name] = sample.source
+                levels = self._levels[head]
+                if levels.get(name) != value:
+                    levels[name] = value
+                    self.changed = True
+        added = {}
+        for name, head in named.counters:
+            if math.isfinite(value := values[name]) and value >= 0:
+                self._of[name] = sample.source
+                added[name] = self._count(name, head, value, sample)
+        return added
+
+    def _name(self, sample: Sample) -> _Named:
+        """What of a sample is kept. What its source does not state any more is absent, not as it was."""
+        self.changed = True
         for name in [name for name, source in self._of.items() if source is sample.source]:
             if name not in sample.values:
                 del self._of[name]
-                self._levels.pop(name, None)
-        added = {}
-        for name, value in sample.values.items():
+                self._levels.get(name.partition("/")[0], {}).pop(name, None)
+        levels, counters = [], []
+        for name in sample.values:
             head = name.partition("/")[0]
             datum = DATA.get(head)
-            if datum is None or not math.isfinite(value) or (datum.counter and value < 0):
+            if datum is None:
                 continue
-            self._of[name] = sample.source
             if not datum.counter:
-                self._levels[name] = value
+                self._levels.setdefault(head, {})
+                levels.append((name, head))
             elif head in self._windows:
-                added[name] = self._count(name, head, value, sample)
-        return added
+                counters.append((name, head))
+        named = _Named(frozenset(sample.values), tuple(levels), tuple(counters))
+        self._named[sample.source] = named
+        return named
 
     def _count(self, name: str, head: str, value: float, sample: Sample) -> float:
         counters = self._counters.setdefault(head, {})
         counter = counters.get(name)
+        added = 0.0
         if counter is None or counter.source not in (None, sample.source):
-            counters[name] = Counter(value, sample.at, self._windows[head], sample.source)
-            return 0.0
-        counter.source = sample.source
-        return counter.take(value, sample.at)
+            self.counted.add(head)
+            counter = counters[name] = Counter(value, sample.at, self._windows[head], sample.source)
+        else:
+            counter.source = sample.source
+            added = counter.take(value, sample.at)
+        if counter.moves:
+            self._moving.add(name)
+            self.counted.add(head)
+        elif name in self._moving:
+            self._moving.remove(name)
+            self.counted.add(head)
+        return added
 
     def resume(self, name: str, raw: float, at: float) -> None:
         """Count on from what the counter was before a restart."""
@@ -132,6 +189,8 @@ class History:
     def follow(self, windows: Mapping[str, float]) -> None:
         """The windows have changed; what is kept is kept."""
         self._windows = windows
+        self._named.clear()
+        self.changed = True
         for head in [head for head in self._counters if head not in windows]:
             del self._counters[head]
         for head, counters in self._counters.items():
@@ -141,11 +200,13 @@ class History:
     def ask(self, now: float) -> None:
         """Questions from here on are asked at ``now``."""
         self._now = now
-        self._fresh = {
+        fresh = {
             source
             for source, at in self._at.items()
             if source in _ON_EVENT or now < at + self._patience(source)
         }
+        if fresh != self._fresh:
+            self._fresh, self.changed = fresh, True
 
     def fresh(self, source: Source) -> bool:
         return source in self._fresh
@@ -171,14 +232,15 @@ class History:
 
     def level(self, name: str) -> float | None:
         """``None``: not told, or stale."""
-        return self._levels[name] if name in self._levels and self.fresh(self._of[name]) else None
+        value = self._levels.get(name.partition("/")[0], {}).get(name)
+        return value if value is not None and self.fresh(self._of[name]) else None
 
     def levels(self, head: str) -> dict[str, float]:
         """All of ``head/…``, by what stands after the slash."""
         return {
             name.partition("/")[2]: value
-            for name, value in self._levels.items()
-            if name.startswith(f"{head}/") and self.fresh(self._of[name])
+            for name, value in self._levels.get(head, {}).items()
+            if name != head and self.fresh(self._of[name])
         }
 
     def over(self, name: str, window_s: float) -> tuple[float, float] | None:

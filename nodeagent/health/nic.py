@@ -53,11 +53,11 @@ def judge(
     for address, function in present.items():
         if function.parent is None:
             reasons = _pf(function, by_pf.get(address))
-            judged[address] = replace(function, health=_health(reasons, before.get(address)))
+            judged[address] = _judged(function, _health(reasons, before.get(address)))
     for address, function in present.items():
         if function.parent is not None:
             reasons = _vf(function, judged.get(function.parent))
-            judged[address] = replace(function, health=_health(reasons, before.get(address)))
+            judged[address] = _judged(function, _health(reasons, before.get(address)))
     return tuple(judged[address] for address in sorted(judged))
 
 
@@ -97,6 +97,11 @@ def _missing(function: Function, present: dict[str, Function]) -> Health:
     if pf is not None:
         detail += f"; its PF has {pf.num_vfs or 0} VFs now"
     return Health(State.DOWN, (_reason(Fault.DEVICE_MISSING, detail),), allocatable=False)
+
+
+def _judged(function: Function, health: Health) -> Function:
+    """The same value where nothing stands against it: most are well, and each look judges them all."""
+    return function if function.health == health else replace(function, health=health)
 
 
 def _health(reasons: list[Reason], before: Function | None) -> Health:

@@ -29,6 +29,11 @@ _LOSSES_SAY = frozenset({"carrier_down", "flapping", "flapping_daily"})
 """Rules whose end depends on how often the carrier was lost."""
 _LOSSES_MAX = 64
 """Far more than a day's worth of any sensible threshold; older ones are merged into none."""
+_DAMPING = ("flapping", "flapping_daily")
+"""What these measure changes by time alone."""
+_PRESSING = ("admin_up", "carrier", "rdma_port_active", "speed_mbps")
+_LINK_SOURCES = frozenset({Source.LINK, Source.MODES, Source.RDMA})
+"""Who tells these."""
 STRUCTURAL = frozenset({"device_missing", "driver_unbound", "admin_down", "carrier_down"})
 """Rules that are judged whether or not the PF is watched closely: they are facts."""
 
@@ -70,7 +75,9 @@ class Pf:
         self._faults: frozenset[str] | None = None
         """Of the facts; ``None`` before the first."""
         self.stirred = True
-        """Something is new since it was judged."""
+        """Something is new since it was judged, and any rule may see it."""
+        self.sampled = False
+        """It has been sampled since, perhaps with nothing new."""
         self.next_at: float | None = None
         """When time alone may change its verdict."""
         self.netdev: str | None = None
@@ -103,25 +110,41 @@ class Pf:
     # --- what is known --------------------------------------------------------------------------------
 
     def facts(self, function: Function, link: Link | None, now: float) -> None:
-        self.facts_at = now
+        before, self.facts_at = self._up, now
         if function == self.function and link == self.link and self._faults is not None:
+            # A look at sysfs that is newer than the last sample is believed again.
+            self.stirred = self.stirred or self._up != before
             return
         self.stirred = True
         self.function, self.link = function, link
         self._faults = frozenset(reason.key for reason in function.health.reasons)
         self.netdev = link.netdev if link is not None else self.netdev
 
-    def take(self, sample: Sample, half_life_s: float, reuse: float) -> None:
-        self.stirred = True
+    def take(self, sample: Sample, half_life_s: float, reuse: float) -> bool:
+        """Whether it says of the link what was not known: that is judged at once, numbers can wait a moment."""
+        self.sampled = True
+        telling = sample.source in _LINK_SOURCES
+        before = self._pressing() if telling else ()
         losses = self.history.take(sample).get("carrier_down", 0.0)
         if "carrier_down" in sample.values:
             self.uncounted_until = 0.0
         if losses > 0:
+            self.stirred = True
             self.penalty.add(losses, sample.at, half_life_s, reuse)
             self.losses = [one for one in self.losses if one[0] > sample.at - DAY_S][-_LOSSES_MAX:]
             self.losses.append((sample.at, losses))
             if (hold := self.holds.get("carrier_down")) is not None:
                 hold.interrupt()
+        pressing = telling and self._pressing() != before
+        self.stirred = self.stirred or pressing
+        return losses > 0 or pressing
+
+    def _pressing(self) -> tuple[float | bool | None, ...]:
+        return (*self._up, *map(self.history.level, _PRESSING))
+
+    @property
+    def _up(self) -> tuple[bool | None, bool | None]:
+        return self.carrier, self.admin_up
 
     @property
     def address(self) -> str:
@@ -184,6 +207,7 @@ class Pf:
     def look(self, now: float) -> None:
         """Answers are for ``now`` from here on; what was reached in this boot is remembered."""
         self.history.ask(now)
+        self.stirred |= self.history.changed
         if self.carrier:
             self.once_up = True
             if self.speed_mbps is not None:
@@ -217,9 +241,12 @@ class Pf:
 
     # --- what is made of it ---------------------------------------------------------------------------
 
-    def step(self, rules: Sequence[Rule], seen: Seen, now: float) -> None:
+    def step(self, rules: Sequence[Rule], seen: Seen, now: float, *, whole: bool = True) -> None:
+        """``whole``: any rule may see something new. Else only what counters and time may have changed is asked."""
         self.expected_mbps = seen.expected_mbps
         for rule in rules:
+            if not (whole or self._moved(rule)):
+                continue
             if not (rule.enabled and self.applies(rule.key)):
                 self.holds.pop(rule.key, None)
                 self.values.pop(rule.key, None)
@@ -238,6 +265,19 @@ class Pf:
                 continue
             hold.step(rule, measured, now)
 
+    def _moved(self, rule: Rule) -> bool:
+        hold = self.holds.get(rule.key)
+        if hold is not None and (hold.active or hold.since is not None):
+            return True
+        damping = rule.key in _DAMPING and self.penalty.points > 0
+        return damping or not self.history.counted.isdisjoint(rule.counters)
+
+    def judged(self, next_at: float | None) -> None:
+        """What is new from here on is new to the rules."""
+        self.next_at = next_at
+        self.stirred = self.sampled = self.history.changed = False
+        self.history.counted.clear()
+
     def measure(self, rule: Rule, seen: Seen, now: float) -> Measured | None:
         seen.window_s = rule.window_s or 0.0
         if rule.key == "flapping":
@@ -249,10 +289,14 @@ class Pf:
             return True
         if key in STRUCTURAL:
             return self.watched or (self.once_up and not self.unused)
-        return self.watched
+        # What stood when it became the way to the world stands until it clears: routes come and go.
+        stands = self.default_route and not self.unused and key in self.holds and self.holds[key].active
+        return self.watched or stands
 
     def active(self, rules: Sequence[Rule]) -> list[tuple[Rule, Hold]]:
         """What stands against it, the gravest first."""
+        if not any(hold.active for hold in self.holds.values()):
+            return []  # as a rule
         return [(r, hold) for r in rules if (hold := self.holds.get(r.key)) is not None and hold.active]
 
     def reason(self, rule: Rule, hold: Hold) -> Reason:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import msgspec
 
@@ -34,7 +34,7 @@ class Subject(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ``device`` is what samples call it: a PF's PCI address or a GPU's UUID. ``path`` is its way from the root
     complex, as ``Function.pci_path``; with ``link_type``, ``speed_mbps``, ``numa_node`` and ``default_route``
-    it is what roles are guessed from. ``mac`` is the permanent address.
+    it is what roles are guessed from. ``mac`` is the permanent address. ``index`` is the driver's number of a GPU.
     """
 
     device: str
@@ -47,6 +47,7 @@ class Subject(msgspec.Struct, frozen=True, omit_defaults=True):
     speed_mbps: int | None = None
     numa_node: int | None = None
     default_route: bool = False
+    index: int | None = None
     path: tuple[str, ...] = ()
 
 
@@ -68,6 +69,16 @@ _samples = msgspec.json.Decoder(Sample)
 def encode(one: Header | Sample) -> bytes:
     """One line, with its end."""
     return _encoder.encode(one) + b"\n"
+
+
+def lines(file: BinaryIO) -> Iterator[bytes]:
+    """Those of a file, none of them longer than ``LINE_MAX``. Raises ``RecordingError``."""
+    number = 0
+    while line := file.readline(LINE_MAX + 1):
+        number += 1
+        if len(line) > LINE_MAX:
+            raise RecordingError(f"line {number} is longer than {LINE_MAX} bytes, and no sample")
+        yield line
 
 
 def decode(lines: Iterable[bytes]) -> tuple[Header, Iterator[Sample]]:

@@ -334,6 +334,11 @@ TEXTS: dict[str, str] = {
     "module_serial": "serial number",
     "module_revision": "revision",
     "module_state": "CMIS: low-power, power-up, ready, power-down, fault",
+    "vf_mac": "of a VF, under its index, as its PF was told; zeros: the VF's driver chose one",
+    "vf_vlan": "of a VF, under its index; 0: none",
+    "vf_trust": "of a VF, under its index: on or off",
+    "vf_spoof_check": "of a VF, under its index: on or off",
+    "vf_link_state": "of a VF, under its index: auto, enable or disable",
     "rdma_device": "mlx5_0",
     "rdma_link_layer": "Ethernet or InfiniBand",
     "rdma_phys_state": "LinkUp, Disabled, …",
@@ -344,6 +349,14 @@ TEXTS: dict[str, str] = {
     "gpu_driver": "version",
     "gpu_recovery_action": "what the driver asks for: none, gpu_reset, node_reboot, …",
 }
+
+HEARD: dict[str, str] = {
+    "gpu_lost": "0 or 1: the driver no longer lists the GPU, or does not reach it",
+    "gpu_mig": "0 or 1",
+    "gpu_unavailable": "1 in the moment in which the driver gave the GPU up",
+    "gpu_fault": "a text: why the driver could not read the GPU",
+}
+"""In recordings alone: what the driver said of a GPU, which for the agent is no sample."""
 
 
 def known(name: str) -> Datum | None:

@@ -21,6 +21,7 @@ _RECORDS_AT_ONCE = 2000
 
 PATTERNS: dict[str, re.Pattern[bytes]] = {
     "command_leak": re.compile(rb"timeout\. Will cause a leak of a command resource"),
+    "firmware_fatal": re.compile(rb"Fatal error \d+ detected"),
     "health_compromised": re.compile(rb"device's health compromised"),
     "unrecoverable": re.compile(rb"unrecoverable hardware error"),
     "insufficient_power": re.compile(rb"[Dd]etected insufficient power on the PCIe slot"),

@@ -86,12 +86,15 @@ class Recorded:
         self._path = Path(root) / PATH.lstrip("/")
         self._watch: int | None = None
         self._told = 0
+        self._looked = False
+        """At the file since it is watched."""
+        self._loaded: tuple[bytes, _Recording] | None = None
 
     def open(self) -> None:
         recording = self._load()
         recording.fail("init")
         self.close()
-        self._watch = _watch(self._path.parent)
+        self._watch, self._looked = _watch(self._path.parent), False
         self._told = recording.newest()
 
     def close(self) -> None:
@@ -144,9 +147,11 @@ class Recorded:
         until = time.monotonic() + timeout_s
         changed = False
         while True:
-            events = self._events()
-            if events:
-                return events
+            if changed or not self._looked:
+                events = self._events()
+                self._looked = True
+                if events:
+                    return events
             if changed:
                 return (GpuEvent(None, None),)
             left = until - time.monotonic()
@@ -184,8 +189,11 @@ class Recorded:
             ) from error
         except OSError as error:
             raise DriverError(f"{PATH} cannot be read: {error.strerror or error}") from error
+        if self._loaded is not None and self._loaded[0] == raw:
+            return self._loaded[1]
         try:
-            return msgspec.json.decode(raw, type=_Recording)
+            self._loaded = raw, msgspec.json.decode(raw, type=_Recording)
+            return self._loaded[1]
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise DriverError(f"{PATH} is not a recording of GPUs: {error}") from error
 

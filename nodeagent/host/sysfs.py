@@ -6,6 +6,9 @@ inside the root, absolute ones included, so that a captured machine never shows 
 What could not be read where a machine was captured fails here in the same way: ``UNREADABLE`` lists it.
 """
 
+# A look at the links reads forty files and a lost carrier waits for it: a Path for each would double the time.
+# ruff: noqa: PTH110
+
 from __future__ import annotations
 
 import errno
@@ -14,6 +17,7 @@ from pathlib import Path, PurePosixPath
 
 _LINKS_MAX = 40  # the kernel's own limit (MAXSYMLINKS, include/linux/namei.h)
 _ABSENT = (FileNotFoundError, NotADirectoryError)
+_CHUNK = 65536
 
 UNREADABLE = "/.nodeagent/unreadable"
 """Lines of an errno's name, a space and a real path."""
@@ -39,9 +43,7 @@ class Tree:
 
         For the last component too; a link that leads nowhere gives the place that it points at.
         """
-        if not self._prefix:
-            return Path(path)
-        return Path(self._prefix + self._resolve(path))
+        return Path(self._full(path))
 
     def text(self, path: str) -> str | None:
         """The content without the trailing newline; undecodable bytes are kept as surrogates."""
@@ -50,8 +52,14 @@ class Tree:
 
     def data(self, path: str) -> bytes | None:
         try:
-            with open(self._readable(path), "rb") as file:
-                return file.read()
+            descriptor = os.open(self._readable(path), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                raw = os.read(descriptor, _CHUNK)
+                while raw and (more := os.read(descriptor, _CHUNK)):
+                    raw += more
+            finally:
+                os.close(descriptor)
+            return raw
         except _ABSENT:
             return None
         except OSError as error:
@@ -77,13 +85,13 @@ class Tree:
             raise _broken(path, error) from error
 
     def exists(self, path: str) -> bool:
-        return self.path(path).exists()
+        return os.path.exists(self._full(path))
 
     def link(self, path: str) -> str | None:
         """The last component of where a symbolic link points: a driver's or a subsystem's name."""
         folder, _, name = path.rpartition("/")
         try:
-            return os.readlink(self.path(folder) / name).rpartition("/")[2]
+            return os.readlink(f"{self._full(folder)}/{name}").rpartition("/")[2]
         except _ABSENT:
             return None
         except OSError as error:
@@ -97,9 +105,12 @@ class Tree:
         real = os.path.realpath(path)
         return real if os.path.lexists(real) else None
 
-    def _readable(self, path: str) -> Path:
-        place = self.path(path)
-        if self._unreadable and (code := self._unreadable.get(str(place)[len(self._prefix) :])):
+    def _full(self, path: str) -> str:
+        return self._prefix + self._resolve(path) if self._prefix else path
+
+    def _readable(self, path: str) -> str:
+        place = self._full(path)
+        if self._unreadable and (code := self._unreadable.get(place[len(self._prefix) :])):
             raise OSError(code, os.strerror(code))
         return place
 

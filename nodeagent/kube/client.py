@@ -45,6 +45,8 @@ WATCH_S = (300, 600)
 """How long the server is to keep a watch: at random, so that those of many nodes do not end together."""
 GRACE_S = 30.0
 """So much longer than the server we wait for its end of the watch."""
+SILENCE_S = 150.0
+"""A bookmark comes each minute; a watch that has said nothing for so long is none any more."""
 RETRY_AFTER_S = 1.0
 
 _PARTIAL = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1,application/json"
@@ -83,8 +85,10 @@ class Client:
         manager: str = "nodeagent",
         timeout_s: float = TIMEOUT_S,
         guard: Callable[[], float] | None = None,
+        silence_s: float = SILENCE_S,
     ) -> None:
         self.access = access
+        self._silence_s = silence_s
         self.manager = manager
         self._timeout_s = timeout_s
         self._guard = guard
@@ -191,7 +195,7 @@ class Client:
 
         request = self._request("watch", "GET", resource, namespace, query=query)
         call = self._call(request, seconds + GRACE_S)
-        watching = Watching(self._door(), call, self._decoder(resource.struct), seconds + GRACE_S)
+        watching = Watching(self._door(), call, self._decoder(resource.struct), self._silence_s)
         self._watches.add(watching)
         watching.start()
         try:

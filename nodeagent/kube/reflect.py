@@ -59,7 +59,7 @@ class Reflector(Generic[U]):
         self.objects: dict[str, U] = {}
         self.synced = asyncio.Event()
         self.restarts: Counter[str] = Counter()
-        """Lists by cause: ``start``, ``gone``, ``error``."""
+        """Lists by cause: ``start``, ``gone``, ``error``, ``doubt``."""
         self.watches = 0
         """Watches begun."""
         self.trouble: str | None = None
@@ -75,6 +75,7 @@ class Reflector(Generic[U]):
         self._heard: float | None = None
         self._version = ""
         self._failed = ""
+        self._doubted = asyncio.Event()
 
     @property
     def age_s(self) -> float | None:
@@ -88,12 +89,14 @@ class Reflector(Generic[U]):
         cause = "start"
         while True:
             began = time.monotonic()
+            if self._doubted.is_set():
+                cause = "doubt"
             try:
                 if not self._version:
                     self.restarts[cause] += 1
                     await self._list()
                     self._well("list")
-                await self._watch()
+                await self._watch_on()
                 self._well("watch")
                 failed, wait = time.monotonic() - began < SHORT_S, None
             except ApiError as error:
@@ -130,6 +133,26 @@ class Reflector(Generic[U]):
             if (was := before.get(key)) != now:
                 self._changed(key, was, now)
         self.synced.set()
+
+    def doubt(self) -> None:
+        """Somebody knows better: the watch that is open is ended, and everything is listed again."""
+        self._doubted.set()
+
+    async def _watch_on(self) -> None:
+        """Watch until it ends, or until the copy is doubted."""
+        self._doubted.clear()
+        watching = asyncio.ensure_future(self._watch())
+        doubted = asyncio.ensure_future(self._doubted.wait())
+        try:
+            await asyncio.wait({watching, doubted}, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                watching.result()
+            else:
+                self._version = ""
+        finally:
+            doubted.cancel()
+            watching.cancel()
+            await asyncio.gather(watching, doubted, return_exceptions=True)
 
     async def _watch(self) -> None:
         self.watches += 1

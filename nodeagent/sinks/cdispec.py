@@ -22,11 +22,16 @@ log = logging.getLogger(__name__)
 FILES = {cdi.GPU_KIND: "nodeagent-gpu.json", cdi.VF_KIND: "nodeagent-vf.json"}
 
 
+_Edits = dict[str, tuple[dict[str, cdi.Edits], cdi.Edits | None]]
+"""By kind: of each device, and of all."""
+
+
 class CdiSpecs:
     """One file for each kind of ours, in one of the folders that container runtimes read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._edits: _Edits = {}
         self._wanted: dict[str, str] = {}
         self._written: dict[str, str] = {}
         self._said: dict[str, str] = {}
@@ -34,7 +39,7 @@ class CdiSpecs:
     def want(self, kinds: Iterable[object], snapshot: Snapshot) -> bool:
         """Work out the texts. True where one of them is to be written: ``flush`` does it, and blocks."""
         kinds = tuple(kinds)
-        edits: dict[str, tuple[dict[str, cdi.Edits], cdi.Edits | None]] = {}
+        edits: _Edits = {}
         if any(getattr(kind, "cdi_kind", None) == cdi.GPU_KIND for kind in kinds) or self._exists(
             cdi.GPU_KIND
         ):
@@ -43,11 +48,13 @@ class CdiSpecs:
         if pools or self._exists(cdi.VF_KIND):
             vfs = {name: edit for pool in pools for name, edit in pool.edits(snapshot).items()}
             edits[cdi.VF_KIND] = (vfs, None)
-        self._wanted = {
-            kind: cdi.text(cdi.spec(kind, devices, shared))
-            for kind, (devices, shared) in edits.items()
-            if devices
-        }
+        if edits != self._edits:  # news wait for this, and seldom are about it
+            self._wanted = {
+                kind: cdi.text(cdi.spec(kind, devices, shared))
+                for kind, (devices, shared) in edits.items()
+                if devices
+            }
+            self._edits = edits
         return any(self._due(kind) for kind in self._wanted)
 
     def flush(self) -> OSError | None:

@@ -80,6 +80,10 @@ class Door:
             log.info("The web's certificate and token are in order again.")
         self._said = problem
 
+    def trusts(self, context: ssl.SSLContext | None) -> bool:
+        """Whether a connection that came in by ``context`` may go on: not by a client CA that was replaced."""
+        return self.files.client_ca is None or context is self.context
+
     def admits(self, probe: bool, authorization: str, certified: bool) -> int:
         """200, or the status to refuse with. ``certified``: the client's certificate was verified."""
         if probe and self.probes_open:
@@ -89,7 +93,7 @@ class Door:
         if self.files.tokens is None:
             return 200
         scheme, _, token = authorization.partition(" ")
-        given = token.strip().encode("utf-8", "surrogateescape")
+        given = token.strip().encode("latin-1", "replace")  # as the header was decoded
         right = [one for one in self._tokens if hmac.compare_digest(one, given)]
         return 200 if scheme.lower() == "bearer" and right else 401
 
@@ -106,7 +110,9 @@ class Door:
             end = ends_at(certificate, str(files.certificate))
             if self._taken is not None:
                 self._not_over(end)
-            context = _context(certificate, key, client_ca, optional=self.probes_open)
+            context = _context(certificate, key)
+            if files.client_ca is not None:
+                _ask_clients(context, client_ca, files.client_ca, optional=self.probes_open)
         lines = tuple(filter(None, (line.strip() for line in tokens.splitlines())))
         if files.tokens is not None and not lines:
             raise CertificateError(f"{files.tokens} holds no token")
@@ -129,17 +135,22 @@ def _read(path: Path) -> bytes:
     return text
 
 
-def _context(certificate: bytes, key: bytes, client_ca: bytes, *, optional: bool) -> ssl.SSLContext:
+def _context(certificate: bytes, key: bytes) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     # OpenSSL takes files alone: these cannot change between two reads of it.
     with _Memory(certificate) as first, _Memory(key) as second:
         context.load_cert_chain(first.path, second.path, password=_encrypted)
-    if client_ca:
-        context.load_verify_locations(cadata=client_ca.decode("ascii", "replace"))
-        context.verify_mode = ssl.CERT_OPTIONAL if optional else ssl.CERT_REQUIRED
     return context
+
+
+def _ask_clients(context: ssl.SSLContext, authorities: bytes, path: Path, *, optional: bool) -> None:
+    try:
+        context.load_verify_locations(cadata=authorities.decode("ascii", "ignore"))  # names stand beside them
+    except (ssl.SSLError, ValueError) as error:
+        raise CertificateError(f"{path} holds no certificates of CAs in PEM: {error}") from error
+    context.verify_mode = ssl.CERT_OPTIONAL if optional else ssl.CERT_REQUIRED
 
 
 def _encrypted() -> str:

@@ -5,7 +5,8 @@ The law of this file:
 * What should be told is a level: the faults that stand. The ledger compares it with what was told, so an API
   server that is away loses nothing but time: a fault that came and went meanwhile is told as well.
 * A fault is one Event, however often it comes: its name is made from what it says of whom, so that a restart of
-  the agent tells nothing twice, and a return counts the Event up.
+  the agent tells nothing twice, and a return counts the Event up, one that an earlier agent began too.
+* A device of which nothing is known at present has neither a new fault nor an end of its old ones.
 * What is only a warning is told once an hour.
 * The ledger is bounded, and so is the rate.
 """
@@ -81,6 +82,17 @@ def notes(snapshot: Snapshot, node: str, offered: Offered) -> tuple[Note, ...]:
     return tuple({note.key: note for note in told}.values())
 
 
+def doubted(snapshot: Snapshot) -> Callable[[str], bool]:
+    """Whether nothing can be said of a device at this moment."""
+    states = {one.key: one.health.state for one in subjects(snapshot)}
+
+    def doubt(device: str) -> bool:
+        state = states.get(device)
+        return state is State.UNKNOWN or (state is None and bool(snapshot.silent))
+
+    return doubt
+
+
 def _notes(target: Target, subject: Subject) -> Iterable[Note]:
     health = subject.health
     for reason in health.reasons:
@@ -114,7 +126,8 @@ def _word(reason: Reason, subject: Subject) -> str:
 
 @dataclass(slots=True)
 class Entry:
-    """A note, and how often it began (``count``) and was told of (``told``)."""
+    """A note, and how often it began (``count``) and was told of (``told``). ``met``: it stood at the first look,
+    so that an earlier life of this agent may have told it. ``before``: how often that one counted."""
 
     note: Note
     first: float
@@ -123,6 +136,12 @@ class Entry:
     count: int = 1
     told: int = 0
     told_at: float = float("-inf")
+    met: bool = False
+    before: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.before + self.count
 
 
 @dataclass(slots=True)
@@ -130,15 +149,27 @@ class Ledger:
     """What stands, stood and was told. ``now`` is any clock that goes on; ``wall`` is for the Events."""
 
     entries: dict[tuple[Target, str, str], Entry] = field(default_factory=dict)
+    looked: bool = False
 
-    def observe(self, standing: Iterable[Note], now: float, wall: float) -> None:
-        """What stands now; what is not among it has ended."""
+    def observe(
+        self,
+        standing: Iterable[Note],
+        now: float,
+        wall: float,
+        doubt: Callable[[str], bool] = lambda _device: False,
+    ) -> None:
+        """What stands now; what is not among it has ended, unless there is ``doubt`` about its device."""
         current = {note.key: note for note in standing}
-        current |= {note.key: note for note in self._recovered(current)}
+        current |= {
+            key: entry.note
+            for key, entry in self.entries.items()
+            if key not in current and entry.active and doubt(entry.note.device)
+        }
+        current |= {note.key: note for note in self._recovered(current, doubt)}
         for key, note in current.items():
             entry = self.entries.get(key)
             if entry is None:
-                self.entries[key] = Entry(note, wall, wall)
+                self.entries[key] = Entry(note, wall, wall, met=not self.looked)
                 continue
             if not entry.active:
                 entry.active, entry.last = True, wall
@@ -147,6 +178,7 @@ class Ledger:
         for key, entry in self.entries.items():
             if key not in current:
                 entry.active = False
+        self.looked = True
         self._prune(now)
 
     def due(self, now: float) -> list[Entry]:
@@ -160,11 +192,15 @@ class Ledger:
             key=lambda entry: entry.last,
         )
 
-    def _recovered(self, current: dict[tuple[Target, str, str], Note]) -> Iterable[Note]:
+    def _recovered(
+        self, current: dict[tuple[Target, str, str], Note], doubt: Callable[[str], bool]
+    ) -> Iterable[Note]:
         """A device of which a Warning was told and of which none stands: that is news as well."""
         standing = {(note.target, note.device) for note in current.values() if note.warning}
         for entry in self.entries.values():
             note = entry.note
+            if doubt(note.device):
+                continue
             if note.warning and entry.told and (note.target, note.device) not in standing:
                 title = note.message.partition(":")[0].partition(", held as ")[0]
                 yield Note(
@@ -203,7 +239,10 @@ class Events:
         while True:
             snapshot = self._inventory.snapshot
             self.ledger.observe(
-                notes(snapshot, self._node, self._offered(snapshot)), time.monotonic(), time.time()
+                notes(snapshot, self._node, self._offered(snapshot)),
+                time.monotonic(),
+                time.time(),
+                doubted(snapshot),
             )
             wait = await self._deliver()
             with suppress(TimeoutError):
@@ -235,9 +274,8 @@ class Events:
         namespace = note.target.namespace or "default"
         body = self._body(entry, await self._uid(note.target))
         if entry.told:
-            more = {name: body[name] for name in ("count", "lastTimestamp", "message")}
             try:
-                await self._client.patch(EVENTS, note.event_name, more, namespace=namespace)
+                await self._client.patch(EVENTS, note.event_name, _more(body), namespace=namespace)
             except ApiError as error:
                 if not error.missing:
                     raise  # else it has outlived its hour
@@ -246,9 +284,23 @@ class Events:
         try:
             await self._client.create(EVENTS, body, namespace=namespace)
         except ApiError as error:
-            # An earlier life of this agent has told it; or the pod's namespace is gone, and the pod with it.
-            if not (error.conflict or (error.missing and note.target.kind == "Pod")):
+            if error.conflict:
+                await self._go_on(entry, body, namespace)
+            elif not (
+                error.missing and note.target.kind == "Pod"
+            ):  # its namespace is gone, and the pod with it
                 raise
+
+    async def _go_on(self, entry: Entry, body: dict[str, Any], namespace: str) -> None:
+        """An earlier life of this agent has told of it: what stood at the first look is what it told of, and what
+        began since is a return. An empty patch reads an Event without the right to."""
+        was = await self._client.patch(EVENTS, entry.note.event_name, {}, namespace=namespace)
+        counted = was.get("count")
+        counted = counted if isinstance(counted, int) else 1
+        entry.before = counted - 1 if entry.met else counted
+        if entry.total > counted:
+            more = _more(body | {"count": entry.total})
+            await self._client.patch(EVENTS, entry.note.event_name, more, namespace=namespace)
 
     def _body(self, entry: Entry, uid: str | None) -> dict[str, Any]:
         note = entry.note
@@ -263,7 +315,7 @@ class Events:
             "type": "Warning" if note.warning else "Normal",
             "reason": note.reason,
             "message": message,
-            "count": entry.count,
+            "count": entry.total,
             "firstTimestamp": _stamp(entry.first),
             "lastTimestamp": _stamp(entry.last),
             "source": {"component": COMPONENT, "host": self._node},
@@ -286,6 +338,11 @@ class Events:
                 self._uids.clear()
             self._uids[target] = pod.metadata.uid or ""
         return self._uids.get(target)
+
+
+def _more(body: dict[str, Any]) -> dict[str, Any]:
+    """What changes of an Event when it returns."""
+    return {name: body[name] for name in ("count", "lastTimestamp", "message")}
 
 
 def _stamp(wall: float) -> str:

@@ -113,7 +113,7 @@ class _Layout:
     """Everything of a scrape but its numbers. ``breaths`` compiles it and yields between two parts."""
 
     def __init__(self, view: View, samples: Sequence[_Stated], series_max: int) -> None:
-        self.scene = Scene(view)
+        self.scene = Scene(replace(view, samples=tuple(sample for sample, _values in samples)))
         self.snapshot = view.snapshot
         self.stock = view.stock
         self.rails = view.rails

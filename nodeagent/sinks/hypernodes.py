@@ -7,6 +7,7 @@ The law of this file:
 * A write is conditional on the version that it was planned on. Who plans on an old picture is refused.
 * A member list is replaced as a whole, and ``status`` is never written.
 * What has failed is not sent again here: the next plan says it again, on what is true by then.
+* A server that wants to be left alone, or does not answer, is asked for nothing more.
 """
 
 from __future__ import annotations
@@ -34,10 +35,7 @@ class Result:
     versions: dict[str, str | None] = field(default_factory=dict)
     failed: list[tuple[Write, ApiError]] = field(default_factory=list)
     left_out: int = 0
-
-    @property
-    def retry_after_s(self) -> float:
-        return max((error.retry_after_s or 0.0 for _, error in self.failed), default=0.0)
+    retry_after_s: float = 0.0
 
 
 class HyperNodes:
@@ -61,6 +59,10 @@ class HyperNodes:
                 self.writes[write.verb, _word(error)] += 1
                 result.failed.append((write, error))
                 self._say(write, error)
+                if error.retry_after_s is not None or error.status is None:
+                    result.left_out += len(writes) - place - 1
+                    result.retry_after_s = error.retry_after_s or 0.0
+                    break
                 continue
             done.add(place)
             self.writes[write.verb, "ok"] += 1

@@ -36,6 +36,7 @@ GATHER_S = 2.0
 GAP_S = 10.0
 PATIENCE_S = 120.0
 """Four times the interval at which switches speak, and the TTL of what they say (802.1AB, 9.2.5.6 and 9.2.5.7)."""
+ADDRESSES_MAX = 8
 CHECK_S = 3600.0
 """Now and then the object itself is looked at: somebody may have deleted it."""
 RETRY_FIRST_S, RETRY_MAX_S = 2.0, 120.0
@@ -142,7 +143,8 @@ def _told(one: Neighbor) -> LinkNeighbor:
         system_name=one.system_name,
         # Most switches repeat the port's name as its description, and these bytes are kept for every link.
         port_description=one.port_description if one.port_description != port.value else None,
-        management_addresses=one.management_addresses,
+        # In which order they are told is no fact, and a switch with hundreds must not make the report too large.
+        management_addresses=tuple(sorted(set(one.management_addresses))[:ADDRESSES_MAX]),
         stale=one.stale,
     )
 

@@ -5,6 +5,7 @@ The law of this file:
 * All three are levels: what should be is worked out from the facts, and written where it differs from what was
   last written. A condition is written every five minutes too, so that an old one can be told from a live one.
 * A link counts as down after 30 s, as unknown after five minutes: a switch that restarts, or an agent, is no news.
+  Until it counts as unknown, what was known of it stands; what an earlier agent has told of counts at once.
 * At most one write in ten seconds, and none that would take another's: conditions are applied by field manager,
   and the taints of others are read before the list is written, under the version that was read.
 * Before the agent knows its links, it says nothing.
@@ -67,11 +68,17 @@ class Standing:
     """Since when each device is as it is, by a clock that goes on."""
 
     since: dict[tuple[str, State], float] = field(default_factory=dict)
+    known: dict[str, Subject] = field(default_factory=dict)
+    """The last of each device that was not unknown."""
 
     def wanted(self, told: Sequence[Subject], now: float, *, silent: str | None = None) -> Wanted:
         """``silent``: why nothing new is known of the links."""
         current = {(one.key, one.health.state) for one in told} | ({("", State.UNKNOWN)} if silent else set())
-        self.since = {key: self.since.get(key, now) for key in current}
+        kept = {(one.key, self.known[one.key].health.state) for one in told if one.key in self.known}
+        self.since = {
+            key: self.since.get(key, now) for key in (*current, *kept) if key in current or key in self.since
+        }
+        told = [self._as_known(one, now) for one in told]
         links = [one for one in told if one.link]
         gpus = [one for one in told if not one.link]
         old = silent if silent and now - self.since["", State.UNKNOWN] >= UNKNOWN_S else None
@@ -83,6 +90,15 @@ class Standing:
         worse = [one for one in links if self._counts(one, now) and one.health.state not in QUIET]
         down = [one for one in worse if one.health.state in FAILED]
         return Wanted(tuple(conditions), len(worse) if links else None, len(down) if links else None)
+
+    def stood(self, told: Sequence[Subject]) -> None:
+        """These were so before this agent began."""
+        self.since |= {(one.key, one.health.state): float("-inf") for one in told}
+
+    def _as_known(self, one: Subject, now: float) -> Subject:
+        if one.health.state is not State.UNKNOWN:
+            self.known[one.key] = one
+        return one if self._counts(one, now) else self.known.get(one.key, one)
 
     def due_s(self, now: float) -> float:
         """How long until a state has stood long enough to count."""
@@ -178,6 +194,10 @@ class NodeState:
         self._turned: dict[str, tuple[str, str]] = {}  # status and since when, by type
         self._beaten = float("-inf")
         self._label: str | bool | None = False  # not known
+        self._looked = False
+        self._lacking = {
+            what: Trouble(f"The Node is not given its {what}") for what in ("taint", "conditions", "label")
+        }
         self._tainted: bool | None = None
 
     async def run(self) -> None:
@@ -197,8 +217,10 @@ class NodeState:
         if (wait := max(self._trouble.wait(now), self._bucket.wait(now))) > 0:
             return wait
         try:
-            if self._conditions is None and self._tainted is None:
-                await self._look()
+            if not self._looked:
+                await self._look(subjects(snapshot))
+                self._looked = True
+                wanted = self._standing.wanted(subjects(snapshot), now, silent=silent)
             wrote = await self._write(wanted, now)
         except ApiError as error:
             return self._trouble.has(error, now)
@@ -209,41 +231,69 @@ class NodeState:
         return min(self._standing.due_s(now), max(self._beaten + HEARTBEAT_S - now, 1.0))
 
     async def _write(self, wanted: Wanted, now: float) -> bool:
-        marks = self._marks
-        if marks.rails_down is not None and wanted.down is not None:
-            tainted = wanted.down >= marks.rails_down
-            if tainted != self._tainted:
-                await self._taint(tainted)
-                return True
-        stale = wanted.conditions != self._conditions or now - self._beaten >= HEARTBEAT_S
-        if marks.conditions and wanted.conditions and stale:
-            await self._condition(wanted.conditions)
-            self._conditions, self._beaten = wanted.conditions, now
-            return True
-        if marks.label and wanted.degraded is not None:
-            label = str(wanted.degraded) if wanted.degraded else None
-            if label != self._label:
-                await self._client.patch(NODES.partial, self._node, {"metadata": {"labels": {LABEL: label}}})
-                self._label = label
-                return True
+        """A right that is missing for one of them keeps none of the others back."""
+        for what, write in (
+            ("taint", self._write_taint),
+            ("conditions", self._write_conditions),
+            ("label", self._write_label),
+        ):
+            lacking = self._lacking[what]
+            if lacking.wait(now) > 0:
+                continue
+            try:
+                if await write(wanted, now):
+                    lacking.over()
+                    return True
+            except ApiError as error:
+                if error.status != 403:
+                    raise
+                lacking.has(error, now)
         return False
 
-    async def _look(self) -> None:
+    async def _write_taint(self, wanted: Wanted, _: float) -> bool:
+        if self._marks.rails_down is None:
+            # One that is there was set when the configuration still wanted it.
+            tainted = False if self._tainted else None
+        else:
+            tainted = None if wanted.down is None else wanted.down >= self._marks.rails_down
+        if tainted is None or tainted == self._tainted:
+            return False
+        await self._taint(tainted)
+        return True
+
+    async def _write_conditions(self, wanted: Wanted, now: float) -> bool:
+        stale = wanted.conditions != self._conditions or now - self._beaten >= HEARTBEAT_S
+        if not (self._marks.conditions and wanted.conditions and stale):
+            return False
+        await self._condition(wanted.conditions)
+        self._conditions, self._beaten = wanted.conditions, now
+        return True
+
+    async def _write_label(self, wanted: Wanted, _: float) -> bool:
+        label = str(wanted.degraded) if wanted.degraded else None
+        if not self._marks.label or wanted.degraded is None or label == self._label:
+            return False
+        await self._client.patch(NODES.partial, self._node, {"metadata": {"labels": {LABEL: label}}})
+        self._label = label
+        return True
+
+    async def _look(self, told: Sequence[Subject]) -> None:
         """What an earlier life of this agent has written. Without the right to read, it is not known."""
         try:
             node = await self._client.get(NODE, self._node)
         except ApiError as error:
             if error.status != 403:
                 raise
-            self._conditions = ()
+            self._standing.stood(told)
             return
-        self._conditions = ()
         for one in node.status.conditions or ():
             if one.last_transition_time:
                 self._turned[one.type] = (one.status, one.last_transition_time)
         self._tainted = any(taint.key == TAINT for taint in node.spec.taints or ())
-        if self._tainted and self._marks.rails_down is None:
-            await self._taint(False)  # set when the configuration still wanted it
+        bad = {type_ for type_, (status, _) in self._turned.items() if status != "True"}
+        if self._tainted or LABEL in (node.metadata.labels or {}):
+            bad.add(LINK)
+        self._standing.stood([one for one in told if (LINK if one.link else GPU) in bad])
 
     async def _condition(self, conditions: tuple[Condition, ...]) -> None:
         stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

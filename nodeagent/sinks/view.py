@@ -105,6 +105,7 @@ class Scene:
                 self.texts.setdefault(sample.device, {}).update(sample.texts)
         facts = view.snapshot
         self.links: dict[str, Link] = {link.pci_address: link for link in facts.links}
+        self._taken = {link.netdev for link in facts.links}
         self.functions: dict[str, Function] = {one.pci_address: one for one in facts.functions}
         self.gpus: dict[str, Gpu] = {gpu.uuid: gpu for gpu in facts.gpus}
         self.present: dict[str, Function] = {
@@ -126,11 +127,13 @@ class Scene:
         return self.texts.get(device, {}).get(name, "")
 
     def link_name(self, pci_address: str) -> str:
-        """The netdev of a PF, as the label ``device`` has it; its PCI address where it has none here."""
+        """The netdev of a PF, as the label ``device`` has it; its PCI address where it has none here, or had one
+        that is another's now."""
         if (link := self.links.get(pci_address)) is not None:
             return link.netdev
         function = self.functions.get(pci_address)
-        return function.netdev if function is not None and function.netdev else pci_address
+        netdev = function.netdev if function is not None else None
+        return netdev if netdev and netdev not in self._taken else pci_address
 
     def rdma_name(self, pci_address: str) -> str:
         function = self.functions.get(pci_address)

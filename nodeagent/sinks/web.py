@@ -2,9 +2,10 @@
 
 A small HTTP/1.1 server on the agent's own loop: bounded in connections, in the size of a request and in
 time, so that a client that never reads or never ends its request costs a descriptor for some seconds and
-nothing else. Connections stay open between scrapes, as Prometheus likes it, and the one that is idle for longest
-makes room for a new one. Everything but GET and HEAD is refused. Pages come in pieces, which are compressed one
-by one: nobody waits for a whole page on the loop.
+nothing else. Connections stay open between scrapes, as Prometheus likes it; where there are too many, the one that
+is idle for longest makes room, or else the one that lets us wait for longest: 32 clients that say nothing must not
+keep the kubelet's probes out. Everything but GET and HEAD is refused. Pages come in pieces, which are compressed
+one by one: nobody waits for a whole page on the loop.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import asyncio
 import errno
 import logging
 import os
+import re
 import socket
+import ssl
 import zlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +48,21 @@ _REASONS = {
     405: "Method Not Allowed",
     503: "Service Unavailable",
 }
+
+
+_VERSION = re.compile(r"HTTP/1\.\d")
+_ORIGIN = re.compile(r"https?://[^/?]*", re.IGNORECASE)
+"""What a client that takes us for a proxy puts before the path; RFC 9112, 3.2.2 wants it understood."""
+
+
+class _Turn(Enum):
+    """Whose turn it is on a connection."""
+
+    IDLE = auto()
+    """the client's, between two requests"""
+    CLIENT = auto()
+    """the client's, within a request: it has not said all, or does not read"""
+    OURS = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +93,8 @@ class Web:
         self._pages = pages
         self._door = door or Door(Files())
         self._said = ""
-        self._open: dict[asyncio.Task[None], bool] = {}
-        """Connections, those that have been idle for longest first; true while idle."""
+        self._open: dict[asyncio.Task[None], _Turn] = {}
+        """Connections, those whose turn has lasted for longest first."""
 
     async def run(self, host: str, port: int, ready: Callable[[int], None] = lambda _port: None) -> None:
         """Serve until cancelled; an empty host is all addresses. ``ready`` is told the port, which matters
@@ -115,18 +134,20 @@ class Web:
                 connection.close()
                 continue
             task = loop.create_task(self._connected(connection))
-            self._open[task] = False
+            self._open[task] = _Turn.CLIENT
             task.add_done_callback(self._closed)
 
     def _room(self) -> bool:
         """Whether one more may come; somebody who only keeps his place gives it up."""
         if len(self._open) < CONNECTIONS_MAX:
             return True
-        idle = next((task for task, waits in self._open.items() if waits), None)
-        if idle is not None:
-            self._open.pop(idle)
-            idle.cancel()
-        return idle is not None
+        for turn in (_Turn.IDLE, _Turn.CLIENT):
+            for task, now in self._open.items():
+                if now is turn:
+                    self._open.pop(task)
+                    task.cancel()
+                    return True
+        return False
 
     def _closed(self, task: asyncio.Task[None]) -> None:
         self._open.pop(task, None)
@@ -136,12 +157,11 @@ class Web:
                 log.error("A request could not be answered. reason=%r", reason)
             self._said = reason
 
-    def _mark(self, *, idle: bool) -> None:
+    def _mark(self, turn: _Turn) -> None:
         task = asyncio.current_task()
         if task in self._open:
-            self._open[task] = idle
-            if idle:
-                self._open[task] = self._open.pop(task)
+            self._open.pop(task)
+            self._open[task] = turn
 
     async def _connected(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -167,7 +187,7 @@ class Web:
         transport.set_write_buffer_limits(high=0)  # drained means sent
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         try:
-            await self._converse(reader, writer)
+            await self._converse(reader, writer, context)
             writer.close()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             transport.abort()  # slow, gone or too long: nothing to be said to it
@@ -175,21 +195,26 @@ class Web:
             if not transport.is_closing():
                 transport.abort()
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _converse(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: ssl.SSLContext | None
+    ) -> None:
         patience = REQUEST_S
         while True:
             async with asyncio.timeout(patience):
                 first = await reader.read(1)
-            if not first:
+            if not first or not self._door.trusts(context):
                 return
-            self._mark(idle=False)
+            self._mark(_Turn.CLIENT)
             async with asyncio.timeout(REQUEST_S):
-                request = _parse(first + await reader.readuntil(b"\r\n\r\n"))
+                raw = first + await reader.readuntil(b"\r\n\r\n")
+                self._mark(_Turn.OURS)
+                request = _parse(raw)
                 await self._answer(request, writer)
             if request is None or not request.lasting:
                 return
-            self._mark(idle=True)
+            self._mark(_Turn.IDLE)
             patience = IDLE_S
+            await asyncio.sleep(0)  # the next request may be here already, and a thousand more
 
     # --- requests -------------------------------------------------------------------------------------
 
@@ -210,9 +235,11 @@ class Web:
             "Vary: Accept, Accept-Encoding",
             *(["Content-Encoding: gzip"] if packed else []),
             *(["WWW-Authenticate: Bearer"] if page.status == 401 else []),
+            *(["Allow: GET, HEAD"] if page.status == 405 else []),
             *([] if request and request.lasting else ["Connection: close"]),
         ]
         head = "\r\n".join([*lines, "", ""]).encode()
+        self._mark(_Turn.CLIENT)
         writer.write(head if request and request.method == "HEAD" else head + body)
         await writer.drain()
 
@@ -236,18 +263,25 @@ class Web:
 
 
 def _parse(raw: bytes) -> _Request | None:
-    first, *rest = raw.decode("latin-1").split("\r\n")
+    # An empty line before a request is skipped: RFC 9112, 2.2.
+    first, *rest = raw.decode("latin-1").removeprefix("\r\n").split("\r\n")
     parts = first.split(" ")
-    if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
+    if len(parts) != 3 or not _VERSION.fullmatch(parts[2]):
         return None
-    headers = {name.strip().lower(): value.strip() for name, _, value in (h.partition(":") for h in rest)}
+    headers: dict[str, str] = {}
+    for line in rest:
+        before, _, value = line.partition(":")
+        name = before.strip().lower()
+        headers[name] = f"{headers[name]},{value.strip()}" if name in headers else value.strip()
     lasting = (
         parts[0] in ("GET", "HEAD")
         and parts[2] != "HTTP/1.0"
         and "close" not in headers.get("connection", "").lower()
         and not headers.keys() & {"content-length", "transfer-encoding"}  # a body, which is not read
     )
-    return _Request(parts[0], parts[1].partition("?")[0], headers, lasting)
+    origin = _ORIGIN.match(parts[1])
+    target = parts[1][origin.end() :] if origin else parts[1]
+    return _Request(parts[0], target.partition("?")[0], headers, lasting)
 
 
 def _takes_gzip(headers: dict[str, str]) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from errno import EINVAL, ENODEV, EOPNOTSUPP, EPERM
 
 from nodeagent.health.samples import Sample, Source
@@ -261,7 +262,8 @@ class ModuleReader(Plain):
         self._asked.close()
 
     def read(self, pfs: Sequence[Function]) -> list[Sample]:
-        found = []
+        read_at: dict[str, float] = {}
+        modules: dict[str, eeprom.Module] = {}
         for pf in pfs:
             now, device = boottime(), pf.pci_address
             ifindex = self._ports.ifindex.get(device)
@@ -281,8 +283,11 @@ class ModuleReader(Plain):
                 self.left_out.add(device, str(error), now)
                 continue
             self.left_out.take_back(device)
-            found.append(Sample(now, device, Source.MODULE, *module_values(module)))
-        return found
+            read_at[device], modules[device] = now, module
+        return [
+            Sample(read_at[device], device, Source.MODULE, *module_values(module))
+            for device, module in own_lanes(modules).items()
+        ]
 
     def _module(self, ifindex: int) -> eeprom.Module:
         """Pages beyond the first that cannot be read are missing; without the first there is nothing."""
@@ -300,6 +305,29 @@ class ModuleReader(Plain):
                 image.put(area, data)
             wanted = tuple(area for area in eeprom.missing(image) if area not in tried)
         return eeprom.decode(image)
+
+
+TWIN_LANES = 8
+"""Of an OSFP with two ports, as NVIDIA's DGX H100 has them: each port is a PF of its own with half of the lanes."""
+
+
+def own_lanes(modules: Mapping[str, eeprom.Module]) -> dict[str, eeprom.Module]:
+    """Of each device the lanes that are its own, from 0, where two tell of one and the same module: another port's
+    fiber that is not plugged in leaves this one's light alone. The first half is taken to be that of the lower PCI
+    address."""
+    twins: dict[tuple[str, str, str], list[str]] = {}
+    for device, module in sorted(modules.items()):
+        if module.serial and max(module.lanes, default=0) == TWIN_LANES - 1:
+            twins.setdefault((module.vendor, module.part, module.serial), []).append(device)
+    found = dict(modules)
+    half = TWIN_LANES // 2
+    for devices in twins.values():
+        for place, device in enumerate(devices if len(devices) == 2 else ()):
+            lanes = {
+                n - place * half: lane for n, lane in modules[device].lanes.items() if n // half == place
+            }
+            found[device] = replace(modules[device], lanes=lanes)
+    return found
 
 
 def module_values(module: eeprom.Module) -> tuple[dict[str, float], dict[str, str]]:

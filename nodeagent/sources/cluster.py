@@ -2,19 +2,20 @@
 
 The law of this file:
 
-* What is kept here of an object is the little that tells whether it has changed; what it says is the planner's.
-  A hundred thousand reports would be most of a gigabyte as objects.
+* What is kept here of an object is the little that tells whether it has changed; what it says is the planner's,
+  told as it is read. A hundred thousand reports would be most of a gigabyte as objects.
 * One object that cannot be read is refused by its name and takes nothing else along.
 * Of a Node only its metadata is asked for, and only labels that we may write are passed on.
+* A watch can fall silent without ending, and the picture with it. What is to be written on it is worth a list of
+  the versions first: each write names the version of one object, and the tree's rules are about all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
-from zlib import crc32
 
 import msgspec
 
@@ -23,6 +24,8 @@ from nodeagent.fabric.nodelinks import Metadata, NodeLink, NodeLinks
 from nodeagent.kube.client import Client
 from nodeagent.kube.reflect import Reflector
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Meta, Partial
+
+log = logging.getLogger(__name__)
 
 
 class Listener(Protocol):
@@ -47,20 +50,8 @@ class RawHyperNode(msgspec.Struct):
     spec: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A NodeLinks: enough to know another from it, and whose it is. ``owned``: it goes with its Node."""
-
-    mark: int
-    namespace: str
-    owned: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SeenNode:
-    uid: str
-    labels: tuple[tuple[str, str], ...]
-
+SeenNode = tuple[tuple[str, str], ...]
+"""The labels of a Node that we may write, by key."""
 
 _NAME = msgspec.json.Decoder(str)
 _LINKS = msgspec.json.Decoder(tuple[NodeLink, ...])
@@ -71,12 +62,13 @@ class Cluster:
 
     def __init__(self, client: Client, namespace: str, listener: Listener, label_keys: Iterable[str]) -> None:
         self.revision = 0
+        self._client = client
         self._waiters: list[asyncio.Future[None]] = []
         self._listener = listener
         self._prefixes = tuple(key.partition("{")[0] for key in label_keys)
-        self._decoded: dict[str, NodeLinks | str] = {}
+        self._marks: dict[str, int] = {}
         self._hypernodes: dict[str, HyperNode | None] = {}
-        self.reports: Reflector[Seen] = Reflector(
+        self.reports: Reflector[bool] = Reflector(
             client,
             NODELINKS.typed(RawReport),
             namespace=namespace,
@@ -90,7 +82,7 @@ class Cluster:
             client, HYPERNODES.typed(RawHyperNode), take=self._take_hypernode, changed=self._hypernode
         )
 
-    def parts(self) -> dict[str, Reflector[Seen] | Reflector[SeenNode] | Reflector[str]]:
+    def parts(self) -> dict[str, Reflector[bool] | Reflector[SeenNode] | Reflector[str]]:
         return {"nodelinks": self.reports, "nodes": self.nodes, "hypernodes": self.hypernodes}
 
     def jobs(self) -> dict[str, Callable[[], Awaitable[None]]]:
@@ -117,6 +109,26 @@ class Cluster:
             return False
         return True
 
+    async def confirmed(self, timeout_s: float) -> bool:
+        """The copy shows the HyperNodes as they are now. False: it does now, or soon will, but did not; plan
+        again. Raises ``ApiError``."""
+        found: dict[str, str | None] = {}
+
+        def take(one: Partial) -> None:
+            found[one.metadata.name] = one.metadata.resource_version
+
+        await self._client.list_each(HYPERNODES.partial, take, found.clear)
+        copy = self.hypernodes.objects
+        wrong = {
+            name: found.get(name) for name in found.keys() | copy.keys() if found.get(name) != copy.get(name)
+        }
+        if not wrong:
+            return True
+        if not await self.caught_up(wrong, timeout_s):
+            log.info("What is known of hypernodes is not what the API server has; it is read again.")
+            self.hypernodes.doubt()
+        return False
+
     async def changed(self, revision: int) -> None:
         """Return when something differs from what was there at this revision."""
         while self.revision == revision:
@@ -134,38 +146,37 @@ class Cluster:
 
     # --- reports ------------------------------------------------------------------------------------------
 
-    def _take_report(self, raw: RawReport) -> Seen:
-        meta = raw.metadata
-        seen = Seen(
-            crc32(bytes(raw.links), crc32(bytes(raw.node_name))),
-            meta.namespace or "",
-            bool(meta.owner_references),
-        )
-        before = self.reports.objects.get(meta.name)
-        if before is None or before.mark != seen.mark:
-            self._decoded[meta.name] = _report_of(raw)
-        return seen
+    def _take_report(self, raw: RawReport) -> bool:
+        """Told at once, so that no two pages of decoded reports are there at a time; a list that fails half-way
+        has told what is true all the same."""
+        name = raw.metadata.name
+        mark = hash((bytes(raw.links), bytes(raw.node_name)))
+        if self._marks.get(name) != mark:
+            self._marks[name] = mark
+            decoded = _report_of(raw)
+            if isinstance(decoded, str):
+                self._listener.refuse(name, decoded)
+            else:
+                self._listener.report(name, decoded)
+            self.stir()
+        return True
 
-    def _report(self, name: str, _was: Seen | None, now: Seen | None) -> None:
-        self.stir()
-        decoded = self._decoded.pop(name, None)
+    def _report(self, name: str, _was: bool | None, now: bool | None) -> None:
         if now is None:
+            self._marks.pop(name, None)
             self._listener.report(name, None)
-        elif isinstance(decoded, str):
-            self._listener.refuse(name, decoded)
-        elif decoded is not None:
-            self._listener.report(name, decoded)
+            self.stir()
 
     # --- Nodes --------------------------------------------------------------------------------------------
 
     def _take_node(self, node: Partial) -> SeenNode:
         labels = node.metadata.labels or {}
         kept = sorted((key, value) for key, value in labels.items() if key.startswith(self._prefixes))
-        return SeenNode(node.metadata.uid or "", tuple(kept))
+        return tuple(kept)
 
     def _node(self, name: str, _was: SeenNode | None, now: SeenNode | None) -> None:
         self.stir()
-        self._listener.node(name, None if now is None else dict(now.labels))
+        self._listener.node(name, None if now is None else dict(now))
 
     # --- HyperNodes ---------------------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ class Collector:
         """Seconds since it last succeeded."""
         return None if self.succeeded_at is None else now - self.succeeded_at
 
-    def succeeded(self, now: float, duration_s: float) -> bool:
+    def succeeded(self, now: float, duration_s: float | None) -> bool:
         """Whether that is news."""
         news = self.reason is not None
         self.attempts += 1

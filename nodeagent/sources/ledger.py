@@ -15,11 +15,13 @@ import msgspec
 
 from nodeagent.health.explain import DeviceView
 from nodeagent.health.gpu import Latch, Rules, judge, severity, unknown, verdict
+from nodeagent.health.gpuguard import Guard
 from nodeagent.health.gpuview import explain_gpu
 from nodeagent.health.memory import lasting, same, sound
 from nodeagent.health.samples import Sample, Source, known
 from nodeagent.host.driver import GpuEvent, GpuReading, GpuVitals
-from nodeagent.model import Gpu
+from nodeagent.model import Gpu, Health
+from nodeagent.sources.collector import Collector
 from nodeagent.sources.memory import Memory, Who
 from nodeagent.sources.session import NOWHERE, Measured, Place, Reading, boottime
 
@@ -43,8 +45,11 @@ class GpuFigures:
 class Ledger:
     """Belongs to one event loop. ``tell`` says who is to hear."""
 
-    def __init__(self, rules: Rules | None = None, memory: Memory | None = None) -> None:
+    def __init__(
+        self, rules: Rules | None = None, memory: Memory | None = None, guard: Guard | None = None
+    ) -> None:
         self.rules = rules or Rules()
+        self.guard = guard or Guard()
         self.memory = memory or Memory.none()
         self.latches: tuple[Latch, ...] = ()
         self.version: str | None = None
@@ -55,11 +60,13 @@ class Ledger:
         self._state: Callable[[tuple[Gpu, ...]], object] = lambda _: None
         self._samples: Callable[[tuple[Sample, ...]], object] = lambda _: None
         self._vitals: dict[str, Sample] = {}
+        self._collector = Collector(Source.GPU)
         self._places: dict[str, Place] = {}
         self._said: dict[str, str] = {}
         self._states: dict[str, tuple[str, float]] = {}
         self._transitions: dict[str, Counter[tuple[str, str]]] = {}
         self._kept: dict[str, Latch] = {}
+        self._healths: dict[str, Health] = {}
         self._silent: str | None = None
         self._recall()
 
@@ -82,14 +89,25 @@ class Ledger:
         sample = self._vitals.get(latch.uuid)
         since = self._states.get(latch.uuid, (None, None))[1]
         view = explain_gpu(latch, sample.values if sample is not None else {}, self.rules, now, since)
-        if self._silent is None:
-            return view
-        health = unknown(verdict(latch, self.rules), self._silent)
-        return msgspec.structs.replace(view, state=health.state, reasons=health.reasons)
+        health = self._health(latch)
+        if self._silent is not None:
+            health = unknown(health, self._silent)
+        return msgspec.structs.replace(
+            view, state=health.state, reasons=health.reasons, allocatable=health.allocatable
+        )
+
+    def _health(self, latch: Latch) -> Health:
+        """As it was told last; one that was remembered and not judged since, as it was."""
+        found = self._healths.get(latch.uuid)
+        return verdict(latch, self.rules) if found is None else found
 
     def samples(self) -> tuple[Sample, ...]:
         """The newest of each GPU."""
         return tuple(self._vitals.values())
+
+    def collectors(self) -> tuple[Collector, ...]:
+        """How the reading of the vitals goes; none where there is no driver."""
+        return (self._collector,)
 
     def figures(self) -> dict[str, GpuFigures]:
         """By UUID."""
@@ -136,9 +154,11 @@ class Ledger:
 
     def hear_vitals(self, news: Measured) -> None:
         if news.why is not None:
+            self._collector.failed(news.why)
             self.say("vitals", f"The vitals of the GPUs cannot be read; they are judged without. {news.why}")
             return
         self._said.pop("vitals", None)
+        self._collector.succeeded(news.at, news.seconds)
         for one in news.vitals:
             strange = sorted({*one.absurd, *(name for name in one.values if known(name) is None)})
             if strange:
@@ -163,10 +183,12 @@ class Ledger:
     def find_absent(self, why: str, again_s: float) -> None:
         absent = f"There is no GPU driver; it is looked for every {again_s:g} s. {why}"
         self.say("driver", absent, logging.INFO)
+        self._collector = Collector(Source.GPU)
         self._judge(readings=())
 
     def fall_silent(self, why: str) -> None:
         self._silent = why
+        self._collector.failed(why)
         self.say("driver", f"The GPU driver is silent; what was known of its GPUs stands. {why}")
         gpus = tuple(replace(gpu, health=unknown(gpu.health, why)) for gpu in self._gpus())
         for gpu in gpus:
@@ -186,6 +208,8 @@ class Ledger:
             self.latches, boottime(), self.rules, events=events, readings=readings, vitals=vitals
         )
         self._remember()
+        healths = {latch.uuid: verdict(latch, self.rules) for latch in self.latches}
+        self._healths = self.guard.judge(healths, boottime())
         gpus = self._gpus()
         for gpu in gpus:
             self._count(gpu)
@@ -245,7 +269,7 @@ class Ledger:
                     memory_mib=reading.memory_mib,
                     numa_node=numa_node,
                     pci_path=pci_path,
-                    health=verdict(latch, self.rules),
+                    health=self._health(latch),
                 )
             )
         return tuple(gpus)

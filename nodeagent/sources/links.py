@@ -68,6 +68,8 @@ def _link(look: Look, pf: Function, name: str, default_route: bool, before: Link
         carrier = None if digit is None else digit == 1
     operstate = look.netdev(tree.text, name, "operstate") if pf.netdev else None
     if before is not None and before.netdev == name and before.carrier == carrier:
+        if before.admin_up == admin_up and before.operstate == operstate:
+            return before
         return replace(before, admin_up=admin_up, operstate=operstate)
     return Link(
         netdev=name,

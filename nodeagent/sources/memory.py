@@ -140,7 +140,7 @@ class Memory:
             if text == self._written:
                 return
             try:
-                _replace(self._path, text)
+                replace_file(self._path, text)
             except OSError as error:
                 if not self._complained:
                     log.warning(
@@ -190,7 +190,8 @@ def boot_id() -> str | None:
         return None
 
 
-def _replace(path: Path, text: bytes) -> None:
+def replace_file(path: Path, text: bytes) -> None:
+    """The whole text on the disk, or what was there. Blocks; raises ``OSError``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:

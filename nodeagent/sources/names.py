@@ -7,7 +7,7 @@ bnxt_en and ice. Whatever else a driver counts is passed over.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 _PLAIN = {
     "rx_bytes_phy": "phy_rx_bytes",
@@ -122,8 +122,3 @@ RDMA: Mapping[str, str] = {
 
 def rdma_values(counters: Mapping[str, int]) -> dict[str, float]:
     return {RDMA[name]: value for name, value in counters.items() if name in RDMA}
-
-
-def unknown(names: Iterable[str]) -> tuple[str, ...]:
-    """Those that mean nothing here: for a look at a new driver."""
-    return tuple(name for name in names if meaning(name) is None)

@@ -248,7 +248,8 @@ class VfReader(Plain):
                 continue
             self.left_out.take_back(pf.pci_address)
             if values := vf_values(vfs):
-                found.append(Sample(now, pf.pci_address, Source.VF, values))
+                texts = {f"vf_{name}/{vf.index}": word for vf in vfs for name, word in vf.setup.items()}
+                found.append(Sample(now, pf.pci_address, Source.VF, values, texts))
         return found
 
 

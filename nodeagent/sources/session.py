@@ -61,6 +61,8 @@ class Measured:
     at: float
     vitals: tuple[GpuVitals, ...]
     why: str | None = None
+    seconds: float | None = None
+    """How long the reading took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ class Session(threading.Thread):
             for one in self.driver.vitals():
                 told.append(self._attribute(one))
                 self._enter("vitals")  # each GPU has its own time
-            measured = Measured(at, tuple(told))
+            measured = Measured(at, tuple(told), seconds=boottime() - at)
         except DriverError as error:
             measured = Measured(boottime(), (), str(error))
         self._post(measured)

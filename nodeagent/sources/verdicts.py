@@ -2,7 +2,8 @@
 
 All times of health live here: holds expire, penalties decay, data grows stale. The engine (``nodeagent.health``)
 says when it next wants to be asked, and ``run`` asks it then. Facts are judged in the call that brings them, so a
-lost carrier waits for nothing.
+lost carrier waits for nothing, and so are samples that say something new of a link. Other samples come source by
+source within milliseconds, and are judged together ``GATHER_S`` after the first.
 
 Belongs to one event loop. Times are CLOCK_BOOTTIME, which samples bear and which no step of the clock moves.
 """
@@ -28,6 +29,7 @@ from nodeagent.sources.memory import Memory, Who
 log = logging.getLogger(__name__)
 
 ROOM = "nic"
+GATHER_S = 0.1
 _LEAST_S = 0.01
 """Between two questions that only time asks."""
 
@@ -70,6 +72,8 @@ class Verdicts:
         self._named: set[str] = set()
         self._plan: Plan = {}
         self._neighbors: tuple[Neighbor, ...] = ()
+        self._gathered_at: float | None = None
+        """When samples that nobody has judged yet are to be."""
 
     def tell(self, state: Callable[[tuple[Function, ...]], object]) -> None:
         """Who is to hear of verdicts from now on."""
@@ -106,8 +110,11 @@ class Verdicts:
             self._rejudge()
 
     def samples(self, samples: Iterable[Sample]) -> None:
-        self.engine.samples(samples)
-        self._rejudge()
+        if self.engine.samples(samples):
+            self._rejudge()
+        elif self._gathered_at is None and self.engine.news:
+            self._gathered_at = self._clock() + GATHER_S
+            self._asked.set()
 
     def neighbors(self, neighbors: Iterable[Neighbor]) -> None:
         self._neighbors = tuple(neighbors)
@@ -129,7 +136,7 @@ class Verdicts:
             while True:
                 self._asked.clear()
                 self.keep()
-                due = self.engine.due()
+                due = min(filter(None, (self._gathered_at, self.engine.due())), default=None)
                 try:
                     async with asyncio.timeout(None if due is None else max(_LEAST_S, due - self._clock())):
                         await self._asked.wait()
@@ -164,6 +171,7 @@ class Verdicts:
             self._state(self._judged)
 
     def _judge(self) -> tuple[Function, ...]:
+        self._gathered_at = None
         self._judged = self.engine.judge(self._clock())
         for function in self._judged:
             if function.parent is None:

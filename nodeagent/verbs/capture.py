@@ -16,8 +16,8 @@ def add(add: Add) -> None:
         "record what the agent reads of this node, to be replayed with --root",
         "Writes the parts of /sys, /proc and /dev that the agent reads, and what the GPU driver says, below PLACE.\n"
         "`nodeagent scan --root PLACE` then shows this machine anywhere: a bug report becomes a fixture.\n"
-        "With --samples PLACE is a file: what the NICs count and measure for so long, one JSON object on each line,\n"
-        "for `nodeagent health replay`. Ended early it is good as far as it goes.",
+        "With --samples PLACE is a file: what NICs and GPUs count and measure for so long, one JSON object on each\n"
+        "line, for `nodeagent health replay`. Ended early it is good as far as it goes.",
     )
     parser.add_argument(
         "place", type=Path, metavar="PLACE", help="a folder that is empty or not there yet, or a new file"

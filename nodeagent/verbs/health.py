@@ -122,13 +122,14 @@ def _rules(options: argparse.Namespace, config: Config) -> int:
 def _replay(options: argparse.Namespace, config: Config, file: Path) -> int:
     from nodeagent import node
     from nodeagent.checkup import replay
-    from nodeagent.health.recording import RecordingError, decode
+    from nodeagent.health.recording import RecordingError, decode, lines
 
     tally = replay.Tally()
     try:
-        with file.open("rb") as lines:
-            header, samples = decode(lines)
-            for one in replay.replay(header, tally.follow(samples), node.terms(config.health)):
+        with file.open("rb") as recorded:
+            header, samples = decode(lines(recorded))
+            terms, rules = node.terms(config.health), node.rules(config.gpu)
+            for one in replay.replay(header, tally.follow(samples), terms, rules):
                 tally.count(one)
                 print(json.dumps(replay.as_object(one)) if options.json else replay.told(one, header))
     except RecordingError as error:

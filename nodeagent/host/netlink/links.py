@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import socket
 import struct
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Self
 
 from nodeagent.host.netlink.dialog import Dialog
@@ -46,7 +47,12 @@ _WANTED = frozenset(
     )
 )
 _VF_INFO = 1
-_VF_MAC, _VF_STATISTICS = 1, 8
+_VF_MAC, _VF_VLAN, _VF_SPOOF_CHECK, _VF_LINK_STATE, _VF_STATISTICS, _VF_TRUST = 1, 2, 4, 5, 8, 9
+_VF_WORDS = (
+    ("spoof_check", _VF_SPOOF_CHECK, ("off", "on")),
+    ("link_state", _VF_LINK_STATE, ("auto", "enable", "disable")),
+    ("trust", _VF_TRUST, ("off", "on")),
+)
 _VF_RX_PACKETS, _VF_TX_PACKETS, _VF_RX_BYTES, _VF_TX_BYTES, _VF_RX_DROPPED, _VF_TX_DROPPED = 0, 1, 2, 3, 7, 8
 
 _IFF_UP = 1
@@ -81,7 +87,8 @@ class LinkReading:
 
 @dataclass(frozen=True, slots=True)
 class VfTraffic:
-    """What the PF counted for one of its VFs."""
+    """What the PF counted for one of its VFs, and how it has set it up: what it tells of ``mac``, ``vlan``,
+    ``spoof_check``, ``link_state`` and ``trust``."""
 
     index: int
     rx_packets: int | None
@@ -90,6 +97,7 @@ class VfTraffic:
     tx_bytes: int | None
     rx_dropped: int | None
     tx_dropped: int | None
+    setup: Mapping[str, str] = field(default_factory=dict)
 
 
 class LinkCounters:
@@ -181,6 +189,19 @@ def vfs_of(payload: bytes) -> tuple[VfTraffic, ...]:
                 tx_bytes=number(values.get(_VF_TX_BYTES)),
                 rx_dropped=number(values.get(_VF_RX_DROPPED)),
                 tx_dropped=number(values.get(_VF_TX_DROPPED)),
+                setup=dict(_setup_of(told)),
             )
         )
     return tuple(found)
+
+
+def _setup_of(told: Mapping[int, bytes]) -> Iterator[tuple[str, str]]:
+    """Each attribute begins with the number of the VF; what the driver does not know is all ones."""
+    if len(mac := told.get(_VF_MAC, b"")[4:10]) == 6:
+        yield "mac", mac.hex(":")
+    if (vlan := number(told.get(_VF_VLAN, b"")[4:8])) is not None:
+        yield "vlan", str(vlan)
+    for name, kind, words in _VF_WORDS:
+        setting = number(told.get(kind, b"")[4:8])
+        if setting is not None and setting < len(words):
+            yield name, words[setting]

@@ -1,7 +1,8 @@
 """The simulated machine, alive: what happens to a machine, and what the kernel then shows of it.
 
 Every mutation changes the state, then the files in the order of the kernel, then the facts of the GPU
-driver, and at last ``/.nodeagent/uevent``, which stands for the kernel's announcements. Orders worth
+driver, and then ``/.nodeagent/uevent``, which stands for the kernel's announcements. What would be measured
+comes last: nothing announces that, and to replace the file is an announcement of its own. Orders worth
 knowing (drivers/pci/iov.c, drivers/base/{core,dd}.c, net/core/dev.c):
 
 * VFs appear one by one, each with its links before its driver, and ``sriov_numvfs`` tells the new count
@@ -23,6 +24,7 @@ import logging
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 from msgspec.structs import replace
 
 from nodeagent.host.inotify import IN_CLOSE_WRITE, NAMES, InotifyError, Watch
@@ -315,11 +317,11 @@ class Machine(GpuActions):
             return
         self._kernel.publish("routes", sysfs.routes(self._default_route()))
         facts = self._driver.facts(self._kernel.gpus)
-        self._kernel.publish("facts", {FACTS: json.dumps(facts, indent=2) + "\n"})
-        taken = json.dumps(samples.samples(self._kernel.nics))
-        self._kernel.publish("samples", {samples.PATH: taken + "\n"})
+        self._kernel.publish("facts", {FACTS: _text(msgspec.json.format(msgspec.json.encode(facts)))})
         self._uevents += 1
         self._kernel.publish("uevent", {UEVENT: f"{self._uevents}\n"})
+        taken = msgspec.json.encode(samples.samples(self._kernel.nics))
+        self._kernel.publish("samples", {samples.PATH: _text(taken)})
 
     def _default_route(self) -> Netdev | None:
         for device in self._kernel.nics:
@@ -327,3 +329,7 @@ class Machine(GpuActions):
             if netdev is not None and netdev.name == self.model.default_route:
                 return netdev if netdev.here and netdev.admin_up else None
         return None
+
+
+def _text(document: bytes) -> str:
+    return document.decode() + "\n"

@@ -46,10 +46,11 @@ How to read it:
   `nodeagent_link_carrier * on (instance, device) group_left (rail, pci_address) nodeagent_link_info`.
 * Pods stand in `nodeagent_device_pod_info` alone. A VF's traffic by pod:
   `rate(nodeagent_vf_receive_bytes_total[5m]) * on (instance, pci_address) group_left (namespace, pod)
-  label_replace(nodeagent_device_pod_info{device_id=~".+:.+"}, "pci_address", "$1", "device_id", "(.+)")`, without the
-  GPUs: one that pods share stands there once for each of them.
+  label_replace(nodeagent_device_pod_info{device_id=~"[0-9a-f]+:.+"}, "pci_address", "$1", "device_id", "(.+)")`.
+  Without the matcher GPUs are in it too, which several pods hold, and Prometheus refuses to join.
 * What a machine does not have or a driver does not tell is absent, never 0.
-* A state is one series for each word it may be, exactly one of which is 1. Reasons are there while they are active.
+* A health state is one series for each word it may be, exactly one of which is 1. Reasons, and what hardware says
+  of itself in words (a module's, a fabric's or an RDMA port's state), are there while they hold.
 * Receive and transmit are this node's: received pauses are the peer's wish that we wait, transmitted ones ours.
 * Texts from the wire or from an EEPROM are made one printable line and cut at 128 characters. A family has at most
   `web.seriesMax` series; what is left out is counted in `nodeagent_series_dropped_total`.
@@ -95,7 +96,10 @@ Where this differs from what others do, on purpose: XIDs are a counter, not the 
 seconds, so that `rate()` is a share of time; an expected PCIe speed is the least of the function's and the port's
 above it; bit error ratios are the numbers that the rules compared, not a second opinion; every GPU is shown with
 every link in `nodeagent_gpu_nic_affinity_info`, for the matrix; slices of a GPU are one block, so its free slices
-are the largest request that it can serve, and `nodeagent_resource_largest_free_block` is the node's.
+are the largest request that it can serve, and `nodeagent_resource_largest_free_block` is the node's. RDMA counters
+are a PF's: those of a VF would cost the firmware a command each, and its PF counts its traffic. What a container uses
+of a GPU stands under its container's ID, not its pod: NVML knows processes, their cgroups name containers, and
+`kube_pod_container_info` joins the two.
 """
 
 

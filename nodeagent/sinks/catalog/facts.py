@@ -143,19 +143,23 @@ def pf_vfs(scene: Scene) -> Iterator[Series]:
                 yield (scene.link_name(pf.pci_address), kind), count
 
 
+_VF_SETUP = ("mac", "vlan", "trust", "spoof_check", "link_state")
+
+
 @described(
     "vf_info",
-    "pf,vf,pci_address,driver,rdma_device,numa_node",
+    "pf,vf,pci_address,driver,rdma_device,numa_node,mac,vlan,trust,spoof_check,link_state",
     help="What is known of a VF by name; always 1.",
-    source="sysfs",
-    use="Join on pci_address.",
+    source="sysfs, IFLA_VFINFO_LIST",
+    use="Join on pci_address. link_state enable keeps a VF up when its PF's cable is pulled: the pod will not notice.",
     peers="node_net_vf_info",
 )
 def vf_info(scene: Scene) -> Iterator[Series]:
     for (pf, index), vf in scene.vfs.items():
         numa = "" if vf.numa_node is None else str(vf.numa_node)
         rdma = vf.rdma.device if vf.rdma is not None else ""
-        yield (scene.link_name(pf), str(index), vf.pci_address, vf.driver or "", rdma, numa), 1
+        setup = (scene.text(pf, f"vf_{name}/{index}") for name in _VF_SETUP)
+        yield (scene.link_name(pf), str(index), vf.pci_address, vf.driver or "", rdma, numa, *setup), 1
 
 
 # --- the switch's side --------------------------------------------------------------------------------------

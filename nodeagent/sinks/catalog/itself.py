@@ -83,7 +83,7 @@ def resource_devices(view: View) -> Iterator[Series]:
     "source",
     help="1 while a source of facts cannot speak.",
     source="the agent",
-    use="What it last said stands; the log says why it is silent.",
+    use="What it last said stands; the log says why it is silent: alert NodeAgentSourceSilent.",
 )
 def source_silent(view: View) -> Iterator[Series]:
     for entry in view.snapshot.silent:

@@ -37,7 +37,7 @@ ADDRESSES_MAX = 3
 NAMED_MAX = 10
 """So many switches are named in the log for each round; the others are counted."""
 GAP_S = 30.0
-"""From the end of one round to the next at least, whatever becomes known meanwhile."""
+"""How often one looks, between two rounds, whether other switches have become known."""
 
 
 class Planned(Protocol):
@@ -86,7 +86,6 @@ class Switches:
         self._last: dict[str, Reading] = {}
         self._told: dict[str, tuple[str, ...]] | None = None
         self._seen: frozenset[str] = frozenset()
-        self._fresh = asyncio.Event()
         self.reads: Counter[str] = Counter()
         """By result: ``ok``, ``timeout``, ``refused``, ``unreachable``, ``other-switch``, ``no-lldp`` or ``failed``."""
         self.states: Counter[str] = Counter()
@@ -96,30 +95,23 @@ class Switches:
         self.rounds = 0
 
     async def run(self) -> None:
-        """Rounds, for ever; one comes early when a switch has become known that none has asked for."""
+        """Rounds, for ever; one comes early when a switch has become known that was not asked for."""
         while True:
             await self.round()
-            wait_s = self._way.interval_s * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
-            gap_s = min(GAP_S, wait_s)
-            await asyncio.sleep(gap_s)
-            try:
-                async with asyncio.timeout(wait_s - gap_s):
-                    await self._fresh.wait()
-            except TimeoutError:
-                pass
+            left_s = self._way.interval_s * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
+            while left_s > 0 and not self._unseen():
+                await asyncio.sleep(min(GAP_S, left_s))
+                left_s -= GAP_S
 
-    def glance(self) -> None:
-        """There is a new plan: ask soon if it knows of switches that have not been asked for."""
-        if {known.key for known in self._planned.switches()} - self._seen:
-            self._fresh.set()
+    def _unseen(self) -> bool:
+        return any(known.key not in self._seen for known in self._planned.switches()[:SWITCHES_MAX])
 
     async def round(self) -> None:
         """Ask everybody once, and tell the planner if it follows something new."""
         began = time.monotonic()
-        self._fresh.clear()
         leaves = {known.key: known for known in self._planned.switches()[:SWITCHES_MAX]}
         self._seen = frozenset(leaves)
-        secret = await asyncio.to_thread(secrets, self._way.credentials)
+        secret = secrets(self._way.credentials)  # a Secret's mount is memory: eight small reads block nobody
         asking = _Round(self, secret, self._last)
         await asking.ask(leaves.values())
         ups, above = uplinks(asking.heard(leaves), self._above, leaves.values())

@@ -6,6 +6,7 @@ end is ended here. A wrong community is met with silence by every agent, and can
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -55,11 +56,12 @@ class Snmp:
     async def read(self, address: str, secret: Secret) -> Reading:
         from gufo.snmp import SnmpAuthError, SnmpError  # noqa: PLC0415 - as above
 
+        until = asyncio.get_running_loop().time() + self.timeout_s
         try:
             session = self._session(address, secret)
             await _patient(session.refresh)
             own = await _patient(lambda: session.get_many(lldpmib.OWN))
-            columns = {oid: await _column(session, oid) for oid in lldpmib.COLUMNS}
+            columns = {oid: await _column(session, oid, until) for oid in lldpmib.COLUMNS}
         except TimeoutError:
             raise SwitchError(
                 f"{address} port {self.port} does not answer SNMP {self.version}: is it reached, may this address ask, "
@@ -128,8 +130,9 @@ class Snmp:
         )
 
 
-async def _column(session: SnmpSession, column: str) -> Column:
-    """A column of a table, by index."""
+async def _column(session: SnmpSession, column: str, until: float) -> Column:
+    """A column of a table, by index. The caller's deadline is kept here too: gufo-snmp waits by
+    ``asyncio.wait_for``, which may swallow a cancellation on Python 3.11."""
     found: dict[Index, Value] = {}
     rows = session.getbulk(column, REPETITIONS)
     while True:
@@ -145,6 +148,8 @@ async def _column(session: SnmpSession, column: str) -> Column:
                 f"the table {column} has no end: it repeats itself, or has more than {ROWS_MAX} rows"
             )
         found[index] = value
+        if asyncio.get_running_loop().time() > until:
+            raise TimeoutError
 
 
 async def _patient(ask: Callable[[], Awaitable[T]]) -> T:
