@@ -232,6 +232,29 @@ async def test_a_changed_configuration_is_taken_up_and_allocations_stay() -> Non
         assert n.kubelet.panics == []
 
 
+async def test_a_config_map_that_the_kubelet_swaps_is_taken_up() -> None:
+    """The file is a link to ..data/FILE, and ..data one to a folder; the kubelet renames a new ..data over it."""
+    async with node() as n:
+        config = n.configure("resourcePrefix: one.example\n")
+        file = n.config_file
+
+        def swap(name: str, text: str) -> None:
+            (file.parent / name).mkdir()
+            (file.parent / name / file.name).write_text(text)
+            (file.parent / "..data_tmp").symlink_to(name)
+            (file.parent / "..data_tmp").rename(file.parent / "..data")
+
+        text = file.read_text()
+        file.unlink()
+        swap("..2026_1", text)
+        file.symlink_to(f"..data/{file.name}")
+        await n.kubelet.start()
+        await n.start_agent(config)
+        await n.allocatable("one.example/gpu-mem", 158)
+        swap("..2026_2", text.replace("one.example", "two.example"))
+        await n.allocatable("two.example/gpu-mem", 158)
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
