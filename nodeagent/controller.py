@@ -176,9 +176,8 @@ class Controller:
                 labelled = await self.labels.label(outcome.relabel, label_s)
             if result.versions:
                 await self.cluster.caught_up(result.versions, self._place.catch_up_s)
-            wake_s = _left_s(outcome, None)
             again_s = await self.overlaps.mark(outcome.overlapping, self.cluster.hypernodes.objects)
-            wake_s = min((wait_s for wait_s in (wake_s, again_s) if wait_s is not None), default=None)
+            wake_s = min((one for one in (_left_s(outcome, None), again_s) if one is not None), default=None)
             if not (result.failed or result.left_out or labelled.failed):
                 backoff_s = RETRY_FIRST_S
                 if labelled.left_out:
@@ -282,10 +281,9 @@ class Controller:
             if self.progress.said.get(key) != text:
                 log.warning("The tree is not written as reported. %s", text)
                 kind, _, name = key.partition("/")
-                if kind == "overlap":
-                    await self.events.say("HyperNode", name, "ForeignHyperNode", text)
-                else:
-                    await self.events.say("Lease", LEASE, "BreakerOpen", text)
+                foreign = ("HyperNode", name, "ForeignHyperNode")
+                about = foreign if kind == "overlap" else ("Lease", LEASE, "BreakerOpen")
+                await self.events.say(*about, text)
         for key in self.progress.said.keys() - said.keys():
             log.info("What stood in the way of the tree is gone. what=%s", key)
         self.progress.said = said
