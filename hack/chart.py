@@ -60,6 +60,7 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
             "nodeConditions.enabled", write(build("node-conditions", kubectl))
         ),
         "templates/evictions.yaml": when("evictions.enabled", write(build("evictions", kubectl))),
+        "templates/marks.yaml": when("marks.enabled", write(build("marks", kubectl))),
         "templates/kueue.yaml": when("kueue.enabled", write(build("kueue", kubectl))),
     }
     if (DAEMONSET / "monitoring" / "kustomization.yaml").exists():

@@ -28,12 +28,12 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from nodeagent.config import host_port
 from nodeagent.config.fabric import FabricConfig
-from nodeagent.fabric import Outcome, Planner, Rules, obstacles
+from nodeagent.fabric import Outcome, Planner, Rules
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiError, Client
 from nodeagent.kube.lease import Lease, NotLeading, lead
@@ -90,7 +90,6 @@ class Progress:
     plan_s: float = 0.0
     suppressed: int = 0
     held: bool = False
-    said: dict[str, str] = field(default_factory=dict)
 
 
 class Controller:
@@ -119,7 +118,7 @@ class Controller:
         self.cluster = Cluster(self._reader, place.namespace, self.planner, rules.label_keys)
         self.hypernodes = HyperNodes(self._writer)
         self.labels = NodeLabels(self._writer)
-        self.events = FabricEvents(self._writer, place.namespace, place.identity)
+        self.events = FabricEvents(self._writer, place.namespace, place.identity, LEASE)
         self.marks = _marks(config, self._writer)
         self.overlaps = Overlaps(self._writer, on=config.overlap_condition)
         self.switches = _switches(config, self.planner, self.cluster.stir)
@@ -169,7 +168,8 @@ class Controller:
             outcome = self._plan(full=full)
             full = False
             result = await self._write(outcome)
-            await self._tell(outcome)
+            self.progress.held = outcome.breaker is not None
+            await self.events.tell(outcome)
             labelled = Labelled(left_out=len(outcome.relabel))
             if loop.time() >= self._alone_until:
                 label_s = min(_left_s(outcome, self._place.label_s), self._place.label_s)
@@ -272,21 +272,6 @@ class Controller:
                     await self.cluster.changed(revision)
             except TimeoutError:
                 return
-
-    async def _tell(self, outcome: Outcome) -> None:
-        """Say once what a person must decide: objects of others in our way, and a breaker that holds."""
-        said = obstacles(outcome)
-        self.progress.held = "breaker" in said
-        for key, text in said.items():
-            if self.progress.said.get(key) != text:
-                log.warning("The tree is not written as reported. %s", text)
-                kind, _, name = key.partition("/")
-                foreign = ("HyperNode", name, "ForeignHyperNode")
-                about = foreign if kind == "overlap" else ("Lease", LEASE, "BreakerOpen")
-                await self.events.say(*about, text)
-        for key in self.progress.said.keys() - said.keys():
-            log.info("What stood in the way of the tree is gone. what=%s", key)
-        self.progress.said = said
 
     # --- the web --------------------------------------------------------------------------------------------
 

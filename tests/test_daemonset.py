@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from nodeagent import __version__, cli, scan
 from nodeagent.config import Config, load
-from nodeagent.config.fabric import load_fabric
+from nodeagent.config.fabric import FabricConfig, load_fabric
 from nodeagent.controller import LEASE
 from nodeagent.offer import Offer
 from nodeagent.sim.kubelet import Kubelet, PodSpec
@@ -40,6 +40,7 @@ CONFIGS = {
     "kind": DAEMONSET / "overlays" / "kind" / "nodeagent.yaml",
     "node-conditions": DAEMONSET / "overlays" / "node-conditions" / "nodeagent.yaml",
     "evictions": DAEMONSET / "overlays" / "evictions" / "nodeagent.yaml",
+    "gpu-processes": DAEMONSET / "overlays" / "gpu-processes" / "nodeagent.yaml",
 }
 RESOURCES = {f"nvidia-dgx-h100/nic{rail}": 8 for rail in range(8)} | {"nvidia-dgx-h100/gpu-mem": 632}
 
@@ -154,6 +155,22 @@ def test_overlays_that_grant_more_ask_for_it_and_are_the_base_otherwise() -> Non
     assert not evictions.cluster.conditions
     for one in (marks, evictions):
         assert replace(one, cluster=config().cluster) == config()
+    processes = config("gpu-processes")
+    assert processes.gpu.health.processes
+    assert not config().gpu.health.processes
+    assert replace(processes, gpu=config().gpu) == config()
+
+
+def test_each_containers_memory_is_told_with_the_hosts_processes_and_only_then() -> None:
+    (spec,) = pod_specs(named(built("overlays/gpu-processes"), "DaemonSet", "nodeagent"))
+    (daemon,) = spec["containers"]
+    assert spec["hostPID"] is True
+    # /proc/net lies in it, and is the host's in the host's network namespace.
+    for path in ("/host/proc/17/cgroup", "/host/proc/net/route"):
+        mount = mount_of(daemon, path)
+        assert mount["readOnly"] is True
+        assert volume(spec, mount["name"])["hostPath"]["path"] == "/proc"
+    assert spec["hostNetwork"] is True
 
 
 async def test_the_pod_in_the_readme_asks_for_what_is_offered() -> None:
@@ -279,7 +296,7 @@ GRANTED_IN = {
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_no_container_has_more_rights_than_it_says(overlay: str) -> None:
     for spec in (spec for one in built(overlay) for spec in pod_specs(one)):
-        assert not spec.get("hostPID", False)
+        assert spec.get("hostPID", False) is (overlay == "overlays/gpu-processes")
         assert not spec.get("hostIPC", False)
         for container in (*spec.get("initContainers", ()), *spec["containers"]):
             context = spec["securityContext"] | container["securityContext"]
@@ -350,6 +367,36 @@ def test_the_controller_leads_by_the_lease_that_it_may_have() -> None:
     )
     (names,) = (rule["resourceNames"] for rule in role["rules"] if "resourceNames" in rule)
     assert names == [LEASE]
+
+
+def test_the_switches_credentials_are_where_they_are_looked_for_and_can_be_read() -> None:
+    """The kubelet gives a Secret's files to root and to the pod's fsGroup."""
+    (spec,) = pod_specs(named(built("overlays/controller"), "Deployment", "nodeagent-controller"))
+    (container,) = spec["containers"]
+    mount = mount_of(container, FabricConfig().switches.credentials)
+    assert mount["mountPath"] == FabricConfig().switches.credentials
+    assert mount["readOnly"] is True
+    secret = volume(spec, mount["name"])["secret"]
+    assert secret["optional"] is True
+    user, group = re.findall(r"^USER (\d+):(\d+)$", (ROOT / "Dockerfile").read_text(), re.M)[-1]
+    context = spec["securityContext"]
+    assert (context["runAsUser"], context["runAsGroup"], context["fsGroup"]) == (
+        int(user),
+        int(group),
+        int(group),
+    )
+    mode = secret["defaultMode"]
+    assert mode & 0o440 == 0o440
+    assert mode & 0o337 == 0, "nobody else reads a credential"
+
+
+def test_the_overlay_that_may_mark_asks_for_marks_and_no_other_does() -> None:
+    for overlay in OVERLAYS:
+        for one in of_kind(built(overlay), "ConfigMap"):
+            if "fabric.yaml" in one["data"]:
+                fabric = load_fabric(one["data"]["fabric.yaml"], name=overlay)
+                asked = (fabric.nodes.min_links_condition, fabric.nodes.min_links_taint)
+                assert asked == ((overlay == "overlays/marks"),) * 2
 
 
 @pytest.fixture

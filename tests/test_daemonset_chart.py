@@ -70,6 +70,10 @@ OVERLAYS: dict[str, dict[str, Any]] = {
         "nodeConditions": {"enabled": True},
         "config": text("overlays/node-conditions/nodeagent.yaml"),
     },
+    "overlays/marks": {
+        "controller": {"enabled": True, "fabric": text("overlays/marks/fabric.yaml")},
+        "marks": {"enabled": True},
+    },
     "overlays/prometheus-operator": {"controller": {"enabled": True}, "monitoring": {"enabled": True}},
     "overlays/node-pool": {
         "pools": {
@@ -126,7 +130,8 @@ def test_what_is_set_is_there_and_nothing_else_changes() -> None:
 
 
 def test_another_namespace_is_meant_throughout() -> None:
-    manifests = render({"controller": {"enabled": True}, "nodeConditions": {"enabled": True}}, "gpu-system")
+    on = ("controller", "nodeConditions", "marks")
+    manifests = render({one: {"enabled": True} for one in on}, "gpu-system")
     text = json.dumps(manifests)
     assert '"namespace": "nodeagent"' not in text
     assert "serviceaccount:nodeagent:" not in text

@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
-from nodeagent.config.fabric import FabricConfig
+from nodeagent.config.fabric import FabricConfig, load_fabric
 from nodeagent.controller import Controller, Place
 from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access
@@ -25,9 +26,10 @@ from nodeagent.sinks.affected import Offered
 from nodeagent.sinks.events import Events
 from nodeagent.sinks.evictions import Evictions
 from nodeagent.sinks.nodelinks import Report
+from nodeagent.sinks.nodemarks import CONDITION, TAINT
 from nodeagent.sinks.nodestate import Marks, NodeState
 from tests.admission import NODE, UID, Request, refusals
-from tests.manifests import Manifest, built, key, of_kind
+from tests.manifests import Manifest, built, key, named, of_kind
 from tests.test_controller import FIRST, RULES, SECOND, leaves, nodelinks, populate, tree
 from tests.test_nodelinks import RAILS, neighbor, snapshot
 
@@ -362,3 +364,66 @@ async def test_without_a_right_the_controller_says_which(
     caplog.set_level(logging.INFO)
     async with cluster(without(manifests, found[0], found[1], grant[0])) as server:
         await missed(server, controller_at_work(server), grant, caplog)
+
+
+# Marks
+
+
+async def marks_at_work(server: ApiServer) -> None:
+    """Who has lost its links is marked and, once they are back, free again; by the fabric file of the overlay, but
+    without its patience."""
+    held = named(built("overlays/marks"), "ConfigMap", "nodeagent-controller")["data"]["fabric.yaml"]
+    config = load_fabric(held, name="overlays/marks")
+    config = structs.replace(config, nodes=structs.replace(config.nodes, after_seconds=0.1))
+    rules = replace(RULES, min_links=config.min_links)
+    place = Place("nodeagent", "one", None, 0.02, 3.0, 2.0, 0.1)
+    access = Access(server.url, token=server.token(CONTROLLER))
+
+    def marks() -> tuple[bool, bool]:
+        node = server.one("nodes", FIRST[0]) or {}
+        conditions = node.get("status", {}).get("conditions") or ()
+        return any(one["type"] == CONDITION for one in conditions), TAINT in (
+            node.get("spec", {}).get("taints") or ()
+        )
+
+    server.put(nodelinks(FIRST[0], leaves(0), state="down"))
+    async with running(Controller(rules, access, place, config).run()):
+        await server.until(lambda: marks() == (True, True))
+        server.put(nodelinks(FIRST[0], leaves(0)))
+        await server.until(lambda: marks() == (False, False))
+
+
+MARKS_GRANTS = [("get", "", "nodes"), ("patch", "", "nodes/status")]
+
+
+async def test_marks_take_the_two_rights_that_they_are_shipped_with() -> None:
+    manifests = built("overlays/marks")
+    asked: set[Grant] = set()
+    async with asyncio.timeout(PATIENCE_S), cluster(manifests) as server:
+        await marks_at_work(server)
+        assert not [seen for seen in server.requests if seen.status == 403]
+        asked = {granted(seen) for seen in server.requests}
+    assert asked >= set(MARKS_GRANTS)
+    assert sorted(CONTROLLER_GRANTS + MARKS_GRANTS) == allowed(manifests, CONTROLLER)
+
+
+@pytest.mark.parametrize("grant", MARKS_GRANTS, ids="-".join)
+async def test_without_a_right_to_mark_the_controller_says_which(
+    grant: Grant, caplog: pytest.LogCaptureFixture
+) -> None:
+    manifests = built("overlays/marks")
+    (found,) = (one for one in grants(manifests, CONTROLLER) if one[2] == grant)
+    caplog.set_level(logging.INFO)
+    async with cluster(without(manifests, found[0], found[1], grant[0])) as server:
+        await missed(server, marks_at_work(server), grant, caplog)
+
+
+async def test_without_the_part_no_node_is_marked_and_the_tree_is_made(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with cluster(built("overlays/controller")) as server:
+        await missed(server, marks_at_work(server), MARKS_GRANTS[0], caplog)
+        assert not any(
+            "status" in node or node.get("spec", {}).get("taints") for node in server.objects("nodes")
+        )
