@@ -176,9 +176,8 @@ class Controller:
                 labelled = await self.labels.label(outcome.relabel, label_s)
             if result.versions:
                 await self.cluster.caught_up(result.versions, self._place.catch_up_s)
-            wake_s = _left_s(outcome, None)
             again_s = await self.overlaps.mark(outcome.overlapping, self.cluster.hypernodes.objects)
-            wake_s = min((wait_s for wait_s in (wake_s, again_s) if wait_s is not None), default=None)
+            wake_s = min((one for one in (_left_s(outcome, None), again_s) if one is not None), default=None)
             if not (result.failed or result.left_out or labelled.failed):
                 backoff_s = RETRY_FIRST_S
                 if labelled.left_out:
