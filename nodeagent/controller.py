@@ -34,6 +34,7 @@ from typing import TypeVar
 from nodeagent.config import host_port
 from nodeagent.config.fabric import FabricConfig
 from nodeagent.fabric import Outcome, Planner, Rules
+from nodeagent.fabric.outcome import obstacles
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiError, Client
 from nodeagent.kube.lease import Lease, NotLeading, lead
@@ -42,6 +43,7 @@ from nodeagent.sinks.fabricmetrics import FabricMetrics, page
 from nodeagent.sinks.hypernodes import HyperNodes, Result
 from nodeagent.sinks.nodelabels import Labelled, NodeLabels
 from nodeagent.sinks.nodemarks import Marks, NodeMarks
+from nodeagent.sinks.overlaps import Overlaps
 from nodeagent.sinks.web import Page, Web
 from nodeagent.sources.cluster import Cluster
 from nodeagent.sources.switches import Asker, Switches, Way
@@ -120,6 +122,7 @@ class Controller:
         self.labels = NodeLabels(self._writer)
         self.events = FabricEvents(self._writer, place.namespace, place.identity)
         self.marks = _marks(config, self._writer)
+        self.overlaps = Overlaps(self._writer) if config.overlap_condition else None
         self.switches = _switches(config, self.planner, self.cluster.stir)
         self._planned = asyncio.Event()
         self._alone_until = float("-inf")
@@ -145,6 +148,8 @@ class Controller:
         # What was read lives as long as this process, and is not looked through for garbage.
         gc.freeze()
         self._planned.clear()
+        if self.overlaps is not None:
+            self.overlaps.forget()
         beside = {"switches": self._ask_switches, "marks": self._mark}
         tasks = [asyncio.create_task(keep(name, job), name=name) for name, job in beside.items()]
         try:
@@ -156,6 +161,8 @@ class Controller:
                 for task in pending:
                     task.cancel()
                 _, pending = await asyncio.wait(pending, timeout=1.0)
+            # Whoever leads now shows the tree; two would double every sum.
+            self.progress.outcome, self.progress.held = None, False
 
     async def _work(self) -> None:
         backoff_s, full, loop = RETRY_FIRST_S, True, asyncio.get_running_loop()
@@ -172,6 +179,10 @@ class Controller:
             if result.versions:
                 await self.cluster.caught_up(result.versions, self._place.catch_up_s)
             wake_s = _left_s(outcome, None)
+            if self.overlaps is not None:
+                again_s = await self.overlaps.mark(outcome.overlapping, self.cluster.hypernodes.objects)
+                if again_s is not None:
+                    wake_s = again_s if wake_s is None else min(wake_s, again_s)
             if not (result.failed or result.left_out or labelled.failed):
                 backoff_s = RETRY_FIRST_S
                 if labelled.left_out:
@@ -269,19 +280,7 @@ class Controller:
 
     async def _tell(self, outcome: Outcome) -> None:
         """Say once what a person must decide: objects of others in our way, and a breaker that holds."""
-        said: dict[str, str] = {}
-        for overlap in outcome.overlaps:
-            members = ", ".join(overlap.members[:5]) + (", …" if len(overlap.members) > 5 else "")
-            said[f"overlap/{overlap.name}"] = (
-                f"HyperNode {overlap.name} of {overlap.source or 'somebody without a source label'} holds {members}, "
-                "which nodeagent has placed too; remove one of the two sources, or set `foreign` to yield or own"
-            )
-        if (held := outcome.breaker) is not None:
-            said["breaker"] = (
-                f"{held.moves} of {held.placed} nodes would move and {held.deletes} of {held.hypernodes} HyperNodes be "
-                "deleted at once; nothing is written until it has stood. Is a switch renamed, or a part of the "
-                "cluster without reports?"
-            )
+        said = obstacles(outcome)
         self.progress.held = "breaker" in said
         for key, text in said.items():
             if self.progress.said.get(key) != text:

@@ -190,3 +190,15 @@ async def test_a_list_that_begins_again_leaves_no_word_of_the_first_attempt():
             server.put(nodelinks("node-0000", leaves(0)))
             server.remove("nodelinks", "node-0500", "nodeagent")
             await until(lambda: told.rails["node-0000"] == 2 and told.rails["node-0500"] is None)
+
+
+async def test_who_leads_no_more_shows_no_tree():
+    """Two replicas that both count placed nodes and anomalies would double every sum."""
+    async with cluster() as server, quick(server) as controller:
+        await until(lambda: controller.progress.outcome)
+        lease = server.one("leases", "nodeagent-controller", "nodeagent")
+        assert lease is not None
+        lease["spec"] |= {"holderIdentity": "another", "leaseDurationSeconds": 3600}
+        server.put(lease)
+        await until(lambda: not controller.lease.leading)
+        await until(lambda: controller.progress.outcome is None)

@@ -19,6 +19,7 @@ from nodeagent.sources.verdicts import ROOM, Verdicts
 from tests.judged import Bench, link, pf, terms
 
 LINK, DRIVER, MODES, MODULE = Source.LINK, Source.DRIVER, Source.MODES, Source.MODULE
+KERNEL = Source.KERNEL
 
 
 def restarted(bench: Bench) -> Bench:
@@ -62,6 +63,19 @@ def test_a_damped_link_is_not_given_back_before_its_losses_are_known() -> None:
     assert after.health().allocatable is False
     after.sample(LINK, at=2203, carrier=1, carrier_down=6)
     assert after.health().allocatable is False
+
+
+def test_firmware_that_died_before_a_restart_is_not_sound_after_it() -> None:
+    bench = Bench(2).look()
+    for at, lines in ((1000, 0), (1060, 1)):
+        bench.take(KERNEL, {"kernel_events/unrecoverable": lines}, at=at)
+    assert bench.reasons() == ["firmware_fatal"]
+    after = restarted(bench).look(at=1070)
+    for at in range(1080, 1080 + 600, 60):
+        after.take(KERNEL, {"kernel_events/unrecoverable": 1}, at=at)
+        assert after.reasons() == ["firmware_fatal"], "the log must have been quiet for the window"
+    after.take(KERNEL, {"kernel_events/unrecoverable": 1}, at=1680)
+    assert after.wait(60).reasons() == []
 
 
 # --- a state file that cannot be so ------------------------------------------------------------------------
@@ -149,6 +163,18 @@ def test_ipoib_without_carrier_is_no_port_that_is_down() -> None:
     assert bench.reasons() == []
 
 
+def test_a_default_route_that_comes_and_goes_gives_nothing_back() -> None:
+    bench = Bench(4).look().set(1, at=1000, speed_mbps=200_000).wait(11)
+    assert bench.allocatable() == [False, True, True, True]
+    assert bench.set(1, at=1020, default_route=True).reasons() == ["speed_reduced"]
+    bench.set(1, at=1030, speed_mbps=400_000)
+    assert bench.wait(59).health().allocatable is False
+    assert bench.wait(1).health().allocatable is True
+    assert bench.set(1, speed_mbps=200_000).wait(60).reasons() == [], (
+        "and the way to the world is judged no more"
+    )
+
+
 # --- counters ----------------------------------------------------------------------------------------------
 
 
@@ -210,3 +236,46 @@ def test_whatever_a_source_says_there_is_a_verdict(
     for source, values, pause in told:
         bench.wait(pause).take(source, values)
         bench.explained()
+
+
+class Asked(Bench):
+    """Every rule is asked at every moment."""
+
+    def wait(self, seconds: float) -> Bench:
+        self._stir()
+        until = self.now + seconds
+        while (due := self.engine.due()) is not None and due <= until:
+            self.judged = self.engine.judge(due)
+            self._stir()
+        return super().wait(seconds)
+
+    def _stir(self) -> None:
+        for one in self.engine.pfs.values():
+            one.stirred = True
+
+
+_PAUSES = st.sampled_from([0.01, 1.0, 5.0, 15.0, 60.0, 700.0])
+_HAPPENS = st.tuples(
+    _PAUSES,
+    st.integers(1, 3),
+    st.sampled_from(["up", "down", *sorted(Source)]),
+    st.dictionaries(
+        st.sampled_from(_NAMES), st.sampled_from([0.0, 1, 1e-7, 1e-3, 10, 1e6, 4e5, 1e12]), max_size=8
+    ),
+)
+
+
+@given(st.lists(_HAPPENS, max_size=40))
+def test_the_rules_that_need_not_be_asked_would_have_said_nothing_new(
+    history: list[tuple[float, int, str, dict[str, float]]],
+) -> None:
+    benches = (Bench(3).look(), Asked(3).look())
+    for pause, number, what, values in history:
+        for bench in benches:
+            bench.now += pause
+            if what in ("up", "down"):
+                bench.up(number) if what == "up" else bench.down(number)
+            else:
+                bench.take(Source(what), values, number)
+        sparing, asked = ([(one.health, one.pci_address) for one in bench.judged] for bench in benches)
+        assert sparing == asked

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from nodeagent.config.fabric import load_fabric
+from nodeagent.config.fabric import FabricConfig, load_fabric
 from nodeagent.controller import Controller, Place
 from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access
@@ -306,7 +306,8 @@ async def controller_at_work(server: ApiServer) -> None:
     """A tree is made, a node moves, a unit goes, and somebody else's HyperNode stands in the way."""
     token = server.token(CONTROLLER)
     place = Place("nodeagent", "one", None, 0.02, 3.0, 2.0, 0.1)
-    async with running(Controller(RULES, Access(server.url, token=token), place).run()):
+    config = FabricConfig(overlap_condition=True)
+    async with running(Controller(RULES, Access(server.url, token=token), place, config).run()):
         await server.until(lambda: len(tree(server)) == 2)
         await server.until(lambda: all(labeled(server, node) for node in FIRST + SECOND))
         server.put(nodelinks(FIRST[3], leaves(1)))
@@ -316,6 +317,7 @@ async def controller_at_work(server: ApiServer) -> None:
         await server.until(lambda: [len(members) for members in tree(server).values()] == [4])
         server.put(foreign(FIRST[0]))
         await server.until(lambda: server.objects("events"))
+        await server.until(lambda: any("status" in one for one in server.objects("hypernodes")))
 
 
 def labeled(server: ApiServer, node: str) -> bool:
@@ -347,6 +349,7 @@ CONTROLLER_GRANTS = [
     *((verb, "coordination.k8s.io", "leases") for verb in ("create", "get", "patch")),
     *((verb, "", "nodes") for verb in ("list", "watch", "patch")),
     *((verb, "topology.volcano.sh", "hypernodes") for verb in ("list", "watch", "create", "patch", "delete")),
+    ("patch", "topology.volcano.sh", "hypernodes/status"),
     ("create", "", "events"),
 ]
 
@@ -379,9 +382,8 @@ async def marks_at_work(server: ApiServer) -> None:
     def marks() -> tuple[bool, bool]:
         node = server.one("nodes", FIRST[0]) or {}
         conditions = node.get("status", {}).get("conditions") or ()
-        return any(one["type"] == CONDITION for one in conditions), TAINT in (
-            node.get("spec", {}).get("taints") or ()
-        )
+        taints = node.get("spec", {}).get("taints") or ()
+        return any(one["type"] == CONDITION for one in conditions), TAINT in taints
 
     server.put(nodelinks(FIRST[0], leaves(0), state="down"))
     async with running(Controller(rules, access, place, config).run()):
@@ -395,7 +397,6 @@ MARKS_GRANTS = [("get", "", "nodes"), ("patch", "", "nodes/status")]
 
 async def test_marks_take_the_two_rights_that_they_are_shipped_with() -> None:
     manifests = built("overlays/marks")
-    asked: set[Grant] = set()
     async with asyncio.timeout(PATIENCE_S), cluster(manifests) as server:
         await marks_at_work(server)
         assert not [seen for seen in server.requests if seen.status == 403]

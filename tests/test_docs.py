@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import yaml
 
 from nodeagent import cli
 from nodeagent.config import load
-from tests.manifests import DAEMONSET, ROOT
+from tests.manifests import DAEMONSET, ROOT, parsed, pod_specs
 
 PAGES = sorted(
     [
@@ -55,6 +56,22 @@ def test_every_configuration_in_the_migration_notes_is_good() -> None:
         head = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
         assert load(head + block, name="migration.md").resources
         assert yaml.safe_load(block)["resourcePrefix"]
+
+
+@pytest.mark.needs("kubectl")
+@pytest.mark.parametrize("page", ["README.md", "docs/install.md"])
+def test_what_it_says_to_apply_runs_the_image_that_it_says_to_push(page: str) -> None:
+    text = (ROOT / page).read_text()
+    (pushed,) = set(re.findall(r"docker push (\S+)", text))
+    (line,) = set(re.findall(r"^(kubectl kustomize .*) \| kubectl apply -f -$", text, re.M))
+    done = subprocess.run(["sh", "-ec", line], cwd=ROOT, capture_output=True, text=True, check=True)
+    images = {
+        one["image"]
+        for spec in (spec for manifest in parsed(done.stdout) for spec in pod_specs(manifest))
+        for one in (*spec.get("initContainers", ()), *spec["containers"])
+    }
+    assert images == {pushed}
+    assert f"--set image.repository={pushed.rpartition(':')[0]}" in text
 
 
 def test_every_overlay_is_spoken_of() -> None:

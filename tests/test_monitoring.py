@@ -100,7 +100,7 @@ def test_rules_and_panels_ask_for_metrics_that_exist() -> None:
 def shared() -> str:
     """What a node tells where two pods share a GPU and one of them has a VF."""
     snapshot = sick(facts()[0])
-    vf, slices = snapshot.holdings or ()
+    vf, *_, slices = snapshot.holdings or ()
     gpu = snapshot.gpus[0].uuid
     other = Holding("serve", "chat-0", "main", slices.resource, (f"{gpu}::30", f"{gpu}::31"))
     return page(view(replace(snapshot, holdings=(vf, slices, other))))

@@ -202,6 +202,13 @@ class FabricConfig(Settings, frozen=True, kw_only=True):
             "or write all the same. Theirs are never touched."
         ),
     ] = "refuse"
+    overlap_condition: Annotated[
+        bool,
+        setting(
+            "Where foreign refuses: also mark our HyperNodes that overlap by a condition Overlap. Volcano up to 1.15.1 "
+            "rebuilds a part of its tree at each such write, which is made when an overlap comes or goes."
+        ),
+    ] = False
 
 
 @functools.cache

@@ -186,7 +186,9 @@ class _Asking:
         return roles, tuple(denied)
 
     async def _allowed(self, role: Role, demand: Demand, verb: str, *, mine: bool) -> bool:
-        attributes = {"group": demand.group, "resource": demand.resource, "verb": verb}
+        resource, _, part = demand.resource.partition("/")
+        attributes = {"group": demand.group, "resource": resource, "verb": verb}
+        attributes |= {"subresource": part} if part else {}
         attributes |= {"namespace": self._namespace} if demand.own else {}
         attributes |= {"name": demand.name} if demand.name else {}
         spec: Json = {"resourceAttributes": attributes}

@@ -16,7 +16,8 @@ LEASE = "nodeagent-controller"
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """``own``: in the namespace of nodeagent alone. ``name``: of that one object. ``wanted`` says what for."""
+    """``resource`` may name a part of one (``hypernodes/status``). ``own``: in the namespace of nodeagent alone.
+    ``name``: of that one object. ``wanted`` says what for."""
 
     group: str
     resource: str
@@ -26,7 +27,8 @@ class Demand:
     name: str = ""
 
     def sentence(self, verb: str) -> str:
-        whole = f"{self.resource}.{self.group}" if self.group else self.resource
+        resource, slash, part = self.resource.partition("/")
+        whole = (f"{resource}.{self.group}" if self.group else resource) + slash + part
         return f"{verb} {whole}{f' {self.name}' if self.name else ''}"
 
 
@@ -54,6 +56,7 @@ DEMANDS: dict[Role, tuple[Demand, ...]] = {
             ("list", "watch", "create", "patch", "delete"),
             "to write the tree that Volcano schedules by",
         ),
+        Demand("topology.volcano.sh", "hypernodes/status", ("patch",), "to mark HyperNodes that overlap"),
         Demand("", "events", ("create",), "to say why it holds back"),
     ),
 }

@@ -140,6 +140,7 @@ class Answer:
             unplaced=self._all_unplaced(trimmed),
             writes=self._writes(overlaps, rules),
             overlaps=overlaps,
+            overlapping=_overlapping(self._told.own, overlaps),
             below_min_links=tuple(sorted(node for node in self._told.poor if self._told.exists(node))),
             breaker=next((one for one in breakers if one is not None), None),
             waiting=len(seating.pending) + sum(len(one.pending) for one in tower.seatings.values()),
@@ -189,6 +190,23 @@ class Answer:
                 relabel.discard(node)
             else:
                 relabel.add(node)
+
+
+def _overlapping(
+    published: Mapping[str, HyperNode], overlaps: tuple[Overlap, ...]
+) -> dict[str, tuple[str, ...]]:
+    """Which of ours have to do with which of theirs."""
+    holders: dict[str, list[str]] = {}
+    for overlap in overlaps:
+        for member in overlap.members:
+            holders.setdefault(member, []).append(overlap.name)
+    if not holders:
+        return {}
+    found = {
+        name: {other for member in (name, *one.nodes) for other in holders.get(member, ())}
+        for name, one in published.items()
+    }
+    return {name: tuple(sorted(others)) for name, others in sorted(found.items()) if others}
 
 
 class NodeLabels(Mapping[str, Mapping[str, str]]):

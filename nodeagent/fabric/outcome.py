@@ -10,7 +10,7 @@ one, use that), so that a stale planner is refused by the API server instead of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
@@ -91,7 +91,8 @@ class Outcome:
     ``hypernodes`` are by tier and name, ``labels`` every placed node's. ``relabel`` is what must be
     patched on Nodes whose labels were handed in (``None`` takes a label away). ``next_at`` is when time
     alone will change the answer: plan again then, if nothing wakes you before. ``waiting`` counts moves
-    that have not stood long enough.
+    that have not stood long enough. ``overlapping``: which HyperNodes of others hold something of one of ours that
+    is published.
     """
 
     hypernodes: tuple[HyperNode, ...]
@@ -101,8 +102,27 @@ class Outcome:
     unplaced: tuple[Unplaced, ...]
     writes: tuple[Write, ...]
     overlaps: tuple[Overlap, ...] = ()
+    overlapping: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     below_min_links: tuple[str, ...] = ()
     breaker: Breaker | None = None
     waiting: int = 0
     placed: int = 0
     next_at: float | None = None
+
+
+def obstacles(outcome: Outcome) -> dict[str, str]:
+    """What stands in the way of the tree, for a person to decide: ``overlap/NAME`` and ``breaker``, in sentences."""
+    said: dict[str, str] = {}
+    for overlap in outcome.overlaps:
+        members = ", ".join(overlap.members[:5]) + (", …" if len(overlap.members) > 5 else "")
+        said[f"overlap/{overlap.name}"] = (
+            f"HyperNode {overlap.name} of {overlap.source or 'somebody without a source label'} holds {members}, "
+            "which nodeagent has placed too; remove one of the two sources, or set `foreign` to yield or own"
+        )
+    if (held := outcome.breaker) is not None:
+        said["breaker"] = (
+            f"{held.moves} of {held.placed} nodes would move and {held.deletes} of {held.hypernodes} HyperNodes be "
+            "deleted at once; nothing is written until it has stood. Is a switch renamed, or a part of the "
+            "cluster without reports?"
+        )
+    return said

@@ -114,6 +114,11 @@ class Engine:
     def _damping(self) -> Rule:
         return next(rule for rule in self.terms.rules if rule.key == "flapping")
 
+    @property
+    def news(self) -> bool:
+        """Whether samples that were not judged yet may change a verdict. Time is ``due``'s."""
+        return any(pf.stirred or pf.history.changed or pf.history.counted for pf in self.pfs.values())
+
     def roles(self, roles: Mapping[str, str]) -> None:
         """PFs of one role are compared with each other: by PCI address, any word."""
         self.role_of = roles

@@ -24,8 +24,8 @@ from nodeagent.health.samples import DATA, Sample, Source
 _STEPS = 32
 _CARELESS_FROM = 100.0
 """Of what counted less, a half may as well be what happened since a reset."""
-_SETTLED = 3
-"""Samples, after which a counter that stands tells the same of each window."""
+_SETTLED = 2
+"""Further samples, after which a counter that stands tells the same of each window."""
 STALE_GAPS = 5
 """A source is silent after this many of its own periods …"""
 STALE_MIN_S = 30.0
@@ -46,6 +46,7 @@ class Counter:
         self.source = source
         self.total = 0.0
         self.window_s = window_s
+        self._takes = 0
         self._ats = [at]
         self._totals = [0.0]
 
@@ -56,6 +57,7 @@ class Counter:
             raw, added = self.raw, 0.0
         self.raw = raw
         self.total += added
+        self._takes += 1
         ats, totals = self._ats, self._totals
         if len(ats) > 1 and at - ats[-2] < self.window_s / _STEPS:
             ats[-1], totals[-1] = at, self.total
@@ -69,7 +71,7 @@ class Counter:
     @property
     def moves(self) -> bool:
         """Whether any window may tell another number than at the last sample."""
-        return self._totals[0] != self.total or len(self._ats) < _SETTLED
+        return self._totals[0] != self.total or self._takes < _SETTLED
 
     def over(self, window_s: float) -> tuple[float, float]:
         """What was added in the last ``window_s`` before the last sample, and in how many seconds.

@@ -289,7 +289,9 @@ class Pf:
             return True
         if key in STRUCTURAL:
             return self.watched or (self.once_up and not self.unused)
-        return self.watched
+        # What stood when it became the way to the world stands until it clears: routes come and go.
+        stands = self.default_route and not self.unused and key in self.holds and self.holds[key].active
+        return self.watched or stands
 
     def active(self, rules: Sequence[Rule]) -> list[tuple[Rule, Hold]]:
         """What stands against it, the gravest first."""

@@ -65,6 +65,8 @@ def firmware_fatal(seen: Seen) -> Measured | None:
     if told.get("fw_fatal") and lines:
         witnesses = by(Source.DEVLINK.value, Source.KERNEL.value)
     bad = bool(told.get("fw_fatal")) or lines > 0
+    if not bad and "fw_fatal" not in told and max(seconds for _, seconds in events.values()) < seen.window_s:
+        return None  # only the log would know, and since a restart it has not been heard for so long
     return yes(bad, "the firmware reports a fatal error", "no fatal error", witnesses)
 
 

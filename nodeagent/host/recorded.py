@@ -86,13 +86,15 @@ class Recorded:
         self._path = Path(root) / PATH.lstrip("/")
         self._watch: int | None = None
         self._told = 0
+        self._looked = False
+        """At the file since it is watched."""
         self._loaded: tuple[bytes, _Recording] | None = None
 
     def open(self) -> None:
         recording = self._load()
         recording.fail("init")
         self.close()
-        self._watch = _watch(self._path.parent)
+        self._watch, self._looked = _watch(self._path.parent), False
         self._told = recording.newest()
 
     def close(self) -> None:
@@ -145,9 +147,11 @@ class Recorded:
         until = time.monotonic() + timeout_s
         changed = False
         while True:
-            events = self._events()
-            if events:
-                return events
+            if changed or not self._looked:
+                events = self._events()
+                self._looked = True
+                if events:
+                    return events
             if changed:
                 return (GpuEvent(None, None),)
             left = until - time.monotonic()

@@ -112,7 +112,7 @@ class Verdicts:
     def samples(self, samples: Iterable[Sample]) -> None:
         if self.engine.samples(samples):
             self._rejudge()
-        elif self._gathered_at is None:
+        elif self._gathered_at is None and self.engine.news:
             self._gathered_at = self._clock() + GATHER_S
             self._asked.set()
 
