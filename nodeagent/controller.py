@@ -28,13 +28,12 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from nodeagent.config import host_port
 from nodeagent.config.fabric import FabricConfig
 from nodeagent.fabric import Outcome, Planner, Rules
-from nodeagent.fabric.outcome import obstacles
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiError, Client
 from nodeagent.kube.lease import Lease, NotLeading, lead
@@ -91,7 +90,6 @@ class Progress:
     plan_s: float = 0.0
     suppressed: int = 0
     held: bool = False
-    said: dict[str, str] = field(default_factory=dict)
 
 
 class Controller:
@@ -120,9 +118,9 @@ class Controller:
         self.cluster = Cluster(self._reader, place.namespace, self.planner, rules.label_keys)
         self.hypernodes = HyperNodes(self._writer)
         self.labels = NodeLabels(self._writer)
-        self.events = FabricEvents(self._writer, place.namespace, place.identity)
+        self.events = FabricEvents(self._writer, place.namespace, place.identity, LEASE)
         self.marks = _marks(config, self._writer)
-        self.overlaps = Overlaps(self._writer) if config.overlap_condition else None
+        self.overlaps = Overlaps(self._writer, on=config.overlap_condition)
         self.switches = _switches(config, self.planner, self.cluster.stir)
         self._planned = asyncio.Event()
         self._alone_until = float("-inf")
@@ -148,8 +146,7 @@ class Controller:
         # What was read lives as long as this process, and is not looked through for garbage.
         gc.freeze()
         self._planned.clear()
-        if self.overlaps is not None:
-            self.overlaps.forget()
+        self.overlaps.forget()
         beside = {"switches": self._ask_switches, "marks": self._mark}
         tasks = [asyncio.create_task(keep(name, job), name=name) for name, job in beside.items()]
         try:
@@ -171,7 +168,8 @@ class Controller:
             outcome = self._plan(full=full)
             full = False
             result = await self._write(outcome)
-            await self._tell(outcome)
+            self.progress.held = outcome.breaker is not None
+            await self.events.tell(outcome)
             labelled = Labelled(left_out=len(outcome.relabel))
             if loop.time() >= self._alone_until:
                 label_s = min(_left_s(outcome, self._place.label_s), self._place.label_s)
@@ -179,10 +177,8 @@ class Controller:
             if result.versions:
                 await self.cluster.caught_up(result.versions, self._place.catch_up_s)
             wake_s = _left_s(outcome, None)
-            if self.overlaps is not None:
-                again_s = await self.overlaps.mark(outcome.overlapping, self.cluster.hypernodes.objects)
-                if again_s is not None:
-                    wake_s = again_s if wake_s is None else min(wake_s, again_s)
+            again_s = await self.overlaps.mark(outcome.overlapping, self.cluster.hypernodes.objects)
+            wake_s = min((wait_s for wait_s in (wake_s, again_s) if wait_s is not None), default=None)
             if not (result.failed or result.left_out or labelled.failed):
                 backoff_s = RETRY_FIRST_S
                 if labelled.left_out:
@@ -277,22 +273,6 @@ class Controller:
                     await self.cluster.changed(revision)
             except TimeoutError:
                 return
-
-    async def _tell(self, outcome: Outcome) -> None:
-        """Say once what a person must decide: objects of others in our way, and a breaker that holds."""
-        said = obstacles(outcome)
-        self.progress.held = "breaker" in said
-        for key, text in said.items():
-            if self.progress.said.get(key) != text:
-                log.warning("The tree is not written as reported. %s", text)
-                kind, _, name = key.partition("/")
-                if kind == "overlap":
-                    await self.events.say("HyperNode", name, "ForeignHyperNode", text)
-                else:
-                    await self.events.say("Lease", LEASE, "BreakerOpen", text)
-        for key in self.progress.said.keys() - said.keys():
-            log.info("What stood in the way of the tree is gone. what=%s", key)
-        self.progress.said = said
 
     # --- the web --------------------------------------------------------------------------------------------
 

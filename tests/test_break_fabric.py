@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 from nodeagent.controller import Controller, Place
 from nodeagent.fabric import NodeLinks, Rules
+from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import Client
+from nodeagent.model import Identifier
 from nodeagent.sim.apiserver import ApiServer
+from nodeagent.sinks.nodelinks import Report
 from nodeagent.sources.cluster import Cluster as Copies
 from tests.test_controller import FIRST, RULES, SECOND, cluster, groups, leaves, nodelinks, running, until
+from tests.test_nodelinks import RAILS, crd, neighbor, snapshot
 from tests.volcano import Tree
 
 
@@ -202,3 +206,91 @@ async def test_who_leads_no_more_shows_no_tree():
         server.put(lease)
         await until(lambda: not controller.lease.leading)
         await until(lambda: controller.progress.outcome is None)
+
+
+class Agents:
+    """The sinks of real agents, one for each node, which state what the test has them hear."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self._server = server
+        self._running: list[tuple[asyncio.Task[None], Client]] = []
+        self._inventories: dict[str, Inventory] = {}
+        self._heard: dict[str, tuple[int, dict[str, Any]]] = {}
+        self.sinks: list[Report] = []
+
+    def start(self, names: Iterable[str]) -> None:
+        for name in names:
+            inventory = self._inventories[name] = Inventory()
+            client = Client(Access(self._server.url, token=self._server.token()))
+            sink = Report(client, inventory, name, "nodeagent", lambda _: RAILS, jitter_s=0.1, gather_s=0.05,
+                          gap_s=0.1, patience_s=2.0)  # fmt: skip
+            self._running.append((asyncio.create_task(sink.run()), client))
+            self.sinks.append(sink)
+            inventory.state("pci", functions=snapshot(count=2).functions, links=snapshot(count=2).links)
+
+    def hear(self, names: Iterable[str], unit: int, **fields: Any) -> None:
+        for name in names:
+            said = [
+                neighbor(
+                    rail, f"Ethernet{name[-2:]}", f"su{unit}-leaf{rail}",
+                    chassis_id=Identifier("mac", f"02:aa:00:00:{unit:02x}:{rail:02x}"), **fields,
+                )
+                for rail in range(2)
+            ]  # fmt: skip
+            self._inventories[name].state("lldp", neighbors=tuple(said))
+
+    @property
+    def writes(self) -> int:
+        return sum(sink.writes for sink in self.sinks)
+
+    async def stop(self) -> None:
+        """SIGKILL: nothing is said any more."""
+        for task, client in self._running:
+            task.cancel()
+            await asyncio.wait((task,))
+            await client.close()
+        self._running, self.sinks = [], []
+
+
+async def test_real_agents_that_fall_silent_restart_and_move_one_node():
+    """LLDP is lost everywhere, every agent starts again, a switch reboots: nothing. One node moves: two writes."""
+    server = await ApiServer().start()
+    judge, agents = Judge(server), Agents(server)
+    try:
+        server.put(crd())
+        for name in FIRST + SECOND:
+            node(server, name)
+        agents.start(FIRST + SECOND)
+        agents.hear(FIRST, 0)
+        agents.hear(SECOND, 1)
+        await until(lambda: len(server.objects("nodelinks")) == 8)
+        async with quick(server) as controller:
+            await until(lambda: groups(server) == [FIRST, SECOND])
+            await until(lambda: controller.labels.writes["ok"] == 8)
+            agents.hear(FIRST, 0, stale=True)
+            agents.hear(SECOND, 1, stale=True)
+            await until(lambda: agents.writes >= 16)
+            await agents.stop()
+            agents.start(FIRST + SECOND)
+            agents.hear(FIRST, 0)
+            agents.hear(SECOND, 1)
+            await until(lambda: all(not stale(server, name) for name in FIRST + SECOND))
+            revision = controller.cluster.revision
+            await agents.stop()
+            agents.start(FIRST + SECOND)
+            agents.hear(SECOND, 1)
+            agents.hear(FIRST, 0)
+            agents.hear(FIRST[:1], 1)
+            await until(lambda: groups(server) == [["node-00", *SECOND], FIRST[1:]])
+            await until(lambda: controller.labels.writes["ok"] == 9)
+            assert controller.cluster.revision > revision
+            assert controller.hypernodes.writes == {("create", "ok"): 2, ("update", "ok"): 2}
+            assert not judge.broken
+    finally:
+        await agents.stop()
+        await server.stop()
+
+
+def stale(server: ApiServer, name: str) -> bool:
+    found = server.one("nodelinks", name, "nodeagent")
+    return found is None or any(one["neighbor"].get("stale") for one in found["links"])

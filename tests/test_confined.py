@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -166,3 +167,23 @@ async def test_the_init_container_is_content_with_what_it_is_granted(base: Path,
         assert await process.wait() == 0, log
     assert log
     assert not [one for one in log if REFUSED.search(one)]
+
+
+async def test_the_doctor_in_the_pod_complains_of_nothing_that_the_manifest_leaves_out(
+    base: Path, host: Path
+) -> None:
+    """As docs/install.md has it run: what the container itself can tell is not missed below --root."""
+    (spec,) = pod_specs(named(built(), "DaemonSet", "nodeagent"))
+    (container,) = spec["containers"]
+    given = {"config": configured(base, "base"), "token": base / "token"}
+    words = ["doctor", "--root", "/host", "--config", "/etc/nodeagent/nodeagent.yaml", "--json"]
+    line = [sys.executable, "-m", "nodeagent", *words]
+    said = shlex.join(line) + " >&2; true"
+    async with contained(spec, container | {"command": ["sh", "-c", said]}, host, given) as (process, log):
+        async with asyncio.timeout(60):
+            await process.wait()
+    findings = {one["key"]: one for one in json.loads("\n".join(log))["findings"]}
+    release = Path("/proc/sys/kernel/osrelease").read_text().strip()
+    assert findings["kernel"]["what"] == f"Linux {release}"
+    assert findings["boot_id"]["what"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert findings["state"]["level"] == findings["folders"]["level"] == "ok"

@@ -40,6 +40,7 @@ CONFIGS = {
     "kind": DAEMONSET / "overlays" / "kind" / "nodeagent.yaml",
     "node-conditions": DAEMONSET / "overlays" / "node-conditions" / "nodeagent.yaml",
     "evictions": DAEMONSET / "overlays" / "evictions" / "nodeagent.yaml",
+    "gpu-processes": DAEMONSET / "overlays" / "gpu-processes" / "nodeagent.yaml",
 }
 RESOURCES = {f"nvidia-dgx-h100/nic{rail}": 8 for rail in range(8)} | {"nvidia-dgx-h100/gpu-mem": 632}
 
@@ -154,6 +155,22 @@ def test_overlays_that_grant_more_ask_for_it_and_are_the_base_otherwise() -> Non
     assert not evictions.cluster.conditions
     for one in (marks, evictions):
         assert replace(one, cluster=config().cluster) == config()
+    processes = config("gpu-processes")
+    assert processes.gpu.health.processes
+    assert not config().gpu.health.processes
+    assert replace(processes, gpu=config().gpu) == config()
+
+
+def test_each_containers_memory_is_told_with_the_hosts_processes_and_only_then() -> None:
+    (spec,) = pod_specs(named(built("overlays/gpu-processes"), "DaemonSet", "nodeagent"))
+    (daemon,) = spec["containers"]
+    assert spec["hostPID"] is True
+    # /proc/net lies in it, and is the host's in the host's network namespace.
+    for path in ("/host/proc/17/cgroup", "/host/proc/net/route"):
+        mount = mount_of(daemon, path)
+        assert mount["readOnly"] is True
+        assert volume(spec, mount["name"])["hostPath"]["path"] == "/proc"
+    assert spec["hostNetwork"] is True
 
 
 async def test_the_pod_in_the_readme_asks_for_what_is_offered() -> None:
@@ -279,7 +296,7 @@ GRANTED_IN = {
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_no_container_has_more_rights_than_it_says(overlay: str) -> None:
     for spec in (spec for one in built(overlay) for spec in pod_specs(one)):
-        assert not spec.get("hostPID", False)
+        assert spec.get("hostPID", False) is (overlay == "overlays/gpu-processes")
         assert not spec.get("hostIPC", False)
         for container in (*spec.get("initContainers", ()), *spec["containers"]):
             context = spec["securityContext"] | container["securityContext"]

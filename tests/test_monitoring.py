@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,10 +15,13 @@ from typing import Any
 import pytest
 import yaml
 
+from nodeagent.controller import Progress
+from nodeagent.fabric import compute
 from nodeagent.health.engine import keys
 from nodeagent.health.rules import DEFAULTS
 from nodeagent.model import Holding
 from nodeagent.sinks.catalog import CATALOG
+from nodeagent.sinks.fabricmetrics import FabricMetrics
 from tests.views import facts, page, sick, view
 
 ROOT = Path(__file__).parents[1]
@@ -45,9 +49,22 @@ def names(expression: str) -> set[str]:
     return set(re.findall(r"(?<![\w:])nodeagent_\w+", re.sub(r'"[^"]*"', "", expression)))
 
 
+@cache
+def fabric() -> frozenset[str]:
+    """What the controller tells."""
+    progress = Progress(outcome=compute(()))
+    writes = Counter({("create", "ok"): 1})
+    told = FabricMetrics(progress, {}, writes, Counter({"ok": 1}), leading=True)
+    return frozenset(sample.name for family in told.collect() for sample in family.samples)
+
+
 def exposed() -> set[str]:
     histograms = {f.name for f in CATALOG.values() if f.type == "histogram"}
-    return CATALOG.keys() | {f"{name}_{end}" for name in histograms for end in ("bucket", "sum", "count")}
+    return (
+        CATALOG.keys()
+        | fabric()
+        | {f"{name}_{end}" for name in histograms for end in ("bucket", "sum", "count")}
+    )
 
 
 def promtool(*arguments: object) -> str:

@@ -15,6 +15,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -154,6 +155,13 @@ def main(root: str, netdevs: str, *command: str) -> None:
         print(json.dumps({"error": str(error)}), flush=True)
         return
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as agent:
+
+        def end(*_: object) -> None:
+            agent.terminate()
+            sys.exit()  # and the block waits for it
+
+        # Whoever ends this process means the agent, which would be nobody's otherwise.
+        signal.signal(signal.SIGTERM, end)
         print("{}", flush=True)
         for line in sys.stdin:
             number, word = line.split()

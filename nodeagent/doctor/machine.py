@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from nodeagent.config import Config
 from nodeagent.doctor.finding import FACT, Entry, Finding, Topic
 from nodeagent.doctor.subject import Subject
-from nodeagent.host.sysfs import SysfsError
+from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.offer import FALLBACK_PREFIX, prefix
 
 TOPIC = Topic(
@@ -42,7 +42,7 @@ TOPIC = Topic(
         "boot_id": FACT,
         "boot_id_unreadable": Entry(
             "What is remembered over a restart of the agent is forgotten at a reboot, which the boot id tells.",
-            "mount the host's /proc/sys/kernel/random, or run on a kernel with /proc/sys",
+            "run on a kernel with /proc/sys, and in a container that has /proc",
         ),
     },
 )
@@ -66,9 +66,10 @@ class Machine:
 
 
 def look(subject: Subject) -> Machine:
-    tree = subject.tree
+    # Of the kernel a container's own /proc tells, and the host's is not mounted below --root.
+    kernel = subject.tree if subject.recorded else Tree()
 
-    def text(path: str) -> str | None:
+    def text(path: str, tree: Tree = kernel) -> str | None:
         try:
             return (tree.text(path) or "").strip() or None
         except SysfsError:
@@ -76,7 +77,7 @@ def look(subject: Subject) -> Machine:
 
     return Machine(
         kernel=text("/proc/sys/kernel/osrelease") or _of_version(text("/proc/version")),
-        product=text("/sys/class/dmi/id/product_name"),
+        product=text("/sys/class/dmi/id/product_name", subject.tree),
         boot_id=text("/proc/sys/kernel/random/boot_id"),
         now=None if subject.recorded else time.time(),
         synchronized=None if subject.recorded else _synchronized(),

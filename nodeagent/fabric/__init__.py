@@ -31,7 +31,7 @@ from __future__ import annotations
 from nodeagent.fabric.compute import compute
 from nodeagent.fabric.hypernode import HyperNode
 from nodeagent.fabric.nodelinks import NodeLinks
-from nodeagent.fabric.outcome import Anomaly, Breaker, Kind, Outcome, Overlap, Unplaced, Write
+from nodeagent.fabric.outcome import Anomaly, Breaker, Kind, Outcome, Overlap, Unplaced, Write, obstacles
 from nodeagent.fabric.planner import Planner
 from nodeagent.fabric.rules import IMMEDIATE, Hysteresis, Rules
 
@@ -50,4 +50,5 @@ __all__ = [
     "Unplaced",
     "Write",
     "compute",
+    "obstacles",
 ]

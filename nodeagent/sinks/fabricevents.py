@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from datetime import UTC, datetime
 
+from nodeagent.fabric.outcome import Outcome, obstacles
 from nodeagent.kube.client import ApiError, Client
 from nodeagent.kube.resource import EVENTS
 
@@ -20,8 +21,26 @@ API_VERSIONS = {"HyperNode": "topology.volcano.sh/v1alpha1", "Lease": "coordinat
 
 
 class FabricEvents:
-    def __init__(self, client: Client, namespace: str, instance: str) -> None:
-        self._client, self._namespace, self._instance = client, namespace, instance
+    """``instance`` is the replica that speaks, ``lease`` what is spoken of where it is about no object."""
+
+    def __init__(self, client: Client, namespace: str, instance: str, lease: str) -> None:
+        self._client, self._namespace, self._instance, self._lease = client, namespace, instance, lease
+        self._said: dict[str, str] = {}
+
+    async def tell(self, outcome: Outcome) -> None:
+        """Say once what a person must decide: objects of others in our way, and a breaker that holds."""
+        said = obstacles(outcome)
+        for key, text in said.items():
+            if self._said.get(key) != text:
+                log.warning("The tree is not written as reported. %s", text)
+                kind, _, name = key.partition("/")
+                if kind == "overlap":
+                    await self.say("HyperNode", name, "ForeignHyperNode", text)
+                else:
+                    await self.say("Lease", self._lease, "BreakerOpen", text)
+        for key in self._said.keys() - said.keys():
+            log.info("What stood in the way of the tree is gone. what=%s", key)
+        self._said = said
 
     async def say(self, kind: str, name: str, reason: str, message: str) -> None:
         """A Warning about an object. One without a namespace is told of in ``default``, as the kubelet does."""

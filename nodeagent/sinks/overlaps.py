@@ -53,10 +53,10 @@ _PARTIAL = HYPERNODES.typed(Partial)
 
 
 class Overlaps:
-    """``forget`` when leading begins: somebody else may have led meanwhile."""
+    """``on``: whether anything is marked at all. ``forget`` when leading begins: another may have led meanwhile."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, client: Client, *, on: bool = True) -> None:
+        self._client, self._on = client, on
         self._marked: set[str] | None = None
         self._others: set[str] = set()
         """Those with conditions of somebody else."""
@@ -70,6 +70,8 @@ class Overlaps:
 
         Answers in how many seconds there is more to do, if there is.
         """
+        if not self._on:
+            return None
         try:
             if self._marked is None:
                 self._marked = await self._read()
