@@ -294,3 +294,11 @@ async def test_real_agents_that_fall_silent_restart_and_move_one_node():
 def stale(server: ApiServer, name: str) -> bool:
     found = server.one("nodelinks", name, "nodeagent")
     return found is None or any(one["neighbor"].get("stale") for one in found["links"])
+
+
+async def test_a_lease_that_somebody_deletes_is_made_again():
+    async with cluster() as server, quick(server) as controller:
+        await until(lambda: controller.lease.leading)
+        server.remove("leases", "nodeagent-controller", "nodeagent")
+        await until(lambda: server.one("leases", "nodeagent-controller", "nodeagent"), "another lease")
+        await until(lambda: controller.lease.leading)

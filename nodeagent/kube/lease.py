@@ -193,9 +193,10 @@ class Lease:
             else:
                 return
         except ApiError as error:
-            if not error.conflict:
+            if not (error.conflict or error.missing):
                 raise
-            await self._look()  # somebody was faster; or we were, and did not hear of it
+            # Somebody was faster; or we were, and did not hear of it; or somebody has deleted it.
+            await self._look()
             if self.holder != self.identity:
                 self._until = float("-inf")
             return
