@@ -382,9 +382,8 @@ async def marks_at_work(server: ApiServer) -> None:
     def marks() -> tuple[bool, bool]:
         node = server.one("nodes", FIRST[0]) or {}
         conditions = node.get("status", {}).get("conditions") or ()
-        return any(one["type"] == CONDITION for one in conditions), TAINT in (
-            node.get("spec", {}).get("taints") or ()
-        )
+        taints = node.get("spec", {}).get("taints") or ()
+        return any(one["type"] == CONDITION for one in conditions), TAINT in taints
 
     server.put(nodelinks(FIRST[0], leaves(0), state="down"))
     async with running(Controller(rules, access, place, config).run()):
@@ -398,7 +397,6 @@ MARKS_GRANTS = [("get", "", "nodes"), ("patch", "", "nodes/status")]
 
 async def test_marks_take_the_two_rights_that_they_are_shipped_with() -> None:
     manifests = built("overlays/marks")
-    asked: set[Grant] = set()
     async with asyncio.timeout(PATIENCE_S), cluster(manifests) as server:
         await marks_at_work(server)
         assert not [seen for seen in server.requests if seen.status == 403]

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,10 +52,11 @@ def names(expression: str) -> set[str]:
 
 @cache
 def fabric() -> frozenset[str]:
-    """What the controller tells."""
+    """What the controller tells that asks switches too."""
     progress = Progress(outcome=compute(()))
     writes = Counter({("create", "ok"): 1})
-    told = FabricMetrics(progress, {}, writes, Counter({"ok": 1}), leading=True)
+    asked = SimpleNamespace(reads=Counter({"ok": 1}), states=Counter({"silent": 1}), round_s=1.0, rounds=1)
+    told = FabricMetrics(progress, {}, writes, Counter({"ok": 1}), leading=True, switches=asked)
     return frozenset(sample.name for family in told.collect() for sample in family.samples)
 
 
@@ -99,7 +101,9 @@ def test_an_alert_says_what_it_is_and_where_to_read_on(alert: str) -> None:
     assert rule["labels"]["severity"] in ("critical", "warning")
     assert rule["annotations"]["runbook_url"].endswith(f"/runbook#{alert.lower()}")
     assert f"\n### {alert}\n" in RUNBOOK
-    assert "{{ $labels.instance }}" in rule["annotations"]["summary"]
+    # What is missing everywhere has no instance.
+    where = "job" if " by (cluster, job) " in rule["expr"] else "instance"
+    assert f"{{{{ $labels.{where} }}}}" in rule["annotations"]["summary"]
 
 
 def test_the_runbook_has_no_section_without_an_alert_and_names_every_reason() -> None:
