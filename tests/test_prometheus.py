@@ -154,6 +154,7 @@ async def working(n: Node, config: str) -> None:
     await n.kubelet.start()
     await n.start_agent(n.configure(config))
     await n.allocatable("nvidia-dgx-h100/gpu-mem", 632)
+    await n.allocatable("nvidia-dgx-h100/nic0", 8)
     devices = {"nvidia-dgx-h100/nic0": 1, "nvidia-dgx-h100/gpu-mem": 20}
     assert (await n.kubelet.admit(PodSpec.single("worker", devices))).phase == "Running"
     assert n.agent is not None
