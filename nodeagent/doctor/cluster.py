@@ -43,7 +43,7 @@ TOPIC = Topic(
         ),
         "hypernodes_absent": Entry(
             "Volcano before 1.12 has no HyperNodes: jobs cannot be placed by the network.",
-            "install Volcano 1.12 or newer, or schedule by the nodes' labels",
+            "install Volcano 1.12 or newer, or its HyperNode definition alone: labels wait for it too",
         ),
         "volcano": FACT,
         "schedulers_absent": Entry(

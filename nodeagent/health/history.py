@@ -186,6 +186,10 @@ class History:
         head = name.partition("/")[0]
         self._counters.setdefault(head, {})[name] = Counter(raw, at, self._windows[head])
 
+    def follows(self, heads: Iterable[str]) -> bool:
+        """Whether any of these counters has been told."""
+        return any(head in self._counters for head in heads)
+
     def follow(self, windows: Mapping[str, float]) -> None:
         """The windows have changed; what is kept is kept."""
         self._windows = windows

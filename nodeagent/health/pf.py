@@ -269,6 +269,8 @@ class Pf:
         hold = self.holds.get(rule.key)
         if hold is not None and (hold.active or hold.since is not None):
             return True
+        if rule.key not in self.values and self.history.follows(rule.counters):
+            return True  # a counter that stands tells nothing until it has been watched for long enough
         damping = rule.key in _DAMPING and self.penalty.points > 0
         return damping or not self.history.counted.isdisjoint(rule.counters)
 
