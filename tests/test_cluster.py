@@ -102,6 +102,7 @@ async def test_an_agent_whose_api_server_is_away_serves_its_kubelet(server, kube
         text = f"cluster: {{access: kubeconfig, kubeconfig: {kubeconfig}}}\n"
         await n.start_agent(n.configure(text), node_name="gpu-0")
         await n.allocatable(f"{HEAD}/nic0", 4)
+        await n.until(lambda: all(status.registered for status in n.agent.plugins.statuses()))
         assert (await n.get("/readyz"))[0] == 200
 
 
