@@ -24,9 +24,9 @@ from nodeagent.health.gpu_rules import Limits, Mark
 from nodeagent.health.gpuguard import Guard
 from nodeagent.health.rules import effective
 from nodeagent.health.xids import Rules
-from nodeagent.host.driver import DriverError, GpuReading, GpuVitals
+from nodeagent.host.gpu_driver import DriverError, GpuReading, GpuVitals
 from nodeagent.host.inotify import CONTENT, Watch
-from nodeagent.host.netlink.events import LinkEvents, NetlinkError, Uevents
+from nodeagent.host.netlink.kernel_events import LinkEvents, NetlinkError, Uevents
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.nvml import Nvml
 from nodeagent.host.recorded_gpus import PATH as RECORDED
@@ -34,9 +34,10 @@ from nodeagent.host.recorded_gpus import Recorded
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
 from nodeagent.model import Finding, Gpu, Neighbor
-from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci
+from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
 from nodeagent.sources.gpu_health_service import Ledger
 from nodeagent.sources.nic_health_service import Verdicts
+from nodeagent.sources.scan_hints import ScanHint, ScanRequest
 from nodeagent.sources.state_file import Memory
 from nodeagent.supervise import keep
 
@@ -182,10 +183,10 @@ def gpus_ledger(config: Config, memory: Memory | None = None) -> Ledger:
 
 
 @contextmanager
-def hints(tree: Tree) -> Iterator[list[pci.Hint]]:
+def hints(tree: Tree) -> Iterator[list[ScanHint]]:
     """What wakes the look at the machine. Without any, the timer alone does, and that is said."""
     opened: list[Watch | LinkEvents | Uevents] = []
-    found: list[pci.Hint] = []
+    found: list[ScanHint] = []
     try:
         if recorded(tree):
             watch = Watch()
@@ -268,16 +269,16 @@ async def watch(
     judging = judge if judge is not None else Verdicts(terms(config.health))
     judging.tell(lambda functions: inventory.state("health", functions=functions))
     asked = asyncio.Event()
-    looked = pci.Request()
-    last: pci.PciFacts | None = None
+    looked = ScanRequest()
+    last: pci_source.PciFacts | None = None
 
     async def watch_pci() -> None:
         if not recorded(tree):
             judging.identify(await asyncio.to_thread(permanent_macs))
         with hints(tree) as waking:
-            await pci.watch(tree, waking, stated, interval_s=config.scan_seconds, before=last)
+            await pci_source.watch(tree, waking, stated, interval_s=config.scan_seconds, before=last)
 
-    def stated(facts: pci.PciFacts) -> None:
+    def stated(facts: pci_source.PciFacts) -> None:
         nonlocal last
         last = facts
         inventory.state(

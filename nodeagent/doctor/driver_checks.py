@@ -16,7 +16,7 @@ import msgspec
 
 from nodeagent import discovery
 from nodeagent.config import GpuSettings
-from nodeagent.host.driver import DriverError, GpuReading
+from nodeagent.host.gpu_driver import DriverError, GpuReading
 from nodeagent.host.sysfs import Tree
 
 _REAP_S = 0.5

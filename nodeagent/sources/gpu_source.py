@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nodeagent.host.driver import DriverError, GpuEvent
+from nodeagent.host.gpu_driver import DriverError, GpuEvent
 from nodeagent.host.sysfs import Tree
 from nodeagent.sources.gpu_health_service import Ledger
 from nodeagent.sources.nvml_session import Driver, End, Measured, Session

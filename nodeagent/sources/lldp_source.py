@@ -14,7 +14,7 @@ from nodeagent.model import Function
 from nodeagent.sources import lldpd_client, neighbor_table
 from nodeagent.sources.lldp_receiver import Dcb, Ear, Stated
 from nodeagent.sources.lldp_sender import Announcement, management_addresses
-from nodeagent.sources.pci import Hint
+from nodeagent.sources.scan_hints import ScanHint
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ async def watch(
     settings: LldpSettings,
     wanted: LinkSelect,
     functions: Callable[[], tuple[Function, ...]],
-    hints: Iterable[Hint],
+    hints: Iterable[ScanHint],
     state: Stated,
     hearing: Callable[[Ear], object] = lambda _ear: None,
 ) -> None:

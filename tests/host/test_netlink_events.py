@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from nodeagent.host.netlink.events import LinkEvents, NetlinkError, Uevents, subsystem
+from nodeagent.host.netlink.kernel_events import LinkEvents, NetlinkError, Uevents, subsystem
 from nodeagent.host.sysfs import Tree
-from nodeagent.sources.pci import PciFacts, watch
+from nodeagent.sources.pci_source import PciFacts, watch
 from tests.support.drawn_trees import Link, Machine
 from tests.support.needs import lack, need
 

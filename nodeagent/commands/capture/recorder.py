@@ -20,7 +20,7 @@ from nodeagent.health.samples import Sample
 from nodeagent.host.sysfs import Tree
 from nodeagent.model import Function, Link
 from nodeagent.sampling.sampler import Rates, Sampler
-from nodeagent.sources import gpu_source, pci
+from nodeagent.sources import gpu_source, pci_source
 
 Writer = Callable[[bytes], object]
 
@@ -44,7 +44,7 @@ def record(
 async def _record(
     tree: Tree, write: Writer, file: Path, seconds: float, rates: Rates | None, pace: gpu_source.Pace | None
 ) -> str:
-    facts = await asyncio.to_thread(pci.scan, tree)
+    facts = await asyncio.to_thread(pci_source.scan, tree)
     pfs = tuple(one for one in facts.functions if one.parent is None)
     macs = {} if recorded(tree) else await asyncio.to_thread(permanent_macs)
     early: list[Sample] | None = []
