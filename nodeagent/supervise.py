@@ -34,7 +34,7 @@ async def keep(
     name: str,
     work: Callable[[], Awaitable[object]],
     *,
-    failed: Callable[[str], None] | None = None,
+    failed: Callable[[str], object] | None = None,
     first_s: float = BACKOFF_FIRST_S,
     max_s: float = BACKOFF_MAX_S,
 ) -> None:
