@@ -284,7 +284,7 @@ async def watch(
             "pci",
             # A machine does not change its name: one that cannot be read just now would rename every resource.
             product=facts.product or inventory.snapshot.product,
-            functions=judging.facts(facts.functions, facts.links, inventory.snapshot.gpus),
+            functions=judging.facts(facts.functions, facts.links, facts.faults, inventory.snapshot.gpus),
             links=facts.links,
             unreadable=facts.unreadable,
         )
