@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 import msgspec
 
@@ -18,6 +17,7 @@ from nodeagent.health.samples import Sample, Source
 from nodeagent.health.structural import find_faults
 from nodeagent.health.xids import Rules
 from nodeagent.model import HEALTHY, Function, Gpu, Health, Link
+from nodeagent.rfc3339 import rfc3339
 from nodeagent.sources.nic_health_service import roles
 from nodeagent.text_table import plain, section
 
@@ -166,7 +166,7 @@ def moment(at: float, header: Header) -> str:
     if not header.booted_at:
         return f"{at:12.3f}"
     with suppress(ValueError, OverflowError):
-        return datetime.fromtimestamp(header.booted_at + at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+        return rfc3339(header.booted_at + at, "milliseconds")
     return f"{at:12.3f}"
 
 
