@@ -16,7 +16,9 @@ import pytest
 from tests.support.manifests import ROOT
 
 PAGES = ("CONTRIBUTING.md", "docs/design.md")
-PATH = re.compile(r"(?<![\w/*])((?:[\w.-]+/)*[\w-]+\.(?:py|toml|yaml|proto|md|sh))(?::([A-Za-z_][\w.]*))?(?!\w)")
+PATH = re.compile(
+    r"(?<![\w/*])((?:[\w.-]+/)*[\w-]+\.(?:py|toml|yaml|proto|md|sh))(?::([A-Za-z_][\w.]*))?(?!\w)"
+)
 
 
 def references(page: str) -> list[tuple[str, str]]:
