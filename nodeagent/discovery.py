@@ -248,7 +248,7 @@ class Discovery:
             "pci",
             # A product name that cannot be read for a moment would rename every resource.
             product=facts.product or snapshot.product,
-            functions=self._nic_health.facts(facts.functions, facts.links, snapshot.gpus),
+            functions=self._nic_health.facts(facts.functions, facts.links, facts.faults, snapshot.gpus),
             links=facts.links,
             unreadable=facts.unreadable,
         )
