@@ -216,7 +216,7 @@ def lldp_neighbor_expected(scene: Scene) -> Iterator[Series]:
     use="frame_size_mismatch, pfc_mismatch, ets_mismatch: set up switch and node alike; nodeagent neighbors says more.",
 )
 def lldp_finding(scene: Scene) -> Iterator[Series]:
-    for link, key in dict.fromkeys((one.link, one.key) for one in scene.snapshot.findings):
+    for link, key in dict.fromkeys((one.link, one.key) for one in scene.snapshot.remarks):
         yield (link, key), 1
 
 

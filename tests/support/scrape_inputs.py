@@ -17,7 +17,6 @@ from nodeagent.kubelet.rpc_stats import Measure, Status
 from nodeagent.metrics.exposition import Exposition
 from nodeagent.metrics.scrape_input import Collector, Judged, View
 from nodeagent.model import (
-    Finding,
     Function,
     Gpu,
     Health,
@@ -25,6 +24,7 @@ from nodeagent.model import (
     Identifier,
     Neighbor,
     Reason,
+    Remark,
     Snapshot,
     State,
 )
@@ -115,7 +115,7 @@ def sick(snapshot: Snapshot) -> Snapshot:
             )
             for n, link in enumerate(links)
         ),
-        findings=(Finding(links[0], "pfc_mismatch", "PFC for priorities 3 here, none there"),),
+        remarks=(Remark(links[0], "pfc_mismatch", "PFC for priorities 3 here, none there"),),
         holdings=(
             Holding("train", "worker-0", "main", "nvidia-dgx-h100/nic0", (vfs[0].pci_address,)),
             Holding(
