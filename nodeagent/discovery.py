@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from nodeagent.config import Config, GpuSettings, HealthSettings, override
+from nodeagent.agent_config import Config
 from nodeagent.health.engine import Expected, Terms
 from nodeagent.health.gpu_rules import Limits, Mark
 from nodeagent.health.gpuguard import Guard
+from nodeagent.health.health_settings import HealthSettings, override
 from nodeagent.health.rules import effective
 from nodeagent.health.xids import Rules
 from nodeagent.host.driver import DriverError, GpuReading, GpuVitals
@@ -37,15 +38,13 @@ from nodeagent.model import Finding, Gpu, Neighbor
 from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci
 from nodeagent.sources.gpu_health_service import Ledger
 from nodeagent.sources.nic_health_service import Verdicts
+from nodeagent.sources.source_settings import GpuSettings
 from nodeagent.sources.state_file import Memory
 from nodeagent.supervise import keep
 
 if TYPE_CHECKING:  # a neighbor can wait, a device cannot: see watch_lldp
-    from nodeagent.link_selection import LinkSelect
-    from nodeagent.sampling.collectors import Rates
     from nodeagent.sampling.sampler import Sampler
     from nodeagent.sources.lldp_receiver import Ear
-    from nodeagent.sources.lldp_source import LldpSettings
 
 log = logging.getLogger(__name__)
 
@@ -207,42 +206,6 @@ def hints(tree: Tree) -> Iterator[list[pci.Hint]]:
             one.close()
 
 
-def link_select(config: Config) -> LinkSelect:
-    from nodeagent.link_selection import LinkSelect  # noqa: PLC0415
-
-    wanted = config.links.select
-    return LinkSelect(wanted.netdevs, wanted.drivers, wanted.pci_addresses, wanted.exclude)
-
-
-def lldp_settings(config: Config, node_name: str | None = None) -> LldpSettings:
-    from nodeagent.sources.lldp_source import LldpSettings  # noqa: PLC0415
-
-    settings = config.lldp
-    return LldpSettings(
-        source="lldpd" if settings.source == "lldpd" else "socket",
-        command=settings.command,
-        transmit=settings.transmit,
-        system_name=node_name,
-    )
-
-
-def rates(config: Config) -> Rates:
-    from nodeagent.sampling.collectors import Rates  # noqa: PLC0415
-
-    wanted = config.samples
-    return Rates(
-        link=wanted.link_seconds,
-        driver=wanted.driver_seconds,
-        rdma=wanted.rdma_seconds,
-        pcie=wanted.pcie_seconds,
-        devlink=wanted.devlink_seconds,
-        vf=wanted.vf_seconds,
-        module=wanted.module_seconds,
-        kernel=wanted.kernel_log,
-        hangs_s=wanted.hang_seconds,
-    )
-
-
 def hears(config: Config, tree: Tree) -> bool:
     """Whether LLDP is listened to. The netdevs of this host are not those of a captured or simulated machine,
     unless they are named."""
@@ -325,12 +288,13 @@ async def watch(
 
         with LinkEvents() as events:
             await lldp_source.watch(
-                lldp_settings(config, node_name),
-                link_select(config),
+                config.lldp,
+                config.links.select,
                 lambda: inventory.snapshot.functions,
                 [events, looked],
                 heard,
                 hearing,
+                node_name,
             )
 
     def heard(neighbors: tuple[Neighbor, ...], findings: tuple[Finding, ...]) -> None:
@@ -349,7 +313,7 @@ async def watch(
         await asyncio.sleep(LLDP_LATER_S)
         from nodeagent.sampling.sampler import Sampler  # noqa: PLC0415
 
-        sampler = Sampler(tree, lambda: inventory.snapshot.functions, judging.samples, rates(config))
+        sampler = Sampler(tree, lambda: inventory.snapshot.functions, judging.samples, config.samples)
         assert sampling is not None
         sampling(sampler)
         with hints(tree) as waking:

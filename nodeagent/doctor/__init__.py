@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent import discovery
-from nodeagent.config import Config
+from nodeagent.agent_config import Config
 from nodeagent.doctor import (
     api_server,
     capabilities,

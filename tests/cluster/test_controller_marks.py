@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.controller_marks import CONDITION, LOOK_AGAIN_S, TAINT, Marks, NodeMarks
-from nodeagent.config.fabric_settings import FabricConfig
-from nodeagent.config.switch_settings import NodesSettings
 from nodeagent.controller import Controller, Place
+from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import Hysteresis, Rules
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import Client
 from nodeagent.sim.apiserver import ApiServer
+from nodeagent.switches.switch_settings import NodesSettings
 from tests.controller.test_controller import nodelinks, until
 
 THEIRS = {
