@@ -18,13 +18,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from nodeagent.kube.client import ApiError, Client
 from nodeagent.kube.resource import NODES, Json, Meta, Partial
+from nodeagent.rfc3339 import rfc3339
 
 log = logging.getLogger(__name__)
 
@@ -208,7 +208,7 @@ class NodeMarks:
             live = await self._client.get(_NODES, name)
             if live.conditioned:
                 return
-            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            now = rfc3339(time.time())
             condition = {
                 "type": CONDITION,
                 "status": "False",

@@ -20,15 +20,16 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
+from nodeagent.backoff import RateLimit
 from nodeagent.cluster.affected_devices import FAILED, QUIET, Hit, Offered, Subject, hits, subjects
-from nodeagent.cluster.retry import Bucket, Trouble, refused
+from nodeagent.cluster.retry import Trouble, refused
 from nodeagent.inventory import Inventory
 from nodeagent.kube.client import ApiError, Client
 from nodeagent.kube.resource import EVENTS, PODS
 from nodeagent.model import Reason, Snapshot, State
+from nodeagent.rfc3339 import rfc3339
 
 log = logging.getLogger(__name__)
 
@@ -229,7 +230,7 @@ class Events:
     ) -> None:
         self.ledger = Ledger()
         self._client, self._inventory, self._node, self._offered = client, inventory, node, offered
-        self._bucket = Bucket(BURST, PER_S)
+        self._rate = RateLimit(BURST, PER_S)
         self._trouble = Trouble("Events do not reach the API server")
         self._uids: dict[Target, str] = {}
         self._may_read_pods = True
@@ -254,9 +255,9 @@ class Events:
         if (wait := self._trouble.wait(time.monotonic())) > 0:
             return wait
         for entry in self.ledger.due(time.monotonic()):
-            if (wait := self._bucket.wait(time.monotonic())) > 0:
+            if (wait := self._rate.wait_s(time.monotonic())) > 0:
                 return wait
-            self._bucket.take(time.monotonic())
+            self._rate.take(time.monotonic())
             count, now = entry.count, time.monotonic()
             try:
                 await self._tell(entry)
@@ -316,8 +317,8 @@ class Events:
             "reason": note.reason,
             "message": message,
             "count": entry.total,
-            "firstTimestamp": _stamp(entry.first),
-            "lastTimestamp": _stamp(entry.last),
+            "firstTimestamp": rfc3339(entry.first),
+            "lastTimestamp": rfc3339(entry.last),
             "source": {"component": COMPONENT, "host": self._node},
             "reportingComponent": COMPONENT,
             "reportingInstance": self._node,
@@ -343,7 +344,3 @@ class Events:
 def _more(body: dict[str, Any]) -> dict[str, Any]:
     """What changes of an Event when it returns."""
     return {name: body[name] for name in ("count", "lastTimestamp", "message")}
-
-
-def _stamp(wall: float) -> str:
-    return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from nodeagent.backoff import RateLimit
 from nodeagent.cluster.affected_devices import FAILED, Hit, Offered, hits
-from nodeagent.cluster.retry import Bucket, Trouble, refused
+from nodeagent.cluster.retry import Trouble, refused
 from nodeagent.inventory import Inventory
 from nodeagent.kube.client import ApiError, Client
 from nodeagent.model import Snapshot
@@ -65,7 +66,7 @@ class Evictions:
     ) -> None:
         self.waiting = Waiting(after_s)
         self._client, self._inventory, self._offered = client, inventory, offered
-        self._bucket = Bucket(1, PER_S)
+        self._rate = RateLimit(1, PER_S)
         self._trouble = Trouble("A pod with a failed device cannot be evicted")
 
     async def run(self) -> None:
@@ -80,11 +81,11 @@ class Evictions:
 
     async def _evict(self) -> float:
         now = time.monotonic()
-        if (wait := max(self._trouble.wait(now), self._bucket.wait(now))) > 0:
+        if (wait := max(self._trouble.wait(now), self._rate.wait_s(now))) > 0:
             return wait
         pods, wait = self.waiting.due(now)
         for namespace, name in pods[:1]:
-            self._bucket.take(now)
+            self._rate.take(now)
             try:
                 await self._client.evict(name, namespace=namespace)
             except ApiError as error:
@@ -105,5 +106,5 @@ class Evictions:
                 self._trouble.over()
                 self.waiting.not_before[namespace, name] = now + AGAIN_S
                 log.warning("A pod was evicted, for its device has failed. pod=%s/%s", namespace, name)
-            return self._bucket.wait(now)
+            return self._rate.wait_s(now)
         return wait

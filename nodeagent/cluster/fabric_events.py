@@ -6,11 +6,12 @@ An Event that cannot be written is a loss that nothing rests on: it is logged, t
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime
+import time
 
 from nodeagent.fabric.outcome import Outcome, obstacles
 from nodeagent.kube.client import ApiError, Client
 from nodeagent.kube.resource import EVENTS
+from nodeagent.rfc3339 import rfc3339
 
 log = logging.getLogger(__name__)
 
@@ -44,14 +45,14 @@ class FabricEvents:
 
     async def say(self, kind: str, name: str, reason: str, message: str) -> None:
         """A Warning about an object. One without a namespace is told of in ``default``, as the kubelet does."""
-        now = datetime.now(UTC)
+        now = time.time()
         namespace = self._namespace if kind == "Lease" else "default"
         regarding = {"apiVersion": API_VERSIONS[kind], "kind": kind, "name": name}
         if kind == "Lease":
             regarding["namespace"] = namespace
-        stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        stamp = rfc3339(now)
         event = {
-            "metadata": {"name": f"{name[:200]}.{int(now.timestamp() * 1e6):x}", "namespace": namespace},
+            "metadata": {"name": f"{name[:200]}.{int(now * 1e6):x}", "namespace": namespace},
             "involvedObject": regarding,
             "reason": reason,
             "message": message if len(message) <= MESSAGE_MAX else message[: MESSAGE_MAX - 1] + "…",

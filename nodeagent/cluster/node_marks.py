@@ -18,17 +18,18 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
+from nodeagent.backoff import RateLimit
 from nodeagent.cluster.affected_devices import FAILED, QUIET, Subject, subjects
-from nodeagent.cluster.retry import Bucket, Trouble
+from nodeagent.cluster.retry import Trouble
 from nodeagent.inventory import Inventory
 from nodeagent.kube.client import ApiError, Client
 from nodeagent.kube.resource import NODES, Meta
 from nodeagent.model import Snapshot, State
+from nodeagent.rfc3339 import rfc3339
 
 LINK, GPU = "nodeagent.io/LinkHealthy", "nodeagent.io/GpuHealthy"
 LABEL = "nodeagent.io/link-degraded"
@@ -188,7 +189,7 @@ class NodeState:
     def __init__(self, client: Client, inventory: Inventory, node: str, marks: Marks) -> None:
         self._client, self._inventory, self._node, self._marks = client, inventory, node, marks
         self._standing = Standing()
-        self._bucket = Bucket(1, PER_S)
+        self._rate = RateLimit(1, PER_S)
         self._trouble = Trouble("The Node cannot be marked")
         self._conditions: tuple[Condition, ...] | None = None
         self._turned: dict[str, tuple[str, str]] = {}  # status and since when, by type
@@ -214,7 +215,7 @@ class NodeState:
         now = time.monotonic()
         silent = next((f"{one.source}: {one.reason}" for one in snapshot.silent if one.source == "pci"), None)
         wanted = self._standing.wanted(subjects(snapshot), now, silent=silent)
-        if (wait := max(self._trouble.wait(now), self._bucket.wait(now))) > 0:
+        if (wait := max(self._trouble.wait(now), self._rate.wait_s(now))) > 0:
             return wait
         try:
             if not self._looked:
@@ -226,8 +227,8 @@ class NodeState:
             return self._trouble.has(error, now)
         self._trouble.over()
         if wrote:
-            self._bucket.take(now)
-            return self._bucket.wait(now)
+            self._rate.take(now)
+            return self._rate.wait_s(now)
         return min(self._standing.due_s(now), max(self._beaten + HEARTBEAT_S - now, 1.0))
 
     async def _write(self, wanted: Wanted, now: float) -> bool:
@@ -296,7 +297,7 @@ class NodeState:
         self._standing.stood([one for one in told if (LINK if one.link else GPU) in bad])
 
     async def _condition(self, conditions: tuple[Condition, ...]) -> None:
-        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        stamp = rfc3339(time.time())
         body: list[dict[str, Any]] = []
         for one in conditions:
             status, since = self._turned.get(one.type, ("", ""))

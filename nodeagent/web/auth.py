@@ -16,6 +16,7 @@ import ssl
 import time
 from pathlib import Path
 
+from nodeagent.rfc3339 import rfc3339
 from nodeagent.web.web_settings import WebSettings
 from nodeagent.web.x509 import CertificateError, ends_at
 
@@ -115,7 +116,7 @@ class Door:
 
     def _not_over(self, end: float | None) -> None:
         if end is not None and end <= time.time():
-            day = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(end))
+            day = rfc3339(end)
             raise CertificateError(f"{self.settings.certificate_file} ended at {day}; renew it")
 
 

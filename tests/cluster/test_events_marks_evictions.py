@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.backoff import Backoff, RateLimit
 from nodeagent.cluster.affected_devices import hits, subjects
 from nodeagent.cluster.events import BURST, HOURLY_S, PER_S, Events, Ledger, Note, Target, doubted, notes
 from nodeagent.cluster.evictions import Evictions, Waiting
 from nodeagent.cluster.node_marks import LABEL, TAINT, Marks, NodeState, Standing
-from nodeagent.cluster.retry import Bucket, Trouble
+from nodeagent.cluster.retry import Trouble
 from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import Client
@@ -220,7 +221,7 @@ def test_a_device_that_is_gone_has_not_recovered_when_a_source_falls_silent():
 
 
 def test_ten_flaps_a_second_for_an_hour_are_a_handful_of_events():
-    ledger, bucket, said = Ledger(), Bucket(BURST, PER_S), 0
+    ledger, rate, said = Ledger(), RateLimit(BURST, PER_S), 0
     flapping = [
         note
         for number in range(8)
@@ -230,9 +231,9 @@ def test_ten_flaps_a_second_for_an_hour_are_a_handful_of_events():
         now = tick / 10
         ledger.observe(flapping if tick % 2 else [], now, now)
         for entry in ledger.due(now):
-            if bucket.wait(now):
+            if rate.wait_s(now):
                 break
-            bucket.take(now)
+            rate.take(now)
             entry.told, entry.told_at, said = entry.count, now, said + 1
     assert said <= BURST + 3600 * PER_S + 1
     assert len(ledger.entries) == 24
@@ -328,7 +329,7 @@ async def test_what_an_outage_kept_back_is_told_after_it(server, client, running
     inventory = Inventory()
     tell(inventory, snapshot([DOWN], holdings=()))
     events = Events(client, inventory, "gpu-0", offered)
-    events._trouble._backoff_s = 0.01
+    events._trouble._backoff = Backoff(0.01, 120.0)
     running(events.run())
     await server.until(lambda: server.objects("events"))
     assert [record.message for record in caplog.records if "do not reach" in record.message][1:] == []
@@ -440,7 +441,7 @@ async def test_the_node_is_marked_beside_what_others_have_put_there(server, clie
     inventory = Inventory()
     tell(inventory, snapshot([SLOW, None]))
     state = NodeState(client, inventory, "gpu-0", Marks(conditions=True, label=True, rails_down=1))
-    state._bucket = Bucket(100, 100)
+    state._rate = RateLimit(100, 100)
     running(state.run())
 
     def node():
@@ -501,7 +502,7 @@ async def test_a_restart_is_no_news_of_links_that_are_down_before_and_after_it(s
     inventory = Inventory()
     tell(inventory, snapshot([DOWN, DOWN]))
     state = NodeState(client, inventory, "gpu-0", Marks(conditions=True, label=True, rails_down=2))
-    state._bucket = Bucket(100, 100)
+    state._rate = RateLimit(100, 100)
     running(state.run())
     await server.until(lambda: server.counts["patch", "nodes"])
     node = server.one("nodes", "gpu-0")
@@ -559,7 +560,7 @@ async def test_a_pod_with_a_failed_device_is_evicted_within_its_budget(server, c
     server.fail("429", resource="pods/eviction", message="disruption budget", retry_after_s=0)
     tell(inventory, snapshot([None, DOWN], [None]))
     evictions = Evictions(client, inventory, offered, 0.01)
-    evictions._bucket = Bucket(100, 100)
+    evictions._rate = RateLimit(100, 100)
     running(evictions.run())
     await server.until(lambda: server.counts["create", "pods/eviction"] == 1)
     assert len(server.objects("pods")) == 2
@@ -571,12 +572,12 @@ async def test_a_pod_with_a_failed_device_is_evicted_within_its_budget(server, c
 
 
 @given(st.lists(st.floats(0, 100), max_size=50), st.integers(1, 30))
-def test_a_bucket_gives_no_more_than_its_rate(gaps, burst):
-    bucket, now, taken = Bucket(burst, 0.1), 0.0, 0
+def test_a_rate_gives_no_more_than_its_rate(gaps, burst):
+    rate, now, taken = RateLimit(burst, 0.1), 0.0, 0
     for gap in gaps:
         now += gap
-        if bucket.wait(now) <= 0:
-            bucket.take(now)
+        if rate.wait_s(now) <= 0:
+            rate.take(now)
             taken += 1
         assert taken <= burst + 0.1 * now + 1e-6
 
