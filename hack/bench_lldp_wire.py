@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from nodeagent.host.netlink.events import LinkEvents  # noqa: E402
+from nodeagent.host.netlink.kernel_events import LinkEvents  # noqa: E402
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame  # noqa: E402
 from nodeagent.lldp.tlv import encode  # noqa: E402
 from nodeagent.lldp.values import Capabilities, ChassisId, Lldpdu, ManagementAddress, PortId  # noqa: E402

@@ -31,11 +31,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from nodeagent.backoff import JITTER, Backoff
-from nodeagent.cluster.controller_marks import Marks, NodeMarks
 from nodeagent.cluster.fabric_events import FabricEvents
 from nodeagent.cluster.hypernodes import HyperNodes, Result
+from nodeagent.cluster.min_links_marks import MinLinksMarker, MinLinksRule
 from nodeagent.cluster.mirrors import Cluster
-from nodeagent.cluster.node_labels import Labelled, NodeLabels
+from nodeagent.cluster.node_labels import LabelResult, NodeLabeler
 from nodeagent.cluster.overlaps import Overlaps
 from nodeagent.config.formats import host_port
 from nodeagent.controller_config import FabricConfig
@@ -117,7 +117,7 @@ class Controller:
         self._writer = Client(access, manager="nodeagent-controller", guard=self.lease.check)
         self.cluster = Cluster(self._reader, place.namespace, self.planner, rules.label_keys)
         self.hypernodes = HyperNodes(self._writer)
-        self.labels = NodeLabels(self._writer)
+        self.labels = NodeLabeler(self._writer)
         self.events = FabricEvents(self._writer, place.namespace, place.identity, LEASE)
         self.marks = _marks(config, self._writer)
         self.overlaps = Overlaps(self._writer, on=config.overlap_condition)
@@ -169,15 +169,16 @@ class Controller:
             full = False
             result = await self._write(outcome)
             self.progress.held = outcome.breaker is not None
-            await self.events.tell(outcome)
-            labelled = Labelled(left_out=len(outcome.relabel))
+            event_s = await self.events.tell(outcome)
+            labelled = LabelResult(left_out=len(outcome.relabel))
             if loop.time() >= self._alone_until:
                 label_s = min(_left_s(outcome, self._place.label_s), self._place.label_s)
                 labelled = await self.labels.label(outcome.relabel, label_s)
             if result.versions:
                 await self.cluster.caught_up(result.versions, self._place.catch_up_s)
             again_s = await self.overlaps.mark(outcome.overlapping, self.cluster.hypernodes.objects)
-            wake_s = min((one for one in (_left_s(outcome, None), again_s) if one is not None), default=None)
+            waits = (_left_s(outcome, None), again_s, event_s)
+            wake_s = min((wait_s for wait_s in waits if wait_s is not None), default=None)
             if not (result.failed or result.left_out or labelled.failed):
                 backoff.reset()
                 if labelled.left_out:
@@ -323,18 +324,18 @@ def _left_s(outcome: Outcome, never: T) -> float | T:
     return never if outcome.next_at is None else max(0.0, outcome.next_at - time.monotonic())
 
 
-def _marks(config: FabricConfig, client: Client) -> NodeMarks | None:
+def _marks(config: FabricConfig, client: Client) -> MinLinksMarker | None:
     nodes = config.nodes
     if not (nodes.min_links_condition or nodes.min_links_taint):
         return None
-    marks = Marks(
+    rule = MinLinksRule(
         nodes.min_links_condition,
         nodes.min_links_taint,
         nodes.after_seconds,
         nodes.taint_percent,
         config.min_links,
     )
-    return NodeMarks(client, marks)
+    return MinLinksMarker(client, rule)
 
 
 def _switches(config: FabricConfig, planner: Planner, changed: Callable[[], object]) -> Switches | None:

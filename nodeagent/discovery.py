@@ -23,16 +23,17 @@ from nodeagent.health.gpuguard import Guard
 from nodeagent.health.health_settings import HealthSettings, override
 from nodeagent.health.rules import effective
 from nodeagent.health.xids import Rules
-from nodeagent.host.netlink.events import LinkEvents
+from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.nvml import Nvml
 from nodeagent.host.recorded_gpus import Recorded
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
 from nodeagent.model import Finding, Gpu, Neighbor
-from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci
+from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
 from nodeagent.sources.gpu_health_service import Ledger
 from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
 from nodeagent.sources.nic_health_service import Verdicts
+from nodeagent.sources.scan_hints import ScanRequest
 from nodeagent.sources.source_settings import GpuSettings
 from nodeagent.sources.state_file import Memory
 from nodeagent.supervise import keep
@@ -165,10 +166,10 @@ class Discovery:
         self._gpu_health = gpu_health if gpu_health is not None else gpus_ledger(config)
         self._nic_health.tell(lambda functions: inventory.state("health", functions=functions))
         self._gpu_health.tell(self._publish_gpus)
-        self._last_scan: pci.PciFacts | None = None
+        self._last_scan: pci_source.PciFacts | None = None
         """What a restarted PCI source continues from."""
         self._gpu_hint = asyncio.Event()
-        self._lldp_hint = pci.Request()
+        self._lldp_hint = ScanRequest()
 
     async def run(self) -> None:
         """Run every source until cancelled."""
@@ -196,7 +197,7 @@ class Discovery:
         if not is_recorded(self._tree):
             self._nic_health.identify(await asyncio.to_thread(permanent_macs))
         with hints(self._tree) as opened:
-            await pci.watch(
+            await pci_source.watch(
                 self._tree,
                 opened,
                 self._publish_pci,
@@ -204,7 +205,7 @@ class Discovery:
                 before=self._last_scan,
             )
 
-    def _publish_pci(self, facts: pci.PciFacts) -> None:
+    def _publish_pci(self, facts: pci_source.PciFacts) -> None:
         self._last_scan = facts
         snapshot = self._inventory.snapshot
         self._inventory.state(

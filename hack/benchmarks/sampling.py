@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks.figures import Figure
 from benchmarks.stage import Stage
 from nodeagent.health.samples import Sample
-from nodeagent.host.netlink.events import LinkEvents
+from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.sysfs import Tree
 from nodeagent.model import Function
 from nodeagent.sampling.sampler import Sampler

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 import msgspec
 
 from nodeagent import discovery
-from nodeagent.host.driver import DriverError, GpuReading
+from nodeagent.host.gpu_driver import DriverError, GpuReading
 from nodeagent.host.sysfs import Tree
 from nodeagent.sources.source_settings import GpuSettings
 

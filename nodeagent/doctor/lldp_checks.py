@@ -10,7 +10,7 @@ from nodeagent import discovery
 from nodeagent.agent_config import Config
 from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, count, some
 from nodeagent.doctor.target import Subject
-from nodeagent.host.netlink.events import LinkEvents, NetlinkError
+from nodeagent.host.netlink.kernel_events import LinkEvents, NetlinkError
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.packet import PacketError
 from nodeagent.lldp import link_remarks as odd
@@ -20,7 +20,7 @@ from nodeagent.model import Finding as LldpFinding
 from nodeagent.model import Function, Neighbor
 from nodeagent.sources import lldp_source
 from nodeagent.sources.link_selection import select
-from nodeagent.sources.pci import scan
+from nodeagent.sources.pci_source import scan
 
 TOPIC = Topic(
     "lldp",

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 from nodeagent.health.samples import Sample, Source
 from nodeagent.host import recorded_gpus
+from nodeagent.host.fd import wait_readable
 from nodeagent.host.kmsg import PATTERNS, Event, KernelLog
-from nodeagent.host.readable import readable
 from nodeagent.host.sysfs import Tree
 from nodeagent.model import Function
 from nodeagent.sampling.adapter_counters import (
@@ -41,7 +41,7 @@ from nodeagent.sampling.reader import TROUBLES, LeftOut, Ports, Reader, boottime
 from nodeagent.sampling.recorded_samples import ReplicaReader
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sampling.worker_thread import Worker
-from nodeagent.sources.pci import Hint
+from nodeagent.sources.scan_hints import ScanHint
 
 __all__ = ["Collector", "Sampler", "watch"]
 
@@ -84,7 +84,7 @@ class Sampler:
         self._functions = functions
         self._state = state
         self._rates = rates or SamplesSettings()
-        self._hints: tuple[Hint, ...] = ()
+        self._hints: tuple[ScanHint, ...] = ()
         self._rung = asyncio.Event()
         self._other = asyncio.Event()  # a link is another than it was: what of its speed, what of its FEC?
         self._replica = ReplicaReader(tree) if tree.exists(recorded_gpus.PATH) else None
@@ -155,7 +155,7 @@ class Sampler:
 
     # The life
 
-    async def watch(self, hints: Iterable[Hint] = ()) -> None:
+    async def watch(self, hints: Iterable[ScanHint] = ()) -> None:
         """Sample until cancelled. Raises what the hints raise; the readers are closed then."""
         self._hints = tuple(hints)
         try:
@@ -188,7 +188,7 @@ class Sampler:
         await self._round((self._link,))
         await asyncio.gather(*(self._round(readers) for _, readers in self._rounds))
 
-    async def _listen(self, hint: Hint) -> None:
+    async def _listen(self, hint: ScanHint) -> None:
         while True:
             await hint.wait()
             self._rung.set()
@@ -346,7 +346,7 @@ class Sampler:
                     await asyncio.sleep(_KERNEL_GAP_S)
                     with suppress(TimeoutError):
                         async with asyncio.timeout(_KERNEL_AGAIN_S):
-                            await readable(kernel.fileno())
+                            await wait_readable(kernel.fileno())
         except TROUBLES as error:
             self._failed(Source.KERNEL, str(error), duration_s)
 
@@ -372,7 +372,7 @@ async def watch(
     functions: Callable[[], tuple[Function, ...]],
     state: Callable[[Sequence[Sample]], None],
     rates: SamplesSettings | None = None,
-    hints: Iterable[Hint] = (),
+    hints: Iterable[ScanHint] = (),
 ) -> None:
     """For who wants nothing but samples."""
     await Sampler(tree, functions, state, rates).watch(hints)

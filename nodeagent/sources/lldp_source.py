@@ -11,7 +11,7 @@ from nodeagent.model import Function
 from nodeagent.sources import lldpd_client, neighbor_table
 from nodeagent.sources.lldp_receiver import Dcb, Ear, Stated
 from nodeagent.sources.lldp_sender import Announcement, management_addresses
-from nodeagent.sources.pci import Hint
+from nodeagent.sources.scan_hints import ScanHint
 from nodeagent.sources.source_settings import LinkSelect, LldpSettings
 
 
@@ -30,7 +30,7 @@ async def watch(
     settings: LldpSettings,
     wanted: LinkSelect,
     functions: Callable[[], tuple[Function, ...]],
-    hints: Iterable[Hint],
+    hints: Iterable[ScanHint],
     state: Stated,
     hearing: Callable[[Ear], object] = lambda _ear: None,
     system_name: str | None = None,

@@ -17,8 +17,8 @@ import pytest
 
 from nodeagent.health.samples import Sample, Source, known
 from nodeagent.host.netlink import ethtool_messages as ethtool
-from nodeagent.host.netlink.events import LinkEvents
-from nodeagent.host.netlink.message import RefusedError
+from nodeagent.host.netlink.kernel_events import LinkEvents
+from nodeagent.host.netlink.message import NetlinkRefusedError
 from nodeagent.host.sysfs import Tree
 from nodeagent.model import Function
 from nodeagent.sampling.latest_samples import Latest
@@ -27,7 +27,8 @@ from nodeagent.sampling.reader import Ports
 from nodeagent.sampling.sampler import Sampler
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sim.machine import Machine
-from nodeagent.sources import pci
+from nodeagent.sources import pci_source
+from nodeagent.sources.scan_hints import ScanHint
 from tests.support.namespaces import Netns, veth
 from tests.support.tap_devices import Tap
 
@@ -89,7 +90,7 @@ class Seen:
 async def sampling(
     functions: Iterable[Function],
     rates: SamplesSettings = LINKS_ONLY,
-    hints: Iterable[pci.Hint] = (),
+    hints: Iterable[ScanHint] = (),
     root: Path | str = "/",
 ) -> AsyncIterator[Seen]:
     seen = Seen(Tree(root), functions, rates)
@@ -277,14 +278,14 @@ class Family:
     def all(self, question):
         self.asked += 1
         if self.broken:
-            raise RefusedError("ethtool", EIO)
-        return [ethtool.Pause(1, 1, 1), ethtool.Pause(2, 2, 2)]
+            raise NetlinkRefusedError("ethtool", EIO)
+        return [ethtool.PauseCounters(1, 1, 1), ethtool.PauseCounters(2, 2, 2)]
 
     def one(self, question, ifindex):
         self.asked += 1
         if ifindex > 1:
-            raise RefusedError("ethtool", EIO if ifindex == 2 else EOPNOTSUPP)
-        return ethtool.Pause(1, 1, 1)
+            raise NetlinkRefusedError("ethtool", EIO if ifindex == 2 else EOPNOTSUPP)
+        return ethtool.PauseCounters(1, 1, 1)
 
 
 class Asked:
@@ -342,7 +343,7 @@ SMALL = "two-gpu-two-nic"
 def machine(tmp_path: Path) -> tuple[Machine, Path, tuple[Function, ...], str]:
     made, root = Machine.load(SMALL), tmp_path / "m"
     made.write(root)
-    return made, root, pci.scan(Tree(root)).functions, made.nic(0).address
+    return made, root, pci_source.scan(Tree(root)).functions, made.nic(0).address
 
 
 async def test_what_happens_to_a_simulated_nic_is_sampled(tmp_path):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from nodeagent.host.netlink.events import LinkEvents
+from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.lldp import link_remarks
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
 from nodeagent.lldp.tlv import encode

@@ -20,7 +20,7 @@ from nodeagent.host.sysfs import Tree
 from nodeagent.model import Function, Link
 from nodeagent.sampling.sampler import Sampler
 from nodeagent.sampling.sampling_settings import SamplesSettings
-from nodeagent.sources import gpu_source, pci
+from nodeagent.sources import gpu_source, pci_source
 from nodeagent.sources.machine_access import hints, is_recorded, permanent_macs
 
 Writer = Callable[[bytes], object]
@@ -54,7 +54,7 @@ async def _record(
     rates: SamplesSettings | None,
     pace: gpu_source.Pace | None,
 ) -> str:
-    facts = await asyncio.to_thread(pci.scan, tree)
+    facts = await asyncio.to_thread(pci_source.scan, tree)
     pfs = tuple(one for one in facts.functions if one.parent is None)
     macs = {} if is_recorded(tree) else await asyncio.to_thread(permanent_macs)
     early: list[Sample] | None = []
