@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.min_links_marks import CHECK_AGAIN_S, CONDITION, TAINT, MinLinksMarker, MinLinksRule
+from nodeagent.cluster.min_links_settings import NodesSettings
 from nodeagent.controller import Controller, Place
 from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import Hysteresis, Rules
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import Client
 from nodeagent.sim.apiserver import ApiServer
-from nodeagent.switches.switch_settings import NodesSettings
 from tests.controller.test_controller import nodelinks, until
 
 THEIRS = {
