@@ -14,8 +14,9 @@ import pytest
 from msgspec import structs
 
 from nodeagent.cluster.affected_devices import Offered
+from nodeagent.cluster.cluster_settings import ClusterSettings
 from nodeagent.cluster.device_events import DeviceEvents
-from nodeagent.cluster.device_marks import DeviceMarker, EnabledMarks
+from nodeagent.cluster.device_marks import DeviceMarker
 from nodeagent.cluster.evictions import Evictions
 from nodeagent.cluster.min_links_marks import CONDITION, TAINT
 from nodeagent.cluster.node_report import Report
@@ -152,12 +153,8 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
         worse = Inventory()
         tell(worse, facts(DEGRADED))
         jobs += [
-            DeviceMarker(
-                client, worse, "gpu-0", EnabledMarks(conditions=False, label=True, rails_down=None)
-            ).run(),
-            DeviceMarker(
-                client, inventory, "gpu-0", EnabledMarks(conditions=True, label=False, rails_down=None)
-            ).run(),
+            DeviceMarker(client, worse, "gpu-0", ClusterSettings(conditions=False, label=True)).run(),
+            DeviceMarker(client, inventory, "gpu-0", ClusterSettings(conditions=True, label=False)).run(),
             Evictions(client, inventory, offered, 0.01).run(),
         ]
     server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-0", "uid": "u-0"}})
