@@ -37,8 +37,8 @@ from nodeagent.cluster.min_links_marks import MinLinksMarker, MinLinksRule
 from nodeagent.cluster.mirrors import Cluster
 from nodeagent.cluster.node_labels import LabelResult, NodeLabeler
 from nodeagent.cluster.overlaps import Overlaps
-from nodeagent.config import host_port
-from nodeagent.config.fabric_settings import FabricConfig
+from nodeagent.config.formats import host_port
+from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import Outcome, Planner, Rules
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiError, Client

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from nodeagent.config import ClusterSettings
+from nodeagent.cluster.cluster_settings import ClusterSettings
 from nodeagent.inventory import Inventory
 from nodeagent.kubelet.plugin import Kind
 from nodeagent.model import Snapshot

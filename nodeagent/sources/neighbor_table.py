@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from nodeagent.host.netlink.netdevs import Netdev, Netdevs
 from nodeagent.host.packet import PacketError, open_on
-from nodeagent.link_selection import LinkSelect, Selected, select
 from nodeagent.model import Function
+from nodeagent.sources.link_selection import Selected, select
 from nodeagent.sources.lldp_receiver import Dcb, Ear, Opened
 from nodeagent.sources.scan_hints import ScanHint
+from nodeagent.sources.source_settings import LinkSelect
 
 LOOK_GAP_S = 0.1
 

@@ -27,6 +27,8 @@ CATCH_ALL = {"nodeagent/supervise.py", "nodeagent/cli.py"}
 PURE = (
     "model.py",
     "offer.py",
+    "agent_config.py",
+    "controller_config.py",
     "affinity.py",
     "cdi.py",
     "health/",
@@ -152,7 +154,7 @@ def imported(module: ast.Module) -> Iterator[str]:
     ("module", "costs"),
     [
         ("nodeagent.cli", {"grpc", "msgspec", "yaml", "prometheus_client", "pyroute2", "pynvml"}),
-        ("nodeagent.config", {"grpc", "google", "prometheus_client", "pyroute2", "pynvml"}),
+        ("nodeagent.agent_config", {"grpc", "google", "prometheus_client", "pyroute2", "pynvml"}),
         ("nodeagent.commands.scan.listing", {"grpc", "google", "prometheus_client", "pyroute2", "pynvml"}),
         ("nodeagent.agent", {"google", "prometheus_client", "pyroute2", "pynvml"}),
     ],

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.min_links_marks import CHECK_AGAIN_S, CONDITION, TAINT, MinLinksMarker, MinLinksRule
-from nodeagent.config.fabric_settings import FabricConfig
-from nodeagent.config.switch_settings import NodesSettings
+from nodeagent.cluster.min_links_settings import NodesSettings
 from nodeagent.controller import Controller, Place
+from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import Hysteresis, Rules
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import Client

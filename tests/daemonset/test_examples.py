@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from nodeagent.agent_config import load
 from nodeagent.commands.scan import listing
-from nodeagent.config import load
 from nodeagent.kinds.vf import VfPool
 from nodeagent.metrics.catalog import CATALOG
 from nodeagent.model import Allocation

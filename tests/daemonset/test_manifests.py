@@ -18,10 +18,10 @@ import yaml
 from msgspec.structs import replace
 
 from nodeagent import __version__, cli
+from nodeagent.agent_config import Config, load
 from nodeagent.commands.scan import listing
-from nodeagent.config import Config, load
-from nodeagent.config.fabric_settings import FabricConfig, load_fabric
 from nodeagent.controller import LEASE
+from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.kubelet.device_info import DEVICE_INFO
 from nodeagent.kubelet.registration import LOCK
 from nodeagent.offer import Offer

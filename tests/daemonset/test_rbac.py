@@ -19,8 +19,8 @@ from nodeagent.cluster.device_marks import DeviceMarker, EnabledMarks
 from nodeagent.cluster.evictions import Evictions
 from nodeagent.cluster.min_links_marks import CONDITION, TAINT
 from nodeagent.cluster.node_report import Report
-from nodeagent.config.fabric_settings import FabricConfig, load_fabric
 from nodeagent.controller import Controller, Place
+from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access
 from nodeagent.kube.claims import NodeClaim

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nodeagent import discovery
-from nodeagent.config import Config
+from nodeagent.agent_config import Config
 from nodeagent.health.recording import Subject
 from nodeagent.health.samples import Sample, Source
 from nodeagent.health.xids import Latch
