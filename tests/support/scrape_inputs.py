@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
+from zlib import crc32
 
 from nodeagent.commands.scan.listing import once
 from nodeagent.config import Config
@@ -57,14 +58,13 @@ def facts(model: str = "dgx-h100") -> tuple[Snapshot, Offer]:
 
 
 def samples_of(device: str, sources: Iterable[Source], at: float = 100.0) -> Iterator[Sample]:
-    """Every name that these sources could state; the numbers are the place of the name."""
-    places = {name: place for place, name in enumerate(DATA, 1)}
+    """Every name that these sources could state; each number follows from its name alone."""
     for source in sources:
         values: dict[str, float] = {}
         for name, datum in DATA.items():
             if datum.source is source:
                 keys = KEYS.get(datum.per, ("x",)) if datum.per else ("",)
-                values.update({f"{name}/{key}" if key else name: places[name] for key in keys})
+                values.update({f"{name}/{key}" if key else name: crc32(name.encode()) % 997 for key in keys})
         texts = {
             f"{name}/0" if name.startswith("vf_") else name: WORDS.get(name, name.partition("_")[2] or name)
             for name in TEXTS
