@@ -135,19 +135,18 @@ class Agent:
         """Until cancelled. Raises ``Fatal`` or ``ConfigError`` for what cannot work on this machine."""
         try:
             async with asyncio.TaskGroup() as group:
-                watching = group.create_task(
-                    discovery.watch(
-                        self.inventory,
-                        self._config,
-                        self._place.root,
-                        self._place.node_name,
-                        self.verdicts,
-                        self.gpu_ledger,
-                        self._sampled,
-                        self._hears,
-                    )
+                sources = discovery.Discovery(
+                    self.inventory,
+                    self._config,
+                    self._place.root,
+                    node_name=self._place.node_name,
+                    nic_health=self.verdicts,
+                    gpu_health=self.gpu_ledger,
+                    on_sampler=self._sampled,
+                    on_lldp_receiver=self._hears,
                 )
-                await discovery.first_word(self.inventory)
+                watching = group.create_task(sources.run())
+                await discovery.first_facts(self.inventory)
                 self._refuse_fatal()
                 jobs = {
                     "offer": self._tell,

@@ -78,7 +78,7 @@ class Lldp:
 
 async def look(subject: Subject) -> Lldp:
     config, tree = subject.config, subject.tree
-    if not discovery.hears(config, tree):
+    if not discovery.receives_lldp(config, tree):
         return Lldp()
     functions = scan(tree).functions
     wanted = discovery.link_select(config)

@@ -17,6 +17,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from nodeagent.rfc3339 import rfc3339
 from nodeagent.web.x509 import CertificateError, ends_at
 
 log = logging.getLogger(__name__)
@@ -123,7 +124,7 @@ class Door:
 
     def _not_over(self, end: float | None) -> None:
         if end is not None and end <= time.time():
-            day = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(end))
+            day = rfc3339(end)
             raise CertificateError(f"{self.files.certificate} ended at {day}; renew it")
 
 

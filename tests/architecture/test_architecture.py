@@ -18,6 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LINES_MAX = 400
 LONG = {
+    "nodeagent/health/rules.py": "one table",
     "nodeagent/kubelet/registration.py": "one loop, whose parts make sense in one reading only",
 }
 """Longer than LINES_MAX, and why that is better than a split."""

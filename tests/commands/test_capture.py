@@ -25,6 +25,7 @@ from nodeagent.host.recorded_gpus import Recorded
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.sim.machine import Machine
 from nodeagent.sources import host_paths, nvml_session, pci
+from nodeagent.sources.machine_access import is_recorded
 from tests.support import drawn_trees
 
 CDI = "/var/run/cdi"
@@ -107,7 +108,7 @@ def test_this_machine_is_captured_with_its_real_files(tmp_path: Path) -> None:
     capture(Path("/"), tmp_path / "c", scramble=False)
     assert pci.scan(Tree(tmp_path / "c")) == pci.scan(Tree("/"))
     assert host_paths.look(Tree(tmp_path / "c"), CDI) == host_paths.look(Tree("/"), CDI)
-    assert discovery.recorded(Tree(tmp_path / "c")), "or the driver here would be asked for the GPUs there"
+    assert is_recorded(Tree(tmp_path / "c")), "or the driver here would be asked for the GPUs there"
 
 
 def test_whatever_the_kernel_refused_to_read_is_refused_again(tmp_path: Path) -> None:

@@ -204,12 +204,14 @@ def test_want_of_a_capability_ends_the_look_with_its_name(links):
     near, _ = links
     code = """
 import asyncio, pathlib
-from nodeagent import neighbors, node, scan
+from nodeagent import discovery
+from nodeagent.commands.neighbors import live
+from nodeagent.commands.scan import listing
 from nodeagent.config import Config, load
 from nodeagent.host.packet import open_on
 from nodeagent.link_selection import LinkSelect
 from nodeagent.sources.lldp_source import LldpSettings
-asyncio.run(neighbors.once(LinkSelect(netdevs=("swp*",)), LldpSettings(), pathlib.Path("/")))
+asyncio.run(live.once(LinkSelect(netdevs=("swp*",)), LldpSettings(), pathlib.Path("/")))
 """
     nobody = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", sys.executable, "-c", code)
     done = subprocess.run(

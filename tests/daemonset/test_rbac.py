@@ -14,10 +14,10 @@ import pytest
 from msgspec import structs
 
 from nodeagent.cluster.affected_devices import Offered
-from nodeagent.cluster.controller_marks import CONDITION, TAINT
-from nodeagent.cluster.events import Events
+from nodeagent.cluster.device_events import DeviceEvents
+from nodeagent.cluster.device_marks import DeviceMarker, EnabledMarks
 from nodeagent.cluster.evictions import Evictions
-from nodeagent.cluster.node_marks import Marks, NodeState
+from nodeagent.cluster.min_links_marks import CONDITION, TAINT
 from nodeagent.cluster.node_report import Report
 from nodeagent.config.fabric_settings import FabricConfig, load_fabric
 from nodeagent.controller import Controller, Place
@@ -146,14 +146,18 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
         client, inventory, "gpu-0", "nodeagent", lambda _: RAILS,
         owner=NodeClaim("gpu-0", "u-0"), jitter_s=0, gather_s=0.01, gap_s=0.05, patience_s=0,
     )  # fmt: skip
-    jobs = [report.run(), Events(client, inventory, "gpu-0", offered).run()]
+    jobs = [report.run(), DeviceEvents(client, inventory, "gpu-0", offered).run()]
     if marks:
         # The label has facts of its own: a Node is marked once in 10 s at most, and this one begins as degraded.
         worse = Inventory()
         tell(worse, facts(DEGRADED))
         jobs += [
-            NodeState(client, worse, "gpu-0", Marks(conditions=False, label=True, rails_down=None)).run(),
-            NodeState(client, inventory, "gpu-0", Marks(conditions=True, label=False, rails_down=None)).run(),
+            DeviceMarker(
+                client, worse, "gpu-0", EnabledMarks(conditions=False, label=True, rails_down=None)
+            ).run(),
+            DeviceMarker(
+                client, inventory, "gpu-0", EnabledMarks(conditions=True, label=False, rails_down=None)
+            ).run(),
             Evictions(client, inventory, offered, 0.01).run(),
         ]
     server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-0", "uid": "u-0"}})
@@ -383,7 +387,7 @@ async def marks_at_work(server: ApiServer) -> None:
         node = server.one("nodes", FIRST[0]) or {}
         conditions = node.get("status", {}).get("conditions") or ()
         taints = node.get("spec", {}).get("taints") or ()
-        return any(one["type"] == CONDITION for one in conditions), TAINT in taints
+        return any(one["type"] == CONDITION for one in conditions), any(TAINT.matches(one) for one in taints)
 
     server.put(nodelinks(FIRST[0], leaves(0), state="down"))
     async with running(Controller(rules, access, place, config).run()):

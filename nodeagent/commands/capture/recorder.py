@@ -14,13 +14,13 @@ from pathlib import Path
 from nodeagent import __version__
 from nodeagent.commands.capture import gpu_recorder as cards
 from nodeagent.commands.capture.machine import CaptureError
-from nodeagent.discovery import hints, permanent_macs, recorded
 from nodeagent.health.recording import Header, Subject, encode
 from nodeagent.health.samples import Sample
 from nodeagent.host.sysfs import Tree
 from nodeagent.model import Function, Link
 from nodeagent.sampling.sampler import Rates, Sampler
 from nodeagent.sources import gpu_source, pci
+from nodeagent.sources.machine_access import hints, is_recorded, permanent_macs
 
 Writer = Callable[[bytes], object]
 
@@ -46,7 +46,7 @@ async def _record(
 ) -> str:
     facts = await asyncio.to_thread(pci.scan, tree)
     pfs = tuple(one for one in facts.functions if one.parent is None)
-    macs = {} if recorded(tree) else await asyncio.to_thread(permanent_macs)
+    macs = {} if is_recorded(tree) else await asyncio.to_thread(permanent_macs)
     early: list[Sample] | None = []
     count = 0
 

@@ -36,7 +36,7 @@ class Seen:
 async def once(config: Config, root: Path, wait_s: float = 0.0) -> Seen:
     """One look. With ``wait_s``, LLDP is listened to for so long, or until every link with carrier was heard."""
     async with _looking(config, root) as inventory:
-        if wait_s > 0 and discovery.hears(config, Tree(root)):
+        if wait_s > 0 and discovery.receives_lldp(config, Tree(root)):
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     while _unheard(config, inventory.snapshot):
@@ -85,8 +85,8 @@ async def _looking(config: Config, root: Path) -> AsyncIterator[Inventory]:
     """Says nothing to the switches: they would take its farewell for that of the daemon."""
     config = structs.replace(config, lldp=structs.replace(config.lldp, transmit=False))
     inventory = Inventory()
-    watching = asyncio.create_task(discovery.watch(inventory, config, root))
-    waiting = asyncio.create_task(discovery.first_word(inventory))
+    watching = asyncio.create_task(discovery.Discovery(inventory, config, root).run())
+    waiting = asyncio.create_task(discovery.first_facts(inventory))
     try:
         await asyncio.wait((watching, waiting), return_when=asyncio.FIRST_COMPLETED)
         if watching.done():

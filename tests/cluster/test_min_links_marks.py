@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.cluster.controller_marks import CONDITION, LOOK_AGAIN_S, TAINT, Marks, NodeMarks
+from nodeagent.cluster.min_links_marks import CHECK_AGAIN_S, CONDITION, TAINT, MinLinksMarker, MinLinksRule
 from nodeagent.config.fabric_settings import FabricConfig
 from nodeagent.config.switch_settings import NodesSettings
 from nodeagent.controller import Controller, Place
@@ -27,7 +27,7 @@ THEIRS = {
 }
 READY = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
 NAMES = [f"node-{number}" for number in range(10)]
-BOTH = Marks(condition=True, taint=True, after_s=60.0, percent=100, min_links=2)
+BOTH = MinLinksRule(condition=True, taint=True, after_s=60.0, percent=100, min_links=2)
 
 
 class Clock:
@@ -41,13 +41,13 @@ class Clock:
 class Stage:
     """``marks`` on a server with ten Nodes that others have marked too."""
 
-    def __init__(self, server: ApiServer, client: Client, marks: Marks) -> None:
+    def __init__(self, server: ApiServer, client: Client, marks: MinLinksRule) -> None:
         self.server, self.clock, self._client, self._asked = server, Clock(), client, marks
         self.marks = self.another()
 
-    def another(self) -> NodeMarks:
+    def another(self) -> MinLinksMarker:
         """A new leader's."""
-        return NodeMarks(self._client, self._asked, per_second=1000.0, clock=self.clock)
+        return MinLinksMarker(self._client, self._asked, per_second=1000.0, clock=self.clock)
 
     async def mark(self, below: Iterable[str]) -> bool:
         return await self.marks.mark(below, len(NAMES))
@@ -59,7 +59,7 @@ class Stage:
 
     def tainted(self) -> list[str]:
         return [
-            name for name in NAMES if any(t["key"] == TAINT["key"] for t in self.node(name)["spec"].get("taints", ()))
+            name for name in NAMES if any(t["key"] == TAINT.key for t in self.node(name)["spec"].get("taints", ()))
         ]  # fmt: skip
 
     def conditioned(self) -> list[str]:
@@ -87,7 +87,7 @@ def put(server: ApiServer, name: str) -> None:
 
 
 @asynccontextmanager
-async def stage(marks: Marks = BOTH) -> AsyncIterator[Stage]:
+async def stage(marks: MinLinksRule = BOTH) -> AsyncIterator[Stage]:
     server = await ApiServer(rbac=True).start()
     client = Client(Access(server.url, token=server.token()), manager="nodeagent-controller")
     try:
@@ -155,14 +155,14 @@ async def test_a_node_that_registers_anew_is_marked_anew():
         await it.mark(["node-1"])
         put(it.server, "node-1")
         assert it.tainted() == []
-        assert it.marks.next_s() == LOOK_AGAIN_S
-        it.clock.now += LOOK_AGAIN_S
+        assert it.marks.next_s() == CHECK_AGAIN_S
+        it.clock.now += CHECK_AGAIN_S
         assert await it.mark(["node-1"])
         assert it.tainted() == it.conditioned() == ["node-1"]
 
 
 async def test_no_more_than_a_share_is_tainted_and_the_taint_does_not_wander():
-    async with stage(Marks(condition=True, taint=True, after_s=0.0, percent=20)) as it:
+    async with stage(MinLinksRule(condition=True, taint=True, after_s=0.0, percent=20)) as it:
         assert await it.mark(["node-8"])
         assert await it.mark(NAMES)
         assert it.tainted() == ["node-0", "node-8"]
@@ -170,7 +170,7 @@ async def test_no_more_than_a_share_is_tainted_and_the_taint_does_not_wander():
         assert it.marks.spared == 8
         assert await it.mark(NAMES[1:])
         assert it.tainted() == ["node-1", "node-8"]
-    async with stage(Marks(taint=True, after_s=0.0, percent=0)) as it:
+    async with stage(MinLinksRule(taint=True, after_s=0.0, percent=0)) as it:
         assert await it.mark(NAMES)
         assert it.tainted() == []
 
@@ -178,7 +178,7 @@ async def test_no_more_than_a_share_is_tainted_and_the_taint_does_not_wander():
 @pytest.mark.parametrize("fault", ["500", "403", "half", "close", "lost"])
 @pytest.mark.parametrize(("verb", "subresource"), [("list", ""), ("get", ""), ("patch", "")])
 async def test_what_fails_is_done_the_next_time(fault: str, verb: str, subresource: str):
-    async with stage(Marks(condition=True, taint=True, after_s=0.0, percent=100)) as it:
+    async with stage(MinLinksRule(condition=True, taint=True, after_s=0.0, percent=100)) as it:
         it.server.fail(fault, verb=verb, resource="nodes", times=1)
         good = await it.mark(["node-5"])
         while not good:
@@ -209,16 +209,18 @@ async def test_a_taint_that_another_writes_meanwhile_is_kept():
     async with stage() as it:
         client = Raced(it.server, it.marks._client.access)
         try:
-            marks = NodeMarks(client, Marks(taint=True, after_s=0.0, percent=100), per_second=1000.0)
+            marks = MinLinksMarker(
+                client, MinLinksRule(taint=True, after_s=0.0, percent=100), per_second=1000.0
+            )
             assert await marks.mark(["node-5"], 10)
         finally:
             await client.close()
         keys = {taint["key"] for taint in it.node("node-5")["spec"]["taints"]}
-        assert keys == {"example.com/gpu", "example.com/1", "example.com/2", TAINT["key"]}
+        assert keys == {"example.com/gpu", "example.com/1", "example.com/2", TAINT.key}
 
 
 async def test_a_node_that_is_gone_is_no_fault():
-    async with stage(Marks(condition=True, taint=True, after_s=0.0, percent=100)) as it:
+    async with stage(MinLinksRule(condition=True, taint=True, after_s=0.0, percent=100)) as it:
         assert await it.mark(["ghost"])
         assert it.marks.writes == {("condition", "gone"): 1, ("taint", "gone"): 1}
 
@@ -246,7 +248,7 @@ async def test_two_rights_more_are_enough_and_without_them_it_says_which_is_miss
         grant(it.server, "nodeagent-controller", CONTROLLER)
         client = Client(Access(it.server.url, token=it.server.token(ACCOUNT)))
         try:
-            marks = NodeMarks(client, Marks(True, True, 0.0, 100, 2), per_second=1000.0)
+            marks = MinLinksMarker(client, MinLinksRule(True, True, 0.0, 100, 2), per_second=1000.0)
             assert not await marks.mark(["node-1"], 10)
             assert "get" in caplog.text
             assert "nodes" in caplog.text
@@ -281,7 +283,9 @@ async def test_the_leader_marks_nodes_below_the_minimum_and_says_so_in_its_metri
                 assert found is not None
                 return found.get("spec", {}).get("taints") or []
 
-            await until(lambda: taints("node-00") == [TAINT], "the taint")
+            await until(
+                lambda: taints("node-00") == [{"key": TAINT.key, "effect": "NoSchedule"}], "the taint"
+            )
             assert taints("node-01") == []
             line = 'nodeagent_fabric_marked_nodes{mark="taint"} 1.0'
             await until(lambda: line in controller._metrics("").body.decode(), "the metric")
