@@ -44,11 +44,12 @@ class Measurement(msgspec.Struct, frozen=True):
 
 
 class MeasuredText(msgspec.Struct, frozen=True):
-    """One text of a sample: a firmware version, a state, a serial number."""
+    """One text of a sample, such as a firmware version. ``family`` shows it as a label."""
 
     name: str
     source: Source
     meaning: str
+    family: str
 
 
 class Family(msgspec.Struct, frozen=True):

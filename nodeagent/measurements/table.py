@@ -6,7 +6,7 @@ To add a counter: add one row to ``link_rows``, ``adapter_rows`` or ``gpu_rows``
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from nodeagent.measurements.adapter_rows import ADAPTER_ROWS
 from nodeagent.measurements.family import Family, MeasuredText, Measurement
@@ -46,53 +46,72 @@ MEASUREMENTS: dict[str, Measurement] = {
 """Every number that a sample may hold, by name. A reader leaves out what it cannot measure on a machine."""
 
 
-def _texts(source: Source, **meanings: str) -> Iterator[tuple[str, MeasuredText]]:
-    return ((name, MeasuredText(name, source, meaning)) for name, meaning in meanings.items())
-
-
-TEXTS: dict[str, MeasuredText] = dict(
-    (
-        *_texts(
+TEXTS: dict[str, MeasuredText] = {
+    name: MeasuredText(name, source, meaning, f"nodeagent_{noun}")
+    for source, noun, meanings in (
+        (
             Source.STATE,
-            ext_state="why the link is down, in the kernel's words (ETHTOOL_A_LINKSTATE_EXT_STATE)",
-            ext_substate="more detail (ETHTOOL_A_LINKSTATE_EXT_SUBSTATE)",
+            "link_ext_state",
+            {
+                "ext_state": "why the link is down, in the kernel's words (ETHTOOL_A_LINKSTATE_EXT_STATE)",
+                "ext_substate": "more detail (ETHTOOL_A_LINKSTATE_EXT_SUBSTATE)",
+            },
         ),
-        *_texts(Source.FEC, fec_mode="the active FEC mode: RS, BASER, LLRS, …"),
-        *_texts(Source.DRIVER, driver="ETHTOOL_GDRVINFO", firmware="ETHTOOL_GDRVINFO"),
-        *_texts(
+        (Source.FEC, "link_fec_info", {"fec_mode": "the active FEC mode: RS, BASER, LLRS, …"}),
+        (Source.DRIVER, "link_info", {"driver": "ETHTOOL_GDRVINFO", "firmware": "ETHTOOL_GDRVINFO"}),
+        (
             Source.MODULE,
-            module_type="the identifier's name: QSFP-DD, OSFP, …",
-            module_vendor="vendor name in the EEPROM",
-            module_part="part number",
-            module_serial="serial number",
-            module_revision="revision",
-            module_state="CMIS: low-power, power-up, ready, power-down, fault",
+            "transceiver_info",
+            {
+                "module_type": "the identifier's name: QSFP-DD, OSFP, …",
+                "module_vendor": "vendor name in the EEPROM",
+                "module_part": "part number",
+                "module_serial": "serial number",
+                "module_revision": "revision",
+            },
         ),
-        *_texts(
+        (
+            Source.MODULE,
+            "transceiver_module_state",
+            {"module_state": "CMIS: low-power, power-up, ready, power-down, fault"},
+        ),
+        (
             Source.VF,
-            vf_mac="per VF index: the MAC address that the PF set; zeros: the VF's driver chose it",
-            vf_vlan="per VF index: VLAN ID, 0 for none",
-            vf_trust="per VF index: on or off",
-            vf_spoof_check="per VF index: on or off",
-            vf_link_state="per VF index: auto, enable or disable",
+            "vf_info",
+            {
+                "vf_mac": "per VF index: the MAC address that the PF set; zeros: the VF's driver chose it",
+                "vf_vlan": "per VF index: VLAN ID, 0 for none",
+                "vf_trust": "per VF index: on or off",
+                "vf_spoof_check": "per VF index: on or off",
+                "vf_link_state": "per VF index: auto, enable or disable",
+            },
         ),
-        *_texts(
+        (
             Source.RDMA,
-            rdma_device="name of the RDMA device, such as mlx5_0",
-            rdma_link_layer="Ethernet or InfiniBand",
-            rdma_phys_state="LinkUp, Disabled, …",
-            node_guid="node GUID of the RDMA device",
+            "rdma_port_info",
+            {
+                "rdma_device": "name of the RDMA device, such as mlx5_0",
+                "rdma_link_layer": "Ethernet or InfiniBand",
+                "rdma_phys_state": "LinkUp, Disabled, …",
+                "node_guid": "node GUID of the RDMA device",
+            },
         ),
-        *_texts(
+        (Source.GPU, "gpu_fabric_state", {"gpu_fabric_state": "nvmlDeviceGetGpuFabricInfoV"}),
+        (
             Source.GPU,
-            gpu_fabric_state="nvmlDeviceGetGpuFabricInfoV",
-            gpu_vbios="VBIOS version",
-            gpu_serial="serial number",
-            gpu_driver="driver version",
-            gpu_recovery_action="the action that the driver requests: none, gpu_reset, node_reboot, …",
+            "gpu_info",
+            {"gpu_vbios": "VBIOS version", "gpu_serial": "serial number", "gpu_driver": "driver version"},
+        ),
+        (
+            Source.GPU,
+            "gpu_recovery_action",
+            {
+                "gpu_recovery_action": "the action that the driver requests: none, gpu_reset, node_reboot, …",
+            },
         ),
     )
-)
+    for name, meaning in meanings.items()
+}
 """Every text that a sample may hold, by name."""
 
 RECORDED_ONLY: dict[str, str] = {

@@ -9,7 +9,11 @@ from nodeagent.sampling.collectors import Collector
 
 
 @live_family(
-    "build_info", "version", help="The version of the agent; always 1.", source="the agent", use="Follow a rollout."
+    "build_info",
+    "version",
+    help="The version of the agent; always 1.",
+    source="the agent",
+    use="Follow a rollout.",
 )
 def build_info(_shown: ScrapeInput) -> Iterator[Series]:
     yield (__version__,), 1

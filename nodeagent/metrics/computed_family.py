@@ -65,7 +65,11 @@ def live_family(
     return declare
 
 
-def _family(noun: str, labels: str, type_: FamilyType | None, *words: str) -> Family:
+def _family(
+    noun: str, labels: str, type_: FamilyType | None, meaning: str, source: str, use: str, peers: str
+) -> Family:
     """Counters, and only counters, end in ``_total``."""
     type_ = type_ or ("counter" if noun.endswith("_total") else "gauge")
-    return Family(f"nodeagent_{noun}", type_, tuple(filter(None, labels.split(","))), *words)
+    return Family(
+        f"nodeagent_{noun}", type_, tuple(filter(None, labels.split(","))), meaning, source, use, peers
+    )

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from operator import itemgetter
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -95,13 +94,8 @@ def header(family: Family, openmetrics: bool) -> str:
     return f"# HELP {name} {family.help}\n# TYPE {name} {family.type}\n{unit}"
 
 
-class _Slot(NamedTuple):
-    """A series of a sample-fed family: the index of its number among all values, and its factor."""
-
-    index: int
-    scale: float
-
-
+_Slot = tuple[int, float]
+"""Of one series: the index of its number among all values, and its factor."""
 _Shape = tuple[str, Source, tuple[str, ...], dict[str, str]]
 """Device, reader, value names and texts of a sample: everything but its numbers."""
 _Block = tuple[Family, str]
@@ -160,7 +154,7 @@ class _Layout:
                     values = self._labels(family, measurement, device, key if slash else None)
                     if values is not None:
                         family_slots = slots.setdefault(family.name, {})
-                        family_slots[series(family, values)] = _Slot(index, measurement.scale)
+                        family_slots[series(family, values)] = (index, measurement.scale)
                 index += 1
             yield
         self._place(slots)
@@ -222,10 +216,10 @@ class _Layout:
                 continue
             kept = list(family_slots.items())[: self._series_max]
             self.dropped[family.name] += len(family_slots) - len(kept)
-            for _text, slot in kept:
-                if slot.scale != 1:
-                    self._scales.append((len(order), slot.scale))
-                order.append(slot.index)
+            for _text, (index, scale) in kept:
+                if scale != 1:
+                    self._scales.append((len(order), scale))
+                order.append(index)
             blocks.append((family, "".join(f"{text.replace('%', '%%')} %s\n" for text, _slot in kept)))
             if len(order) - first >= PIECE:
                 self._templates.append((blocks, first, len(order)))

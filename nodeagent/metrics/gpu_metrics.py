@@ -9,8 +9,6 @@ from nodeagent.metrics.scrape_input import NodeFacts, ScrapeInput, missing
 from nodeagent.model import State
 
 
-
-
 @fact_family(
     "gpu_recovery_action",
     "gpu,action",
@@ -81,8 +79,6 @@ def gpu_health_transitions(shown: ScrapeInput) -> Iterator[Series]:
         if device in names:
             for (before, after), count in sorted(figures.transitions.items()):
                 yield (names[device], before, after), count
-
-
 
 
 @fact_family(

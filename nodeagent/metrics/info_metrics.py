@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from nodeagent.measurements.family import FROM_RULES
 from nodeagent.metrics.computed_family import Series, fact_family
-from nodeagent.metrics.scrape_input import NodeFacts, DeviceCount, missing
+from nodeagent.metrics.scrape_input import DeviceCount, NodeFacts, missing
 from nodeagent.model import Holding
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from errno import EINVAL, ENODEV, EOPNOTSUPP, EPERM
 
-from nodeagent.health.samples import Sample, Source
 from nodeagent.host import eeprom, pcie_link
 from nodeagent.host.attributes import Attributes
 from nodeagent.host.ethtool import DriverInfo, Ethtool, EthtoolError
@@ -16,6 +15,7 @@ from nodeagent.host.netlink.message import AbsentError, NetlinkError, RefusedErr
 from nodeagent.host.netlink.rdma_links import RdmaCounters
 from nodeagent.host.rdma_ports import PORT_COUNTERS, RdmaPorts
 from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function, Rdma
 from nodeagent.sampling.driver_counters import RDMA, Names, rdma_values
 from nodeagent.sampling.port_counters import Asked
