@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from nodeagent.config import ClusterSettings
+from nodeagent.cluster.cluster_settings import ClusterSettings
 from nodeagent.inventory import Inventory
 from nodeagent.kubelet.plugin import Kind
 from nodeagent.model import Snapshot
@@ -104,11 +104,9 @@ async def run(
 
         parts["events"] = DeviceEvents(client, inventory, found.node, offered).run
     if settings.conditions or settings.label or settings.taint.enabled:
-        from nodeagent.cluster.device_marks import DeviceMarker, EnabledMarks  # noqa: PLC0415
+        from nodeagent.cluster.device_marks import DeviceMarker  # noqa: PLC0415
 
-        rails_down = settings.taint.rails_down if settings.taint.enabled else None
-        marks = EnabledMarks(settings.conditions, settings.label, rails_down)
-        parts["nodestate"] = DeviceMarker(client, inventory, found.node, marks).run
+        parts["nodestate"] = DeviceMarker(client, inventory, found.node, settings).run
     if settings.evict.enabled:
         from nodeagent.cluster.evictions import Evictions  # noqa: PLC0415
 

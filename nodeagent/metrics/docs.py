@@ -8,7 +8,7 @@ from nodeagent.measurements.family import Family, Measurement
 from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import MEASUREMENTS, RECORDED_ONLY, TEXTS
 from nodeagent.metrics.catalog import CATALOG
-from nodeagent.sampling.collectors import Rates
+from nodeagent.sampling.sampling_settings import SamplesSettings
 
 TOPICS = {
     "Links": ("link",),
@@ -34,20 +34,20 @@ TOPICS = {
 }
 """Heading, and the first words of its families' names."""
 
-_RATES = Rates()
+_RATES = SamplesSettings()
 READERS: dict[Source, tuple[str, str, str]] = {
-    Source.LINK: ("one RTM_GETLINK dump", f"{_RATES.link:g} s, and at once after an event", "-"),
-    Source.MODES: ("ethtool netlink LINKMODES_GET", f"{_RATES.link:g} s", "-"),
-    Source.STATE: ("ethtool netlink LINKSTATE_GET", f"{_RATES.link:g} s", "-"),
-    Source.FEC: ("ethtool netlink FEC_GET", f"{_RATES.link:g} s", "-"),
-    Source.PAUSE: ("ethtool netlink PAUSE_GET", f"{_RATES.link:g} s", "-"),
-    Source.DRIVER: ("ETHTOOL_GSTATS; names of mlx5, bnxt_en and ice", f"{_RATES.driver:g} s", "-"),
-    Source.RDMA: ("sysfs; NETLINK_RDMA for hardware counters", f"{_RATES.rdma:g} s", "-"),
-    Source.PCIE: ("sysfs", f"{_RATES.pcie:g} s", "-"),
-    Source.DEVLINK: ("devlink HEALTH_REPORTER_GET", f"{_RATES.devlink:g} s", "-"),
-    Source.MODULE: ("ethtool netlink MODULE_EEPROM_GET", f"{_RATES.module:g} s", "CAP_NET_ADMIN"),
+    Source.LINK: ("one RTM_GETLINK dump", f"{_RATES.link_seconds:g} s, and at once after an event", "-"),
+    Source.MODES: ("ethtool netlink LINKMODES_GET", f"{_RATES.link_seconds:g} s", "-"),
+    Source.STATE: ("ethtool netlink LINKSTATE_GET", f"{_RATES.link_seconds:g} s", "-"),
+    Source.FEC: ("ethtool netlink FEC_GET", f"{_RATES.link_seconds:g} s", "-"),
+    Source.PAUSE: ("ethtool netlink PAUSE_GET", f"{_RATES.link_seconds:g} s", "-"),
+    Source.DRIVER: ("ETHTOOL_GSTATS; names of mlx5, bnxt_en and ice", f"{_RATES.driver_seconds:g} s", "-"),
+    Source.RDMA: ("sysfs; NETLINK_RDMA for hardware counters", f"{_RATES.rdma_seconds:g} s", "-"),
+    Source.PCIE: ("sysfs", f"{_RATES.pcie_seconds:g} s", "-"),
+    Source.DEVLINK: ("devlink HEALTH_REPORTER_GET", f"{_RATES.devlink_seconds:g} s", "-"),
+    Source.MODULE: ("ethtool netlink MODULE_EEPROM_GET", f"{_RATES.module_seconds:g} s", "CAP_NET_ADMIN"),
     Source.KERNEL: ("/dev/kmsg", "as the kernel writes it", "CAP_SYSLOG, the host's /dev/kmsg"),
-    Source.VF: ("RTM_GETLINK of one PF", f"{_RATES.vf:g} s", "-"),
+    Source.VF: ("RTM_GETLINK of one PF", f"{_RATES.vf_seconds:g} s", "-"),
     Source.GPU: ("NVML", "15 s (`gpu.health.readSeconds`)", "-"),
 }
 """Of each reader: the interface that it reads, how often, and what it needs."""

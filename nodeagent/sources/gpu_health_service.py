@@ -18,7 +18,7 @@ from nodeagent.health.gpu_record import lasting, same, sound
 from nodeagent.health.gpuguard import Guard
 from nodeagent.health.gpuview import explain_gpu
 from nodeagent.health.xids import Latch, Rules, judge, severity, unknown, verdict
-from nodeagent.host.driver import GpuEvent, GpuReading, GpuVitals
+from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import measurement
 from nodeagent.model import Gpu, Health

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from nodeagent import supervise
-from nodeagent.config import Config, host_port
+from nodeagent.config.formats import host_port
 from nodeagent.inventory import Inventory
 from nodeagent.kinds.gpu_memory import Slices
 from nodeagent.kubelet.plugin import Kind
@@ -22,8 +21,9 @@ from nodeagent.measurements.sample import Sample
 from nodeagent.metrics.scrape_input import DeviceCount, HealthFigures, ScrapeInput
 from nodeagent.model import Snapshot
 from nodeagent.sampling.collectors import Collector
-from nodeagent.web.auth import Door, Files
+from nodeagent.web.auth import Door
 from nodeagent.web.server import Answer, Page, Web
+from nodeagent.web.web_settings import WebSettings
 
 if TYPE_CHECKING:
     from nodeagent.web.metrics_page import MetricsPage
@@ -54,13 +54,13 @@ class Pages:
     """``offered`` are the kinds that the kubelet is told of, ``withheld`` why others are not; ``remarks`` are what
     is offered otherwise than configured, which is no reason not to be ready."""
 
-    def __init__(self, config: Config, inventory: Inventory, measure: Measure) -> None:
-        self._config = config
+    def __init__(self, settings: WebSettings, inventory: Inventory, measure: Measure) -> None:
+        self._settings = settings
         self._inventory = inventory
         self._measure = measure
         self._counted: tuple[Snapshot | None, tuple[Kind, ...], tuple[DeviceCount, ...]] = (None, (), ())
         self._metrics: MetricsPage | None = None
-        self.door = _door(config)
+        self.door = Door(settings)
         self.offered: tuple[Kind, ...] = ()
         self.withheld: tuple[str, ...] = ()
         self.remarks: tuple[str, ...] = ()
@@ -79,15 +79,15 @@ class Pages:
         web = Web({"/metrics": self._scrape, "/health": self._health, **probes}, self.door)
         async with asyncio.TaskGroup() as group:
             group.create_task(web.run(*host_port(listen), listening))
-            if self._config.web.probe_listen is not None:
-                group.create_task(Web(probes).run(*host_port(self._config.web.probe_listen)))
+            if self._settings.probe_listen is not None:
+                group.create_task(Web(probes).run(*host_port(self._settings.probe_listen)))
 
     def _scrape(self, accept: str) -> Page:
         if self._metrics is None:
             # The catalog takes 15 ms to load, and the kubelet waits for nothing else while the agent starts.
             from nodeagent.web.metrics_page import MetricsPage  # noqa: PLC0415
 
-            self._metrics = MetricsPage(self.view, self._config.web.series_max)
+            self._metrics = MetricsPage(self.view, self._settings.series_max)
         return self._metrics.page(accept)
 
     def view(self) -> ScrapeInput:
@@ -110,7 +110,9 @@ class Pages:
             last_lldp=self.heard_at(),
             stuck_threads=self.stuck_threads(),
             boot_unix=time.time() - time.clock_gettime(time.CLOCK_BOOTTIME),
-            certificate=(self.door.ends_at or 0.0, self.door.fresh) if self.door.files.certificate else None,
+            certificate=(self.door.ends_at or 0.0, self.door.fresh)
+            if self._settings.certificate_file
+            else None,
             rails=self.rails,
         )
 
@@ -166,9 +168,3 @@ def device_counts(kinds: Iterable[Kind], snapshot: Snapshot) -> Iterable[DeviceC
         for parent, (devices, allocatable, left) in counts.items():
             free = None if snapshot.holdings is None else left if slices is None else slices.get(parent, 0)
             yield DeviceCount(kind.resource, parent, devices, allocatable, free, size)
-
-
-def _door(config: Config) -> Door:
-    web = config.web
-    names = (web.certificate_file, web.key_file, web.client_ca_file, web.token_file)
-    return Door(Files(*(None if name is None else Path(name) for name in names)), probes_open=web.probes_open)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.overlaps import AT_ONCE, MANAGER, PAUSE_S, RETRY_S, Overlaps
-from nodeagent.config.fabric_settings import FabricConfig
 from nodeagent.controller import Controller, Place
+from nodeagent.controller_config import FabricConfig
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import Client
 from nodeagent.kube.resource import HYPERNODES

@@ -3,7 +3,7 @@
 import pytest
 
 from nodeagent.health.xids import Rules, judge, verdict
-from nodeagent.host.driver import GpuEvent
+from nodeagent.host.gpu_driver import GpuEvent
 from nodeagent.host.recorded_gpus import Recorded
 from nodeagent.measurements.table import MEASUREMENTS, TEXTS, measurement
 from nodeagent.model import HEALTHY

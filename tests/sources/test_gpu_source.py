@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from nodeagent.host.driver import DriverError, GpuReading, GpuVitals
+from nodeagent.host.gpu_driver import DriverError, GpuReading, GpuVitals
 from nodeagent.host.recorded_gpus import PATH, Recorded
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.sample import Source

@@ -13,8 +13,8 @@ from zlib import crc32
 
 from msgspec import structs
 
+from nodeagent.agent_config import Config
 from nodeagent.commands.scan.listing import once
-from nodeagent.config import Config
 from nodeagent.kubelet.rpc_stats import Measure, Status
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import MEASUREMENTS, TEXTS
