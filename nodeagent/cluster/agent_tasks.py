@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from nodeagent.config import ClusterSettings
+from nodeagent.cluster.cluster_settings import ClusterSettings
 from nodeagent.inventory import Inventory
 from nodeagent.kubelet.plugin import Kind
 from nodeagent.model import Snapshot
@@ -107,11 +107,9 @@ async def run(
 
         tasks["events"] = DeviceEvents(client, inventory, node, offered).run
     if settings.conditions or settings.label or settings.taint.enabled:
-        from nodeagent.cluster.device_marks import DeviceMarker, EnabledMarks  # noqa: PLC0415
+        from nodeagent.cluster.device_marks import DeviceMarker  # noqa: PLC0415
 
-        rails_down = settings.taint.rails_down if settings.taint.enabled else None
-        enabled = EnabledMarks(settings.conditions, settings.label, rails_down)
-        tasks["nodestate"] = DeviceMarker(client, inventory, node, enabled).run
+        tasks["nodestate"] = DeviceMarker(client, inventory, node, settings).run
     if settings.evict.enabled:
         from nodeagent.cluster.evictions import Evictions  # noqa: PLC0415
 

@@ -16,8 +16,8 @@ from nodeagent.cluster.hypernodes import (
     OVERLAPS_AT_ONCE,
     OverlapMarker,
 )
-from nodeagent.config.fabric_settings import FabricConfig
 from nodeagent.controller import Controller, Place
+from nodeagent.controller_config import FabricConfig
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import Client
 from nodeagent.kube.resource import HYPERNODES

@@ -1,12 +1,12 @@
-"""Waiting for a file descriptor on the running event loop, without a thread."""
+"""Wait for a file descriptor on the running event loop, without a thread."""
 
 from __future__ import annotations
 
 import asyncio
 
 
-async def readable(fd: int) -> None:
-    """Return when ``fd`` has something to read. One waiter at a time for a descriptor."""
+async def wait_readable(fd: int) -> None:
+    """Return when ``fd`` is readable. One waiter at a time for each descriptor."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
 

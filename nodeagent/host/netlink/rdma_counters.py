@@ -1,4 +1,4 @@
-"""The hardware counters of RDMA ports: the whole set of a port in one answer, where sysfs is a file for each.
+"""The hardware counters of RDMA ports: one answer holds all counters of a port; sysfs has one file for each.
 
 Needs no capability. Constants: include/uapi/rdma/rdma_netlink.h.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Self
 
 from nodeagent.host.netlink.message import attribute, attributes, listed, number, text, u32
-from nodeagent.host.netlink.socket import Dialog
+from nodeagent.host.netlink.socket import NetlinkSocket
 
 _PROTOCOL = 20  # NETLINK_RDMA
 _NLDEV = 5 << 10  # RDMA_NL_NLDEV, above the command
@@ -24,7 +24,7 @@ class RdmaCounters:
     """
 
     def __init__(self) -> None:
-        self._dialog = Dialog(_PROTOCOL, "RDMA counters")
+        self._socket = NetlinkSocket(_PROTOCOL, "RDMA counters")
 
     def __enter__(self) -> Self:
         return self
@@ -33,32 +33,32 @@ class RdmaCounters:
         self.close()
 
     def close(self) -> None:
-        self._dialog.close()
+        self._socket.close()
 
     @property
     def overruns(self) -> int:
-        return self._dialog.overruns
+        return self._socket.overruns
 
     def devices(self) -> dict[str, int]:
         """The index of each RDMA device, by name."""
-        return {name: index for index, name in self._dialog.dump(_GET, b"", device_of)}
+        return {name: index for index, name in self._socket.dump(_GET, b"", device_of)}
 
     def read(self, index: int, port: int = 1) -> dict[str, int]:
-        """By the driver's names. Raises ``RefusedError``: EOPNOTSUPP or EINVAL where there are none."""
+        """Counters by the driver's names. Raises ``NetlinkRefusedError``: EOPNOTSUPP or EINVAL without any."""
         body = attribute(_DEV_INDEX, u32(index)) + attribute(_PORT, u32(port))
-        return counters_of(self._dialog.ask(_STAT_GET, body))
+        return counters_of(self._socket.ask(_STAT_GET, body))
 
 
 def device_of(payload: bytes) -> tuple[int, str]:
-    told = attributes(payload)
-    return number(told.get(_DEV_INDEX)) or 0, text(told.get(_DEV_NAME)) or ""
+    attrs = attributes(payload)
+    return number(attrs.get(_DEV_INDEX)) or 0, text(attrs.get(_DEV_NAME)) or ""
 
 
 def counters_of(payload: bytes) -> dict[str, int]:
-    found = {}
+    counters = {}
     for kind, entry in listed(attributes(payload).get(_COUNTERS, b"")):
-        told = attributes(entry) if kind == _COUNTER else {}
-        name, value = text(told.get(_NAME)), number(told.get(_VALUE))
+        attrs = attributes(entry) if kind == _COUNTER else {}
+        name, value = text(attrs.get(_NAME)), number(attrs.get(_VALUE))
         if name and value is not None:
-            found[name] = value
-    return found
+            counters[name] = value
+    return counters

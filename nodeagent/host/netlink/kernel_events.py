@@ -1,11 +1,11 @@
-"""Wake-ups from the kernel: something about links, or about devices, has changed.
+"""Wait for kernel events about links (rtnetlink) and devices (uevents).
 
-Nothing is decoded beyond what decides whether to wake: an event is a hint, and the world is read
-afterwards. Messages that queue up while nobody waits are one wake-up. When the kernel had to drop some
-(ENOBUFS) that is a wake-up too, counted in ``resyncs``: looking again is all that is lost by it.
+An event is a hint to scan again: it is decoded only as far as the decision to wake needs. Messages that queue
+up meanwhile cause one wake-up. Messages that the kernel dropped (ENOBUFS) cause a wake-up too, and ``resyncs``
+counts it; the following scan makes up for the loss.
 
-Both sockets belong to the network namespace of the thread that makes them. PCI events are sent to every
-namespace that the initial user namespace owns, those of netdevs and RDMA devices only to the device's own:
+Both sockets belong to the network namespace of the thread that makes them. The kernel sends PCI events to every
+namespace that the initial user namespace owns, but events of netdevs and RDMA devices only to the device's own:
 make these sockets in the host's network namespace (``hostNetwork: true``).
 """
 
@@ -16,8 +16,8 @@ from collections.abc import Callable
 from errno import ENOBUFS
 from typing import Self
 
+from nodeagent.host.fd import wait_readable
 from nodeagent.host.netlink.message import NetlinkError
-from nodeagent.host.readable import readable
 
 __all__ = ["SUBSYSTEMS", "LinkEvents", "NetlinkError", "Uevents", "subsystem"]
 
@@ -25,16 +25,16 @@ _RTMGRP_LINK = 1  # include/uapi/linux/rtnetlink.h
 _KERNEL_UEVENTS = 1  # the multicast group of the kernel itself; udevd repeats its own on group 2
 _NETLINK_KOBJECT_UEVENT = 15  # include/uapi/linux/netlink.h
 _UEVENT_MAX = 8 * 1024  # the kernel's own environment is 2 KiB (UEVENT_BUFFER_SIZE)
-_DRAIN_MAX = 4096  # a storm must not keep the event loop from its other work
+_DRAIN_MAX = 4096  # bounds the time that a storm of events holds the event loop
 
 SUBSYSTEMS = frozenset({"pci", "net", "infiniband"})
 
 
-class _Events:
+class _KernelEvents:
     """One subscribed socket. One task at a time may wait on it."""
 
-    def __init__(self, protocol: int, groups: int, what: str, concerns: Callable[[bytes], bool]) -> None:
-        self._concerns = concerns
+    def __init__(self, protocol: int, groups: int, what: str, matches: Callable[[bytes], bool]) -> None:
+        self._matches = matches
         try:
             self.socket = socket.socket(
                 socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol
@@ -58,9 +58,9 @@ class _Events:
         self.socket.close()
 
     async def wait(self) -> None:
-        """Return after something has happened, with all that is queued drained."""
+        """Return after an event, with the queue drained."""
         while True:
-            await readable(self.socket.fileno())
+            await wait_readable(self.socket.fileno())
             if self._drain():
                 return
 
@@ -77,19 +77,19 @@ class _Events:
                 self.resyncs += 1
                 woken = True
             else:
-                # Port 0 is the kernel: whatever another process sends us wakes nobody.
-                woken = woken or (sender[0] == 0 and self._concerns(message))
+                # Port 0 is the kernel; messages of other processes are ignored.
+                woken = woken or (sender[0] == 0 and self._matches(message))
         return woken
 
 
-class LinkEvents(_Events):
-    """A link of this network namespace was made, changed or removed (RTMGRP_LINK)."""
+class LinkEvents(_KernelEvents):
+    """A link of this network namespace was added, changed or removed (RTMGRP_LINK)."""
 
     def __init__(self) -> None:
         super().__init__(socket.NETLINK_ROUTE, _RTMGRP_LINK, "link events", lambda _: True)
 
 
-class Uevents(_Events):
+class Uevents(_KernelEvents):
     """A device of one of ``subsystems`` was added, removed, changed, bound to or unbound from a driver."""
 
     def __init__(self, subsystems: frozenset[str] = SUBSYSTEMS) -> None:
@@ -102,7 +102,7 @@ class Uevents(_Events):
 
 
 def subsystem(message: bytes) -> str | None:
-    """The subsystem in a kernel uevent: ``ACTION@devpath``, then ``KEY=value``, each ending in NUL."""
+    """The subsystem in a kernel uevent: ``ACTION@devpath``, then ``KEY=value``, each with a NUL at its end."""
     head, *fields = message.split(b"\0")
     if b"@" not in head:
         return None

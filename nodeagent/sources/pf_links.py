@@ -11,9 +11,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from nodeagent.host.sysfs import Tree
+from nodeagent.host.sysfs import SysfsScan, Tree
 from nodeagent.model import Function, Link
-from nodeagent.sources.sysfs_reading import Look
 
 _PCI = "/sys/bus/pci/devices"
 _IFF_UP = 1
@@ -29,11 +28,11 @@ def links(tree: Tree, functions: Iterable[Function], before: Iterable[Link]) -> 
     """
     known = {link.pci_address: link for link in before}
     default_route = frozenset(link.netdev for link in known.values() if link.default_route)
-    return read_links(Look(tree), functions, default_route, known)
+    return read_links(SysfsScan(tree), functions, default_route, known)
 
 
 def read_links(
-    look: Look,
+    sysfs: SysfsScan,
     functions: Iterable[Function],
     default_route: frozenset[str],
     known: dict[str, Link] | None = None,
@@ -46,27 +45,27 @@ def read_links(
             name = pf.rdma.device
         if pf.parent is None and name is not None:
             before = known.get(pf.pci_address) if known else None
-            link = _link(look, pf, name, name in default_route, before)
+            link = _link(sysfs, pf, name, name in default_route, before)
             if link is not None:
                 found.append(link)
     return tuple(sorted(found, key=lambda link: link.netdev))
 
 
-def _link(look: Look, pf: Function, name: str, default_route: bool, before: Link | None) -> Link | None:
+def _link(sysfs: SysfsScan, pf: Function, name: str, default_route: bool, before: Link | None) -> Link | None:
     """``None`` when the netdev has gone."""
-    tree = look.tree
-    flags = look.netdev(tree.integer, name, "flags") if pf.netdev else _IFF_UP
+    tree = sysfs.tree
+    flags = sysfs.netdev(tree.integer, name, "flags") if pf.netdev else _IFF_UP
     if flags is None:
         return None
     admin_up = bool(flags & _IFF_UP)
     port = f"{_PCI}/{pf.pci_address}/infiniband/{pf.rdma.device}/ports/1" if pf.rdma else None
-    state = look.read(tree.text, f"{port}/state") if port and pf.link_type == "infiniband" else None
+    state = sysfs.read(tree.text, f"{port}/state") if port and pf.link_type == "infiniband" else None
     if state is not None:
         carrier: bool | None = state.startswith(_PORT_ACTIVE)
     else:
-        digit = look.netdev(tree.integer, name, "carrier") if admin_up else None
+        digit = sysfs.netdev(tree.integer, name, "carrier") if admin_up else None
         carrier = None if digit is None else digit == 1
-    operstate = look.netdev(tree.text, name, "operstate") if pf.netdev else None
+    operstate = sysfs.netdev(tree.text, name, "operstate") if pf.netdev else None
     if before is not None and before.netdev == name and before.carrier == carrier:
         if before.admin_up == admin_up and before.operstate == operstate:
             return before
@@ -74,22 +73,22 @@ def _link(look: Look, pf: Function, name: str, default_route: bool, before: Link
     return Link(
         netdev=name,
         pci_address=pf.pci_address,
-        mac=look.netdev(tree.text, name, "address") if pf.netdev else None,
+        mac=sysfs.netdev(tree.text, name, "address") if pf.netdev else None,
         admin_up=admin_up,
         carrier=carrier,
         operstate=operstate,
-        speed_mbps=_rate(look, f"{port}/rate") if state is not None else _speed(look, name, admin_up),
-        mtu=look.netdev(tree.integer, name, "mtu") if pf.netdev else None,
+        speed_mbps=_rate(sysfs, f"{port}/rate") if state is not None else _speed(sysfs, name, admin_up),
+        mtu=sysfs.netdev(tree.integer, name, "mtu") if pf.netdev else None,
         default_route=default_route,
     )
 
 
-def _speed(look: Look, name: str, admin_up: bool) -> int | None:
-    speed = look.netdev(look.tree.integer, name, "speed") if admin_up else None
+def _speed(sysfs: SysfsScan, name: str, admin_up: bool) -> int | None:
+    speed = sysfs.netdev(sysfs.tree.integer, name, "speed") if admin_up else None
     return speed if speed is not None and 0 < speed < _SPEED_UNKNOWN else None
 
 
-def _rate(look: Look, path: str) -> int | None:
+def _rate(sysfs: SysfsScan, path: str) -> int | None:
     """Of ``400 Gb/sec (4X NDR)`` or ``2.5 Gb/sec (1X SDR)``."""
-    match = re.match(r"(\d+(?:\.\d+)?) Gb/sec", look.read(look.tree.text, path) or "")
+    match = re.match(r"(\d+(?:\.\d+)?) Gb/sec", sysfs.read(sysfs.tree.text, path) or "")
     return round(float(match[1]) * 1000) if match else None

@@ -6,24 +6,24 @@ counts too. Of a multipath IPv4 route the kernel prints the first hop alone here
 
 from __future__ import annotations
 
-from nodeagent.sources.sysfs_reading import NET, Look
+from nodeagent.host.sysfs import NET, SysfsScan
 
 # include/uapi/linux/route.h
 _RTF_UP = 0x0001
 _RTF_REJECT = 0x0200
 
 
-def default_route_netdevs(look: Look) -> frozenset[str]:
+def default_route_netdevs(sysfs: SysfsScan) -> frozenset[str]:
     """The netdevs that any default route of the main table leaves by, and all that are under them."""
-    uppers = _v4(look.read(look.tree.text, "/proc/net/route") or "")
-    uppers |= _v6(look.read(look.tree.text, "/proc/net/ipv6_route") or "")
+    uppers = _v4(sysfs.read(sysfs.tree.text, "/proc/net/route") or "")
+    uppers |= _v6(sysfs.read(sysfs.tree.text, "/proc/net/ipv6_route") or "")
     found: set[str] = set()
     todo = list(uppers)
     while todo:
         netdev = todo.pop()
         if netdev not in found:
             found.add(netdev)
-            todo.extend(_under(look, netdev))
+            todo.extend(_under(sysfs, netdev))
     return frozenset(found)
 
 
@@ -46,29 +46,29 @@ def _usable(flags: str) -> bool:
         return False
 
 
-def _under(look: Look, netdev: str) -> list[str]:
+def _under(sysfs: SysfsScan, netdev: str) -> list[str]:
     """The netdevs directly under a bond, team, bridge, VLAN, macvlan, or an Open vSwitch bridge."""
     folder = f"{NET}/{netdev}"
-    names = look.names(folder)
+    names = sysfs.names(folder)
     under = [name.removeprefix("lower_") for name in names if name.startswith("lower_")]
     # Kernels since 3.14 link every lower netdev; these two say the same in a captured tree without links.
     if not under and "bonding" in names:
-        under = (look.read(look.tree.text, f"{folder}/bonding/slaves") or "").split()
+        under = (sysfs.read(sysfs.tree.text, f"{folder}/bonding/slaves") or "").split()
     if not under and "brif" in names:
-        under = list(look.names(f"{folder}/brif"))
+        under = list(sysfs.names(f"{folder}/brif"))
     if not under and "device" not in names:
-        under = _under_openvswitch(look, folder)
+        under = _under_openvswitch(sysfs, folder)
     return under
 
 
-def _under_openvswitch(look: Look, folder: str) -> list[str]:
+def _under_openvswitch(sysfs: SysfsScan, folder: str) -> list[str]:
     """Ports of the datapath that share the bridge's MAC address.
 
     The kernel links an Open vSwitch bridge to nothing: its ports have the datapath for a master. But a
     bridge that took over the default route of a NIC took its MAC address as well.
     """
-    mac = look.read(look.tree.text, f"{folder}/address")
+    mac = sysfs.read(sysfs.tree.text, f"{folder}/address")
     ports = [
-        name.removeprefix("lower_") for name in look.names(f"{NET}/ovs-system") if name.startswith("lower_")
+        name.removeprefix("lower_") for name in sysfs.names(f"{NET}/ovs-system") if name.startswith("lower_")
     ]
-    return [port for port in ports if mac and look.read(look.tree.text, f"{NET}/{port}/address") == mac]
+    return [port for port in ports if mac and sysfs.read(sysfs.tree.text, f"{NET}/{port}/address") == mac]

@@ -15,15 +15,14 @@ import asyncio
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from nodeagent.affinity import path_of
 from nodeagent.health.structural import NO_FAULTS, Faults, find_faults
-from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree, natural_order
 from nodeagent.model import Function, Link, Rdma
-from nodeagent.sources.netdev_links import links, read_links
-from nodeagent.sources.routes import default_route_netdevs
-from nodeagent.sources.sysfs_reading import Look, natural
+from nodeagent.sources.default_route import default_route_netdevs
+from nodeagent.sources.pf_links import links, read_links
+from nodeagent.sources.scan_hints import ScanHint, forward
 
 _PCI = "/sys/bus/pci/devices"
 _VDPA = "/sys/bus/vdpa/devices"
@@ -58,34 +57,34 @@ def scan(tree: Tree) -> PciFacts:
     """
     if not tree.exists("/sys"):
         raise SysfsError(f"{tree.root} has no /sys: it is not the root folder of a machine")
-    look = Look(tree)
-    found = _network_functions(look)
+    sysfs = SysfsScan(tree)
+    found = _network_functions(sysfs)
     # A PF first: it knows the number of each VF, and its link type is theirs.
     index: dict[str, tuple[str, int]] = {}
     for address, (_, names) in found.items():
         for name in names:
             if match := _VIRTFN.fullmatch(name):
-                vf = look.read(tree.link, f"{_PCI}/{address}/{name}")
+                vf = sysfs.read(tree.link, f"{_PCI}/{address}/{name}")
                 if vf is not None:
                     index[vf] = (address, int(match[1]))
-    vdpa = _vdpa(look)
+    vdpa = _vdpa(sysfs)
     functions: dict[str, Function] = {}
     for address in sorted(found, key=lambda address: ("physfn" in found[address][1], address)):
         kind, names = found[address]
         parent, vf_index = None, None
         if "physfn" in names:
             parent, vf_index = index.get(address, (None, None))
-            parent = parent or look.read(tree.link, f"{_PCI}/{address}/physfn")
+            parent = parent or sysfs.read(tree.link, f"{_PCI}/{address}/physfn")
             if parent is None:
-                look.say(f"{address} is a VF, but its PF went while it was read")
+                sysfs.note(f"{address} is a VF, but its PF went while it was read")
                 continue
             if parent not in found:
-                look.say(f"{address} is a VF of {parent}, which is not there")
+                sysfs.note(f"{address} is a VF of {parent}, which is not there")
             elif vf_index is None:
-                look.say(f"{address} is a VF of {parent}, which does not list it (yet)")
+                sysfs.note(f"{address} is a VF of {parent}, which does not list it (yet)")
         link_type = functions[parent].link_type if parent in functions else _LINK_TYPES[kind]
         function = _function(
-            look,
+            sysfs,
             address,
             names,
             vdpa=vdpa.get(address),
@@ -94,13 +93,13 @@ def scan(tree: Tree) -> PciFacts:
             link_type=link_type,
         )
         if function is None:
-            look.say(f"{address} went while it was read")
+            sysfs.note(f"{address} went while it was read")
         else:
             functions[address] = function
     ordered = tuple(functions[address] for address in sorted(functions))
-    product = look.read(tree.text, "/sys/class/dmi/id/product_name") or ""
-    stated = read_links(look, ordered, default_route_netdevs(look))
-    return PciFacts(product.strip() or None, ordered, stated, look.sentences())
+    product = sysfs.read(tree.text, "/sys/class/dmi/id/product_name") or ""
+    stated = read_links(sysfs, ordered, default_route_netdevs(sysfs))
+    return PciFacts(product.strip() or None, ordered, stated, sysfs.problems())
 
 
 def remember(previous: Iterable[Function], now: Iterable[Function]) -> tuple[Function, ...]:
@@ -129,26 +128,6 @@ def remember(previous: Iterable[Function], now: Iterable[Function]) -> tuple[Fun
     return tuple(remembered)
 
 
-class Hint(Protocol):
-    """Whatever can wake the watch: ``LinkEvents``, ``Uevents``, ``Request``."""
-
-    async def wait(self) -> object: ...
-
-
-class Request:
-    """A hint that the program gives itself."""
-
-    def __init__(self) -> None:
-        self._made = asyncio.Event()
-
-    def make(self) -> None:
-        self._made.set()
-
-    async def wait(self) -> None:
-        await self._made.wait()
-        self._made.clear()
-
-
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """How the links are looked at again after a hint.
@@ -169,7 +148,7 @@ SWEEP = Sweep()
 
 async def watch(
     tree: Tree,
-    hints: Iterable[Hint],
+    hints: Iterable[ScanHint],
     state: Callable[[PciFacts], None],
     interval_s: float = 30.0,
     sweep: Sweep = SWEEP,
@@ -184,25 +163,19 @@ async def watch(
     hints raise. ``before`` is what an earlier watch stated last: with it a restart forgets neither a missing
     function nor what a pod took along.
     """
-    rung = asyncio.Event()
+    woken = asyncio.Event()
     try:
         async with asyncio.TaskGroup() as group:
             for hint in hints:
-                group.create_task(_listen(hint, rung))
-            await _watch(tree, rung, state, interval_s, sweep, before or PciFacts())
+                group.create_task(forward(hint, woken))
+            await _watch(tree, woken, state, interval_s, sweep, before or PciFacts())
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
 
 
-async def _listen(hint: Hint, rung: asyncio.Event) -> None:
-    while True:
-        await hint.wait()
-        rung.set()
-
-
 async def _watch(
     tree: Tree,
-    rung: asyncio.Event,
+    woken: asyncio.Event,
     state: Callable[[PciFacts], None],
     interval_s: float,
     sweep: Sweep,
@@ -226,11 +199,11 @@ async def _watch(
         next_at = min(scan_at, looked_at + sweep.every_s) if looked_at < sweep_until else scan_at
         try:
             async with asyncio.timeout_at(next_at):
-                await rung.wait()
+                await woken.wait()
         except TimeoutError:
             continue
         await asyncio.sleep(max(0.0, looked_at + sweep.gap_s - now()))
-        rung.clear()
+        woken.clear()
         sweep_until = now() + sweep.for_s
         scan_at = min(scan_at, max(now() + sweep.every_s, scanned_at + sweep.scan_gap_s))
 
@@ -253,23 +226,23 @@ def _swept(tree: Tree, before: PciFacts, present: tuple[Function, ...]) -> PciFa
     return replace(before, links=now, functions=functions, faults=faults)
 
 
-def _network_functions(look: Look) -> dict[str, tuple[int, tuple[str, ...]]]:
+def _network_functions(sysfs: SysfsScan) -> dict[str, tuple[int, tuple[str, ...]]]:
     """Of each network function its class without the interface byte, and the names in its folder.
 
     Hundreds of other PCI devices cost one read each.
     """
     found = {}
-    for address in look.tree.names(_PCI):
-        code = look.read(look.tree.integer, f"{_PCI}/{address}/class")
+    for address in sysfs.tree.names(_PCI):
+        code = sysfs.read(sysfs.tree.integer, f"{_PCI}/{address}/class")
         if code is None:
-            look.say(f"{address} is left out: it has no class that can be read")
+            sysfs.note(f"{address} is left out: it has no class that can be read")
         elif code >> 8 in _LINK_TYPES:
-            found[address] = (code >> 8, look.names(f"{_PCI}/{address}"))
+            found[address] = (code >> 8, sysfs.names(f"{_PCI}/{address}"))
     return found
 
 
 def _function(
-    look: Look,
+    sysfs: SysfsScan,
     address: str,
     names: tuple[str, ...],
     *,
@@ -279,17 +252,17 @@ def _function(
     link_type: str | None,
 ) -> Function | None:
     """``None`` when the function has gone."""
-    tree, folder = look.tree, f"{_PCI}/{address}"
-    vendor = look.read(tree.text, f"{folder}/vendor")
-    device = look.read(tree.text, f"{folder}/device")
-    real = look.read(tree.real, folder)
+    tree, folder = sysfs.tree, f"{_PCI}/{address}"
+    vendor = sysfs.read(tree.text, f"{folder}/vendor")
+    device = sysfs.read(tree.text, f"{folder}/device")
+    real = sysfs.read(tree.real, folder)
     if vendor is None or device is None or real is None:
         return None
-    driver = look.read(tree.link, f"{folder}/driver") if "driver" in names else None
-    netdev = _netdev(look, folder, names, is_pf=parent is None)
+    driver = sysfs.read(tree.link, f"{folder}/driver") if "driver" in names else None
+    netdev = _netdev(sysfs, folder, names, is_pf=parent is None)
     if parent is None and netdev is not None:
-        link_type = _ARPHRD.get(look.netdev(tree.integer, netdev, "type") or 0, link_type)
-    numa_node = look.read(tree.integer, f"{folder}/numa_node") if "numa_node" in names else None
+        link_type = _ARPHRD.get(sysfs.netdev(tree.integer, netdev, "type") or 0, link_type)
+    numa_node = sysfs.read(tree.integer, f"{folder}/numa_node") if "numa_node" in names else None
     sriov = "sriov_totalvfs" in names
     return Function(
         pci_address=address,
@@ -298,46 +271,46 @@ def _function(
         driver=driver,
         netdev=netdev,
         link_type=link_type,
-        rdma=_rdma(look, folder, names),
-        vfio_group=_vfio_group(look, folder) if driver is not None and "vfio" in driver else None,
+        rdma=_rdma(sysfs, folder, names),
+        vfio_group=_vfio_group(sysfs, folder) if driver is not None and "vfio" in driver else None,
         vdpa=vdpa,
         numa_node=numa_node if numa_node is not None and numa_node >= 0 else None,
         pci_path=path_of(real),
         parent=parent,
         vf_index=vf_index,
-        num_vfs=look.read(tree.integer, f"{folder}/sriov_numvfs") if sriov else None,
-        total_vfs=look.read(tree.integer, f"{folder}/sriov_totalvfs") if sriov else None,
+        num_vfs=sysfs.read(tree.integer, f"{folder}/sriov_numvfs") if sriov else None,
+        total_vfs=sysfs.read(tree.integer, f"{folder}/sriov_totalvfs") if sriov else None,
     )
 
 
-def _netdev(look: Look, folder: str, names: tuple[str, ...], *, is_pf: bool) -> str | None:
+def _netdev(sysfs: SysfsScan, folder: str, names: tuple[str, ...], *, is_pf: bool) -> str | None:
     # A virtio device stands between the function and its netdev.
     holder = next((f"{folder}/{name}" for name in names if name.startswith("virtio")), folder)
-    for name in sorted(look.names(f"{holder}/net"), key=natural):
-        port = look.netdev(look.tree.text, name, "phys_port_name") if is_pf else None
+    for name in sorted(sysfs.names(f"{holder}/net"), key=natural_order):
+        port = sysfs.netdev(sysfs.tree.text, name, "phys_port_name") if is_pf else None
         if not port or _UPLINK.fullmatch(port):
             return name
     return None
 
 
-def _rdma(look: Look, folder: str, names: tuple[str, ...]) -> Rdma | None:
+def _rdma(sysfs: SysfsScan, folder: str, names: tuple[str, ...]) -> Rdma | None:
     """The first RDMA device that has a verbs node, with the nodes of its port 1.
 
     A ConnectX-8 shows two: ``mlx5_0``, and ``smi1`` for its management port without verbs.
     """
-    devices = look.names(f"{folder}/infiniband") if "infiniband" in names else ()
+    devices = sysfs.names(f"{folder}/infiniband") if "infiniband" in names else ()
     if not devices:
         return None
-    verbs = look.names(f"{folder}/infiniband_verbs") if "infiniband_verbs" in names else ()
-    mads = look.names(f"{folder}/infiniband_mad") if "infiniband_mad" in names else ()
+    verbs = sysfs.names(f"{folder}/infiniband_verbs") if "infiniband_verbs" in names else ()
+    mads = sysfs.names(f"{folder}/infiniband_mad") if "infiniband_mad" in names else ()
 
     def of(device: str, kind: str, node: str) -> bool:
         # One RDMA device is the rule, and nothing needs to be asked then.
         owner = f"{folder}/{kind}/{node}/ibdev"
-        return len(devices) == 1 or look.read(look.tree.text, owner) == device
+        return len(devices) == 1 or sysfs.read(sysfs.tree.text, owner) == device
 
     def first(device: str, kind: str, nodes: tuple[str, ...], prefix: str) -> str | None:
-        for node in sorted(nodes, key=natural):
+        for node in sorted(nodes, key=natural_order):
             if node.startswith(prefix) and of(device, kind, node):
                 return f"/dev/infiniband/{node}"
         return None
@@ -349,27 +322,27 @@ def _rdma(look: Look, folder: str, names: tuple[str, ...]) -> Rdma | None:
             first(device, "infiniband_mad", mads, "umad"),
             first(device, "infiniband_mad", mads, "issm"),
         )
-        for device in sorted(devices, key=natural)
+        for device in sorted(devices, key=natural_order)
     ]
     return next((rdma for rdma in found if rdma.uverbs), found[0])
 
 
-def _vfio_group(look: Look, folder: str) -> str | None:
+def _vfio_group(sysfs: SysfsScan, folder: str) -> str | None:
     """As in ``/dev/vfio/<group>``; without an IOMMU the kernel makes a group of its own and a prefix."""
-    group = look.read(look.tree.link, f"{folder}/iommu_group")
+    group = sysfs.read(sysfs.tree.link, f"{folder}/iommu_group")
     if group is None:
         return None
-    name = look.read(look.tree.text, f"/sys/kernel/iommu_groups/{group}/name")
+    name = sysfs.read(sysfs.tree.text, f"/sys/kernel/iommu_groups/{group}/name")
     return f"noiommu-{group}" if name == "vfio-noiommu" else group
 
 
-def _vdpa(look: Look) -> dict[str, str]:
+def _vdpa(sysfs: SysfsScan) -> dict[str, str]:
     """The vhost character device of each function that has a vDPA device."""
     nodes = {}
-    for name in look.names(_VDPA):
-        real = look.read(look.tree.real, f"{_VDPA}/{name}") or ""
+    for name in sysfs.names(_VDPA):
+        real = sysfs.read(sysfs.tree.real, f"{_VDPA}/{name}") or ""
         above = [part for part in real.split("/") if _ADDRESS.fullmatch(part)]
-        for child in look.names(f"{_VDPA}/{name}") if above else ():
+        for child in sysfs.names(f"{_VDPA}/{name}") if above else ():
             if child.startswith("vhost-vdpa-"):
                 nodes[above[-1]] = f"/dev/{child}"
     return nodes
