@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent import discovery
 from nodeagent.agent_config import Config, load
-from nodeagent.cluster import publish
+from nodeagent.cluster import agent_tasks
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.host.inotify import CONTENT, InotifyError, Watch
 from nodeagent.host.sysfs import Tree
@@ -157,9 +157,11 @@ class Agent:
                     "pods": self._watch_pods,
                     "web": self._serve,
                 }
-                if (found := publish.way(self._config.cluster, self._place.node_name)) is not None:
-                    told = (self._config.cluster, found, self.inventory, self.pages, self.settled)
-                    jobs["cluster"] = partial(publish.run, *told)
+                if (
+                    access := agent_tasks.node_access(self._config.cluster, self._place.node_name)
+                ) is not None:
+                    arguments = (self._config.cluster, access, self.inventory, self.pages, self.settled)
+                    jobs["cluster"] = partial(agent_tasks.run, *arguments)
                 for name, job in jobs.items():
                     group.create_task(keep(name, job), name=name)
                 group.create_task(self._settle(), name="settle")

@@ -32,11 +32,10 @@ from typing import TypeVar
 
 from nodeagent.backoff import JITTER, Backoff
 from nodeagent.cluster.fabric_events import FabricEvents
-from nodeagent.cluster.hypernodes import HyperNodes, Result
+from nodeagent.cluster.hypernodes import HyperNodeWriter, OverlapMarker, TreeResult
 from nodeagent.cluster.min_links_marks import MinLinksMarker
-from nodeagent.cluster.mirrors import Cluster
+from nodeagent.cluster.mirrors import ClusterMirror
 from nodeagent.cluster.node_labels import LabelResult, NodeLabeler
-from nodeagent.cluster.overlaps import Overlaps
 from nodeagent.config.formats import host_port
 from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import Outcome, Planner, Rules
@@ -116,12 +115,12 @@ class Controller:
         )
         self._reader = Client(access, manager="nodeagent-controller")
         self._writer = Client(access, manager="nodeagent-controller", guard=self.lease.check)
-        self.cluster = Cluster(self._reader, place.namespace, self.planner, rules.label_keys)
-        self.hypernodes = HyperNodes(self._writer)
+        self.cluster = ClusterMirror(self._reader, place.namespace, self.planner, rules.label_keys)
+        self.hypernodes = HyperNodeWriter(self._writer)
         self.labels = NodeLabeler(self._writer)
         self.events = FabricEvents(self._writer, place.namespace, place.identity, LEASE)
         self.marks = _marks(config, self._writer)
-        self.overlaps = Overlaps(self._writer, on=config.overlap_condition)
+        self.overlaps = OverlapMarker(self._writer, enabled=config.overlap_condition)
         self.switches = _switches(config, self.planner, self.cluster.stir)
         self._planned = asyncio.Event()
         self._alone_until = float("-inf")
@@ -193,18 +192,18 @@ class Controller:
             if revision == self.cluster.revision or not result.versions:
                 await self._quiet(revision, wake_s)
 
-    async def _write(self, outcome: Outcome) -> Result:
+    async def _write(self, outcome: Outcome) -> TreeResult:
         """The tree's writes, if the plan was made on what is there and the server may be asked."""
         writes = outcome.writes
         if not writes:
-            return Result()
+            return TreeResult()
         if asyncio.get_running_loop().time() < self._alone_until:
-            return Result(left_out=len(writes))
+            return TreeResult(left_out=len(writes))
         try:
             if not await self.cluster.confirmed(self._place.catch_up_s):
-                return Result(left_out=len(writes))
+                return TreeResult(left_out=len(writes))
         except ApiError as error:
-            return Result(left_out=len(writes), retry_after_s=error.retry_after_s or 0.0)
+            return TreeResult(left_out=len(writes), retry_after_s=error.retry_after_s or 0.0)
         return await self.hypernodes.write(writes)
 
     def _plan(self, *, full: bool) -> Outcome:

@@ -19,12 +19,11 @@ from nodeagent.cluster.device_events import DeviceEvents
 from nodeagent.cluster.device_marks import DeviceMarker
 from nodeagent.cluster.evictions import Evictions
 from nodeagent.cluster.min_links_marks import CONDITION, TAINT
-from nodeagent.cluster.node_report import Report
+from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.controller import Controller, Place
 from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.inventory import Inventory
-from nodeagent.kube.access import Access
-from nodeagent.kube.claims import NodeClaim
+from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiError, Client
 from nodeagent.kube.resource import NODELINKS
 from nodeagent.model import HEALTHY, Devices, Health, Holding, Reason, Snapshot, State
@@ -143,8 +142,8 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
     agent marks the Node and evicts the pod. Without a needed right this runs until it is cancelled."""
     inventory = Inventory()
     client = Client(Access(server.url, token=server.token(AGENT)), manager="nodeagent")
-    report = Report(
-        client, inventory, "gpu-0", "nodeagent", lambda _: RAILS,
+    report = NodeReporter(
+        client, inventory, "gpu-0", "nodeagent", lambda: RAILS,
         owner=NodeClaim("gpu-0", "u-0"), jitter_s=0, gather_s=0.01, gap_s=0.05, patience_s=0,
     )  # fmt: skip
     jobs = [report.run(), DeviceEvents(client, inventory, "gpu-0", offered).run()]

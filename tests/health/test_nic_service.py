@@ -12,8 +12,8 @@ import pytest
 
 from nodeagent.health.cabling import PlanError, Port
 from nodeagent.health.rules import Override
-from nodeagent.health.samples import Sample, Source
 from nodeagent.health.structural import find_faults
+from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import HEALTHY, Function, Gpu, Identifier, Link, Neighbor, State
 from nodeagent.sources import cabling_plan
 from nodeagent.sources.nic_health_service import Verdicts, roles
