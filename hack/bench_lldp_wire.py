@@ -28,12 +28,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from nodeagent.host.netlink.kernel_events import LinkEvents  # noqa: E402
-from nodeagent.link_selection import LinkSelect  # noqa: E402
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame  # noqa: E402
 from nodeagent.lldp.lldpdu import Capabilities, ChassisId, Lldpdu, ManagementAddress, PortId  # noqa: E402
 from nodeagent.lldp.lldpdu_codec import encode  # noqa: E402
 from nodeagent.sources.lldp_receiver import LldpReceiver  # noqa: E402
 from nodeagent.sources.lldp_source import run_receiver  # noqa: E402
+from nodeagent.sources.source_settings import LinkSelect  # noqa: E402
 from tests.support.namespaces import Netns, veth  # noqa: E402
 
 LINKS = 33

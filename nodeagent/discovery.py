@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from nodeagent.config import Config, GpuSettings, HealthSettings, override
+from nodeagent.agent_config import Config
 from nodeagent.health.engine import Expected, Terms
 from nodeagent.health.gpu_rules import Limits, Mark
 from nodeagent.health.gpuguard import Guard
+from nodeagent.health.health_settings import HealthSettings, override
 from nodeagent.health.rules import effective
 from nodeagent.health.xids import Rules
 from nodeagent.host.netlink.kernel_events import LinkEvents
@@ -33,15 +34,13 @@ from nodeagent.sources.gpu_health_service import Ledger
 from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
 from nodeagent.sources.nic_health_service import Verdicts
 from nodeagent.sources.scan_hints import ScanRequest
+from nodeagent.sources.source_settings import GpuSettings
 from nodeagent.sources.state_file import Memory
 from nodeagent.supervise import keep
 
 if TYPE_CHECKING:  # loaded after registration
-    from nodeagent.link_selection import LinkSelect
-    from nodeagent.sampling.collectors import Rates
     from nodeagent.sampling.sampler import Sampler
     from nodeagent.sources.lldp_receiver import LldpReceiver
-    from nodeagent.sources.lldp_source import LldpSettings
 
 log = logging.getLogger(__name__)
 
@@ -125,42 +124,6 @@ def gpus_ledger(config: Config, memory: Memory | None = None) -> Ledger:
     """Return the health service of the GPUs. With ``gpu.driver: none`` it leaves the state file alone."""
     guard = Guard(config.health.guard.share, config.health.guard.seconds)
     return Ledger(rules(config.gpu), memory if config.gpu.driver != "none" else None, guard)
-
-
-def link_select(config: Config) -> LinkSelect:
-    from nodeagent.link_selection import LinkSelect  # noqa: PLC0415
-
-    wanted = config.links.select
-    return LinkSelect(wanted.netdevs, wanted.drivers, wanted.pci_addresses, wanted.exclude)
-
-
-def lldp_settings(config: Config, node_name: str | None = None) -> LldpSettings:
-    from nodeagent.sources.lldp_source import LldpSettings  # noqa: PLC0415
-
-    settings = config.lldp
-    return LldpSettings(
-        source="lldpd" if settings.source == "lldpd" else "socket",
-        command=settings.command,
-        transmit=settings.transmit,
-        system_name=node_name,
-    )
-
-
-def rates(config: Config) -> Rates:
-    from nodeagent.sampling.collectors import Rates  # noqa: PLC0415
-
-    wanted = config.samples
-    return Rates(
-        link=wanted.link_seconds,
-        driver=wanted.driver_seconds,
-        rdma=wanted.rdma_seconds,
-        pcie=wanted.pcie_seconds,
-        devlink=wanted.devlink_seconds,
-        vf=wanted.vf_seconds,
-        module=wanted.module_seconds,
-        kernel=wanted.kernel_log,
-        hangs_s=wanted.hang_seconds,
-    )
 
 
 def receives_lldp(config: Config, tree: Tree) -> bool:
@@ -283,12 +246,13 @@ class Discovery:
 
         with LinkEvents() as events:
             await lldp_source.watch(
-                lldp_settings(self._config, self._node_name),
-                link_select(self._config),
+                self._config.lldp,
+                self._config.links.select,
                 lambda: self._inventory.snapshot.functions,
                 [events, self._lldp_hint],
                 self._publish_lldp,
                 self._on_lldp_receiver,
+                self._node_name,
             )
 
     def _publish_lldp(self, neighbors: tuple[Neighbor, ...], remarks: tuple[Remark, ...]) -> None:
@@ -309,7 +273,7 @@ class Discovery:
             self._tree,
             lambda: self._inventory.snapshot.functions,
             self._nic_health.samples,
-            rates(self._config),
+            self._config.samples,
         )
         assert self._on_sampler is not None
         self._on_sampler(sampler)

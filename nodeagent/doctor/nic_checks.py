@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from nodeagent.config import Config, VfResource
+from nodeagent.agent_config import Config
 from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, count, some
 from nodeagent.doctor.target import Subject
 from nodeagent.host.ethtool import Ethtool, EthtoolError
 from nodeagent.host.netlink.kernel_events import NetlinkError
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.kinds.resource_settings import VfResource
 from nodeagent.model import Function
 from nodeagent.offer import selected_pf
 from nodeagent.sources.pci_source import PciFacts, scan

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from nodeagent.host.netlink.dcb import UNKNOWN_DCB, DcbSettings
 from nodeagent.host.netlink.netdevs import Netdev
 from nodeagent.host.packet import LldpSocket, PacketError
-from nodeagent.link_selection import Selected
 from nodeagent.lldp.link_remarks import SILENT_AFTER_S, LinkSide, find_remarks
 from nodeagent.lldp.neighbor_table import FrameOutcome, NeighborEntry, NeighborTable, OwnIdentity
 from nodeagent.model import Function, Neighbor, Remark
+from nodeagent.sources.link_selection import Selected
 from nodeagent.sources.lldp_sender import LldpSender, NodeAnnouncement, SendingLink
 
 log = logging.getLogger(__name__)

@@ -10,43 +10,30 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 from nodeagent import __version__
 from nodeagent.host.netlink.dcb import UNKNOWN_DCB, DcbSettings, DcbSocket
 from nodeagent.host.netlink.netdevs import Netdev, Netdevs
 from nodeagent.host.packet import PacketError, open_socket
-from nodeagent.link_selection import LinkSelect, Selected, select
 from nodeagent.model import Function
 from nodeagent.sources import lldpd_client
+from nodeagent.sources.link_selection import Selected, select
 from nodeagent.sources.lldp_receiver import LldpReceiver, OpenResult, Publish
 from nodeagent.sources.lldp_sender import NodeAnnouncement, management_addresses
 from nodeagent.sources.scan_hints import ScanHint, forward
+from nodeagent.sources.source_settings import LinkSelect, LldpSettings
 
 SCAN_GAP_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class LldpSettings:
-    """``command`` reads the neighbors from lldpd. ``transmit`` announces the node as ``system_name`` (``None``: the
-    host's name) with ``addresses`` (empty: the host's outgoing addresses).
-    """
-
-    source: Literal["socket", "lldpd"] = "socket"
-    command: tuple[str, ...] = lldpd_client.COMMAND
-    transmit: bool = False
-    system_name: str | None = None
-    addresses: tuple[str, ...] = ()
-
-
-def announcement(settings: LldpSettings) -> NodeAnnouncement | None:
+def announcement(settings: LldpSettings, system_name: str | None) -> NodeAnnouncement | None:
+    """The announcement to send, if any. ``system_name`` defaults to the host's name."""
     if not settings.transmit:
         return None
     return NodeAnnouncement(
-        system_name=settings.system_name or socket.gethostname(),
+        system_name=system_name or socket.gethostname(),
         system_description=f"nodeagent {__version__}",
-        management_addresses=settings.addresses or management_addresses(),
+        management_addresses=management_addresses(),
     )
 
 
@@ -57,6 +44,7 @@ async def watch(
     hints: Iterable[ScanHint],
     publish: Publish,
     on_receiver: Callable[[LldpReceiver], object] = lambda _receiver: None,
+    system_name: str | None = None,
 ) -> None:
     """Publish neighbors and remarks until cancelled; then send shutdown frames if ``transmit`` is on.
 
@@ -65,8 +53,8 @@ async def watch(
     if settings.source == "lldpd":
         await lldpd_client.watch(wanted, functions, publish, settings.command)
         return
-    names = {socket.gethostname(), settings.system_name or ""} - {""}
-    receiver = LldpReceiver(publish, names=names, announcement=announcement(settings))
+    names = {socket.gethostname(), system_name or ""} - {""}
+    receiver = LldpReceiver(publish, names=names, announcement=announcement(settings, system_name))
     on_receiver(receiver)
     with DcbSocket() as dcb:
         await run_receiver(receiver, wanted, functions, hints, dcb=dcb.read)

@@ -12,11 +12,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from nodeagent.host.netlink.netdevs import Netdev, Netdevs
-from nodeagent.link_selection import LinkSelect, Selected, select
 from nodeagent.lldp.link_remarks import SILENT_AFTER_S, LinkSide, find_remarks
 from nodeagent.lldp.lldpd_json import LldpdError, keep_stale, neighbors_of
 from nodeagent.model import Function, Neighbor
+from nodeagent.sources.link_selection import Selected, select
 from nodeagent.sources.lldp_receiver import Publish
+from nodeagent.sources.source_settings import LinkSelect
 
 COMMAND = ("lldpcli", "-f", "json0", "show", "neighbors", "details")
 INTERVAL_S = 5.0

@@ -16,13 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent import discovery
+from nodeagent.agent_config import Config
 from nodeagent.cli import main
 from nodeagent.commands.capture import machine as captures
 from nodeagent.commands.capture.machine import CaptureError, Scrambler, capture
 from nodeagent.commands.vfs import apply
-from nodeagent.config import Config, PfSelect, VfsEntry
 from nodeagent.host.recorded_gpus import Recorded
 from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.kinds.resource_settings import PfSelect, VfsEntry
 from nodeagent.sim.machine import Machine
 from nodeagent.sources import host_paths, nvml_session, pci_source
 from nodeagent.sources.machine_access import is_recorded

@@ -11,15 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent import discovery
+from nodeagent.agent_config import Config, load
 from nodeagent.commands.neighbors import live
 from nodeagent.commands.scan import listing
-from nodeagent.config import Config, load
 from nodeagent.host.packet import open_socket
-from nodeagent.link_selection import LinkSelect
 from nodeagent.lldp.lldpd_json import LldpdError
 from nodeagent.sim.machine import Machine
-from nodeagent.sources.lldp_source import LldpSettings
+from nodeagent.sources.source_settings import LinkSelect, LldpSettings
 from tests.sources.test_lldp_source import announce
 from tests.support.namespaces import Netns, veth
 
@@ -152,7 +150,7 @@ async def test_the_verbs_send_nothing_to_the_switches(links, root):
     with heard as switch:
         async with asyncio.timeout(10):
             await listing.once(transmitting(), root, wait_s=0.3)
-            listings = live.watch(SWP, discovery.lldp_settings(transmitting()), root)
+            listings = live.watch(SWP, transmitting().lldp, root)
             await anext(listings)
             with far.raw("b1") as wire:
                 wire.send(announce("leaf-1"))
@@ -207,13 +205,12 @@ def test_a_missing_capability_ends_the_verb_with_its_name(links):
     near, _ = links
     code = """
 import asyncio, pathlib
-from nodeagent import discovery
 from nodeagent.commands.neighbors import live
 from nodeagent.commands.scan import listing
-from nodeagent.config import Config, load
+from nodeagent.agent_config import Config, load
 from nodeagent.host.packet import open_socket
-from nodeagent.link_selection import LinkSelect
-from nodeagent.sources.lldp_source import LldpSettings
+from nodeagent.sources.source_settings import LinkSelect
+from nodeagent.sources.source_settings import LldpSettings
 asyncio.run(live.read_once(LinkSelect(netdevs=("swp*",)), LldpSettings(), pathlib.Path("/")))
 """
     nobody = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", sys.executable, "-c", code)

@@ -18,14 +18,15 @@ from typing import Any
 import grpc
 import pytest
 
+from nodeagent.agent_config import Config
 from nodeagent.cli import main
 from nodeagent.commands.vfs import apply
 from nodeagent.commands.vfs.provision import Provision, different, spans
 from nodeagent.commands.vfs.uses import Uses
 from nodeagent.commands.vfs.want import PfWant, wanted
-from nodeagent.config import Config, PfSelect, VfsEntry
 from nodeagent.host.sriov import Links, SriovError, VfSettings
 from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.kinds.resource_settings import PfSelect, VfsEntry
 from nodeagent.kube import podresources_pb2 as pb
 from nodeagent.sim.machine import Machine
 from nodeagent.sources import pci_source

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from nodeagent import doctor
-from nodeagent.config import Config, load
+from nodeagent.agent_config import Config, load
 from nodeagent.doctor import (
     capabilities,
     cluster_checks,

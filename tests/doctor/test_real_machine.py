@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent import doctor
-from nodeagent.config import Config, load
+from nodeagent.agent_config import Config, load
 from nodeagent.doctor import capabilities, driver_checks, kubelet_checks, lldp_checks, nic_checks
 from nodeagent.doctor.target import Subject
 from nodeagent.host.ethtool import Ethtool

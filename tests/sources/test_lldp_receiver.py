@@ -13,8 +13,8 @@ import pytest
 from nodeagent.commands.neighbors.live import LinkRow, _listing
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.packet import PacketError, open_socket
-from nodeagent.link_selection import Selected
 from nodeagent.model import Function
+from nodeagent.sources.link_selection import Selected
 from nodeagent.sources.lldp_receiver import AWAY_S, LldpReceiver
 from tests.sources.test_lldp_source import Agent, announce
 from tests.support.namespaces import Netns, veth

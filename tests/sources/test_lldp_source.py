@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from nodeagent.host.netlink.kernel_events import LinkEvents
-from nodeagent.link_selection import LinkSelect
 from nodeagent.lldp import link_remarks
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
 from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, PortId
@@ -23,6 +22,7 @@ from nodeagent.model import Neighbor, Remark
 from nodeagent.sources.lldp_receiver import PUBLISH_GAP_S, LldpReceiver
 from nodeagent.sources.lldp_sender import NodeAnnouncement
 from nodeagent.sources.lldp_source import run_receiver
+from nodeagent.sources.source_settings import LinkSelect
 from tests.support.namespaces import Lldpd, Netns, veth
 
 pytestmark = pytest.mark.needs("root", "ip", "nsenter")

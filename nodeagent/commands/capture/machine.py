@@ -36,8 +36,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 from nodeagent import __version__, discovery
+from nodeagent.agent_config import Config
 from nodeagent.commands.capture import snapshot
-from nodeagent.config import Config
 from nodeagent.host import recorded_gpus
 from nodeagent.host.gpu_driver import DriverError, GpuReading, GpuVitals
 from nodeagent.host.sysfs import NET, UNREADABLE, SysfsError, SysfsScan, Tree

@@ -19,13 +19,13 @@ from nodeagent.host.netlink.dcb import DcbSocket
 from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sysfs import Tree
-from nodeagent.link_selection import LinkSelect, Selected, select
 from nodeagent.lldp.link_remarks import OWN_FRAMES, SILENT, SILENT_AFTER_S, find_remarks
 from nodeagent.model import Function, Neighbor, Remark
 from nodeagent.sources import lldp_source, lldpd_client
+from nodeagent.sources.link_selection import Selected, select
 from nodeagent.sources.lldp_receiver import LldpReceiver, ReceivingLink
-from nodeagent.sources.lldp_source import LldpSettings
 from nodeagent.sources.pci_source import scan
+from nodeagent.sources.source_settings import LinkSelect, LldpSettings
 from nodeagent.text_table import columns
 
 WAIT_S = 35.0

@@ -17,13 +17,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from nodeagent.agent_config import Config
 from nodeagent.commands.vfs.outcome import Outcome, Pf, State, Vf, as_json, as_table
 from nodeagent.commands.vfs.provision import Provision, RefusedError, until
 from nodeagent.commands.vfs.uses import Uses
 from nodeagent.commands.vfs.want import wanted
-from nodeagent.config import Config, VfsEntry
 from nodeagent.host.sriov import BUS, Links, SriovError, VfSettings
 from nodeagent.host.sysfs import SysfsError, Tree, is_live
+from nodeagent.kinds.resource_settings import VfsEntry
 from nodeagent.model import Function
 from nodeagent.offer import selected_pf
 from nodeagent.sources import pci_source

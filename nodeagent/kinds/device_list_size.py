@@ -7,11 +7,11 @@ the longer word: a list must still fit on the day that the GPU fails.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from nodeagent.config.faults import Fault, Path, dotted
+from nodeagent.config.faults import Conflict
 from nodeagent.config.formats import index_range
-from nodeagent.config.structs import Config, GpuMemResource
+from nodeagent.kinds.resource_settings import GpuMemResource, ResourceSettings
 
 KUBELET_LIMIT = 4 << 20
 LIMIT = 3 << 20
@@ -32,11 +32,6 @@ def device_size(id_length: int, numa_nodes: Sequence[int] = (), *, healthy: bool
     body += _field(len("Healthy" if healthy else "Unhealthy"))
     body += _field(nodes) if numa_nodes else 0
     return _field(body)
-
-
-def list_size(devices: Iterable[tuple[int, bool]]) -> int:
-    """Bytes of the list, from each device's ID length and whether it has a NUMA node, at the longest."""
-    return sum(device_size(length, _NUMA_ASSUMED if numa else ()) for length, numa in devices)
 
 
 def slices(memory_mib: int, resource: GpuMemResource, slice_mib: int | None = None) -> int:
@@ -94,10 +89,10 @@ def slices_complaint(
     )
 
 
-def size_findings(
-    config: Config, gpu_memories_mib: Sequence[int] | None = None
-) -> Iterable[tuple[Path, str]]:
-    """Paths and complaints for all entries of kind gpu-mem.
+def size_conflicts(
+    resources: Sequence[ResourceSettings], gpu_memories_mib: Sequence[int] | None = None
+) -> Iterator[Conflict]:
+    """Entries of kind gpu-mem whose device list the kubelet would refuse.
 
     The memories are those of the node's GPUs in the driver's order, or ``None`` where there is no machine
     to look at. Of the selectors only ``indexes`` and the number of ``uuids`` can be told from memories; the
@@ -106,18 +101,11 @@ def size_findings(
     assumed = gpu_memories_mib is None
     machine = f"assumed: {len(ASSUMED_MIB)} GPUs of {ASSUMED_MIB[0]} MiB" if assumed else "this machine"
     memories = ASSUMED_MIB if gpu_memories_mib is None else gpu_memories_mib
-    for i, resource in enumerate(config.resources):
+    for i, resource in enumerate(resources):
         if isinstance(resource, GpuMemResource):
             selected = _selected(resource, memories)
             if (complaint := slices_complaint(resource, selected, machine, assumed=assumed)) is not None:
-                yield ("resources", i, "sliceMiB"), complaint
-
-
-def size_fault(config: Config, gpu_memories_mib: Sequence[int] | None = None) -> Fault | None:
-    """The first of ``size_findings`` as a fault without a line."""
-    for path, complaint in size_findings(config, gpu_memories_mib):
-        return Fault(dotted(path), None, None, complaint)
-    return None
+                yield Conflict((("resources", i, "sliceMiB"),), complaint)
 
 
 def _selected(resource: GpuMemResource, memories: Sequence[int]) -> list[int]:

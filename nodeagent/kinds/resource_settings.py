@@ -1,12 +1,4 @@
-"""Every setting, declared once: name, type, bounds, default and meaning.
-
-The loader, the commented default, the JSON schema and the table in docs/configuration.md are all made from these
-structs, so nothing about a setting may be written anywhere else. The law of this file:
-
-* A field is ``Annotated[type, setting("meaning", ...)]``; on the wire its name is in camelCase.
-* Units are in the names, absent is ``None``, lists are tuples and mean sets.
-* A default suits a plain node; what changes hardware (``vfs``) does nothing until it is asked for.
-"""
+"""Settings of the resources: which PFs, VFs and GPUs are offered, under which names, and which VFs are created."""
 
 from __future__ import annotations
 
@@ -14,40 +6,27 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from nodeagent.config.cluster_settings import ClusterSettings
-from nodeagent.config.gpu_health_settings import GpuHealthSettings
-from nodeagent.config.health_settings import HealthSettings
-from nodeagent.config.sample_settings import SamplesSettings
 from nodeagent.config.setting import (
-    AUTO,
-    ENTRIES_MAX,
     RATE_MAX,
-    SECONDS_MAX,
-    Address,
-    Argument,
     Count,
-    Directory,
     Driver,
     Glob,
     Hex4,
     IndexRange,
     LinkType,
     Model,
-    Mtu,
     Name,
     PciAddress,
-    Prefix,
     Rate,
-    Seconds,
     Settings,
-    Strategy,
     Template,
     Uuid,
-    Xid,
     listed,
     setting,
 )
-from nodeagent.config.web_settings import WebSettings
+
+Mtu = Annotated[int, msgspec.Meta(ge=68, le=65535)]
+Strategy = Literal["cdi", "envvar"]
 
 
 class PfSelect(Settings, frozen=True, kw_only=True):
@@ -180,61 +159,7 @@ class GpuResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="gp
     pass_device_nodes: Annotated[bool, setting("As for gpu-mem.")] = False
 
 
-Resource = VfResource | GpuMemResource | GpuResource
-
-
-class KubeletSettings(Settings, frozen=True, kw_only=True):
-    """How the agent talks to the kubelet."""
-
-    registration: Annotated[
-        Literal["socket", "plugins_registry"],
-        setting("Register at the kubelet's own socket, or be found by it in its plugins_registry directory."),
-    ] = "socket"
-    pod_resources: Annotated[
-        bool, setting("Ask the kubelet's podresources API which pod holds what, after a restart above all.")
-    ] = True
-
-
-class CdiSettings(Settings, frozen=True, kw_only=True):
-    """Container Device Interface specs."""
-
-    generate: Annotated[
-        bool, setting("Write our own spec where an entry wants CDI and no vendor's spec is on the host.")
-    ] = True
-    directory: Annotated[
-        Directory, setting("Where our spec is written; the container runtime must read this directory.")
-    ] = "/var/run/cdi"
-
-
-class GpuSettings(Settings, frozen=True, kw_only=True):
-    """How the GPUs are found and watched."""
-
-    driver: Annotated[
-        Literal["nvml", "none"], setting("The library to ask; none leaves the GPUs of this node alone.")
-    ] = "nvml"
-    timeout_seconds: Annotated[
-        Seconds, setting("A driver that has not answered for so long is reported as hanging.")
-    ] = 5.0
-    fatal_xids: Annotated[
-        tuple[Xid, ...],
-        listed(
-            "XID errors that turn all devices of the GPU Unhealthy, besides those of the agent's own table."
-        ),
-    ] = ()
-    ignore_xids: Annotated[
-        tuple[Xid, ...],
-        listed("XID errors that say nothing against the GPU, besides the table's 13, 31, 43, 45, 68 and 94."),
-    ] = ()
-    xid_clear_seconds: Annotated[
-        Seconds | None,
-        setting(
-            "After an XID the GPU is Healthy again when it was reset, or after so long without another; null: only "
-            "after a reset."
-        ),
-    ] = 600.0
-    health: Annotated[GpuHealthSettings, setting("When what is measured on a GPU stands against it.")] = (
-        GpuHealthSettings()
-    )
+ResourceSettings = VfResource | GpuMemResource | GpuResource
 
 
 class VfsEntry(Settings, frozen=True, kw_only=True):
@@ -270,108 +195,11 @@ class VfsEntry(Settings, frozen=True, kw_only=True):
     ] = ()
 
 
-class LinkSelect(Settings, frozen=True, kw_only=True):
-    """Which netdevs are links: those that match all the lists given.
-
-    Where all are empty: every physical Ethernet NIC, so no VFs, representors, bridges, bonds or loopback. What
-    is named is taken, veth and tap too.
-    """
-
-    netdevs: Annotated[tuple[Glob, ...], listed("Globs on the name of the netdev: ens*np0.")] = ()
-    drivers: Annotated[tuple[Glob, ...], listed("Globs on the driver: mlx5_core.")] = ()
-    pci_addresses: Annotated[
-        tuple[PciAddress, ...], listed("Globs on the PCI address in the long form: 0000:1a:00.0.")
-    ] = ()
-    exclude: Annotated[tuple[Glob, ...], listed("Globs on the netdev or the PCI address to leave out.")] = ()
-
-
-class LinksSettings(Settings, frozen=True, kw_only=True):
-    """The links of this node: what is listened on by LLDP."""
-
-    select: Annotated[LinkSelect, setting("Which netdevs; everything empty selects the physical NICs.")] = (
-        LinkSelect()
-    )
-
-
-class LldpSettings(Settings, frozen=True, kw_only=True):
-    """How the switch ports at the other end of the links are learnt."""
-
-    source: Annotated[
-        Literal["socket", "lldpd", "none"],
-        setting(
-            "Listen on sockets of our own (CAP_NET_RAW), ask an lldpd that runs on the host, or do neither."
-        ),
-    ] = "socket"
-    command: Annotated[
-        tuple[Argument, ...],
-        setting("How lldpd is asked; it must print lldpcli's json0.", max_length=32, min_length=1),
-    ] = ("lldpcli", "-f", "json0", "show", "neighbors", "details")
-    transmit: Annotated[
-        bool,
-        setting(
-            "Announce this node to its switches too. Receive-only by default: a second speaker on a port, beside "
-            "the NIC's firmware, upsets some switches."
-        ),
-    ] = False
-
-
-class LogSettings(Settings, frozen=True, kw_only=True):
-    """What the agent tells on stderr."""
-
-    level: Annotated[Literal["debug", "info", "warning", "error"], setting("The least grave level.")] = "info"
-
-
-class Config(Settings, frozen=True, kw_only=True):
-    """The configuration of one node's agent."""
-
-    api_version: Annotated[
-        Literal["nodeagent.io/v1alpha1"], setting("The version of this file's form.", required=True)
-    ] = "nodeagent.io/v1alpha1"
-    kind: Annotated[Literal["NodeAgentConfig"], setting("What this file is.", required=True)] = (
-        "NodeAgentConfig"
-    )
-    resource_prefix: Annotated[
-        Prefix,
-        setting(
-            "What stands before the slash in the names of all resources: a DNS subdomain. auto makes it "
-            "from the machine's DMI product name, nvidia-dgx-h100 on a DGX H100, or takes nodeagent.io "
-            "where there is none."
-        ),
-    ] = AUTO
-    resources: Annotated[
-        tuple[Resource, ...],
-        setting(
-            "What is offered to the kubelet: entries of kind vf, gpu-mem or gpu.", max_length=ENTRIES_MAX
-        ),
-    ] = (VfResource(), GpuMemResource())
-    kubelet: Annotated[KubeletSettings, setting("How the agent talks to the kubelet.")] = KubeletSettings()
-    cdi: Annotated[CdiSettings, setting("Container Device Interface specs.")] = CdiSettings()
-    gpu: Annotated[GpuSettings, setting("How the GPUs are found and watched.")] = GpuSettings()
-    links: Annotated[LinksSettings, setting("The links of this node.")] = LinksSettings()
-    lldp: Annotated[LldpSettings, setting("How the switch ports at the other end are learnt.")] = (
-        LldpSettings()
-    )
-    health: Annotated[HealthSettings, setting("How links are judged.")] = HealthSettings()
-    cluster: Annotated[ClusterSettings, setting("What the API server is told.")] = ClusterSettings()
-    samples: Annotated[SamplesSettings, setting("How often what is measured on NICs is read.")] = (
-        SamplesSettings()
-    )
-    vfs: Annotated[
-        tuple[VfsEntry, ...],
-        setting(
-            "VFs that `nodeagent vfs apply` creates and sets up; empty changes nothing on the machine.",
-            max_length=ENTRIES_MAX,
-        ),
-    ] = ()
-    listen: Annotated[
-        Address | None,
-        setting(
-            "Where /metrics, /healthz and /readyz are served: :9808, 10.0.0.1:9808, [::1]:9808; or null."
-        ),
-    ] = ":9808"
-    web: Annotated[WebSettings, setting("How they are served: TLS, who may scrape.")] = WebSettings()
-    scan_seconds: Annotated[
-        Annotated[float, msgspec.Meta(ge=1, le=SECONDS_MAX)],
-        setting("A full look at the machine at least this often; what the kernel announces is seen at once."),
-    ] = 30.0
-    log: Annotated[LogSettings, setting("What the agent tells on stderr.")] = LogSettings()
+EXAMPLE_GPU = (
+    "Whole GPUs; those of an entry like this must be left out of gpu-mem by its select:",
+    GpuResource(select=GpuSelect(indexes=("0", "1"))),
+)
+EXAMPLE_VFS = (
+    "Eight VFs on each Mellanox PF:",
+    VfsEntry(select=PfSelect(vendors=("15b3",), drivers=("mlx5_core",)), count=8),
+)

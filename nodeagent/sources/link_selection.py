@@ -14,16 +14,7 @@ from fnmatch import fnmatchcase
 
 from nodeagent.host.netlink.netdevs import ETHERNET, Netdev
 from nodeagent.model import Function
-
-
-@dataclass(frozen=True, slots=True)
-class LinkSelect:
-    """Globs. An empty list asks for nothing; ``exclude`` is matched with the netdev and the PCI address."""
-
-    netdevs: tuple[str, ...] = ()
-    drivers: tuple[str, ...] = ()
-    pci_addresses: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
+from nodeagent.sources.source_settings import LinkSelect
 
 
 @dataclass(frozen=True, slots=True)

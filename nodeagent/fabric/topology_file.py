@@ -6,18 +6,13 @@ listed, uplinks that lead back, a node or a switch in two groups are refused, ea
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-import msgspec
-from msgspec import inspect
-
 from nodeagent.config import formats
-from nodeagent.config.faults import ConfigError, Faults, HaltError, Path, did_you_mean, quote
+from nodeagent.config.faults import Conflict, Path, did_you_mean, quote
 from nodeagent.config.setting import Settings, listed, setting
-from nodeagent.config.validate import fit
-from nodeagent.config.yaml_tree import locate, parse
+from nodeagent.config.settings_file import read_settings
 from nodeagent.fabric.names import chassis_key, full
 from nodeagent.fabric.rules import StaticGroup, Topology
 
@@ -80,28 +75,11 @@ class FabricTopology(Settings, frozen=True, kw_only=True):
     groups: Annotated[tuple[GroupEntry, ...], setting("Leaf groups that are known.", max_length=_MANY)] = ()
 
 
-@functools.cache
-def topology_type() -> inspect.StructType:
-    found = inspect.type_info(FabricTopology)
-    assert isinstance(found, inspect.StructType)
-    return found
-
-
 def load_topology(text: str, *, name: str) -> Topology:
-    """The topology in a file's text. Raises ``ConfigError`` with everything that is wrong with it."""
-    faults = Faults()
-    try:
-        root = parse(text, faults, values_max=_VALUES_MAX)
-        built = fit(root, faults, topology_type())
-        if not faults:
-            found = msgspec.convert(built, FabricTopology)
-            for path, message, first in _findings(found):
-                line = "" if first is None else f" (line {locate(root, first)[0]})"
-                faults.add(path, locate(root, path), message + line)
-    except HaltError:
-        raise ConfigError(name, faults) from None
-    if faults:
-        raise ConfigError(name, faults)
+    """The topology in a file's text. Raises ``ConfigError`` with all faults of the file."""
+    found, _ = read_settings(
+        text, FabricTopology, name=name, conflicts_of_valid=_conflicts, values_max=_VALUES_MAX
+    )
     return Topology(
         {switch_key(switch.name): tuple(map(switch_key, switch.uplinks)) for switch in found.switches},
         tuple(
@@ -119,44 +97,44 @@ def switch_key(name: str) -> str:
     return full(name)
 
 
-def _findings(found: FabricTopology) -> Iterator[tuple[Path, str, Path | None]]:
+def _conflicts(found: FabricTopology) -> Iterator[Conflict]:
     """Path, message, and the path of what it collides with."""
     places: dict[str, Path] = {}
     for i, switch in enumerate(found.switches):
         path: Path = ("switches", i, "name")
         if (first := places.setdefault(switch_key(switch.name), path)) != path:
-            yield path, f"the switch {quote(switch.name)} is listed twice", first
+            yield Conflict((path,), f"the switch {quote(switch.name)} is listed twice", first)
     names: dict[str, Path] = {}
     homes: dict[str, Path] = {}
     nodes: dict[str, Path] = {}
     for i, group in enumerate(found.groups):
         path = ("groups", i, "name")
         if (first := names.setdefault(group.name, path)) != path:
-            yield path, f"there is another group {quote(group.name)}", first
+            yield Conflict((path,), f"there is another group {quote(group.name)}", first)
         for j, name in enumerate(group.switches):
             path = ("groups", i, "switches", j)
             yield from _unknown(path, name, places)
             if (first := homes.setdefault(switch_key(name), path)) != path:
-                yield path, f"the switch {quote(name)} is in another group already", first
+                yield Conflict((path,), f"the switch {quote(name)} is in another group already", first)
         for j, node in enumerate(group.nodes):
             path = ("groups", i, "nodes", j)
             if (first := nodes.setdefault(node, path)) != path:
-                yield path, f"the node {quote(node)} is in another group already", first
+                yield Conflict((path,), f"the node {quote(node)} is in another group already", first)
         if not group.switches and not group.nodes:
-            yield ("groups", i), f"the group {quote(group.name)} has neither switches nor nodes", None
+            yield Conflict((("groups", i),), f"the group {quote(group.name)} has neither switches nor nodes")
     for i, switch in enumerate(found.switches):
         for j, name in enumerate(switch.uplinks):
             yield from _unknown(("switches", i, "uplinks", j), name, places)
     yield from _cycles(found, places)
 
 
-def _unknown(path: Path, name: str, places: dict[str, Path]) -> Iterator[tuple[Path, str, Path | None]]:
+def _unknown(path: Path, name: str, places: dict[str, Path]) -> Iterator[Conflict]:
     if switch_key(name) not in places:
         hint = did_you_mean(name, places) if len(places) <= 1000 else ""
-        yield path, f"the switch {quote(name)} is not listed under switches{hint}", None
+        yield Conflict((path,), f"the switch {quote(name)} is not listed under switches{hint}")
 
 
-def _cycles(found: FabricTopology, places: dict[str, Path]) -> Iterator[tuple[Path, str, Path | None]]:
+def _cycles(found: FabricTopology, places: dict[str, Path]) -> Iterator[Conflict]:
     """Uplinks that lead back to where they began: one fault for each circle."""
     uplinks = {switch_key(switch.name): tuple(map(switch_key, switch.uplinks)) for switch in found.switches}
     done: set[str] = set()
@@ -172,7 +150,7 @@ def _cycles(found: FabricTopology, places: dict[str, Path]) -> Iterator[tuple[Pa
             elif name in on_way:
                 circle = [*way[way.index(name) :], name]
                 message = f"the uplinks lead in a circle: {' > '.join(map(_short, circle))}"
-                yield (*places[name][:2], "uplinks"), message, None
+                yield Conflict(((*places[name][:2], "uplinks"),), message)
             elif name not in done and name in uplinks:
                 way.append(name)
                 on_way.add(name)

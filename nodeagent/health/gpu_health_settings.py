@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from nodeagent.config.faults import Conflict
 from nodeagent.config.setting import Seconds, Settings, listed, setting, wire
 
 Mark = Literal[
@@ -79,8 +80,8 @@ class GpuHealthSettings(Settings, frozen=True, kw_only=True):
     ] = False
 
 
-def looser(health: GpuHealthSettings) -> Iterator[tuple[tuple[str, str], str]]:
-    """Faults that would go sooner than they come: one that swings would come and go for ever."""
+def gpu_health_conflicts(health: GpuHealthSettings) -> Iterator[Conflict]:
+    """Faults that would clear sooner than they are raised: a swinging value would toggle them for ever."""
     for clear, hold in (
         ("clear_seconds", "nvlink_down_seconds"),
         ("clear_seconds", "fabric_seconds"),
@@ -88,5 +89,7 @@ def looser(health: GpuHealthSettings) -> Iterator[tuple[tuple[str, str], str]]:
     ):
         least = getattr(health, hold)
         if getattr(health, clear) < least:
-            message = f"must be at least {wire(hold)}, {least:g}: a fault must not go sooner than it comes"
-            yield (wire(clear), wire(hold)), message
+            message = (
+                f"must be at least {wire(hold)}, {least:g}: a fault must not clear sooner than it is raised"
+            )
+            yield Conflict(((wire(clear),), (wire(hold),)), message)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from nodeagent.config.setting import SECONDS_MAX, Directory, Glob, Settings, listed, setting
+from nodeagent.config.faults import Conflict, Path
+from nodeagent.config.setting import SECONDS_MAX, AbsolutePath, Glob, Settings, listed, setting
 from nodeagent.health.hold import ceiling
 from nodeagent.health.rules import KEYS, Override, Rule, apply, default
 
@@ -60,6 +61,16 @@ class ExpectedLinks(Settings, frozen=True, kw_only=True):
     ] = None
 
 
+EXAMPLE_EXPECTED = (
+    "All links of the fabric, at 400G:",
+    ExpectedLinks(links=("ens*np0",), speed_mbps=400_000),
+)
+EXAMPLE_RULE = (
+    "A link is given back after two minutes with carrier:",
+    RuleSettings(rule="carrier_down", clear_for_seconds=120),
+)
+
+
 class GuardSettings(Settings, frozen=True, kw_only=True):
     """No single source may take most of a node's devices away at once."""
 
@@ -77,21 +88,23 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
         setting(
             "Links that must be up. Others are judged once they were up, or most of their like are.",
             max_length=64,
+            example=EXAMPLE_EXPECTED,
         ),
     ] = ()
     unused: Annotated[
         tuple[Glob, ...], listed("Globs on the netdev or PCI address of PFs that are not judged.")
     ] = ()
     rules: Annotated[
-        tuple[RuleSettings, ...], setting("What is changed of single rules.", max_length=64)
+        tuple[RuleSettings, ...],
+        setting("What is changed of single rules.", max_length=64, example=EXAMPLE_RULE),
     ] = ()
     guard: Annotated[GuardSettings, setting("Against a source gone wrong.")] = GuardSettings()
     cabling_plan: Annotated[
-        Directory | None,
+        AbsolutePath | None,
         setting("A YAML file that maps nodes to links to {switch, port}; LLDP is held against it."),
     ] = None
     state_directory: Annotated[
-        Directory, setting("Where penalties and faults that stand are kept over a restart of the agent.")
+        AbsolutePath, setting("Where penalties and faults that stand are kept over a restart of the agent.")
     ] = "/var/lib/nodeagent"
 
 
@@ -108,7 +121,18 @@ def override(settings: RuleSettings) -> Override:
     )
 
 
-def complaints(settings: RuleSettings) -> Iterator[tuple[str, str]]:
+def rule_conflicts(rules: Sequence[tuple[Path, RuleSettings]]) -> Iterator[Conflict]:
+    """Rules that are changed twice, and changes that a rule cannot have. Paths are as given."""
+    first: dict[str, int] = {}
+    for path, entry in rules:
+        if (before := first.setdefault(entry.rule, int(path[-1]))) != path[-1]:
+            yield Conflict(((*path, "rule"),), f"{entry.rule} is changed by health.rules[{before}] already")
+        for key, message in _complaints(entry):
+            paths = ((*path, key), (*path, "rule"), (*path, "enter"), (*path, "clear"))
+            yield Conflict(paths, message)
+
+
+def _complaints(settings: RuleSettings) -> Iterator[tuple[str, str]]:
     """The keys of a rule that cannot be so, and why."""
     before = default(settings.rule)
     for key in ("enter", "clear"):

@@ -7,30 +7,28 @@ from typing import Annotated
 
 import msgspec
 
-from nodeagent.config import formats
-from nodeagent.config.setting import Address, Settings, setting
-
-File = Annotated[str, formats.DIRECTORY]
+from nodeagent.config.faults import Conflict
+from nodeagent.config.setting import AbsolutePath, Address, Settings, setting
 
 
 class WebSettings(Settings, frozen=True, kw_only=True):
     """How /metrics, /healthz and /readyz are served at the address of `listen`."""
 
     certificate_file: Annotated[
-        File | None,
+        AbsolutePath | None,
         setting(
             "Serve TLS with this certificate, in PEM with its chain. It is looked at again every 10 s; one that is "
             "missing, half written or expired does not replace the one in use."
         ),
     ] = None
     key_file: Annotated[
-        File | None, setting("The certificate's private key; null: it is in certificateFile too.")
+        AbsolutePath | None, setting("The certificate's private key; null: it is in certificateFile too.")
     ] = None
     client_ca_file: Annotated[
-        File | None, setting("Ask for a client certificate that one of these CAs has signed (mTLS).")
+        AbsolutePath | None, setting("Ask for a client certificate that one of these CAs has signed (mTLS).")
     ] = None
     token_file: Annotated[
-        File | None,
+        AbsolutePath | None,
         setting("Ask for one of the bearer tokens in this file, one a line: two while they are exchanged."),
     ] = None
     probes_open: Annotated[
@@ -51,14 +49,24 @@ class WebSettings(Settings, frozen=True, kw_only=True):
         setting("The most series of one metric family; the rest is left out and counted."),
     ] = 10_000
 
+    @property
+    def restricted(self) -> bool:
+        """Whether clients need TLS, a client certificate or a token."""
+        return any((self.certificate_file, self.client_ca_file, self.token_file))
 
-def complaints(web: WebSettings) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Settings that mean nothing, or less than they seem to, without another: their names and what to do."""
-    if web.certificate_file is None:
-        if web.client_ca_file is not None:
-            yield ("clientCaFile", "certificateFile"), "needs certificateFile: without TLS nobody is asked"
-        if web.key_file is not None:
-            yield ("keyFile", "certificateFile"), "needs certificateFile, the certificate that it belongs to"
-        if web.token_file is not None:
-            message = "needs certificateFile: without TLS everybody on the way could read the token"
-            yield ("tokenFile", "certificateFile"), message
+
+def web_conflicts(web: WebSettings) -> Iterator[Conflict]:
+    """Settings that have no effect, or an unsafe one, without a certificate."""
+    if web.certificate_file is not None:
+        return
+    for key, value, message in (
+        ("clientCaFile", web.client_ca_file, "needs certificateFile: client certificates exist in TLS only"),
+        ("keyFile", web.key_file, "needs certificateFile, the certificate of this key"),
+        (
+            "tokenFile",
+            web.token_file,
+            "needs certificateFile: without TLS the token can be read on the network",
+        ),
+    ):
+        if value is not None:
+            yield Conflict(((key,), ("certificateFile",)), message)

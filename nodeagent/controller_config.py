@@ -6,16 +6,15 @@ same walk, with the same faults. ``load_fabric`` reads it, ``FabricConfig()`` is
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import inspect
 
+from nodeagent.cluster.min_links_settings import NodesSettings, min_links_conflicts
 from nodeagent.config import formats
-from nodeagent.config.faults import ConfigError, Faults, HaltError, Path, did_you_mean, quote
+from nodeagent.config.faults import Conflict, did_you_mean, quote
 from nodeagent.config.setting import (
     ENTRIES_MAX,
     RATE_MAX,
@@ -23,13 +22,13 @@ from nodeagent.config.setting import (
     Glob,
     PciAddress,
     Settings,
+    SystemName,
     listed,
     setting,
 )
-from nodeagent.config.switch_settings import NodesSettings, SwitchesSettings, findings
-from nodeagent.config.validate import fit
-from nodeagent.config.yaml_tree import locate, parse
+from nodeagent.config.settings_file import read_settings
 from nodeagent.fabric.rules import GENERIC_NAMES, TIER_LABEL, FabricRule, Hysteresis, Rules, Topology
+from nodeagent.switches.switch_settings import SwitchesSettings, switch_conflicts
 
 _KEY_FIELDS = ("tier", "tierName", "fabric")
 _KEY = r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9{]([-A-Za-z0-9_.{}]*[A-Za-z0-9}])?"
@@ -70,7 +69,6 @@ FabricName = Annotated[
     str,
     formats.form(r"[a-z0-9]([-a-z0-9]{0,28}[a-z0-9])?", "a fabric's name: lower case letters, digits and -"),
 ]
-SystemName = Annotated[str, formats.form(r"\S|\S.*\S", "a system name")]
 FilePath = Annotated[str, formats.form(r"[^\x00-\x1f]+", "a path", at_most=4095)]
 Wait = Annotated[float, msgspec.Meta(ge=0, le=SECONDS_MAX)]
 _TIMES = Hysteresis()
@@ -211,35 +209,19 @@ class FabricConfig(Settings, frozen=True, kw_only=True):
     ] = False
 
 
-@functools.cache
-def fabric_type() -> inspect.StructType:
-    found = inspect.type_info(FabricConfig)
-    assert isinstance(found, inspect.StructType)
-    return found
-
-
 def load_fabric(text: str, *, name: str) -> FabricConfig:
-    """The configuration in a file's text. Raises ``ConfigError`` with everything that is wrong with it."""
-    faults = Faults()
-    try:
-        root = parse(text, faults)
-        built = fit(root, faults, fabric_type())
-        if not faults:
-            config = msgspec.convert(built, FabricConfig)
-            for path, message in _findings(config):
-                faults.add(path, locate(root, path), message)
-    except HaltError:
-        raise ConfigError(name, faults) from None
-    if faults:
-        raise ConfigError(name, faults)
-    return config
+    """The configuration in a file's text. Raises ``ConfigError`` with all faults of the file."""
+    return read_settings(text, FabricConfig, name=name, conflicts_of_valid=_conflicts)[0]
 
 
-def _findings(config: FabricConfig) -> Iterator[tuple[Path, str]]:
+def _conflicts(config: FabricConfig) -> Iterator[Conflict]:
     for i, entry in enumerate(config.fabrics):
         if entry == FabricSelect(fabric=entry.fabric):
-            yield ("fabrics", i), 'matches every link; nodes: ["*"] says so'
-    yield from findings(config.switches, config.nodes, config.min_links)
+            yield Conflict((("fabrics", i),), 'matches every link; nodes: ["*"] says so')
+    for conflict in switch_conflicts(config.switches):
+        yield conflict.below("switches")
+    for conflict in min_links_conflicts(config.nodes, config.min_links):
+        yield conflict.below("nodes")
 
 
 def rules_of(config: FabricConfig, topology: Topology | None = None) -> Rules:

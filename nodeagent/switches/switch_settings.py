@@ -14,8 +14,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from nodeagent.config import formats
-from nodeagent.config.faults import Path, quote
-from nodeagent.config.setting import Directory, Settings, listed, setting
+from nodeagent.config.faults import Conflict, quote
+from nodeagent.config.setting import AbsolutePath, Settings, SystemName, listed, setting
 from nodeagent.fabric.uplinks import MANAGEMENT_PORTS
 
 
@@ -50,7 +50,6 @@ Network = Annotated[
 IpAddress = Annotated[
     str, formats.form(r"[0-9a-f.:]+", "an IP address such as 10.20.0.7", check=_address_complaint)
 ]
-SwitchName = Annotated[str, formats.form(r"\S|\S.*\S", "a system name")]
 NamePattern = Annotated[
     str, formats.form(r"\S|\S.*\S", "a regular expression", at_most=1024, check=_name_pattern_complaint)
 ]
@@ -61,7 +60,7 @@ HostName = Annotated[str, formats.form(r"[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?
 class SwitchAddress(Settings, frozen=True, kw_only=True):
     """Where one switch is reached, in place of what nodes report."""
 
-    switch: Annotated[SwitchName, setting("The switch's system name.")]
+    switch: Annotated[SystemName, setting("The switch's system name.")]
     address: Annotated[IpAddress, setting("The address that is asked.")]
 
 
@@ -106,7 +105,7 @@ class SwitchesSettings(Settings, frozen=True, kw_only=True):
         setting("How switches are asked. snmp needs the extra nodeagent[snmp]."),
     ] = "none"
     credentials: Annotated[
-        Directory,
+        AbsolutePath,
         setting(
             "The folder of a mounted Secret, read again for each round: community, username, password, authPassword, "
             "privPassword, ca.crt, tls.crt, tls.key; those that the method asks for."
@@ -156,40 +155,14 @@ class SwitchesSettings(Settings, frozen=True, kw_only=True):
     gnmi: Annotated[GnmiSettings, setting("What gNMI needs besides.")] = GnmiSettings()
 
 
-class NodesSettings(Settings, frozen=True, kw_only=True):
-    """What becomes of nodes with fewer links up than minLinks, beyond being told of. Needs a right of its own."""
-
-    min_links_condition: Annotated[
-        bool, setting("Set the condition nodeagent.io/FabricLinks to False on such a Node.")
-    ] = False
-    min_links_taint: Annotated[
-        bool, setting("Put the taint nodeagent.io/links-below-minimum:NoSchedule on such a Node.")
-    ] = False
-    after_seconds: Annotated[
-        Annotated[float, msgspec.Meta(ge=0, le=86400)],
-        setting(
-            "A node is marked when it has been below for so long. The mark goes at once when it no longer is."
-        ),
-    ] = 60.0
-    taint_percent: Annotated[
-        Annotated[int, msgspec.Meta(ge=0, le=100)],
-        setting(
-            "No more than so many percent of all nodes, but one in any case, are tainted: when a switch fails, a "
-            "cluster must not stop. 0 taints none."
-        ),
-    ] = 20
-
-
-def findings(switches: SwitchesSettings, nodes: NodesSettings, min_links: int) -> Iterator[tuple[Path, str]]:
+def switch_conflicts(switches: SwitchesSettings) -> Iterator[Conflict]:
     if switches.method != "none" and not switches.networks and not switches.addresses:
-        yield (
-            ("switches", "method"),
-            "nothing could be asked: give the networks in which the switches' management addresses lie, or addresses",
+        message = (
+            "no switch may be asked: give the networks of the switches' management addresses, or addresses"
         )
-    seen: set[str] = set()
+        yield Conflict((("method",),), message)
+    known: set[str] = set()
     for i, entry in enumerate(switches.addresses):
-        if entry.switch.lower() in seen:
-            yield ("switches", "addresses", i, "switch"), f"{quote(entry.switch)} stands here twice"
-        seen.add(entry.switch.lower())
-    if (nodes.min_links_condition or nodes.min_links_taint) and not min_links:
-        yield ("nodes",), "nothing would be marked: minLinks is 0, give the least number of links"
+        if entry.switch.lower() in known:
+            yield Conflict((("addresses", i, "switch"),), f"{quote(entry.switch)} stands here twice")
+        known.add(entry.switch.lower())

@@ -1,4 +1,4 @@
-"""Settings of what the agent tells the API server."""
+"""Settings of the agent's writes to the API server."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from nodeagent.config import formats
-from nodeagent.config.setting import SECONDS_MAX, Settings, setting
+from nodeagent.config.faults import Conflict
+from nodeagent.config.setting import SECONDS_MAX, AbsolutePath, Settings, setting
 
-File = Annotated[str, formats.DIRECTORY]
 Rails = Annotated[int, msgspec.Meta(ge=1, le=64)]
 Wait = Annotated[float, msgspec.Meta(ge=1, le=SECONDS_MAX)]
 
@@ -55,7 +54,7 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = "auto"
     kubeconfig: Annotated[
-        File | None, setting("The kubeconfig to use with access: kubeconfig; null: $KUBECONFIG.")
+        AbsolutePath | None, setting("The kubeconfig to use with access: kubeconfig; null: $KUBECONFIG.")
     ] = None
     report: Annotated[
         bool, setting("Keep this node's NodeLinks true, of which the controller makes the fabric's tree.")
@@ -81,16 +80,13 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
     evict: Annotated[EvictSettings, setting("Eviction of pods that hold a failed device.")] = EvictSettings()
 
 
-def idle(cluster: ClusterSettings) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Settings that mean nothing without another: their names and what to do."""
+def cluster_conflicts(cluster: ClusterSettings) -> Iterator[Conflict]:
+    """Settings that have no effect without another one."""
     if cluster.kubeconfig is not None and cluster.access != "kubeconfig":
-        yield (
-            ("kubeconfig", "access"),
-            "needs access: kubeconfig; a pod's service account is not read from there",
-        )
+        message = "needs access: kubeconfig; a pod's service account is not read from there"
+        yield Conflict((("kubeconfig",), ("access",)), message)
     if cluster.access == "none":
-        asked = {"conditions": cluster.conditions, "label": cluster.label}
-        asked |= {"taint": cluster.taint.enabled, "evict": cluster.evict.enabled}
-        for name, wanted in asked.items():
-            if wanted:
-                yield (name, "access"), "needs an API server, and access is none"
+        enabled = {"conditions": cluster.conditions, "label": cluster.label}
+        enabled |= {"taint": cluster.taint.enabled, "evict": cluster.evict.enabled}
+        for key in (key for key, on in enabled.items() if on):
+            yield Conflict(((key,), ("access",)), "needs an API server, and access is none")

@@ -1,46 +1,34 @@
-"""What no single setting can say: how settings must go together.
+"""Conflicts between the entries of ``resources`` and of ``vfs``.
 
-A rule yields findings; the first of a finding's paths is where it stands, the others are what it rests
-on. A finding that rests on a value with a fault of its own is not told: it may be gone once that is mended.
-Only what is certain without a machine is refused here; what depends on the GPUs and PFs of a node (two
-globs that meet on one of them) is the agent's to see.
+Only a conflict that is certain without a machine is refused here. What depends on the GPUs and PFs of a node (two
+globs that match the same GPU) is reported by the agent.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
-from nodeagent.config.faults import Path
+from nodeagent.config.faults import Conflict, Path
 from nodeagent.config.formats import index_range
-from nodeagent.config.health_settings import RuleSettings, complaints
-from nodeagent.config.structs import (
+from nodeagent.kinds.resource_settings import (
     GpuResource,
     GpuSelect,
     PfSelect,
-    Resource,
+    ResourceSettings,
     VfResource,
     VfSelect,
     VfsEntry,
 )
 
-Placed = tuple[Path, Resource]
+Placed = tuple[Path, ResourceSettings]
 PlacedVfs = tuple[Path, VfsEntry]
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    paths: tuple[Path, ...]
-    message: str
-
-
-def findings(
-    resources: Sequence[Placed], vfs: Sequence[PlacedVfs], health: Sequence[tuple[Path, RuleSettings]] = ()
-) -> Iterator[Finding]:
-    """All findings over the entries that could be read."""
+def resource_conflicts(resources: Sequence[Placed], vfs: Sequence[PlacedVfs]) -> Iterator[Conflict]:
+    """All conflicts between the entries that could be read."""
     yield from _same_name(resources)
     yield from _no_gpus(resources)
     yield from _gpu_twice(resources)
@@ -48,14 +36,13 @@ def findings(
     for path, entry in vfs:
         yield from _vfs_entry(path, entry)
     yield from _pf_twice(vfs)
-    yield from _health_rules(health)
 
 
 def _named(path: Path) -> str:
     return f"{path[0]}[{path[1]}]"
 
 
-def _same_name(resources: Sequence[Placed]) -> Iterator[Finding]:
+def _same_name(resources: Sequence[Placed]) -> Iterator[Conflict]:
     first: dict[str, Path] = {}
     for path, entry in resources:
         if "{netdev}" in entry.name:
@@ -63,17 +50,17 @@ def _same_name(resources: Sequence[Placed]) -> Iterator[Finding]:
         before = first.setdefault(entry.name.replace("{rail}", "0"), path)
         if before != path:
             message = f'"{entry.name}" is the name of {_named(before)} too; resources need names of their own'
-            yield Finding(((*path, "name"), (*before, "name")), message)
+            yield Conflict(((*path, "name"), (*before, "name")), message)
 
 
-def _no_gpus(resources: Sequence[Placed]) -> Iterator[Finding]:
+def _no_gpus(resources: Sequence[Placed]) -> Iterator[Conflict]:
     for path, entry in resources:
         if isinstance(entry, GpuResource) and entry.select == GpuSelect():
             message = "must name the GPUs that are offered whole, by uuids, indexes, pciAddresses or models"
-            yield Finding(((*path, "select"),), message)
+            yield Conflict(((*path, "select"),), message)
 
 
-def _gpu_twice(resources: Sequence[Placed]) -> Iterator[Finding]:
+def _gpu_twice(resources: Sequence[Placed]) -> Iterator[Conflict]:
     before: list[tuple[Path, GpuSelect]] = []
     for path, entry in resources:
         if isinstance(entry, VfResource) or (isinstance(entry, GpuResource) and entry.select == GpuSelect()):
@@ -81,7 +68,7 @@ def _gpu_twice(resources: Sequence[Placed]) -> Iterator[Finding]:
         for path_a, select in before:
             if (shared := _shared_gpus(select, entry.select)) is not None:
                 message = f"a GPU offered twice: by {_named(path_a)} and by {_named(path)} ({shared})"
-                yield Finding(((*path, "select"), (*path_a, "select")), message)
+                yield Conflict(((*path, "select"), (*path_a, "select")), message)
                 break
         before.append((path, entry.select))
 
@@ -102,7 +89,7 @@ def _shared_gpus(a: GpuSelect, b: GpuSelect) -> str | None:
     return min(shared, default=None)
 
 
-def _vf_twice(resources: Sequence[Placed]) -> Iterator[Finding]:
+def _vf_twice(resources: Sequence[Placed]) -> Iterator[Conflict]:
     before: list[tuple[Path, VfResource]] = []
     for path, entry in resources:
         if not isinstance(entry, VfResource):
@@ -114,7 +101,7 @@ def _vf_twice(resources: Sequence[Placed]) -> Iterator[Finding]:
                     "part them by select, select.vfIndexes or vfDriver"
                 )
                 paths = [(*one, key) for one in (path, path_a) for key in ("select", "vfDriver")]
-                yield Finding(tuple(paths), message)
+                yield Conflict(tuple(paths), message)
                 break
         before.append((path, entry))
 
@@ -129,20 +116,20 @@ def _shares_vfs(a: VfResource, b: VfResource) -> bool:
     )
 
 
-def _vfs_entry(path: Path, entry: VfsEntry) -> Iterator[Finding]:
+def _vfs_entry(path: Path, entry: VfsEntry) -> Iterator[Conflict]:
     if entry.select == PfSelect():
-        yield Finding(((*path, "select"),), 'must name some PFs; pciAddresses: ["*"] names all of them')
+        yield Conflict(((*path, "select"),), 'must name some PFs; pciAddresses: ["*"] names all of them')
     low, high = entry.min_tx_rate_mbps, entry.max_tx_rate_mbps
     if low and high and low > high:
         message = f"{low} is more than maxTxRateMbps, {high}"
-        yield Finding(((*path, "minTxRateMbps"), (*path, "maxTxRateMbps")), message)
+        yield Conflict(((*path, "minTxRateMbps"), (*path, "maxTxRateMbps")), message)
     for i, text in enumerate(entry.vf_indexes):
         if index_range(text)[-1] >= entry.count:
             message = f'"{text}" goes past the last VF: count is {entry.count}, the indexes begin at 0'
-            yield Finding(((*path, "vfIndexes", i), (*path, "vfIndexes"), (*path, "count")), message)
+            yield Conflict(((*path, "vfIndexes", i), (*path, "vfIndexes"), (*path, "count")), message)
 
 
-def _pf_twice(vfs: Sequence[PlacedVfs]) -> Iterator[Finding]:
+def _pf_twice(vfs: Sequence[PlacedVfs]) -> Iterator[Conflict]:
     """Two entries may set up different VFs of one PF, but must agree about the PF itself."""
     settings: tuple[tuple[str, Callable[[VfsEntry], int | None]], ...] = (
         ("count", lambda entry: entry.count),
@@ -157,16 +144,7 @@ def _pf_twice(vfs: Sequence[PlacedVfs]) -> Iterator[Finding]:
             if here != there:
                 message = f"is {here}, but {there} in {_named(path_a)}, which selects the same PFs"
                 paths = [(*one, part) for one in (path, path_a) for part in (key, "select")]
-                yield Finding(tuple(paths), message)
-
-
-def _health_rules(rules: Sequence[tuple[Path, RuleSettings]]) -> Iterator[Finding]:
-    first: dict[str, int] = {}
-    for path, entry in rules:
-        if (before := first.setdefault(entry.rule, int(path[-1]))) != path[-1]:
-            yield Finding(((*path, "rule"),), f"{entry.rule} is changed by health.rules[{before}] already")
-        for key, message in complaints(entry):
-            yield Finding(((*path, key), (*path, "rule"), (*path, "enter"), (*path, "clear")), message)
+                yield Conflict(tuple(paths), message)
 
 
 @functools.lru_cache(maxsize=256)
