@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nodeagent.kube.transport import ApiCall, ApiRequest, Transport
     from nodeagent.kube.watch_stream import WatchStream
 
-__all__ = ["ApiError", "Client", "Listing"]
+__all__ = ["ApiClient", "ApiError", "Listing"]
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -68,7 +68,7 @@ class _Page(msgspec.Struct, Generic[T]):
     items: list[T] | None = None
 
 
-class Client:
+class ApiClient:
     """A client of one API server. Belongs to one event loop; ``close`` ends its threads.
 
     Every call has a deadline (``timeout_s``, including requested waits) and raises ``ApiError``. ``guard`` is called

@@ -55,7 +55,7 @@ LEASE_RECORDS: Resource[LeaseRecord] = LEASES.typed(LeaseRecord)
 
 
 class LeaseClient(Protocol):
-    """The used methods of ``kube.client.Client``. It must have no guard, because the lease is the guard."""
+    """The used methods of ``kube.client.ApiClient``. It must have no guard, because the lease is the guard."""
 
     async def get(self, resource: Resource[LeaseRecord], name: str, *, namespace: str) -> LeaseRecord: ...
     async def create(self, resource: Resource[LeaseRecord], obj: Json, *, namespace: str) -> LeaseRecord: ...
@@ -72,7 +72,7 @@ def boot_time() -> float:
 class Lease:
     """A candidate. ``leading`` is true while it holds the lease, by its own clock.
 
-    ``check`` raises ``NotLeading`` otherwise: pass it as ``Client(guard=...)`` to the client that writes as leader.
+    ``check`` raises ``NotLeading`` otherwise: pass it as ``ApiClient(guard=...)`` to the client that writes as leader.
     """
 
     def __init__(

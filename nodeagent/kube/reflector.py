@@ -19,7 +19,7 @@ from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
 from nodeagent.backoff import JITTER, Backoff
-from nodeagent.kube.client import Client
+from nodeagent.kube.client import ApiClient
 from nodeagent.kube.failure import ApiError
 from nodeagent.kube.resource import Resource, metadata
 
@@ -46,7 +46,7 @@ class Reflector(Generic[U]):
 
     def __init__(
         self,
-        client: Client,
+        client: ApiClient,
         resource: Resource[Any],
         *,
         namespace: str | None = None,

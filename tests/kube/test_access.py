@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from nodeagent.kube.access import SERVICE_ACCOUNT, Access, AccessError, in_cluster, kubeconfig
-from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODES
 from nodeagent.sim.apiserver import ApiServer
 from nodeagent.sim.apiserver.tls import Certificates
@@ -170,12 +170,12 @@ def test_no_message_contains_a_secret(tmp_path):
 async def test_the_clusters_ca_is_trusted_and_no_other(tmp_path, identifiers):
     certificates = Certificates(tmp_path, identifiers=identifiers)
     server = await ApiServer(tls=certificates).start()
-    client = Client(Access(server.url, ca_file=certificates.ca, token=server.token()))
+    client = ApiClient(Access(server.url, ca_file=certificates.ca, token=server.token()))
     assert (await client.list(NODES)).items == []
     await client.close()
     (tmp_path / "other").mkdir()
     other = Certificates(tmp_path / "other")
-    wary = Client(Access(server.url, ca_file=other.ca, token="t"))
+    wary = ApiClient(Access(server.url, ca_file=other.ca, token="t"))
     with pytest.raises(ApiError, match="check the CA that the service account") as raised:
         await wary.list(NODES)
     assert raised.value.reason == "Untrusted"
@@ -199,7 +199,7 @@ async def test_a_client_certificate_authenticates(tmp_path):
             {"client-certificate": str(certificate), "client-key": str(key)},
         )
     )
-    client = Client(access)
+    client = ApiClient(access)
     await client.list(NODES)
     assert server.requests[-1].user == "kubernetes-admin"
     await client.close()
@@ -209,7 +209,7 @@ async def test_a_client_certificate_authenticates(tmp_path):
 @pytest.mark.needs("openssl")
 async def test_the_error_of_an_invalid_ca_names_its_file(tmp_path):
     (tmp_path / "ca.crt").write_text("no PEM")
-    client = Client(Access("https://127.0.0.1:1", ca_file=tmp_path / "ca.crt"))
+    client = ApiClient(Access("https://127.0.0.1:1", ca_file=tmp_path / "ca.crt"))
     with pytest.raises(ApiError, match=r"ca\.crt"):
         await client.list(NODES)
     await client.close()

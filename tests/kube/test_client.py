@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from nodeagent.kube.access import Access
-from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import CRDS, HYPERNODES, LEASES, NODELINKS, NODES, PODS, Meta
 from nodeagent.sim.apiserver import ApiServer
 
@@ -42,7 +42,7 @@ async def server():
 
 @pytest.fixture
 async def client(server):
-    client = Client(Access(server.url, token=server.token()), timeout_s=10)
+    client = ApiClient(Access(server.url, token=server.token()), timeout_s=10)
     yield client
     await client.close()
 
@@ -236,7 +236,7 @@ async def test_a_pod_is_evicted_and_a_budget_may_refuse(server, client):
 
 async def test_a_403_names_the_missing_verb_and_resource():
     server = await ApiServer(rbac=True).start()
-    client = Client(Access(server.url, token=server.token("system:serviceaccount:nodeagent:agent")))
+    client = ApiClient(Access(server.url, token=server.token("system:serviceaccount:nodeagent:agent")))
     with pytest.raises(
         ApiError, match=r"a role must grant us the verb patch on nodes/status \(API group ''\)$"
     ):
@@ -272,7 +272,7 @@ async def test_every_failure_of_the_server_is_an_api_error(server, client, how, 
 
 async def test_a_watch_without_any_data_is_ended(server):
     """Not even a bookmark: a firewall in between may have dropped the connection without a reset."""
-    client = Client(Access(server.url, token=server.token()), silence_s=0.2)
+    client = ApiClient(Access(server.url, token=server.token()), silence_s=0.2)
     try:
         server.fail("hang", verb="watch")
         async with asyncio.timeout(20), aclosing(client.watch(NODES, resource_version="1")) as events:
@@ -283,7 +283,7 @@ async def test_a_watch_without_any_data_is_ended(server):
 
 
 async def test_a_call_to_a_hanging_server_ends_at_the_deadline(server):
-    client = Client(Access(server.url, token=server.token()), timeout_s=0.2)
+    client = ApiClient(Access(server.url, token=server.token()), timeout_s=0.2)
     server.fail("hang")
     with pytest.raises(ApiError, match="no answer") as raised:
         await client.get(NODES, "gpu-0")
@@ -292,7 +292,7 @@ async def test_a_call_to_a_hanging_server_ends_at_the_deadline(server):
 
 
 async def test_a_call_to_a_dripping_server_ends_at_the_deadline(server):
-    client = Client(Access(server.url, token=server.token()), timeout_s=0.2)
+    client = ApiClient(Access(server.url, token=server.token()), timeout_s=0.2)
     server.fail("drip")
     with pytest.raises(ApiError) as raised:
         await client.list(NODES)
@@ -302,7 +302,7 @@ async def test_a_call_to_a_dripping_server_ends_at_the_deadline(server):
 
 
 async def test_a_stopped_server_is_unreachable(server):
-    client = Client(Access(server.url, token="x"))
+    client = ApiClient(Access(server.url, token="x"))
     await server.stop()
     with pytest.raises(ApiError, match="is the API server up") as raised:
         await client.get(NODES, "gpu-0")
@@ -324,7 +324,7 @@ async def test_a_caller_that_stops_waiting_ends_the_call(server, client):
 async def test_the_token_is_read_again(server, tmp_path):
     file = tmp_path / "token"
     file.write_text(server.token())
-    client = Client(Access(server.url, token_file=file))
+    client = ApiClient(Access(server.url, token_file=file))
     await client.list(NODES)
     server.revoke(file.read_text())
     with pytest.raises(ApiError, match="is it from this cluster, and not expired"):
@@ -344,13 +344,13 @@ async def test_a_guard_forbids_writes_and_limits_their_time(server, client):
     def guard():
         raise NoError
 
-    guarded = Client(Access(server.url, token=server.token()), guard=guard)
+    guarded = ApiClient(Access(server.url, token=server.token()), guard=guard)
     await guarded.list(NODES)
     with pytest.raises(NoError):
         await guarded.apply(NODES, {"metadata": {"name": "gpu-0"}})
     assert server.objects("nodes") == []
     await guarded.close()
-    late = Client(Access(server.url, token=server.token()), guard=lambda: 0.0)
+    late = ApiClient(Access(server.url, token=server.token()), guard=lambda: 0.0)
     with pytest.raises(ApiError, match=r"before it could be sent|no answer"):
         await late.apply(NODES, {"metadata": {"name": "gpu-0"}})
     await late.close()

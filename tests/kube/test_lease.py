@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.kube.access import Access
-from nodeagent.kube.client import Client
+from nodeagent.kube.client import ApiClient
 from nodeagent.kube.failure import ApiError
 from nodeagent.kube.lease import Lease, LeaseRecord, LeaseSpec, NotLeading, lead
 from nodeagent.kube.resource import Meta
@@ -223,16 +223,16 @@ def test_unsafe_times_are_refused():
 REPLICA = """
 import asyncio, sys
 from nodeagent.kube.access import Access
-from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.client import ApiError, ApiClient
 from nodeagent.kube.lease import Lease, lead
 from nodeagent.kube.resource import Resource
 
 MAPS = Resource("", "v1", "configmaps", "ConfigMap", True, dict)
 
 async def main(url, token, name):
-    lease = Lease(Client(Access(url, token=token)), namespace="nodeagent", name="l", identity=name,
+    lease = Lease(ApiClient(Access(url, token=token)), namespace="nodeagent", name="l", identity=name,
                   duration_s=3.0, renew_s=2.0, retry_s=0.2)
-    writing = Client(Access(url, token=token), guard=lease.check)
+    writing = ApiClient(Access(url, token=token), guard=lease.check)
     async def work():
         count = 0
         while True:
@@ -298,7 +298,7 @@ async def test_a_leader_that_was_stopped_and_continues_writes_nothing():
 
 async def test_the_lease_is_renewed_through_the_api_client():
     server = await ApiServer().start()
-    client = Client(Access(server.url, token=server.token()))
+    client = ApiClient(Access(server.url, token=server.token()))
     lease = Lease(
         client, namespace="nodeagent", name="l", identity="pod-0", duration_s=3, renew_s=2, retry_s=0.01
     )

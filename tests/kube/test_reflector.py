@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from nodeagent.kube.access import Access
-from nodeagent.kube.client import Client
+from nodeagent.kube.client import ApiClient
 from nodeagent.kube.reflector import Reflector
 from nodeagent.kube.resource import LEASES, NODES
 from nodeagent.sim.apiserver import ApiServer
@@ -43,7 +43,7 @@ async def server():
 
 @pytest.fixture
 async def client(server):
-    client = Client(Access(server.url, token=server.token()))
+    client = ApiClient(Access(server.url, token=server.token()))
     yield client
     await client.close()
 
