@@ -39,7 +39,7 @@ from nodeagent.kinds.vf import VfPool
 from nodeagent.kubelet.cdi_files import CdiSpecs
 from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
 from nodeagent.kubelet.registration import DevicePlugins
-from nodeagent.kubelet.rpc_stats import Measure
+from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.slice_sizes import Sizes
 from nodeagent.model import Allocation, Snapshot
 from nodeagent.offer import Kind, Offer, prefix
@@ -100,7 +100,7 @@ class Agent:
         self, config: Config, place: Place, listening: Callable[[int], None] = lambda _port: None
     ) -> None:
         self.inventory = Inventory()
-        self.measure = Measure()
+        self.rpc_stats = RpcStats()
         self._config = config
         self._place = place
         self._listening = listening
@@ -121,10 +121,10 @@ class Agent:
             place.kubelet_dir,
             watched=config.kubelet.registration == "plugins_registry",
             files=_Files(self._device_info, self._cdi),
-            measure=self.measure,
-            handed_out=self._ask_pods.set,
+            stats=self.rpc_stats,
+            on_allocate=self._ask_pods.set,
         )
-        self.pages = Pages(config, self.inventory, self.measure)
+        self.pages = Pages(config, self.inventory, self.rpc_stats)
         self.pages.statuses = self.plugins.statuses
         self.pages.judged = lambda: {**self.verdicts.figures(), **self.gpu_ledger.figures()}
         self.pages.explained = lambda: discovery.explained(self.verdicts, self.gpu_ledger)
@@ -206,7 +206,7 @@ class Agent:
             kinds = self._kinds(snapshot)
             await self._write_cdi(kinds, snapshot)
             await self._sizes.remember(kinds)
-            self.plugins.tell(kinds, snapshot)
+            self.plugins.update(kinds, snapshot)
             await asyncio.sleep(0)  # the streams send now; what follows can wait
             await self._sweep(snapshot)
             now = tuple(trouble.message for trouble in self._offer.troubles(snapshot))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.config import ClusterSettings
 from nodeagent.inventory import Inventory
-from nodeagent.kubelet.plugin import Kind
+from nodeagent.kinds import DeviceKind
 from nodeagent.model import Snapshot
 from nodeagent.supervise import Fatal, keep
 
@@ -72,7 +72,7 @@ class Shown(Protocol):
     """What the agent offers now, and which PF has which rail."""
 
     @property
-    def offered(self) -> Sequence[Kind]: ...
+    def offered(self) -> Sequence[DeviceKind]: ...
     @property
     def rails(self) -> Mapping[str, int]: ...
 

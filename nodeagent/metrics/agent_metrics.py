@@ -23,7 +23,7 @@ def build_info(_view: View) -> Iterator[Series]:
     use="Pods are admitted one after the other while Allocate is answered: above 0.1 s look at the disk.",
 )
 def rpc_duration(view: View) -> Iterator[Series]:
-    for labels, durations in sorted(view.measure.durations.items()):
+    for labels, durations in sorted(view.rpc_stats.durations.items()):
         buckets = durations.buckets()
         for bound, count in buckets:
             yield (*labels, bound), count
@@ -39,7 +39,7 @@ def rpc_duration(view: View) -> Iterator[Series]:
     use="Anything but OK is a pod that was refused; its event says why.",
 )
 def rpcs(view: View) -> Iterator[Series]:
-    yield from sorted(view.measure.calls.items())
+    yield from sorted(view.rpc_stats.calls.items())
 
 
 @live(
@@ -50,7 +50,7 @@ def rpcs(view: View) -> Iterator[Series]:
     use="More than the kubelet's restarts: something else registers the same resource.",
 )
 def kubelet_registrations(view: View) -> Iterator[Series]:
-    yield from sorted(view.measure.registrations.items())
+    yield from sorted(view.rpc_stats.registrations.items())
 
 
 @live(

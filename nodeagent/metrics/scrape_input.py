@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from nodeagent.health.samples import Sample
-from nodeagent.kubelet.rpc_stats import Measure, Status
+from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.model import Function, Gpu, Health, Link, Snapshot
 
 
@@ -62,8 +62,8 @@ class View:
     stock: tuple[Stock, ...] = ()
     collectors: tuple[Collector, ...] = ()
     judged: Mapping[str, Judged] = field(default_factory=dict)
-    statuses: tuple[Status, ...] = ()
-    measure: Measure = field(default_factory=Measure)
+    statuses: tuple[ResourceStatus, ...] = ()
+    rpc_stats: RpcStats = field(default_factory=RpcStats)
     restarts: Mapping[str, int] = field(default_factory=dict)
     xids: Mapping[tuple[str, int], int] = field(default_factory=dict)
     xid_times: Mapping[tuple[str, int], float] = field(default_factory=dict)

@@ -16,9 +16,9 @@ from nodeagent import supervise
 from nodeagent.config import Config, host_port
 from nodeagent.health.samples import Sample, Source
 from nodeagent.inventory import Inventory
+from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.gpu_memory import Slices
-from nodeagent.kubelet.plugin import Kind
-from nodeagent.kubelet.rpc_stats import Measure, Status
+from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.metrics.scrape_input import Collector, Judged, Stock, View
 from nodeagent.model import Snapshot
 from nodeagent.web.auth import Door, Files
@@ -81,18 +81,18 @@ class Pages:
     """``offered`` are the kinds that the kubelet is told of, ``withheld`` why others are not; ``remarks`` are what
     is offered otherwise than configured, which is no reason not to be ready."""
 
-    def __init__(self, config: Config, inventory: Inventory, measure: Measure) -> None:
+    def __init__(self, config: Config, inventory: Inventory, stats: RpcStats) -> None:
         self._config = config
         self._inventory = inventory
-        self._measure = measure
-        self._stocked: tuple[Snapshot | None, tuple[Kind, ...], tuple[Stock, ...]] = (None, (), ())
+        self._stats = stats
+        self._stocked: tuple[Snapshot | None, tuple[DeviceKind, ...], tuple[Stock, ...]] = (None, (), ())
         self._metrics: Metrics | None = None
         self.door = _door(config)
-        self.offered: tuple[Kind, ...] = ()
+        self.offered: tuple[DeviceKind, ...] = ()
         self.withheld: tuple[str, ...] = ()
         self.remarks: tuple[str, ...] = ()
         self.rails: Mapping[str, int] = {}
-        self.statuses: Callable[[], tuple[Status, ...]] = lambda: ()
+        self.statuses: Callable[[], tuple[ResourceStatus, ...]] = lambda: ()
         self.measured: Measured | None = None
         self.judged: Callable[[], Mapping[str, Figures]] = dict
         self.explained: Callable[[], bytes] = lambda: b"[]\n"
@@ -129,7 +129,7 @@ class Pages:
             ),
             judged={device: _judged(told) for device, told in self.judged().items()},
             statuses=self.statuses(),
-            measure=self._measure,
+            rpc_stats=self._stats,
             restarts=supervise.restarts,
             xids=gpus.xids if gpus else {},
             xid_times=gpus.xid_times if gpus else {},
@@ -174,7 +174,7 @@ class Pages:
         )
 
 
-def stock(kinds: Iterable[Kind], snapshot: Snapshot) -> Iterable[Stock]:
+def stock(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> Iterable[Stock]:
     """What each resource has below each PF or GPU, and what of it is free."""
     held: dict[str, set[str]] = {}
     for holding in snapshot.holdings or ():

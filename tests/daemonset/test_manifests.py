@@ -23,7 +23,7 @@ from nodeagent.config import Config, load
 from nodeagent.config.fabric_settings import FabricConfig, load_fabric
 from nodeagent.controller import LEASE
 from nodeagent.kubelet.device_info import DEVICE_INFO
-from nodeagent.kubelet.registration import LOCK
+from nodeagent.kubelet.node_lock import LOCK
 from nodeagent.offer import Offer
 from nodeagent.sim.kubelet import Kubelet, PodSpec
 from nodeagent.sim.machine import Machine

@@ -13,7 +13,7 @@ from typing import TypeVar
 from nodeagent.commands.scan.listing import once
 from nodeagent.config import Config
 from nodeagent.health.samples import DATA, TEXTS, Sample, Source
-from nodeagent.kubelet.rpc_stats import Measure, Status
+from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.metrics.exposition import Exposition
 from nodeagent.metrics.scrape_input import Collector, Judged, View
 from nodeagent.model import (
@@ -143,12 +143,12 @@ def _with(one: T, health: Health | None) -> T:
 def view(snapshot: Snapshot | None = None, at: float = 100.0, **changes: object) -> View:
     whole, offer = facts()
     snapshot = snapshot or sick(whole)
-    measure = Measure()
-    with measure.call("nvidia-dgx-h100/nic0", "Allocate"):
+    rpc_stats = RpcStats()
+    with rpc_stats.call("nvidia-dgx-h100/nic0", "Allocate"):
         pass
-    for durations in measure.durations.values():  # no clock in a golden file
+    for durations in rpc_stats.durations.values():  # no clock in a golden file
         durations.counts, durations.sum_s = [1] + [0] * (len(durations.counts) - 1), 0.0004
-    measure.registrations["nvidia-dgx-h100/nic0", "OK"] += 1
+    rpc_stats.registrations["nvidia-dgx-h100/nic0", "OK"] += 1
     pf = next(one.pci_address for one in snapshot.functions if one.parent is None and one.num_vfs)
     values = {"flapping": 1234.5, "pre_fec_ber": 1.5e-7, "post_fec_errors": 0.0}
     made = View(
@@ -160,8 +160,8 @@ def view(snapshot: Snapshot | None = None, at: float = 100.0, **changes: object)
             pf: Judged(50.0, 1234.5, {("healthy", "down"): 2}, values, 400_000),
             snapshot.gpus[3].uuid: Judged(60.0, None, {("healthy", "unhealthy"): 1}, {"remap_limit": 3}),
         },
-        statuses=(Status("nvidia-dgx-h100/nic0", True, "", 8, 8, 1),),
-        measure=measure,
+        statuses=(ResourceStatus("nvidia-dgx-h100/nic0", True, "", 8, 8, 1),),
+        rpc_stats=rpc_stats,
         restarts={"pods": 1},
         xids={(snapshot.gpus[3].uuid, 79): 2},
         xid_times={(snapshot.gpus[3].uuid, 79): 60.0},

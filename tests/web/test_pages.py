@@ -8,7 +8,7 @@ from typing import ClassVar
 from nodeagent.config import Config
 from nodeagent.health.samples import Sample, Source
 from nodeagent.inventory import Inventory
-from nodeagent.kubelet.rpc_stats import Measure
+from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.model import Health, Holding, State
 from nodeagent.sampling.collectors import Collector
 from nodeagent.sources.gpu_health_service import Ledger
@@ -54,7 +54,7 @@ class Gpus:
 
 
 def test_how_old_the_numbers_of_gpus_are_is_told_too() -> None:
-    pages, ledger = Pages(Config(), Inventory(), Measure()), Ledger()
+    pages, ledger = Pages(Config(), Inventory(), RpcStats()), Ledger()
     pages.gpus = ledger
 
     def told() -> list[tuple[str, bool, float | None, float | None, int]]:
@@ -77,7 +77,7 @@ def test_a_view_is_made_of_what_others_keep() -> None:
     snapshot, offer = facts()
     inventory = Inventory()
     inventory.state("pci", functions=snapshot.functions, links=snapshot.links)
-    pages = Pages(Config(), inventory, Measure())
+    pages = Pages(Config(), inventory, RpcStats())
     assert pages.view().samples == ()
     sample = Sample(1.0, snapshot.gpus[0].uuid, Source.GPU, {"gpu_celsius": 40})
     pages.gpus = Gpus((sample,))
