@@ -29,12 +29,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent import discovery
-from nodeagent.cluster import publish
-from nodeagent.config import Config, ConfigError, Fault, VfResource, load
+from nodeagent.agent_config import Config, load
+from nodeagent.cluster import agent_tasks
+from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.host.inotify import CONTENT, InotifyError, Watch
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kinds.gpu_memory import Slices
+from nodeagent.kinds.resource_settings import VfResource
 from nodeagent.kinds.vf import VfPool
 from nodeagent.kubelet.cdi_files import CdiSpecs
 from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
@@ -124,7 +126,7 @@ class Agent:
             stats=self.rpc_stats,
             on_allocate=self._ask_pods.set,
         )
-        self.pages = Pages(config, self.inventory, self.rpc_stats)
+        self.pages = Pages(config.web, self.inventory, self.rpc_stats)
         self.pages.statuses = self.plugins.statuses
         self.pages.judged = lambda: {**self.verdicts.figures(), **self.gpu_ledger.figures()}
         self.pages.explained = lambda: discovery.explained(self.verdicts, self.gpu_ledger)
@@ -155,9 +157,11 @@ class Agent:
                     "pods": self._watch_pods,
                     "web": self._serve,
                 }
-                if (found := publish.way(self._config.cluster, self._place.node_name)) is not None:
-                    told = (self._config.cluster, found, self.inventory, self.pages, self.settled)
-                    jobs["cluster"] = partial(publish.run, *told)
+                if (
+                    access := agent_tasks.node_access(self._config.cluster, self._place.node_name)
+                ) is not None:
+                    arguments = (self._config.cluster, access, self.inventory, self.pages, self.settled)
+                    jobs["cluster"] = partial(agent_tasks.run, *arguments)
                 for name, job in jobs.items():
                     group.create_task(keep(name, job), name=name)
                 group.create_task(self._settle(), name="settle")
@@ -197,7 +201,9 @@ class Agent:
         name = str(self._place.config_file or "the default configuration")
         fatal = [trouble for trouble in self._offer.troubles(self.inventory.snapshot) if trouble.fatal]
         if fatal:
-            raise ConfigError(name, [Fault("resources", None, None, trouble.message) for trouble in fatal])
+            raise ConfigError(
+                name, [ConfigFault("resources", None, None, trouble.message) for trouble in fatal]
+            )
 
     async def _tell(self) -> None:
         said: tuple[str, ...] = ()
@@ -323,7 +329,7 @@ class Agent:
             faults = [t.message for t in offer.troubles(snapshot) if t.fatal]
             faults += self._held_slices(offer, snapshot)
             if faults:
-                raise ConfigError(name, [Fault("resources", None, None, message) for message in faults])
+                raise ConfigError(name, [ConfigFault("resources", None, None, message) for message in faults])
         except ConfigError as error:
             for line in str(error).splitlines():
                 log.error("The changed configuration is refused, the running one stays. fault=%r", line)

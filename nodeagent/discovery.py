@@ -16,31 +16,31 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from nodeagent.config import Config, GpuSettings, HealthSettings, override
+from nodeagent.agent_config import Config
 from nodeagent.health.engine import Expected, Terms
 from nodeagent.health.gpu_rules import Limits, Mark
 from nodeagent.health.gpuguard import Guard
+from nodeagent.health.health_settings import HealthSettings, override
 from nodeagent.health.rules import effective
 from nodeagent.health.xids import Rules
-from nodeagent.host.netlink.events import LinkEvents
+from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.nvml import Nvml
 from nodeagent.host.recorded_gpus import Recorded
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
 from nodeagent.model import Finding, Gpu, Neighbor
-from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci
+from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
 from nodeagent.sources.gpu_health_service import Ledger
 from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
 from nodeagent.sources.nic_health_service import Verdicts
+from nodeagent.sources.scan_hints import ScanRequest
+from nodeagent.sources.source_settings import GpuSettings
 from nodeagent.sources.state_file import Memory
 from nodeagent.supervise import keep
 
 if TYPE_CHECKING:  # loaded after registration
-    from nodeagent.link_selection import LinkSelect
-    from nodeagent.sampling.collectors import Rates
     from nodeagent.sampling.sampler import Sampler
     from nodeagent.sources.lldp_receiver import Ear
-    from nodeagent.sources.lldp_source import LldpSettings
 
 log = logging.getLogger(__name__)
 
@@ -126,42 +126,6 @@ def gpus_ledger(config: Config, memory: Memory | None = None) -> Ledger:
     return Ledger(rules(config.gpu), memory if config.gpu.driver != "none" else None, guard)
 
 
-def link_select(config: Config) -> LinkSelect:
-    from nodeagent.link_selection import LinkSelect  # noqa: PLC0415
-
-    wanted = config.links.select
-    return LinkSelect(wanted.netdevs, wanted.drivers, wanted.pci_addresses, wanted.exclude)
-
-
-def lldp_settings(config: Config, node_name: str | None = None) -> LldpSettings:
-    from nodeagent.sources.lldp_source import LldpSettings  # noqa: PLC0415
-
-    settings = config.lldp
-    return LldpSettings(
-        source="lldpd" if settings.source == "lldpd" else "socket",
-        command=settings.command,
-        transmit=settings.transmit,
-        system_name=node_name,
-    )
-
-
-def rates(config: Config) -> Rates:
-    from nodeagent.sampling.collectors import Rates  # noqa: PLC0415
-
-    wanted = config.samples
-    return Rates(
-        link=wanted.link_seconds,
-        driver=wanted.driver_seconds,
-        rdma=wanted.rdma_seconds,
-        pcie=wanted.pcie_seconds,
-        devlink=wanted.devlink_seconds,
-        vf=wanted.vf_seconds,
-        module=wanted.module_seconds,
-        kernel=wanted.kernel_log,
-        hangs_s=wanted.hang_seconds,
-    )
-
-
 def receives_lldp(config: Config, tree: Tree) -> bool:
     """Whether the LLDP source runs. A captured or simulated machine does not have the netdevs of this host:
     there the source runs only if the settings name netdevs."""
@@ -202,10 +166,10 @@ class Discovery:
         self._gpu_health = gpu_health if gpu_health is not None else gpus_ledger(config)
         self._nic_health.tell(lambda functions: inventory.state("health", functions=functions))
         self._gpu_health.tell(self._publish_gpus)
-        self._last_scan: pci.PciFacts | None = None
+        self._last_scan: pci_source.PciFacts | None = None
         """What a restarted PCI source continues from."""
         self._gpu_hint = asyncio.Event()
-        self._lldp_hint = pci.Request()
+        self._lldp_hint = ScanRequest()
 
     async def run(self) -> None:
         """Run every source until cancelled."""
@@ -233,7 +197,7 @@ class Discovery:
         if not is_recorded(self._tree):
             self._nic_health.identify(await asyncio.to_thread(permanent_macs))
         with hints(self._tree) as opened:
-            await pci.watch(
+            await pci_source.watch(
                 self._tree,
                 opened,
                 self._publish_pci,
@@ -241,14 +205,14 @@ class Discovery:
                 before=self._last_scan,
             )
 
-    def _publish_pci(self, facts: pci.PciFacts) -> None:
+    def _publish_pci(self, facts: pci_source.PciFacts) -> None:
         self._last_scan = facts
         snapshot = self._inventory.snapshot
         self._inventory.state(
             "pci",
             # A product name that cannot be read for a moment would rename every resource.
             product=facts.product or snapshot.product,
-            functions=self._nic_health.facts(facts.functions, facts.links, snapshot.gpus),
+            functions=self._nic_health.facts(facts.functions, facts.links, facts.faults, snapshot.gpus),
             links=facts.links,
             unreadable=facts.unreadable,
         )
@@ -282,12 +246,13 @@ class Discovery:
 
         with LinkEvents() as events:
             await lldp_source.watch(
-                lldp_settings(self._config, self._node_name),
-                link_select(self._config),
+                self._config.lldp,
+                self._config.links.select,
                 lambda: self._inventory.snapshot.functions,
                 [events, self._lldp_hint],
                 self._publish_lldp,
                 self._on_lldp_receiver,
+                self._node_name,
             )
 
     def _publish_lldp(self, neighbors: tuple[Neighbor, ...], findings: tuple[Finding, ...]) -> None:
@@ -308,7 +273,7 @@ class Discovery:
             self._tree,
             lambda: self._inventory.snapshot.functions,
             self._nic_health.samples,
-            rates(self._config),
+            self._config.samples,
         )
         assert self._on_sampler is not None
         self._on_sampler(sampler)

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from nodeagent.config.bounded_yaml import Limits, load_document
 from nodeagent.doctor.rbac import ACCOUNTS, DEMANDS, ROLES, Demand, Role
 from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
 from nodeagent.kube.client import ApiError, Client
@@ -257,8 +256,8 @@ class _Asking:
 def discoverers(conf: str) -> list[str]:
     """The sources that Volcano's controller configuration switches on; a text that is none has none."""
     try:
-        document = yaml.safe_load(conf)
-    except (yaml.YAMLError, RecursionError):
+        document = load_document(conf, Limits(values=100_000))
+    except ValueError:
         return []
     entries = document.get("networkTopologyDiscovery") if isinstance(document, dict) else None
     return [

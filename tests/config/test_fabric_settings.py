@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.config import ConfigError
-from nodeagent.config.fabric_settings import FabricConfig, fabric_type, load_fabric, rules_of
+from nodeagent.config.faults import ConfigError
 from nodeagent.config.reference import table
-from nodeagent.config.topology_file import load_topology, topology_type
+from nodeagent.controller_config import FabricConfig, load_fabric, rules_of
 from nodeagent.fabric.rules import Rules, StaticGroup
+from nodeagent.fabric.topology_file import FabricTopology, load_topology
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: FabricConfig\n"
 TOPOLOGY = "apiVersion: nodeagent.io/v1alpha1\nkind: FabricTopology\n"
@@ -143,5 +143,5 @@ def test_a_long_chain_of_uplinks_is_no_circle() -> None:
 
 def test_the_page_on_topology_has_every_setting(request: pytest.FixtureRequest) -> None:
     page = (request.config.rootpath / "docs" / "topology.md").read_text()
-    for kind in (fabric_type(), topology_type()):
+    for kind in (FabricConfig, FabricTopology):
         assert table(kind) in page

@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from nodeagent.cluster.node_report import Names, Report
+from nodeagent.cluster.node_report import NodeReporter, Rails
 from nodeagent.commands.demo.request_log import Ledger, Written
 from nodeagent.commands.demo.run import DemoError, command, end, free_port, printed, running, tail
 from nodeagent.inventory import Inventory
-from nodeagent.kube.access import Access
-from nodeagent.kube.claims import NodeClaim
+from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import Client
 from nodeagent.sim.apiserver import ApiServer
 from nodeagent.sim.apiserver.tls import Certificates
@@ -62,7 +61,7 @@ class Replica:
 class Cluster:
     """``folder`` is for certificates, kubeconfigs and logs. Ends with the exit stack that it is entered on."""
 
-    def __init__(self, folder: Path, fabric: Fabric, rails: Names) -> None:
+    def __init__(self, folder: Path, fabric: Fabric, rails: Rails) -> None:
         self.fabric = fabric
         self._folder, self._rails = folder, rails
         self._patience_s = PATIENCE_S + len(fabric.nodes) * LABEL_S
@@ -133,8 +132,8 @@ class Cluster:
 
     def boot(self, node: str) -> None:
         inventory = Inventory()
-        report = Report(
-            self._client, inventory, node, NAMESPACE, lambda _: self._rails,
+        report = NodeReporter(
+            self._client, inventory, node, NAMESPACE, lambda: self._rails,
             owner=NodeClaim(node, f"nodes-{node}"),
             jitter_s=0.0, gather_s=GATHER_S, gap_s=GATHER_S, patience_s=0.0,
         )  # fmt: skip

@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 
 from nodeagent import discovery
-from nodeagent.config import Config, host_port
+from nodeagent.agent_config import Config
+from nodeagent.config.formats import host_port
 from nodeagent.health.explain import DeviceView
 from nodeagent.inventory import Inventory
 from nodeagent.sources.nic_health_service import Verdicts
