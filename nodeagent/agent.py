@@ -1,16 +1,7 @@
-"""The daemon put together: sources state facts, the offer turns them into kinds, the sinks tell them.
+"""The agent of one node: sources publish facts, the offer makes kinds of them, the sinks pass them on.
 
-Knows everyone and is known by the command line alone. What runs, each under its own supervision:
-
-    node      the sources: pci, gpus, paths
-    pods      which pod holds what, asked of the kubelet
-    offer     inventory and configuration → kinds → the kubelet, and our CDI spec
-    kubelet   sockets and registrations
-    config    the configuration file, looked at again when it changes and at SIGHUP
-    cluster   what the API server is told, where there is one
-    web       /metrics, /healthz, /readyz
-
-On SIGTERM everything stops and nothing is unpublished: that the agent ends says nothing about the hardware.
+Each part runs under its own supervision. On SIGTERM everything stops and nothing is unpublished: the end of the
+agent does not concern the hardware, and pods keep running.
 """
 
 from __future__ import annotations
