@@ -16,7 +16,7 @@ import msgspec
 
 from nodeagent.cluster.cluster_settings import ClusterSettings
 from nodeagent.inventory import Inventory
-from nodeagent.kubelet.plugin import Kind
+from nodeagent.kinds import DeviceKind
 from nodeagent.model import Snapshot
 from nodeagent.supervise import Fatal, keep
 
@@ -71,7 +71,7 @@ class AgentOffer(Protocol):
     """What the agent offers now, and the rail of each PF."""
 
     @property
-    def offered(self) -> Sequence[Kind]: ...
+    def offered(self) -> Sequence[DeviceKind]: ...
     @property
     def rails(self) -> Mapping[str, int]: ...
 
