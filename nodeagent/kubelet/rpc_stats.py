@@ -1,8 +1,4 @@
-"""What the agent counts of itself, as plain numbers: low cardinality, read by ``metrics`` at each scrape.
-
-Nothing of ``prometheus_client`` here: importing it takes as long as a third of the agent's start, and the
-kubelet is told of the devices before anybody scrapes.
-"""
+"""What the agent counts of itself, as plain numbers: low cardinality, read by ``metrics`` at each scrape."""
 
 from __future__ import annotations
 
