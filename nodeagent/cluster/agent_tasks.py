@@ -16,7 +16,7 @@ import msgspec
 
 from nodeagent.cluster.cluster_settings import ClusterSettings
 from nodeagent.inventory import Inventory
-from nodeagent.kubelet.plugin import Kind
+from nodeagent.kinds import DeviceKind
 from nodeagent.model import Snapshot
 from nodeagent.supervise import Fatal, keep
 
@@ -71,7 +71,7 @@ class AgentOffer(Protocol):
     """What the agent offers now, and the rail of each PF."""
 
     @property
-    def offered(self) -> Sequence[Kind]: ...
+    def offered(self) -> Sequence[DeviceKind]: ...
     @property
     def rails(self) -> Mapping[str, int]: ...
 
@@ -86,13 +86,13 @@ async def run(
     """Run the enabled tasks until cancelled. They start once the agent has ``settled``: the kubelet comes first."""
     await settled.wait()
     from nodeagent.kube.access import node_of  # noqa: PLC0415
-    from nodeagent.kube.client import Client  # noqa: PLC0415
+    from nodeagent.kube.client import ApiClient  # noqa: PLC0415
 
     def offered(snapshot: Snapshot) -> Offered:
         return [(kind.resource, kind.devices(snapshot)) for kind in offer.offered]
 
     access, node = node_access.access, node_access.node
-    client = Client(access)
+    client = ApiClient(access)
     tasks: dict[str, Callable[[], Awaitable[object]]] = {}
     if settings.report:
         from nodeagent.cluster.node_report import NodeReporter  # noqa: PLC0415

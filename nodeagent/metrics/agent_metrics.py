@@ -29,7 +29,7 @@ def build_info(_shown: ScrapeInput) -> Iterator[Series]:
     use="The kubelet admits pods one after another and waits for Allocate: above 0.1 s check the disk.",
 )
 def rpc_duration(shown: ScrapeInput) -> Iterator[Series]:
-    for labels, durations in sorted(shown.measure.durations.items()):
+    for labels, durations in sorted(shown.rpc_stats.durations.items()):
         buckets = durations.buckets()
         for bound, count in buckets:
             yield (*labels, bound), count
@@ -45,7 +45,7 @@ def rpc_duration(shown: ScrapeInput) -> Iterator[Series]:
     use="Any result but OK: a pod was refused; its event gives the reason.",
 )
 def rpcs(shown: ScrapeInput) -> Iterator[Series]:
-    yield from sorted(shown.measure.calls.items())
+    yield from sorted(shown.rpc_stats.calls.items())
 
 
 @live_family(
@@ -56,7 +56,7 @@ def rpcs(shown: ScrapeInput) -> Iterator[Series]:
     use="More than the restarts of the kubelet: another plugin registers the same resource.",
 )
 def kubelet_registrations(shown: ScrapeInput) -> Iterator[Series]:
-    yield from sorted(shown.measure.registrations.items())
+    yield from sorted(shown.rpc_stats.registrations.items())
 
 
 @live_family(

@@ -219,7 +219,7 @@ def lldp_neighbor_expected(facts: NodeFacts) -> Iterator[Series]:
     use="frame_size_mismatch, pfc_mismatch, ets_mismatch: configure switch and node alike; see nodeagent neighbors.",
 )
 def lldp_finding(facts: NodeFacts) -> Iterator[Series]:
-    for link, key in dict.fromkeys((finding.link, finding.key) for finding in facts.snapshot.findings):
+    for link, key in dict.fromkeys((remark.link, remark.key) for remark in facts.snapshot.remarks):
         yield (link, key), 1
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from nodeagent.kubelet.rpc_stats import Measure, Status
+from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.measurements.sample import Sample
 from nodeagent.model import Function, Gpu, Health, Link, Snapshot
 from nodeagent.sampling.collectors import Collector
@@ -56,8 +56,8 @@ class ScrapeInput(msgspec.Struct, frozen=True):
     collectors: tuple[Collector, ...] = ()
     health_figures: Mapping[str, HealthFigures] = {}
     """By device, as samples name it."""
-    statuses: tuple[Status, ...] = ()
-    measure: Measure = msgspec.field(default_factory=Measure)
+    statuses: tuple[ResourceStatus, ...] = ()
+    rpc_stats: RpcStats = msgspec.field(default_factory=RpcStats)
     restarts: Mapping[str, int] = {}
     xids: Mapping[tuple[str, int], int] = {}
     xid_times: Mapping[tuple[str, int], float] = {}

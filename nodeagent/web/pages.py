@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 from nodeagent import supervise
 from nodeagent.config.formats import host_port
 from nodeagent.inventory import Inventory
+from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.gpu_memory import Slices
-from nodeagent.kubelet.plugin import Kind
-from nodeagent.kubelet.rpc_stats import Measure, Status
+from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.measurements.sample import Sample
 from nodeagent.metrics.scrape_input import DeviceCount, HealthFigures, ScrapeInput
 from nodeagent.model import Snapshot
@@ -54,18 +54,22 @@ class Pages:
     """``offered`` are the kinds that the kubelet is told of, ``withheld`` why others are not; ``remarks`` are what
     is offered otherwise than configured, which is no reason not to be ready."""
 
-    def __init__(self, settings: WebSettings, inventory: Inventory, measure: Measure) -> None:
+    def __init__(self, settings: WebSettings, inventory: Inventory, stats: RpcStats) -> None:
         self._settings = settings
         self._inventory = inventory
-        self._measure = measure
-        self._counted: tuple[Snapshot | None, tuple[Kind, ...], tuple[DeviceCount, ...]] = (None, (), ())
+        self._stats = stats
+        self._counted: tuple[Snapshot | None, tuple[DeviceKind, ...], tuple[DeviceCount, ...]] = (
+            None,
+            (),
+            (),
+        )
         self._metrics: MetricsPage | None = None
         self.door = Door(settings)
-        self.offered: tuple[Kind, ...] = ()
+        self.offered: tuple[DeviceKind, ...] = ()
         self.withheld: tuple[str, ...] = ()
         self.remarks: tuple[str, ...] = ()
         self.rails: Mapping[str, int] = {}
-        self.statuses: Callable[[], tuple[Status, ...]] = lambda: ()
+        self.statuses: Callable[[], tuple[ResourceStatus, ...]] = lambda: ()
         self.measured: Measured | None = None
         self.judged: Callable[[], Mapping[str, HealthFigures]] = dict
         self.explained: Callable[[], bytes] = lambda: b"[]\n"
@@ -102,7 +106,7 @@ class Pages:
             ),
             health_figures=self.judged(),
             statuses=self.statuses(),
-            measure=self._measure,
+            rpc_stats=self._stats,
             restarts=supervise.restarts,
             xids=gpus.xids if gpus else {},
             xid_times=gpus.xid_times if gpus else {},
@@ -149,7 +153,7 @@ class Pages:
         )
 
 
-def device_counts(kinds: Iterable[Kind], snapshot: Snapshot) -> Iterable[DeviceCount]:
+def device_counts(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> Iterable[DeviceCount]:
     """Count the devices of each resource on each PF or GPU, and those that are free."""
     held: dict[str, set[str]] = {}
     for holding in snapshot.holdings or ():

@@ -15,13 +15,12 @@ from msgspec import structs
 
 from nodeagent.agent_config import Config
 from nodeagent.commands.scan.listing import once
-from nodeagent.kubelet.rpc_stats import Measure, Status
+from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import MEASUREMENTS, TEXTS
 from nodeagent.metrics.exposition import Exposition
 from nodeagent.metrics.scrape_input import ScrapeInput
 from nodeagent.model import (
-    Finding,
     Function,
     Gpu,
     Health,
@@ -29,6 +28,7 @@ from nodeagent.model import (
     Identifier,
     Neighbor,
     Reason,
+    Remark,
     Snapshot,
     State,
 )
@@ -113,7 +113,7 @@ def sick(snapshot: Snapshot) -> Snapshot:
             )
             for n, link in enumerate(links)
         ),
-        findings=(Finding(links[0], "pfc_mismatch", "PFC for priorities 3 here, none there"),),
+        remarks=(Remark(links[0], "pfc_mismatch", "PFC for priorities 3 here, none there"),),
         holdings=(
             Holding("train", "worker-0", "main", "nvidia-dgx-h100/nic0", (vfs[0].pci_address,)),
             Holding(
@@ -151,12 +151,12 @@ class Figures:
 def scrape_input(snapshot: Snapshot | None = None, at: float = 100.0, **changes: object) -> ScrapeInput:
     whole, offer = facts()
     snapshot = snapshot or sick(whole)
-    measure = Measure()
-    with measure.call("nvidia-dgx-h100/nic0", "Allocate"):
+    rpc_stats = RpcStats()
+    with rpc_stats.call("nvidia-dgx-h100/nic0", "Allocate"):
         pass
-    for durations in measure.durations.values():  # no clock in a golden file
+    for durations in rpc_stats.durations.values():  # no clock in a golden file
         durations.counts, durations.sum_s = [1] + [0] * (len(durations.counts) - 1), 0.0004
-    measure.registrations["nvidia-dgx-h100/nic0", "OK"] += 1
+    rpc_stats.registrations["nvidia-dgx-h100/nic0", "OK"] += 1
     pf = next(one.pci_address for one in snapshot.functions if one.parent is None and one.num_vfs)
     values = {
         "flapping": 1234.5,
@@ -173,8 +173,8 @@ def scrape_input(snapshot: Snapshot | None = None, at: float = 100.0, **changes:
             pf: Figures(50.0, 1234.5, {("healthy", "down"): 2}, values),
             snapshot.gpus[3].uuid: Figures(60.0, None, {("healthy", "unhealthy"): 1}, {"remap_limit": 3}),
         },
-        statuses=(Status("nvidia-dgx-h100/nic0", True, "", 8, 8, 1),),
-        measure=measure,
+        statuses=(ResourceStatus("nvidia-dgx-h100/nic0", True, "", 8, 8, 1),),
+        rpc_stats=rpc_stats,
         restarts={"pods": 1},
         xids={(snapshot.gpus[3].uuid, 79): 2},
         xid_times={(snapshot.gpus[3].uuid, 79): 60.0},

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from nodeagent.inventory import Inventory
-from nodeagent.kubelet.rpc_stats import Measure
+from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.metrics import agent_metrics
 from nodeagent.model import Health, Holding, State
@@ -55,7 +55,7 @@ class Gpus:
 
 
 def test_how_old_the_numbers_of_gpus_are_is_told_too() -> None:
-    pages, ledger = Pages(WebSettings(), Inventory(), Measure()), Ledger()
+    pages, ledger = Pages(WebSettings(), Inventory(), RpcStats()), Ledger()
     pages.gpus = ledger
 
     def told() -> list[tuple[str, bool, float | None, float | None, int]]:
@@ -83,7 +83,7 @@ def test_a_view_is_made_of_what_others_keep() -> None:
     snapshot, offer = facts()
     inventory = Inventory()
     inventory.state("pci", functions=snapshot.functions, links=snapshot.links)
-    pages = Pages(WebSettings(), inventory, Measure())
+    pages = Pages(WebSettings(), inventory, RpcStats())
     assert pages.view().samples == ()
     sample = Sample(1.0, snapshot.gpus[0].uuid, Source.GPU, {"gpu_celsius": 40})
     pages.gpus = Gpus((sample,))
