@@ -17,7 +17,7 @@ from typing import Any
 from nodeagent.config.bounded_yaml import Limits, load_document
 from nodeagent.doctor.rbac import ACCOUNTS, DEMANDS, ROLES, Demand, Role
 from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
-from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Json, Resource, metadata
 
 GROUPS = {
@@ -99,7 +99,7 @@ async def look(where: Where) -> Cluster | None:
         return Cluster(error=str(error))
     if access is None:
         return None
-    client = Client(access, manager="nodeagent-doctor", timeout_s=_TIMEOUT_S)
+    client = ApiClient(access, manager="nodeagent-doctor", timeout_s=_TIMEOUT_S)
     try:
         asking = _Asking(client, access.namespace if pod else OURS)
         return await asking.all(access, where, pod=pod)
@@ -112,7 +112,7 @@ async def look(where: Where) -> Cluster | None:
 class _Asking:
     """One round of questions; what is forbidden is noted and passed over."""
 
-    def __init__(self, client: Client, namespace: str) -> None:
+    def __init__(self, client: ApiClient, namespace: str) -> None:
         self._client = client
         self._namespace = namespace
         self._hidden: list[str] = []

@@ -16,7 +16,7 @@ from nodeagent.controller import Controller, Place
 from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import Hysteresis, Rules
 from nodeagent.kube.access import Access
-from nodeagent.kube.client import Client
+from nodeagent.kube.client import ApiClient
 from nodeagent.sim.apiserver import ApiServer
 from tests.controller.test_controller import nodelinks, until
 
@@ -43,7 +43,7 @@ class Clock:
 class Stage:
     """``marks`` on a server with ten Nodes that others have marked too."""
 
-    def __init__(self, server: ApiServer, client: Client, marks: NodesSettings) -> None:
+    def __init__(self, server: ApiServer, client: ApiClient, marks: NodesSettings) -> None:
         self.server, self.clock, self._client, self._asked = server, Clock(), client, marks
         self.marks = self.another()
 
@@ -91,7 +91,7 @@ def put(server: ApiServer, name: str) -> None:
 @asynccontextmanager
 async def stage(marks: NodesSettings = BOTH) -> AsyncIterator[Stage]:
     server = await ApiServer(rbac=True).start()
-    client = Client(Access(server.url, token=server.token()), manager="nodeagent-controller")
+    client = ApiClient(Access(server.url, token=server.token()), manager="nodeagent-controller")
     try:
         for name in NAMES:
             put(server, name)
@@ -189,7 +189,7 @@ async def test_what_fails_is_done_the_next_time(fault: str, verb: str, subresour
         assert it.untouched()
 
 
-class Raced(Client):
+class Raced(ApiClient):
     """Somebody else writes after each of the first two times that a Node is read."""
 
     def __init__(self, server: ApiServer, *arguments: Any, **more: Any) -> None:
@@ -250,7 +250,7 @@ async def test_two_rights_more_are_enough_and_without_them_it_says_which_is_miss
 ):
     async with stage() as it:
         grant(it.server, "nodeagent-controller", CONTROLLER)
-        client = Client(Access(it.server.url, token=it.server.token(ACCOUNT)))
+        client = ApiClient(Access(it.server.url, token=it.server.token(ACCOUNT)))
         try:
             marks = MinLinksMarker(
                 client,

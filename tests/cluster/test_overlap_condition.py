@@ -19,7 +19,7 @@ from nodeagent.cluster.hypernodes import (
 from nodeagent.controller import Controller, Place
 from nodeagent.controller_config import FabricConfig
 from nodeagent.kube.access import Access
-from nodeagent.kube.client import Client
+from nodeagent.kube.client import ApiClient
 from nodeagent.kube.resource import HYPERNODES
 from nodeagent.sim.apiserver import ApiServer
 from tests.controller.test_controller import FIRST, RULES, SECOND, cluster, groups, until
@@ -59,8 +59,8 @@ NAMES = [f"leaf-{number:02}" for number in range(OVERLAPS_AT_ONCE + 5)]
 
 
 @asynccontextmanager
-async def client(server: ApiServer, manager: str) -> AsyncIterator[Client]:
-    made = Client(Access(server.url, token=server.token()), manager=manager)
+async def client(server: ApiServer, manager: str) -> AsyncIterator[ApiClient]:
+    made = ApiClient(Access(server.url, token=server.token()), manager=manager)
     try:
         yield made
     finally:

@@ -24,7 +24,7 @@ from nodeagent.controller import Controller, Place
 from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access, NodeClaim
-from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS
 from nodeagent.model import HEALTHY, Devices, Health, Holding, Reason, Snapshot, State
 from nodeagent.sim.apiserver import ApiServer, Seen
@@ -141,7 +141,7 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
     """Run the agent: a report is created and changed, a link fails, recovers and fails again. With ``marks`` the
     agent marks the Node and evicts the pod. Without a needed right this runs until it is cancelled."""
     inventory = Inventory()
-    client = Client(Access(server.url, token=server.token(AGENT)), manager="nodeagent")
+    client = ApiClient(Access(server.url, token=server.token(AGENT)), manager="nodeagent")
     report = NodeReporter(
         client, inventory, "gpu-0", "nodeagent", lambda: RAILS,
         owner=NodeClaim("gpu-0", "u-0"), jitter_s=0, gather_s=0.01, gap_s=0.05, patience_s=0,
@@ -288,7 +288,7 @@ async def missed(server: ApiServer, work: Any, grant: Grant, caplog: pytest.LogC
 
 async def test_the_policy_refuses_a_report_about_another_node() -> None:
     async with asyncio.timeout(PATIENCE_S), cluster(built()) as server:
-        client = Client(Access(server.url, token=server.token(AGENT)))
+        client = ApiClient(Access(server.url, token=server.token(AGENT)))
         try:
             with pytest.raises(ApiError, match="may write the NodeLinks of that name only"):
                 await client.apply(NODELINKS, nodelinks("node-00", leaves(1)), force=True)

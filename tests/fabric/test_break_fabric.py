@@ -14,7 +14,7 @@ from nodeagent.controller import Controller, Place
 from nodeagent.fabric import NodeLinks, Rules
 from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access
-from nodeagent.kube.client import Client
+from nodeagent.kube.client import ApiClient
 from nodeagent.model import Identifier
 from nodeagent.sim.apiserver import ApiServer
 from tests.cluster.test_node_report import RAILS, crd, neighbor, snapshot
@@ -165,7 +165,7 @@ class Listening:
 
 @asynccontextmanager
 async def copying(server: ApiServer) -> AsyncIterator[tuple[Listening, ClusterMirror]]:
-    client = Client(Access(server.url, token=server.token()), timeout_s=1.0)
+    client = ApiClient(Access(server.url, token=server.token()), timeout_s=1.0)
     told = Listening()
     copies = ClusterMirror(client, "nodeagent", told, ())
     task = asyncio.create_task(copies.reports.run())
@@ -223,7 +223,7 @@ class Agents:
 
     def __init__(self, server: ApiServer) -> None:
         self._server = server
-        self._running: list[tuple[asyncio.Task[None], Client]] = []
+        self._running: list[tuple[asyncio.Task[None], ApiClient]] = []
         self._inventories: dict[str, Inventory] = {}
         self._heard: dict[str, tuple[int, dict[str, Any]]] = {}
         self.sinks: list[NodeReporter] = []
@@ -231,7 +231,7 @@ class Agents:
     def start(self, names: Iterable[str]) -> None:
         for name in names:
             inventory = self._inventories[name] = Inventory()
-            client = Client(Access(self._server.url, token=self._server.token()))
+            client = ApiClient(Access(self._server.url, token=self._server.token()))
             sink = NodeReporter(client, inventory, name, "nodeagent", lambda: RAILS, jitter_s=0.1, gather_s=0.05,
                           gap_s=0.1, patience_s=2.0)  # fmt: skip
             self._running.append((asyncio.create_task(sink.run()), client))
