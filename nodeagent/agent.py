@@ -42,7 +42,7 @@ from nodeagent.web.pages import Pages
 
 if TYPE_CHECKING:
     from nodeagent.sampling.sampler import Sampler
-    from nodeagent.sources.lldp_receiver import Ear
+    from nodeagent.sources.lldp_receiver import LldpReceiver
 
 log = logging.getLogger(__name__)
 
@@ -163,8 +163,8 @@ class Agent:
     def _sampled(self, sampler: Sampler) -> None:
         self.pages.measured = sampler
 
-    def _hears(self, ear: Ear) -> None:
-        self.pages.heard_at = ear.heard_at
+    def _hears(self, receiver: LldpReceiver) -> None:
+        self.pages.heard_at = receiver.last_received
 
     def reload(self) -> None:
         """Look at the configuration file now (SIGHUP)."""
