@@ -42,7 +42,8 @@ from nodeagent.fabric import Outcome, Planner, Rules
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import Lease, NotLeading, lead
-from nodeagent.metrics.controller_metrics import FabricMetrics, page
+from nodeagent.metrics.controller_metrics import ControllerInput, render
+from nodeagent.metrics.text_format import PLAIN, negotiate
 from nodeagent.supervise import Fatal, keep
 from nodeagent.switches.rounds import Asker, Switches
 from nodeagent.switches.switch_settings import SwitchesSettings
@@ -288,7 +289,7 @@ class Controller:
         await Web(pages).run(*host_port(self._place.listen), listening)
 
     def _metrics(self, accept: str) -> Page:
-        metrics = FabricMetrics(
+        shown = ControllerInput(
             self.progress,
             self.cluster.parts(),
             self.hypernodes.writes,
@@ -297,7 +298,8 @@ class Controller:
             switches=self.switches,
             marks=self.marks,
         )
-        return page(metrics, accept)
+        content_type = negotiate(accept)
+        return Page(200, render(shown, content_type != PLAIN).encode(), content_type)
 
     def _healthz(self, _accept: str) -> Page:
         return Page(200, b"ok\n")

@@ -177,7 +177,7 @@ class Cluster:
 
     def leader(self) -> str:
         """Whom the Lease names: the pod's name, less what makes each life of a process another."""
-        lease = self.server.one("leases", "nodeagent-controller", NAMESPACE)
+        lease = self.server.find("leases", "nodeagent-controller", NAMESPACE)
         holder = (lease or {}).get("spec", {}).get("holderIdentity") or ""
         return str(holder).rpartition("_")[0]
 
@@ -202,7 +202,7 @@ class Cluster:
         return {name: nodes for name, nodes in found.items() if nodes}
 
     def labels(self, node: str) -> Json:
-        found = self.server.one("nodes", node)
+        found = self.server.find("nodes", node)
         labels: Json = (found or {})["metadata"].get("labels", {})
         return {key: value for key, value in labels.items() if "/tier-" in key}
 
