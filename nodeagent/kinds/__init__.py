@@ -19,6 +19,7 @@ from typing import Protocol
 
 from nodeagent.affinity import affinity
 from nodeagent.model import Allocation, Devices, Function, Gpu, Health, Holding, Snapshot
+from nodeagent.one_line import one_line
 
 _SHOWN_MAX = 63  # characters: the longest device id that the kubelet's own documentation allows
 _NAMED_MAX = 3
@@ -100,8 +101,7 @@ def named(ids: Iterable[str]) -> str:
 
 def shown(text: str) -> str:
     """Printable and short."""
-    plain = ascii(text[:_SHOWN_MAX])[1:-1]
-    return plain if len(plain) <= _SHOWN_MAX and len(text) <= _SHOWN_MAX else plain[: _SHOWN_MAX - 1] + "…"
+    return one_line(text, _SHOWN_MAX, ascii_only=True)
 
 
 def distance(thing: Gpu | Function, near: Sequence[Function]) -> tuple[int, int]:
