@@ -34,9 +34,9 @@ def device_size(id_length: int, numa_nodes: Sequence[int] = (), *, healthy: bool
     return _field(body)
 
 
-def slices(memory_mib: int, resource: GpuMemResource, slice_mib: int | None = None) -> int:
-    """How many slices a GPU offers."""
-    return max(0, memory_mib - resource.reserved_mib) // (slice_mib or resource.slice_mib)
+def slices(memory_mib: int, reserved_mib: int, slice_mib: int) -> int:
+    """Return how many slices a GPU offers."""
+    return max(0, memory_mib - reserved_mib) // slice_mib
 
 
 def slices_size(counts: Iterable[int]) -> int:
@@ -51,41 +51,42 @@ def slices_size(counts: Iterable[int]) -> int:
     return total
 
 
-def smallest_slice(resource: GpuMemResource, memories_mib: Sequence[int]) -> int:
-    """The least ``sliceMiB`` whose list fits. Larger slices never make a longer list, so halve."""
+def smallest_slice(reserved_mib: int, memories_mib: Sequence[int]) -> int:
+    """Return the least ``sliceMiB`` whose list fits, by bisection: larger slices never make a longer list."""
     low, high = 1, max(memories_mib, default=1)
     while low < high:
         middle = (low + high) // 2
-        if slices_size(slices(memory, resource, middle) for memory in memories_mib) <= LIMIT:
+        if slices_size(slices(memory, reserved_mib, middle) for memory in memories_mib) <= LIMIT:
             high = middle
         else:
             low = middle + 1
     return low
 
 
-def slices_complaint(
-    resource: GpuMemResource,
+def list_refusal(
+    slice_mib: int,
+    reserved_mib: int,
     memories_mib: Sequence[int],
     machine: str = "this machine",
     *,
     assumed: bool = False,
 ) -> str | None:
-    """Why a resource cannot be offered on the GPUs that it selects, if so. ``machine`` says whose they are.
+    """Return why the slices of these GPUs cannot be offered, if so. ``machine`` names their machine.
 
-    That no slice fits says nothing about GPUs that are only ``assumed``: the real ones may be larger.
+    If the memories are only ``assumed``, too small ones are no reason: the real GPUs may be larger.
     """
-    counts = [slices(memory, resource) for memory in memories_mib]
+    counts = [slices(memory, reserved_mib, slice_mib) for memory in memories_mib]
     if memories_mib and not any(counts) and not assumed:
         return (
-            f"no GPU holds a slice of {resource.slice_mib} MiB beside {resource.reserved_mib} MiB reserved: "
+            f"no GPU holds a slice of {slice_mib} MiB beside {reserved_mib} MiB reserved: "
             f"the largest has {max(memories_mib)} MiB ({machine})"
         )
     if (size := slices_size(counts)) <= LIMIT:
         return None
     return (
-        f"{resource.slice_mib} MiB makes {sum(counts)} devices on {len(counts)} GPUs ({machine}), a list of "
+        f"{slice_mib} MiB makes {sum(counts)} devices on {len(counts)} GPUs ({machine}), a list of "
         f"{size} bytes; the kubelet refuses more than {KUBELET_LIMIT}, the limit here is {LIMIT}; sliceMiB: "
-        f"{smallest_slice(resource, memories_mib)} is the least that fits"
+        f"{smallest_slice(reserved_mib, memories_mib)} is the least that fits"
     )
 
 
@@ -96,7 +97,7 @@ def size_conflicts(
 
     The memories are those of the node's GPUs in the driver's order, or ``None`` where there is no machine
     to look at. Of the selectors only ``indexes`` and the number of ``uuids`` can be told from memories; the
-    agent, which knows the GPUs, asks ``slices_complaint`` for each entry.
+    agent, which knows the GPUs, calls ``list_refusal`` for each kind.
     """
     assumed = gpu_memories_mib is None
     machine = f"assumed: {len(ASSUMED_MIB)} GPUs of {ASSUMED_MIB[0]} MiB" if assumed else "this machine"
@@ -104,7 +105,11 @@ def size_conflicts(
     for i, resource in enumerate(resources):
         if isinstance(resource, GpuMemResource):
             selected = _selected(resource, memories)
-            if (complaint := slices_complaint(resource, selected, machine, assumed=assumed)) is not None:
+            if (
+                complaint := list_refusal(
+                    resource.slice_mib, resource.reserved_mib, selected, machine, assumed=assumed
+                )
+            ) is not None:
                 yield Conflict((("resources", i, "sliceMiB"),), complaint)
 
 
