@@ -40,9 +40,10 @@ from nodeagent.config.formats import host_port
 from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import Outcome, Planner, Rules
 from nodeagent.kube.access import Access
-from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import Lease, NotLeading, lead
-from nodeagent.metrics.controller_metrics import FabricMetrics, page
+from nodeagent.metrics.controller_metrics import ControllerInput, render
+from nodeagent.metrics.text_format import PLAIN, negotiate
 from nodeagent.supervise import Fatal, keep
 from nodeagent.switches.rounds import Asker, Switches
 from nodeagent.switches.switch_settings import SwitchesSettings
@@ -103,7 +104,7 @@ class Controller:
         self.progress = Progress()
         self._rules, self._place = rules, place
         # Two clients: that of the lease must not stand in line behind two hundred pages of reports.
-        self._elector = Client(access, manager="nodeagent-controller", timeout_s=place.renew_s / 2)
+        self._elector = ApiClient(access, manager="nodeagent-controller", timeout_s=place.renew_s / 2)
         self.lease = Lease(
             self._elector,
             namespace=place.namespace,
@@ -113,8 +114,8 @@ class Controller:
             renew_s=place.renew_s,
             retry_s=place.retry_s,
         )
-        self._reader = Client(access, manager="nodeagent-controller")
-        self._writer = Client(access, manager="nodeagent-controller", guard=self.lease.check)
+        self._reader = ApiClient(access, manager="nodeagent-controller")
+        self._writer = ApiClient(access, manager="nodeagent-controller", guard=self.lease.check)
         self.cluster = ClusterMirror(self._reader, place.namespace, self.planner, rules.label_keys)
         self.hypernodes = HyperNodeWriter(self._writer)
         self.labels = NodeLabeler(self._writer)
@@ -288,7 +289,7 @@ class Controller:
         await Web(pages).run(*host_port(self._place.listen), listening)
 
     def _metrics(self, accept: str) -> Page:
-        metrics = FabricMetrics(
+        shown = ControllerInput(
             self.progress,
             self.cluster.parts(),
             self.hypernodes.writes,
@@ -297,7 +298,8 @@ class Controller:
             switches=self.switches,
             marks=self.marks,
         )
-        return page(metrics, accept)
+        content_type = negotiate(accept)
+        return Page(200, render(shown, content_type != PLAIN).encode(), content_type)
 
     def _healthz(self, _accept: str) -> Page:
         return Page(200, b"ok\n")
@@ -324,7 +326,7 @@ def _left_s(outcome: Outcome, never: T) -> float | T:
     return never if outcome.next_at is None else max(0.0, outcome.next_at - time.monotonic())
 
 
-def _marks(config: FabricConfig, client: Client) -> MinLinksMarker | None:
+def _marks(config: FabricConfig, client: ApiClient) -> MinLinksMarker | None:
     nodes = config.nodes
     if not (nodes.min_links_condition or nodes.min_links_taint):
         return None

@@ -28,7 +28,7 @@ from nodeagent.host.nvml import Nvml
 from nodeagent.host.recorded_gpus import Recorded
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
-from nodeagent.model import Finding, Gpu, Neighbor
+from nodeagent.model import Gpu, Neighbor, Remark
 from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
 from nodeagent.sources.gpu_health_service import Ledger
 from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # loaded after registration
     from nodeagent.measurements.sample import Sample
     from nodeagent.sampling.collectors import Collector
     from nodeagent.sampling.sampler import Sampler
-    from nodeagent.sources.lldp_receiver import Ear
+    from nodeagent.sources.lldp_receiver import LldpReceiver
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ class Discovery:
         self._node_name = node_name
         self._sampled = sampled
         self._sampler: Sampler | None = None
-        self._lldp_receiver: Ear | None = None
+        self._lldp_receiver: LldpReceiver | None = None
         self._nic_health = nic_health if nic_health is not None else Verdicts(terms(config.health))
         self._gpu_health = gpu_health if gpu_health is not None else gpus_ledger(config)
         self._nic_health.tell(lambda functions: inventory.publish("health", functions=functions))
@@ -186,7 +186,7 @@ class Discovery:
 
     def last_lldp(self) -> Mapping[str, float]:
         """Return the CLOCK_BOOTTIME of the latest LLDP frame, by netdev."""
-        return self._lldp_receiver.heard_at() if self._lldp_receiver is not None else {}
+        return self._lldp_receiver.last_received() if self._lldp_receiver is not None else {}
 
     # --- the sources --------------------------------------------------------------------------------
 
@@ -274,11 +274,11 @@ class Discovery:
                 self._node_name,
             )
 
-    def _keep_lldp_receiver(self, receiver: Ear) -> None:
+    def _keep_lldp_receiver(self, receiver: LldpReceiver) -> None:
         self._lldp_receiver = receiver
 
-    def _publish_lldp(self, neighbors: tuple[Neighbor, ...], findings: tuple[Finding, ...]) -> None:
-        self._inventory.publish("lldp", neighbors=neighbors, findings=findings)
+    def _publish_lldp(self, neighbors: tuple[Neighbor, ...], remarks: tuple[Remark, ...]) -> None:
+        self._inventory.publish("lldp", neighbors=neighbors, remarks=remarks)
         self._nic_health.neighbors(neighbors)
 
     async def _watch_cabling_plan(self) -> None:

@@ -86,13 +86,13 @@ async def run(
     """Run the enabled tasks until cancelled. They start once the agent has ``settled``: the kubelet comes first."""
     await settled.wait()
     from nodeagent.kube.access import node_of  # noqa: PLC0415
-    from nodeagent.kube.client import Client  # noqa: PLC0415
+    from nodeagent.kube.client import ApiClient  # noqa: PLC0415
 
     def offered(snapshot: Snapshot) -> Offered:
         return [(kind.resource, kind.devices(snapshot)) for kind in offer.offered]
 
     access, node = node_access.access, node_access.node
-    client = Client(access)
+    client = ApiClient(access)
     tasks: dict[str, Callable[[], Awaitable[object]]] = {}
     if settings.report:
         from nodeagent.cluster.node_report import NodeReporter  # noqa: PLC0415

@@ -26,7 +26,7 @@ from nodeagent.cluster.event_writer import shortened
 from nodeagent.cluster.node_marks import NodeCondition, NodeMarks, NodeTaint
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.inventory import Inventory
-from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.model import Snapshot, State
 from nodeagent.rfc3339 import rfc3339
 
@@ -145,7 +145,7 @@ def _listed(group: Sequence[ReportedDevice]) -> str:
 class DeviceMarker:
     """Keep the marks of this Node up to date. Belongs to one event loop."""
 
-    def __init__(self, client: Client, inventory: Inventory, node: str, settings: ClusterSettings) -> None:
+    def __init__(self, client: ApiClient, inventory: Inventory, node: str, settings: ClusterSettings) -> None:
         self._node_marks, self._inventory = NodeMarks(client), inventory
         self._node, self._settings = node, settings
         self._times = StateTimes()

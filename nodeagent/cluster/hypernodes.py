@@ -32,7 +32,7 @@ import msgspec
 
 from nodeagent.fabric.hypernode import OURS, OWN_ANNOTATIONS, SOURCE_LABEL, HyperNode, render
 from nodeagent.fabric.outcome import Write
-from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, Json, Meta, Partial
 from nodeagent.rfc3339 import rfc3339
 
@@ -58,7 +58,7 @@ class TreeResult:
 class HyperNodeWriter:
     """Write the tree."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: ApiClient) -> None:
         self._client = client
         self.writes: Counter[tuple[str, str]] = Counter()
         """By verb and result: ``ok``, ``conflict``, ``refused`` or ``unreachable``."""
@@ -169,7 +169,7 @@ class OverlapMarker:
     Call ``forget`` when this replica becomes the leader: another may have written conditions before.
     """
 
-    def __init__(self, client: Client, *, enabled: bool = True) -> None:
+    def __init__(self, client: ApiClient, *, enabled: bool = True) -> None:
         self._client, self._enabled = client, enabled
         self._marked: set[str] | None = None
         self._foreign_conditions: set[str] = set()

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from nodeagent.cluster.min_links_settings import NodesSettings
 from nodeagent.cluster.node_marks import STORED_NODES, NodeCondition, NodeMarks, NodeTaint, StoredNode
-from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.client import ApiClient, ApiError
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class MinLinksMarker:
 
     def __init__(
         self,
-        client: Client,
+        client: ApiClient,
         settings: NodesSettings,
         min_links: int = 0,
         per_second: float = PER_SECOND,

@@ -21,7 +21,7 @@ import msgspec
 
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError, of
 from nodeagent.fabric.nodelinks import Metadata, NodeLink, NodeLinks
-from nodeagent.kube.client import Client
+from nodeagent.kube.client import ApiClient
 from nodeagent.kube.reflector import Reflector
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Meta, Partial
 
@@ -61,7 +61,7 @@ class ClusterMirror:
     """The three copies. ``revision`` increases with each change."""
 
     def __init__(
-        self, client: Client, namespace: str, listener: FabricListener, label_keys: Iterable[str]
+        self, client: ApiClient, namespace: str, listener: FabricListener, label_keys: Iterable[str]
     ) -> None:
         self.revision = 0
         self._client = client

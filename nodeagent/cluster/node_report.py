@@ -26,7 +26,7 @@ from nodeagent.backoff import JITTER, Backoff, jittered
 from nodeagent.fabric.nodelinks import Identifier, LinkNeighbor, Metadata, NodeLink, NodeLinks
 from nodeagent.inventory import Inventory
 from nodeagent.kube.access import NodeClaim
-from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS
 from nodeagent.model import Function, Link, Neighbor, Snapshot, State
 from nodeagent.rfc3339 import rfc3339
@@ -201,7 +201,7 @@ class NodeReporter:
 
     def __init__(
         self,
-        client: Client,
+        client: ApiClient,
         inventory: Inventory,
         node: str,
         namespace: str,

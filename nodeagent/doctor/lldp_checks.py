@@ -6,18 +6,19 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from nodeagent import discovery
 from nodeagent.agent_config import Config
-from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, count, some
-from nodeagent.doctor.target import Subject
+from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
+from nodeagent.doctor.target import Target
 from nodeagent.host.netlink.kernel_events import LinkEvents, NetlinkError
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.packet import PacketError
 from nodeagent.lldp import link_remarks as odd
-from nodeagent.lldp.link_remarks import Near, silence_reason
+from nodeagent.lldp.link_remarks import LinkSide, silence_reason
 from nodeagent.lldp.lldpd_json import LldpdError
-from nodeagent.model import Finding as LldpFinding
-from nodeagent.model import Function, Neighbor
+from nodeagent.model import Function, Neighbor, Remark
 from nodeagent.sources import lldp_source
 from nodeagent.sources.link_selection import select
 from nodeagent.sources.pci_source import scan
@@ -29,27 +30,27 @@ TOPIC = Topic(
         "lldp_off": FACT,
         "lldp_heard": FACT,
         "lldp_no_link": FACT,
-        "lldp_not_listened": Entry(
+        "lldp_not_listened": Advice(
             "A switch speaks every 30 s; nobody can say anything of it sooner.",
             "nodeagent doctor --wait 35, or `nodeagent neighbors`",
         ),
-        "lldp_unheard": Entry(
+        "lldp_unheard": Advice(
             "Which switch port a link is plugged into is learnt by LLDP alone: without it no topology is known.",
             "switch LLDP on at the switch port; look for firmware that takes the frames",
         ),
-        "lldp_deaf": Entry(
+        "lldp_deaf": Advice(
             "Without a socket for LLDP no switch is known.",
             "CAP_NET_RAW and hostNetwork: true; or an lldpd on the host, and lldp.source: lldpd",
         ),
-        "lldp_no_carrier": Entry(
+        "lldp_no_carrier": Advice(
             "A link without carrier hears nobody, and its VFs are Unhealthy.",
             "plug it in, or look at `ethtool NETDEV`; leave a port that is not used out by `links.select`",
         ),
-        "lldp_odd": Entry(
+        "lldp_odd": Advice(
             "What switch and host say of one link does not fit together.",
             "mend the side that is wrong; `nodeagent neighbors` shows both",
         ),
-        "lldp_two_speakers": Entry(
+        "lldp_two_speakers": Advice(
             "Two LLDP agents of one host on a port are two neighbors to the switch, and DCBX may refuse both.",
             "set lldp.transmit: false, or stop the host's lldpd",
         ),
@@ -62,117 +63,119 @@ INTERVAL_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Lldp:
+class LldpFacts:
     """``up`` and ``down`` are the links with and without carrier, ``None`` where nobody looked. ``waited_s`` is 0
     where nobody listened.
     """
 
-    up: tuple[Near, ...] | None = None
+    up: tuple[LinkSide, ...] | None = None
     down: tuple[str, ...] = ()
     waited_s: float = 0.0
     neighbors: tuple[Neighbor, ...] = ()
-    findings: tuple[LldpFinding, ...] = ()
-    trouble: str | None = None
+    remarks: tuple[Remark, ...] = ()
+    error: str | None = None
     lldpd: bool = False
 
 
-async def look(subject: Subject) -> Lldp:
-    config, tree = subject.config, subject.tree
+async def read(target: Target) -> LldpFacts:
+    config, tree = target.config, target.tree
     if not discovery.receives_lldp(config, tree):
-        return Lldp()
+        return LldpFacts()
     functions = scan(tree).functions
     wanted = config.links.select
     try:
         with Netdevs() as netdevs:
             links = select(wanted, netdevs.read(), functions)
     except NetlinkError as error:
-        return Lldp(trouble=str(error))
-    seen = Lldp(
+        return LldpFacts(error=str(error))
+    seen = LldpFacts(
         up=tuple(
-            Near(one.name, one.pci_address, one.driver, one.function.device if one.function else None)
+            LinkSide(one.name, one.pci_address, one.driver, one.function.device if one.function else None)
             for one in links
             if one.netdev.carrier
         ),
         down=tuple(one.name for one in links if not one.netdev.carrier),
         lldpd=any(tree.exists(path) for path in LLDPD_SOCKETS),
     )
-    if subject.wait_s <= 0 or not seen.up:
+    if target.wait_s <= 0 or not seen.up:
         return seen
-    return await _listen(subject, seen, functions)
+    return await _listen(target, seen, functions)
 
 
-async def _listen(subject: Subject, seen: Lldp, functions: tuple[Function, ...]) -> Lldp:
+async def _listen(target: Target, seen: LldpFacts, functions: tuple[Function, ...]) -> LldpFacts:
     """Until every link with carrier was heard, or for as long as was asked for."""
-    heard: tuple[tuple[Neighbor, ...], tuple[LldpFinding, ...]] = ((), ())
+    heard: tuple[tuple[Neighbor, ...], tuple[Remark, ...]] = ((), ())
     names = {near.link for near in seen.up or ()}
     everybody = asyncio.Event()
     # A farewell of ours would be believed by the switches.
-    settings = replace(subject.config.lldp, transmit=False)
+    settings = structs.replace(target.config.lldp, transmit=False)
 
-    def state(neighbors: tuple[Neighbor, ...], findings: tuple[LldpFinding, ...]) -> None:
+    def state(neighbors: tuple[Neighbor, ...], remarks: tuple[Remark, ...]) -> None:
         nonlocal heard
-        heard = neighbors, findings
+        heard = neighbors, remarks
         if names <= {one.link for one in neighbors}:
             everybody.set()
 
     async def listen() -> None:
         with LinkEvents() as events:
-            await lldp_source.watch(settings, subject.config.links.select, lambda: functions, [events], state)
+            await lldp_source.watch(settings, target.config.links.select, lambda: functions, [events], state)
 
     listening, waiting = asyncio.create_task(listen()), asyncio.create_task(everybody.wait())
-    trouble = None
+    failure = None
     try:
         both = (listening, waiting)
-        await asyncio.wait(both, timeout=subject.wait_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(both, timeout=target.wait_s, return_when=asyncio.FIRST_COMPLETED)
         if listening.done():
             await listening
     except (PacketError, LldpdError, NetlinkError, OSError) as error:
-        trouble = str(error)
+        failure = str(error)
     finally:
         for task in (listening, waiting):
             task.cancel()
         await asyncio.gather(listening, waiting, return_exceptions=True)
-    return replace(seen, waited_s=subject.wait_s, neighbors=heard[0], findings=heard[1], trouble=trouble)
+    return replace(seen, waited_s=target.wait_s, neighbors=heard[0], remarks=heard[1], error=failure)
 
 
-def judge(seen: Lldp, config: Config) -> Iterator[Finding]:
+def findings(seen: LldpFacts, config: Config) -> Iterator[Finding]:
     if config.lldp.source == "none":
         yield TOPIC.ok("lldp_off", "lldp.source is none: switches are not listened to")
         return
     if config.lldp.transmit and seen.lldpd and config.lldp.source == "socket":
         yield TOPIC.warn("lldp_two_speakers", "lldp.transmit is on and an lldpd runs on this host")
-    if seen.trouble is not None:
-        yield TOPIC.fix("lldp_deaf", seen.trouble)
+    if seen.error is not None:
+        yield TOPIC.fix("lldp_deaf", seen.error)
         return
     if seen.up is None:
         return
     if seen.down:
-        yield TOPIC.note("lldp_no_carrier", f"no carrier on {some(seen.down)}")
+        yield TOPIC.note("lldp_no_carrier", f"no carrier on {shortened(seen.down)}")
     if not seen.up:
         yield TOPIC.ok("lldp_no_link", "no link has carrier")
     elif not seen.waited_s:
         yield TOPIC.note("lldp_not_listened", f"{count(len(seen.up), 'link')} with carrier, nobody listened")
     else:
         yield from _heard(seen)
-    for one in seen.findings:
+    for one in seen.remarks:
         if one.key != odd.SILENT:
             yield TOPIC.warn("lldp_odd", f"{one.link}: {one.detail}")
 
 
-def _heard(seen: Lldp) -> Iterator[Finding]:
+def _heard(seen: LldpFacts) -> Iterator[Finding]:
     up = seen.up or ()
     live = {one.link: one for one in seen.neighbors if not one.stale}
     unheard = [near for near in up if near.link not in live]
     if len(unheard) < len(up):
         switches = sorted({one.system_name or one.chassis_id.value for one in live.values()})
-        yield TOPIC.ok("lldp_heard", f"{len(up) - len(unheard)} of {len(up)} links hear {some(switches)}")
+        yield TOPIC.ok(
+            "lldp_heard", f"{len(up) - len(unheard)} of {len(up)} links hear {shortened(switches)}"
+        )
     by_reason: dict[str, list[str]] = {}
     for near in unheard:
         by_reason.setdefault(silence_reason(replace(near, link="NETDEV", pci_address="ADDRESS")), []).append(
             near.link
         )
     for reason, links in by_reason.items():
-        what = f"{some(links)} heard nobody in {seen.waited_s:g} s"
+        what = f"{shortened(links)} heard nobody in {seen.waited_s:g} s"
         if seen.waited_s < INTERVAL_S:
             yield TOPIC.note("lldp_unheard", f"{what}, which says little", "listen for longer: --wait 35")
         else:

@@ -15,15 +15,15 @@ LEASE = "nodeagent-controller"
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class NeededRight:
     """``resource`` may name a part of one (``hypernodes/status``). ``own``: in the namespace of nodeagent alone.
     ``name``: of that one object. ``wanted`` says what for."""
 
     group: str
     resource: str
     verbs: tuple[str, ...]
-    wanted: str
-    own: bool = False
+    purpose: str
+    own_namespace: bool = False
     name: str = ""
 
     def sentence(self, verb: str) -> str:
@@ -32,31 +32,42 @@ class Demand:
         return f"{verb} {whole}{f' {self.name}' if self.name else ''}"
 
 
-DEMANDS: dict[Role, tuple[Demand, ...]] = {
+NEEDED_RIGHTS: dict[Role, tuple[NeededRight, ...]] = {
     "agent": (
-        Demand("nodeagent.io", "nodelinks", ("get", "create", "patch"), "to report its links", own=True),
-        Demand("", "events", ("create", "patch"), "to say what happened"),
+        NeededRight(
+            "nodeagent.io", "nodelinks", ("get", "create", "patch"), "to report its links", own_namespace=True
+        ),
+        NeededRight("", "events", ("create", "patch"), "to say what happened"),
     ),
     "controller": (
-        Demand(
+        NeededRight(
             "nodeagent.io",
             "nodelinks",
             ("list", "watch"),
             "to read what the nodes report",
-            own=True,
+            own_namespace=True,
         ),
-        Demand("coordination.k8s.io", "leases", ("create",), "to agree on a leader", own=True),
-        Demand(
-            "coordination.k8s.io", "leases", ("get", "patch"), "to agree on a leader", own=True, name=LEASE
+        NeededRight("coordination.k8s.io", "leases", ("create",), "to agree on a leader", own_namespace=True),
+        NeededRight(
+            "coordination.k8s.io",
+            "leases",
+            ("get", "patch"),
+            "to agree on a leader",
+            own_namespace=True,
+            name=LEASE,
         ),
-        Demand("", "nodes", ("list", "watch", "patch"), "to label the nodes with their place in the tree"),
-        Demand(
+        NeededRight(
+            "", "nodes", ("list", "watch", "patch"), "to label the nodes with their place in the tree"
+        ),
+        NeededRight(
             "topology.volcano.sh",
             "hypernodes",
             ("list", "watch", "create", "patch", "delete"),
             "to write the tree that Volcano schedules by",
         ),
-        Demand("topology.volcano.sh", "hypernodes/status", ("patch",), "to mark HyperNodes that overlap"),
-        Demand("", "events", ("create",), "to say why it holds back"),
+        NeededRight(
+            "topology.volcano.sh", "hypernodes/status", ("patch",), "to mark HyperNodes that overlap"
+        ),
+        NeededRight("", "events", ("create",), "to say why it holds back"),
     ),
 }

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from nodeagent import __version__
-from nodeagent.metrics.computed_family import Series, live_family
+from nodeagent.metrics.computed_family import live_family
 from nodeagent.metrics.scrape_input import ScrapeInput
+from nodeagent.metrics.text_format import Series
 from nodeagent.sampling.collectors import Collector
 
 

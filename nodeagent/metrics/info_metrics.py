@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from nodeagent.measurements.family import FROM_RULES
-from nodeagent.metrics.computed_family import Series, fact_family
+from nodeagent.metrics.computed_family import fact_family
 from nodeagent.metrics.scrape_input import DeviceCount, NodeFacts, missing
+from nodeagent.metrics.text_format import Series
 from nodeagent.model import Holding
 
 
@@ -218,7 +219,7 @@ def lldp_neighbor_expected(facts: NodeFacts) -> Iterator[Series]:
     use="frame_size_mismatch, pfc_mismatch, ets_mismatch: configure switch and node alike; see nodeagent neighbors.",
 )
 def lldp_finding(facts: NodeFacts) -> Iterator[Series]:
-    for link, key in dict.fromkeys((finding.link, finding.key) for finding in facts.snapshot.findings):
+    for link, key in dict.fromkeys((remark.link, remark.key) for remark in facts.snapshot.remarks):
         yield (link, key), 1
 
 

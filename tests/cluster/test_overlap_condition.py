@@ -19,7 +19,7 @@ from nodeagent.cluster.hypernodes import (
 from nodeagent.controller import Controller, Place
 from nodeagent.controller_config import FabricConfig
 from nodeagent.kube.access import Access
-from nodeagent.kube.client import Client
+from nodeagent.kube.client import ApiClient
 from nodeagent.kube.resource import HYPERNODES
 from nodeagent.sim.apiserver import ApiServer
 from tests.controller.test_controller import FIRST, RULES, SECOND, cluster, groups, until
@@ -38,7 +38,7 @@ def hypernode(name: str, *members: str, source: str = "nodeagent") -> dict[str, 
 
 
 def status(server: ApiServer, name: str) -> dict[str, Any]:
-    found = server.one("hypernodes", name)
+    found = server.find("hypernodes", name)
     assert found is not None
     return found.get("status", {})
 
@@ -59,8 +59,8 @@ NAMES = [f"leaf-{number:02}" for number in range(OVERLAPS_AT_ONCE + 5)]
 
 
 @asynccontextmanager
-async def client(server: ApiServer, manager: str) -> AsyncIterator[Client]:
-    made = Client(Access(server.url, token=server.token()), manager=manager)
+async def client(server: ApiServer, manager: str) -> AsyncIterator[ApiClient]:
+    made = ApiClient(Access(server.url, token=server.token()), manager=manager)
     try:
         yield made
     finally:
@@ -172,7 +172,7 @@ async def test_the_controller_marks_those_of_ours_that_overlap_where_it_is_asked
             await until(lambda: server.objects("events"))
             if on:
                 await until(lambda: marked(server) == {ours})
-                entry = server.one("hypernodes", ours)["metadata"]["managedFields"]
+                entry = server.find("hypernodes", ours)["metadata"]["managedFields"]
                 assert {one["manager"] for one in entry if one.get("subresource") == "status"} == {
                     OVERLAP_MANAGER
                 }

@@ -19,11 +19,13 @@ from nodeagent.measurements.table import MEASUREMENTS, TEXTS, by_name, by_sample
 from nodeagent.metrics import docs
 from nodeagent.metrics.catalog import CATALOG, SAMPLED
 from nodeagent.metrics.computed_family import FACT_FAMILIES, LIVE_FAMILIES
+from nodeagent.metrics.controller_metrics import CONTROLLER_FAMILIES
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESERVED = {"instance", "job", "le", "quantile"}
 BLOCKS = {
     ("metrics.md", "metrics"): docs.agent_families,
+    ("metrics.md", "controller"): docs.controller_families,
     ("samples.md", "readers"): docs.readers,
     ("samples.md", "samples"): docs.sample_names,
 }
@@ -42,7 +44,10 @@ def test_the_tables_of_the_documentation_are_made_from_the_catalog(page: str, bl
     assert written == text, f"NODEAGENT_GOLDEN=write rewrites docs/{page}"
 
 
-@pytest.mark.parametrize("family", CATALOG.values(), ids=list(CATALOG))
+CONTROLLER = [family for family, _read in CONTROLLER_FAMILIES]
+
+
+@pytest.mark.parametrize("family", [*CATALOG.values(), *CONTROLLER], ids=lambda family: family.name)
 def test_a_family_is_named_and_explained(family: Family) -> None:
     assert re.fullmatch(r"nodeagent(_[a-z0-9]+)+", family.name)
     assert all(re.fullmatch(r"[a-z][a-z_]*", label) for label in family.labels)
@@ -51,7 +56,7 @@ def test_a_family_is_named_and_explained(family: Family) -> None:
     assert re.fullmatch(r"[^\n\\]{5,140}\.", family.help)
     assert family.use.endswith(".")
     assert family.source
-    assert docs.topic_of(family)
+    assert family in CONTROLLER or docs.topic_of(family)
 
 
 def test_a_family_has_one_origin() -> None:

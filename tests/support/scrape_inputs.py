@@ -21,7 +21,6 @@ from nodeagent.measurements.table import MEASUREMENTS, TEXTS
 from nodeagent.metrics.exposition import Exposition
 from nodeagent.metrics.scrape_input import ScrapeInput
 from nodeagent.model import (
-    Finding,
     Function,
     Gpu,
     Health,
@@ -29,6 +28,7 @@ from nodeagent.model import (
     Identifier,
     Neighbor,
     Reason,
+    Remark,
     Snapshot,
     State,
 )
@@ -113,7 +113,7 @@ def sick(snapshot: Snapshot) -> Snapshot:
             )
             for n, link in enumerate(links)
         ),
-        findings=(Finding(links[0], "pfc_mismatch", "PFC for priorities 3 here, none there"),),
+        remarks=(Remark(links[0], "pfc_mismatch", "PFC for priorities 3 here, none there"),),
         holdings=(
             Holding("train", "worker-0", "main", "nvidia-dgx-h100/nic0", (vfs[0].pci_address,)),
             Holding(
