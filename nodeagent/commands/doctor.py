@@ -76,10 +76,8 @@ def _doctor(options: argparse.Namespace) -> int:
 
     log_to_stderr("error")
     timeout_s = doctor.TIMEOUT_S if options.timeout is None else options.timeout
-    where = doctor.ClusterOptions(options.kubeconfig, options.node, options.role)
-    place = doctor.DoctorOptions(
-        options.root, options.config, options.kubelet_dir, options.wait, timeout_s, where
-    )
+    where = doctor.Where(options.kubeconfig, options.node, options.role)
+    place = doctor.Place(options.root, options.config, options.kubelet_dir, options.wait, timeout_s, where)
     report = doctor.examine(place)
     if options.json:
         print(doctor.as_json(report.findings))

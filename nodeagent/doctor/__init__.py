@@ -17,9 +17,9 @@ from typing import Any
 
 from nodeagent.agent_config import Config
 from nodeagent.doctor import (
+    api_server,
     capabilities,
     cluster_checks,
-    cluster_facts,
     configuration_checks,
     gpu_checks,
     kubelet_checks,
@@ -29,12 +29,12 @@ from nodeagent.doctor import (
     runtime_checks,
     timeouts,
 )
-from nodeagent.doctor.cluster_facts import ClusterOptions
-from nodeagent.doctor.configuration_checks import ConfigurationFacts
-from nodeagent.doctor.finding import Advice, Finding, Level, Topic
+from nodeagent.doctor.api_server import Where
+from nodeagent.doctor.configuration_checks import Configuration
+from nodeagent.doctor.finding import Entry, Finding, Level, Topic
 from nodeagent.doctor.report import as_json, as_markdown, as_table
-from nodeagent.doctor.target import Target
-from nodeagent.doctor.timeouts import ReadOutcome, ReadTask
+from nodeagent.doctor.target import Subject
+from nodeagent.doctor.timeouts import Outcome, Task
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.model import Snapshot
 from nodeagent.sources import host_paths
@@ -43,11 +43,11 @@ from nodeagent.sources.machine_access import is_recorded
 __all__ = [
     "TIMEOUT_S",
     "TOPICS",
-    "ClusterOptions",
-    "DoctorOptions",
-    "DoctorReport",
     "Finding",
     "Level",
+    "Place",
+    "Report",
+    "Where",
     "as_json",
     "as_markdown",
     "as_table",
@@ -62,15 +62,15 @@ DOCTOR = Topic(
     "doctor",
     "DOCTOR",
     {
-        "check_hung": Advice(
+        "check_hung": Entry(
             "What does not answer the doctor does not answer the agent: a driver, a disk or a socket hangs.",
             "look at the kernel's log (hung tasks, XIDs, I/O errors); --timeout gives it longer",
         ),
-        "check_failed": Advice(
+        "check_failed": Entry(
             "That part of the machine could not be looked at, so nothing is said of it.",
             "the sentence names the file or socket; run as root on the host, or mount what is missing",
         ),
-        "not_known": Advice(
+        "not_known": Entry(
             "Only files were captured: what is asked of a running kernel, driver or kubelet is not among them.",
             "run the doctor on the machine itself",
         ),
@@ -93,7 +93,7 @@ TOPICS = (
 
 
 @dataclass(frozen=True, slots=True)
-class DoctorOptions:
+class Place:
     """Where to look: what the command line says. ``kubelet_dir``: ``None`` takes the usual one."""
 
     root: Path = Path("/")
@@ -101,11 +101,11 @@ class DoctorOptions:
     kubelet_dir: Path | None = None
     wait_s: float = 0.0
     timeout_s: float = TIMEOUT_S
-    where: ClusterOptions = field(default_factory=ClusterOptions)
+    where: Where = field(default_factory=Where)
 
 
 @dataclass(frozen=True, slots=True)
-class DoctorReport:
+class Report:
     """``hung``: something still waits, in threads that cannot be ended; whoever exits should not wait for them."""
 
     findings: tuple[Finding, ...]
@@ -116,7 +116,7 @@ class DoctorReport:
         return not any(finding.level is Level.FIX for finding in self.findings)
 
 
-def examine(place: DoctorOptions) -> DoctorReport:
+def examine(place: Place) -> Report:
     """Look at everything and judge it. Raises ``SysfsError`` only where there is no machine under the root."""
     tree = Tree(place.root)
     if not tree.exists("/sys"):
@@ -124,11 +124,11 @@ def examine(place: DoctorOptions) -> DoctorReport:
             f"{place.root} has no /sys: --root takes the root of a machine, a capture or a simulation"
         )
     first = timeouts.run(
-        {"configuration": ReadTask(lambda: configuration_checks.read(place.config_file), place.timeout_s)}
+        {"configuration": Task(lambda: configuration_checks.look(place.config_file), place.timeout_s)}
     )
-    configured = first["configuration"].value or ConfigurationFacts("the default configuration", Config())
+    configured = first["configuration"].value or Configuration("the default configuration", Config())
     recorded = is_recorded(tree)
-    target = Target(
+    subject = Subject(
         tree,
         configured.config,
         recorded,
@@ -136,9 +136,9 @@ def examine(place: DoctorOptions) -> DoctorReport:
         place.wait_s,
         place.timeout_s,
     )
-    seen = first | timeouts.run(_tasks(target, place.where))
-    findings = tuple(_findings(seen, target))
-    return DoctorReport(findings, any(outcome.hung_s is not None for outcome in seen.values()))
+    seen = first | timeouts.run(_tasks(subject, place.where))
+    findings = tuple(_findings(seen, subject))
+    return Report(findings, any(outcome.hung_s is not None for outcome in seen.values()))
 
 
 def _kubelet_dir(tree: Tree, recorded: bool) -> Path | None:
@@ -149,65 +149,63 @@ def _kubelet_dir(tree: Tree, recorded: bool) -> Path | None:
     return below if below.is_dir() and not usual.is_dir() else usual
 
 
-def _tasks(target: Target, where: ClusterOptions) -> dict[str, ReadTask]:
-    usual, margin = target.timeout_s, 2.0
+def _tasks(subject: Subject, where: Where) -> dict[str, Task]:
+    usual, margin = subject.timeout_s, 2.0
     tasks = {
-        "machine": ReadTask(lambda: machine_checks.read(target), usual),
-        "nics": ReadTask(lambda: nic_checks.read(target), usual),
+        "machine": Task(lambda: machine_checks.look(subject), usual),
+        "nics": Task(lambda: nic_checks.look(subject), usual),
         # What it starts has the usual time, and must have ended first.
-        "gpus": ReadTask(lambda: gpu_checks.read(target), usual + margin),
-        "runtime": ReadTask(lambda: runtime_checks.read(target), usual),
-        "paths": ReadTask(lambda: host_paths.look(target.tree, target.config.cdi.directory), usual),
-        "kubelet": ReadTask(lambda: kubelet_checks.read(target), usual),
-        "lldp": ReadTask(lambda: lldp_checks.read(target), usual + target.wait_s),
+        "gpus": Task(lambda: gpu_checks.look(subject), usual + margin),
+        "runtime": Task(lambda: runtime_checks.look(subject), usual),
+        "paths": Task(lambda: host_paths.look(subject.tree, subject.config.cdi.directory), usual),
+        "kubelet": Task(lambda: kubelet_checks.look(subject), usual),
+        "lldp": Task(lambda: lldp_checks.look(subject), usual + subject.wait_s),
     }
-    if not target.recorded:
-        tasks["rights"] = ReadTask(lambda: capabilities.read(target), usual)
-    if not target.recorded or where.kubeconfig is not None:
-        tasks["cluster"] = ReadTask(lambda: cluster_facts.read(where), 2 * usual)
+    if not subject.recorded:
+        tasks["rights"] = Task(lambda: capabilities.look(subject), usual)
+    if not subject.recorded or where.kubeconfig is not None:
+        tasks["cluster"] = Task(lambda: api_server.look(where), 2 * usual)
     return tasks
 
 
-def _findings(seen: dict[str, ReadOutcome], target: Target) -> Iterator[Finding]:
-    config = target.config
+def _findings(seen: dict[str, Outcome], subject: Subject) -> Iterator[Finding]:
+    config = subject.config
     snapshot = _snapshot(seen)
 
-    def judged(name: str, findings: Callable[[Any], Iterable[Finding]]) -> Iterator[Finding]:
+    def judged(name: str, judge: Callable[[Any], Iterable[Finding]]) -> Iterator[Finding]:
         """What is judged of it; nothing where the look came to none."""
         outcome = seen.get(name)
         if outcome is not None and outcome.value is not None:
-            yield from findings(outcome.value)
+            yield from judge(outcome.value)
 
     counted = snapshot.gpus if snapshot else ()
-    yield from judged("configuration", lambda it: configuration_checks.findings(it, snapshot))
-    yield from judged("machine", lambda it: machine_checks.findings(it, config))
-    spoken = seen["lldp"].value or lldp_checks.LldpFacts()
-    yield from judged(
-        "nics", lambda it: nic_checks.findings(it, config, {one.link for one in spoken.neighbors})
-    )
-    yield from judged("lldp", lambda it: lldp_checks.findings(it, config))
-    yield from judged("gpus", lambda it: gpu_checks.findings(it, config))
-    yield from judged("runtime", lambda it: runtime_checks.findings(it, config, counted))
-    yield from judged("kubelet", lambda it: kubelet_checks.findings(it, config, snapshot))
-    yield from judged("rights", lambda it: capabilities.findings(it, config))
-    asked = seen.get("cluster", ReadOutcome(error=LookupError()))
+    yield from judged("configuration", lambda it: configuration_checks.judge(it, snapshot))
+    yield from judged("machine", lambda it: machine_checks.judge(it, config))
+    spoken = seen["lldp"].value or lldp_checks.Lldp()
+    yield from judged("nics", lambda it: nic_checks.judge(it, config, {one.link for one in spoken.neighbors}))
+    yield from judged("lldp", lambda it: lldp_checks.judge(it, config))
+    yield from judged("gpus", lambda it: gpu_checks.judge(it, config))
+    yield from judged("runtime", lambda it: runtime_checks.judge(it, config, counted))
+    yield from judged("kubelet", lambda it: kubelet_checks.judge(it, config, snapshot))
+    yield from judged("rights", lambda it: capabilities.judge(it, config))
+    asked = seen.get("cluster", Outcome(error=LookupError()))
     if asked.error is None and asked.hung_s is None:
-        yield from cluster_checks.findings(asked.value, config, snapshot)
+        yield from cluster_checks.judge(asked.value, config, snapshot)
     for name, outcome in seen.items():
         if outcome.hung_s is not None:
             yield DOCTOR.fix("check_hung", f"{name}: no answer within {outcome.hung_s:g} s")
         elif outcome.error is not None:
             yield DOCTOR.fix("check_failed", f"{name}: {_said(outcome.error)}")
-    if target.recorded:
+    if subject.recorded:
         unknown = ["clock", "capabilities", "network namespace", "LLDP"]
-        unknown += ["kubelet"] if target.kubelet_dir is None else []
+        unknown += ["kubelet"] if subject.kubelet_dir is None else []
         yield DOCTOR.note("not_known", f"of a captured or simulated machine: {', '.join(unknown)}")
 
 
-def _snapshot(seen: dict[str, ReadOutcome]) -> Snapshot | None:
+def _snapshot(seen: dict[str, Outcome]) -> Snapshot | None:
     """The devices of the machine as the agent would know them; ``None`` where a part of them is not known."""
-    facts: nic_checks.NicFacts | None = seen["nics"].value
-    found: gpu_checks.GpuFacts | None = seen["gpus"].value
+    facts: nic_checks.Nics | None = seen["nics"].value
+    found: gpu_checks.Gpus | None = seen["gpus"].value
     there = seen["paths"].value
     if facts is None or found is None or there is None or found.answer is None:
         return None

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from nodeagent.agent_config import Config
-from nodeagent.doctor.cluster_facts import GROUPS, OURS, ClusterFacts, NodeFacts
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
+from nodeagent.doctor.api_server import GROUPS, OURS, Cluster, Node
+from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, count, some
 from nodeagent.doctor.rbac import ACCOUNTS
 from nodeagent.model import Snapshot
 from nodeagent.offer import Offer
@@ -18,91 +18,91 @@ TOPIC = Topic(
     {
         "cluster": FACT,
         "cluster_not_asked": FACT,
-        "cluster_unreachable": Advice(
+        "cluster_unreachable": Entry(
             "Without the API server no report of this node gets anywhere; devices are served all the same.",
             "the sentence names the file, address or certificate; check them with kubectl and the same kubeconfig",
         ),
         "rights": FACT,
-        "rights_missing": Advice(
+        "rights_missing": Entry(
             "The API server will answer this with 403, and that part does not work.",
             "apply the roles again (kubectl apply -k daemonset/), and look for who edited them",
         ),
-        "hidden": Advice(
+        "hidden": Entry(
             "Whoever asks here may not read it, so nothing is said of it; an agent may read almost nothing.",
             "run the doctor with an administrator's --kubeconfig and --node NAME to have it judged",
         ),
         "crds": FACT,
-        "nodelinks_absent": Advice(
+        "nodelinks_absent": Entry(
             "The nodes' reports are objects of this kind: without it there is no tree of the fabric.",
             "kubectl apply -k daemonset/ (the CustomResourceDefinition nodelinks.nodeagent.io)",
         ),
-        "crd_version": Advice(
+        "crd_version": Entry(
             "It is there in other versions than the one that is spoken here.",
             "bring CRD and agent to versions that belong together; docs/upgrade.md says in which order",
         ),
-        "hypernodes_absent": Advice(
+        "hypernodes_absent": Entry(
             "Volcano before 1.12 has no HyperNodes: jobs cannot be placed by the network.",
             "install Volcano 1.12 or newer, or its HyperNode definition alone: labels wait for it too",
         ),
         "volcano": FACT,
-        "schedulers_absent": Advice(
+        "schedulers_absent": Entry(
             "The tree is used by a scheduler: Volcano by HyperNodes, Kueue by labels.",
             "nothing where devices alone are wanted; else install one of them",
         ),
         "kueue": FACT,
-        "kueue_topology_absent": Advice(
+        "kueue_topology_absent": Entry(
             "Topology-aware scheduling takes Kueue's Topology, which this version does not serve.",
             "install a newer Kueue; our manifests are for kueue.x-k8s.io/v1beta2",
         ),
-        "volcano_discovers": Advice(
+        "volcano_discovers": Entry(
             "Volcano's own discoverer writes and deletes HyperNodes by its own lights: two trees of one fabric.",
             "set `enabled: false` for it under networkTopologyDiscovery in Volcano's controller ConfigMap",
         ),
-        "hypernodes_foreign": Advice(
+        "hypernodes_foreign": Entry(
             "HyperNodes of somebody else that hold our nodes put them in two places of the tree.",
             "remove them, or leave their nodes out of ours; the controller refuses to overlap",
         ),
         "node": FACT,
-        "node_absent": Advice(
+        "node_absent": Entry(
             "The API server has no Node of this name, so this machine is none of its nodes.",
             "name it with --node; kubectl get nodes lists them",
         ),
         "report": FACT,
-        "report_absent": Advice(
+        "report_absent": Entry(
             "No agent has reported this node's links yet, so it stands in no tree.",
             "look at the log of the agent's pod on this node",
         ),
-        "kubelet_old": Advice(
+        "kubelet_old": Entry(
             "Kubernetes 1.30 is the oldest that is supported: before, admission cannot bind an agent to its node.",
             "upgrade the node",
         ),
-        "kubelet_race": Advice(
+        "kubelet_race": Entry(
             "Up to 1.36 the end of a plugin's old stream makes the kubelet drop the new one (kubernetes#127803).",
             "nothing; the agent waits for the old stream to end. Never update the DaemonSet with maxSurge",
         ),
-        "kubelet_without_cdi": Advice(
+        "kubelet_without_cdi": Entry(
             "Before 1.29 the kubelet drops the CDI names that a device plugin gives, without a word: containers "
             "start without their device.",
             "upgrade, switch the gate DevicePluginCDIDevices on (1.28), or deviceListStrategy: envvar",
         ),
-        "runtime_without_cdi": Advice(
+        "runtime_without_cdi": Entry(
             "This version of the container runtime does not know CDI: containers are created without their device.",
             "containerd 1.7 with enable_cdi, containerd 2, CRI-O 1.23; or deviceListStrategy: envvar",
         ),
-        "runtime_cdi_default": Advice(
+        "runtime_cdi_default": Entry(
             "containerd 1.7 has CDI switched off unless its configuration says otherwise.",
             "enable_cdi = true in containerd's CRI plugin, then restart it",
         ),
-        "surge": Advice(
+        "surge": Entry(
             "Two agents on one node take turns at the kubelet's race: after an update nothing is allocatable.",
             "set maxSurge: 0 in the DaemonSet's updateStrategy",
         ),
-        "capacity_differs": Advice(
+        "capacity_differs": Entry(
             "What the scheduler counts is not what this node offers: another plugin has the name, or the kubelet has "
             "not heard of a change.",
             "look for other plugins above; where there is none, restart the agent's pod",
         ),
-        "gpus_counted_twice": Advice(
+        "gpus_counted_twice": Entry(
             "Another resource counts the same GPUs: a pod of each can be sent to one GPU.",
             "remove that device plugin from the node, or give each its own GPUs by `select`",
         ),
@@ -117,7 +117,7 @@ _GPU_RESOURCES = re.compile(
 )
 
 
-def findings(seen: ClusterFacts | None, config: Config, snapshot: Snapshot | None) -> Iterator[Finding]:
+def judge(seen: Cluster | None, config: Config, snapshot: Snapshot | None) -> Iterator[Finding]:
     if seen is None:
         yield TOPIC.ok("cluster_not_asked", "no --kubeconfig, and this is no pod with a service account")
         return
@@ -140,23 +140,23 @@ def findings(seen: ClusterFacts | None, config: Config, snapshot: Snapshot | Non
         else:
             yield TOPIC.note("report_absent", "this node has no NodeLinks")
     if seen.hidden:
-        yield TOPIC.note("hidden", shortened(list(dict.fromkeys(seen.hidden)), 6))
+        yield TOPIC.note("hidden", some(list(dict.fromkeys(seen.hidden)), 6))
 
 
-def _rights(seen: ClusterFacts) -> Iterator[Finding]:
+def _rights(seen: Cluster) -> Iterator[Finding]:
     for role in seen.checked:
         denied = [one for one in seen.denied if one.role == role]
         if not denied:
             yield TOPIC.ok("rights", f"{ACCOUNTS[role]} may do all that it needs")
         for one in denied:
-            place = f" in {seen.namespace}" if one.demand.own_namespace else ""
+            place = f" in {seen.namespace}" if one.demand.own else ""
             yield TOPIC.fix(
                 "rights_missing",
-                f"{ACCOUNTS[role]} may not {one.demand.sentence(one.verb)}{place}, {one.demand.purpose}",
+                f"{ACCOUNTS[role]} may not {one.demand.sentence(one.verb)}{place}, {one.demand.wanted}",
             )
 
 
-def _kinds(seen: ClusterFacts) -> Iterator[Finding]:
+def _kinds(seen: Cluster) -> Iterator[Finding]:
     """CRDs and who schedules."""
     for group, versions in seen.other.items():
         if versions:
@@ -182,12 +182,12 @@ def _kinds(seen: ClusterFacts) -> Iterator[Finding]:
         yield TOPIC.note("schedulers_absent", "neither Volcano nor Kueue")
 
 
-def _plurals(seen: ClusterFacts, group: str) -> tuple[str, ...]:
+def _plurals(seen: Cluster, group: str) -> tuple[str, ...]:
     found = seen.served.get(group)
     return () if found is None else found[1]
 
 
-def _tree(seen: ClusterFacts) -> Iterator[Finding]:
+def _tree(seen: Cluster) -> Iterator[Finding]:
     if seen.discoverers:
         yield TOPIC.fix("volcano_discovers", f"Volcano discovers by {', '.join(seen.discoverers)}")
     if seen.foreign:
@@ -195,7 +195,7 @@ def _tree(seen: ClusterFacts) -> Iterator[Finding]:
         yield TOPIC.warn("hypernodes_foreign", f"HyperNodes of others: {', '.join(named)}")
 
 
-def _node(node: NodeFacts, config: Config, snapshot: Snapshot | None) -> Iterator[Finding]:
+def _node(node: Node, config: Config, snapshot: Snapshot | None) -> Iterator[Finding]:
     yield TOPIC.ok("node", f"{node.name}: kubelet {node.kubelet or '?'}, {node.runtime or '?'}")
     kubelet = _version(node.kubelet)
     cdi = any(entry.device_list_strategy == "cdi" for entry in config.resources)
@@ -223,7 +223,7 @@ def _runtime(told: str) -> Iterator[Finding]:
         yield TOPIC.note("runtime_cdi_default", f"{name} {text}")
 
 
-def _capacity(node: NodeFacts, config: Config, snapshot: Snapshot) -> Iterator[Finding]:
+def _capacity(node: Node, config: Config, snapshot: Snapshot) -> Iterator[Finding]:
     kinds = Offer(config).kinds(snapshot)
     for kind in kinds:
         ours = sum(len(devices.ids) for devices in kind.devices(snapshot))
@@ -242,7 +242,7 @@ def _capacity(node: NodeFacts, config: Config, snapshot: Snapshot) -> Iterator[F
     ]
     if others:
         yield TOPIC.warn(
-            "gpus_counted_twice", f"{count(len(others), 'resource')} of others: {shortened(sorted(others))}"
+            "gpus_counted_twice", f"{count(len(others), 'resource')} of others: {some(sorted(others))}"
         )
 
 

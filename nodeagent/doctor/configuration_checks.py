@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nodeagent.agent_config import Config, load
 from nodeagent.config.faults import ConfigError
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count
+from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, count
 from nodeagent.model import Snapshot
 from nodeagent.offer import Offer
 
@@ -17,19 +17,19 @@ TOPIC = Topic(
     "CONFIGURATION",
     {
         "config": FACT,
-        "config_unreadable": Advice(
+        "config_unreadable": Entry(
             "The agent does not start without its configuration; everything below is judged by the default one.",
             "name the right file with --config, or mount it",
         ),
-        "config_fault": Advice(
+        "config_fault": Entry(
             "The agent refuses the file as a whole; everything below is judged by the default configuration.",
             "mend that setting; `nodeagent config check FILE` says when it is good",
         ),
-        "config_unfit": Advice(
+        "config_unfit": Entry(
             "The agent does not start: it would offer something that cannot be handed out.",
             "change that entry of `resources`; `nodeagent scan` shows what there is to select",
         ),
-        "config_idle": Advice(
+        "config_idle": Entry(
             "An entry that selects nothing is no resource: pods that ask for it stay Pending.",
             "mend its `select`, or leave the entry out on nodes of this kind; `nodeagent scan` shows what there is",
         ),
@@ -38,7 +38,7 @@ TOPIC = Topic(
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigurationFacts:
+class Configuration:
     """``config`` is the default where the file was of no use."""
 
     name: str
@@ -47,20 +47,20 @@ class ConfigurationFacts:
     unreadable: str | None = None
 
 
-def read(path: Path | None) -> ConfigurationFacts:
+def look(path: Path | None) -> Configuration:
     if path is None:
-        return ConfigurationFacts("the default configuration", Config())
+        return Configuration("the default configuration", Config())
     try:
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:
-        return ConfigurationFacts(str(path), Config(), unreadable=error.strerror or str(error))
+        return Configuration(str(path), Config(), unreadable=error.strerror or str(error))
     try:
-        return ConfigurationFacts(str(path), load(text, name=str(path)))
+        return Configuration(str(path), load(text, name=str(path)))
     except ConfigError as error:
-        return ConfigurationFacts(str(path), Config(), faults=tuple(str(error).splitlines()))
+        return Configuration(str(path), Config(), faults=tuple(str(error).splitlines()))
 
 
-def findings(seen: ConfigurationFacts, snapshot: Snapshot | None) -> Iterator[Finding]:
+def judge(seen: Configuration, snapshot: Snapshot | None) -> Iterator[Finding]:
     """``snapshot`` is ``None`` where the machine's devices are not known."""
     if seen.unreadable is not None:
         yield TOPIC.fix("config_unreadable", f"{seen.name}: {seen.unreadable}")

@@ -34,14 +34,14 @@ class Finding:
     remedy: str = ""
 
 
-class Advice(NamedTuple):
+class Entry(NamedTuple):
     """``remedy`` may hold no fields: it is what the documentation says, whatever the machine."""
 
     why: str
     remedy: str
 
 
-FACT = Advice("", "")
+FACT = Entry("", "")
 """A key that only ever tells how things are."""
 
 
@@ -51,7 +51,7 @@ class Topic:
 
     group: str
     title: str
-    entries: Mapping[str, Advice]
+    entries: Mapping[str, Entry]
 
     def ok(self, key: str, what: str) -> Finding:
         self.entries[key]
@@ -72,10 +72,10 @@ class Topic:
         return Finding(self.group, key, level, what, entry.why, remedy or entry.remedy)
 
 
-def shortened(names: Sequence[str], at_most: int = 4) -> str:
+def some(names: Sequence[str], at_most: int = 4) -> str:
     """A list for a sentence.
 
-    >>> shortened(["a", "b", "c"], at_most=2)
+    >>> some(["a", "b", "c"], at_most=2)
     'a, b and 1 more'
     """
     if len(names) <= at_most + 1:

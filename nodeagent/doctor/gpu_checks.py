@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from nodeagent.agent_config import Config
-from nodeagent.doctor.driver_process import DriverAnswer, answer, ask
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
-from nodeagent.doctor.target import Target
+from nodeagent.doctor.driver_checks import Answer, answer, ask
+from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, count, some
+from nodeagent.doctor.target import Subject
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kinds.resource_settings import GpuMemResource
@@ -24,54 +24,54 @@ TOPIC = Topic(
         "gpus_none": FACT,
         "gpus_left_alone": FACT,
         "driver": FACT,
-        "driver_absent": Advice(
+        "driver_absent": Entry(
             "The GPUs are on the PCI bus and no driver speaks for them: none can be offered.",
             "install NVIDIA's driver, or let the agent's container see it (RuntimeClass nvidia, or the library and "
             "device nodes mounted)",
         ),
-        "driver_refused": Advice(
+        "driver_refused": Entry(
             "Without NVML no GPU can be offered.",
             "nvidia-smi on the host says the same: mend it there, and look at the kernel's log (dmesg | grep NVRM)",
         ),
-        "driver_hung": Advice(
+        "driver_hung": Entry(
             "A driver that does not answer takes all its GPUs from the kubelet.",
             "look at the kernel's log for XIDs; a reset of the GPU or a reboot is what ends it",
         ),
-        "driver_crashed": Advice(
+        "driver_crashed": Entry(
             "The library and the kernel's module most likely do not belong together.",
             "finish the driver's installation (same version of library and module), then reboot or reload the module",
         ),
-        "driver_other": Advice(
+        "driver_other": Entry(
             "A GPU under another driver is not NVML's to tell, and not ours to offer.",
             "blacklist nouveau and reboot; a GPU that is meant for VMs (vfio-pci) is left out by `select`",
         ),
-        "gpu_missing": Advice(
+        "gpu_missing": Entry(
             "A GPU that its driver does not list has fallen off the bus or failed to start: its slices are missing.",
             "look at the kernel's log (NVRM, XID 79), reseat or reboot",
         ),
-        "gpu_fault": Advice(
+        "gpu_fault": Entry(
             "The GPU does not answer as it should; its devices are Unhealthy.",
             "look at the kernel's log for its XIDs; reset it (nvidia-smi --gpu-reset -i N) or reboot",
         ),
-        "gpu_recovery": Advice(
+        "gpu_recovery": Entry(
             "The driver itself asks for this before the GPU is used again.",
             "drain the node and do what it asks: nvidia-smi --gpu-reset -i N, or a reboot",
         ),
-        "recovery_untold": Advice(
+        "recovery_untold": Entry(
             "Only drivers from r565 on tell when a GPU waits for a reset; before, XIDs alone do, and only while the "
             "agent listens.",
             "run driver r565 or newer",
         ),
-        "mig_on": Advice(
+        "mig_on": Entry(
             "A GPU in MIG mode is cut in hardware: its memory is not offered in slices, and it is Unhealthy.",
             "nvidia-smi -i N -mig 0, or leave the GPU out by `select`",
         ),
-        "gpu_nodes": Advice(
+        "gpu_nodes": Entry(
             "CUDA opens these device nodes, which nobody makes before the first program needs them.",
             "run nvidia-modprobe -u -c=0 at boot, or nvidia-persistenced",
         ),
         "memory_limits": FACT,
-        "memory_limits_inert": Advice(
+        "memory_limits_inert": Entry(
             "Slices are counted, and a container is told its share; what makes that a hard limit is missing here, so "
             "that a program may take more than its own.",
             "driver r615 with container toolkit 1.20.1 and cgroup v2; until then only MIG or MPS enforce",
@@ -84,11 +84,11 @@ _RECOVERY_DRIVER = 565
 
 
 @dataclass(frozen=True, slots=True)
-class GpuFacts:
+class Gpus:
     """``on_bus`` is the driver by PCI address. ``answer`` is ``None`` where it did not come in ``hung_s``."""
 
     on_bus: Mapping[str, str | None] = field(default_factory=dict)
-    answer: DriverAnswer | None = None
+    answer: Answer | None = None
     module: str | None = None
     nodes: tuple[str, ...] = ()
     cgroup2: bool | None = None
@@ -104,21 +104,21 @@ class GpuFacts:
         )
 
 
-def read(target: Target) -> GpuFacts:
-    tree = target.tree
-    root, driver = str(tree.root), target.config.gpu.driver
-    said = answer(root, driver) if target.recorded else ask(root, driver, target.timeout_s)
-    return GpuFacts(
+def look(subject: Subject) -> Gpus:
+    tree = subject.tree
+    root, driver = str(tree.root), subject.config.gpu.driver
+    said = answer(root, driver) if subject.recorded else ask(root, driver, subject.timeout_s)
+    return Gpus(
         on_bus=_on_bus(tree),
         answer=said,
         module=_text(tree, "/sys/module/nvidia/version"),
         nodes=tuple(node for node in GPU_NODES if tree.exists(node)),
-        cgroup2=None if target.recorded else tree.exists("/sys/fs/cgroup/cgroup.controllers"),
-        hung_s=target.timeout_s,
+        cgroup2=None if subject.recorded else tree.exists("/sys/fs/cgroup/cgroup.controllers"),
+        hung_s=subject.timeout_s,
     )
 
 
-def findings(gpus: GpuFacts, config: Config) -> Iterator[Finding]:
+def judge(gpus: Gpus, config: Config) -> Iterator[Finding]:
     if config.gpu.driver == "none":
         yield TOPIC.ok("gpus_left_alone", "gpu.driver is none: GPUs are not asked for")
         return
@@ -139,7 +139,7 @@ def findings(gpus: GpuFacts, config: Config) -> Iterator[Finding]:
         yield from _limits(gpus, said, config)
 
 
-def _refused(said: DriverAnswer, on_bus: Mapping[str, str | None]) -> Iterator[Finding]:
+def _refused(said: Answer, on_bus: Mapping[str, str | None]) -> Iterator[Finding]:
     if not said.absent:
         yield TOPIC.fix("driver_refused", f"{said.error}")
     elif on_bus:
@@ -150,7 +150,7 @@ def _refused(said: DriverAnswer, on_bus: Mapping[str, str | None]) -> Iterator[F
         yield TOPIC.ok("gpus_none", "no NVIDIA GPU on the PCI bus, and no driver for one")
 
 
-def _answered(gpus: GpuFacts, said: DriverAnswer, on_bus: Mapping[str, str | None]) -> Iterator[Finding]:
+def _answered(gpus: Gpus, said: Answer, on_bus: Mapping[str, str | None]) -> Iterator[Finding]:
     module = f", kernel module {gpus.module}" if gpus.module and gpus.module != said.version else ""
     yield TOPIC.ok("driver", f"NVIDIA {said.version or 'of an unknown version'}{module}")
     names = sorted({reading.name or "?" for reading in said.readings})
@@ -182,7 +182,7 @@ def _reading(reading: GpuReading) -> Iterator[Finding]:
         yield TOPIC.warn("mig_on", f"{name} is in MIG mode")
 
 
-def _limits(gpus: GpuFacts, said: DriverAnswer, config: Config) -> Iterator[Finding]:
+def _limits(gpus: Gpus, said: Answer, config: Config) -> Iterator[Finding]:
     wanted = [e for e in config.resources if isinstance(e, GpuMemResource) and e.memory_limits]
     version = _major(said.version)
     if not wanted or not said.readings or version is None:
@@ -190,9 +190,7 @@ def _limits(gpus: GpuFacts, said: DriverAnswer, config: Config) -> Iterator[Find
     lacking = [f"driver {said.version}"] if version < _LIMITS_DRIVER else []
     lacking += ["cgroup v1"] if gpus.cgroup2 is False else []
     if lacking:
-        yield TOPIC.note(
-            "memory_limits_inert", f"{shortened(lacking)}: {wanted[0].name} is counted, not enforced"
-        )
+        yield TOPIC.note("memory_limits_inert", f"{some(lacking)}: {wanted[0].name} is counted, not enforced")
     else:
         yield TOPIC.ok(
             "memory_limits", f"driver {said.version} can limit memory; the container toolkit must too"

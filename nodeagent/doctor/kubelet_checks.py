@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nodeagent.agent_config import Config
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
-from nodeagent.doctor.target import Target
+from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, count, some
+from nodeagent.doctor.target import Subject
 from nodeagent.host.file_writing import unwritable_because
 from nodeagent.kubelet.node_lock import LOCK
 from nodeagent.model import Snapshot
@@ -29,53 +29,53 @@ TOPIC = Topic(
     "KUBELET",
     {
         "kubelet": FACT,
-        "kubelet_none": Advice(
+        "kubelet_none": Entry(
             "Devices are offered to a kubelet, and there is no folder of one here.",
             "nothing on a machine that is no node; elsewhere name the kubelet's root folder with --kubelet-dir",
         ),
-        "kubelet_forbidden": Advice(
+        "kubelet_forbidden": Entry(
             "The kubelet's folders are root's, mode 0750; who cannot enter cannot register.",
             "run as root, with the folder mounted",
         ),
-        "kubelet_silent": Advice(
+        "kubelet_silent": Entry(
             "Without the kubelet's socket nothing is registered; the agent waits for it.",
             "systemctl status kubelet; in a container mount the folder, never the socket in it",
         ),
-        "kubelet_folder_unwritable": Advice(
+        "kubelet_folder_unwritable": Entry(
             "The agent binds its sockets and its lock in this folder.",
             "mount it read-write; free the disk where it is full",
         ),
         "agent": FACT,
-        "agent_absent": Advice(
+        "agent_absent": Entry(
             "No agent of ours serves this node now.",
             "nothing before it is installed; afterwards look at its pod's log",
         ),
         "plugins": FACT,
-        "plugin_stale": Advice(
+        "plugin_stale": Entry(
             "A socket that nobody listens on was left by a plugin that was killed: the kubelet keeps its resource at "
             "0 allocatable, then drops it.",
             "restart that plugin, or remove the socket if it is gone for good",
         ),
-        "plugin_rival": Advice(
+        "plugin_rival": Entry(
             "Another plugin for the same kind of device runs here. Two that offer one device promise it twice.",
             "remove it from this node, or let the two select different devices",
         ),
-        "resource_claimed": Advice(
+        "resource_claimed": Entry(
             "The kubelet keeps one plugin for each resource name: the last that registers wins, and the devices of "
             "the other are gone.",
             "remove the other plugin from this node, or give ours another resourcePrefix or name",
         ),
-        "device_promised_twice": Advice(
+        "device_promised_twice": Entry(
             "The scheduler counts the device under both names and sends pods for both to it.",
             "take it out of the other plugin's selection, or out of ours",
         ),
         "podresources": FACT,
-        "podresources_absent": Advice(
+        "podresources_absent": Entry(
             "Only this API tells which pod holds what: without it health is told without the pods it hurts, and the "
             "number of VFs in use is not known.",
             "mount the host's /var/lib/kubelet/pod-resources, which every kubelet since 1.15 makes",
         ),
-        "podresources_refused": Advice(
+        "podresources_refused": Entry(
             "Only this API tells which pod holds what.",
             "look at the kubelet's log; it limits how often it is asked",
         ),
@@ -100,7 +100,7 @@ _RIVALS = (
 
 
 @dataclass(frozen=True, slots=True)
-class KubeletFacts:
+class Kubelet:
     """``folder`` is ``None`` where no kubelet is to be looked for. ``refused`` is why the folder cannot be used,
     ``deaf`` why the kubelet's socket cannot. ``sockets`` are the plugins' by name, and whether somebody listens.
     ``offered`` are the device IDs by resource as the kubelet lists them, ``None`` where it was not asked.
@@ -109,7 +109,7 @@ class KubeletFacts:
     folder: str | None = None
     exists: bool = False
     forbidden: str | None = None
-    unreachable: str | None = None
+    deaf: str | None = None
     unwritable: str | None = None
     locked: bool | None = None
     sockets: Mapping[str, bool] = field(default_factory=dict)
@@ -121,17 +121,17 @@ class KubeletFacts:
 # --- looking --------------------------------------------------------------------------------------------
 
 
-async def read(target: Target) -> KubeletFacts:
-    base = target.kubelet_dir
+async def look(subject: Subject) -> Kubelet:
+    base = subject.kubelet_dir
     if base is None:
-        return KubeletFacts()
+        return Kubelet()
     folder = base / "device-plugins"
     try:
         names = sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
-        return KubeletFacts(str(base), exists=base.is_dir(), unreachable="it has no device-plugins")
+        return Kubelet(str(base), exists=base.is_dir(), deaf="it has no device-plugins")
     except OSError as error:
-        return KubeletFacts(str(base), exists=True, forbidden=f"{folder}: {error.strerror}")
+        return Kubelet(str(base), exists=True, forbidden=f"{folder}: {error.strerror}")
     sockets = {name: connects(folder / name) for name in names if _is_socket(folder / name)}
     registry = base / "plugins_registry"
     if registry.is_dir() and os.access(registry, os.R_OK | os.X_OK):
@@ -143,10 +143,10 @@ async def read(target: Target) -> KubeletFacts:
     listens = sockets.pop(SOCKET, None)
     asks = base / "pod-resources" / SOCKET
     offered, no_answer = await _offered(asks)
-    return KubeletFacts(
+    return Kubelet(
         folder=str(base),
         exists=True,
-        unreachable=None if listens else "nobody listens on it" if listens is False else "it is not there",
+        deaf=None if listens else "nobody listens on it" if listens is False else "it is not there",
         unwritable=unwritable_because(folder),
         locked=_locked(folder / LOCK),
         sockets=sockets,
@@ -205,7 +205,7 @@ def _is_socket(path: Path) -> bool:
 # --- judging --------------------------------------------------------------------------------------------
 
 
-def findings(seen: KubeletFacts, config: Config, snapshot: Snapshot | None) -> Iterator[Finding]:
+def judge(seen: Kubelet, config: Config, snapshot: Snapshot | None) -> Iterator[Finding]:
     if seen.folder is None:
         return
     if seen.forbidden is not None:
@@ -214,8 +214,8 @@ def findings(seen: KubeletFacts, config: Config, snapshot: Snapshot | None) -> I
     if not seen.exists:
         yield TOPIC.note("kubelet_none", f"{seen.folder} is not there")
         return
-    if seen.unreachable is not None:
-        yield TOPIC.fix("kubelet_silent", f"{seen.folder}/device-plugins/{SOCKET}: {seen.unreachable}")
+    if seen.deaf is not None:
+        yield TOPIC.fix("kubelet_silent", f"{seen.folder}/device-plugins/{SOCKET}: {seen.deaf}")
     else:
         yield TOPIC.ok("kubelet", f"it listens in {seen.folder}")
     if seen.unwritable is not None:
@@ -226,29 +226,27 @@ def findings(seen: KubeletFacts, config: Config, snapshot: Snapshot | None) -> I
     yield from _podresources(seen, config)
 
 
-def _plugins(seen: KubeletFacts) -> Iterator[Finding]:
+def _plugins(seen: Kubelet) -> Iterator[Finding]:
     ours = [name for name, listens in seen.sockets.items() if name.startswith(_OURS) and listens]
     if seen.locked:
         yield TOPIC.ok("agent", f"an agent holds the node's lock and serves {count(len(ours), 'socket')}")
     elif ours:
-        yield TOPIC.note(
-            "agent_absent", f"nobody holds {LOCK}, and {shortened(ours)} is served by somebody else"
-        )
+        yield TOPIC.note("agent_absent", f"nobody holds {LOCK}, and {some(ours)} is served by somebody else")
     else:
         yield TOPIC.note("agent_absent", f"nobody holds {LOCK}")
     others = [name for name in seen.sockets if not name.startswith(_OURS)]
     stale = [name for name, listens in seen.sockets.items() if not listens]
     if stale:
-        yield TOPIC.warn("plugin_stale", f"nobody listens on {shortened(stale)}")
+        yield TOPIC.warn("plugin_stale", f"nobody listens on {some(stale)}")
     for name in others:
         what = next((what for word, what in _RIVALS if word in name.lower()), None)
         if what is not None and seen.sockets[name]:
             yield TOPIC.warn("plugin_rival", f"{name} offers {what}")
     if others:
-        yield TOPIC.ok("plugins", f"other plugins' sockets: {shortened(others)}")
+        yield TOPIC.ok("plugins", f"other plugins' sockets: {some(others)}")
 
 
-def _claims(seen: KubeletFacts, config: Config, snapshot: Snapshot) -> Iterator[Finding]:
+def _claims(seen: Kubelet, config: Config, snapshot: Snapshot) -> Iterator[Finding]:
     """What the kubelet lists against what we would offer: by our names, and the same devices by others'."""
     if seen.offered is None:
         return
@@ -263,7 +261,7 @@ def _claims(seen: KubeletFacts, config: Config, snapshot: Snapshot) -> Iterator[
             if foreign:
                 yield TOPIC.fix(
                     "resource_claimed",
-                    f"{resource} has {len(foreign)} devices that are not ours: {shortened(foreign, 2)}",
+                    f"{resource} has {len(foreign)} devices that are not ours: {some(foreign, 2)}",
                 )
             elif ids and not seen.locked:
                 yield TOPIC.fix(
@@ -277,11 +275,11 @@ def _claims(seen: KubeletFacts, config: Config, snapshot: Snapshot) -> Iterator[
                 twice.setdefault(parents[parent], []).append(device)
         for mine, devices in twice.items():
             yield TOPIC.fix(
-                "device_promised_twice", f"{resource} and {mine} both offer {shortened(sorted(devices), 2)}"
+                "device_promised_twice", f"{resource} and {mine} both offer {some(sorted(devices), 2)}"
             )
 
 
-def _podresources(seen: KubeletFacts, config: Config) -> Iterator[Finding]:
+def _podresources(seen: Kubelet, config: Config) -> Iterator[Finding]:
     if not config.kubelet.pod_resources:
         return
     if not seen.podresources:
@@ -290,7 +288,7 @@ def _podresources(seen: KubeletFacts, config: Config) -> Iterator[Finding]:
         yield TOPIC.warn("podresources_refused", seen.podresources_error)
     elif seen.offered is not None:
         names: Sequence[str] = sorted(seen.offered)
-        yield TOPIC.ok("podresources", f"the kubelet counts {shortened(names) if names else 'no devices'}")
+        yield TOPIC.ok("podresources", f"the kubelet counts {some(names) if names else 'no devices'}")
 
 
 def _parent(device: str) -> str:

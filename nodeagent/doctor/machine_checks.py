@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nodeagent.agent_config import Config
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic
-from nodeagent.doctor.target import Target
+from nodeagent.doctor.finding import FACT, Entry, Finding, Topic
+from nodeagent.doctor.target import Subject
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.offer import FALLBACK_PREFIX, prefix
 
@@ -19,28 +19,28 @@ TOPIC = Topic(
     "MACHINE",
     {
         "kernel": FACT,
-        "kernel_old": Advice(
+        "kernel_old": Entry(
             "Kernels before 5.14 do not tell over netlink which PCI function a netdev is of, and before 4.20 "
             "each LLDP socket pays for every packet that is sent.",
             "run Linux 5.14 or newer, or a distribution's kernel that carries these changes",
         ),
         "product": FACT,
-        "product_unknown": Advice(
+        "product_unknown": Entry(
             "`resourcePrefix: auto` is made from the firmware's product name; without one every resource is "
             "called nodeagent.io/..., on all kinds of nodes alike.",
             "set resourcePrefix in the configuration, one for each kind of node",
         ),
         "clock": FACT,
-        "clock_unset": Advice(
+        "clock_unset": Entry(
             "No certificate is valid at such a time: neither kubelet nor agent can speak to the API server.",
             "set the clock (timedatectl set-ntp true, or chronyc makestep)",
         ),
-        "clock_unsynchronized": Advice(
+        "clock_unsynchronized": Entry(
             "Leases, tokens and the order of events on several nodes rest on clocks that agree.",
             "run chrony or systemd-timesyncd on the host",
         ),
         "boot_id": FACT,
-        "boot_id_unreadable": Advice(
+        "boot_id_unreadable": Entry(
             "What is remembered over a restart of the agent is forgotten at a reboot, which the boot id tells.",
             "run on a kernel with /proc/sys, and in a container that has /proc",
         ),
@@ -55,7 +55,7 @@ _STATUS_AT = 40  # modes, padding, offset, freq, maxerror, esterror, then status
 
 
 @dataclass(frozen=True, slots=True)
-class MachineFacts:
+class Machine:
     """``now`` and ``synchronized`` are ``None`` of a machine that is not this one."""
 
     kernel: str | None
@@ -65,9 +65,9 @@ class MachineFacts:
     synchronized: bool | None = None
 
 
-def read(target: Target) -> MachineFacts:
+def look(subject: Subject) -> Machine:
     # Of the kernel a container's own /proc tells, and the host's is not mounted below --root.
-    kernel = target.tree if target.recorded else Tree()
+    kernel = subject.tree if subject.recorded else Tree()
 
     def text(path: str, tree: Tree = kernel) -> str | None:
         try:
@@ -75,16 +75,16 @@ def read(target: Target) -> MachineFacts:
         except SysfsError:
             return None
 
-    return MachineFacts(
+    return Machine(
         kernel=text("/proc/sys/kernel/osrelease") or _of_version(text("/proc/version")),
-        product=text("/sys/class/dmi/id/product_name", target.tree),
+        product=text("/sys/class/dmi/id/product_name", subject.tree),
         boot_id=text("/proc/sys/kernel/random/boot_id"),
-        now=None if target.recorded else time.time(),
-        synchronized=None if target.recorded else _synchronized(),
+        now=None if subject.recorded else time.time(),
+        synchronized=None if subject.recorded else _synchronized(),
     )
 
 
-def findings(machine: MachineFacts, config: Config) -> Iterator[Finding]:
+def judge(machine: Machine, config: Config) -> Iterator[Finding]:
     yield _kernel(machine.kernel)
     name = prefix(config, machine.product)
     product = machine.product or "no product name in the firmware"

@@ -15,15 +15,15 @@ LEASE = "nodeagent-controller"
 
 
 @dataclass(frozen=True, slots=True)
-class NeededRight:
+class Demand:
     """``resource`` may name a part of one (``hypernodes/status``). ``own``: in the namespace of nodeagent alone.
     ``name``: of that one object. ``wanted`` says what for."""
 
     group: str
     resource: str
     verbs: tuple[str, ...]
-    purpose: str
-    own_namespace: bool = False
+    wanted: str
+    own: bool = False
     name: str = ""
 
     def sentence(self, verb: str) -> str:
@@ -32,42 +32,31 @@ class NeededRight:
         return f"{verb} {whole}{f' {self.name}' if self.name else ''}"
 
 
-NEEDED_RIGHTS: dict[Role, tuple[NeededRight, ...]] = {
+DEMANDS: dict[Role, tuple[Demand, ...]] = {
     "agent": (
-        NeededRight(
-            "nodeagent.io", "nodelinks", ("get", "create", "patch"), "to report its links", own_namespace=True
-        ),
-        NeededRight("", "events", ("create", "patch"), "to say what happened"),
+        Demand("nodeagent.io", "nodelinks", ("get", "create", "patch"), "to report its links", own=True),
+        Demand("", "events", ("create", "patch"), "to say what happened"),
     ),
     "controller": (
-        NeededRight(
+        Demand(
             "nodeagent.io",
             "nodelinks",
             ("list", "watch"),
             "to read what the nodes report",
-            own_namespace=True,
+            own=True,
         ),
-        NeededRight("coordination.k8s.io", "leases", ("create",), "to agree on a leader", own_namespace=True),
-        NeededRight(
-            "coordination.k8s.io",
-            "leases",
-            ("get", "patch"),
-            "to agree on a leader",
-            own_namespace=True,
-            name=LEASE,
+        Demand("coordination.k8s.io", "leases", ("create",), "to agree on a leader", own=True),
+        Demand(
+            "coordination.k8s.io", "leases", ("get", "patch"), "to agree on a leader", own=True, name=LEASE
         ),
-        NeededRight(
-            "", "nodes", ("list", "watch", "patch"), "to label the nodes with their place in the tree"
-        ),
-        NeededRight(
+        Demand("", "nodes", ("list", "watch", "patch"), "to label the nodes with their place in the tree"),
+        Demand(
             "topology.volcano.sh",
             "hypernodes",
             ("list", "watch", "create", "patch", "delete"),
             "to write the tree that Volcano schedules by",
         ),
-        NeededRight(
-            "topology.volcano.sh", "hypernodes/status", ("patch",), "to mark HyperNodes that overlap"
-        ),
-        NeededRight("", "events", ("create",), "to say why it holds back"),
+        Demand("topology.volcano.sh", "hypernodes/status", ("patch",), "to mark HyperNodes that overlap"),
+        Demand("", "events", ("create",), "to say why it holds back"),
     ),
 }

@@ -16,8 +16,8 @@ from fnmatch import fnmatchcase
 
 from nodeagent import cdi
 from nodeagent.agent_config import Config
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
-from nodeagent.doctor.target import Target
+from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, count, some
+from nodeagent.doctor.target import Subject
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kinds.resource_settings import GpuMemResource, GpuResource, VfResource
 from nodeagent.model import Gpu
@@ -28,49 +28,49 @@ TOPIC = Topic(
     "CONTAINER RUNTIME",
     {
         "runtime": FACT,
-        "runtime_unseen": Advice(
+        "runtime_unseen": Entry(
             "Whether CDI is switched on stands in the container runtime's own configuration, which is not to be seen "
             "from here.",
             "run the doctor on the host itself, or mount the host's /etc and /run below --root",
         ),
-        "runtime_config_broken": Advice(
+        "runtime_config_broken": Entry(
             "A runtime does not start with a configuration that it cannot read; what runs has another.",
             "mend the file, then restart the runtime",
         ),
         "cdi": FACT,
-        "cdi_off": Advice(
+        "cdi_off": Entry(
             "The configuration hands out devices by their CDI names, which this runtime ignores: containers fail to "
             "start, or start without their device.",
             "enable_cdi = true in containerd's section of the CRI plugin, then restart containerd; or "
             "deviceListStrategy: envvar (nodes for VFs)",
         ),
-        "cdi_maybe_off": Advice(
+        "cdi_maybe_off": Entry(
             "containerd 1.7 has CDI switched off unless its configuration says otherwise; containerd 2 has it on.",
             "set enable_cdi = true in the section of the CRI plugin, which is right for both",
         ),
-        "cdi_folder_unread": Advice(
+        "cdi_folder_unread": Entry(
             "The runtime does not look where the agent writes its own CDI spec: what it defines does not exist.",
             "set `cdi.directory` to a folder of the runtime's cdi_spec_dirs, or add it there",
         ),
-        "cdi_broken": Advice(
+        "cdi_broken": Entry(
             "A spec that runtimes cannot read defines nothing.",
             "make it again (nvidia-ctk cdi generate --output=FILE), or remove it",
         ),
-        "cdi_conflict": Advice(
+        "cdi_conflict": Entry(
             "Of two specs in one folder that define the same device neither counts: containers that are given it do "
             "not start.",
             "remove one of the two files",
         ),
-        "cdi_stale": Advice(
+        "cdi_stale": Entry(
             "A spec that names files which are not there keeps every container with that device from starting; a "
             "driver that was upgraded leaves such specs behind.",
             "make it again: nvidia-ctk cdi generate --output=FILE",
         ),
-        "cdi_undefined": Advice(
+        "cdi_undefined": Entry(
             "The devices are handed out by names that no spec defines, and the agent is told to write none.",
             "nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml, or cdi.generate: true",
         ),
-        "nvidia_runtime_absent": Advice(
+        "nvidia_runtime_absent": Entry(
             "deviceListStrategy: envvar is read by NVIDIA's runtime alone; under another a pod starts without a GPU.",
             "nvidia-ctk runtime configure, then restart the runtime; or deviceListStrategy: cdi",
         ),
@@ -98,7 +98,7 @@ _PATHS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class RuntimeSettings:
+class Settings:
     """What one runtime's configuration says; ``None`` where it is silent and the default holds. ``version`` is
     that of containerd's file: 3 is containerd 2's own.
     """
@@ -112,7 +112,7 @@ class RuntimeSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class CdiSpec:
+class Spec:
     """One CDI file. ``missing`` are host paths of its edits that are not there."""
 
     path: str
@@ -123,20 +123,20 @@ class CdiSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class RuntimeFacts:
+class Runtime:
     """``running`` by their sockets. ``recorded``: of the host's paths only some were recorded."""
 
     running: tuple[str, ...] = ()
-    settings: tuple[RuntimeSettings, ...] = ()
-    specs: tuple[CdiSpec, ...] = ()
+    settings: tuple[Settings, ...] = ()
+    specs: tuple[Spec, ...] = ()
     recorded: bool = False
 
 
 # --- looking --------------------------------------------------------------------------------------------
 
 
-def read(target: Target) -> RuntimeFacts:
-    tree = target.tree
+def look(subject: Subject) -> Runtime:
+    tree = subject.tree
     crio = [
         path
         for place in _CRIO
@@ -145,21 +145,21 @@ def read(target: Target) -> RuntimeFacts:
     ]
     settings = [containerd(tree, path) for path in _CONTAINERD] + [_crio(tree, crio)]
     told = tuple(one for one in settings if one is not None)
-    named = (*CDI_FOLDERS, target.config.cdi.directory, *(f for one in told for f in one.folders or ()))
+    named = (*CDI_FOLDERS, subject.config.cdi.directory, *(f for one in told for f in one.folders or ()))
     folders = {tree.real(folder) or folder: folder for folder in reversed(named)}  # /var/run is often /run
-    return RuntimeFacts(
+    return Runtime(
         running=tuple(
             name for name, sockets in _SOCKETS.items() if any(_is_socket(tree, path) for path in sockets)
         ),
         settings=told,
         specs=tuple(
-            spec for folder in reversed(folders.values()) for spec in _specs(tree, folder, target.recorded)
+            spec for folder in reversed(folders.values()) for spec in _specs(tree, folder, subject.recorded)
         ),
-        recorded=target.recorded,
+        recorded=subject.recorded,
     )
 
 
-def containerd(tree: Tree, path: str) -> RuntimeSettings | None:
+def containerd(tree: Tree, path: str) -> Settings | None:
     """The file with those that it imports laid over it, as containerd does; ``None`` where there is none."""
     try:
         document = _toml(tree, path)
@@ -171,7 +171,7 @@ def containerd(tree: Tree, path: str) -> RuntimeSettings | None:
             imported = [name for name in _names(tree, folder) if fnmatchcase(name, glob)]
             sections += [_toml(tree, f"{folder}/{name}") or {} for name in imported]
     except (SysfsError, OSError, ValueError) as error:
-        return RuntimeSettings(path, broken=str(error))
+        return Settings(path, broken=str(error))
     version, enabled, folders, handlers = document.get("version"), None, None, dict[str, None]()
     for section in sections:
         for plugin in _CRI_PLUGINS:
@@ -179,7 +179,7 @@ def containerd(tree: Tree, path: str) -> RuntimeSettings | None:
             enabled = cri.get("enable_cdi", enabled)
             folders = cri.get("cdi_spec_dirs", folders)
             handlers |= dict.fromkeys(map(str, _at(cri, "containerd", "runtimes")))
-    return RuntimeSettings(
+    return Settings(
         path,
         version if isinstance(version, int) else 1,
         enabled if isinstance(enabled, bool) else None,
@@ -188,7 +188,7 @@ def containerd(tree: Tree, path: str) -> RuntimeSettings | None:
     )
 
 
-def _crio(tree: Tree, paths: Iterable[str]) -> RuntimeSettings | None:
+def _crio(tree: Tree, paths: Iterable[str]) -> Settings | None:
     """CRI-O has CDI switched on; its files lie over one another in the order of their names."""
     seen: list[str] = []
     folders, handlers = None, dict[str, None]()
@@ -196,16 +196,16 @@ def _crio(tree: Tree, paths: Iterable[str]) -> RuntimeSettings | None:
         try:
             document = _toml(tree, path)
         except (SysfsError, OSError, ValueError) as error:
-            return RuntimeSettings(path, broken=str(error))
+            return Settings(path, broken=str(error))
         if document is not None:
             seen.append(path)
             runtime = _at(document, "crio", "runtime")
             folders = runtime.get("cdi_spec_dirs", folders)
             handlers |= dict.fromkeys(map(str, _at(runtime, "runtimes")))
-    return RuntimeSettings(seen[0], None, True, _texts(folders), tuple(handlers)) if seen else None
+    return Settings(seen[0], None, True, _texts(folders), tuple(handlers)) if seen else None
 
 
-def _specs(tree: Tree, folder: str, recorded: bool) -> Iterator[CdiSpec]:
+def _specs(tree: Tree, folder: str, recorded: bool) -> Iterator[Spec]:
     for name in _names(tree, folder):
         path = f"{folder}/{name}"
         if not name.endswith((".json", ".yaml")):
@@ -213,20 +213,18 @@ def _specs(tree: Tree, folder: str, recorded: bool) -> Iterator[CdiSpec]:
         try:
             document = parsed(tree, path)
         except (SysfsError, OSError, ValueError) as error:
-            yield CdiSpec(path, broken=str(error))
+            yield Spec(path, broken=str(error))
             continue
         if not isinstance(document, Mapping):
-            yield CdiSpec(path, broken="it is not a mapping")
+            yield Spec(path, broken="it is not a mapping")
             continue
         kind = document.get("kind")
         devices = sorted(cdi.vendor_devices({path: document}).get(str(kind), ()))
         if not isinstance(kind, str) or not devices:
-            yield CdiSpec(
-                path, broken="it has no kind" if not isinstance(kind, str) else "it defines no device"
-            )
+            yield Spec(path, broken="it has no kind" if not isinstance(kind, str) else "it defines no device")
             continue
         missing = () if recorded else tuple(p for p in _host_paths(document) if _is_missing(tree, p))
-        yield CdiSpec(path, kind, tuple(devices), missing)
+        yield Spec(path, kind, tuple(devices), missing)
 
 
 def _host_paths(document: Mapping[str, object]) -> list[str]:
@@ -291,7 +289,7 @@ def _is_socket(tree: Tree, path: str) -> bool:
 # --- judging --------------------------------------------------------------------------------------------
 
 
-def findings(seen: RuntimeFacts, config: Config, gpus: Sequence[Gpu]) -> Iterator[Finding]:
+def judge(seen: Runtime, config: Config, gpus: Sequence[Gpu]) -> Iterator[Finding]:
     for one in seen.settings:
         if one.broken is not None:
             yield TOPIC.fix("runtime_config_broken", one.broken)
@@ -310,7 +308,7 @@ def findings(seen: RuntimeFacts, config: Config, gpus: Sequence[Gpu]) -> Iterato
     yield from _of_specs(seen)
 
 
-def _cdi_on(told: Iterable[RuntimeSettings], config: Config) -> Iterator[Finding]:
+def _cdi_on(told: Iterable[Settings], config: Config) -> Iterator[Finding]:
     writes = config.cdi.generate or any(
         isinstance(e, VfResource) and e.device_list_strategy == "cdi" for e in config.resources
     )
@@ -326,7 +324,7 @@ def _cdi_on(told: Iterable[RuntimeSettings], config: Config) -> Iterator[Finding
             yield TOPIC.fix("cdi_folder_unread", f"{one.file} reads {', '.join(folders) or 'no folder'}")
 
 
-def _defined(seen: RuntimeFacts, config: Config, gpus: Sequence[Gpu]) -> Iterator[Finding]:
+def _defined(seen: Runtime, config: Config, gpus: Sequence[Gpu]) -> Iterator[Finding]:
     """Whether the GPUs have names under the vendor's kind, and who else would write some."""
     wants = [
         entry
@@ -345,16 +343,16 @@ def _defined(seen: RuntimeFacts, config: Config, gpus: Sequence[Gpu]) -> Iterato
             f"the agent writes {cdi.GPU_KIND} to {config.cdi.directory}: no vendor's spec names the GPUs",
         )
     else:
-        yield TOPIC.fix("cdi_undefined", f"no spec of {VENDOR_KIND} defines {shortened(missing, 2)}")
+        yield TOPIC.fix("cdi_undefined", f"no spec of {VENDOR_KIND} defines {some(missing, 2)}")
 
 
-def _of_specs(seen: RuntimeFacts) -> Iterator[Finding]:
+def _of_specs(seen: Runtime) -> Iterator[Finding]:
     definers: dict[tuple[str, str], list[str]] = {}
     for spec in seen.specs:
         if spec.broken is not None:
             yield TOPIC.warn("cdi_broken", f"{spec.path}: {spec.broken}")
         if spec.missing:
-            yield TOPIC.fix("cdi_stale", f"{spec.path}: {shortened(spec.missing, 2)}: not there")
+            yield TOPIC.fix("cdi_stale", f"{spec.path}: {some(spec.missing, 2)}: not there")
         folder = _canonical(spec.path.rpartition("/")[0])
         for device in spec.devices:
             definers.setdefault((folder, f"{spec.kind}={device}"), []).append(spec.path)
@@ -363,7 +361,7 @@ def _of_specs(seen: RuntimeFacts) -> Iterator[Finding]:
         if len(paths) > 1:
             clashes.setdefault(tuple(paths), []).append(device)
     for files, devices in clashes.items():
-        yield TOPIC.fix("cdi_conflict", f"{' and '.join(files)} both define {shortened(devices, 2)}")
+        yield TOPIC.fix("cdi_conflict", f"{' and '.join(files)} both define {some(devices, 2)}")
 
 
 def _canonical(folder: str) -> str:

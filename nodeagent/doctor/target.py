@@ -10,7 +10,7 @@ from nodeagent.host.sysfs import Tree
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Subject:
     """``recorded``: a captured or simulated machine, of which nothing is known but its files. ``kubelet_dir`` is
     ``None`` where no kubelet belongs to the machine. ``wait_s`` is how long LLDP is listened to.
     """

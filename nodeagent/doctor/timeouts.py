@@ -18,15 +18,15 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class ReadTask:
+class Task:
     """``look`` is a function or a coroutine function without arguments."""
 
-    read: Callable[[], Any]
+    look: Callable[[], Any]
     timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class ReadOutcome:
+class Outcome:
     """One of the three: ``value``, what was raised, or neither within the time."""
 
     value: Any = None
@@ -34,37 +34,37 @@ class ReadOutcome:
     hung_s: float | None = None
 
 
-def run(tasks: Mapping[str, ReadTask]) -> dict[str, ReadOutcome]:
+def run(tasks: Mapping[str, Task]) -> dict[str, Outcome]:
     """All outcomes, in the order of the tasks."""
-    done: queue.SimpleQueue[tuple[str, ReadOutcome]] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[str, Outcome]] = queue.SimpleQueue()
     began = time.monotonic()
     for name, task in tasks.items():
 
-        def work(name: str = name, task: ReadTask = task) -> None:
+        def work(name: str = name, task: Task = task) -> None:
             done.put((name, _outcome(task)))
 
         threading.Thread(target=work, name=f"doctor-{name}", daemon=True).start()
-    outcomes: dict[str, ReadOutcome] = {}
+    outcomes: dict[str, Outcome] = {}
     while waiting := [name for name in tasks if name not in outcomes]:
         first = min(waiting, key=lambda name: tasks[name].timeout_s)
         left = began + tasks[first].timeout_s - time.monotonic()
         try:
             name, outcome = done.get(timeout=max(0.0, left))
         except queue.Empty:
-            outcomes[first] = ReadOutcome(hung_s=tasks[first].timeout_s)
+            outcomes[first] = Outcome(hung_s=tasks[first].timeout_s)
         else:
             outcomes.setdefault(name, outcome)
     return {name: outcomes[name] for name in tasks}
 
 
-def _outcome(task: ReadTask) -> ReadOutcome:
-    async def read() -> Any:
-        answer = task.read()
+def _outcome(task: Task) -> Outcome:
+    async def look() -> Any:
+        answer = task.look()
         return await answer if inspect.isawaitable(answer) else answer
 
-    async def gathered() -> ReadOutcome:
-        answers: Sequence[Any] = await asyncio.gather(read(), return_exceptions=True)
+    async def gathered() -> Outcome:
+        answers: Sequence[Any] = await asyncio.gather(look(), return_exceptions=True)
         answer = answers[0]
-        return ReadOutcome(error=answer) if isinstance(answer, BaseException) else ReadOutcome(answer)
+        return Outcome(error=answer) if isinstance(answer, BaseException) else Outcome(answer)
 
     return asyncio.run(gathered())

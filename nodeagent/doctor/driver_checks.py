@@ -1,4 +1,4 @@
-"""A GPU driver asked in a process of its own: ``python -m nodeagent.doctor.driver_process ROOT DRIVER``.
+"""A GPU driver asked in a process of its own: ``python -m nodeagent.doctor.driver_checks ROOT DRIVER``.
 
 A call into NVML may hang in the kernel, and a library and a kernel module that do not match may crash whoever
 loads them. Neither must end the doctor: it reads one JSON line from this process's stdout, or none.
@@ -23,7 +23,7 @@ _REAP_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class DriverAnswer:
+class Answer:
     """``error`` is what the driver as a whole refused with; ``absent`` where there is none; ``crashed`` how the
     process that asked it ended instead of answering.
     """
@@ -35,9 +35,9 @@ class DriverAnswer:
     crashed: str | None = None
 
 
-def ask(root: str, driver: str, timeout_s: float) -> DriverAnswer | None:
+def ask(root: str, driver: str, timeout_s: float) -> Answer | None:
     """``None`` where nothing came within the time; whatever still runs then is left to itself."""
-    command = [sys.executable, "-m", "nodeagent.doctor.driver_process", root, driver]
+    command = [sys.executable, "-m", "nodeagent.doctor.driver_checks", root, driver]
     child = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -53,21 +53,21 @@ def ask(root: str, driver: str, timeout_s: float) -> DriverAnswer | None:
             if pipe is not None:
                 pipe.close()
     try:
-        return msgspec.json.decode(told, type=DriverAnswer)
+        return msgspec.json.decode(told, type=Answer)
     except msgspec.DecodeError:
         last = complaint.decode("utf-8", "replace").strip().splitlines()[-1:]
         how = f"signal {-child.returncode}" if child.returncode < 0 else f"exit code {child.returncode}"
-        return DriverAnswer(crashed=": ".join([how, *last]))
+        return Answer(crashed=": ".join([how, *last]))
 
 
-def answer(root: str, name: str) -> DriverAnswer:
+def answer(root: str, name: str) -> Answer:
     tree = Tree(root)
     driver = discovery.driver(tree, GpuSettings(driver="nvml" if name == "nvml" else "none"))
     try:
         driver.open()
-        return DriverAnswer(driver.version(), driver.gpus())
+        return Answer(driver.version(), driver.gpus())
     except DriverError as error:
-        return DriverAnswer(error=str(error), absent=error.absent)
+        return Answer(error=str(error), absent=error.absent)
     finally:
         driver.close()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.config.bounded_yaml import Limits, load_document
-from nodeagent.doctor.rbac import ACCOUNTS, NEEDED_RIGHTS, ROLES, NeededRight, Role
+from nodeagent.doctor.rbac import ACCOUNTS, DEMANDS, ROLES, Demand, Role
 from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Json, Resource, metadata
@@ -39,7 +39,7 @@ _REVIEW = "authorization.k8s.io"
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterOptions:
+class Where:
     """How the cluster is reached and as what: ``role`` ``None`` is found out."""
 
     kubeconfig: Path | None = None
@@ -48,14 +48,14 @@ class ClusterOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class DeniedVerb:
+class Denied:
     role: Role
-    demand: NeededRight
+    demand: Demand
     verb: str
 
 
 @dataclass(frozen=True, slots=True)
-class NodeFacts:
+class Node:
     """Of the Node object: its versions, and its capacity by resource."""
 
     name: str
@@ -65,7 +65,7 @@ class NodeFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterFacts:
+class Cluster:
     """``error``: nothing was told. ``served`` are the plurals of each group in the version that is served,
     ``None`` where the group is not there; ``other`` versions are served where none of ours is. ``checked`` are the
     roles whose rights were reviewed. ``absent`` is the name of a node that is none. ``hidden`` is what may not be read.
@@ -77,8 +77,8 @@ class ClusterFacts:
     served: Mapping[str, tuple[str, tuple[str, ...]] | None] = field(default_factory=dict)
     other: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     checked: tuple[Role, ...] = ()
-    denied: tuple[DeniedVerb, ...] = ()
-    node: NodeFacts | None = None
+    denied: tuple[Denied, ...] = ()
+    node: Node | None = None
     absent: str | None = None
     reported: bool | None = None
     foreign: Mapping[str, int] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class ClusterFacts:
     hidden: tuple[str, ...] = ()
 
 
-async def read(where: ClusterOptions) -> ClusterFacts | None:
+async def look(where: Where) -> Cluster | None:
     """``None`` where there is no way to a cluster and none was named."""
     pod = False
     try:
@@ -96,20 +96,20 @@ async def read(where: ClusterOptions) -> ClusterFacts | None:
         if access is None and os.environ.get("KUBECONFIG"):
             access = kubeconfig()
     except AccessError as error:
-        return ClusterFacts(error=str(error))
+        return Cluster(error=str(error))
     if access is None:
         return None
     client = ApiClient(access, manager="nodeagent-doctor", timeout_s=_TIMEOUT_S)
     try:
-        asking = _ClusterReader(client, access.namespace if pod else OURS)
+        asking = _Asking(client, access.namespace if pod else OURS)
         return await asking.all(access, where, pod=pod)
     except (ApiError, AccessError) as error:
-        return ClusterFacts(access.server, error=str(error))
+        return Cluster(access.server, error=str(error))
     finally:
         await client.close()
 
 
-class _ClusterReader:
+class _Asking:
     """One round of questions; what is forbidden is noted and passed over."""
 
     def __init__(self, client: ApiClient, namespace: str) -> None:
@@ -117,7 +117,7 @@ class _ClusterReader:
         self._namespace = namespace
         self._hidden: list[str] = []
 
-    async def all(self, access: Access, where: ClusterOptions, *, pod: bool) -> ClusterFacts:
+    async def all(self, access: Access, where: Where, *, pod: bool) -> Cluster:
         served, other = {}, {}
         for group, versions in GROUPS.items():  # the first answer tells whether anybody is there
             served[group] = await self._served(group, versions)
@@ -126,7 +126,7 @@ class _ClusterReader:
         checked, denied = await self._rights(
             _roles(access, where, pod=pod), mine=pod or where.role is not None
         )
-        seen = ClusterFacts(access.server, self._namespace, None, served, other, checked, denied)
+        seen = Cluster(access.server, self._namespace, None, served, other, checked, denied)
         if served["topology.volcano.sh"] is not None:
             seen = replace(seen, foreign=await self._foreign(), discoverers=await self._discoverers())
         if where.node is not None:
@@ -171,11 +171,9 @@ class _ClusterReader:
 
     async def _rights(
         self, roles: tuple[Role, ...], *, mine: bool
-    ) -> tuple[tuple[Role, ...], tuple[DeniedVerb, ...]]:
+    ) -> tuple[tuple[Role, ...], tuple[Denied, ...]]:
         """``mine``: of whoever asks; else of the service accounts, which only an administrator may ask for."""
-        asked = [
-            (role, demand, verb) for role in roles for demand in NEEDED_RIGHTS[role] for verb in demand.verbs
-        ]
+        asked = [(role, demand, verb) for role in roles for demand in DEMANDS[role] for verb in demand.verbs]
         try:
             answers = await asyncio.gather(*(self._allowed(*one, mine=mine) for one in asked))
         except ApiError as error:
@@ -183,14 +181,14 @@ class _ClusterReader:
             if error.missing:
                 self._hidden.append("what the service accounts may do")
             return (), ()
-        denied = (DeniedVerb(*one) for one, allowed in zip(asked, answers, strict=True) if not allowed)
+        denied = (Denied(*one) for one, allowed in zip(asked, answers, strict=True) if not allowed)
         return roles, tuple(denied)
 
-    async def _allowed(self, role: Role, demand: NeededRight, verb: str, *, mine: bool) -> bool:
+    async def _allowed(self, role: Role, demand: Demand, verb: str, *, mine: bool) -> bool:
         resource, _, part = demand.resource.partition("/")
         attributes = {"group": demand.group, "resource": resource, "verb": verb}
         attributes |= {"subresource": part} if part else {}
-        attributes |= {"namespace": self._namespace} if demand.own_namespace else {}
+        attributes |= {"namespace": self._namespace} if demand.own else {}
         attributes |= {"name": demand.name} if demand.name else {}
         spec: Json = {"resourceAttributes": attributes}
         kind = "SelfSubjectAccessReview"
@@ -205,7 +203,7 @@ class _ClusterReader:
 
     # --- what is there --------------------------------------------------------------------------------
 
-    async def _node(self, name: str) -> tuple[NodeFacts | None, str | None]:
+    async def _node(self, name: str) -> tuple[Node | None, str | None]:
         hidden = len(self._hidden)
         found = await self._get(NODES, name, f"the Node {name}")
         if found is None:
@@ -214,7 +212,7 @@ class _ClusterReader:
         info = status.get("nodeInfo") or {}
         capacity = {str(key): str(value) for key, value in (status.get("capacity") or {}).items()}
         kubelet, runtime = (str(info.get(key, "")) for key in ("kubeletVersion", "containerRuntimeVersion"))
-        return NodeFacts(name, kubelet, runtime, capacity), None
+        return Node(name, kubelet, runtime, capacity), None
 
     async def _reported(self, node: str) -> bool | None:
         hidden = len(self._hidden)
@@ -269,7 +267,7 @@ def discoverers(conf: str) -> list[str]:
     ]
 
 
-def _roles(access: Access, where: ClusterOptions, *, pod: bool) -> tuple[Role, ...]:
+def _roles(access: Access, where: Where, *, pod: bool) -> tuple[Role, ...]:
     if where.role is not None:
         return (where.role,)
     if not pod:
