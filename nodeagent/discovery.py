@@ -39,7 +39,7 @@ from nodeagent.supervise import keep
 
 if TYPE_CHECKING:  # loaded after registration
     from nodeagent.measurements.sample import Sample
-    from nodeagent.sampling.collectors import Collector
+    from nodeagent.sampling.reader_status import ReaderStatus
     from nodeagent.sampling.sampler import Sampler
     from nodeagent.sources.lldp_receiver import LldpReceiver
 
@@ -180,8 +180,8 @@ class Discovery:
         """Return the latest samples of the NICs; none before the sampler has started."""
         return self._sampler.samples() if self._sampler is not None else ()
 
-    def collectors(self) -> Iterable[Collector]:
-        return self._sampler.collectors() if self._sampler is not None else ()
+    def reader_statuses(self) -> Iterable[ReaderStatus]:
+        return self._sampler.reader_statuses() if self._sampler is not None else ()
 
     def overruns(self) -> Mapping[str, int]:
         return self._sampler.overruns() if self._sampler is not None else {}

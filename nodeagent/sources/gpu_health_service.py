@@ -19,7 +19,7 @@ from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import measurement
 from nodeagent.model import Gpu
-from nodeagent.sampling.collectors import Collector
+from nodeagent.sampling.reader_status import ReaderStatus
 from nodeagent.sources.nvml_session import NOWHERE, Measured, Place, Reading, boottime
 from nodeagent.sources.state_file import Memory, Who
 
@@ -43,7 +43,7 @@ class Ledger:
         self._state: Callable[[tuple[Gpu, ...]], object] = lambda _: None
         self._samples: Callable[[tuple[Sample, ...]], object] = lambda _: None
         self._vitals: dict[str, Sample] = {}
-        self._collector = Collector(Source.GPU)
+        self._collector = ReaderStatus(Source.GPU)
         self._places: dict[str, Place] = {}
         self._said: dict[str, str] = {}
         self._kept: dict[str, GpuRecord] = {}
@@ -67,7 +67,7 @@ class Ledger:
         """The newest of each GPU."""
         return tuple(self._vitals.values())
 
-    def collectors(self) -> tuple[Collector, ...]:
+    def reader_statuses(self) -> tuple[ReaderStatus, ...]:
         """How the reading of the vitals goes; none where there is no driver."""
         return (self._collector,)
 
@@ -139,7 +139,7 @@ class Ledger:
     def find_absent(self, why: str, again_s: float) -> None:
         absent = f"There is no GPU driver; it is looked for every {again_s:g} s. {why}"
         self.say("driver", absent, logging.INFO)
-        self._collector = Collector(Source.GPU)
+        self._collector = ReaderStatus(Source.GPU)
         self._judge(readings=())
 
     def fall_silent(self, why: str) -> None:

@@ -15,7 +15,7 @@ from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.measurements.sample import Sample
 from nodeagent.metrics.scrape_input import DeviceCount, HealthFigures, ScrapeInput
 from nodeagent.model import Snapshot
-from nodeagent.sampling.collectors import Collector
+from nodeagent.sampling.reader_status import ReaderStatus
 from nodeagent.web.auth import Door
 from nodeagent.web.server import Answer, Page, Web
 from nodeagent.web.web_settings import WebSettings
@@ -49,7 +49,7 @@ class NicMeasurements(Protocol):
     """The samples of the NICs, and the state of their collectors."""
 
     def samples(self) -> Iterable[Sample]: ...
-    def collectors(self) -> Iterable[Collector]: ...
+    def reader_statuses(self) -> Iterable[ReaderStatus]: ...
     def overruns(self) -> Mapping[str, int]: ...
     def last_lldp(self) -> Mapping[str, float]: ...
 
@@ -62,7 +62,7 @@ class GpuMeasurements(Protocol):
     @property
     def xid_times(self) -> Mapping[tuple[str, int], float]: ...
     def samples(self) -> Iterable[Sample]: ...
-    def collectors(self) -> Iterable[Collector]: ...
+    def reader_statuses(self) -> Iterable[ReaderStatus]: ...
 
 
 class PageSources(NamedTuple):
@@ -119,7 +119,7 @@ class Pages:
             snapshot=snapshot,
             samples=(*nics.samples(), *gpus.samples()),
             device_counts=self._device_counts(snapshot),
-            collectors=(*nics.collectors(), *gpus.collectors()),
+            reader_statuses=(*nics.reader_statuses(), *gpus.reader_statuses()),
             health_figures=sources.health_figures(),
             statuses=sources.statuses(),
             rpc_stats=sources.rpc_stats,

@@ -176,7 +176,7 @@ async def test_a_node_whose_whole_switch_restarts_loses_its_devices_when_two_sou
     async with node() as n:
         await ready(n, held(0))
         assert n.agent is not None
-        await n.until(lambda: n.agent is not None and tuple(n.agent.sources.collectors()))
+        await n.until(lambda: n.agent is not None and tuple(n.agent.sources.reader_statuses()))
         await n.until(
             lambda: n.agent is not None and "flapping" in n.agent.nic_health.engine.nics[PF0].values
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from pathlib import Path
 
 import pytest
 
-from nodeagent.health import gpu_rules
+from nodeagent.health import adapter_rules, gpu_rules, link_rules
 from nodeagent.health.nic_rules import DEFAULTS
 from nodeagent.measurements.adapter_rows import ADAPTER_ROWS
 from nodeagent.measurements.family import Family, row
@@ -111,3 +112,14 @@ def test_the_rules_of_a_row_exist_and_each_rule_names_its_counters_there() -> No
     for key, rule in nic_rules.items():
         for counter in rule.counters:
             assert key in readers[counter], f"the row of {counter} does not name the rule {key}"
+    read_by_rules = {
+        literal.value
+        for module in (link_rules, adapter_rules, gpu_rules)
+        for literal in ast.walk(ast.parse(Path(module.__file__).read_text()))
+        if isinstance(literal, ast.Constant) and literal.value in MEASUREMENTS
+    }
+    assert len(read_by_rules) > 20
+    unnamed = {name for name in read_by_rules if not readers[name]}
+    assert unnamed <= {"lanes"}, (
+        "rules read these samples, and their rows name no rule; lanes is a unit there"
+    )
