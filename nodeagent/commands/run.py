@@ -40,12 +40,12 @@ def _run(options: argparse.Namespace) -> int:
 
     config = load(options.config)
     log_to_stderr(config.log.level)
-    place = agent.Place(
+    agent_options = agent.AgentOptions(
         options.root,
         options.kubelet_dir,
         options.config,
         options.listen,
         os.environ.get("NODE_NAME"),
     )
-    asyncio.run(agent.run(config, place))
+    asyncio.run(agent.run(config, agent_options))
     return GOOD

@@ -9,7 +9,6 @@ from nodeagent.agent_config import Config
 from nodeagent.doctor.api_server import GROUPS, OURS, Cluster, Node
 from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, count, some
 from nodeagent.doctor.rbac import ACCOUNTS
-from nodeagent.kinds.vf import VfPool
 from nodeagent.model import Snapshot
 from nodeagent.offer import Offer
 
@@ -234,7 +233,7 @@ def _capacity(node: Node, config: Config, snapshot: Snapshot) -> Iterator[Findin
                 "capacity_differs", f"{kind.resource}: the Node counts {counted}, we offer {ours}"
             )
     mine = {kind.resource for kind in kinds}
-    if not any(not isinstance(kind, VfPool) and kind.devices(snapshot) for kind in kinds):
+    if not any(kind.source == "gpus" and kind.devices(snapshot) for kind in kinds):
         return
     others = [
         name
