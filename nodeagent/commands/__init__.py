@@ -1,7 +1,7 @@
 """The verbs of the command line. Each verb prints its result to stdout and its logs to stderr.
 
-A module or package holds one verb: its options, composition and rendering. A verb imports its room when it runs, so that
-``--help`` and ``config check`` do not load gRPC. ``options`` holds the options that several verbs share.
+A module or package holds one verb: its options, composition and rendering. A verb imports its room when it runs, so
+that ``--help`` and ``config check`` do not load gRPC. ``options`` holds the options that several verbs share.
 """
 
 from __future__ import annotations
