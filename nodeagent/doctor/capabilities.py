@@ -1,6 +1,6 @@
-"""What this process may do: capabilities, what it must be able to write, how /sys is mounted.
+"""Check the rights of this process: capabilities, writable directories, how /sys is mounted.
 
-Of the process that runs the doctor, not of the agent: run it where the agent runs, with what the agent has.
+They are the rights of the process that runs the doctor, not the agent's: run the doctor where the agent runs.
 """
 
 from __future__ import annotations
@@ -25,40 +25,41 @@ TOPIC = Topic(
     {
         "capabilities": FACT,
         "net_raw_missing": Advice(
-            "LLDP frames come in on AF_PACKET sockets, which take CAP_NET_RAW; without it no switch is known.",
+            "AF_PACKET sockets for LLDP need CAP_NET_RAW. Without it no switch is known.",
             "add NET_RAW to the container's capabilities, or set `lldp: {source: none}`",
         ),
         "net_admin_missing": Advice(
-            "Optics are read, and VFs are set up by `nodeagent vfs apply`, with CAP_NET_ADMIN; the daemon runs "
-            "without.",
-            "add NET_ADMIN where modules are to be read or VFs set up; nothing otherwise",
+            "Reading transceivers and `nodeagent vfs apply` need CAP_NET_ADMIN. The other functions of the "
+            "agent do not.",
+            "add NET_ADMIN to read transceivers or to configure VFs; otherwise nothing",
         ),
         "syslog_missing": Advice(
-            "The kernel's log tells of device faults; with kernel.dmesg_restrict=1 reading it takes CAP_SYSLOG.",
-            "add SYSLOG, or set kernel.dmesg_restrict=0; nothing where the log is watched by something else",
+            "The kernel log reports device faults. With kernel.dmesg_restrict=1 reading it needs CAP_SYSLOG.",
+            "add SYSLOG, or set kernel.dmesg_restrict=0; nothing where another tool monitors the log",
         ),
         "not_root": Advice(
-            "The kubelet's folders, NVML's device nodes and most of /sys that is written are root's.",
-            "run as root (runAsUser: 0), with capabilities dropped",
+            "The kubelet's directories, the device nodes of NVML and the writable files of /sys belong to "
+            "root.",
+            "run as root (runAsUser: 0), with dropped capabilities",
         ),
         "sys_read_only": Advice(
-            "The daemon only reads /sys; making VFs writes it.",
-            "nothing for the daemon; `nodeagent vfs apply` takes the host's /sys mounted read-write",
+            "The agent only reads /sys. Creating VFs writes to it.",
+            "nothing for the agent; `nodeagent vfs apply` needs the host's /sys mounted read-write",
         ),
         "folders": FACT,
         "folder_unwritable": Advice(
-            "The agent writes files there before it answers the kubelet; where it cannot, Allocate is refused and "
-            "the pod fails.",
-            "mount the folder read-write below --root, or free the disk",
+            "The agent writes files there before it answers the kubelet. If it cannot, it refuses Allocate "
+            "and the pod fails.",
+            "mount the directory read-write below --root, or free disk space",
         ),
         "state": FACT,
         "state_unwritable": Advice(
-            "Penalties of flapping links and faults that stand are forgotten whenever the agent restarts.",
-            "mount a writable host folder there, or set health.stateDirectory",
+            "Penalties of flapping links and active faults are lost whenever the agent restarts.",
+            "mount a writable host directory there, or set health.stateDirectory",
         ),
         "state_broken": Advice(
-            "What an earlier agent remembered cannot be read; the agent leaves it out and writes the file anew.",
-            "nothing, if it happened once; else look at the disk",
+            "The state file of an earlier agent cannot be read. The agent ignores it and writes a new one.",
+            "nothing if it happened once; otherwise check the disk",
         ),
     },
 )
@@ -69,7 +70,7 @@ CAPABILITIES = {"NET_ADMIN": 12, "NET_RAW": 13, "SYSLOG": 34}
 
 @dataclass(frozen=True, slots=True)
 class StateDirectory:
-    """The folder in which the agent remembers, why it could not be written, and why its file cannot be read."""
+    """The state directory, why it is not writable (``refusal``), and why its file is unreadable (``broken``)."""
 
     folder: str
     refusal: str | None = None
@@ -78,7 +79,7 @@ class StateDirectory:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRights:
-    """``folders`` are those that the agent writes, each with why it could not."""
+    """``folders``: the directories that the agent writes, each with the reason why it cannot."""
 
     uid: int = 0
     capabilities: frozenset[str] = frozenset()
@@ -109,14 +110,14 @@ def _state(tree: Tree, folder: str) -> StateDirectory:
     try:
         text = tree.data(f"{folder}/{NAME}")
         if text is not None and not isinstance(json.loads(text), dict):
-            broken = "it is no JSON object"
+            broken = "not a JSON object"
     except (SysfsError, ValueError, RecursionError) as error:
         broken = str(error)
     return StateDirectory(folder, _unwritable(tree.path(folder)), broken)
 
 
 def written(config: Config) -> tuple[str, ...]:
-    """The folders of the machine in which the agent makes files."""
+    """The directories of the machine in which the agent creates files."""
     cdi = [config.cdi.directory] if config.cdi.generate else []
     return (DEVICE_INFO, *cdi)
 
@@ -124,14 +125,14 @@ def written(config: Config) -> tuple[str, ...]:
 def findings(rights: ProcessRights, config: Config) -> Iterator[Finding]:
     if rights.uid != 0:
         yield TOPIC.warn("not_root", f"this is user {rights.uid}")
-    held = ", ".join(sorted(rights.capabilities)) or "none that matters here"
+    held = ", ".join(sorted(rights.capabilities)) or "none of the relevant ones"
     yield TOPIC.ok("capabilities", f"effective: {held}")
     if "NET_RAW" not in rights.capabilities and config.lldp.source == "socket":
         yield TOPIC.fix("net_raw_missing", "no CAP_NET_RAW")
     if "NET_ADMIN" not in rights.capabilities:
         yield TOPIC.note("net_admin_missing", "no CAP_NET_ADMIN")
     if rights.dmesg_restricted and "SYSLOG" not in rights.capabilities:
-        yield TOPIC.note("syslog_missing", "kernel.dmesg_restrict is 1, and there is no CAP_SYSLOG")
+        yield TOPIC.note("syslog_missing", "kernel.dmesg_restrict is 1, and CAP_SYSLOG is missing")
     if rights.sys_read_only:
         yield TOPIC.note("sys_read_only", "/sys is mounted read-only")
     broken = {path: why for path, why in rights.folders.items() if why}
@@ -149,11 +150,11 @@ def _judge_state(state: StateDirectory) -> Iterator[Finding]:
     if state.refusal is not None:
         yield TOPIC.warn("state_unwritable", f"{state.folder}: {state.refusal}")
     if state.broken is None and state.refusal is None:
-        yield TOPIC.ok("state", f"remembered in {state.folder}")
+        yield TOPIC.ok("state", f"state is saved in {state.folder}")
 
 
 def _unwritable(folder: Path) -> str | None:
-    """Of the folder, or of the nearest one above it in which it would be made."""
+    """The reason why the directory, or the nearest existing one above it, is not writable."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    return unwritable_because(folder) if folder.is_dir() else f"{folder} is no folder"
+    return unwritable_because(folder) if folder.is_dir() else f"{folder} is not a directory"

@@ -1,5 +1,7 @@
-"""What the doctor asks the API server, and what it was told. Nothing is written but access reviews, which nobody
-keeps; what may not be read is said to be hidden, which is no fault: an agent reads almost nothing.
+"""Read the cluster for the doctor: rights, CRDs, schedulers, the Node.
+
+Only access reviews are created; the API server answers them and does not store them. Objects that may not be read
+are listed as hidden, which is no fault: an agent may read almost nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ GROUPS = {
     "scheduling.volcano.sh": ("v1beta1",),
     "kueue.x-k8s.io": ("v1beta2", "v1beta1", "v1alpha1"),
 }
-"""Versions that are looked for, the best first; those of our own manifests."""
+"""The versions of our manifests, the preferred one first."""
 OURS = "nodeagent"
 SOURCE_LABEL = "volcano.sh/network-topology-source"
 VOLCANO_NAMESPACE = "volcano-system"
@@ -40,7 +42,7 @@ _REVIEW = "authorization.k8s.io"
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """How the cluster is reached and as what: ``role`` ``None`` is found out."""
+    """How to reach the cluster, and the role whose rights are checked; ``None``: derived from the service account."""
 
     kubeconfig: Path | None = None
     node: str | None = None
@@ -56,7 +58,7 @@ class DeniedVerb:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """Of the Node object: its versions, and its capacity by resource."""
+    """The Node object: its versions, and its capacity by resource."""
 
     name: str
     kubelet: str
@@ -66,9 +68,9 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """``error``: nothing was told. ``served`` are the plurals of each group in the version that is served,
-    ``None`` where the group is not there; ``other`` versions are served where none of ours is. ``checked`` are the
-    roles whose rights were reviewed. ``absent`` is the name of a node that is none. ``hidden`` is what may not be read.
+    """``error``: nothing could be read. ``served``: version and plurals of each group; ``None``: not served.
+    ``other``: the served versions where ours is not. ``checked``: roles whose rights were reviewed. ``absent``: name
+    of the Node if it does not exist. ``hidden``: objects that may not be read.
     """
 
     server: str = ""
@@ -88,7 +90,7 @@ class ClusterFacts:
 
 
 async def read(where: ClusterOptions) -> ClusterFacts | None:
-    """``None`` where there is no way to a cluster and none was named."""
+    """``None`` where no cluster is configured."""
     pod = False
     try:
         access = kubeconfig(where.kubeconfig) if where.kubeconfig else in_cluster()
@@ -110,7 +112,7 @@ async def read(where: ClusterOptions) -> ClusterFacts | None:
 
 
 class _ClusterReader:
-    """One round of questions; what is forbidden is noted and passed over."""
+    """Reads one cluster; a forbidden object is noted and skipped."""
 
     def __init__(self, client: ApiClient, namespace: str) -> None:
         self._client = client
@@ -119,23 +121,23 @@ class _ClusterReader:
 
     async def all(self, access: Access, where: ClusterOptions, *, pod: bool) -> ClusterFacts:
         served, other = {}, {}
-        for group, versions in GROUPS.items():  # the first answer tells whether anybody is there
+        for group, versions in GROUPS.items():  # the first answer shows whether the server is reachable
             served[group] = await self._served(group, versions)
             if served[group] is None:
                 other[group] = await self._versions(group)
         checked, denied = await self._rights(
             _roles(access, where, pod=pod), mine=pod or where.role is not None
         )
-        seen = ClusterFacts(access.server, self._namespace, None, served, other, checked, denied)
+        facts = ClusterFacts(access.server, self._namespace, None, served, other, checked, denied)
         if served["topology.volcano.sh"] is not None:
-            seen = replace(seen, foreign=await self._foreign(), discoverers=await self._discoverers())
+            facts = replace(facts, foreign=await self._foreign(), discoverers=await self._discoverers())
         if where.node is not None:
             node, absent = await self._node(where.node)
-            seen = replace(seen, node=node, absent=absent)
+            facts = replace(facts, node=node, absent=absent)
             if served["nodeagent.io"] is not None:
-                seen = replace(seen, reported=await self._reported(where.node))
+                facts = replace(facts, reported=await self._reported(where.node))
         surge = await self._surge()
-        return replace(seen, surge=surge, hidden=tuple(self._hidden))
+        return replace(facts, surge=surge, hidden=tuple(self._hidden))
 
     async def _get(
         self, resource: Resource[Json], name: str, what: str, namespace: str | None = None
@@ -147,24 +149,26 @@ class _ClusterReader:
             return None
 
     def _pass(self, error: ApiError, what: str) -> None:
-        """Absent is an answer and forbidden a fact; all else ends the round."""
+        """Note a forbidden object, and accept a missing one. Raises any other error."""
         if error.status == 403:
             self._hidden.append(what)
         elif not error.missing:
             raise error
 
-    # --- what is served -------------------------------------------------------------------------------
+    # --- API groups -----------------------------------------------------------------------------------
 
     async def _served(self, group: str, versions: tuple[str, ...]) -> tuple[str, tuple[str, ...]] | None:
-        """Discovery, which is open to everybody who is known."""
+        """API discovery, which every authenticated user may read."""
         for version in versions:
-            found = await self._get(Resource(group, version, "", "", False, dict), "", f"what {group} serves")
+            found = await self._get(
+                Resource(group, version, "", "", False, dict), "", f"the API group {group}"
+            )
             if found is not None:
                 return version, tuple(str(one.get("name")) for one in found.get("resources") or ())
         return None
 
     async def _versions(self, group: str) -> tuple[str, ...]:
-        found = await self._get(Resource(group, "", "", "", False, dict), "", f"what {group} serves")
+        found = await self._get(Resource(group, "", "", "", False, dict), "", f"the API group {group}")
         return tuple(str(one.get("version")) for one in (found or {}).get("versions") or ())
 
     # --- rights ---------------------------------------------------------------------------------------
@@ -172,16 +176,16 @@ class _ClusterReader:
     async def _rights(
         self, roles: tuple[Role, ...], *, mine: bool
     ) -> tuple[tuple[Role, ...], tuple[DeniedVerb, ...]]:
-        """``mine``: of whoever asks; else of the service accounts, which only an administrator may ask for."""
+        """``mine``: review the rights of the caller, else the service accounts'; those need an administrator."""
         asked = [
             (role, demand, verb) for role in roles for demand in NEEDED_RIGHTS[role] for verb in demand.verbs
         ]
         try:
             answers = await asyncio.gather(*(self._allowed(*one, mine=mine) for one in asked))
         except ApiError as error:
-            self._pass(error, "what the service accounts may do")
+            self._pass(error, "the rights of the service accounts")
             if error.missing:
-                self._hidden.append("what the service accounts may do")
+                self._hidden.append("the rights of the service accounts")
             return (), ()
         denied = (DeniedVerb(*one) for one, allowed in zip(asked, answers, strict=True) if not allowed)
         return roles, tuple(denied)
@@ -203,7 +207,7 @@ class _ClusterReader:
         answer = await self._client.create(review, {"metadata": {}, "spec": spec})
         return bool((answer.get("status") or {}).get("allowed"))
 
-    # --- what is there --------------------------------------------------------------------------------
+    # --- objects --------------------------------------------------------------------------------------
 
     async def _node(self, name: str) -> tuple[NodeFacts | None, str | None]:
         hidden = len(self._hidden)
@@ -222,7 +226,7 @@ class _ClusterReader:
         return None if len(self._hidden) > hidden else found is not None
 
     async def _foreign(self) -> dict[str, int]:
-        """HyperNodes that are not ours, by their source."""
+        """The number of HyperNodes that are not ours, by source."""
         try:
             listed = await self._client.list(HYPERNODES.partial, labels=f"{SOURCE_LABEL}!={OURS}")
         except ApiError as error:
@@ -235,7 +239,7 @@ class _ClusterReader:
         return found
 
     async def _discoverers(self) -> tuple[str, ...]:
-        """Volcano's own sources of HyperNodes that are switched on."""
+        """Volcano's own sources of HyperNodes that are enabled."""
         try:
             listed = await self._client.list(_CONFIG_MAPS, namespace=VOLCANO_NAMESPACE)
         except ApiError as error:
@@ -256,7 +260,7 @@ class _ClusterReader:
 
 
 def discoverers(conf: str) -> list[str]:
-    """The sources that Volcano's controller configuration switches on; a text that is none has none."""
+    """The sources that Volcano's controller configuration enables; none for an invalid text."""
     try:
         document = load_document(conf, Limits(values=100_000))
     except ValueError:
@@ -274,12 +278,12 @@ def _roles(access: Access, where: ClusterOptions, *, pod: bool) -> tuple[Role, .
         return (where.role,)
     if not pod:
         return ROLES
-    account = subject(access.authorization() or "").rpartition(":")[2]
+    account = token_subject(access.authorization() or "").rpartition(":")[2]
     return next(((role,) for role, name in ACCOUNTS.items() if name == account), ("agent",))
 
 
-def subject(authorization: str) -> str:
-    """Whom a service account's token names, unverified: it only chooses which questions are asked."""
+def token_subject(authorization: str) -> str:
+    """The subject of a service account's token, unverified: it only selects which rights are reviewed."""
     parts = authorization.removeprefix("Bearer ").split(".")
     if len(parts) != 3:
         return ""

@@ -1,4 +1,4 @@
-"""The configuration: its faults, and what this machine cannot give of what it asks for."""
+"""Check the configuration: its faults, and entries that this machine cannot serve."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ TOPIC = Topic(
     {
         "config": FACT,
         "config_unreadable": Advice(
-            "The agent does not start without its configuration; everything below is judged by the default one.",
-            "name the right file with --config, or mount it",
+            "The agent does not start without its configuration. The checks below use the default "
+            "configuration.",
+            "give the right file with --config, or mount it",
         ),
         "config_fault": Advice(
-            "The agent refuses the file as a whole; everything below is judged by the default configuration.",
-            "mend that setting; `nodeagent config check FILE` says when it is good",
+            "The agent refuses the whole file. The checks below use the default configuration.",
+            "correct the setting; `nodeagent config check FILE` shows when the file is valid",
         ),
         "config_unfit": Advice(
-            "The agent does not start: it would offer something that cannot be handed out.",
-            "change that entry of `resources`; `nodeagent scan` shows what there is to select",
+            "The agent does not start: it would offer devices that it cannot allocate.",
+            "change this entry of `resources`; `nodeagent scan` shows the devices that can be selected",
         ),
         "config_idle": Advice(
-            "An entry that selects nothing is no resource: pods that ask for it stay Pending.",
-            "mend its `select`, or leave the entry out on nodes of this kind; `nodeagent scan` shows what there is",
+            "An entry that selects no device makes no resource: pods that request it stay Pending.",
+            "correct its `select`, or remove the entry on nodes of this type; `nodeagent scan` shows the "
+            "devices",
         ),
     },
 )
@@ -39,7 +41,7 @@ TOPIC = Topic(
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationFacts:
-    """``config`` is the default where the file was of no use."""
+    """``config`` is the default where the file cannot be used."""
 
     name: str
     config: Config
@@ -60,18 +62,18 @@ def read(path: Path | None) -> ConfigurationFacts:
         return ConfigurationFacts(str(path), Config(), faults=tuple(str(error).splitlines()))
 
 
-def findings(seen: ConfigurationFacts, snapshot: Snapshot | None) -> Iterator[Finding]:
-    """``snapshot`` is ``None`` where the machine's devices are not known."""
-    if seen.unreadable is not None:
-        yield TOPIC.fix("config_unreadable", f"{seen.name}: {seen.unreadable}")
+def findings(facts: ConfigurationFacts, snapshot: Snapshot | None) -> Iterator[Finding]:
+    """``snapshot``: ``None`` where the machine's devices are not known."""
+    if facts.unreadable is not None:
+        yield TOPIC.fix("config_unreadable", f"{facts.name}: {facts.unreadable}")
         return
-    if seen.faults:
-        for fault in seen.faults:
+    if facts.faults:
+        for fault in facts.faults:
             yield TOPIC.fix("config_fault", fault)
         return
-    entries = count(len(seen.config.resources), "entry", "entries")
-    yield TOPIC.ok("config", f"{seen.name}: {entries} of resources, {len(seen.config.vfs)} of vfs")
-    for trouble in Offer(seen.config).troubles(snapshot) if snapshot is not None else ():
+    entries = count(len(facts.config.resources), "entry", "entries")
+    yield TOPIC.ok("config", f"{facts.name}: {entries} of resources, {len(facts.config.vfs)} of vfs")
+    for trouble in Offer(facts.config).troubles(snapshot) if snapshot is not None else ():
         if trouble.fatal:
             yield TOPIC.fix("config_unfit", trouble.message)
         else:

@@ -1,4 +1,4 @@
-"""NICs: SR-IOV and VFs against the configuration, IOMMU, RDMA, the network namespace, LLDP in firmware."""
+"""Check NICs: SR-IOV and VFs against the configuration, IOMMU, RDMA, network namespace, LLDP in firmware."""
 
 from __future__ import annotations
 
@@ -23,79 +23,79 @@ TOPIC = Topic(
     {
         "sriov": FACT,
         "sriov_absent": Advice(
-            "VFs are made of PFs with an SR-IOV capability, which firmware may hide.",
-            "switch SR-IOV on in the machine's firmware and in the NIC's (mlxconfig: SRIOV_EN=1, NUM_OF_VFS), and "
-            "reboot; without VFs leave the vf entry out of `resources`",
+            "VFs need a PF with an SR-IOV capability. Firmware may hide it.",
+            "enable SR-IOV in the machine's firmware and in the NIC's (mlxconfig: SRIOV_EN=1, NUM_OF_VFS) "
+            "and reboot; without VFs remove the vf entry from `resources`",
         ),
         "vfs_none": Advice(
-            "The configuration offers VFs, and there are none: the resource does not exist on this node.",
-            "name the PFs and a count under `vfs` and run `nodeagent vfs apply`, or let what else sets up this host "
-            "make them",
+            "The configuration offers VFs, but none exist: this node does not have the resource.",
+            "set PFs and a count under `vfs` and run `nodeagent vfs apply`, or create the VFs with the tool "
+            "that sets up this host",
         ),
         "vfs_differ": Advice(
-            "Pods get as many VFs as there are, not as many as the configuration wants.",
-            "run `nodeagent vfs apply`; it says which VFs are in use where it must not change their number",
+            "Pods can use the existing VFs, not the configured number.",
+            "run `nodeagent vfs apply`; it names the VFs in use where it cannot change their number",
         ),
         "vfs_too_many": Advice(
-            "The device cannot have so many VFs: `nodeagent vfs apply` fails on it every time.",
+            "The device does not support this number of VFs: `nodeagent vfs apply` always fails on it.",
             "lower `count`, or raise the number in the NIC's firmware (mlxconfig: NUM_OF_VFS) and reboot",
         ),
         "vf_unbound": Advice(
-            "A VF without a driver is Unhealthy and handed to nobody.",
+            "A VF without a driver is Unhealthy and is not allocated.",
             "load the VF driver on the host (mlx5_core, iavf, vfio-pci), or set `driver` under `vfs`",
         ),
         "default_route": Advice(
-            "What carries the host's default route is never offered, nor are its VFs changed: a pod would take the "
-            "node's own network with it.",
-            "nothing, unless pods are to have it: then move the default route to another NIC",
+            "The NIC with the host's default route is never offered, and its VFs are never changed: a pod "
+            "could take the node's own network.",
+            "nothing; to offer this NIC, move the default route to another one",
         ),
         "rdma_missing": Advice(
-            "Without its RDMA device a NIC does TCP only, and GPUDirect RDMA not at all.",
+            "Without an RDMA device a NIC supports TCP only, and no GPUDirect RDMA.",
             "load mlx5_ib (or the driver's own RDMA module) and ib_uverbs on the host",
         ),
         "iommu": FACT,
         "iommu_off": Advice(
-            "vfio-pci gives a device to a program only through an IOMMU group.",
-            "switch VT-d or AMD-Vi on in the firmware and boot with intel_iommu=on (AMD: nothing) and iommu=pt",
+            "vfio-pci passes a device to a program only in an IOMMU group.",
+            "enable VT-d or AMD-Vi in the firmware and boot with intel_iommu=on (AMD: nothing) and iommu=pt",
         ),
         "iommu_translated": Advice(
-            "Every DMA of these NICs passes through page tables, which costs bandwidth and may keep GPUDirect from "
-            "working; VFs in VMs need the IOMMU, not this mode of it.",
+            "Every DMA of these NICs is translated by page tables. This costs bandwidth and can prevent "
+            "GPUDirect; VFs in VMs need the IOMMU, but not this mode.",
             "boot with iommu=pt",
         ),
         "network_namespace": Advice(
-            "Links, LLDP and what a PF keeps of its VFs are asked of this process's network namespace, where these "
-            "NICs are not.",
+            "Links, LLDP and VF settings are read in the network namespace of this process, and these NICs "
+            "are in another one.",
             "run with hostNetwork: true",
         ),
         "firmware_lldp": Advice(
-            "The NIC's own LLDP agent takes the switch's frames before the host sees them, and a second speaker on "
-            "the port confuses some switches' DCBX.",
-            "switch it off: ethtool --set-priv-flags NETDEV disable-fw-lldp on (i40e), fw-lldp-agent off (ice)",
+            "The NIC's own LLDP agent consumes the frames of the switch before the host receives them, and "
+            "a second LLDP sender on the port confuses DCBX on some switches.",
+            "disable it: ethtool --set-priv-flags NETDEV disable-fw-lldp on (i40e), fw-lldp-agent off (ice)",
         ),
         "firmware_lldp_unknown": Advice(
-            "Firmware that runs LLDP itself may take the frames, and is a second speaker beside an agent that "
-            "transmits; here it does not tell the host whether it does.",
-            "where a link stays silent: mlxconfig -d ADDRESS query (LLDP_NB_RX_MODE, LLDP_NB_TX_MODE and LLDP_NB_DCBX "
-            "should be off), niccli for bnxt_en",
+            "Firmware with its own LLDP agent can consume the frames, and is a second sender beside an "
+            "agent with lldp.transmit. This firmware does not report whether its LLDP agent runs.",
+            "where a link receives no LLDP: mlxconfig -d ADDRESS query (LLDP_NB_RX_MODE, LLDP_NB_TX_MODE "
+            "and LLDP_NB_DCBX should be off), niccli for bnxt_en",
         ),
         "nic_unreadable": Advice(
-            "What cannot be read of a device counts as absent.",
-            "look at the kernel's log of that device; firmware that hangs answers so",
+            "A value of a device that cannot be read counts as absent.",
+            "check the kernel log of the device; hanging firmware is a common cause",
         ),
     },
 )
 
 _FLAG = {"i40e": ("disable-fw-lldp", False), "ice": ("fw-lldp-agent", True)}
-"""By driver: the flag, and the value with which firmware runs LLDP."""
+"""By driver: the private flag, and its value while the firmware's LLDP agent runs."""
 _MUTE = ("mlx5_core", "bnxt_en")
 _RDMA_DRIVERS = ("mlx5_core", "mlx4_core")
 
 
 @dataclass(frozen=True, slots=True)
 class NicFacts:
-    """``here`` are the netdevs of this process's network namespace; ``None`` of another machine. ``domains`` is
-    the kind of each PF's IOMMU domain, ``identity`` or ``DMA-FQ``. ``flags`` are private flags by netdev.
+    """``namespace_netdevs``: netdevs in the network namespace of this process; ``None`` for another machine.
+    ``domains``: type of each PF's IOMMU domain, ``identity`` or ``DMA-FQ``. ``flags``: private flags by netdev.
     """
 
     facts: PciFacts
@@ -123,7 +123,7 @@ def read(target: Target) -> NicFacts:
 
 
 def findings(nics: NicFacts, config: Config, heard: Collection[str] = ()) -> Iterator[Finding]:
-    """``heard`` are the links on which a switch has been heard: nothing takes its frames there."""
+    """``heard``: links that receive LLDP, whose firmware therefore consumes no frames."""
     yield from _sriov(nics, config)
     yield from _of_config(nics, config)
     yield from _iommu(nics, config)
@@ -143,7 +143,7 @@ def _sriov(nics: NicFacts, config: Config) -> Iterator[Finding]:
         return
     made, possible = sum(pf.num_vfs or 0 for pf in able), sum(pf.total_vfs or 0 for pf in able)
     yield TOPIC.ok(
-        "sriov", f"{len(able)} of {count(len(nics.pfs), 'PF')} have SR-IOV, {made} of {possible} VFs are made"
+        "sriov", f"{len(able)} of {count(len(nics.pfs), 'PF')} have SR-IOV, {made} of {possible} VFs exist"
     )
     if wants and not made:
         yield TOPIC.warn("vfs_none", f"no VFs on {shortened(_names(able))}")
@@ -154,7 +154,7 @@ def _of_config(nics: NicFacts, config: Config) -> Iterator[Finding]:
     left = [pf for pf in nics.pfs if pf.pci_address in routed and pf.total_vfs]
     if left:
         yield TOPIC.note(
-            "default_route", f"{shortened(_names(left))} carries the default route and is left alone"
+            "default_route", f"{shortened(_names(left))} has the default route and is not offered"
         )
     too_many: dict[str, None] = {}
     differ: dict[str, None] = {}
@@ -164,7 +164,7 @@ def _of_config(nics: NicFacts, config: Config) -> Iterator[Finding]:
                 continue
             name = pf.netdev or pf.pci_address
             if entry.count > pf.total_vfs:
-                too_many[f"{name} can have {pf.total_vfs} VFs, {entry.count} are configured"] = None
+                too_many[f"{name} supports {pf.total_vfs} VFs, {entry.count} are configured"] = None
             elif pf.num_vfs is not None and pf.num_vfs != entry.count:
                 differ[f"{name} has {pf.num_vfs}, {entry.count} are configured"] = None
     for sentence in too_many:
@@ -185,7 +185,8 @@ def _iommu(nics: NicFacts, config: Config) -> Iterator[Finding]:
         )
         say = TOPIC.fix if vfio else TOPIC.note
         yield say(
-            "iommu_off", "no IOMMU group: " + ("vfio-pci is configured" if vfio else "no vfio-pci here")
+            "iommu_off",
+            "no IOMMU group: " + ("vfio-pci is configured" if vfio else "vfio-pci is not configured"),
         )
         return
     translated = [pf for pf in nics.pfs if nics.domains.get(pf.pci_address, "").startswith("DMA")]
@@ -206,7 +207,7 @@ def _hardware(nics: NicFacts) -> Iterator[Finding]:
         away = [pf for pf in nics.pfs if pf.netdev and pf.netdev not in nics.namespace_netdevs]
         if away:
             yield TOPIC.fix(
-                "network_namespace", f"sysfs shows {shortened(_names(away))}, netlink here does not"
+                "network_namespace", f"{shortened(_names(away))}: in sysfs, but not in this network namespace"
             )
 
 
@@ -259,7 +260,7 @@ def _flags(pfs: Iterable[Function]) -> dict[str, dict[str, bool]]:
                 try:
                     flags[pf.netdev] = ethtool.private_flags(pf.netdev)
                 except EthtoolError:
-                    continue  # as unknown as for a driver without flags
+                    continue  # unknown, as for a driver without flags
     return flags
 
 

@@ -1,5 +1,6 @@
-"""What agent and controller must be allowed to do at the API server, one line for each: exactly what the roles in
-``daemonset/`` grant (a test compares the two), so that a role that was edited, or never applied, is found by name.
+"""The rights that agent and controller need at the API server: exactly those that the roles in ``daemonset/`` grant.
+
+A test compares the two. An edited or missing role is found by the name of the right.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ LEASE = "nodeagent-controller"
 
 @dataclass(frozen=True, slots=True)
 class NeededRight:
-    """``resource`` may name a part of one (``hypernodes/status``). ``own``: in the namespace of nodeagent alone.
-    ``name``: of that one object. ``wanted`` says what for."""
+    """``resource`` may have a subresource (``hypernodes/status``). ``own_namespace``: only in nodeagent's namespace.
+    ``name``: only this object. ``purpose`` completes "may not ..., "."""
 
     group: str
     resource: str
@@ -37,37 +38,37 @@ NEEDED_RIGHTS: dict[Role, tuple[NeededRight, ...]] = {
         NeededRight(
             "nodeagent.io", "nodelinks", ("get", "create", "patch"), "to report its links", own_namespace=True
         ),
-        NeededRight("", "events", ("create", "patch"), "to say what happened"),
+        NeededRight("", "events", ("create", "patch"), "to write Events for faults"),
     ),
     "controller": (
         NeededRight(
             "nodeagent.io",
             "nodelinks",
             ("list", "watch"),
-            "to read what the nodes report",
+            "to read the reports of the nodes",
             own_namespace=True,
         ),
-        NeededRight("coordination.k8s.io", "leases", ("create",), "to agree on a leader", own_namespace=True),
+        NeededRight("coordination.k8s.io", "leases", ("create",), "to elect a leader", own_namespace=True),
         NeededRight(
             "coordination.k8s.io",
             "leases",
             ("get", "patch"),
-            "to agree on a leader",
+            "to elect a leader",
             own_namespace=True,
             name=LEASE,
         ),
         NeededRight(
-            "", "nodes", ("list", "watch", "patch"), "to label the nodes with their place in the tree"
+            "", "nodes", ("list", "watch", "patch"), "to label the nodes with their position in the tree"
         ),
         NeededRight(
             "topology.volcano.sh",
             "hypernodes",
             ("list", "watch", "create", "patch", "delete"),
-            "to write the tree that Volcano schedules by",
+            "to write the tree that Volcano uses",
         ),
         NeededRight(
             "topology.volcano.sh", "hypernodes/status", ("patch",), "to mark HyperNodes that overlap"
         ),
-        NeededRight("", "events", ("create",), "to say why it holds back"),
+        NeededRight("", "events", ("create",), "to write Events about held moves"),
     ),
 }

@@ -1,8 +1,7 @@
-"""Looks at a machine done side by side, each with its own time, none of them waited for longer.
+"""Run reads side by side, each with its own time limit.
 
-The law of this file: a look that hangs hangs alone. A read that a driver never answers cannot be ended from
-outside, so each look has a daemon thread with an event loop of its own, which hands its outcome over when it is
-done; whoever waits goes on without those that are late. What a look raises is its outcome.
+A call into a driver that never answers cannot be ended from outside. So each read has a daemon thread with its own
+event loop, and ``run`` does not wait for threads that are late. An exception of a read is its outcome.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ReadTask:
-    """``look`` is a function or a coroutine function without arguments."""
+    """A read: a function or a coroutine function without arguments, and its time limit."""
 
     read: Callable[[], Any]
     timeout_s: float
@@ -27,7 +26,7 @@ class ReadTask:
 
 @dataclass(frozen=True, slots=True)
 class ReadOutcome:
-    """One of the three: ``value``, what was raised, or neither within the time."""
+    """A value, an exception, or ``hung_s`` where neither came within the time limit."""
 
     value: Any = None
     error: BaseException | None = None

@@ -397,7 +397,7 @@ def test_silence_that_the_firmware_may_explain_is_explained_by_driver() -> None:
         for one in lldp_checks.findings(lldp_checks.LldpFacts(links, waited_s=35), DEFAULT)
         if one.key == "lldp_unheard"
     ]
-    assert [one.what.split(" heard")[0] for one in found] == ["ens1", "ens9, ens10"]
+    assert [one.what.split(" received")[0] for one in found] == ["ens1", "ens9, ens10"]
     assert "LLDP_NB_RX_MODE" in found[0].remedy
     assert "disable-fw-lldp on" in found[1].remedy
 

@@ -309,11 +309,11 @@ def test_the_service_account_tells_which_rights_matter() -> None:
         part = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
         return f"Bearer head.{part}.signature"
 
-    assert cluster_facts.subject(
+    assert cluster_facts.token_subject(
         token({"sub": "system:serviceaccount:nodeagent:nodeagent-controller"})
     ).endswith("-controller")
     for text in (token([]), token({"sub": 7}), "", "Bearer abc", "a.!.c", "a.e30.c", "a.\xff.c"):
-        assert cluster_facts.subject(text) in ("", "7")
+        assert cluster_facts.token_subject(text) in ("", "7")
 
 
 @pytest.mark.parametrize(
