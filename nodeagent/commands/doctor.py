@@ -53,8 +53,8 @@ def add(add: Add) -> None:
     parser.add_argument(
         "--role",
         choices=("agent", "controller"),
-        help="compare the caller's rights with the needs of this role (default: the role of the service account; with a\n"
-        "kubeconfig the rights of both service accounts are checked, which needs an administrator)",
+        help="compare the caller's rights with the needs of this role (default: the role of the service account;\n"
+        "with a kubeconfig the rights of both service accounts are checked, which needs an administrator)",
     )
     parser.add_argument(
         "--wait",

@@ -18,8 +18,8 @@ import yaml
 
 from nodeagent.controller import Progress
 from nodeagent.fabric import compute
-from nodeagent.health.engine import keys
-from nodeagent.health.rules import DEFAULTS
+from nodeagent.health.nic_judge import keys
+from nodeagent.health.nic_rules import DEFAULTS
 from nodeagent.metrics.catalog import CATALOG
 from nodeagent.metrics.controller_metrics import ControllerInput, render
 from nodeagent.model import Holding

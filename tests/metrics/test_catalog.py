@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from pathlib import Path
 
 import pytest
 
-from nodeagent.health import gpu_rules
-from nodeagent.health.rules import DEFAULTS
+from nodeagent.health import adapter_rules, gpu_rules, link_rules
+from nodeagent.health.nic_rules import DEFAULTS
 from nodeagent.measurements.adapter_rows import ADAPTER_ROWS
 from nodeagent.measurements.family import Family, row
 from nodeagent.measurements.gpu_rows import GPU_ROWS
@@ -104,8 +105,21 @@ def test_the_rules_of_a_row_exist_and_each_rule_names_its_counters_there() -> No
     rows = (*LINK_ROWS, *ADAPTER_ROWS, *GPU_ROWS)
     nic_rules = {rule.key: rule for rule in DEFAULTS}
     assert {rule for family in (*LINK_ROWS, *ADAPTER_ROWS) for rule in family.rules} <= nic_rules.keys()
-    assert {rule for family in GPU_ROWS for rule in family.rules} == {mark.value for mark in gpu_rules.Mark}
+    assert {rule for family in GPU_ROWS for rule in family.rules} == {
+        fault.value for fault in gpu_rules.MeasuredFault
+    }
     readers = {number.name: family.rules for family in rows for number in family.measurements}
     for key, rule in nic_rules.items():
         for counter in rule.counters:
             assert key in readers[counter], f"the row of {counter} does not name the rule {key}"
+    read_by_rules = {
+        literal.value
+        for module in (link_rules, adapter_rules, gpu_rules)
+        for literal in ast.walk(ast.parse(Path(module.__file__).read_text()))
+        if isinstance(literal, ast.Constant) and literal.value in MEASUREMENTS
+    }
+    assert len(read_by_rules) > 20
+    unnamed = {name for name in read_by_rules if not readers[name]}
+    assert unnamed <= {"lanes"}, (
+        "rules read these samples, and their rows name no rule; lanes is a unit there"
+    )
