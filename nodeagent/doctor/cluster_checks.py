@@ -9,7 +9,6 @@ from nodeagent.agent_config import Config
 from nodeagent.doctor.cluster_facts import GROUPS, OURS, ClusterFacts, NodeFacts
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
 from nodeagent.doctor.rbac import ACCOUNTS
-from nodeagent.kinds.vf import VfPool
 from nodeagent.model import Snapshot
 from nodeagent.offer import Offer
 
@@ -243,7 +242,7 @@ def _capacity(node: NodeFacts, config: Config, snapshot: Snapshot) -> Iterator[F
                 "capacity_differs", f"{kind.resource}: the Node counts {counted}, this node offers {ours}"
             )
     mine = {kind.resource for kind in kinds}
-    if not any(not isinstance(kind, VfPool) and kind.devices(snapshot) for kind in kinds):
+    if not any(kind.source == "gpus" and kind.devices(snapshot) for kind in kinds):
         return
     others = [
         name

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from nodeagent.doctor.finding import Finding, Level, Topic, count
-from nodeagent.text_table import plain
+from nodeagent.one_line import one_line
 
 VERSION = 1
 """Version of the JSON format. Fields and keys may be added under one number, but never change their meaning."""
@@ -78,10 +78,10 @@ def _advice(finding: Finding) -> tuple[str, str, str]:
 def _lines(finding: Finding, keys: int, width: int | None, *, repeated: bool) -> Iterator[str]:
     """``repeated``: the next finding has the same reason and remedy, and prints them."""
     head = f"  {finding.level:<4}  {finding.key:<{keys}}  "
-    yield from _wrapped(plain(finding.what), head, width)
+    yield from _wrapped(one_line(finding.what), head, width)
     for word, sentence in (("why", finding.why), ("do", finding.remedy)):
         if sentence and not repeated:
-            yield from _wrapped(plain(sentence), f"{'':{len(head)}}{word + ':':<5}", width)
+            yield from _wrapped(one_line(sentence), f"{'':{len(head)}}{word + ':':<5}", width)
 
 
 def _wrapped(sentence: str, head: str, width: int | None) -> list[str]:
