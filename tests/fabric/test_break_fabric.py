@@ -29,7 +29,7 @@ from tests.controller.test_controller import (
     running,
     until,
 )
-from tests.support.volcano_rules import VolcanoTree
+from tests.support.volcano_rules import Tree
 
 
 class Judge:
@@ -45,7 +45,7 @@ class Judge:
     ) -> None:
         if plural != "hypernodes":
             return
-        tree = VolcanoTree()
+        tree = Tree()
         for found in self._server.objects("hypernodes"):
             tree.apply("create", found)
         before = set(tree.faults())
