@@ -23,7 +23,7 @@ from nodeagent import discovery
 from nodeagent.agent_config import Config, load
 from nodeagent.cluster import agent_tasks
 from nodeagent.config.faults import ConfigError, ConfigFault
-from nodeagent.host.inotify import CONTENT, InotifyError, Watch
+from nodeagent.host.inotify import CONTENT, FolderWatch, InotifyError
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kinds.gpu_memory import Slices
@@ -295,7 +295,7 @@ class Agent:
             await asyncio.Event().wait()
             return
         try:
-            with Watch() as watching:
+            with FolderWatch() as watching:
                 # A ConfigMap is swapped by renaming a link in the folder, so the folder is watched.
                 watching.add(path.parent, CONTENT)
                 before = None

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from nodeagent.host import recorded_gpus
 from nodeagent.host.fd import wait_readable
-from nodeagent.host.kmsg import PATTERNS, Event, KernelLog
+from nodeagent.host.kmsg import PATTERNS, FirmwareEvent, KernelLog
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function
@@ -323,7 +323,7 @@ class Sampler:
         """The log from its beginning, and whatever comes. Where it cannot be read that is said once."""
         await first.wait()
         collector = self.sources.setdefault(Source.KERNEL, Collector(Source.KERNEL))
-        counted: Counter[Event] = Counter()
+        counted: Counter[FirmwareEvent] = Counter()
         news, duration_s, told_at = 0, 0.0, -_KERNEL_AGAIN_S
         try:
             with KernelLog() as kernel:
@@ -350,7 +350,7 @@ class Sampler:
         except TROUBLES as error:
             self._failed(Source.KERNEL, str(error), duration_s)
 
-    def _kernel_samples(self, counted: Counter[Event]) -> list[Sample]:
+    def _kernel_samples(self, counted: Counter[FirmwareEvent]) -> list[Sample]:
         """Of every PF, those of its VFs added: what the firmware of one does it does to all."""
         functions = self._functions()
         owner = {one.pci_address: one.parent or one.pci_address for one in functions}

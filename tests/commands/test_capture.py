@@ -21,7 +21,7 @@ from nodeagent.cli import main
 from nodeagent.commands.capture import machine as captures
 from nodeagent.commands.capture.machine import CaptureError, Scrambler, capture
 from nodeagent.commands.vfs import apply
-from nodeagent.host.recorded_gpus import Recorded
+from nodeagent.host.recorded_gpus import RecordedDriver
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kinds.resource_settings import PfSelect, VfsEntry
 from nodeagent.sim.machine import Machine
@@ -183,7 +183,7 @@ def test_a_driver_that_fails_is_recorded_as_failing(root: Path, tmp_path: Path) 
     summary = capture(tmp_path / "failing", tmp_path / "c", scramble=False)
     assert "that is recorded: NVML: driver/library version mismatch" in summary
     with pytest.raises(Exception, match="version mismatch"):
-        Recorded(tmp_path / "c").open()
+        RecordedDriver(tmp_path / "c").open()
 
 
 # Scrambling

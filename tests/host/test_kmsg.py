@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.health.link_rules import FATAL_PATTERNS
-from nodeagent.host.kmsg import PATTERNS, Event, KernelLog, KernelLogError, events_of
+from nodeagent.host.kmsg import PATTERNS, FirmwareEvent, KernelLog, KernelLogError, events_of
 
 NIC = "0000:1a:00.0"
 LINES = {
@@ -30,14 +30,14 @@ def record(text: str, priority: int = 3) -> bytes:
     return f"{priority},1042,123456789,-;{text}\n{dictionary}".encode()
 
 
-def events(raw: bytes) -> list[Event]:
+def events(raw: bytes) -> list[FirmwareEvent]:
     return list(events_of(raw))
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_line_of_the_driver_is_an_event_of_its_function(pattern):
-    assert Event(NIC, pattern) in events(record(f"mlx5_core {NIC}: {LINES[pattern]}"))
-    assert Event(NIC, pattern) in events(record(f"mlx5_core {NIC} ens1np0: {LINES[pattern]}"))
+    assert FirmwareEvent(NIC, pattern) in events(record(f"mlx5_core {NIC}: {LINES[pattern]}"))
+    assert FirmwareEvent(NIC, pattern) in events(record(f"mlx5_core {NIC} ens1np0: {LINES[pattern]}"))
 
 
 def test_what_a_rule_waits_for_is_looked_for():
@@ -79,7 +79,7 @@ def test_a_log_is_read_from_its_beginning_and_then_what_comes(tmp_path):
     try:
         os.write(writing, record(f"mlx5_core {NIC}: {LINES['unrecoverable']}"))
         found, more = reading.read()
-        assert (found, more) == ({Event(NIC, "unrecoverable"): 1}, False)
+        assert (found, more) == ({FirmwareEvent(NIC, "unrecoverable"): 1}, False)
         assert reading.read() == ({}, False)
     finally:
         os.close(writing)

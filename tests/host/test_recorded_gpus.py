@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading
-from nodeagent.host.recorded_gpus import PATH, Recorded, record
+from nodeagent.host.recorded_gpus import PATH, RecordedDriver, record
 
 H100 = {
     "uuid": "GPU-0",
@@ -48,7 +48,7 @@ def machine(tmp_path):
 
 @pytest.fixture
 def driver(machine):
-    driver = Recorded(machine.root)
+    driver = RecordedDriver(machine.root)
     driver.open()
     yield driver
     driver.close()
@@ -67,7 +67,7 @@ def test_gpus_are_read_anew_each_time_and_by_index(driver, machine):
 
 def test_events_of_the_past_are_not_told_and_the_same_xid_twice_is_told_twice(machine):
     machine.set(events=[event(1), event(2)])
-    driver = Recorded(machine.root)
+    driver = RecordedDriver(machine.root)
     driver.open()
     assert driver.wait(0) == ()
     machine.set(events=[event(4), event(3), event(2)])
@@ -109,7 +109,7 @@ def test_a_failure_is_the_drivers_and_in_the_named_call_alone(driver, machine, c
 
 def test_without_a_recording_there_is_no_driver(tmp_path):
     with pytest.raises(DriverError) as error:
-        Recorded(tmp_path).open()
+        RecordedDriver(tmp_path).open()
     assert error.value.absent
 
 
@@ -123,7 +123,7 @@ def test_a_recording_that_goes_away_is_an_absent_driver(driver, machine):
 def test_a_folder_in_place_of_the_file_is_an_error(tmp_path):
     (tmp_path / PATH.lstrip("/")).mkdir(parents=True)
     with pytest.raises(DriverError, match="cannot be read"):
-        Recorded(tmp_path).open()
+        RecordedDriver(tmp_path).open()
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_whatever_the_file_holds_only_a_driver_error_leaves(tmp_path_factory, ra
     machine = Machine(tmp_path_factory.mktemp("any"))
     machine.write(raw)
     try:
-        Recorded(machine.root).gpus()
+        RecordedDriver(machine.root).gpus()
     except DriverError as error:
         assert "gpus.json" in str(error)  # noqa: PT017 - either outcome is good
 
@@ -179,6 +179,6 @@ READINGS = st.builds(
 def test_what_is_recorded_reads_back_as_it_was_read(tmp_path_factory, readings, version):
     machine = Machine(tmp_path_factory.mktemp("recorded"))
     machine.write(record(tuple(readings), version))
-    driver = Recorded(machine.root)
+    driver = RecordedDriver(machine.root)
     assert driver.gpus() == tuple(sorted(readings, key=lambda one: one.index))
     assert driver.version() == version

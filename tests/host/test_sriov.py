@@ -13,7 +13,7 @@ import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from nodeagent.host import sriov
-from nodeagent.host.sriov import Links, SriovError, VfSettings, is_open, vf_settings
+from nodeagent.host.sriov import SriovError, VfNetlink, VfSettings, is_open, vf_settings
 from nodeagent.host.sysfs import Tree, is_live
 from tests.host.test_netlink_events import Namespace
 from tests.support.drawn_trees import grow
@@ -66,7 +66,7 @@ def test_an_mtu_out_of_reach_is_an_error_that_names_the_file_and_the_errno(live:
 @pytest.mark.needs("ip")
 def test_a_netdev_without_vfs_has_no_settings_and_takes_none(namespace: Namespace, live: Tree) -> None:
     def ask() -> None:
-        with Links(live) as links:
+        with VfNetlink(live) as links:
             assert links.vfs("pf0") == {}
             with pytest.raises(SriovError) as caught:
                 links.set_vf(PF, "pf0", 2, VfSettings(trust=True))
@@ -92,7 +92,7 @@ def test_addresses_are_those_that_someone_has_given(namespace: Namespace, live: 
     namespace.ip("link set pf0 up")  # and now it has a link-local one
 
     def ask() -> tuple[str, ...]:
-        with Links(live) as links:
+        with VfNetlink(live) as links:
             return links.addresses("pf0")
 
     assert namespace.run(ask) == ()
@@ -109,7 +109,7 @@ def test_a_netdev_of_that_name_in_another_namespace_is_not_mistaken_for_it(
     with closing(Namespace()) as other:
 
         def ask() -> None:
-            with Links(live) as links, pytest.raises(SriovError, match="hostNetwork: true"):
+            with VfNetlink(live) as links, pytest.raises(SriovError, match="hostNetwork: true"):
                 links.set_vf(PF, "pf0", 0, VfSettings(trust=True))
 
         other.run(ask)
@@ -127,7 +127,7 @@ def test_the_long_address_of_infiniband_is_the_same_netdevs(
     drawn = Tree(grow(tmp_path / "drawn", {"sys/class/net/pf0": shown}))
 
     def ask() -> dict[int, VfSettings]:
-        with Links(drawn) as links:
+        with VfNetlink(drawn) as links:
             return links.vfs("pf0")
 
     assert namespace.run(ask) == {}
