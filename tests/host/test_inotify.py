@@ -33,7 +33,7 @@ async def changes_of(watch: FolderWatch) -> tuple[FolderChange, ...]:
         return await watch.changes()
 
 
-async def test_a_name_that_appears_is_told_with_its_folder(watch: FolderWatch, tmp_path: Path) -> None:
+async def test_a_new_name_is_reported_with_its_folder(watch: FolderWatch, tmp_path: Path) -> None:
     watch.add(tmp_path)
     (tmp_path / "kubelet.sock").touch()
     (change,) = await changes_of(watch)
@@ -63,7 +63,7 @@ async def test_many_events_for_one_name_are_one_change(watch: FolderWatch, tmp_p
     ]
 
 
-async def test_two_folders_are_told_apart(watch: FolderWatch, tmp_path: Path) -> None:
+async def test_changes_name_their_folder(watch: FolderWatch, tmp_path: Path) -> None:
     for name in ("x", "y"):
         (tmp_path / name).mkdir()
         watch.add(tmp_path / name)
@@ -75,9 +75,7 @@ async def test_two_folders_are_told_apart(watch: FolderWatch, tmp_path: Path) ->
     ]
 
 
-async def test_names_that_are_not_utf8_come_back_as_python_names_them(
-    watch: FolderWatch, tmp_path: Path
-) -> None:
+async def test_names_that_are_not_utf8_are_decoded_like_pythons(watch: FolderWatch, tmp_path: Path) -> None:
     watch.add(tmp_path)
     path = os.path.join(os.fsencode(tmp_path), b"\xff\xfe")
     os.close(os.open(path, os.O_CREAT))
@@ -85,9 +83,7 @@ async def test_names_that_are_not_utf8_come_back_as_python_names_them(
     assert os.fsencode(change.name) == b"\xff\xfe"
 
 
-async def test_a_folder_that_is_deleted_is_gone_and_can_be_added_again(
-    watch: FolderWatch, tmp_path: Path
-) -> None:
+async def test_a_deleted_folder_is_gone_and_can_be_added_again(watch: FolderWatch, tmp_path: Path) -> None:
     folder = tmp_path / "plugins"
     folder.mkdir()
     watch.add(folder)
@@ -103,9 +99,7 @@ async def test_a_folder_that_is_deleted_is_gone_and_can_be_added_again(
     assert [change.name for change in await changes_of(watch)] == ["b"]
 
 
-async def test_a_folder_that_is_moved_away_is_gone_and_followed_no_further(
-    watch: FolderWatch, tmp_path: Path
-) -> None:
+async def test_a_moved_folder_is_gone_and_no_longer_watched(watch: FolderWatch, tmp_path: Path) -> None:
     folder = tmp_path / "plugins"
     folder.mkdir()
     watch.add(folder)
@@ -119,7 +113,7 @@ async def test_a_folder_that_is_moved_away_is_gone_and_followed_no_further(
     assert [(change.folder, change.name) for change in await changes_of(watch)] == [(str(folder), "b")]
 
 
-async def test_a_removed_folder_is_silent_with_all_it_had_queued(watch: FolderWatch, tmp_path: Path) -> None:
+async def test_queued_events_of_a_removed_folder_are_dropped(watch: FolderWatch, tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "y").mkdir()
     watch.add(tmp_path / "x")
@@ -135,7 +129,7 @@ async def test_a_removed_folder_is_silent_with_all_it_had_queued(watch: FolderWa
 QUEUE = Path("/proc/sys/fs/inotify/max_queued_events")
 
 
-async def test_lost_events_say_look_again(watch: FolderWatch, tmp_path: Path) -> None:
+async def test_lost_events_are_an_overflow(watch: FolderWatch, tmp_path: Path) -> None:
     limit = int(QUEUE.read_text())
     if limit > 65536:
         pytest.skip(f"fs.inotify.max_queued_events is {limit}: too many to fill")
@@ -164,7 +158,7 @@ async def test_changes_can_be_iterated(watch: FolderWatch, tmp_path: Path) -> No
     assert seen == ["0", "1", "2"]
 
 
-async def test_a_waiter_that_is_cancelled_loses_nothing(watch: FolderWatch, tmp_path: Path) -> None:
+async def test_a_cancelled_waiter_loses_no_change(watch: FolderWatch, tmp_path: Path) -> None:
     watch.add(tmp_path)
     waiting = asyncio.create_task(changes_of(watch))
     await asyncio.sleep(0)
@@ -176,7 +170,7 @@ async def test_a_waiter_that_is_cancelled_loses_nothing(watch: FolderWatch, tmp_
 
 
 @pytest.mark.parametrize("what", ["absent", "file"])
-def test_what_is_no_folder_is_refused_by_name(tmp_path: Path, what: str) -> None:
+def test_a_path_that_is_not_a_folder_is_an_error_with_its_name(tmp_path: Path, what: str) -> None:
     (tmp_path / "file").touch()
     with (
         FolderWatch() as watch,
@@ -185,7 +179,7 @@ def test_what_is_no_folder_is_refused_by_name(tmp_path: Path, what: str) -> None
         watch.add(tmp_path / what)
 
 
-def test_closing_gives_the_descriptor_back_and_may_be_repeated() -> None:
+def test_close_frees_the_descriptor_and_may_be_repeated() -> None:
     before = set(Path("/proc/self/fd").iterdir())
     watch = FolderWatch()
     assert set(Path("/proc/self/fd").iterdir()) > before
