@@ -36,8 +36,8 @@ from nodeagent.sources.source_settings import GpuSettings
 from nodeagent.supervise import keep
 
 if TYPE_CHECKING:  # loaded after registration
+    from nodeagent.measurements.reader_status import ReaderStatus
     from nodeagent.measurements.sample import Sample
-    from nodeagent.sampling.reader_status import ReaderStatus
     from nodeagent.sampling.sampler import Sampler
     from nodeagent.sources.lldp_receiver import LldpReceiver
 

@@ -20,6 +20,7 @@ from contextlib import suppress
 
 from nodeagent.host import recorded_gpus
 from nodeagent.host.sysfs import Tree
+from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function
 from nodeagent.sampling.adapter_readers import DevlinkReader, DriverReader, PcieReader, RdmaReader
@@ -27,7 +28,6 @@ from nodeagent.sampling.kernel_log import KernelLogReader
 from nodeagent.sampling.latest_samples import LatestSamples
 from nodeagent.sampling.link_readers import LinkReader, VfReader, ethtool_readers
 from nodeagent.sampling.reader import READ_ERRORS, PfNetdevs, Reader, boottime
-from nodeagent.sampling.reader_status import ReaderStatus
 from nodeagent.sampling.recorded_samples import RecordedSamplesReader
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sampling.transceiver_reader import TransceiverReader

@@ -16,6 +16,7 @@ from msgspec import structs
 from nodeagent.agent_config import Config
 from nodeagent.commands.scan.listing import once
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
+from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import MEASUREMENTS, TEXTS
 from nodeagent.metrics.exposition import Exposition
@@ -33,7 +34,6 @@ from nodeagent.model import (
     State,
 )
 from nodeagent.offer import Offer
-from nodeagent.sampling.reader_status import ReaderStatus
 from nodeagent.sim.machine import Machine
 from nodeagent.web.pages import device_counts
 
