@@ -20,7 +20,7 @@ from nodeagent.health.service import HealthService
 from nodeagent.health.state_file import StateFile
 from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.nvml import Nvml
-from nodeagent.host.recorded_gpus import Recorded
+from nodeagent.host.recorded_gpus import RecordedDriver
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
 from nodeagent.model import Gpu, Neighbor, Remark
@@ -31,8 +31,8 @@ from nodeagent.sources.scan_hints import ScanRequest
 from nodeagent.supervise import keep
 
 if TYPE_CHECKING:  # loaded after registration
+    from nodeagent.measurements.reader_status import ReaderStatus
     from nodeagent.measurements.sample import Sample
-    from nodeagent.sampling.reader_status import ReaderStatus
     from nodeagent.sampling.sampler import Sampler
     from nodeagent.sources.lldp_receiver import LldpReceiver
 
@@ -52,7 +52,7 @@ def driver(tree: Tree, settings: GpuSettings) -> nvml_session.Driver:
     """Make a new driver for one session."""
     if settings.driver == "none":
         return NoDriver()
-    return Recorded(tree.root) if is_recorded(tree) else Nvml(processes=settings.health.processes)
+    return RecordedDriver(tree.root) if is_recorded(tree) else Nvml(processes=settings.health.processes)
 
 
 def health_service(config: Config, state_file: StateFile | None = None) -> HealthService:

@@ -15,10 +15,10 @@ from nodeagent.health.service import HealthService
 from nodeagent.health.xids import severity
 from nodeagent.host.clock import boottime
 from nodeagent.host.gpu_driver import GpuEvent, GpuVitals
+from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import measurement
 from nodeagent.model import Gpu
-from nodeagent.sampling.reader_status import ReaderStatus
 from nodeagent.sources.nvml_session import NOWHERE, DriverReading, DriverVitals, Place
 
 log = logging.getLogger(__name__)

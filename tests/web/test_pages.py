@@ -10,10 +10,10 @@ from nodeagent.health.service import HealthService
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.rpc_stats import RpcStats
+from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.metrics import agent_metrics
 from nodeagent.model import Health, Holding, State
-from nodeagent.sampling.reader_status import ReaderStatus
 from nodeagent.sources.gpu_facts import GpuFacts
 from nodeagent.sources.nvml_session import DriverVitals
 from nodeagent.web.pages import GpuMeasurements, Pages, PageSources, device_counts

@@ -25,7 +25,7 @@ from nodeagent.model import Gpu
 from nodeagent.sources import gpu_source
 from nodeagent.sources.gpu_facts import GpuFacts
 from nodeagent.sources.nvml_session import DriverReading
-from nodeagent.supervise import keep
+from nodeagent.supervise import beside, keep
 
 Publish = Callable[[tuple[Sample, ...]], object]
 
@@ -99,17 +99,10 @@ async def gpu_recorder(
             lambda: discovery.driver(tree, Config().gpu), tree, recorder, lambda _why: None, pace=pace
         )
 
-    task = asyncio.create_task(keep("gpus", watch))
-    answered = asyncio.create_task(recorder.answered.wait())
-    try:
-        await asyncio.wait((task, answered), timeout=FIRST_READING_S, return_when=asyncio.FIRST_COMPLETED)
+    async with beside(keep("gpus", watch), recorder.answered.wait(), FIRST_READING_S):
         if not recorder.answered.is_set():
             recorder.why = f"the GPU driver has not answered within {FIRST_READING_S:g} s"
         yield recorder
-    finally:
-        task.cancel()
-        answered.cancel()
-        await asyncio.wait((task, answered))
 
 
 def gpu_subjects(recorder: GpuRecorder) -> Iterator[Subject]:
