@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import msgspec
+from msgspec.structs import replace
 
 from nodeagent.health import cabling
 from nodeagent.health.guard import Guard

@@ -14,7 +14,9 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from nodeagent.affinity import path_of
 from nodeagent.health.structural import NO_FAULTS, Faults, find_faults
@@ -37,8 +39,7 @@ _UPLINK = re.compile(r"p\d+(s\d+)?")  # as DEVLINK_PORT_FLAVOUR_PHYSICAL is name
 _VIRTFN = re.compile(r"virtfn(\d+)")
 
 
-@dataclass(frozen=True, slots=True)
-class PciFacts:
+class PciFacts(msgspec.Struct, frozen=True):
     """One scan. Functions are sorted by PCI address, links by name, sentences alphabetically. ``faults`` are the
     structural faults of the functions, by PCI address."""
 
@@ -46,7 +47,7 @@ class PciFacts:
     functions: tuple[Function, ...] = ()
     links: tuple[Link, ...] = ()
     unreadable: tuple[str, ...] = ()
-    faults: Faults = field(default_factory=lambda: NO_FAULTS)
+    faults: Faults = NO_FAULTS
 
 
 def scan(tree: Tree) -> PciFacts:
@@ -128,8 +129,7 @@ def remember(previous: Iterable[Function], now: Iterable[Function]) -> tuple[Fun
     return tuple(remembered)
 
 
-@dataclass(frozen=True, slots=True)
-class Sweep:
+class Sweep(msgspec.Struct, frozen=True):
     """How the links are looked at again after a hint.
 
     The kernel announces one carrier change at once and holds back any further one for up to a second

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
+from msgspec.structs import replace
 
 from nodeagent.health.explain import DeviceView, explain_nics
 from nodeagent.health.nic_judge import NicJudge, NicTerms
