@@ -105,7 +105,7 @@ def error_of_answer(request: FailedRequest, status: int, headers: Mapping[str, s
     except (msgspec.DecodeError, UnicodeDecodeError):
         answer = ApiStatus(message=body.decode("utf-8", "replace"))
     reason = answer.reason or _REASONS.get(status, "Unknown")
-    message = one_line(" ".join(answer.message.split("\n")).strip(), TEXT_MAX) or "the server says no more"
+    message = one_line(" ".join(answer.message.split("\n")).strip(), TEXT_MAX) or "no message from the server"
     after = _seconds(headers.get("Retry-After"))
     if after is None and answer.details is not None and answer.details.retry_after_seconds:
         after = float(answer.details.retry_after_seconds)

@@ -10,10 +10,10 @@ from contextlib import suppress
 
 from nodeagent.host.fd import wait_readable
 from nodeagent.host.kmsg import PATTERNS, Event, KernelLog
+from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function
 from nodeagent.sampling.reader import READ_ERRORS, boottime
-from nodeagent.sampling.reader_status import ReaderStatus
 
 _READ_GAP_S, _REPEAT_S = 1.0, 60.0
 """The shortest time between two readings, and the time after which unchanged counts are stated again."""
