@@ -24,7 +24,7 @@ from nodeagent.health.state_file import StateFile
 from nodeagent.health.xids import GpuTerms
 from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.nvml import Nvml
-from nodeagent.host.recorded_gpus import Recorded
+from nodeagent.host.recorded_gpus import RecordedDriver
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
 from nodeagent.model import Gpu, Neighbor, Remark
@@ -57,7 +57,7 @@ def driver(tree: Tree, settings: GpuSettings) -> nvml_session.Driver:
     """Make a new driver for one session."""
     if settings.driver == "none":
         return NoDriver()
-    return Recorded(tree.root) if is_recorded(tree) else Nvml(processes=settings.health.processes)
+    return RecordedDriver(tree.root) if is_recorded(tree) else Nvml(processes=settings.health.processes)
 
 
 def gpu_terms(settings: GpuSettings, guard: GuardSettings) -> GpuTerms:
