@@ -11,7 +11,7 @@ from nodeagent.config.faults import Conflict, Path
 from nodeagent.config.setting import SECONDS_MAX, AbsolutePath, Glob, Settings, listed, setting
 from nodeagent.health.hold import ceiling
 from nodeagent.health.nic_rules import KEYS, default
-from nodeagent.health.rule import Override, Rule, apply
+from nodeagent.health.rule import Rule, apply
 
 if TYPE_CHECKING:
     RuleKey = str
@@ -109,19 +109,6 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
     ] = "/var/lib/nodeagent"
 
 
-def override(settings: RuleSettings) -> Override:
-    return Override(
-        settings.rule,
-        settings.enter,
-        settings.clear,
-        settings.enter_for_seconds,
-        settings.clear_for_seconds,
-        settings.window_seconds,
-        None if settings.allocatable is None else not settings.allocatable,
-        settings.enabled,
-    )
-
-
 def rule_conflicts(rules: Sequence[tuple[Path, RuleSettings]]) -> Iterator[Conflict]:
     """Rules that are changed twice, and changes that a rule cannot have. Paths are as given."""
     first: dict[str, int] = {}
@@ -150,7 +137,7 @@ def _complaints(settings: RuleSettings) -> Iterator[tuple[str, str]]:
         yield "windowSeconds", "flapping_daily counts over a day; leave the window out"
     if settings.rule == "flapping" and settings.clear is not None and settings.clear <= 0:
         yield "clear", "must be more than 0: a penalty that halves again and again never gets there"
-    changed = apply(before, override(settings))
+    changed = apply(before, settings)
     if settings.rule == "flapping" and 0 < changed.clear <= changed.enter:
         most = ceiling(changed.clear, changed.window_s or 1.0)
         if most <= changed.enter:

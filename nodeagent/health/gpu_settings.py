@@ -1,27 +1,25 @@
-"""When the measured values of a GPU stand against it; the law of these rules is ``health/gpu_rules.py``."""
+"""Settings of the GPUs: the driver, XIDs, and the limits of measured values. ``gpu_rules`` uses the limits."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
 from nodeagent.config.faults import Conflict
 from nodeagent.config.setting import Seconds, Settings, listed, setting, wire
+from nodeagent.health.gpu_rules import MeasuredFault
 
-Mark = Literal[
-    "remap_failed",
-    "remap_limit",
-    "sram_uncorrectable",
-    "sram_threshold",
-    "nvlink_down",
-    "fabric_unhealthy",
-    "remap_pending",
-    "fabric_degraded",
-    "pcie_width",
-    "pcie_speed",
-]
+if TYPE_CHECKING:
+    FaultKey = str
+else:
+    FaultKey = Literal[tuple(fault.value for fault in MeasuredFault)]
+
+Xid = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+READINGS_MISSED = 4
+"""Time between readings counts for a fault while at most so many were missed."""
 
 
 class GpuHealthSettings(Settings, frozen=True, kw_only=True):
@@ -61,7 +59,7 @@ class GpuHealthSettings(Settings, frozen=True, kw_only=True):
     ] = 900.0
     pcie_clear_seconds: Annotated[Seconds, setting("As clearSeconds, for the PCIe link.")] = 60.0
     unhealthy: Annotated[
-        tuple[Mark, ...],
+        tuple[FaultKey, ...],
         listed("Faults that turn the devices of the GPU Unhealthy; the others are shown as degraded."),
     ] = (
         "remap_failed",
@@ -71,13 +69,57 @@ class GpuHealthSettings(Settings, frozen=True, kw_only=True):
         "nvlink_down",
         "fabric_unhealthy",
     )
-    ignore: Annotated[tuple[Mark, ...], listed("Faults that are not looked for.")] = ()
+    ignore: Annotated[tuple[FaultKey, ...], listed("Faults that are not looked for.")] = ()
     processes: Annotated[
         bool,
         setting(
             "Also measure the GPU memory of each container; it needs the host's PID namespace (hostPID)."
         ),
     ] = False
+
+    @property
+    def gap_s(self) -> float:
+        """The longest time between two readings that counts for a fault."""
+        return READINGS_MISSED * self.read_seconds
+
+
+class GpuSettings(Settings, frozen=True, kw_only=True):
+    """How the agent finds and watches GPUs."""
+
+    driver: Annotated[
+        Literal["nvml", "none"], setting("Library that reads the GPUs; none: ignore the GPUs of this node.")
+    ] = "nvml"
+    timeout_seconds: Annotated[
+        Seconds, setting("A driver that has not answered for this many seconds is reported as hanging.")
+    ] = 5.0
+    fatal_xids: Annotated[
+        tuple[Xid, ...],
+        listed(
+            "XID errors that make all devices of the GPU Unhealthy, in addition to the agent's own table."
+        ),
+    ] = ()
+    ignore_xids: Annotated[
+        tuple[Xid, ...],
+        listed(
+            "XID errors that are no fault of the GPU, in addition to 13, 31, 43, 45, 68 and 94 of the agent's "
+            "own table."
+        ),
+    ] = ()
+    xid_clear_seconds: Annotated[
+        Seconds | None,
+        setting(
+            "Seconds without a further XID after which the GPU is Healthy again; a reset clears the fault at "
+            "once. null: only a reset clears it."
+        ),
+    ] = 600.0
+    health: Annotated[GpuHealthSettings, setting("Limits for the measured values of a GPU.")] = (
+        GpuHealthSettings()
+    )
+
+    @property
+    def xid_clear_s(self) -> float:
+        """As ``xid_clear_seconds``; infinite where only a reset clears an XID."""
+        return math.inf if self.xid_clear_seconds is None else self.xid_clear_seconds
 
 
 def gpu_health_conflicts(health: GpuHealthSettings) -> Iterator[Conflict]:
