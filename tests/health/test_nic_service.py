@@ -157,10 +157,10 @@ def test_a_plan_is_read_for_one_node() -> None:
         (b"n1: {eth1: leaf-1}\n", "n1: eth1: must be {switch"),
         (b"n1: {eth1: {switch: leaf-1}}\n", "must be"),
         (b"n1: {eth1: {switch: leaf-1, port: 1, x: y}}\n", "must be"),
-        (b"n1: {", "it is no YAML"),
-        (b"\xff\xfe\x00", "it is no YAML"),
+        (b"n1: {", "it is not YAML"),
+        (b"\xff\xfe\x00", "it is not YAML"),
         (b"&a [*a]", "no anchor that ends before it"),
-        (b"n1: !!python/object:os.system {}", "it is no YAML"),
+        (b"n1: !!python/object:os.system {}", "it is not YAML"),
         (b"n1: {eth1: !!bool x}", "a tag does not fit"),
         (b"n1: !!timestamp x", "a tag does not fit"),
         (b"n1: !!int ''", "a tag does not fit"),
@@ -184,7 +184,7 @@ async def test_a_plan_is_read_again_when_it_changes_and_kept_when_it_breaks(
         path.write_text("n1: {eth1: {switch: a, port: b}}")
         assert await heard.get() == {"eth1": Port("a", "b")}
         path.write_text("n1: [")
-        while "it is no YAML" not in caplog.text:
+        while "it is not YAML" not in caplog.text:
             await asyncio.sleep(0.005)
         path.write_text("n1: {eth1: {switch: a, port: c}}")
         assert await heard.get() == {"eth1": Port("a", "c")}
