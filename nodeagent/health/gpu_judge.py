@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.gpu_state import GpuRules, GpuState
 from nodeagent.health.guard import Guard
@@ -81,7 +83,9 @@ class GpuJudge:
             health = gpu.health()
             gpu.set_state(health.state, now)
             if not health.allocatable and self._guard.allocatable(uuid):
-                health = replace(health, reasons=(*health.reasons, self._guard_reason()), allocatable=True)
+                health = structs.replace(
+                    health, reasons=(*health.reasons, self._guard_reason()), allocatable=True
+                )
             self._health[uuid] = health
         return dict(self._health)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from nodeagent.health.health_settings import HealthSettings, RuleSettings
 from nodeagent.health.record import LatchedFault, NicRecord

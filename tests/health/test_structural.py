@@ -1,11 +1,11 @@
 """The structural faults of PFs and VFs, and the health that the judge derives from them."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from nodeagent.health.health_settings import ExpectedLinks, GuardSettings, HealthSettings, RuleSettings
 from nodeagent.health.nic_judge import NicJudge

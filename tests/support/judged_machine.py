@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from nodeagent.health.explain import DeviceView, explain_nics
 from nodeagent.health.health_settings import HealthSettings, RuleSettings
