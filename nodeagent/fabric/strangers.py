@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 
 from nodeagent.fabric.hypernode import HyperNode
 from nodeagent.fabric.outcome import Overlap
@@ -38,6 +38,11 @@ class Strangers:
     def vague(self) -> bool:
         """Some of them hold nodes that are not named."""
         return bool(self._patterns or self._selectors)
+
+    @property
+    def named(self) -> Set[str]:
+        """The nodes that some of them list by name."""
+        return self._nodes.keys()
 
     def put(self, name: str, hypernode: HyperNode | None) -> set[str]:
         """The nodes named by it, before or now."""

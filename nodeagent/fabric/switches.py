@@ -115,10 +115,8 @@ class Directory:
     def key_of(self, name: str) -> str:
         """What a switch is called here that calls itself so."""
         whole = full(name)
-        for heard in self._buckets.get(short(whole), ()):
-            if full(heard.name) == whole:
-                return self.keys[heard]
-        return short(whole)
+        same = [heard for heard in self._buckets.get(short(whole), ()) if full(heard.name) == whole]
+        return min((self.keys[heard] for heard in same), default=short(whole))
 
     def wirings(self, heard: Announcement) -> Iterable[Wiring]:
         return self._wirings[heard]
@@ -146,7 +144,7 @@ class Directory:
         if (
             known != bucket
             or len(self._chassis[heard.chassis]) > 1
-            or bucket in self.odd
+            or any(short(name) == bucket for name in self.odd)
             or bucket in self.renamed
             or bucket in self._followers
             or bucket in self.aliases
@@ -176,7 +174,8 @@ class Directory:
         nameless: list[Announcement] = []
         chosen: dict[str, str] = {}
         for bucket in sorted(buckets):
-            self.odd.pop(bucket, None)
+            for name in [name for name in self.odd if name == bucket or short(name) == bucket]:
+                del self.odd[name]
             self.renamed.pop(bucket, None)
             members = self._buckets.get(bucket)
             if members is None:
@@ -185,7 +184,7 @@ class Directory:
                 nameless += members
             else:
                 for name, said in self._names(bucket, members):
-                    if self._is_one(bucket, name, said):
+                    if self._is_one(name, said):
                         ones.append(_One(name, said))
                     else:
                         self._assign(said, None, changed)
@@ -229,7 +228,7 @@ class Directory:
         for name in sorted(fulls):
             yield name, tuple(fulls[name])
 
-    def _is_one(self, bucket: str, name: str, heard: tuple[Announcement, ...]) -> bool:
+    def _is_one(self, name: str, heard: tuple[Announcement, ...]) -> bool:
         """One switch by this name; what is odd about it is noted."""
         by_chassis: dict[str, list[Announcement]] = {}
         for one in heard:
@@ -258,7 +257,7 @@ class Directory:
                 f"{len(by_chassis)} switches are called {name} (chassis {listed}); they are told apart by chassis ID: "
                 "give each a name of its own"
             )
-            self.odd[bucket] = Oddity(Kind.DUPLICATE_SYSTEM_NAME, name, message)
+            self.odd[name] = Oddity(Kind.DUPLICATE_SYSTEM_NAME, name, message)
             return False
         gone = sorted(chassis for chassis in several if chassis not in fresh)
         if gone and fresh:
@@ -266,7 +265,7 @@ class Directory:
                 f"{name} speaks with another chassis ID than before ({shown(gone[0].partition('=')[2])} has gone): "
                 "taken for the same switch, replaced"
             )
-            self.odd[bucket] = Oddity(Kind.REPLACED_SWITCH, name, message)
+            self.odd[name] = Oddity(Kind.REPLACED_SWITCH, name, message)
         return True
 
     def _ports(self, said: Iterable[Announcement]) -> tuple[set[str], set[str]]:
@@ -284,13 +283,11 @@ class Directory:
     def _key(self, union: list[_One]) -> str:
         names = {one.name for one in union}
         chassis = {heard.chassis for one in union for heard in one.heard}
-        known = {self.record.get(one, "") for one in chassis}
-        known |= {self.aliases.get(name, "") for name in names}
-        kept = sorted(
-            key
-            for key in known
-            if key and not key.startswith("chassis:") and (key in names or not self._taken(key, chassis))
-        )
+        recorded = {self.record.get(one, "") for one in chassis}
+        known = {key for key in recorded if key and not key.startswith("chassis:")}
+        # The record is newer than the aliases on published objects, which a write may not have reached yet.
+        known = known or {self.aliases[name] for name in names if name in self.aliases}
+        kept = sorted(key for key in known if key in names or not self._taken(key, chassis))
         return (kept or sorted(name for name in names if name in self._published) or sorted(names))[0]
 
     def _taken(self, key: str, chassis: set[str]) -> bool:

@@ -1,0 +1,3 @@
+"""The planner that computes every plan from the levels alone."""
+
+from __future__ import annotations

@@ -1,0 +1,148 @@
+"""The planner: the latest inputs in, the tree and the writes that lead to it out.
+
+``compute_plan`` is a pure function of the inputs, the planner's memory and the time. The order in which inputs arrived
+does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nodeagent.fabric.hypernode import HyperNode
+from nodeagent.fabric.nodelinks import NodeLinks
+from nodeagent.fabric.outcome import Outcome
+from nodeagent.fabric.recompute.anomalies import CablingCheck
+from nodeagent.fabric.recompute.inputs import Inputs, Levels
+from nodeagent.fabric.recompute.leaf_objects import LeafObjects
+from nodeagent.fabric.recompute.naming import GroupNames
+from nodeagent.fabric.recompute.node_wishes import NodeWishes
+from nodeagent.fabric.recompute.outputs import make_outcome
+from nodeagent.fabric.recompute.placement import Placement, place
+from nodeagent.fabric.recompute.published import PublishedTree
+from nodeagent.fabric.recompute.switches import SwitchNames
+from nodeagent.fabric.recompute.tiers import UpperTiers
+from nodeagent.fabric.recompute.votes import LinkVotes
+from nodeagent.fabric.reports import Announcement
+from nodeagent.fabric.rules import Rules
+from nodeagent.fabric.strangers import Strangers
+from nodeagent.fabric.uplinks import KnownSwitch, known_switches
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a plan hands to the next one: the placements, new nodes that wait and since when, and the chassis record.
+
+    A planner that starts without it makes the same tree, but moves wait for their full time again.
+    """
+
+    nodes: Placement = field(default_factory=Placement)
+    tiers: Mapping[int, Placement] = field(default_factory=dict)
+    waiting: Mapping[str, float] = field(default_factory=dict)
+    chassis: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An outcome, and everything that it was derived from."""
+
+    rules: Rules
+    levels: Levels
+    published: PublishedTree
+    votes: LinkVotes
+    names: GroupNames
+    nodes: Placement
+    cabling: CablingCheck
+    tiers: UpperTiers
+    outcome: Outcome
+    memory: Memory
+
+
+def compute_plan(rules: Rules, levels: Levels, memory: Memory, now: float) -> Plan:
+    """The plan for these inputs. Changes none of its arguments."""
+    foreign = Strangers()
+    for name, hypernode in levels.foreign.items():
+        foreign.put(name, hypernode)
+    published = PublishedTree(levels.own)
+    placed = published.tiers[1].placed
+    votes = LinkVotes(rules, levels, published, memory.chassis)
+    groups = [*votes.groups, *votes.static_groups.values()]
+    names = GroupNames(rules.fabric, groups, published, levels.is_taken)
+    wishes = NodeWishes(rules, levels, votes, names, placed, foreign, memory.nodes, memory.waiting, now)
+    nodes = place(memory.nodes, published.tiers[1], wishes.wishes, wishes.leaving, rules.hysteresis, now)
+    cabling = CablingCheck(votes, names, placed)
+    leaves = LeafObjects(rules.fabric, votes, cabling, names, nodes.place, levels.own)
+    switches = {
+        name: frozenset(leaf.switches)
+        for name, leaf in leaves.objects.items()
+        if rules.foreign == "refuse" or not foreign.parents(name)
+    }
+    heard = _heard(levels, votes.names)
+    tiers = UpperTiers(rules, switches, heard, published, levels.is_taken, memory.tiers, now)
+    outcome = make_outcome(rules, levels, foreign, votes.names, wishes, nodes, cabling, leaves, tiers, now)
+    kept = Memory(nodes, tiers.placements, wishes.waiting, votes.names.record)
+    return Plan(rules, levels, published, votes, names, nodes, cabling, tiers, outcome, kept)
+
+
+def _heard(levels: Levels, names: SwitchNames) -> dict[str, tuple[str, ...]]:
+    """The uplinks of each switch by key. Nodes are not uplinks: a leaf hears the nodes below it too."""
+    heard = {
+        switch: tuple(up for up in ups if not levels.is_node(up)) for switch, ups in levels.uplinks.items()
+    }
+    if levels.uplinks_by_key:
+        return heard
+    return {names.key_of(switch): tuple(map(names.key_of, ups)) for switch, ups in heard.items()}
+
+
+class Planner:
+    """Keeps the inputs and the memory. See the package for how it is used."""
+
+    def __init__(self, rules: Rules | None = None) -> None:
+        self.rules = rules or Rules()
+        self._inputs = Inputs(self.rules)
+        self._memory = Memory()
+        self._announced: Mapping[Announcement, str] = {}
+
+    def report(self, name: str, links: NodeLinks | None) -> None:
+        """A NodeLinks object, by ``metadata.name``; ``None``: it has been deleted."""
+        self._inputs.report(name, links)
+
+    def refuse(self, name: str, why: str) -> None:
+        """A NodeLinks object that could not be decoded: ``why`` completes "its report …"."""
+        self._inputs.refuse(name, why)
+
+    def node(self, name: str, labels: Mapping[str, str] | None) -> None:
+        """A Node and its labels; ``None``: it has been deleted."""
+        self._inputs.node(name, labels)
+
+    def hypernode(self, name: str, hypernode: HyperNode | None) -> None:
+        """A HyperNode of any owner, as the API server has it; ``None``: it has been deleted."""
+        self._inputs.hypernode(name, hypernode)
+
+    def uplinks(self, heard: Mapping[str, tuple[str, ...]], *, by_key: bool = False) -> None:
+        """The switches above each switch, all that are known at present: by system name, or by the keys of
+        ``switches`` and of ``fabric.uplinks``.
+        """
+        self._inputs.uplinks(heard, by_key=by_key)
+
+    def switches(self) -> tuple[KnownSwitch, ...]:
+        """The leaf switches in the reports, as of the last plan, by key."""
+        return known_switches(self._announced)
+
+    def is_node(self, name: str) -> bool:
+        """The system name ``name`` belongs to a node of the cluster."""
+        return self._inputs.is_node(name)
+
+    def levels(self) -> Levels:
+        """The inputs as they are now."""
+        return self._inputs.levels()
+
+    def plan(self, now: float) -> Outcome:
+        """The tree that should be, and the writes that lead to it. ``now``: seconds, monotonic."""
+        return self.explained(self.levels(), now).outcome
+
+    def explained(self, levels: Levels, now: float) -> Plan:
+        """The same for given inputs, with the derivation. May run in a thread, one call at a time."""
+        plan = compute_plan(self.rules, levels, self._memory, now)
+        self._memory, self._announced = plan.memory, plan.votes.names.keys
+        return plan

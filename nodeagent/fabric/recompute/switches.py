@@ -1,0 +1,258 @@
+"""Which LLDP announcements come from one switch, and the key of that switch.
+
+* The key is the system name. Factory-default names count as no name; then, and where several switches share a name,
+  the key is the chassis ID.
+* One name with several chassis IDs is one switch with an ID for each port (NX-OS), a replaced switch, or two switches
+  that share a name. Only what is received at the same time separates these: two IDs with several ports each, or one
+  port under two IDs, are two switches. Where the reports leave it open, the recorded answer stands.
+* A known chassis ID under a new name is a renamed switch: it keeps its recorded key. When the old name has moved to
+  another chassis, the names count again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from nodeagent.fabric.names import chassis_key, full, short
+from nodeagent.fabric.outcome import Anomaly, Kind
+from nodeagent.fabric.recompute.cabling_pattern import CablingPattern
+from nodeagent.fabric.reports import Announcement, shown
+
+_RECORD_SPARE = 4096
+
+
+class _NamedSwitch(NamedTuple):
+    """Announcements under one name that come from one switch."""
+
+    name: str
+    announcements: tuple[Announcement, ...]
+
+
+class SwitchNames:
+    """``keys`` is the switch of each announcement, and ``renamed`` maps current names to the keys of renamed switches.
+
+    ``record`` (chassis ID → key) is the record that was given, brought up to date. It outlives announcements.
+    """
+
+    def __init__(
+        self,
+        patterns: Iterable[CablingPattern],
+        generic_names: Iterable[str],
+        published: Container[str],
+        aliases: Mapping[str, str],
+        record: Mapping[str, str],
+    ) -> None:
+        self._generic = frozenset(name.lower() for name in generic_names)
+        self._published = published
+        self._aliases = aliases
+        self._patterns: dict[Announcement, list[CablingPattern]] = {}
+        self._by_name: dict[str, list[Announcement]] = {}
+        self._name_of_chassis: dict[str, str] = {}
+        self._shared_chassis: set[str] = set()
+        self._new: set[str] = set()
+        self.keys: dict[Announcement, str] = {}
+        self.record = dict(record)
+        self.renamed: dict[str, str] = {}
+        self.anomalies: list[Anomaly] = []
+        self._index(patterns)
+        self._resolve()
+        self._trim_record()
+
+    def is_announced(self, name: str) -> bool:
+        """Some switch uses this name at present."""
+        return name in self._by_name
+
+    def key_of(self, name: str) -> str:
+        """The key of the switch that uses this system name."""
+        whole = full(name)
+        same = [one for one in self._by_name.get(short(whole), ()) if full(one.name) == whole]
+        return min((self.keys[one] for one in same), default=short(whole))
+
+    def _index(self, patterns: Iterable[CablingPattern]) -> None:
+        users = self._patterns
+        for pattern in patterns:
+            for slot in pattern.shape:
+                if slot.heard is None:
+                    continue
+                known = users.get(slot.heard)
+                if known is None:
+                    users[slot.heard] = [pattern]
+                elif known[-1] is not pattern:
+                    known.append(pattern)
+        for announcement in users:
+            name = self._name(announcement)
+            self._by_name.setdefault(name, []).append(announcement)
+            if self._name_of_chassis.setdefault(announcement.chassis, name) != name:
+                self._shared_chassis.add(announcement.chassis)
+
+    def _name(self, announcement: Announcement) -> str:
+        """The short name, or ``=`` and the chassis ID where the name is none or a factory default."""
+        whole = full(announcement.name)
+        name = short(whole)
+        if not name or whole in self._generic or name in self._generic:
+            return f"={announcement.chassis}"
+        return name
+
+    def _resolve(self) -> None:
+        named: list[_NamedSwitch] = []
+        nameless: list[Announcement] = []
+        chosen: dict[str, str] = {}
+        for name, announcements in sorted(self._by_name.items()):
+            if name[0] == "=":
+                nameless += announcements
+            elif self._is_plain(name, announcements):
+                self._assign(announcements, name)
+            else:
+                for distinct_name, same in self._split_by_domain(name, announcements):
+                    if self._is_one_switch(distinct_name, same):
+                        named.append(_NamedSwitch(distinct_name, same))
+                    else:
+                        self._assign(same, None)
+                        chosen.update((one.chassis, chassis_key(one.chassis)) for one in same)
+        for switch in _join_by_chassis(named):
+            key = self._key(switch)
+            for part in switch:
+                self._assign(part.announcements, key)
+                if part.name != key:
+                    self.renamed[short(part.name)] = key
+                for announcement in part.announcements:
+                    chosen.setdefault(announcement.chassis, key)
+        for announcement in nameless:
+            known = chosen.get(announcement.chassis) or self.record.get(announcement.chassis)
+            self._assign((announcement,), known)
+
+    def _is_plain(self, name: str, announcements: Collection[Announcement]) -> bool:
+        """Nearly every switch: one name and one chassis ID, and neither has ever gone with another."""
+        if len(announcements) != 1 or name in self._aliases:
+            return False
+        (announcement,) = announcements
+        chassis = announcement.chassis
+        return chassis not in self._shared_chassis and self.record.get(chassis, name) == name
+
+    def _assign(self, announcements: Iterable[Announcement], key: str | None) -> None:
+        """Give announcements this key, or that of their chassis ID."""
+        for announcement in announcements:
+            chosen = chassis_key(announcement.chassis) if key is None else key
+            if announcement.chassis not in self.record:
+                self._new.add(announcement.chassis)
+            self.record[announcement.chassis] = chosen
+            self.keys[announcement] = chosen
+
+    def _split_by_domain(
+        self, name: str, announcements: Iterable[Announcement]
+    ) -> Iterator[tuple[str, tuple[Announcement, ...]]]:
+        """By short name, unless several domains use it."""
+        by_full: dict[str, list[Announcement]] = {}
+        for announcement in announcements:
+            by_full.setdefault(full(announcement.name), []).append(announcement)
+        if len(by_full) == 1 or len(by_full.keys() - {name}) == 1:
+            yield name, tuple(announcements)
+            return
+        for whole in sorted(by_full):
+            yield whole, tuple(by_full[whole])
+
+    def _is_one_switch(self, name: str, announcements: Iterable[Announcement]) -> bool:
+        """One switch has this name. Adds the anomalies of the name."""
+        by_chassis: dict[str, list[Announcement]] = {}
+        for announcement in announcements:
+            by_chassis.setdefault(announcement.chassis, []).append(announcement)
+        if len(by_chassis) == 1:
+            return True
+        current: dict[str, set[str]] = {}
+        ports: dict[str, set[str]] = {}
+        for chassis, same in by_chassis.items():
+            fresh, stale = self._ports(same)
+            if fresh:
+                current[chassis] = fresh
+            ports[chassis] = fresh | stale
+        several = [chassis for chassis in ports if len(ports[chassis]) > 1]
+        recorded_apart = any(
+            self.record.get(chassis) == chassis_key(chassis) or chassis_key(chassis) in self._published
+            for chassis in by_chassis
+        )
+        two = sum(chassis in current for chassis in several) > 1 or _overlap(current.values())
+        if not two and not recorded_apart and len(current) > 1 and several:
+            addresses = [{a for one in by_chassis[c] for a in one.addresses} for c in current]
+            two = all(addresses) and not set.intersection(*addresses)
+        if two or recorded_apart:
+            listed = ", ".join(shown(chassis.partition("=")[2]) for chassis in sorted(by_chassis)[:4])
+            self._report(
+                Kind.DUPLICATE_SYSTEM_NAME,
+                name,
+                f"{len(by_chassis)} switches are called {name} (chassis {listed}); they are told apart by chassis ID: "
+                "give each a name of its own",
+            )
+            return False
+        gone = sorted(chassis for chassis in several if chassis not in current)
+        if gone and current:
+            self._report(
+                Kind.REPLACED_SWITCH,
+                name,
+                f"{name} speaks with another chassis ID than before ({shown(gone[0].partition('=')[2])} has gone): "
+                "taken for the same switch, replaced",
+            )
+        return True
+
+    def _report(self, kind: Kind, name: str, message: str) -> None:
+        self.anomalies.append(Anomaly(kind, "", "", name, message))
+
+    def _ports(self, announcements: Iterable[Announcement]) -> tuple[set[str], set[str]]:
+        """The ports with a current neighbor, and those with a stale one."""
+        fresh: set[str] = set()
+        stale: set[str] = set()
+        for announcement in announcements:
+            for pattern in self._patterns[announcement]:
+                for i, slot in enumerate(pattern.shape):
+                    if slot.heard == announcement:
+                        for report in pattern.nodes.values():
+                            (stale if report.stale >> i & 1 else fresh).add(report.ports[i])
+        return fresh, stale
+
+    def _key(self, switch: list[_NamedSwitch]) -> str:
+        names = {part.name for part in switch}
+        chassis = {one.chassis for part in switch for one in part.announcements}
+        recorded = {self.record.get(one, "") for one in chassis}
+        known = {key for key in recorded if key and not key.startswith("chassis:")}
+        # The record is newer than the aliases on published objects, which a write may not have reached yet.
+        known = known or {self._aliases[name] for name in names if name in self._aliases}
+        kept = sorted(key for key in known if key in names or not self._has_moved(key, chassis))
+        return (kept or sorted(name for name in names if name in self._published) or sorted(names))[0]
+
+    def _has_moved(self, name: str, chassis: Collection[str]) -> bool:
+        """A switch uses this name now that was not known by it before."""
+        return any(
+            one.chassis not in chassis and (one.chassis in self._new or self.record.get(one.chassis) != name)
+            for one in self._by_name.get(short(name), ())
+        )
+
+    def _trim_record(self) -> None:
+        """Drop chassis IDs that are not announced, once they are most of the record."""
+        announced = self._name_of_chassis
+        if len(self.record) > 2 * len(announced) + _RECORD_SPARE:
+            self.record = {chassis: key for chassis, key in self.record.items() if chassis in announced}
+
+
+def _overlap(sets: Collection[set[str]]) -> bool:
+    """Some value is in several sets."""
+    return sum(map(len, sets)) > len(set[str]().union(*sets))
+
+
+def _join_by_chassis(named: list[_NamedSwitch]) -> Iterator[list[_NamedSwitch]]:
+    """Names that share a chassis ID, together."""
+    home: dict[str, list[_NamedSwitch]] = {}
+    for switch in named:
+        union = [switch]
+        for announcement in switch.announcements:
+            other = home.get(announcement.chassis)
+            if other is not None and other is not union:
+                union += other
+                for member in other:
+                    for known in member.announcements:
+                        home[known.chassis] = union
+            home[announcement.chassis] = union
+    done: set[int] = set()
+    for union in home.values():
+        if id(union) not in done:
+            done.add(id(union))
+            yield sorted(union, key=lambda part: part.name)

@@ -1,0 +1,253 @@
+"""The tiers above the leaves: the join rule again, with groups in place of nodes and uplinks in place of links.
+
+Sources of uplinks, the most trusted first: the topology file, what switches hear above them, a pattern on the names of
+leaf switches, and the assertion that all groups are one.
+
+* A tier that joins nothing is left out, because each tier costs the scheduler a copy of all nodes.
+* A group without known uplinks stays where it is published, if uplinks from LLDP put it there. A parent that came from
+  configuration goes with that configuration.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from nodeagent.fabric.hypernode import DERIVED_FROM, TIER_NAMES, HyperNode, labels_of, tier_name
+from nodeagent.fabric.names import match, name_of
+from nodeagent.fabric.outcome import Breaker
+from nodeagent.fabric.recompute.groups import SwitchGraph, SwitchGroup, count_votes
+from nodeagent.fabric.recompute.naming import member_claims
+from nodeagent.fabric.recompute.placement import Placement, place
+from nodeagent.fabric.recompute.published import PublishedTree
+from nodeagent.fabric.rules import Rules
+
+FILE, HEARD, PATTERN, ASSERTED = "topology-file", "spine-lldp", "name-pattern", "assume-full-bisection"
+
+
+@dataclass(frozen=True, slots=True)
+class TierItem:
+    """A HyperNode that may get a parent: its own switches, and the leaf switches below it."""
+
+    switches: frozenset[str]
+    leaves: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _UpperGroup:
+    """Items that belong together, and the switches above them."""
+
+    switches: frozenset[str]
+    members: frozenset[str]
+    source: str
+
+    @property
+    def anchor(self) -> str:
+        return min(self.switches, default="")
+
+
+class UplinkSources:
+    """What is known to be above each switch."""
+
+    def __init__(self, rules: Rules, heard: Mapping[str, tuple[str, ...]]) -> None:
+        self._patterns = tuple(map(re.compile, rules.name_patterns))
+        self._by_switch = ((FILE, rules.topology.uplinks), (HEARD, heard))
+
+    def above(self, item: TierItem, tier: int, below: frozenset[str]) -> tuple[frozenset[str], str]:
+        """The switches above an item (or names that stand for them), and the source.
+
+        ``below`` are all switches of the same and lower tiers: a peer link is no uplink.
+        """
+        for source, known in self._by_switch:
+            ups = {up for switch in item.switches for up in known.get(switch, ())} - below
+            if ups:
+                return frozenset(ups), source
+        if not self._patterns:
+            return frozenset(), PATTERN
+        names = (self._group_name(tier, leaf) for leaf in item.leaves)
+        return frozenset(name for name in names if name), PATTERN
+
+    def _group_name(self, tier: int, leaf: str) -> str:
+        group = f"tier{tier}"
+        for pattern in self._patterns:
+            if group in pattern.groupindex and (match := pattern.search(leaf)) and match[group]:
+                return match[group]
+        return ""
+
+
+class UpperTiers:
+    """Tiers 2 and 3. ``objects`` by name, ``parent`` of each HyperNode below, and the ``placements`` by tier."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        leaves: Mapping[str, frozenset[str]],
+        heard: Mapping[str, tuple[str, ...]],
+        published: PublishedTree,
+        is_taken: Callable[[str], bool],
+        before: Mapping[int, Placement],
+        now: float,
+    ) -> None:
+        """``leaves`` are the tier-1 HyperNodes with their switches; ``before`` are the placements of the last plan."""
+        self._rules, self._published, self._is_taken, self._now = rules, published, is_taken, now
+        self._uplinks = UplinkSources(rules, heard)
+        self._before = before
+        self.objects: dict[str, HyperNode] = {}
+        self.parent: dict[str, str] = {}
+        self.placements: dict[int, Placement] = {}
+        self._build({name: TierItem(switches, switches) for name, switches in leaves.items()})
+
+    @property
+    def breaker(self) -> Breaker | None:
+        breakers = (one.breaker for _, one in sorted(self.placements.items()))
+        return next((breaker for breaker in breakers if breaker is not None), None)
+
+    def _build(self, items: dict[str, TierItem]) -> None:
+        below = frozenset(switch for item in items.values() for switch in item.switches)
+        tier, silent = 2, False
+        for level in range(2, len(TIER_NAMES) + 1):
+            groups = self._groups(items, level, below)
+            step = _Tier(self._rules, tier, self._published, self._is_taken)
+            silent = silent or (not groups and step.keeps_any(items))
+            asserted = not groups and not silent and self._rules.assume_full_bisection and len(items) > 1
+            if asserted:
+                groups = [_UpperGroup(frozenset(), frozenset(items), ASSERTED)]
+            placement = None
+            if step.joins(items, groups):
+                before = self._before.get(tier, Placement())
+                placement = step.place(items, groups, before, self._now, asserted=asserted)
+            children = _invert({} if placement is None else placement.place)
+            if placement is None or all(len(names) < 2 for names in children.values()):
+                items = _pass_through(items, groups)
+                continue
+            self.placements[tier] = placement
+            items = self._raise(items, children, step, tier)
+            below |= frozenset(switch for item in items.values() for switch in item.switches)
+            tier += 1
+            if asserted or len(items) < 2:
+                break
+
+    def _groups(self, items: Mapping[str, TierItem], tier: int, below: frozenset[str]) -> list[_UpperGroup]:
+        """The items that belong together according to their uplinks."""
+        ups = {name: self._uplinks.above(item, tier, below) for name, item in items.items()}
+        graph = SwitchGraph(_never_apart)
+        for switches, _ in ups.values():
+            graph.add(tuple(sorted(switches)), 1)
+        graph.form_groups()
+        members: dict[SwitchGroup, list[str]] = {}
+        for name, (switches, _) in ups.items():
+            _, best = count_votes(switches, graph.of, graph.weight)
+            if best is not None:
+                members.setdefault(best, []).append(name)
+        trust = (FILE, HEARD, PATTERN)
+        return [
+            _UpperGroup(
+                frozenset(group.leaves),
+                frozenset(names),
+                min((ups[name][1] for name in names), key=trust.index),
+            )
+            for group, names in members.items()
+        ]
+
+    def _raise(
+        self, items: Mapping[str, TierItem], children: Mapping[str, list[str]], step: _Tier, tier: int
+    ) -> dict[str, TierItem]:
+        """Make the objects of a tier. The result is the items of the next tier: these, and all without a parent."""
+        placed = {child for names in children.values() for child in names}
+        raised = {name: item for name, item in items.items() if name not in placed}
+        for name, names in children.items():
+            self.parent.update(dict.fromkeys(names, name))
+            self.objects[name] = HyperNode(
+                name=name,
+                tier=tier,
+                tier_name=tier_name(tier),
+                children=tuple(sorted(names)),
+                labels=labels_of(self._rules.fabric, tier),
+                annotations=((DERIVED_FROM, step.source(name)),),
+            )
+            raised[name] = TierItem(
+                step.switches(name), frozenset().union(*(items[child].leaves for child in names))
+            )
+        return raised
+
+
+class _Tier:
+    """One tier while it is built: the names of its groups, and the places of its children."""
+
+    def __init__(
+        self, rules: Rules, tier: int, published: PublishedTree, is_taken: Callable[[str], bool]
+    ) -> None:
+        self._rules, self._tier = rules, tier
+        self._published = published.objects
+        self._members = published.tiers[tier]
+        self._is_taken = is_taken
+        self._group: dict[str, _UpperGroup] = {}
+
+    def joins(self, items: Mapping[str, TierItem], groups: list[_UpperGroup]) -> bool:
+        """The tier joins some items, or keeps items whose switches have become silent."""
+        known = frozenset[str]().union(*(group.members for group in groups))
+        return any(len(group.members) > 1 for group in groups) or any(
+            item not in known and self._keeps(item) for item in items
+        )
+
+    def keeps_any(self, items: Mapping[str, TierItem]) -> bool:
+        """Some item was joined by LLDP and its switches are silent now: that is no reason to assert one group."""
+        return any(map(self._keeps, items))
+
+    def source(self, name: str) -> str:
+        if name in self._group:
+            return self._group[name].source
+        return self._published[name].note(DERIVED_FROM)
+
+    def switches(self, name: str) -> frozenset[str]:
+        return self._group[name].switches if name in self._group else frozenset()
+
+    def place(
+        self,
+        items: Mapping[str, TierItem],
+        groups: list[_UpperGroup],
+        before: Placement,
+        now: float,
+        *,
+        asserted: bool,
+    ) -> Placement:
+        """Name the groups and place the items in them."""
+        claims = {group: member_claims(group.members, self._members.placed) for group in groups}
+        matched = match(claims, lambda group: group.anchor or min(group.members))
+        targets: dict[str, str] = {}
+        for group in sorted(groups, key=lambda group: (group.anchor, min(group.members))):
+            anchor = self._rules.fabric if len(groups) == 1 else group.anchor
+            name = matched.get(group) or name_of(
+                self._rules.fabric,
+                self._tier,
+                anchor,
+                lambda name: self._is_taken(name) or name in self._group,
+            )
+            self._group[name] = group
+            targets.update(dict.fromkeys(group.members, name))
+        wishes = {item: targets.get(item) for item in items if item in targets or self._keeps(item)}
+        return place(before, self._members, wishes, (), self._rules.hysteresis, now, at_once=asserted)
+
+    def _keeps(self, item: str) -> bool:
+        """The item stays where uplinks from LLDP have put it, as long as nothing else is known."""
+        here = self._members.placed.get(item)
+        return here is not None and self._published[here].note(DERIVED_FROM) == HEARD
+
+
+def _never_apart(_one: str, _other: str) -> bool:
+    """No object lists the switches above the leaves, so the published tree cannot separate them."""
+    return False
+
+
+def _invert(places: Mapping[str, str]) -> dict[str, list[str]]:
+    children: dict[str, list[str]] = {}
+    for item, name in places.items():
+        children.setdefault(name, []).append(item)
+    return children
+
+
+def _pass_through(items: Mapping[str, TierItem], groups: list[_UpperGroup]) -> dict[str, TierItem]:
+    """Leave a tier out: the switches above an item become its own."""
+    above = {member: group.switches for group in groups for member in group.members}
+    return {name: TierItem(above.get(name, item.switches), item.leaves) for name, item in items.items()}
