@@ -23,7 +23,6 @@ import asyncio
 import gc
 import logging
 import os
-import random
 import signal
 import socket
 import time
@@ -31,22 +30,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from nodeagent.backoff import JITTER, Backoff
+from nodeagent.cluster.controller_marks import Marks, NodeMarks
+from nodeagent.cluster.fabric_events import FabricEvents
+from nodeagent.cluster.hypernodes import HyperNodes, Result
+from nodeagent.cluster.mirrors import Cluster
+from nodeagent.cluster.node_labels import Labelled, NodeLabels
+from nodeagent.cluster.overlaps import Overlaps
 from nodeagent.config import host_port
-from nodeagent.config.fabric import FabricConfig
+from nodeagent.config.fabric_settings import FabricConfig
 from nodeagent.fabric import Outcome, Planner, Rules
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiError, Client
 from nodeagent.kube.lease import Lease, NotLeading, lead
-from nodeagent.sinks.fabricevents import FabricEvents
-from nodeagent.sinks.fabricmetrics import FabricMetrics, page
-from nodeagent.sinks.hypernodes import HyperNodes, Result
-from nodeagent.sinks.nodelabels import Labelled, NodeLabels
-from nodeagent.sinks.nodemarks import Marks, NodeMarks
-from nodeagent.sinks.overlaps import Overlaps
-from nodeagent.sinks.web import Page, Web
-from nodeagent.sources.cluster import Cluster
-from nodeagent.sources.switches import Asker, Switches, Way
+from nodeagent.metrics.controller_metrics import FabricMetrics, page
 from nodeagent.supervise import Fatal, keep
+from nodeagent.switches.rounds import Asker, Switches, Way
+from nodeagent.web.server import Page, Web
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -162,7 +162,7 @@ class Controller:
             self.progress.outcome, self.progress.held = None, False
 
     async def _work(self) -> None:
-        backoff_s, full, loop = RETRY_FIRST_S, True, asyncio.get_running_loop()
+        backoff, full, loop = _backoff(), True, asyncio.get_running_loop()
         while True:
             revision = self.cluster.revision
             outcome = self._plan(full=full)
@@ -179,15 +179,14 @@ class Controller:
             again_s = await self.overlaps.mark(outcome.overlapping, self.cluster.hypernodes.objects)
             wake_s = min((one for one in (_left_s(outcome, None), again_s) if one is not None), default=None)
             if not (result.failed or result.left_out or labelled.failed):
-                backoff_s = RETRY_FIRST_S
+                backoff.reset()
                 if labelled.left_out:
                     wake_s = min(PAUSE_S, wake_s) if wake_s is not None else PAUSE_S
             else:
                 alone_s = max(result.retry_after_s, labelled.retry_after_s)
                 self._alone_until = max(self._alone_until, loop.time() + alone_s)
-                wait_s = max(alone_s, backoff_s * random.uniform(0.5, 1.5))  # noqa: S311
+                wait_s = max(alone_s, backoff.next_s())
                 wake_s = wait_s if wake_s is None else min(wake_s, wait_s)
-                backoff_s = min(2 * backoff_s, RETRY_MAX_S)
                 await asyncio.sleep(min(wait_s, RETRY_FIRST_S))
             if revision == self.cluster.revision or not result.versions:
                 await self._quiet(revision, wake_s)
@@ -231,7 +230,7 @@ class Controller:
             await asyncio.Event().wait()
             return
         self.marks.forget()
-        backoff_s = RETRY_FIRST_S
+        backoff = _backoff()
         while True:
             self._planned.clear()
             outcome = self.progress.outcome
@@ -243,10 +242,10 @@ class Controller:
                 return
             wait_s = self.marks.next_s()
             if good:
-                backoff_s = RETRY_FIRST_S
+                backoff.reset()
             else:
-                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))  # noqa: S311
-                backoff_s, wait_s = min(2 * backoff_s, RETRY_MAX_S), 0.0
+                await asyncio.sleep(backoff.next_s())
+                wait_s = 0.0
             try:
                 async with asyncio.timeout(wait_s):
                     await self._planned.wait()
@@ -315,6 +314,10 @@ class Controller:
         return Page(200 if good else 503, "".join(f"{line}\n" for line in lines).encode())
 
 
+def _backoff() -> Backoff:
+    return Backoff(RETRY_FIRST_S, RETRY_MAX_S, jitter=JITTER)
+
+
 def _left_s(outcome: Outcome, never: T) -> float | T:
     """Until time alone changes the answer."""
     return never if outcome.next_at is None else max(0.0, outcome.next_at - time.monotonic())
@@ -357,10 +360,10 @@ def _asker(config: FabricConfig) -> Asker:
     """Each protocol is loaded where it is spoken: gRPC costs 10 MiB, and SNMP is an extra."""
     found = config.switches
     if found.method == "gnmi":
-        from nodeagent.sources.switches import gnmi  # noqa: PLC0415
+        from nodeagent.switches import gnmi  # noqa: PLC0415
 
         return gnmi.Gnmi(found.gnmi.tls, found.gnmi.server_name, found.port or gnmi.PORT)
-    from nodeagent.sources.switches import snmp  # noqa: PLC0415
+    from nodeagent.switches import snmp  # noqa: PLC0415
 
     how = found.snmp
     asker = snmp.Snmp(

@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import fields
-from datetime import UTC, datetime
 from typing import Any
 
+from nodeagent.lldp.escaping import family_word, mac, object_identifier, plain, printable
 from nodeagent.lldp.ethernet import Frame
 from nodeagent.lldp.pcap import Capture, Packet, lldp_frames
-from nodeagent.lldp.text import family_word, mac, object_identifier, plain, printable
 from nodeagent.lldp.tlv import decode
 from nodeagent.lldp.values import (
     ALGORITHM_WORDS,
@@ -29,6 +28,7 @@ from nodeagent.lldp.values import (
     Med,
     capability_words,
 )
+from nodeagent.rfc3339 import rfc3339
 
 Json = dict[str, Any]
 
@@ -158,10 +158,9 @@ def _clock(time: float | None) -> str:
     if time is None:
         return "-"
     try:
-        moment = datetime.fromtimestamp(time, UTC)
+        return rfc3339(time, "microseconds")
     except (ValueError, OverflowError, OSError):  # a capture may claim any year
         return f"{time:.6f}"
-    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _shown(text: str) -> str:

@@ -14,16 +14,16 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from nodeagent.health.nic import judge
+from nodeagent.affinity import path_of
+from nodeagent.health.structural import NO_FAULTS, Faults, find_faults
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.model import Function, Link, Rdma
-from nodeagent.pcie import path_of
-from nodeagent.sources.links import links, read_links
-from nodeagent.sources.look import Look, natural
+from nodeagent.sources.netdev_links import links, read_links
 from nodeagent.sources.routes import default_route_netdevs
+from nodeagent.sources.sysfs_reading import Look, natural
 
 _PCI = "/sys/bus/pci/devices"
 _VDPA = "/sys/bus/vdpa/devices"
@@ -40,12 +40,14 @@ _VIRTFN = re.compile(r"virtfn(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class PciFacts:
-    """One look. Functions are sorted by PCI address, links by name, sentences alphabetically."""
+    """One scan. Functions are sorted by PCI address, links by name, sentences alphabetically. ``faults`` are the
+    structural faults of the functions, by PCI address."""
 
     product: str | None = None
     functions: tuple[Function, ...] = ()
     links: tuple[Link, ...] = ()
     unreadable: tuple[str, ...] = ()
+    faults: Faults = field(default_factory=lambda: NO_FAULTS)
 
 
 def scan(tree: Tree) -> PciFacts:
@@ -174,7 +176,7 @@ async def watch(
     *,
     before: PciFacts | None = None,
 ) -> None:
-    """State the judged facts now, after each hint and every ``interval_s``, until cancelled.
+    """State the facts and their faults now, after each hint and every ``interval_s``, until cancelled.
 
     After a hint the links come first, for a lost link is what cannot wait, and the whole machine second.
     Whatever is read is read in a thread: drivers may hold a lock for seconds, and the loop goes on. There
@@ -236,17 +238,19 @@ async def _watch(
 def _scanned(
     tree: Tree, before: PciFacts, present: tuple[Function, ...]
 ) -> tuple[PciFacts, tuple[Function, ...]]:
-    """A judged scan, and the functions in it that are not missing."""
+    """A scan with its faults, and the functions in it that are not missing."""
     now = scan(tree)
     present = remember(present, now.functions)
-    return replace(now, functions=judge(present, now.links, before.functions)), present
+    functions, faults = find_faults(present, now.links, before.functions)
+    return replace(now, functions=functions, faults=faults), present
 
 
 def _swept(tree: Tree, before: PciFacts, present: tuple[Function, ...]) -> PciFacts:
     now = links(tree, present, before.links)
     if now == before.links:
         return before
-    return replace(before, links=now, functions=judge(present, now, before.functions))
+    functions, faults = find_faults(present, now, before.functions)
+    return replace(before, links=now, functions=functions, faults=faults)
 
 
 def _network_functions(look: Look) -> dict[str, tuple[int, tuple[str, ...]]]:

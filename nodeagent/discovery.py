@@ -1,0 +1,335 @@
+"""Run the sources of one node: each publishes facts about the machine to the inventory.
+
+The modules of LLDP and of the samplers are imported by their tasks, after the devices are registered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import socket
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from nodeagent.config import Config, GpuSettings, HealthSettings, override
+from nodeagent.health.engine import Expected, Terms
+from nodeagent.health.gpu_rules import Limits, Mark
+from nodeagent.health.gpuguard import Guard
+from nodeagent.health.rules import effective
+from nodeagent.health.xids import Rules
+from nodeagent.host.netlink.events import LinkEvents
+from nodeagent.host.nvml import Nvml
+from nodeagent.host.recorded_gpus import Recorded
+from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.inventory import Inventory
+from nodeagent.model import Finding, Gpu, Neighbor
+from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci
+from nodeagent.sources.gpu_health_service import Ledger
+from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
+from nodeagent.sources.nic_health_service import Verdicts
+from nodeagent.sources.state_file import Memory
+from nodeagent.supervise import keep
+
+if TYPE_CHECKING:  # loaded after registration
+    from nodeagent.link_selection import LinkSelect
+    from nodeagent.sampling.collectors import Rates
+    from nodeagent.sampling.sampler import Sampler
+    from nodeagent.sources.lldp_receiver import Ear
+    from nodeagent.sources.lldp_source import LldpSettings
+
+log = logging.getLogger(__name__)
+
+FIRST_SOURCES = ("pci", "gpus", "paths")
+"""The sources that publish at once. LLDP is not among them: a switch sends a frame every 30 s."""
+FACT_SOURCES = frozenset({"pci", "gpus", "paths", "lldp"})
+"""The sources that publish at every start, so that a failure of one is silence until it publishes again."""
+LATER_S = 0.5
+"""Between the first facts and the import of what registration does not need."""
+FIRST_FACTS_S = 10.0
+"""A driver that hangs must not keep the NICs from the kubelet for longer."""
+
+
+def driver(tree: Tree, settings: GpuSettings) -> nvml_session.Driver:
+    """Make a new driver for one session."""
+    if settings.driver == "none":
+        return NoDriver()
+    return Recorded(tree.root) if is_recorded(tree) else Nvml(processes=settings.health.processes)
+
+
+def rules(settings: GpuSettings) -> Rules:
+    health = settings.health
+    return Rules(
+        fatal=frozenset(settings.fatal_xids),
+        ignore=frozenset(settings.ignore_xids),
+        clear_after_s=math.inf if settings.xid_clear_seconds is None else settings.xid_clear_seconds,
+        limits=Limits(
+            remapped_rows=health.remapped_rows,
+            sram_uncorrectable=health.sram_uncorrectable,
+            nvlinks=health.nvlinks,
+            nvlink_down_s=health.nvlink_down_seconds,
+            fabric_s=health.fabric_seconds,
+            pcie_width_s=health.pcie_width_seconds,
+            pcie_speed_s=health.pcie_speed_seconds,
+            pcie_clear_s=health.pcie_clear_seconds,
+            clear_s=health.clear_seconds,
+            gap_s=4 * health.read_seconds,
+            grave=frozenset(map(Mark, health.unhealthy)),
+            ignore=frozenset(map(Mark, health.ignore)),
+        ),
+    )
+
+
+def terms(settings: HealthSettings) -> Terms:
+    """Return the terms that the health of NICs is derived by."""
+    return Terms(
+        effective(map(override, settings.rules)),
+        tuple(Expected(expected.links, expected.speed_mbps) for expected in settings.expected),
+        settings.unused,
+        settings.guard.share,
+        settings.guard.seconds,
+    )
+
+
+def memory(settings: HealthSettings, root: Path) -> Memory:
+    """Open the state file that the health of NICs and of GPUs share."""
+    return Memory.open(Tree(root).path(settings.state_directory))
+
+
+def verdicts(settings: HealthSettings, memory: Memory) -> Verdicts:
+    """Return the health service of the NICs, with its state file."""
+    return Verdicts(terms(settings), memory)
+
+
+def adopt(judge: Verdicts, begun: HealthSettings, now: HealthSettings) -> None:
+    """Apply changed health settings. ``begun`` are the settings at the start of the agent."""
+    for setting in ("cabling_plan", "state_directory"):
+        if getattr(now, setting) != getattr(begun, setting):
+            log.warning(
+                "A changed setting takes effect when the agent is restarted. setting=health.%s", setting
+            )
+    judge.adopt(terms(now))
+
+
+def explained(judge: Verdicts, ledger: Ledger) -> bytes:
+    """Return the health of every PF and GPU with its rules and values: a JSON array of ``DeviceView``."""
+    return msgspec.json.encode((*judge.explained(), *ledger.explained())) + b"\n"
+
+
+def gpus_ledger(config: Config, memory: Memory | None = None) -> Ledger:
+    """Return the health service of the GPUs. With ``gpu.driver: none`` it leaves the state file alone."""
+    guard = Guard(config.health.guard.share, config.health.guard.seconds)
+    return Ledger(rules(config.gpu), memory if config.gpu.driver != "none" else None, guard)
+
+
+def link_select(config: Config) -> LinkSelect:
+    from nodeagent.link_selection import LinkSelect  # noqa: PLC0415
+
+    wanted = config.links.select
+    return LinkSelect(wanted.netdevs, wanted.drivers, wanted.pci_addresses, wanted.exclude)
+
+
+def lldp_settings(config: Config, node_name: str | None = None) -> LldpSettings:
+    from nodeagent.sources.lldp_source import LldpSettings  # noqa: PLC0415
+
+    settings = config.lldp
+    return LldpSettings(
+        source="lldpd" if settings.source == "lldpd" else "socket",
+        command=settings.command,
+        transmit=settings.transmit,
+        system_name=node_name,
+    )
+
+
+def rates(config: Config) -> Rates:
+    from nodeagent.sampling.collectors import Rates  # noqa: PLC0415
+
+    wanted = config.samples
+    return Rates(
+        link=wanted.link_seconds,
+        driver=wanted.driver_seconds,
+        rdma=wanted.rdma_seconds,
+        pcie=wanted.pcie_seconds,
+        devlink=wanted.devlink_seconds,
+        vf=wanted.vf_seconds,
+        module=wanted.module_seconds,
+        kernel=wanted.kernel_log,
+        hangs_s=wanted.hang_seconds,
+    )
+
+
+def receives_lldp(config: Config, tree: Tree) -> bool:
+    """Whether the LLDP source runs. A captured or simulated machine does not have the netdevs of this host:
+    there the source runs only if the settings name netdevs."""
+    return config.lldp.source != "none" and (not is_recorded(tree) or bool(config.links.select.netdevs))
+
+
+class Discovery:
+    """The sources of one machine. Each is a supervised task that publishes facts to the inventory.
+
+    Without ``nic_health`` or ``gpu_health`` this object makes its own, without a state file.
+    """
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        config: Config,
+        root: Path,
+        *,
+        node_name: str | None = None,
+        nic_health: Verdicts | None = None,
+        gpu_health: Ledger | None = None,
+        on_sampler: Callable[[Sampler], object] | None = None,
+        on_lldp_receiver: Callable[[Ear], object] = lambda _receiver: None,
+    ) -> None:
+        """``node_name`` is the system name that this node sends to switches. ``on_sampler`` takes the sampler at
+        each start of its task; without it nothing is sampled. ``on_lldp_receiver`` does the same for LLDP."""
+        self._tree = Tree(root)
+        if not self._tree.exists("/sys"):
+            raise SysfsError(
+                f"{root} has no /sys: --root takes the root of a machine, a capture or a simulation"
+            )
+        self._inventory = inventory
+        self._config = config
+        self._node_name = node_name
+        self._on_sampler = on_sampler
+        self._on_lldp_receiver = on_lldp_receiver
+        self._nic_health = nic_health if nic_health is not None else Verdicts(terms(config.health))
+        self._gpu_health = gpu_health if gpu_health is not None else gpus_ledger(config)
+        self._nic_health.tell(lambda functions: inventory.state("health", functions=functions))
+        self._gpu_health.tell(self._publish_gpus)
+        self._last_scan: pci.PciFacts | None = None
+        """What a restarted PCI source continues from."""
+        self._gpu_hint = asyncio.Event()
+        self._lldp_hint = pci.Request()
+
+    async def run(self) -> None:
+        """Run every source until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for name, source in self._sources().items():
+                failed = partial(self._inventory.silence, name) if name in FACT_SOURCES else None
+                group.create_task(keep(name, source, failed=failed), name=name)
+
+    def _sources(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        """The tasks by name, those that the kubelet's devices depend on first."""
+        config = self._config
+        table: tuple[tuple[str, bool, Callable[[], Awaitable[None]]], ...] = (
+            ("pci", True, self._watch_pci),
+            ("gpus", True, self._watch_gpus),
+            ("paths", True, self._watch_paths),
+            ("health", True, self._nic_health.run),
+            ("memory", True, self._nic_health.memory.run),
+            ("samples", self._on_sampler is not None, self._sample),
+            ("cabling", config.health.cabling_plan is not None, self._watch_cabling_plan),
+            ("lldp", receives_lldp(config, self._tree), self._watch_lldp),
+        )
+        return {name: source for name, enabled, source in table if enabled}
+
+    async def _watch_pci(self) -> None:
+        if not is_recorded(self._tree):
+            self._nic_health.identify(await asyncio.to_thread(permanent_macs))
+        with hints(self._tree) as opened:
+            await pci.watch(
+                self._tree,
+                opened,
+                self._publish_pci,
+                interval_s=self._config.scan_seconds,
+                before=self._last_scan,
+            )
+
+    def _publish_pci(self, facts: pci.PciFacts) -> None:
+        self._last_scan = facts
+        snapshot = self._inventory.snapshot
+        self._inventory.state(
+            "pci",
+            # A product name that cannot be read for a moment would rename every resource.
+            product=facts.product or snapshot.product,
+            functions=self._nic_health.facts(facts.functions, facts.links, facts.faults, snapshot.gpus),
+            links=facts.links,
+            unreadable=facts.unreadable,
+        )
+        self._gpu_hint.set()
+        self._lldp_hint.make()
+
+    async def _watch_gpus(self) -> None:
+        settings = self._config.gpu
+        await gpu_source.watch(
+            lambda: driver(self._tree, settings),
+            self._tree,
+            self._gpu_health,
+            partial(self._inventory.silence, "gpus"),
+            pace=gpu_source.Pace(timeout_s=settings.timeout_seconds, vitals_s=settings.health.read_seconds),
+            hints=self._gpu_hint,
+        )
+
+    def _publish_gpus(self, gpus: tuple[Gpu, ...]) -> None:
+        self._inventory.state("gpus", gpus=gpus)
+        self._nic_health.gpus(gpus)
+
+    async def _watch_paths(self) -> None:
+        while True:
+            paths = await asyncio.to_thread(host_paths.look, self._tree, self._config.cdi.directory)
+            self._inventory.state("paths", paths=paths)
+            await asyncio.sleep(self._config.scan_seconds)
+
+    async def _watch_lldp(self) -> None:
+        await self._after_registration()
+        from nodeagent.sources import lldp_source  # noqa: PLC0415
+
+        with LinkEvents() as events:
+            await lldp_source.watch(
+                lldp_settings(self._config, self._node_name),
+                link_select(self._config),
+                lambda: self._inventory.snapshot.functions,
+                [events, self._lldp_hint],
+                self._publish_lldp,
+                self._on_lldp_receiver,
+            )
+
+    def _publish_lldp(self, neighbors: tuple[Neighbor, ...], findings: tuple[Finding, ...]) -> None:
+        self._inventory.state("lldp", neighbors=neighbors, findings=findings)
+        self._nic_health.neighbors(neighbors)
+
+    async def _watch_cabling_plan(self) -> None:
+        plan = self._config.health.cabling_plan
+        assert plan is not None
+        node_name = self._node_name or socket.gethostname()
+        await cabling_plan.watch(Path(plan), node_name, self._nic_health.plan, self._config.scan_seconds)
+
+    async def _sample(self) -> None:
+        await self._after_registration()
+        from nodeagent.sampling.sampler import Sampler  # noqa: PLC0415
+
+        sampler = Sampler(
+            self._tree,
+            lambda: self._inventory.snapshot.functions,
+            self._nic_health.samples,
+            rates(self._config),
+        )
+        assert self._on_sampler is not None
+        self._on_sampler(sampler)
+        with hints(self._tree) as opened:
+            await sampler.watch(opened)
+
+    async def _after_registration(self) -> None:
+        """Wait until the devices are known and the kubelet has had time to list them."""
+        await first_facts(self._inventory)
+        await asyncio.sleep(LATER_S)
+
+
+async def first_facts(inventory: Inventory, timeout_s: float = FIRST_FACTS_S) -> None:
+    """Return when every source of ``FIRST_SOURCES`` has published or is silent, or after ``timeout_s``."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                snapshot = inventory.snapshot
+                silent = {entry.source for entry in snapshot.silent}
+                if all(inventory.heard(source) or source in silent for source in FIRST_SOURCES):
+                    return
+                await inventory.changed(snapshot.revision)
+    except TimeoutError:
+        return

@@ -1,0 +1,106 @@
+"""The faults of network functions that the facts of one moment show. Pure.
+
+* A netdev that disappears while the driver is bound has moved into another network namespace. For a VF this is
+  normal: a pod uses it. For a PF it hides the link, so the link's state is not known.
+* The carrier has priority over operstate, which follows it up to a second later (linkwatch).
+* InfiniBand has no administrative state of its own: IPoIB may be down while RDMA works.
+* A function that was known and is no longer listed stays in the answer as missing. Its device ID must not
+  disappear while a pod may hold it.
+
+A VF carries only its own faults here; ``nic_judge`` adds the health of its PF.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+from nodeagent.model import Function, Link, Reason
+
+
+class Fault(StrEnum):
+    """The keys of structural faults, the gravest first."""
+
+    DEVICE_MISSING = "device_missing"
+    DRIVER_UNBOUND = "driver_unbound"
+    ADMIN_DOWN = "admin_down"
+    CARRIER_DOWN = "carrier_down"
+    LINK_UNSEEN = "link_unseen"
+    """The state of the link cannot be read."""
+
+
+Faults = Mapping[str, tuple[Reason, ...]]
+"""By PCI address, the gravest first. A function without a fault has no entry."""
+NO_FAULTS: Faults = {}
+
+
+def find_faults(
+    functions: Iterable[Function], links: Iterable[Link], known: Iterable[Function] = ()
+) -> tuple[tuple[Function, ...], Faults]:
+    """All functions, sorted by PCI address, and their faults.
+
+    ``known`` are the functions of the last answer. Those that are not listed now stay, as missing, with their last
+    facts.
+    """
+    by_pf = {link.pci_address: link for link in links}
+    present = {function.pci_address: function for function in functions}
+    faults: dict[str, tuple[Reason, ...]] = {}
+    listed = dict(present)
+    for function in known:
+        if function.pci_address not in present:
+            listed[function.pci_address] = function
+            faults[function.pci_address] = (_missing(function, present),)
+    for address, function in present.items():
+        if function.parent is None:
+            reasons = _of_pf(function, by_pf.get(address))
+        else:
+            reasons = _of_vf(function, has_pf=function.parent in listed)
+        if reasons:
+            faults[address] = reasons
+    return tuple(listed[address] for address in sorted(listed)), faults
+
+
+def _of_pf(pf: Function, link: Link | None) -> tuple[Reason, ...]:
+    if pf.driver is None:
+        return (_reason(Fault.DRIVER_UNBOUND, f"{_name(pf)} has no driver"),)
+    if link is None:
+        why = f"{_name(pf)} shows no link here: {pf.driver} has none, or it is in another network namespace"
+        return (_reason(Fault.LINK_UNSEEN, why),)
+    name = f"{_name(pf)} ({link.netdev})"
+    infiniband = pf.link_type == "infiniband"
+    if not link.admin_up and not infiniband:
+        return (_reason(Fault.ADMIN_DOWN, f"{name} is set down; ip link set {link.netdev} up"),)
+    carrier = link.carrier
+    if carrier is None and link.operstate not in (None, "unknown"):
+        carrier = link.operstate == "up"
+    if carrier is None:
+        return (_reason(Fault.LINK_UNSEEN, f"{name} does not report whether it has carrier"),)
+    if not carrier:
+        state = "has a port that is not active" if infiniband else "has no carrier"
+        return (_reason(Fault.CARRIER_DOWN, f"{name} {state}"),)
+    return ()
+
+
+def _of_vf(vf: Function, *, has_pf: bool) -> tuple[Reason, ...]:
+    reasons = []
+    if not has_pf:
+        reasons.append(_reason(Fault.DEVICE_MISSING, f"PF {vf.parent} of {_name(vf)} is missing"))
+    if vf.driver is None:
+        reasons.append(_reason(Fault.DRIVER_UNBOUND, f"{_name(vf)} has no driver"))
+    return tuple(reasons)
+
+
+def _missing(function: Function, present: Mapping[str, Function]) -> Reason:
+    detail = f"{_name(function)} is missing"
+    pf = present.get(function.parent) if function.parent else None
+    if pf is not None:
+        detail += f"; its PF has {pf.num_vfs or 0} VFs now"
+    return _reason(Fault.DEVICE_MISSING, detail)
+
+
+def _name(function: Function) -> str:
+    return f"{'PF' if function.parent is None else 'VF'} {function.pci_address}"
+
+
+def _reason(fault: Fault, detail: str) -> Reason:
+    return Reason(fault.value, detail)
