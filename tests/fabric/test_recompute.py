@@ -15,8 +15,8 @@ from nodeagent.fabric.hypernode import HyperNode, render
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.recompute.planner import Planner as Recomputing
 from nodeagent.fabric.rules import StaticGroup, Topology
-from tests.fabrics import SHAPES, Cables, End, Row, links
-from tests.volcano import Tree
+from tests.support.fabrics import SHAPES, Cables, End, Row, links
+from tests.support.volcano_rules import Tree
 
 
 def comparable(outcome: Outcome) -> dict[str, object]:
