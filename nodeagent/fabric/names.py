@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Hashable, Mapping
+from functools import lru_cache
 from typing import TypeVar
 
 NAME_MAX = 63
@@ -32,11 +33,13 @@ def plain(text: str) -> str:
     return f"{safe[: _KEY_MAX - 9]}-{_digest(text)}"
 
 
+@lru_cache(maxsize=1 << 15)
 def full(name: str) -> str:
     """A system name with its domain, as a key."""
     return plain(name).rstrip(".")
 
 
+@lru_cache(maxsize=1 << 15)
 def short(name: str) -> str:
     """A full name without its domain, unless it is an address."""
     return name if _ADDRESS.fullmatch(name) else name.partition(".")[0] or name

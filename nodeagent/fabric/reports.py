@@ -12,7 +12,7 @@ The law of this file:
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from fnmatch import fnmatchcase
 from typing import NamedTuple, TypeVar
 
@@ -70,39 +70,18 @@ class Report:
         self.up = up
         self.unheard = unheard
 
-    def same(self, other: Report) -> bool:
-        return (
-            self.shape == other.shape
-            and self.ports == other.ports
-            and self.stale == other.stale
-            and self.miscabled == other.miscabled
-            and self.up == other.up
-            and self.unheard == other.unheard
-        )
-
 
 class Pool:
-    """Equal values become one object. What only departed reports have said is forgotten by ``keep``."""
+    """Makes equal values one object. It starts again when it is full, because values of past reports stay in it."""
 
-    def __init__(self) -> None:
-        self._one: dict[Hashable, Hashable] = {}
+    def __init__(self, size_max: int = 1 << 19) -> None:
+        self._size_max = size_max
+        self._values: dict[Hashable, Hashable] = {}
 
     def __call__(self, value: T) -> T:
-        return self._one.setdefault(value, value)  # type: ignore[return-value]
-
-    def __len__(self) -> int:
-        return len(self._one)
-
-    def keep(self, reports: Iterable[Report]) -> None:
-        self._one = {}
-        for report in reports:
-            for slot in self(report.shape):
-                self(slot)
-                self(slot.link)
-                if slot.heard is not None:
-                    self(slot.heard)
-            for port in self(report.ports):
-                self(port)
+        if len(self._values) >= self._size_max:
+            self._values = {}
+        return self._values.setdefault(value, value)  # type: ignore[return-value]
 
 
 class Reader:

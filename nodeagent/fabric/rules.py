@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Literal
+
+from nodeagent.fabric.hypernode import tier_name
 
 Foreign = Literal["refuse", "yield", "own"]
 """What happens where HyperNodes of another owner hold our nodes: write nothing, leave those nodes to the
@@ -94,3 +97,10 @@ class Rules:
     label_keys: tuple[str, ...] = (TIER_LABEL,)
     foreign: Foreign = "refuse"
     hysteresis: Hysteresis = Hysteresis()
+
+    def labels_of_tier(self, tier: int) -> tuple[str, ...]:
+        """The keys of the node labels that carry the name of the object of this tier."""
+        values = {"{tierName}": tier_name(tier), "{tier}": str(tier), "{fabric}": self.fabric}
+        return tuple(
+            reduce(lambda text, value: text.replace(*value), values.items(), key) for key in self.label_keys
+        )

@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from nodeagent.cli import main
-from nodeagent.fabric.hypernode import render
 from nodeagent.sim.apiserver import ApiServer
 from tests.support.fabrics import Cluster, links, rails
 
@@ -32,8 +31,8 @@ def fill(server: ApiServer) -> Cluster:
     cluster = Cluster()
     cluster.hear(rails(2, 4))
     cluster.rest()
-    for one in cluster.planner.told.own.values():
-        server.put(render(one))
+    for published in cluster.tree.objects.values():
+        server.put(published)
     for node, row in rails(2, 5).items():
         report = links(node, row, api_version="nodeagent.io/v1alpha1", kind="NodeLinks")
         found = json.loads(msgspec.json.encode(report))

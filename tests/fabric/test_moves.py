@@ -360,33 +360,6 @@ def test_every_write_leaves_a_valid_tree_whatever_fails(seed: int, groups: int, 
     assert cluster.rest(1000) == 0, "a plan that is carried out needs no other"
 
 
-@given(seed=st.integers(0, 2**32), groups=st.integers(1, 4), steps=st.integers(1, 8))
-def test_what_is_kept_up_to_date_is_what_is_computed_anew(seed: int, groups: int, steps: int) -> None:
-    """After any changes, a planner that has followed them and one that forgets all it derived answer the same."""
-    chance = random.Random(seed)
-    cluster = Cluster(Rules(hysteresis=Hysteresis(60, 0, 30, 300, 1.0, 8)))
-    nodes = [f"n{i:02}" for i in range(groups * 4)]
-    cluster.exist(*nodes)
-    for _ in range(steps):
-        for node in chance.sample(nodes, chance.randrange(len(nodes) + 1)):
-            if chance.random() < 0.1:
-                cluster.planner.report(node, None)
-            else:
-                cluster.hear({node: random_row(chance, groups, node)})
-        if chance.random() < 0.7:
-            cluster.step(chance.choice((0, 30, 61)))
-        followed = cluster.planner.plan(cluster.now)
-        seen = (
-            followed.hypernodes,
-            followed.anomalies,
-            followed.unplaced,
-            followed.writes,
-            dict(followed.labels),
-        )
-        anew = cluster.planner.plan(cluster.now, full=True)
-        assert seen == (anew.hypernodes, anew.anomalies, anew.unplaced, anew.writes, dict(anew.labels))
-
-
 @given(shape=st.sampled_from(sorted(SHAPES)), seed=st.integers(0, 2**32))
 def test_renaming_everything_renames_nothing_that_is_published(shape: str, seed: int) -> None:
     """Switches get other names one after the other, by the chassis known: no HyperNode is made or deleted."""

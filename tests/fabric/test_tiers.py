@@ -163,6 +163,20 @@ def test_nodes_that_are_told_are_placed_without_a_report() -> None:
     assert cluster.rest(10) == 0
 
 
+def test_a_node_that_the_file_places_claims_no_name_for_the_switches_that_it_hears() -> None:
+    """Its switches would take the name of the file's object, and the node would move for ever."""
+    cluster = Cluster(Rules(topology=Topology({}, (StaticGroup("unlit", (), ("r000-n000",)),))))
+    cluster.exist("r000-n000")
+    cluster.hear(single(1, 1))
+    cluster.rest()
+    name = cluster.home("r000-n000")
+    for _ in range(5):
+        assert cluster.rest(61) == 0
+    cluster.restart()
+    assert cluster.rest(61) == 0
+    assert cluster.home("r000-n000") == name
+
+
 def test_a_root_that_is_asserted_takes_in_new_groups_at_once() -> None:
     cluster = Cluster(Rules(assume_full_bisection=True, hysteresis=Hysteresis(share=1.0)))
     planned(cluster, 2)

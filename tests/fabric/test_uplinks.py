@@ -11,6 +11,7 @@ from nodeagent.fabric import IMMEDIATE, Planner, Rules
 from nodeagent.fabric.uplinks import Above, KnownSwitch, SwitchNeighbor, is_same, uplinks
 from nodeagent.switches import lldp_mib
 from nodeagent.switches.lldp_mib import forwards, index_of
+from tests.support.fabrics import End, links
 
 
 def heard(name: str, chassis: int = 0, port: str = "1", **more) -> SwitchNeighbor:
@@ -111,9 +112,12 @@ def test_whatever_is_heard_leads_to_safe_keys_in_order(told: dict[str, list[Swit
 
 def test_the_planner_takes_keys_as_they_are():
     planner = Planner(Rules(hysteresis=IMMEDIATE))
-    planner.uplinks({"chassis:mac:1": ("chassis:mac:2",)}, by_key=True)
-    planner.plan(0.0)
-    assert planner.tower.uplinks.heard == {"chassis:mac:1": ("chassis:mac:2",)}
+    cables = {"n1": (End("", "1", chassis="1"),), "n2": (End("", "1", chassis="3"),)}
+    for node, row in cables.items():
+        planner.report(node, links(node, row))
+    assert [one.tier for one in planner.plan(0.0).hypernodes] == [1, 1]
+    planner.uplinks({"chassis:mac:1": ("chassis:mac:2",), "chassis:mac:3": ("chassis:mac:2",)}, by_key=True)
+    assert [one.tier for one in planner.plan(0.0).hypernodes] == [1, 1, 2]
 
 
 # --- LLDP-MIB -----------------------------------------------------------------------------------------------

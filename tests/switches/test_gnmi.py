@@ -205,7 +205,7 @@ async def test_one_switch_that_hangs_holds_up_nobody_and_the_planner_is_told_of_
         async with asyncio.timeout(20):
             await switches.round()
             await switches.round()
-        assert made.told.heard == {"leaf1": ("spine1", "spine2")}
+        assert made.inputs.heard == {"leaf1": ("spine1", "spine2")}
         assert told == [1], "the same again is no news"
         assert switches.reads == {"ok": 2, "timeout": 2}
         assert "leaf2" in switches.trouble

@@ -179,7 +179,7 @@ async def asked(
     way = Way(str(tmp_path), **{**how, **more})  # type: ignore[arg-type]
     switches = Switches(way, Snmp("v2c", timeout_s=3), made, lambda: None)
     with rig.controller.entered():
-        yield switches, made, lambda: dict(made.told.heard)
+        yield switches, made, lambda: dict(made.inputs.heard)
 
 
 async def test_two_leaves_below_one_spine_become_a_tier(rig: Rig, tmp_path: Path):

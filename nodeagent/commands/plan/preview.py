@@ -14,6 +14,7 @@ from nodeagent.config import ConfigError, Fault
 from nodeagent.config.fabric_settings import FabricConfig, load_fabric, rules_of
 from nodeagent.config.topology_file import load_topology
 from nodeagent.fabric import IMMEDIATE, HyperNode, Outcome, Planner, Rules
+from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.rules import Hysteresis
 
 
@@ -25,10 +26,13 @@ class SourceError(Exception):
 class Look:
     """``published`` are the HyperNodes that were read, ``notes`` what somebody should know besides."""
 
-    planner: Planner
-    outcome: Outcome
+    plan: Plan
     published: dict[str, HyperNode]
     notes: tuple[str, ...]
+
+    @property
+    def outcome(self) -> Outcome:
+        return self.plan.outcome
 
 
 def load(file: Path | None) -> tuple[FabricConfig, Rules]:
@@ -55,15 +59,15 @@ def look(parts: Iterable[Objects], rules: Rules) -> Look:
         planner.report(report.metadata.name or report.node_name, report)
     for name, why in objects.refused.items():
         planner.refuse(name, why)
-    outcome = planner.plan(0.0)
-    notes = [*objects.notes, *_notes(objects, planner, rules.hysteresis)]
-    return Look(planner, outcome, published, tuple(notes))
+    plan = planner.prepare(0.0)()
+    notes = [*objects.notes, *_notes(objects, plan, rules.hysteresis)]
+    return Look(plan, published, tuple(notes))
 
 
-def _notes(objects: Objects, planner: Planner, times: Hysteresis) -> Iterable[str]:
+def _notes(objects: Objects, plan: Plan, times: Hysteresis) -> Iterable[str]:
     if not objects.reports and not objects.refused:
         yield "no NodeLinks were found: the published tree stays as it is"
-    moves, placed = len(planner.seating.pending), len(planner.seating.placed)
+    moves, placed = len(plan.nodes.pending), len(plan.published.tiers[1].placed)
     if moves > max(times.least_nodes, times.share * placed):
         yield f"{moves} of {placed} placed nodes would move: the controller holds that for {times.hold_s:g} s first"
 

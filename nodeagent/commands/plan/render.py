@@ -29,7 +29,7 @@ def as_json(outcome: Outcome) -> str:
 def document(outcome: Outcome) -> dict[str, Any]:
     return {
         "hypernodes": [render(one) for one in outcome.hypernodes],
-        "labels": {node: dict(sorted(outcome.labels[node].items())) for node in outcome.labels},
+        "labels": {node: dict(sorted(labels.items())) for node, labels in sorted(outcome.labels.items())},
         "anomalies": [
             {
                 "kind": str(one.kind),

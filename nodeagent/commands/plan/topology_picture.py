@@ -27,9 +27,9 @@ def picture(look: Look, form: str) -> str:
 def _document(look: Look) -> dict[str, Any]:
     wanted = {one.name: one for one in look.outcome.hypernodes}
     odd = {(one.node, one.link): str(one.kind) for one in look.outcome.anomalies}
-    tops = [one for one in wanted.values() if one.name not in look.planner.tower.parent]
+    tops = [one for one in wanted.values() if one.name not in look.plan.tiers.parent]
     return {
-        "fabric": look.planner.rules.fabric,
+        "fabric": look.plan.rules.fabric,
         "hypernodes": [
             _branch(look, one, wanted, odd) for one in sorted(tops, key=lambda one: (-one.tier, one.name))
         ],
@@ -51,16 +51,16 @@ def _branch(look: Look, one: HyperNode, wanted: dict[str, HyperNode], odd: Odd) 
 
 
 def _links(look: Look, node: str, odd: Odd) -> Iterator[dict[str, Any]]:
-    wiring = look.planner.evidence.wiring(node)
-    if wiring is None:
+    pattern = look.plan.votes.pattern(node)
+    if pattern is None:
         return
-    report = wiring.nodes[node]
-    for i, slot in enumerate(wiring.shape):
+    report = pattern.nodes[node]
+    for i, slot in enumerate(pattern.shape):
         link = shown(slot.link)
         yield {
             "link": link,
             "rail": shown(slot.rail),
-            "switch": wiring.keys[i] or None,
+            "switch": pattern.keys[i] or None,
             "port": shown(report.ports[i]) or None,
             "stale": bool(report.stale >> i & 1),
             "anomaly": odd.get((node, link)),

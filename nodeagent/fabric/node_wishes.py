@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nodeagent.fabric.recompute.cabling_pattern import CablingPattern
-from nodeagent.fabric.recompute.groups import SwitchGroup
-from nodeagent.fabric.recompute.inputs import Levels
-from nodeagent.fabric.recompute.naming import GroupNames
-from nodeagent.fabric.recompute.placement import Placement
-from nodeagent.fabric.recompute.votes import LinkVotes
+from nodeagent.fabric.cabling_pattern import CablingPattern
+from nodeagent.fabric.foreign import ForeignHyperNodes
+from nodeagent.fabric.groups import SwitchGroup
+from nodeagent.fabric.inputs import Levels
+from nodeagent.fabric.naming import GroupNames
+from nodeagent.fabric.placement import Placement
 from nodeagent.fabric.rules import Rules
-from nodeagent.fabric.strangers import Strangers
+from nodeagent.fabric.votes import LinkVotes
 
 
 class NodeWishes:
@@ -27,7 +27,7 @@ class NodeWishes:
         votes: LinkVotes,
         names: GroupNames,
         placed: Mapping[str, str],
-        foreign: Strangers,
+        foreign: ForeignHyperNodes,
         before: Placement,
         waiting: Mapping[str, float],
         now: float,
@@ -51,12 +51,11 @@ class NodeWishes:
             else:
                 for node in pattern.nodes:
                     self._add(node)
-        rest = (levels.refused.keys() | self._placed.keys()) - levels.reports.keys()
-        if levels.nodes:
-            rest |= levels.reports.keys() - levels.nodes.keys()
+        rest = {node for node in self._placed if node not in levels.reports}
+        rest.update(self._votes.unknown, levels.refused, self._forced)
         if yielding:
-            rest |= self._foreign.named - levels.reports.keys()
-        for node in rest | self._forced.keys():
+            rest |= self._foreign.listed - levels.reports.keys()
+        for node in rest:
             self._add(node)
 
     def _add(self, node: str) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from nodeagent.fabric.anomalies import CablingCheck
+from nodeagent.fabric.groups import SwitchGroup
 from nodeagent.fabric.hypernode import (
     ALIASES,
     BYTES_MAX,
@@ -19,11 +21,9 @@ from nodeagent.fabric.hypernode import (
     size_of,
     tier_name,
 )
-from nodeagent.fabric.recompute.anomalies import CablingCheck
-from nodeagent.fabric.recompute.groups import SwitchGroup
-from nodeagent.fabric.recompute.naming import GroupNames
-from nodeagent.fabric.recompute.published import parse_aliases
-from nodeagent.fabric.recompute.votes import LinkVotes
+from nodeagent.fabric.naming import GroupNames
+from nodeagent.fabric.published import parse_aliases
+from nodeagent.fabric.votes import LinkVotes
 
 
 class LeafObjects:
@@ -45,13 +45,8 @@ class LeafObjects:
             self._renamed.setdefault(key, []).append(current)
         self.objects: dict[str, HyperNode] = {}
         self.trimmed: dict[str, tuple[str, ...]] = {}
-        members: dict[str, list[str]] = {}
-        for node, name in place.items():
-            members.setdefault(name, []).append(node)
-        for name in sorted(members):
-            self.objects[name] = self._make(
-                name, set(members[name]), names.groups.get(name), published.get(name)
-            )
+        for name, members in sorted(_members(place).items()):
+            self.objects[name] = self._make(name, members, names.groups.get(name), published.get(name))
 
     def _make(
         self, name: str, members: set[str], group: SwitchGroup | None, old: HyperNode | None
@@ -119,3 +114,13 @@ class LeafObjects:
         for key in self._renamed.keys() & switches:
             pairs.update((name, key) for name in self._renamed[key])
         return sorted(f"{name}={key}" for name, key in pairs.items())
+
+
+def _members(place: Mapping[str, str]) -> dict[str, set[str]]:
+    members: dict[str, set[str]] = {}
+    last, same = "", set[str]()
+    for node, name in place.items():
+        if name != last:
+            last, same = name, members.setdefault(name, set())
+        same.add(node)
+    return members

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from nodeagent.fabric.build import label_chains
+from nodeagent.fabric.anomalies import CablingCheck
+from nodeagent.fabric.foreign import ForeignHyperNodes
 from nodeagent.fabric.hypernode import BYTES_MAX, HyperNode, Texts, size_of
+from nodeagent.fabric.inputs import Levels
+from nodeagent.fabric.leaf_objects import LeafObjects
+from nodeagent.fabric.node_wishes import NodeWishes
 from nodeagent.fabric.outcome import Anomaly, Kind, Outcome, Overlap, Unplaced
-from nodeagent.fabric.recompute.anomalies import CablingCheck
-from nodeagent.fabric.recompute.inputs import Levels
-from nodeagent.fabric.recompute.leaf_objects import LeafObjects
-from nodeagent.fabric.recompute.node_wishes import NodeWishes
-from nodeagent.fabric.recompute.placement import Placement
-from nodeagent.fabric.recompute.switches import SwitchNames
-from nodeagent.fabric.recompute.tiers import UpperTiers
+from nodeagent.fabric.placement import Placement
 from nodeagent.fabric.rules import Rules
-from nodeagent.fabric.strangers import Strangers
+from nodeagent.fabric.switches import SwitchNames
+from nodeagent.fabric.tiers import UpperTiers
 from nodeagent.fabric.writes import order
 
 Patch = dict[str, str | None]
@@ -24,7 +23,7 @@ Patch = dict[str, str | None]
 def make_outcome(
     rules: Rules,
     levels: Levels,
-    foreign: Strangers,
+    foreign: ForeignHyperNodes,
     names: SwitchNames,
     wishes: NodeWishes,
     nodes: Placement,
@@ -36,7 +35,7 @@ def make_outcome(
     """``nodes`` is the placement of the nodes in leaf groups."""
     wanted = {**leaves.objects, **tiers.objects}
     trimmed = {node: name for name, left_out in leaves.trimmed.items() for node in left_out}
-    chains = label_chains(tiers.parent, tiers.objects, leaves.objects, rules.fabric, rules.label_keys)
+    chains = _label_chains(rules, leaves, tiers)
     placements = (nodes, *tiers.placements.values())
     ends = [placement.next_at(now, rules.hysteresis) for placement in placements]
     ends += [since + rules.hysteresis.settle_s for since in wishes.waiting.values()]
@@ -59,25 +58,46 @@ def make_outcome(
     )
 
 
+def _label_chains(rules: Rules, leaves: LeafObjects, tiers: UpperTiers) -> dict[str, Texts]:
+    """The labels of the nodes of each tier-1 object: its own name, and the names of all objects above it."""
+
+    def labels(name: str, tier: int) -> Texts:
+        return tuple((key, name) for key in rules.labels_of_tier(tier))
+
+    above: dict[str | None, Texts] = {None: ()}
+    for name, upper in sorted(tiers.objects.items(), key=lambda item: -item[1].tier):
+        above[name] = (*labels(name, upper.tier), *above[tiers.parent.get(name)])
+    return {
+        name: tuple(sorted((*labels(name, 1), *above[tiers.parent.get(name)]))) for name in leaves.objects
+    }
+
+
 def _labels(
     place: Mapping[str, str], chains: Mapping[str, Texts], trimmed: Mapping[str, str]
 ) -> dict[str, Mapping[str, str]]:
     """The labels of each placed node. Nodes of one object share one mapping."""
     of = {name: dict(chain) for name, chain in chains.items()}
-    return {node: of[name] for node, name in place.items() if node not in trimmed}
+    labels: dict[str, Mapping[str, str]] = {node: of[name] for node, name in place.items()}
+    for node in trimmed:
+        del labels[node]
+    return labels
 
 
 def _relabel(levels: Levels, place: Mapping[str, str], chains: Mapping[str, Texts]) -> dict[str, Patch]:
     """What to patch on each Node. Equal patches are one mapping."""
     patches: dict[tuple[Texts, Texts], Patch] = {}
     relabel: dict[str, Patch] = {}
+    good: tuple[Texts, Texts] = ((), ())
     for node, labels in levels.nodes.items():
-        wanted = chains.get(place.get(node, ""), ())
-        if labels.ours != wanted:
-            key = (labels.ours, wanted)
-            if (patch := patches.get(key)) is None:
-                patch = patches[key] = _patch(*key)
-            relabel[node] = patch
+        ours, wanted = labels.ours, chains.get(place.get(node, ""), ())
+        if ours is good[0] and wanted is good[1]:
+            continue  # The same two objects as for the node before, nearly always.
+        if ours == wanted:
+            good = (ours, wanted)
+            continue
+        if (patch := patches.get((ours, wanted))) is None:
+            patch = patches[ours, wanted] = _patch(ours, wanted)
+        relabel[node] = patch
     return relabel
 
 
@@ -121,13 +141,13 @@ def _differing(own: Mapping[str, HyperNode], wanted: Mapping[str, HyperNode]) ->
 def _overlaps(
     rules: Rules,
     levels: Levels,
-    foreign: Strangers,
+    foreign: ForeignHyperNodes,
     place: Mapping[str, str],
     parent: Mapping[str, str],
 ) -> tuple[Overlap, ...]:
     if not foreign or rules.foreign != "refuse":
         return ()
-    labels = {node: dict(one.every) for node, one in levels.nodes.items()} if foreign.vague else None
+    labels = {node: dict(one.every) for node, one in levels.nodes.items()} if foreign.selects else None
     return foreign.overlaps(place, parent, labels)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from nodeagent.fabric.groups import SwitchGroup
 from nodeagent.fabric.names import match, name_of
-from nodeagent.fabric.recompute.groups import SwitchGroup
-from nodeagent.fabric.recompute.published import PublishedTree
+from nodeagent.fabric.published import PublishedTree
 
 Claims = dict[str, tuple[int, int]]
 """By published name, how many members and how many switches a group shares with that object."""
@@ -25,7 +25,8 @@ class GroupNames:
         self.names: dict[SwitchGroup, str] = {}
         self.groups: dict[str, SwitchGroup] = {}
         inhabited = {group: None for group in groups if group.voters or group.forced}
-        matched = match({group: _claims(group, published) for group in inhabited}, _anchor)
+        forced = frozenset(node for group in inhabited for node in group.forced)
+        matched = match({group: _claims(group, published, forced) for group in inhabited}, _anchor)
         for group in sorted(inhabited, key=_anchor):
             name = matched.get(group) or name_of(
                 fabric, 1, group.anchor, lambda name: is_taken(name) or name in self.groups
@@ -34,11 +35,13 @@ class GroupNames:
             self.groups[name] = group
 
 
-def _claims(group: SwitchGroup, published: PublishedTree) -> Claims:
+def _claims(group: SwitchGroup, published: PublishedTree, forced: frozenset[str]) -> Claims:
+    """``forced`` are the nodes that the topology file places: they count for no group that their links vote for."""
     placed, homes = published.tiers[1].placed, published.switches.placed
     nodes: dict[str, int] = {}
     for pattern in group.voters:
-        places = list(map(placed.get, pattern.nodes))
+        members = pattern.nodes.keys() - forced if forced else pattern.nodes
+        places = list(map(placed.get, members))
         for place in set(places):
             if place is not None:
                 nodes[place] = nodes.get(place, 0) + places.count(place)

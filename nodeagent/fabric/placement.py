@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from nodeagent.fabric.outcome import Breaker
-from nodeagent.fabric.recompute.published import PublishedMembers
+from nodeagent.fabric.published import PublishedMembers
 from nodeagent.fabric.rules import Hysteresis
 
 
@@ -58,16 +58,13 @@ def place(
     in no object. ``leaving`` are members that no longer exist. ``at_once``: moves do not wait.
     """
     placed = published.placed
-    places: dict[str, str] = {}
+    places = {
+        member: here for member, wish in wishes.items() if (here := placed.get(member, wish)) is not None
+    }
     pending: dict[str, tuple[str, float]] = {}
-    for member, wish in wishes.items():
-        here = placed.get(member)
-        if here is None:
-            if wish is not None:
-                places[member] = wish
-            continue
-        places[member] = here
-        if wish is not None and wish != here:
+    for member, here in places.items():
+        wish = wishes[member]
+        if wish is not here and wish is not None and wish != here:
             known = before.pending.get(member)
             since = known[1] if known is not None and known[0] == wish else now
             pending[member] = (wish, float("-inf") if at_once else since)

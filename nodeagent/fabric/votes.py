@@ -7,22 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from nodeagent.fabric.recompute.cabling_pattern import CablingPattern
-from nodeagent.fabric.recompute.groups import SwitchGraph, SwitchGroup, count_votes
-from nodeagent.fabric.recompute.inputs import Levels
-from nodeagent.fabric.recompute.published import PublishedTree
-from nodeagent.fabric.recompute.switches import SwitchNames
+from nodeagent.fabric.cabling_pattern import CablingPattern
+from nodeagent.fabric.groups import SwitchGraph, SwitchGroup, count_votes
+from nodeagent.fabric.inputs import Levels
+from nodeagent.fabric.published import PublishedTree
 from nodeagent.fabric.rules import Rules
+from nodeagent.fabric.switches import SwitchNames
 
 
 class LinkVotes:
-    """``groups`` are all leaf groups, ``static_groups`` those of the topology file by their name there."""
+    """``groups`` are all leaf groups, ``static_groups`` those of the topology file by their name there.
+
+    ``unknown`` are nodes with a report but without a Node. Their reports do not count.
+    """
 
     def __init__(
         self, rules: Rules, levels: Levels, published: PublishedTree, record: Mapping[str, str]
     ) -> None:
         self._reports = levels.reports
-        self._patterns = _patterns(levels)
+        self.unknown = [node for node in levels.reports if node not in levels.nodes] if levels.nodes else []
+        self._patterns = _patterns(levels, frozenset(self.unknown))
         self.names = SwitchNames(
             self._patterns.values(),
             rules.generic_names,
@@ -83,18 +87,19 @@ class LinkVotes:
                 pattern.best.voters.append(pattern)
 
 
-def _patterns(levels: Levels) -> dict[int, CablingPattern]:
+def _patterns(levels: Levels, unknown: frozenset[str]) -> dict[int, CablingPattern]:
     """The patterns of all nodes that exist, by the identity of their shape.
 
     Equal shapes are one object, and hashing a shape would cost more than all other work here.
     """
     patterns: dict[int, CablingPattern] = {}
-    nodes = levels.nodes
+    pattern: CablingPattern | None = None
     for node, report in levels.reports.items():
-        if nodes and node not in nodes:
+        if node in unknown:
             continue
-        pattern = patterns.get(id(report.shape))
-        if pattern is None:
-            pattern = patterns[id(report.shape)] = CablingPattern(report.shape)
+        if pattern is None or pattern.shape is not report.shape:
+            pattern = patterns.get(id(report.shape))
+            if pattern is None:
+                pattern = patterns[id(report.shape)] = CablingPattern(report.shape)
         pattern.nodes[node] = report
     return patterns

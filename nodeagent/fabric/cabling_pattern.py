@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from nodeagent.fabric.reports import Report, Shape
 
 if TYPE_CHECKING:
-    from nodeagent.fabric.recompute.groups import SwitchGroup
+    from nodeagent.fabric.groups import SwitchGroup
 
 
 class CablingPattern:

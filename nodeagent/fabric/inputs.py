@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from nodeagent.fabric.build import label_key
 from nodeagent.fabric.hypernode import TIER_NAMES, HyperNode, Texts
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.reports import Pool, Reader, RefusedError, Report
 from nodeagent.fabric.rules import Rules
 
-T = TypeVar("T", bound=Hashable)
-_SHARED_MIN = 1 << 16
-_SHARED_PER_REPORT = 16
 
-
-class NodeLabels(NamedTuple):
+class KnownLabels(NamedTuple):
     """The labels of a Node, sorted: ``ours`` are those that the planner writes, ``every`` are all that were given."""
 
     ours: Texts
@@ -30,7 +25,7 @@ class Levels:
 
     reports: Mapping[str, Report]
     refused: Mapping[str, str]
-    nodes: Mapping[str, NodeLabels]
+    nodes: Mapping[str, KnownLabels]
     own: Mapping[str, HyperNode]
     foreign: Mapping[str, HyperNode]
     uplinks: Mapping[str, tuple[str, ...]]
@@ -56,17 +51,15 @@ class Inputs:
         self._pool = Pool()
         self._reader = Reader(rules, self._pool)
         self._our_labels = frozenset(
-            label_key(template, tier, rules.fabric)
-            for template in rules.label_keys
-            for tier in range(1, len(TIER_NAMES) + 1)
+            key for tier in range(1, len(TIER_NAMES) + 1) for key in rules.labels_of_tier(tier)
         )
         self.reports: dict[str, Report] = {}
         self.refused: dict[str, str] = {}
-        self.nodes: dict[str, NodeLabels] = {}
+        self.nodes: dict[str, KnownLabels] = {}
         self.own: dict[str, HyperNode] = {}
         self.foreign: dict[str, HyperNode] = {}
-        self._uplinks: dict[str, tuple[str, ...]] = {}
-        self._uplinks_by_key = False
+        self.heard: dict[str, tuple[str, ...]] = {}
+        self.heard_by_key = False
 
     def report(self, name: str, links: NodeLinks | None) -> None:
         if links is None:
@@ -89,7 +82,7 @@ class Inputs:
             return
         every = tuple(sorted(labels.items()))
         ours = tuple(pair for pair in every if pair[0] in self._our_labels)
-        self.nodes[name] = self._pool(NodeLabels(ours, every))
+        self.nodes[name] = self._pool(KnownLabels(ours, every))
 
     def hypernode(self, name: str, hypernode: HyperNode | None) -> None:
         self.own.pop(name, None)
@@ -98,7 +91,7 @@ class Inputs:
             (self.own if hypernode.ours else self.foreign)[name] = hypernode
 
     def uplinks(self, heard: Mapping[str, tuple[str, ...]], *, by_key: bool) -> None:
-        self._uplinks, self._uplinks_by_key = dict(heard), by_key
+        self.heard, self.heard_by_key = dict(heard), by_key
 
     def is_node(self, name: str) -> bool:
         return _is_node(name, self.reports, self.nodes)
@@ -111,10 +104,10 @@ class Inputs:
             self.nodes.copy(),
             self.own.copy(),
             self.foreign.copy(),
-            self._uplinks,
-            self._uplinks_by_key,
+            self.heard,
+            self.heard_by_key,
         )
 
 
-def _is_node(name: str, reports: Mapping[str, Report], nodes: Mapping[str, NodeLabels]) -> bool:
+def _is_node(name: str, reports: Mapping[str, Report], nodes: Mapping[str, KnownLabels]) -> bool:
     return any(form in reports or form in nodes for form in (name, name.partition(".")[0]))
