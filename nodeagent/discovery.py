@@ -16,31 +16,30 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from nodeagent.config import Config, GpuSettings, HealthSettings, override
-from nodeagent.health.engine import Expected, Terms
-from nodeagent.health.gpu_rules import Limits, Mark
-from nodeagent.health.gpuguard import Guard
-from nodeagent.health.rules import effective
-from nodeagent.health.xids import Rules
-from nodeagent.host.netlink.events import LinkEvents
+from nodeagent.agent_config import Config
+from nodeagent.health.gpu_rules import GpuLimits, MeasuredFault
+from nodeagent.health.health_settings import GuardSettings, HealthSettings, override
+from nodeagent.health.nic_judge import Expected, NicTerms
+from nodeagent.health.nic_rules import effective
+from nodeagent.health.xids import GpuTerms
+from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.nvml import Nvml
 from nodeagent.host.recorded_gpus import Recorded
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
-from nodeagent.model import Finding, Gpu, Neighbor
-from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci
+from nodeagent.model import Gpu, Neighbor, Remark
+from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
 from nodeagent.sources.gpu_health_service import Ledger
 from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
 from nodeagent.sources.nic_health_service import Verdicts
+from nodeagent.sources.scan_hints import ScanRequest
+from nodeagent.sources.source_settings import GpuSettings
 from nodeagent.sources.state_file import Memory
 from nodeagent.supervise import keep
 
 if TYPE_CHECKING:  # loaded after registration
-    from nodeagent.link_selection import LinkSelect
-    from nodeagent.sampling.collectors import Rates
     from nodeagent.sampling.sampler import Sampler
-    from nodeagent.sources.lldp_receiver import Ear
-    from nodeagent.sources.lldp_source import LldpSettings
+    from nodeagent.sources.lldp_receiver import LldpReceiver
 
 log = logging.getLogger(__name__)
 
@@ -61,13 +60,14 @@ def driver(tree: Tree, settings: GpuSettings) -> nvml_session.Driver:
     return Recorded(tree.root) if is_recorded(tree) else Nvml(processes=settings.health.processes)
 
 
-def rules(settings: GpuSettings) -> Rules:
+def gpu_terms(settings: GpuSettings, guard: GuardSettings) -> GpuTerms:
+    """Return the terms that the health of GPUs is derived by."""
     health = settings.health
-    return Rules(
+    return GpuTerms(
         fatal=frozenset(settings.fatal_xids),
         ignore=frozenset(settings.ignore_xids),
         clear_after_s=math.inf if settings.xid_clear_seconds is None else settings.xid_clear_seconds,
-        limits=Limits(
+        limits=GpuLimits(
             remapped_rows=health.remapped_rows,
             sram_uncorrectable=health.sram_uncorrectable,
             nvlinks=health.nvlinks,
@@ -78,15 +78,17 @@ def rules(settings: GpuSettings) -> Rules:
             pcie_clear_s=health.pcie_clear_seconds,
             clear_s=health.clear_seconds,
             gap_s=4 * health.read_seconds,
-            grave=frozenset(map(Mark, health.unhealthy)),
-            ignore=frozenset(map(Mark, health.ignore)),
+            withdrawing=frozenset(map(MeasuredFault, health.unhealthy)),
+            ignore=frozenset(map(MeasuredFault, health.ignore)),
         ),
+        guard_share=guard.share,
+        guard_s=guard.seconds,
     )
 
 
-def terms(settings: HealthSettings) -> Terms:
+def nic_terms(settings: HealthSettings) -> NicTerms:
     """Return the terms that the health of NICs is derived by."""
-    return Terms(
+    return NicTerms(
         effective(map(override, settings.rules)),
         tuple(Expected(expected.links, expected.speed_mbps) for expected in settings.expected),
         settings.unused,
@@ -102,7 +104,7 @@ def memory(settings: HealthSettings, root: Path) -> Memory:
 
 def verdicts(settings: HealthSettings, memory: Memory) -> Verdicts:
     """Return the health service of the NICs, with its state file."""
-    return Verdicts(terms(settings), memory)
+    return Verdicts(nic_terms(settings), memory)
 
 
 def adopt(judge: Verdicts, begun: HealthSettings, now: HealthSettings) -> None:
@@ -112,7 +114,7 @@ def adopt(judge: Verdicts, begun: HealthSettings, now: HealthSettings) -> None:
             log.warning(
                 "A changed setting takes effect when the agent is restarted. setting=health.%s", setting
             )
-    judge.adopt(terms(now))
+    judge.adopt(nic_terms(now))
 
 
 def explained(judge: Verdicts, ledger: Ledger) -> bytes:
@@ -122,44 +124,8 @@ def explained(judge: Verdicts, ledger: Ledger) -> bytes:
 
 def gpus_ledger(config: Config, memory: Memory | None = None) -> Ledger:
     """Return the health service of the GPUs. With ``gpu.driver: none`` it leaves the state file alone."""
-    guard = Guard(config.health.guard.share, config.health.guard.seconds)
-    return Ledger(rules(config.gpu), memory if config.gpu.driver != "none" else None, guard)
-
-
-def link_select(config: Config) -> LinkSelect:
-    from nodeagent.link_selection import LinkSelect  # noqa: PLC0415
-
-    wanted = config.links.select
-    return LinkSelect(wanted.netdevs, wanted.drivers, wanted.pci_addresses, wanted.exclude)
-
-
-def lldp_settings(config: Config, node_name: str | None = None) -> LldpSettings:
-    from nodeagent.sources.lldp_source import LldpSettings  # noqa: PLC0415
-
-    settings = config.lldp
-    return LldpSettings(
-        source="lldpd" if settings.source == "lldpd" else "socket",
-        command=settings.command,
-        transmit=settings.transmit,
-        system_name=node_name,
-    )
-
-
-def rates(config: Config) -> Rates:
-    from nodeagent.sampling.collectors import Rates  # noqa: PLC0415
-
-    wanted = config.samples
-    return Rates(
-        link=wanted.link_seconds,
-        driver=wanted.driver_seconds,
-        rdma=wanted.rdma_seconds,
-        pcie=wanted.pcie_seconds,
-        devlink=wanted.devlink_seconds,
-        vf=wanted.vf_seconds,
-        module=wanted.module_seconds,
-        kernel=wanted.kernel_log,
-        hangs_s=wanted.hang_seconds,
-    )
+    terms = gpu_terms(config.gpu, config.health.guard)
+    return Ledger(terms, memory if config.gpu.driver != "none" else None)
 
 
 def receives_lldp(config: Config, tree: Tree) -> bool:
@@ -184,7 +150,7 @@ class Discovery:
         nic_health: Verdicts | None = None,
         gpu_health: Ledger | None = None,
         on_sampler: Callable[[Sampler], object] | None = None,
-        on_lldp_receiver: Callable[[Ear], object] = lambda _receiver: None,
+        on_lldp_receiver: Callable[[LldpReceiver], object] = lambda _receiver: None,
     ) -> None:
         """``node_name`` is the system name that this node sends to switches. ``on_sampler`` takes the sampler at
         each start of its task; without it nothing is sampled. ``on_lldp_receiver`` does the same for LLDP."""
@@ -198,14 +164,14 @@ class Discovery:
         self._node_name = node_name
         self._on_sampler = on_sampler
         self._on_lldp_receiver = on_lldp_receiver
-        self._nic_health = nic_health if nic_health is not None else Verdicts(terms(config.health))
+        self._nic_health = nic_health if nic_health is not None else Verdicts(nic_terms(config.health))
         self._gpu_health = gpu_health if gpu_health is not None else gpus_ledger(config)
         self._nic_health.tell(lambda functions: inventory.state("health", functions=functions))
         self._gpu_health.tell(self._publish_gpus)
-        self._last_scan: pci.PciFacts | None = None
+        self._last_scan: pci_source.PciFacts | None = None
         """What a restarted PCI source continues from."""
         self._gpu_hint = asyncio.Event()
-        self._lldp_hint = pci.Request()
+        self._lldp_hint = ScanRequest()
 
     async def run(self) -> None:
         """Run every source until cancelled."""
@@ -233,7 +199,7 @@ class Discovery:
         if not is_recorded(self._tree):
             self._nic_health.identify(await asyncio.to_thread(permanent_macs))
         with hints(self._tree) as opened:
-            await pci.watch(
+            await pci_source.watch(
                 self._tree,
                 opened,
                 self._publish_pci,
@@ -241,7 +207,7 @@ class Discovery:
                 before=self._last_scan,
             )
 
-    def _publish_pci(self, facts: pci.PciFacts) -> None:
+    def _publish_pci(self, facts: pci_source.PciFacts) -> None:
         self._last_scan = facts
         snapshot = self._inventory.snapshot
         self._inventory.state(
@@ -282,16 +248,17 @@ class Discovery:
 
         with LinkEvents() as events:
             await lldp_source.watch(
-                lldp_settings(self._config, self._node_name),
-                link_select(self._config),
+                self._config.lldp,
+                self._config.links.select,
                 lambda: self._inventory.snapshot.functions,
                 [events, self._lldp_hint],
                 self._publish_lldp,
                 self._on_lldp_receiver,
+                self._node_name,
             )
 
-    def _publish_lldp(self, neighbors: tuple[Neighbor, ...], findings: tuple[Finding, ...]) -> None:
-        self._inventory.state("lldp", neighbors=neighbors, findings=findings)
+    def _publish_lldp(self, neighbors: tuple[Neighbor, ...], remarks: tuple[Remark, ...]) -> None:
+        self._inventory.state("lldp", neighbors=neighbors, remarks=remarks)
         self._nic_health.neighbors(neighbors)
 
     async def _watch_cabling_plan(self) -> None:
@@ -308,7 +275,7 @@ class Discovery:
             self._tree,
             lambda: self._inventory.snapshot.functions,
             self._nic_health.samples,
-            rates(self._config),
+            self._config.samples,
         )
         assert self._on_sampler is not None
         self._on_sampler(sampler)

@@ -1,9 +1,8 @@
-"""The tree of a file held against the structs: what fits, and one fault for each thing that does not.
+"""Compare the tree of a file with a settings struct: the values that fit, and a fault for each that does not.
 
-msgspec stops at its first error and knows no lines, so the tree is walked here, along the same type
-information that msgspec itself uses. The law of this file: a plain scalar is read as what its setting is.
-Text settings take the file's own spelling, so nothing has to be quoted; numbers are plain decimal; booleans
-are YAML 1.1's words. Quoted scalars are text.
+msgspec stops at its first error and knows no lines. This module walks the tree by msgspec's own type information.
+The type of a setting decides how a plain scalar is read: a text is taken as written, so that it needs no quotes; a
+number is plain decimal; a boolean is one of YAML 1.1's words. A quoted scalar is text.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from typing import Any, Final
 
 from msgspec import inspect
 
-from nodeagent.config.faults import Faults, Path, did_you_mean, quote
-from nodeagent.config.structs import Config
-from nodeagent.config.yaml_tree import EMPTY, Node, locate
+from nodeagent.config.faults import FaultList, Path, did_you_mean, quote
+from nodeagent.config.setting import Settings
+from nodeagent.config.yaml_tree import EMPTY, YamlNode, locate
 
 NULLS = ("", "~", "null", "Null", "NULL")
-NO_VALUE = "has no value; give one, or leave the key out"
+NO_VALUE = "has no value; give one, or remove the key"
 _TRUE = re.compile("true|yes|on", re.IGNORECASE)
 _FALSE = re.compile("false|no|off", re.IGNORECASE)
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
@@ -29,22 +28,23 @@ _SCIENTIFIC = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?")
 _DIGITS_MAX = 15  # any more are not exact in JSON, and no setting is so large
 
 
-class _Bad:
-    """What stands for a value that does not fit."""
+class _Invalid:
+    """Stands for a value that does not fit its setting."""
 
 
-BAD: Final = _Bad()
+INVALID: Final = _Invalid()
 
 
 @functools.cache
-def config_type() -> inspect.StructType:
-    found = inspect.type_info(Config)
-    assert isinstance(found, inspect.StructType)
-    return found
+def struct_type(settings: type[Settings]) -> inspect.StructType:
+    """What msgspec knows of a struct: its fields, types and bounds."""
+    type_ = inspect.type_info(settings)
+    assert isinstance(type_, inspect.StructType)
+    return type_
 
 
 def bare(type_: inspect.Type) -> tuple[inspect.Type, Mapping[str, Any]]:
-    """A type without its wrapping, and the ``extra`` of the wrapping."""
+    """A type without its metadata, and the ``extra`` of the metadata."""
     extra: dict[str, Any] = {}
     while isinstance(type_, inspect.Metadata):
         extra = {**(type_.extra or {}), **extra}
@@ -53,31 +53,31 @@ def bare(type_: inspect.Type) -> tuple[inspect.Type, Mapping[str, Any]]:
 
 
 def choices(type_: inspect.UnionType) -> tuple[list[inspect.Type], bool]:
-    """The types of a union less null, and whether null is among them."""
-    kept = [one for one in type_.types if not isinstance(one, inspect.NoneType)]
+    """The types of a union without null, and whether null is one of them."""
+    kept = [member for member in type_.types if not isinstance(member, inspect.NoneType)]
     return kept, len(kept) < len(type_.types)
 
 
-def fit(root: Node, faults: Faults, type_: inspect.StructType | None = None) -> dict[str, Any]:
-    """The builtins to make a ``Config`` of, or another struct. What does not fit is told of and left out.
+def fit(root: YamlNode, faults: FaultList, settings: type[Settings]) -> dict[str, Any]:
+    """The builtins from which msgspec makes ``settings``. A value that does not fit becomes a fault and is left out.
 
-    A list keeps the places of its mappings: one that cannot be made is ``BAD``.
+    A list keeps the places of its mappings: an invalid mapping is ``INVALID``.
     """
     if not isinstance(root.value, dict):
-        message = f"the file must hold a mapping, settings with a colon, not {_named(root)}"
+        message = f"the file must hold a mapping (keys with a colon), not {_named(root)}"
         if isinstance(root.value, str) and not root.quoted and root.value in NULLS:
             message = EMPTY
         faults.add((), (root.line, root.column), message)
         return {}
-    found = _Walk(faults).struct(root, type_ or config_type(), ())
-    return found if isinstance(found, dict) else {}
+    built = _Validator(faults).struct(root, struct_type(settings), ())
+    return built if isinstance(built, dict) else {}
 
 
-class _Walk:
-    def __init__(self, faults: Faults) -> None:
+class _Validator:
+    def __init__(self, faults: FaultList) -> None:
         self._faults = faults
 
-    def value(self, node: Node, type_: inspect.Type, path: Path) -> Any:
+    def value(self, node: YamlNode, type_: inspect.Type, path: Path) -> Any:
         type_, extra = bare(type_)
         if isinstance(type_, inspect.UnionType):
             kept, null = choices(type_)
@@ -92,7 +92,7 @@ class _Walk:
         if isinstance(type_, inspect.VarTupleType):
             return self._list(node, type_, path)
         complaint = None
-        read: Any = BAD
+        read: Any = INVALID
         if _is_null(node):
             complaint = NO_VALUE
         elif not isinstance(node.value, str):
@@ -102,12 +102,12 @@ class _Walk:
         if complaint is None:
             return read
         self._faults.add(path, (node.line, node.column), complaint)
-        return BAD
+        return INVALID
 
-    def struct(self, node: Node, type_: inspect.StructType, path: Path) -> Any:
+    def struct(self, node: YamlNode, type_: inspect.StructType, path: Path) -> Any:
         if not isinstance(node.value, dict):
             self._refuse(node, "a mapping", path)
-            return BAD
+            return INVALID
         known = {field.encode_name: field for field in type_.fields}
         built: dict[str, Any] = {}
         whole = True
@@ -122,7 +122,7 @@ class _Walk:
                 self._faults.add((*path, key), (entry.line, entry.column), f"unknown key{hint}")
                 continue
             value = self.value(entry.node, field.type, (*path, key))
-            if value is not BAD:
+            if value is not INVALID:
                 built[key] = value
             else:
                 whole = whole and not field.required
@@ -131,53 +131,53 @@ class _Walk:
                 message = f"is missing; it must be {_wanted(bare(field.type)[0])}"
                 self._faults.add((*path, key), locate(node, ()), message)
                 whole = whole and not field.required
-        return built if whole else BAD
+        return built if whole else INVALID
 
-    def _tagged(self, node: Node, kept: Iterable[inspect.Type], path: Path) -> Any:
-        structs = {one.tag: one for one in kept if isinstance(one, inspect.StructType)}
+    def _tagged(self, node: YamlNode, kept: Iterable[inspect.Type], path: Path) -> Any:
+        structs = {member.tag: member for member in kept if isinstance(member, inspect.StructType)}
         tag_field = next(iter(structs.values())).tag_field or ""
         names = [str(tag) for tag in structs]
         if not isinstance(node.value, dict):
             self._refuse(node, "a mapping", path)
-            return BAD
+            return INVALID
         if (entry := node.value.get(tag_field)) is None:
             message = f"is missing; it must be {_one_of(names)}"
             self._faults.add((*path, tag_field), (node.line, node.column), message)
-            return BAD
+            return INVALID
         tag = entry.node.value
         if not isinstance(tag, str) or tag not in structs:
-            said = quote(tag) if isinstance(tag, str) else _named(entry.node)
+            value = quote(tag) if isinstance(tag, str) else _named(entry.node)
             hint = did_you_mean(tag, names) if isinstance(tag, str) else ""
-            message = NO_VALUE if _is_null(entry.node) else _choice_complaint(said, names, hint)
+            message = NO_VALUE if _is_null(entry.node) else _choice_complaint(value, names, hint)
             self._faults.add((*path, tag_field), (entry.node.line, entry.node.column), message)
-            return BAD
+            return INVALID
         return self.struct(node, structs[tag], path)
 
-    def _list(self, node: Node, type_: inspect.VarTupleType, path: Path) -> Any:
+    def _list(self, node: YamlNode, type_: inspect.VarTupleType, path: Path) -> Any:
         item_type = type_.item_type
         entries = isinstance(bare(item_type)[0], inspect.StructType | inspect.UnionType)
         if not isinstance(node.value, tuple):
             self._refuse(node, "a list", path, scalars=not entries)
-            return BAD
+            return INVALID
         least, most = type_.min_length or 0, type_.max_length or len(node.value)
         if not least <= len(node.value) <= most:
             wanted = (
                 f"at most {most} are allowed" if least <= len(node.value) else f"at least {least} are needed"
             )
             self._faults.add(path, (node.line, node.column), f"holds {len(node.value)} values, {wanted}")
-            return BAD
+            return INVALID
         items = [self.value(item, item_type, (*path, i)) for i, item in enumerate(node.value)]
         if entries:
             return items
         first: dict[Any, int] = {}
         for i, item in enumerate(items):
             at = node.value[i]
-            if item is not BAD and (before := first.setdefault(item, i)) != i:
-                message = f"{quote(str(item))} stands in the list already, in line {node.value[before].line}"
+            if item is not INVALID and (before := first.setdefault(item, i)) != i:
+                message = f"{quote(str(item))} is in the list already, in line {node.value[before].line}"
                 self._faults.add((*path, i), (at.line, at.column), message)
-        return [item for item in items if item is not BAD]
+        return [item for item in items if item is not INVALID]
 
-    def _refuse(self, node: Node, wanted: str, path: Path, *, scalars: bool = False) -> None:
+    def _refuse(self, node: YamlNode, wanted: str, path: Path, *, scalars: bool = False) -> None:
         message = f"must be {wanted}, is {_named(node)}"
         if _is_null(node):
             message = NO_VALUE
@@ -194,30 +194,30 @@ def _scalar(text: str, quoted: bool, type_: inspect.Type, extra: Mapping[str, An
         names = [str(value) for value in type_.values]
         if text in names:
             return text, None
-        return BAD, _choice_complaint(quote(text), names, did_you_mean(text, names))
+        return INVALID, _choice_complaint(quote(text), names, did_you_mean(text, names))
     wanted = _wanted(type_)
     if quoted:
         hint = "; remove the quotes" if _unquoted_fits(text, type_) else ""
-        return BAD, f"must be {wanted}, is the text {quote(text)}{hint}"
+        return INVALID, f"must be {wanted}, is the text {quote(text)}{hint}"
     if isinstance(type_, inspect.BoolType):
         if _TRUE.fullmatch(text):
             return True, None
-        return (False, None) if _FALSE.fullmatch(text) else (BAD, f"must be {wanted}, is {quote(text)}")
+        return (False, None) if _FALSE.fullmatch(text) else (INVALID, f"must be {wanted}, is {quote(text)}")
     if isinstance(type_, inspect.IntType | inspect.FloatType):
         whole = isinstance(type_, inspect.IntType)
         fits = _INTEGER if whole else _SCIENTIFIC if extra.get("exponent") else _DECIMAL
         if not fits.fullmatch(text):
-            return BAD, f"must be {wanted}, is {quote(text)}{_number_hint(text, whole)}"
+            return INVALID, f"must be {wanted}, is {quote(text)}{_number_hint(text, whole)}"
         if len(text) > _DIGITS_MAX:
-            return BAD, f"{quote(text)} has more than {_DIGITS_MAX} digits"
+            return INVALID, f"{quote(text)} has more than {_DIGITS_MAX} digits"
         number = int(text) if whole else float(text)
         return number, _bound_complaint(number, text, type_)
-    raise TypeError(f"a setting of type {type_} is not known here")
+    raise TypeError(f"a setting of type {type_} is not supported")
 
 
-def _choice_complaint(said: str, names: Sequence[str], hint: str) -> str:
-    # Where there is no choice, nothing else can have been meant.
-    return f"is {said}, must be {_one_of(names)}{hint if len(names) > 1 else ''}"
+def _choice_complaint(value: str, names: Sequence[str], hint: str) -> str:
+    # A single allowed value needs no hint.
+    return f"is {value}, must be {_one_of(names)}{hint if len(names) > 1 else ''}"
 
 
 def _one_of(names: Sequence[str]) -> str:
@@ -233,13 +233,13 @@ def _text_complaint(text: str, type_: inspect.StrType, extra: Mapping[str, Any])
     pattern = re.compile(type_.pattern or "")
     if _matches(pattern, text):
         return None
-    better = [one for one in mend(text) if _matches(pattern, one)] if mend is not None else []
+    better = [spelling for spelling in mend(text) if _matches(pattern, spelling)] if mend is not None else []
     hint = f"; did you mean {better[0]}?" if better else ""
     return f"{quote(text)} is not {extra['meaning']}{hint}"
 
 
 def _matches(pattern: re.Pattern[str], text: str) -> bool:
-    # Not match(): Python's $ matches before a last newline, the schema's does not.
+    # Not match(): Python's $ matches before a final newline, the schema's $ does not.
     return pattern.fullmatch(text) is not None
 
 
@@ -260,12 +260,12 @@ def _unquoted_fits(text: str, type_: inspect.Type) -> bool:
 
 
 def _number_hint(text: str, whole: bool) -> str:
-    """What a number in another notation would be in plain decimal digits."""
+    """A hint with the plain decimal digits of a number in another notation."""
     plain = text.replace("_", "")
     if len(plain) > _DIGITS_MAX:
         return ""
     if re.fullmatch(r"0[0-7]+", plain):
-        return f"; some read it as octal, others not: write {int(plain, 8)} or {int(plain)}"
+        return f"; some YAML readers take it as octal: write {int(plain, 8)} or {int(plain)}"
     for pattern, base in ((r"0x[0-9a-fA-F]+", 16), (r"0o[0-7]+", 8), (r"0b[01]+", 2)):
         if re.fullmatch(pattern, plain):
             return f"; did you mean {int(plain, base)}?"
@@ -296,7 +296,7 @@ def _wanted(type_: inspect.Type) -> str:
             return "a text"
 
 
-def _named(node: Node) -> str:
+def _named(node: YamlNode) -> str:
     if isinstance(node.value, dict):
         return "a mapping"
     if isinstance(node.value, tuple):
@@ -304,5 +304,5 @@ def _named(node: Node) -> str:
     return f"the text {quote(node.value)}"
 
 
-def _is_null(node: Node) -> bool:
+def _is_null(node: YamlNode) -> bool:
     return isinstance(node.value, str) and not node.quoted and node.value in NULLS

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nodeagent.config import Config
+from nodeagent.agent_config import Config
 from nodeagent.doctor import (
     api_server,
     capabilities,

@@ -1,4 +1,4 @@
-"""What drivers call their statistics, in the words of ``nodeagent.health.samples``.
+"""What drivers call their statistics, in the words of ``nodeagent.measurements.sample``.
 
 mlx5's names first (Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst), then those of
 bnxt_en and ice. Whatever else a driver counts is passed over.

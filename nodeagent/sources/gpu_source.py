@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nodeagent.backoff import Backoff
-from nodeagent.host.driver import DriverError, GpuEvent
+from nodeagent.host.gpu_driver import DriverError, GpuEvent
 from nodeagent.host.sysfs import Tree
 from nodeagent.sources.gpu_health_service import Ledger
 from nodeagent.sources.nvml_session import Driver, End, Measured, Session

@@ -10,13 +10,13 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from nodeagent.host.driver import DriverError, GpuReading, GpuVitals
+from nodeagent.host.gpu_driver import DriverError, GpuReading, GpuVitals
 from nodeagent.host.inotify import CONTENT, Watch
-from nodeagent.host.netlink.events import LinkEvents, NetlinkError, Uevents
+from nodeagent.host.netlink.kernel_events import LinkEvents, NetlinkError, Uevents
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.recorded_gpus import PATH
 from nodeagent.host.sysfs import Tree
-from nodeagent.sources.pci import Hint
+from nodeagent.sources.scan_hints import ScanHint
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +59,10 @@ class FolderHint:
 
 
 @contextmanager
-def hints(tree: Tree) -> Iterator[list[Hint]]:
+def hints(tree: Tree) -> Iterator[list[ScanHint]]:
     """Open what wakes a scan before its timer. If nothing can be opened, log it: the timer alone remains."""
     with ExitStack() as stack:
-        opened: list[Hint] = []
+        opened: list[ScanHint] = []
         if is_recorded(tree):
             watch = stack.enter_context(Watch())
             watch.add(tree.path("/.nodeagent"), CONTENT)

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from nodeagent.config import ConfigError
+from nodeagent.config.faults import ConfigError
 from nodeagent.host.sysfs import SysfsError
 from nodeagent.sim.kubelet import PodSpec
 from tests.support.running_agent import Node, node
@@ -290,7 +290,7 @@ async def test_a_changed_configuration_with_faults_is_refused_and_the_running_on
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("resources: [{kind: gpu-mem, sliceMiB: 1}]\n", "sliceMiB: .* is the least that fits"),
+        ("resources: [{kind: gpu-mem, sliceMiB: 1}]\n", "sliceMiB: .* is the smallest that fits"),
         (
             "resources: [{kind: gpu-mem, select: {models: ['*80GB*']}}, {kind: gpu, select: {models: ['*H100*']}}]\n",
             "offered twice",

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.config import Config, ConfigError
+from nodeagent.agent_config import Config
+from nodeagent.config.faults import ConfigError
 from nodeagent.discovery import Discovery
 from nodeagent.inventory import Inventory
 from nodeagent.metrics.exposition import Exposition

@@ -13,10 +13,10 @@ from nodeagent.cli import main
 from nodeagent.commands.capture.machine import CaptureError, capture
 from nodeagent.commands.capture.recorder import record
 from nodeagent.commands.health.replay import replay
-from nodeagent.health.engine import Terms
+from nodeagent.health.nic_judge import NicTerms
 from nodeagent.health.recording import decode
-from nodeagent.health.samples import Source
 from nodeagent.host.sysfs import Tree
+from nodeagent.measurements.sample import Source
 from nodeagent.sampling.recorded_samples import load
 from nodeagent.sim.machine import Machine
 from nodeagent.sources.gpu_source import Pace
@@ -85,7 +85,7 @@ def test_what_befalls_a_gpu_is_recorded_and_judged_again(machine, tmp_path):
         assert times == sorted(times)
     told = [
         (one.name, tuple(reason.key for reason in one.after.reasons), one.after.allocatable)
-        for one in replay(header, samples, Terms())
+        for one in replay(header, samples, NicTerms())
         if one.device in cards
     ]
     assert ("GPU0", ("sram_uncorrectable",), False) in told

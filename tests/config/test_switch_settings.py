@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.config import ConfigError
-from nodeagent.config.fabric_settings import FabricConfig, load_fabric
+from nodeagent.config.faults import ConfigError
+from nodeagent.controller_config import FabricConfig, load_fabric
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: FabricConfig\n"
 
@@ -38,14 +38,14 @@ def test_a_whole_section_is_read():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("switches: {method: snmp}", "nothing could be asked"),
+        ("switches: {method: snmp}", "no switch may be asked"),
         ("switches: {networks: [10.0.0.1/8]}", "has host bits set"),
-        ("switches: {addresses: [{switch: a, address: leaf1}]}", "names are not looked up"),
+        ("switches: {addresses: [{switch: a, address: leaf1}]}", "names are not resolved"),
         (
             "switches: {addresses: [{switch: a, address: 1.2.3.4}, {switch: A, address: 1.2.3.5}]}",
-            "stands here twice",
+            "is listed twice",
         ),
-        ("switches: {name: '('}", "no regular expression"),
+        ("switches: {name: '('}", "not a regular expression"),
         ("switches: {password: geheim}", "unknown key"),
         ("switches: {credentials: relative}", "not an absolute path"),
         ("nodes: {minLinksTaint: true}", "minLinks is 0"),

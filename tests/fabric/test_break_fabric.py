@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from nodeagent.cluster.mirrors import Cluster as Copies
-from nodeagent.cluster.node_report import Report
+from nodeagent.cluster.mirrors import ClusterMirror
+from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.controller import Controller, Place
 from nodeagent.fabric import NodeLinks, Rules
 from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access
-from nodeagent.kube.client import Client
+from nodeagent.kube.client import ApiClient
 from nodeagent.model import Identifier
 from nodeagent.sim.apiserver import ApiServer
 from tests.cluster.test_node_report import RAILS, crd, neighbor, snapshot
@@ -164,10 +164,10 @@ class Listening:
 
 
 @asynccontextmanager
-async def copying(server: ApiServer) -> AsyncIterator[tuple[Listening, Copies]]:
-    client = Client(Access(server.url, token=server.token()), timeout_s=1.0)
+async def copying(server: ApiServer) -> AsyncIterator[tuple[Listening, ClusterMirror]]:
+    client = ApiClient(Access(server.url, token=server.token()), timeout_s=1.0)
     told = Listening()
-    copies = Copies(client, "nodeagent", told, ())
+    copies = ClusterMirror(client, "nodeagent", told, ())
     task = asyncio.create_task(copies.reports.run())
     try:
         yield told, copies
@@ -210,7 +210,7 @@ async def test_who_leads_no_more_shows_no_tree():
     """Two replicas that both count placed nodes and anomalies would double every sum."""
     async with cluster() as server, quick(server) as controller:
         await until(lambda: controller.progress.outcome)
-        lease = server.one("leases", "nodeagent-controller", "nodeagent")
+        lease = server.find("leases", "nodeagent-controller", "nodeagent")
         assert lease is not None
         lease["spec"] |= {"holderIdentity": "another", "leaseDurationSeconds": 3600}
         server.put(lease)
@@ -223,16 +223,16 @@ class Agents:
 
     def __init__(self, server: ApiServer) -> None:
         self._server = server
-        self._running: list[tuple[asyncio.Task[None], Client]] = []
+        self._running: list[tuple[asyncio.Task[None], ApiClient]] = []
         self._inventories: dict[str, Inventory] = {}
         self._heard: dict[str, tuple[int, dict[str, Any]]] = {}
-        self.sinks: list[Report] = []
+        self.sinks: list[NodeReporter] = []
 
     def start(self, names: Iterable[str]) -> None:
         for name in names:
             inventory = self._inventories[name] = Inventory()
-            client = Client(Access(self._server.url, token=self._server.token()))
-            sink = Report(client, inventory, name, "nodeagent", lambda _: RAILS, jitter_s=0.1, gather_s=0.05,
+            client = ApiClient(Access(self._server.url, token=self._server.token()))
+            sink = NodeReporter(client, inventory, name, "nodeagent", lambda: RAILS, jitter_s=0.1, gather_s=0.05,
                           gap_s=0.1, patience_s=2.0)  # fmt: skip
             self._running.append((asyncio.create_task(sink.run()), client))
             self.sinks.append(sink)
@@ -302,7 +302,7 @@ async def test_real_agents_that_fall_silent_restart_and_move_one_node():
 
 
 def stale(server: ApiServer, name: str) -> bool:
-    found = server.one("nodelinks", name, "nodeagent")
+    found = server.find("nodelinks", name, "nodeagent")
     return found is None or any(one["neighbor"].get("stale") for one in found["links"])
 
 
@@ -310,5 +310,5 @@ async def test_a_lease_that_somebody_deletes_is_made_again():
     async with cluster() as server, quick(server) as controller:
         await until(lambda: controller.lease.leading)
         server.remove("leases", "nodeagent-controller", "nodeagent")
-        await until(lambda: server.one("leases", "nodeagent-controller", "nodeagent"), "another lease")
+        await until(lambda: server.find("leases", "nodeagent-controller", "nodeagent"), "another lease")
         await until(lambda: controller.lease.leading)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.host.driver import DriverError, GpuEvent, GpuReading
+from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading
 
 pytestmark = pytest.mark.needs("pynvml", "cc")
 

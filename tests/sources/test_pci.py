@@ -12,8 +12,9 @@ import pytest
 from nodeagent.health.structural import Fault
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.model import Function, Rdma
-from nodeagent.sources.netdev_links import links
-from nodeagent.sources.pci import Hint, PciFacts, Request, Sweep, remember, scan, watch
+from nodeagent.sources.pci_source import PciFacts, Sweep, remember, scan, watch
+from nodeagent.sources.pf_links import links
+from nodeagent.sources.scan_hints import ScanHint, ScanRequest
 from tests.support.drawn_trees import BROKEN, Link, Machine, grow, routes
 
 PF = "0000:1a:00.0"
@@ -400,7 +401,7 @@ class Stated(asyncio.Queue[PciFacts]):
         return await asyncio.wait_for(super().get(), 5)
 
 
-Start = Callable[..., Awaitable[tuple[Stated, Request]]]
+Start = Callable[..., Awaitable[tuple[Stated, ScanRequest]]]
 
 
 @pytest.fixture
@@ -409,10 +410,10 @@ async def start(machine: Machine):
     tasks = []
 
     async def started(
-        *hints: Hint, interval_s: float = 60.0, sweep: Sweep | None = None
-    ) -> tuple[Stated, Request]:
+        *hints: ScanHint, interval_s: float = 60.0, sweep: Sweep | None = None
+    ) -> tuple[Stated, ScanRequest]:
         stated = Stated()
-        request = Request()
+        request = ScanRequest()
         watching = watch(
             Tree(machine.root), [request, *hints], stated.put_nowait, interval_s, sweep or Sweep()
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nodeagent.sim.apiserver import ApiServer, Seen
+from nodeagent.sim.apiserver import ApiServer, RequestRecord
 
 WRITES = ("create", "update", "patch", "delete")
 SHOWN = 3
@@ -18,8 +18,8 @@ SHOWN = 3
 class Written:
     """Writes that succeeded, in their order; ``refused`` are those that did not."""
 
-    done: tuple[Seen, ...]
-    refused: tuple[Seen, ...]
+    done: tuple[RequestRecord, ...]
+    refused: tuple[RequestRecord, ...]
 
     def names(self, verb: str, resource: str) -> list[str]:
         return [one.name or "" for one in self.done if (one.verb, one.resource) == (verb, resource)]
@@ -60,6 +60,6 @@ class Ledger:
             tuple(one for one in ours if not 200 <= one.status < 300),
         )
 
-    def _since(self) -> Iterable[Seen]:
-        requests: Sequence[Seen] = self._server.requests
+    def _since(self) -> Iterable[RequestRecord]:
+        requests: Sequence[RequestRecord] = self._server.requests
         return (one for one in requests[self._mark :] if one.verb in WRITES)

@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 
 from nodeagent import discovery
-from nodeagent.config import Config, host_port
+from nodeagent.agent_config import Config
+from nodeagent.config.formats import host_port
 from nodeagent.health.explain import DeviceView
 from nodeagent.inventory import Inventory
 from nodeagent.sources.nic_health_service import Verdicts
@@ -97,7 +98,7 @@ class _Looking:
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def __aenter__(self) -> Views:
-        inventory, judge = Inventory(), Verdicts(discovery.terms(self.config.health))
+        inventory, judge = Inventory(), Verdicts(discovery.nic_terms(self.config.health))
         ledger = discovery.gpus_ledger(self.config)
         quiet = msgspec.structs.replace(self.config.lldp, transmit=False)
         config = msgspec.structs.replace(self.config, lldp=quiet)

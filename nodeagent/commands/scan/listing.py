@@ -13,14 +13,15 @@ from msgspec import structs
 
 from nodeagent import discovery
 from nodeagent.affinity import affinity
-from nodeagent.config import Config, ConfigError, Fault, load
-from nodeagent.config import check as check_config
+from nodeagent.agent_config import Config, load
+from nodeagent.agent_config import check as check_config
+from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
-from nodeagent.link_selection import select
 from nodeagent.model import Devices, Function, Gpu, Health, Link, Snapshot
 from nodeagent.offer import Offer, Trouble
+from nodeagent.sources.link_selection import select
 from nodeagent.text_table import remarks, section
 
 
@@ -49,7 +50,7 @@ def _unheard(config: Config, snapshot: Snapshot) -> set[str]:
     if any(silence.source == "lldp" for silence in snapshot.silent):
         return set()
     with Netdevs() as netdevs:
-        links = select(discovery.link_select(config), netdevs.read(), snapshot.functions)
+        links = select(config.links.select, netdevs.read(), snapshot.functions)
     up = {link.name for link in links if link.netdev.carrier}
     return up - {neighbor.link for neighbor in snapshot.neighbors}
 
@@ -74,7 +75,9 @@ def check(text: str, root: Path | None, *, name: str) -> Config:
         return check_config(text, name=name)
     seen = asyncio.run(once(load(text, name=name), root))
     config = check_config(text, name=name, gpu_memories_mib=[gpu.memory_mib for gpu in seen.snapshot.gpus])
-    faults = [Fault("resources", None, None, trouble.message) for trouble in seen.troubles if trouble.fatal]
+    faults = [
+        ConfigFault("resources", None, None, trouble.message) for trouble in seen.troubles if trouble.fatal
+    ]
     if faults:
         raise ConfigError(name, faults)
     return config
@@ -125,7 +128,7 @@ def as_json(seen: Seen) -> str:
                 for pf in _offered_pfs(seen)
             ],
             "neighbors": [asdict(neighbor) for neighbor in snapshot.neighbors],
-            "findings": [asdict(finding) for finding in snapshot.findings],
+            "findings": [asdict(remark) for remark in snapshot.remarks],
             "troubles": [asdict(trouble) for trouble in seen.troubles],
             "silent": [asdict(silence) for silence in snapshot.silent],
             "unreadable": list(snapshot.unreadable),
@@ -261,7 +264,7 @@ def _reasons(seen: Seen) -> str:
         for name, health in _judged(snapshot)
         for reason in health.reasons
     ]
-    lines += [f"{finding.link}: {finding.key}: {finding.detail}" for finding in snapshot.findings]
+    lines += [f"{remark.link}: {remark.key}: {remark.detail}" for remark in snapshot.remarks]
     lines += [f"source {silence.source} is silent: {silence.reason}" for silence in snapshot.silent]
     lines += [f"unreadable: {sentence}" for sentence in snapshot.unreadable]
     lines += [f"{'cannot be offered' if t.fatal else 'note'}: {t.message}" for t in seen.troubles]

@@ -1,0 +1,105 @@
+"""Settings of the agent's writes to the API server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import msgspec
+
+from nodeagent.config.faults import Conflict
+from nodeagent.config.setting import SECONDS_MAX, AbsolutePath, Settings, setting
+
+Rails = Annotated[int, msgspec.Meta(ge=1, le=64)]
+Wait = Annotated[float, msgspec.Meta(ge=1, le=SECONDS_MAX)]
+
+
+class TaintSettings(Settings, frozen=True, kw_only=True):
+    """The taint nodeagent.io/links-down:NoSchedule on this Node."""
+
+    enabled: Annotated[
+        bool,
+        setting(
+            "Set the taint while `railsDown` rails or more are down, and remove it afterwards. Off by "
+            "default: it needs a right of its own."
+        ),
+    ] = False
+    rails_down: Annotated[
+        Rails,
+        setting(
+            "Number of rails that must be down for 30 s. The default is 2, because a leaf switch that "
+            "restarts takes one rail from each of its nodes."
+        ),
+    ] = 2
+
+
+class EvictSettings(Settings, frozen=True, kw_only=True):
+    """Eviction of pods that hold a failed device."""
+
+    enabled: Annotated[
+        bool,
+        setting(
+            "Evict such pods, as far as their disruption budgets allow. Off by default: it ends pods, and it "
+            "needs a right of its own."
+        ),
+    ] = False
+    after_seconds: Annotated[
+        Wait,
+        setting(
+            "Seconds that the device must be Unhealthy. The default leaves a link five minutes to return."
+        ),
+    ] = 300.0
+
+
+class ClusterSettings(Settings, frozen=True, kw_only=True):
+    """Writes to the API server. Without a cluster the agent works as well and writes nothing."""
+
+    access: Annotated[
+        Literal["auto", "in-cluster", "kubeconfig", "none"],
+        setting(
+            "How the agent reaches the API server. auto: with the pod's service account, or not at all "
+            "without one; in-cluster: with the service account, and without one the agent stops; kubeconfig: "
+            "with the file below; none: not at all."
+        ),
+    ] = "auto"
+    kubeconfig: Annotated[
+        AbsolutePath | None, setting("Path of the kubeconfig for access: kubeconfig; null: $KUBECONFIG.")
+    ] = None
+    report: Annotated[
+        bool,
+        setting(
+            "Publish this node's links and neighbors as NodeLinks. The controller builds the fabric's tree "
+            "from them."
+        ),
+    ] = True
+    events: Annotated[
+        bool, setting("Write Events for faults, on the Node and on pods that hold a failed device.")
+    ] = True
+    conditions: Annotated[
+        bool,
+        setting(
+            "Set the conditions nodeagent.io/LinkHealthy and nodeagent.io/GpuHealthy on this Node. Off by "
+            "default: it needs a right of its own."
+        ),
+    ] = False
+    label: Annotated[
+        bool,
+        setting(
+            "Set the label nodeagent.io/link-degraded on this Node to the number of degraded, miscabled and "
+            "down links; without any, there is no label. Off by default: it needs a right of its own."
+        ),
+    ] = False
+    taint: Annotated[TaintSettings, setting("A taint for a node that has lost rails.")] = TaintSettings()
+    evict: Annotated[EvictSettings, setting("Eviction of pods that hold a failed device.")] = EvictSettings()
+
+
+def cluster_conflicts(cluster: ClusterSettings) -> Iterator[Conflict]:
+    """Settings that have no effect without another one."""
+    if cluster.kubeconfig is not None and cluster.access != "kubeconfig":
+        message = "needs access: kubeconfig; a pod's service account is not read from there"
+        yield Conflict((("kubeconfig",), ("access",)), message)
+    if cluster.access == "none":
+        enabled = {"conditions": cluster.conditions, "label": cluster.label}
+        enabled |= {"taint": cluster.taint.enabled, "evict": cluster.evict.enabled}
+        for key in (key for key, on in enabled.items() if on):
+            yield Conflict(((key,), ("access",)), "needs an API server, and access is none")

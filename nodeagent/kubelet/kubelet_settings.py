@@ -1,0 +1,41 @@
+"""Settings of the agent's side of the kubelet: registration, podresources and CDI specs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from nodeagent.config.setting import AbsolutePath, Settings, setting
+
+
+class KubeletSettings(Settings, frozen=True, kw_only=True):
+    """How the agent registers with the kubelet and learns what pods hold."""
+
+    registration: Annotated[
+        Literal["socket", "plugins_registry"],
+        setting(
+            "socket: the agent registers at the kubelet's socket. plugins_registry: the agent puts a socket "
+            "into the kubelet's plugins_registry directory, and the kubelet registers it."
+        ),
+    ] = "socket"
+    pod_resources: Annotated[
+        bool,
+        setting(
+            "Ask the kubelet's podresources API which pod holds which device. On by default: after a restart "
+            "of the agent there is no other source."
+        ),
+    ] = True
+
+
+class CdiSettings(Settings, frozen=True, kw_only=True):
+    """Container Device Interface specs."""
+
+    generate: Annotated[
+        bool, setting("Write a CDI spec where a resource uses CDI and no vendor's spec defines the device.")
+    ] = True
+    directory: Annotated[
+        AbsolutePath,
+        setting(
+            "Absolute path of the directory for the agent's CDI spec. The container runtime must read this "
+            "directory."
+        ),
+    ] = "/var/run/cdi"

@@ -1,0 +1,213 @@
+"""Bytes ⇄ LLDPDU (IEEE 802.1AB-2016, 9.2.7.7).
+
+Chassis ID, port ID and TTL come first, in this order, once; anything wrong with them, with the End TLV or
+with where a TLV ends is an error of the frame, for then nothing after it can be trusted. An optional TLV
+that is malformed, or repeated though it may stand once, is dropped and noted in ``Lldpdu.warnings``: the
+neighbor is worth more than its description. Octets past those that a TLV needs are ignored, as a later
+edition may add them. What follows the End TLV is padding; without one, the frame's end is the end.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from nodeagent.lldp.basic_tlvs import BASIC
+from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, LldpError, Med, Organizational, PortId, Reserved
+from nodeagent.lldp.organizational_tlvs import ORGANIZATIONAL
+from nodeagent.lldp.tlv_spec import TlvSpec
+
+_ORGANIZATIONAL = 127
+_ORGANIZATIONAL_HEADER = _ORGANIZATIONAL << 9
+_LENGTH_MAX = 511  # nine bits
+# No sender comes near it: 256 of the shortest useful TLVs fill a frame. It bounds what one can cost.
+_TLVS_MAX = 256
+_MANDATORY = ("End", "chassis ID", "port ID", "TTL")
+
+# By OUI and subtype as one number, or by type as a negative one: an OUI may be 00-00-00.
+_SPECS = {
+    -spec.key if isinstance(spec.key, int) else int.from_bytes(spec.key, "big"): spec
+    for spec in (*BASIC, *ORGANIZATIONAL)
+}
+_READERS = {key: (s.field, s.least, s.most, s.many, s.read) for key, s in _SPECS.items()}
+_MED_FIELDS = frozenset(spec.field for spec in ORGANIZATIONAL if spec.field.startswith("med."))
+
+# One look takes a TLV's header and what follows it; the padding lets it look past the frame's last octet.
+_HEADER_AND_KEY = struct.Struct(">HI").unpack_from
+_HEADER_AND_SUBTYPE = struct.Struct(">HB").unpack_from
+_HEADER_AND_SHORT = struct.Struct(">HH").unpack_from
+_PADDING = bytes(6)
+
+
+def decode(data: bytes, offset: int = 0) -> Lldpdu:
+    """The LLDPDU that begins at ``offset`` of a frame; errors and warnings count from the frame's start.
+
+    Raises ``LldpError``, whatever the bytes.
+    """
+    size = len(data)
+    padded = data + _PADDING
+    subtype, start, end = _identifier(padded, offset, 1, size)
+    chassis_id = ChassisId(subtype, data[start:end])
+    subtype, start, end = _identifier(padded, end, 2, size)
+    port_id = PortId(subtype, data[start:end])
+    ttl, offset = _ttl(padded, end, size)
+    fields: dict[str, Any] = {}
+    for _ in range(_TLVS_MAX):
+        if offset >= size:
+            break
+        header, key = _HEADER_AND_KEY(padded, offset)
+        start = offset + 2
+        end = start + (header & _LENGTH_MAX)
+        if end > size:
+            raise _overrun(header, size - start, offset)
+        if header >= _ORGANIZATIONAL_HEADER:
+            start += 4
+        else:
+            key = -(header >> 9)
+            if key > -4:
+                if header == 0:
+                    break
+                raise _misplaced(header, offset)
+        try:
+            if key not in _READERS:
+                _keep(fields, key, data, start, end)
+            else:
+                field, least, most, many, read = _READERS[key]
+                length = end - start
+                if not least <= length <= most:
+                    raise _misfit(length, least, most, offset)
+                if many:
+                    fields[field] = (*fields.get(field, ()), read(data, start, end))
+                elif field in fields:
+                    raise LldpError("repeated", offset)
+                else:
+                    fields[field] = read(data, start, end)
+        except LldpError as error:
+            fields["warnings"] = (*fields.get("warnings", ()), f"{_label(key)}: {error}")
+        offset = end
+    else:
+        raise LldpError(f"more than {_TLVS_MAX} TLVs", offset)
+    if not _MED_FIELDS.isdisjoint(fields):
+        fields["med"] = Med(**{name[4:]: fields.pop(name) for name in _MED_FIELDS & fields.keys()})
+    return Lldpdu(chassis_id, port_id, ttl, **fields)
+
+
+def encode(pdu: Lldpdu) -> bytes:
+    """The LLDPDU with its End TLV; ``warnings`` are not written.
+
+    Raises ``LldpError`` for a value that does not fit its TLV. Unknown TLVs come last.
+    """
+    out = bytearray()
+    _append(out, 1, _written_id("chassis ID", pdu.chassis_id, out))
+    _append(out, 2, _written_id("port ID", pdu.port_id, out))
+    if not 0 <= pdu.ttl <= 0xFFFF:
+        raise LldpError("TTL: 0 to 65535 seconds fit", len(out))
+    _append(out, 3, pdu.ttl.to_bytes(2, "big"))
+    for spec in _SPECS.values():
+        holder, _, name = spec.field.rpartition(".")
+        value = getattr(pdu.med if holder else pdu, name, None)
+        if value is None:
+            continue
+        for each in value if spec.many else (value,):
+            _append(out, spec.key, _written(spec, each, out))
+    for other in pdu.organizational:
+        if len(other.oui) != 3 or not 0 <= other.subtype <= 255 or len(other.value) > _LENGTH_MAX - 4:
+            raise LldpError("organizational TLV: an OUI has 3 octets, a value at most 507", len(out))
+        _append(out, other.oui + bytes((other.subtype,)), other.value)
+    for unknown in pdu.reserved:
+        if not 9 <= unknown.type < _ORGANIZATIONAL or len(unknown.value) > _LENGTH_MAX:
+            raise LldpError("reserved TLV: types 9 to 126 and at most 511 octets", len(out))
+        _append(out, unknown.type, unknown.value)
+    return bytes(out + b"\0\0")
+
+
+def _identifier(padded: bytes, offset: int, kind: int, size: int) -> tuple[int, int, int]:
+    """The subtype of the chassis ID (1) or port ID (2) at ``offset``, and where its octets are."""
+    header, subtype = _HEADER_AND_SUBTYPE(padded, offset)
+    end = offset + 2 + (header & _LENGTH_MAX)
+    if header >> 9 != kind or end > size:
+        raise _missing(header, offset, kind, size)
+    if not offset + 4 <= end <= offset + 258:
+        octets = max(0, end - offset - 3)
+        raise LldpError(f"the {_MANDATORY[kind]} has {octets} octets where 1 to 255 belong", offset)
+    if not 1 <= subtype <= 7:
+        raise LldpError(f"the {_MANDATORY[kind]} has the reserved subtype {subtype}", offset + 2)
+    return subtype, offset + 3, end
+
+
+def _ttl(padded: bytes, offset: int, size: int) -> tuple[int, int]:
+    header, ttl = _HEADER_AND_SHORT(padded, offset)
+    end = offset + 2 + (header & _LENGTH_MAX)
+    if header >> 9 != 3 or end > size:
+        raise _missing(header, offset, 3, size)
+    if end < offset + 4:
+        raise LldpError(f"the TTL has {end - offset - 2} octets, needs 2", offset)
+    return ttl, end
+
+
+def _missing(header: int, offset: int, kind: int, size: int) -> LldpError:
+    if offset + 2 > size:
+        return LldpError(f"the frame ends before the {_MANDATORY[kind]}", offset)
+    if header >> 9 != kind:
+        return LldpError(f"a TLV of type {header >> 9} where the {_MANDATORY[kind]} belongs", offset)
+    return _overrun(header, size - offset - 2, offset)
+
+
+def _overrun(header: int, left: int, offset: int) -> LldpError:
+    if left < 0:
+        return LldpError("the frame ends inside a TLV header", offset)
+    length = header & _LENGTH_MAX
+    return LldpError(f"a TLV of type {header >> 9} claims {length} octets, {left} are left", offset)
+
+
+def _misplaced(header: int, offset: int) -> LldpError:
+    kind = header >> 9
+    if kind == 0:
+        return LldpError("the End TLV is not empty", offset)
+    return LldpError(f"a second {_MANDATORY[kind]}", offset)
+
+
+def _misfit(length: int, least: int, most: int, offset: int) -> LldpError:
+    if length < 0:
+        return LldpError("too short for an OUI and a subtype", offset)
+    belong = f"{least} or more" if length < least else f"{most} or fewer"
+    return LldpError(f"{length} octets where {belong} belong", offset)
+
+
+def _label(key: int) -> str:
+    return _SPECS[key].label if key in _SPECS else "organizational TLV"
+
+
+def _keep(fields: dict[str, Any], key: int, data: bytes, start: int, end: int) -> None:
+    """Nobody we know, or a later edition's: kept as it was."""
+    if key < 0:
+        fields["reserved"] = (*fields.get("reserved", ()), Reserved(-key, data[start:end]))
+        return
+    if start > end:
+        raise LldpError("too short for an OUI and a subtype", start - 6)
+    unknown = Organizational(data[start - 4 : start - 1], data[start - 1], data[start:end])
+    fields["organizational"] = (*fields.get("organizational", ()), unknown)
+
+
+def _written_id(name: str, value: ChassisId | PortId, out: bytearray) -> bytes:
+    if not 1 <= value.subtype <= 7 or not 1 <= len(value.raw) <= 255:
+        raise LldpError(f"{name}: subtypes 1 to 7 and 1 to 255 octets", len(out))
+    return bytes((value.subtype,)) + value.raw
+
+
+def _written(spec: TlvSpec, value: Any, out: bytearray) -> bytes:
+    try:
+        raw = spec.write(value)
+    except (ValueError, OverflowError, struct.error) as error:
+        raise LldpError(f"{spec.label}: {error}", len(out)) from error
+    if not spec.least <= len(raw) <= spec.most:
+        raise LldpError(f"{spec.label}: {len(raw)} octets, {spec.least} to {spec.most} fit", len(out))
+    return raw
+
+
+def _append(out: bytearray, key: int | bytes, value: bytes) -> None:
+    if isinstance(key, bytes):
+        kind, value = _ORGANIZATIONAL, key + value
+    else:
+        kind = key
+    out += (kind << 9 | len(value)).to_bytes(2, "big") + value

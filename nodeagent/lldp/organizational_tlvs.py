@@ -1,0 +1,226 @@
+"""The organizational TLVs that we know: IEEE 802.1 (802.1Q annex D), 802.3 (clause 79), LLDP-MED.
+
+Priority 0 is the highest nibble of a priority assignment table and the lowest bit of the PFC enable vector.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from nodeagent.lldp.lldpdu import (
+    Application,
+    Ets,
+    EtsRecommendation,
+    LinkAggregation,
+    LldpError,
+    MacPhy,
+    MedCapabilities,
+    Pfc,
+    Ppvid,
+    Vlan,
+)
+from nodeagent.lldp.tlv_spec import TlvSpec, read_short, read_text, write_short, write_text
+
+DOT1 = b"\x00\x80\xc2"
+DOT3 = b"\x00\x12\x0f"
+MED = b"\x00\x12\xbb"
+
+_FLAGS_SHORT = struct.Struct(">BH")
+_FLAGS_LONG = struct.Struct(">BI")
+_MAC_PHY = struct.Struct(">BHH")
+_ETS = struct.Struct(">21B")
+_MED = struct.Struct(">HB")
+_VALUE_MAX = 507
+_NIBBLES = tuple((octet >> 4, octet & 15) for octet in range(256))
+
+
+def _read_ppvid(data: bytes, start: int, _: int) -> Ppvid:
+    flags, vid = _FLAGS_SHORT.unpack_from(data, start)
+    return Ppvid(vid, flags & 2 != 0, flags & 4 != 0)
+
+
+def _write_ppvid(value: Ppvid) -> bytes:
+    return _FLAGS_SHORT.pack(value.supported << 1 | value.enabled << 2, value.vid)
+
+
+def _read_vlan(data: bytes, start: int, end: int) -> Vlan:
+    size = data[start + 2]
+    if size > 32:
+        raise LldpError(f"a name of {size} octets where 32 are allowed", start + 2)
+    if start + 3 + size > end:
+        raise LldpError("the name passes the end of the TLV", start + 2)
+    return Vlan(data[start] << 8 | data[start + 1], read_text(data, start + 3, start + 3 + size))
+
+
+def _write_vlan(value: Vlan) -> bytes:
+    name = write_text(value.name)
+    if len(name) > 32:
+        raise ValueError("a VLAN name has at most 32 octets")
+    return struct.pack(">HB", value.vid, len(name)) + name
+
+
+def _read_aggregation(data: bytes, start: int, _: int) -> LinkAggregation:
+    flags, port_id = _FLAGS_LONG.unpack_from(data, start)
+    return LinkAggregation(flags & 1 != 0, flags & 2 != 0, port_id)
+
+
+def _write_aggregation(value: LinkAggregation) -> bytes:
+    return _FLAGS_LONG.pack(value.capable | value.enabled << 1, value.port_id)
+
+
+def _read_ets(data: bytes, start: int, _: int) -> Ets:
+    octets = _ETS.unpack_from(data, start)
+    flags, a, b, c, d = octets[:5]
+    classes = (*_NIBBLES[a], *_NIBBLES[b], *_NIBBLES[c], *_NIBBLES[d])
+    return Ets(flags & 0x80 != 0, flags & 0x40 != 0, flags & 7 or 8, classes, octets[5:13], octets[13:])
+
+
+def _read_recommendation(data: bytes, start: int, _: int) -> EtsRecommendation:
+    octets = _ETS.unpack_from(data, start)
+    _, a, b, c, d = octets[:5]
+    classes = (*_NIBBLES[a], *_NIBBLES[b], *_NIBBLES[c], *_NIBBLES[d])
+    return EtsRecommendation(classes, octets[5:13], octets[13:])
+
+
+def _write_tables(value: Ets | EtsRecommendation) -> bytes:
+    classes = value.classes
+    if not len(classes) == len(value.bandwidth) == len(value.algorithms) == 8:
+        raise ValueError("an ETS table has eight entries")
+    if not all(0 <= c <= 15 for c in classes):
+        raise ValueError("a traffic class fits four bits")
+    nibbles = bytes(classes[n] << 4 | classes[n + 1] for n in range(0, 8, 2))
+    return nibbles + bytes(value.bandwidth) + bytes(value.algorithms)
+
+
+def _write_ets(value: Ets) -> bytes:
+    if not 1 <= value.max_classes <= 8:
+        raise ValueError("ETS has 1 to 8 traffic classes")
+    flags = value.willing << 7 | value.credit_based_shaper << 6 | value.max_classes & 7
+    return bytes((flags,)) + _write_tables(value)
+
+
+def _write_recommendation(value: EtsRecommendation) -> bytes:
+    return b"\0" + _write_tables(value)
+
+
+def _read_pfc(data: bytes, start: int, _: int) -> Pfc:
+    flags = data[start]
+    return Pfc(flags & 0x80 != 0, flags & 0x40 != 0, flags & 15, data[start + 1])
+
+
+def _write_pfc(value: Pfc) -> bytes:
+    if not 0 <= value.capability <= 15:
+        raise ValueError("the PFC capability fits four bits")
+    return bytes((value.willing << 7 | value.macsec_bypass << 6 | value.capability, value.enabled))
+
+
+def _read_applications(data: bytes, start: int, end: int) -> tuple[Application, ...]:
+    if (end - start - 1) % 3:
+        raise LldpError("the table is cut inside an entry", start)
+    return tuple(
+        [
+            Application(flags >> 5, flags & 7, protocol)
+            for flags, protocol in _FLAGS_SHORT.iter_unpack(data[start + 1 : end])
+        ]
+    )
+
+
+def _write_applications(value: tuple[Application, ...]) -> bytes:
+    if not all(0 <= a.priority <= 7 and 0 <= a.selector <= 7 for a in value):
+        raise ValueError("a priority and a selector fit three bits")
+    entries = [_FLAGS_SHORT.pack(a.priority << 5 | a.selector, a.protocol) for a in value]
+    return b"\0" + b"".join(entries)
+
+
+def _read_mac_phy(data: bytes, start: int, _: int) -> MacPhy:
+    flags, advertised, mau = _MAC_PHY.unpack_from(data, start)
+    return MacPhy(flags & 1 != 0, flags & 2 != 0, advertised, mau)
+
+
+def _write_mac_phy(value: MacPhy) -> bytes:
+    flags = value.autonegotiation_supported | value.autonegotiation_enabled << 1
+    return _MAC_PHY.pack(flags, value.advertised, value.mau)
+
+
+def _read_med(data: bytes, start: int, _: int) -> MedCapabilities:
+    return MedCapabilities(*_MED.unpack_from(data, start))
+
+
+def _write_med(value: MedCapabilities) -> bytes:
+    return _MED.pack(value.bits, value.device_class)
+
+
+def _inventory(subtype: int, field: str) -> TlvSpec:
+    """The strings of LLDP-MED, of 32 octets at most."""
+    label = f"MED {field.replace('_', ' ')}"
+    return TlvSpec(MED + bytes((subtype,)), label, f"med.{field}", 0, 32, False, read_text, write_text)
+
+
+_TABLES = (21, _VALUE_MAX, False)
+
+ORGANIZATIONAL = (
+    TlvSpec(DOT1 + b"\x01", "port VLAN ID", "pvid", 2, _VALUE_MAX, False, read_short, write_short),
+    TlvSpec(DOT1 + b"\x02", "PPVID", "ppvids", 3, _VALUE_MAX, True, _read_ppvid, _write_ppvid),
+    TlvSpec(DOT1 + b"\x03", "VLAN name", "vlans", 3, _VALUE_MAX, True, _read_vlan, _write_vlan),
+    TlvSpec(
+        DOT1 + b"\x07",
+        "link aggregation",
+        "link_aggregation",
+        5,
+        _VALUE_MAX,
+        False,
+        _read_aggregation,
+        _write_aggregation,
+    ),
+    TlvSpec(DOT1 + b"\x09", "ETS configuration", "ets", *_TABLES, _read_ets, _write_ets),
+    TlvSpec(
+        DOT1 + b"\x0a",
+        "ETS recommendation",
+        "ets_recommendation",
+        *_TABLES,
+        _read_recommendation,
+        _write_recommendation,
+    ),
+    TlvSpec(DOT1 + b"\x0b", "PFC", "pfc", 2, _VALUE_MAX, False, _read_pfc, _write_pfc),
+    TlvSpec(
+        DOT1 + b"\x0c",
+        "application priority",
+        "applications",
+        1,
+        _VALUE_MAX,
+        False,
+        _read_applications,
+        _write_applications,
+    ),
+    TlvSpec(DOT3 + b"\x01", "MAC/PHY", "mac_phy", 5, _VALUE_MAX, False, _read_mac_phy, _write_mac_phy),
+    TlvSpec(
+        DOT3 + b"\x03",
+        "802.3 link aggregation",
+        "link_aggregation_8023",
+        5,
+        _VALUE_MAX,
+        False,
+        _read_aggregation,
+        _write_aggregation,
+    ),
+    TlvSpec(
+        DOT3 + b"\x04",
+        "maximum frame size",
+        "maximum_frame_size",
+        2,
+        _VALUE_MAX,
+        False,
+        read_short,
+        write_short,
+    ),
+    TlvSpec(
+        MED + b"\x01", "MED capabilities", "med.capabilities", 3, _VALUE_MAX, False, _read_med, _write_med
+    ),
+    _inventory(5, "hardware_revision"),
+    _inventory(6, "firmware_revision"),
+    _inventory(7, "software_revision"),
+    _inventory(8, "serial_number"),
+    _inventory(9, "manufacturer"),
+    _inventory(10, "model"),
+    _inventory(11, "asset_id"),
+)

@@ -1,0 +1,174 @@
+"""Settings of the switches in the controller's file.
+
+No secret stands here, only the directory of the Secret. An address that a node reports is asked only if it lies in
+``networks``, because each request carries a credential.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import msgspec
+
+from nodeagent.config import formats
+from nodeagent.config.faults import Conflict, quote
+from nodeagent.config.setting import AbsolutePath, Settings, SystemName, listed, setting
+from nodeagent.fabric.uplinks import MANAGEMENT_PORTS
+
+
+def _network_complaint(text: str) -> str | None:
+    try:
+        ipaddress.ip_network(text)
+    except ValueError as error:
+        return f"{quote(text)} is not a network: {error}"
+    return None
+
+
+def _address_complaint(text: str) -> str | None:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return f"{quote(text)} is not an IP address; names are not resolved"
+    return None
+
+
+def _name_pattern_complaint(text: str) -> str | None:
+    try:
+        re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        return f"{quote(text)} is not a regular expression: {error}"
+    return None
+
+
+Network = Annotated[
+    str,
+    formats.form(r"[0-9a-f.:]+(/[0-9]{1,3})?", "a network such as 10.20.0.0/16", check=_network_complaint),
+]
+IpAddress = Annotated[
+    str, formats.form(r"[0-9a-f.:]+", "an IP address such as 10.20.0.7", check=_address_complaint)
+]
+NamePattern = Annotated[
+    str, formats.form(r"\S|\S.*\S", "a regular expression", at_most=1024, check=_name_pattern_complaint)
+]
+PortGlob = Annotated[str, formats.form(r"\S|\S.*\S", "a port's name or a glob, such as Management*")]
+HostName = Annotated[str, formats.form(r"[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?", "a host name")]
+
+
+class SwitchAddress(Settings, frozen=True, kw_only=True):
+    """Address of one switch. It replaces the addresses that nodes report."""
+
+    switch: Annotated[SystemName, setting("System name of the switch.")]
+    address: Annotated[IpAddress, setting("IP address of the switch.")]
+
+
+class SnmpSettings(Settings, frozen=True, kw_only=True):
+    """SNMP: reads LLDP-MIB with GETBULK."""
+
+    version: Annotated[
+        Literal["v3", "v2c"],
+        setting("v3 uses username, authPassword and privPassword of the credentials; v2c uses community."),
+    ] = "v3"
+    auth: Annotated[
+        Literal["sha512", "sha384", "sha256", "sha224", "sha1", "md5"],
+        setting("Authentication of v3 messages; without authPassword there is none."),
+    ] = "sha256"
+    privacy: Annotated[
+        Literal["aes256", "aes192", "aes128", "des"],
+        setting("Encryption of v3 messages; without privPassword there is none."),
+    ] = "aes128"
+
+
+class GnmiSettings(Settings, frozen=True, kw_only=True):
+    """gNMI: reads openconfig-lldp with a ONCE subscription."""
+
+    tls: Annotated[
+        bool,
+        setting(
+            "Use TLS. ca.crt of the credentials verifies the switches (without it the system's CAs do); "
+            "tls.crt and tls.key are the controller's certificate for switches that require one."
+        ),
+    ] = True
+    server_name: Annotated[
+        HostName | None,
+        setting("Name in the switches' certificates; null: the address."),
+    ] = None
+
+
+class SwitchesSettings(Settings, frozen=True, kw_only=True):
+    """How the leader asks the leaf switches for their LLDP neighbors, to learn the tiers above the leaves."""
+
+    method: Annotated[
+        Literal["none", "snmp", "gnmi"],
+        setting("Protocol; none: switches are not asked. snmp needs the extra nodeagent[snmp]."),
+    ] = "none"
+    credentials: Annotated[
+        AbsolutePath,
+        setting(
+            "Directory of a mounted Secret, read again in each round. Files, as far as the method uses them: "
+            "community, username, password, authPassword, privPassword, ca.crt, tls.crt, tls.key."
+        ),
+    ] = "/etc/nodeagent-credentials"
+    networks: Annotated[
+        tuple[Network, ...],
+        listed(
+            "Networks of the switches' management addresses. Addresses outside are not asked: each request "
+            "carries a credential, and a node may report any address."
+        ),
+    ] = ()
+    addresses: Annotated[
+        tuple[SwitchAddress, ...],
+        setting("Addresses of single switches; they may lie outside the networks.", max_length=4096),
+    ] = ()
+    port: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, le=65535)] | None,
+        setting("Port; null: 161 for SNMP, 9339 for gNMI."),
+    ] = None
+    interval_seconds: Annotated[
+        Annotated[float, msgspec.Meta(ge=1, le=86400)],
+        setting(
+            "Seconds between two rounds, varied by 10 percent. The default is ten minutes, because cabling "
+            "changes seldom."
+        ),
+    ] = 600.0
+    timeout_seconds: Annotated[
+        Annotated[float, msgspec.Meta(ge=0.5, le=600)],
+        setting("Seconds for one switch, with repetitions."),
+    ] = 20.0
+    parallel: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, le=256)], setting("Number of switches that are asked at a time.")
+    ] = 16
+    upwards: Annotated[
+        bool, setting("Ask the switches above the leaves too, to learn the tiers above them.")
+    ] = True
+    name: Annotated[
+        NamePattern | None,
+        setting(
+            "Regular expression for the names of switches above. null: a neighbor counts if it forwards as a "
+            "bridge or router and is no node of the cluster."
+        ),
+    ] = None
+    management_ports: Annotated[
+        tuple[PortGlob, ...],
+        listed(
+            "Globs on ports of a switch whose neighbors are no uplinks. Otherwise one management switch would "
+            "be above all switches."
+        ),
+    ] = MANAGEMENT_PORTS
+    snmp: Annotated[SnmpSettings, setting("Settings of SNMP.")] = SnmpSettings()
+    gnmi: Annotated[GnmiSettings, setting("Settings of gNMI.")] = GnmiSettings()
+
+
+def switch_conflicts(switches: SwitchesSettings) -> Iterator[Conflict]:
+    if switches.method != "none" and not switches.networks and not switches.addresses:
+        message = (
+            "no switch may be asked: give the networks of the switches' management addresses, or addresses"
+        )
+        yield Conflict((("method",),), message)
+    known: set[str] = set()
+    for i, entry in enumerate(switches.addresses):
+        if entry.switch.lower() in known:
+            yield Conflict((("addresses", i, "switch"),), f"{quote(entry.switch)} is listed twice")
+        known.add(entry.switch.lower())

@@ -1,0 +1,84 @@
+"""The settings of the web server: who may scrape, and how much a page may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+
+from nodeagent.config.faults import Conflict
+from nodeagent.config.setting import AbsolutePath, Address, Settings, setting
+
+
+class WebSettings(Settings, frozen=True, kw_only=True):
+    """The web server at the address of `listen`: /metrics, /health, /healthz and /readyz."""
+
+    certificate_file: Annotated[
+        AbsolutePath | None,
+        setting(
+            "Serve TLS with this certificate: a PEM file with the whole chain. The file is read again every "
+            "10 s; a file that is missing, incomplete or expired does not replace the certificate in use. "
+            "null: no TLS."
+        ),
+    ] = None
+    key_file: Annotated[
+        AbsolutePath | None,
+        setting("Path of the certificate's private key; null: certificateFile holds the key too."),
+    ] = None
+    client_ca_file: Annotated[
+        AbsolutePath | None,
+        setting(
+            "Require a client certificate signed by a CA in this file (mTLS); null: no client certificate."
+        ),
+    ] = None
+    token_file: Annotated[
+        AbsolutePath | None,
+        setting(
+            "Require a bearer token from this file, one token on a line, so that two are valid during an "
+            "exchange; null: no token."
+        ),
+    ] = None
+    probes_open: Annotated[
+        bool,
+        setting(
+            "Answer /healthz and /readyz without token and client certificate. On by default, because the "
+            "kubelet's probes have neither."
+        ),
+    ] = True
+    probe_listen: Annotated[
+        Address | None,
+        setting(
+            "A second address that serves /healthz and /readyz alone, without TLS: a missing certificate then "
+            "does not restart the agent. null: no second address."
+        ),
+    ] = None
+    series_max: Annotated[
+        Annotated[int, msgspec.Meta(ge=100, le=1_000_000)],
+        setting(
+            "Maximum number of series in one metric family. Further series are left out and counted. The "
+            "default is above the largest node's."
+        ),
+    ] = 10_000
+
+    @property
+    def restricted(self) -> bool:
+        """Whether clients need TLS, a client certificate or a token."""
+        return any((self.certificate_file, self.client_ca_file, self.token_file))
+
+
+def web_conflicts(web: WebSettings) -> Iterator[Conflict]:
+    """Settings that have no effect, or an unsafe one, without a certificate."""
+    if web.certificate_file is not None:
+        return
+    for key, value, message in (
+        ("clientCaFile", web.client_ca_file, "needs certificateFile: client certificates exist in TLS only"),
+        ("keyFile", web.key_file, "needs certificateFile, the certificate of this key"),
+        (
+            "tokenFile",
+            web.token_file,
+            "needs certificateFile: without TLS the token can be read on the network",
+        ),
+    ):
+        if value is not None:
+            yield Conflict(((key,), ("certificateFile",)), message)
