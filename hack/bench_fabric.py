@@ -20,7 +20,7 @@ import sys
 import time
 
 from nodeagent.fabric import Planner, Rules
-from nodeagent.fabric.nodelinks import Identifier, LinkNeighbor, Metadata, NodeLink, NodeLinks
+from nodeagent.fabric.nodelinks import LinkNeighbor, Metadata, NodeLink, NodeLinks, ReportedId
 
 UNIT, RAILS = 32, 8
 SIZES = (1_000, 10_000, 100_000)
@@ -32,10 +32,10 @@ def report(node: int, unit: int) -> NodeLinks:
     links = []
     for rail in range(RAILS):
         neighbor = LinkNeighbor(
-            chassis_id=Identifier(
+            chassis_id=ReportedId(
                 subtype="mac", value=f"02:{unit // 256:02x}:{unit % 256:02x}:{rail:02x}:00:00"
             ),
-            port_id=Identifier(subtype="ifname", value=f"swp{node % UNIT + 1}s0"),
+            port_id=ReportedId(subtype="ifname", value=f"swp{node % UNIT + 1}s0"),
             system_name=f"su{unit:04}-leaf-r{rail}",
         )
         links.append(

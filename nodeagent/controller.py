@@ -38,7 +38,7 @@ from nodeagent.cluster.mirrors import ClusterMirror
 from nodeagent.cluster.node_labels import LabelResult, NodeLabeler
 from nodeagent.config.formats import host_port
 from nodeagent.controller_config import FabricConfig
-from nodeagent.fabric import Outcome, Planner, Rules
+from nodeagent.fabric import Planner, PlanOutcome, Rules
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import Lease, NotLeading, lead
@@ -86,7 +86,7 @@ def identity() -> str:
 class Progress:
     """What the metrics and the probes show of the work; plain numbers, written by the leader."""
 
-    outcome: Outcome | None = None
+    outcome: PlanOutcome | None = None
     plans: int = 0
     plan_s: float = 0.0
     suppressed: int = 0
@@ -194,7 +194,7 @@ class Controller:
             if revision == self.cluster.revision or not result.versions:
                 await self._quiet(revision, wake_s)
 
-    async def _write(self, outcome: Outcome, versions: dict[str, str]) -> TreeResult:
+    async def _write(self, outcome: PlanOutcome, versions: dict[str, str]) -> TreeResult:
         """The tree's writes, if the plan was made on what is there and the server may be asked.
 
         ``versions`` are those of the HyperNodes when the plan began.
@@ -212,7 +212,7 @@ class Controller:
             return TreeResult(left_out=len(writes), retry_after_s=error.retry_after_s or 0.0)
         return await self.hypernodes.write(writes)
 
-    async def _plan(self) -> Outcome:
+    async def _plan(self) -> PlanOutcome:
         """Plan in a thread: 100,000 nodes take about a second, in which the lease must be renewed."""
         began = time.perf_counter()
         plan = await asyncio.to_thread(self.planner.prepare(time.monotonic()))
@@ -328,7 +328,7 @@ def _backoff() -> Backoff:
     return Backoff(RETRY_FIRST_S, RETRY_MAX_S, jitter=JITTER)
 
 
-def _left_s(outcome: Outcome, never: T) -> float | T:
+def _left_s(outcome: PlanOutcome, never: T) -> float | T:
     """Until time alone changes the answer."""
     return never if outcome.next_at is None else max(0.0, outcome.next_at - time.monotonic())
 

@@ -38,24 +38,33 @@ from __future__ import annotations
 
 from nodeagent.fabric.hypernode import HyperNode
 from nodeagent.fabric.nodelinks import NodeLinks
-from nodeagent.fabric.outcome import Anomaly, Breaker, Kind, Outcome, Overlap, Unplaced, Write, obstacles
+from nodeagent.fabric.outcome import (
+    Anomaly,
+    AnomalyKind,
+    Breaker,
+    Overlap,
+    PlanOutcome,
+    TreeWrite,
+    UnplacedNode,
+    obstacles,
+)
 from nodeagent.fabric.planner import Planner, compute
 from nodeagent.fabric.rules import IMMEDIATE, Hysteresis, Rules
 
 __all__ = [
     "IMMEDIATE",
     "Anomaly",
+    "AnomalyKind",
     "Breaker",
     "HyperNode",
     "Hysteresis",
-    "Kind",
     "NodeLinks",
-    "Outcome",
     "Overlap",
+    "PlanOutcome",
     "Planner",
     "Rules",
-    "Unplaced",
-    "Write",
+    "TreeWrite",
+    "UnplacedNode",
     "compute",
     "obstacles",
 ]

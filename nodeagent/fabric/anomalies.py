@@ -16,8 +16,8 @@ from nodeagent.fabric.cabling_pattern import CablingPattern
 from nodeagent.fabric.groups import SwitchGroup
 from nodeagent.fabric.naming import GroupNames
 from nodeagent.fabric.node_wishes import group_of
-from nodeagent.fabric.outcome import Anomaly, Kind
-from nodeagent.fabric.reports import Report, shown
+from nodeagent.fabric.outcome import Anomaly, AnomalyKind
+from nodeagent.fabric.reports import CompactReport, shown
 from nodeagent.fabric.votes import LinkVotes
 
 LinkPlace = tuple[CablingPattern, int]
@@ -115,7 +115,7 @@ class CablingCheck:
         return self.rails(group) <= {rail.get(key) for key in pattern.keys}
 
     def _of_node(
-        self, node: str, report: Report, pattern: CablingPattern, group: SwitchGroup
+        self, node: str, report: CompactReport, pattern: CablingPattern, group: SwitchGroup
     ) -> Iterator[Anomaly]:
         served = {self.rail[key]: key for key in group.leaves if key in self.rail}
         wrong_rails: list[tuple[str, str]] = []
@@ -130,14 +130,14 @@ class CablingCheck:
                     f"{link} of {node} goes to {key}, a switch of another group ({home.anchor}): move the cable to "
                     f"{served.get(slot.rail, 'a switch of its own group')}, or the node's other links after it"
                 )
-                yield Anomaly(Kind.FOREIGN_LEAF, node, link, key, message)
+                yield Anomaly(AnomalyKind.FOREIGN_LEAF, node, link, key, message)
             elif key and rail != slot.rail:
                 wrong_rails.append((slot.rail, rail))
             elif report.miscabled >> i & 1:
                 message = (
                     f"{link} of {node} is reported miscabled by the node itself, at {key or 'no switch'}"
                 )
-                yield Anomaly(Kind.MISCABLED, node, link, key, message)
+                yield Anomaly(AnomalyKind.MISCABLED, node, link, key, message)
         yield from self._wrong_rails(node, pattern, served, wrong_rails, explained)
         if len(served) < 2:
             return
@@ -148,7 +148,7 @@ class CablingCheck:
                 f"{node} is not heard at {served[rail]}, the switch of rail {shown(rail)} in its group: check the "
                 "link, its cable, and LLDP on the port"
             )
-            yield Anomaly(Kind.MISSING_RAIL, node, shown(links.get(rail, "")), served[rail], message)
+            yield Anomaly(AnomalyKind.MISSING_RAIL, node, shown(links.get(rail, "")), served[rail], message)
 
     def _wrong_rails(
         self,
@@ -168,11 +168,11 @@ class CablingCheck:
             explained.add(slot.rail)
             if rail in meant and slot.rail in found:
                 message = f"{link} of {node} goes to {key}, the switch of rail {shown(rail)}: exchange it with that one"
-                yield Anomaly(Kind.RAIL_SWAP, node, link, key, message)
+                yield Anomaly(AnomalyKind.RAIL_SWAP, node, link, key, message)
             else:
                 should = served.get(slot.rail, "the switch of its rail")
                 message = f"{link} of {node} goes to {key}, which serves rail {shown(rail)}: move the cable to {should}"
-                yield Anomaly(Kind.MISCABLED, node, link, key, message)
+                yield Anomaly(AnomalyKind.MISCABLED, node, link, key, message)
 
     def _undecidable(self, group: SwitchGroup) -> Iterator[Anomaly]:
         """A group that falls into several parts, each with nodes, if exactly half is no majority."""
@@ -190,7 +190,7 @@ class CablingCheck:
                 f"the switches around {' and '.join(inhabited[:3])} may be one group or {len(inhabited)}: the "
                 "cables of too few nodes tell; say it in the topology file"
             )
-            yield Anomaly(Kind.UNDECIDABLE, "", "", group.anchor, message)
+            yield Anomaly(AnomalyKind.UNDECIDABLE, "", "", group.anchor, message)
 
 
 def _has_nodes(part: frozenset[str], voters: Iterable[CablingPattern]) -> bool:
@@ -231,4 +231,4 @@ def _shared_ports(leaf: str, places: Iterable[LinkPlace]) -> Iterator[Anomaly]:
                 f"{node} and {shown(others)} hear the same port {shown(port)} of {leaf}: something between them "
                 "forwards LLDP, or two switches have one name"
             )
-            yield Anomaly(Kind.SHARED_PORT, node, shown(link), leaf, message)
+            yield Anomaly(AnomalyKind.SHARED_PORT, node, shown(link), leaf, message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nodeagent.fabric.reports import Report, Shape
+from nodeagent.fabric.reports import CompactReport, Shape
 
 if TYPE_CHECKING:
     from nodeagent.fabric.groups import SwitchGroup
@@ -21,7 +21,7 @@ class CablingPattern:
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
-        self.nodes: dict[str, Report] = {}
+        self.nodes: dict[str, CompactReport] = {}
         self.keys: tuple[str, ...] = ()
         self.leaves: tuple[str, ...] = ()
         self.votes: dict[SwitchGroup, int] = {}

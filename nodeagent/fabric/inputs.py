@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from nodeagent.fabric.hypernode import TIER_NAMES, HyperNode, Texts
 from nodeagent.fabric.nodelinks import NodeLinks
-from nodeagent.fabric.reports import Pool, Reader, RefusedError, Report
+from nodeagent.fabric.reports import CompactReport, InternPool, RefusedReportError, ReportReader
 from nodeagent.fabric.rules import Rules
 
 
@@ -23,7 +23,7 @@ class KnownLabels(NamedTuple):
 class Levels:
     """The inputs at one moment. No mapping in it changes any more, so a thread may read it."""
 
-    reports: Mapping[str, Report]
+    reports: Mapping[str, CompactReport]
     refused: Mapping[str, str]
     nodes: Mapping[str, KnownLabels]
     own: Mapping[str, HyperNode]
@@ -48,12 +48,12 @@ class Inputs:
     """Keeps the latest state of each object. Storing one computes nothing but the compact form of a report."""
 
     def __init__(self, rules: Rules) -> None:
-        self._pool = Pool()
-        self._reader = Reader(rules, self._pool)
+        self._pool = InternPool()
+        self._reader = ReportReader(rules, self._pool)
         self._our_labels = frozenset(
             key for tier in range(1, len(TIER_NAMES) + 1) for key in rules.labels_of_tier(tier)
         )
-        self.reports: dict[str, Report] = {}
+        self.reports: dict[str, CompactReport] = {}
         self.refused: dict[str, str] = {}
         self.nodes: dict[str, KnownLabels] = {}
         self.own: dict[str, HyperNode] = {}
@@ -69,7 +69,7 @@ class Inputs:
         try:
             self.reports[name] = self._reader.read(name, links)
             self.refused.pop(name, None)
-        except RefusedError as error:
+        except RefusedReportError as error:
             self.refuse(name, str(error))
 
     def refuse(self, name: str, why: str) -> None:
@@ -109,5 +109,5 @@ class Inputs:
         )
 
 
-def _is_node(name: str, reports: Mapping[str, Report], nodes: Mapping[str, KnownLabels]) -> bool:
+def _is_node(name: str, reports: Mapping[str, CompactReport], nodes: Mapping[str, KnownLabels]) -> bool:
     return any(form in reports or form in nodes for form in (name, name.partition(".")[0]))

@@ -23,7 +23,7 @@ class Wire(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     """What all structs here have in common. Unknown fields are another version's, and are passed over."""
 
 
-class Identifier(Wire, frozen=True, kw_only=True):
+class ReportedId(Wire, frozen=True, kw_only=True):
     """A chassis or port ID: the subtype's word (``mac``, ``ifname``, ``local``, …) and its value."""
 
     subtype: str
@@ -33,8 +33,8 @@ class Identifier(Wire, frozen=True, kw_only=True):
 class LinkNeighbor(Wire, frozen=True, kw_only=True):
     """The switch port at the other end. ``stale``: the last one known, for whom nobody vouches any more."""
 
-    chassis_id: Identifier = msgspec.field(name="chassisID")
-    port_id: Identifier = msgspec.field(name="portID")
+    chassis_id: ReportedId = msgspec.field(name="chassisID")
+    port_id: ReportedId = msgspec.field(name="portID")
     system_name: str | None = None
     port_description: str | None = None
     management_addresses: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """What a plan says: values only.
 
-``Write.after`` is the whole of the safety: a write may be sent only when all the writes that it names (by
-their place in ``Outcome.writes``) have succeeded. Sent in order, with what depends on a failed one left out,
+``TreeWrite.after`` is the whole of the safety: a write may be sent only when all the writes that it names (by
+their place in ``PlanOutcome.writes``) have succeeded. Sent in order, with what depends on a failed one left out,
 Volcano's tree is valid after every single write, wherever the sequence ends. Each write carries the
 ``resource_version`` that it was planned on (``None``: the write before it on the same object has made a new
 one, use that), so that a stale planner is refused by the API server instead of believed.
@@ -17,7 +17,7 @@ from typing import Literal
 from nodeagent.fabric.hypernode import HyperNode
 
 
-class Kind(StrEnum):
+class AnomalyKind(StrEnum):
     """The kinds of anomalies: a closed set, fit for a metric's label."""
 
     MISCABLED = "miscabled"
@@ -35,7 +35,7 @@ class Kind(StrEnum):
 class Anomaly:
     """What somebody should look at; empty where it is about no node, link or switch in particular."""
 
-    kind: Kind
+    kind: AnomalyKind
     node: str
     link: str
     switch: str
@@ -43,7 +43,7 @@ class Anomaly:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Unplaced:
+class UnplacedNode:
     """A node that is in no leaf group, or a report that is not believed, and why."""
 
     node: str
@@ -54,7 +54,7 @@ Verb = Literal["create", "update", "delete"]
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class TreeWrite:
     """One call to the API server. A ``delete`` carries the object as it was."""
 
     verb: Verb
@@ -85,7 +85,7 @@ class Breaker:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PlanOutcome:
     """What should be, and how to get there.
 
     ``hypernodes`` are by tier and name, ``labels`` every placed node's. ``relabel`` is what must be
@@ -99,8 +99,8 @@ class Outcome:
     labels: Mapping[str, Mapping[str, str]]
     relabel: Mapping[str, Mapping[str, str | None]]
     anomalies: tuple[Anomaly, ...]
-    unplaced: tuple[Unplaced, ...]
-    writes: tuple[Write, ...]
+    unplaced: tuple[UnplacedNode, ...]
+    writes: tuple[TreeWrite, ...]
     overlaps: tuple[Overlap, ...] = ()
     overlapping: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     below_min_links: tuple[str, ...] = ()
@@ -110,7 +110,7 @@ class Outcome:
     next_at: float | None = None
 
 
-def obstacles(outcome: Outcome) -> dict[str, str]:
+def obstacles(outcome: PlanOutcome) -> dict[str, str]:
     """What stands in the way of the tree, for a person to decide: ``overlap/NAME`` and ``breaker``, in sentences."""
     said: dict[str, str] = {}
     for overlap in outcome.overlaps:

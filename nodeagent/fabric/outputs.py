@@ -10,7 +10,7 @@ from nodeagent.fabric.hypernode import BYTES_MAX, HyperNode, Texts, size_of
 from nodeagent.fabric.inputs import Levels
 from nodeagent.fabric.leaf_objects import LeafObjects
 from nodeagent.fabric.node_wishes import NodeWishes
-from nodeagent.fabric.outcome import Anomaly, Kind, Outcome, Overlap, Unplaced
+from nodeagent.fabric.outcome import Anomaly, AnomalyKind, Overlap, PlanOutcome, UnplacedNode
 from nodeagent.fabric.placement import Placement
 from nodeagent.fabric.rules import Rules
 from nodeagent.fabric.switches import SwitchNames
@@ -31,7 +31,7 @@ def make_outcome(
     leaves: LeafObjects,
     tiers: UpperTiers,
     now: float,
-) -> Outcome:
+) -> PlanOutcome:
     """``nodes`` is the placement of the nodes in leaf groups."""
     wanted = {**leaves.objects, **tiers.objects}
     trimmed = {node: name for name, left_out in leaves.trimmed.items() for node in left_out}
@@ -41,7 +41,7 @@ def make_outcome(
     ends += [since + rules.hysteresis.settle_s for since in wishes.waiting.values()]
     overlaps = _overlaps(rules, levels, foreign, nodes.place, tiers.parent)
     is_blocked = bool(overlaps) and rules.foreign == "refuse"
-    return Outcome(
+    return PlanOutcome(
         hypernodes=tuple(sorted(wanted.values(), key=lambda one: (one.tier, one.name))),
         labels=_labels(nodes.place, chains, trimmed),
         relabel=_relabel(levels, nodes.place, chains),
@@ -115,16 +115,16 @@ def _oversized(leaves: LeafObjects, tiers: UpperTiers) -> Iterable[Anomaly]:
             f"the leaf group {name} is too large for one object by {len(nodes)} nodes: say in the topology "
             "file how it is divided"
         )
-        yield Anomaly(Kind.OVERSIZED, "", "", name, message)
+        yield Anomaly(AnomalyKind.OVERSIZED, "", "", name, message)
     for upper in tiers.objects.values():
         if size_of(upper.children) > BYTES_MAX:
             message = f"{upper.name} has too many members for one object"
-            yield Anomaly(Kind.OVERSIZED, "", "", upper.name, message)
+            yield Anomaly(AnomalyKind.OVERSIZED, "", "", upper.name, message)
 
 
-def _unplaced(reasons: Mapping[str, str], trimmed: Mapping[str, str]) -> tuple[Unplaced, ...]:
-    unplaced = [Unplaced(node, why) for node, why in reasons.items()]
-    unplaced += [Unplaced(node, f"there is no room left in {name}") for node, name in trimmed.items()]
+def _unplaced(reasons: Mapping[str, str], trimmed: Mapping[str, str]) -> tuple[UnplacedNode, ...]:
+    unplaced = [UnplacedNode(node, why) for node, why in reasons.items()]
+    unplaced += [UnplacedNode(node, f"there is no room left in {name}") for node, name in trimmed.items()]
     return tuple(sorted(unplaced))
 
 

@@ -18,11 +18,11 @@ from nodeagent.fabric.leaf_objects import LeafObjects
 from nodeagent.fabric.naming import GroupNames
 from nodeagent.fabric.node_wishes import NodeWishes
 from nodeagent.fabric.nodelinks import NodeLinks
-from nodeagent.fabric.outcome import Outcome
+from nodeagent.fabric.outcome import PlanOutcome
 from nodeagent.fabric.outputs import make_outcome
 from nodeagent.fabric.placement import Placement, place
 from nodeagent.fabric.published import PublishedTree
-from nodeagent.fabric.reports import Announcement
+from nodeagent.fabric.reports import SwitchAnnouncement
 from nodeagent.fabric.rules import IMMEDIATE, Rules
 from nodeagent.fabric.switches import SwitchNames
 from nodeagent.fabric.tiers import UpperTiers
@@ -31,7 +31,7 @@ from nodeagent.fabric.votes import LinkVotes
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class PlanMemory:
     """What a plan hands to the next one: the placements, new nodes that wait and since when, and the chassis record.
 
     A planner that starts without it makes the same tree, but moves wait for their full time again.
@@ -55,11 +55,11 @@ class Plan:
     nodes: Placement
     cabling: CablingCheck
     tiers: UpperTiers
-    outcome: Outcome
-    memory: Memory
+    outcome: PlanOutcome
+    memory: PlanMemory
 
 
-def compute_plan(rules: Rules, levels: Levels, memory: Memory, now: float) -> Plan:
+def compute_plan(rules: Rules, levels: Levels, memory: PlanMemory, now: float) -> Plan:
     """The plan for these inputs. Changes none of its arguments."""
     foreign = ForeignHyperNodes(levels.foreign)
     published = PublishedTree(levels.own)
@@ -79,7 +79,7 @@ def compute_plan(rules: Rules, levels: Levels, memory: Memory, now: float) -> Pl
     heard = _heard(levels, votes.names)
     tiers = UpperTiers(rules, switches, heard, published, levels.is_taken, memory.tiers, now)
     outcome = make_outcome(rules, levels, foreign, votes.names, wishes, nodes, cabling, leaves, tiers, now)
-    kept = Memory(nodes, tiers.placements, wishes.waiting, votes.names.record)
+    kept = PlanMemory(nodes, tiers.placements, wishes.waiting, votes.names.record)
     return Plan(rules, levels, published, votes, names, nodes, cabling, tiers, outcome, kept)
 
 
@@ -99,8 +99,8 @@ class Planner:
     def __init__(self, rules: Rules | None = None) -> None:
         self.rules = rules or Rules()
         self.inputs = Inputs(self.rules)
-        self._memory = Memory()
-        self._announced: Mapping[Announcement, str] = {}
+        self._memory = PlanMemory()
+        self._announced: Mapping[SwitchAnnouncement, str] = {}
 
     def report(self, name: str, links: NodeLinks | None) -> None:
         """A NodeLinks object, by ``metadata.name``; ``None``: it has been deleted."""
@@ -132,7 +132,7 @@ class Planner:
         """The system name ``name`` belongs to a node of the cluster."""
         return self.inputs.is_node(name)
 
-    def plan(self, now: float) -> Outcome:
+    def plan(self, now: float) -> PlanOutcome:
         """The tree that should be, and the writes that lead to it. ``now``: seconds, monotonic."""
         plan = self.prepare(now)()
         self.accept(plan)
@@ -148,7 +148,7 @@ class Planner:
 
     def forget_times(self) -> None:
         """Let moves, new nodes and the breaker wait for their full time again. Known switches keep their keys."""
-        self._memory = Memory(chassis=self._memory.chassis)
+        self._memory = PlanMemory(chassis=self._memory.chassis)
 
 
 def compute(
@@ -156,7 +156,7 @@ def compute(
     nodes: Mapping[str, Mapping[str, str]] | None = None,
     published: Iterable[HyperNode] = (),
     rules: Rules | None = None,
-) -> Outcome:
+) -> PlanOutcome:
     """One plan in one call, without waiting."""
     planner = Planner(rules or Rules(hysteresis=IMMEDIATE))
     for hypernode in published:

@@ -29,11 +29,11 @@ _DARK = frozenset(("down", "unknown", "away"))
 T = TypeVar("T", bound=Hashable)
 
 
-class RefusedError(ValueError):
+class RefusedReportError(ValueError):
     """A report that is not believed; the message completes "its report …"."""
 
 
-class Announcement(NamedTuple):
+class SwitchAnnouncement(NamedTuple):
     """Who speaks at the other end, apart from the port: one value for all links to that switch."""
 
     name: str
@@ -41,18 +41,18 @@ class Announcement(NamedTuple):
     addresses: tuple[str, ...]
 
 
-class Slot(NamedTuple):
+class LinkSlot(NamedTuple):
     """A link in its place: its name, its rail (the node's number, or the name) and who is heard on it."""
 
     link: str
     rail: str
-    heard: Announcement | None
+    heard: SwitchAnnouncement | None
 
 
-Shape = tuple[Slot, ...]
+Shape = tuple[LinkSlot, ...]
 
 
-class Report:
+class CompactReport:
     """``ports[i]`` is the switch port of ``shape[i]``; the masks have bit i set for it.
 
     ``unheard``: some link is up and nobody has been heard on it yet. ``up`` counts the links that are up.
@@ -71,7 +71,7 @@ class Report:
         self.unheard = unheard
 
 
-class Pool:
+class InternPool:
     """Makes equal values one object. It starts again when it is full, because values of past reports stay in it."""
 
     def __init__(self, size_max: int = 1 << 19) -> None:
@@ -84,18 +84,18 @@ class Pool:
         return self._values.setdefault(value, value)  # type: ignore[return-value]
 
 
-class Reader:
+class ReportReader:
     """Reads reports by one set of rules."""
 
-    def __init__(self, rules: Rules, pool: Pool) -> None:
+    def __init__(self, rules: Rules, pool: InternPool) -> None:
         self._rules = rules
         self._pool = pool
 
-    def read(self, name: str, links: NodeLinks) -> Report:
-        """``name`` is the object's own. Raises ``RefusedError``."""
+    def read(self, name: str, links: NodeLinks) -> CompactReport:
+        """``name`` is the object's own. Raises ``RefusedReportError``."""
         _check(name, links)
         pool = self._pool
-        shape: list[Slot] = []
+        shape: list[LinkSlot] = []
         ports: list[str] = []
         stale = miscabled = up = 0
         unheard = False
@@ -107,7 +107,7 @@ class Reader:
                 miscabled |= bit
             heard = None if link.neighbor is None else self._announcement(links, link.neighbor)
             rail = link.name if link.rail is None else str(link.rail)
-            shape.append(pool(Slot(pool(link.name), rail, heard)))
+            shape.append(pool(LinkSlot(pool(link.name), rail, heard)))
             if heard is None or link.neighbor is None:
                 ports.append("")
                 unheard = unheard or not dark
@@ -115,9 +115,9 @@ class Reader:
                 ports.append(pool(link.neighbor.port_id.value))
                 if link.neighbor.stale:
                     stale |= bit
-        return Report(pool(tuple(shape)), pool(tuple(ports)), stale, miscabled, up, unheard)
+        return CompactReport(pool(tuple(shape)), pool(tuple(ports)), stale, miscabled, up, unheard)
 
-    def _announcement(self, links: NodeLinks, neighbor: LinkNeighbor) -> Announcement | None:
+    def _announcement(self, links: NodeLinks, neighbor: LinkNeighbor) -> SwitchAnnouncement | None:
         """Nobody, where the node hears itself (its NIC's firmware, a representor)."""
         name = neighbor.system_name or ""
         if name == links.node_name:
@@ -126,7 +126,7 @@ class Reader:
         if chassis.subtype == "mac" and any(chassis.value == link.mac for link in links.links):
             return None
         addresses = tuple(sorted(neighbor.management_addresses))
-        return self._pool(Announcement(name, f"{chassis.subtype}={chassis.value}", addresses))
+        return self._pool(SwitchAnnouncement(name, f"{chassis.subtype}={chassis.value}", addresses))
 
     def _of_fabric(self, links: NodeLinks) -> Iterator[NodeLink]:
         """The links of the fabric that makes the tree, in the order of their names."""
@@ -172,20 +172,20 @@ def _any(globs: tuple[str, ...], text: str) -> bool:
 
 def _check(name: str, links: NodeLinks) -> None:
     if links.node_name != name:
-        raise RefusedError(
+        raise RefusedReportError(
             f"speaks for {shown(links.node_name)}: a node reports of itself, under its own name"
         )
     if len(name) > 253 or not _NODE_NAME.fullmatch(name):
-        raise RefusedError("is of a node whose name is none that Kubernetes gives")
+        raise RefusedReportError("is of a node whose name is none that Kubernetes gives")
     if len(links.links) > LINKS_MAX:
-        raise RefusedError(f"lists {len(links.links)} links, more than {LINKS_MAX} are not believed")
+        raise RefusedReportError(f"lists {len(links.links)} links, more than {LINKS_MAX} are not believed")
     seen: set[str] = set()
     for link in links.links:
         if link.name in seen:
-            raise RefusedError(f"lists the link {shown(link.name)} twice")
+            raise RefusedReportError(f"lists the link {shown(link.name)} twice")
         seen.add(link.name)
         if max(map(len, _texts(link))) > TEXT_MAX:
-            raise RefusedError(f"has a text of more than {TEXT_MAX} characters at {shown(link.name)}")
+            raise RefusedReportError(f"has a text of more than {TEXT_MAX} characters at {shown(link.name)}")
 
 
 def _texts(link: NodeLink) -> Iterator[str]:

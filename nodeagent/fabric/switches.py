@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from nodeagent.fabric.cabling_pattern import CablingPattern
 from nodeagent.fabric.names import chassis_key, full, short
-from nodeagent.fabric.outcome import Anomaly, Kind
-from nodeagent.fabric.reports import Announcement, shown
+from nodeagent.fabric.outcome import Anomaly, AnomalyKind
+from nodeagent.fabric.reports import SwitchAnnouncement, shown
 
 _RECORD_SPARE = 4096
 
@@ -26,7 +26,7 @@ class _NamedSwitch(NamedTuple):
     """Announcements under one name that come from one switch."""
 
     name: str
-    announcements: tuple[Announcement, ...]
+    announcements: tuple[SwitchAnnouncement, ...]
 
 
 class SwitchNames:
@@ -46,12 +46,12 @@ class SwitchNames:
         self._generic = frozenset(name.lower() for name in generic_names)
         self._published = published
         self._aliases = aliases
-        self._patterns: dict[Announcement, list[CablingPattern]] = {}
-        self._by_name: dict[str, list[Announcement]] = {}
+        self._patterns: dict[SwitchAnnouncement, list[CablingPattern]] = {}
+        self._by_name: dict[str, list[SwitchAnnouncement]] = {}
         self._name_of_chassis: dict[str, str] = {}
         self._shared_chassis: set[str] = set()
         self._new: set[str] = set()
-        self.keys: dict[Announcement, str] = {}
+        self.keys: dict[SwitchAnnouncement, str] = {}
         self.record = dict(record)
         self.renamed: dict[str, str] = {}
         self.anomalies: list[Anomaly] = []
@@ -86,7 +86,7 @@ class SwitchNames:
             if self._name_of_chassis.setdefault(announcement.chassis, name) != name:
                 self._shared_chassis.add(announcement.chassis)
 
-    def _name(self, announcement: Announcement) -> str:
+    def _name(self, announcement: SwitchAnnouncement) -> str:
         """The short name, or ``=`` and the chassis ID where the name is none or a factory default."""
         whole = full(announcement.name)
         name = short(whole)
@@ -96,7 +96,7 @@ class SwitchNames:
 
     def _resolve(self) -> None:
         named: list[_NamedSwitch] = []
-        nameless: list[Announcement] = []
+        nameless: list[SwitchAnnouncement] = []
         chosen: dict[str, str] = {}
         for name, announcements in sorted(self._by_name.items()):
             if name[0] == "=":
@@ -122,7 +122,7 @@ class SwitchNames:
             known = chosen.get(announcement.chassis) or self.record.get(announcement.chassis)
             self._assign((announcement,), known)
 
-    def _is_plain(self, name: str, announcements: Collection[Announcement]) -> bool:
+    def _is_plain(self, name: str, announcements: Collection[SwitchAnnouncement]) -> bool:
         """Nearly every switch: one name and one chassis ID, and neither has ever gone with another."""
         if len(announcements) != 1 or name in self._aliases:
             return False
@@ -130,7 +130,7 @@ class SwitchNames:
         chassis = announcement.chassis
         return chassis not in self._shared_chassis and self.record.get(chassis, name) == name
 
-    def _assign(self, announcements: Iterable[Announcement], key: str | None) -> None:
+    def _assign(self, announcements: Iterable[SwitchAnnouncement], key: str | None) -> None:
         """Give announcements this key, or that of their chassis ID."""
         for announcement in announcements:
             chosen = chassis_key(announcement.chassis) if key is None else key
@@ -140,10 +140,10 @@ class SwitchNames:
             self.keys[announcement] = chosen
 
     def _split_by_domain(
-        self, name: str, announcements: Iterable[Announcement]
-    ) -> Iterator[tuple[str, tuple[Announcement, ...]]]:
+        self, name: str, announcements: Iterable[SwitchAnnouncement]
+    ) -> Iterator[tuple[str, tuple[SwitchAnnouncement, ...]]]:
         """By short name, unless several domains use it."""
-        by_full: dict[str, list[Announcement]] = {}
+        by_full: dict[str, list[SwitchAnnouncement]] = {}
         for announcement in announcements:
             by_full.setdefault(full(announcement.name), []).append(announcement)
         if len(by_full) == 1 or len(by_full.keys() - {name}) == 1:
@@ -152,9 +152,9 @@ class SwitchNames:
         for whole in sorted(by_full):
             yield whole, tuple(by_full[whole])
 
-    def _is_one_switch(self, name: str, announcements: Iterable[Announcement]) -> bool:
+    def _is_one_switch(self, name: str, announcements: Iterable[SwitchAnnouncement]) -> bool:
         """One switch has this name. Adds the anomalies of the name."""
-        by_chassis: dict[str, list[Announcement]] = {}
+        by_chassis: dict[str, list[SwitchAnnouncement]] = {}
         for announcement in announcements:
             by_chassis.setdefault(announcement.chassis, []).append(announcement)
         if len(by_chassis) == 1:
@@ -178,7 +178,7 @@ class SwitchNames:
         if two or recorded_apart:
             listed = ", ".join(shown(chassis.partition("=")[2]) for chassis in sorted(by_chassis)[:4])
             self._report(
-                Kind.DUPLICATE_SYSTEM_NAME,
+                AnomalyKind.DUPLICATE_SYSTEM_NAME,
                 name,
                 f"{len(by_chassis)} switches are called {name} (chassis {listed}); they are told apart by chassis ID: "
                 "give each a name of its own",
@@ -187,17 +187,17 @@ class SwitchNames:
         gone = sorted(chassis for chassis in several if chassis not in current)
         if gone and current:
             self._report(
-                Kind.REPLACED_SWITCH,
+                AnomalyKind.REPLACED_SWITCH,
                 name,
                 f"{name} speaks with another chassis ID than before ({shown(gone[0].partition('=')[2])} has gone): "
                 "taken for the same switch, replaced",
             )
         return True
 
-    def _report(self, kind: Kind, name: str, message: str) -> None:
+    def _report(self, kind: AnomalyKind, name: str, message: str) -> None:
         self.anomalies.append(Anomaly(kind, "", "", name, message))
 
-    def _ports(self, announcements: Iterable[Announcement]) -> tuple[set[str], set[str]]:
+    def _ports(self, announcements: Iterable[SwitchAnnouncement]) -> tuple[set[str], set[str]]:
         """The ports with a current neighbor, and those with a stale one."""
         fresh: set[str] = set()
         stale: set[str] = set()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from nodeagent.fabric.names import chassis_key, full, short
-from nodeagent.fabric.reports import Announcement
+from nodeagent.fabric.reports import SwitchAnnouncement
 
 MANAGEMENT_PORTS = ("mgmt*", "Mgmt*", "management*", "Management*", "eth0", "em0", "me0", "fxp0", "oob*")
 
@@ -84,9 +84,9 @@ def uplinks(
     return ups, {key: _known(key, found) for key, found in sorted(told.items())}
 
 
-def known_switches(keys: Mapping[Announcement, str]) -> tuple[KnownSwitch, ...]:
+def known_switches(keys: Mapping[SwitchAnnouncement, str]) -> tuple[KnownSwitch, ...]:
     """The switches that nodes announce, by key."""
-    found: dict[str, list[Announcement]] = {}
+    found: dict[str, list[SwitchAnnouncement]] = {}
     for heard, key in keys.items():
         found.setdefault(key, []).append(heard)
     return tuple(

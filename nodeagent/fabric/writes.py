@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from nodeagent.fabric.hypernode import HyperNode
-from nodeagent.fabric.outcome import Verb, Write
+from nodeagent.fabric.outcome import TreeWrite, Verb
 
 
 def order(
     published: Mapping[str, HyperNode], wanted: Mapping[str, HyperNode], names: Iterable[str]
-) -> tuple[Write, ...]:
+) -> tuple[TreeWrite, ...]:
     """The writes for the objects of these names, which must be all that differ."""
     return _Sequence(published, wanted, sorted(names)).writes()
 
@@ -30,7 +30,7 @@ class _Sequence:
         self._wanted = wanted
         self._old = sorted((published[name] for name in names if name in published), key=_height)
         self._new = sorted((wanted[name] for name in names if name in wanted), key=_height)
-        self._writes: list[Write] = []
+        self._writes: list[TreeWrite] = []
         self._last: dict[str, int] = {}
         """The last write on each object."""
         self._released: dict[str, list[int]] = {}
@@ -38,7 +38,7 @@ class _Sequence:
         self._kept: dict[str, HyperNode | None] = {}
         """What is left of each object when it has let go; ``None`` when it had to be deleted."""
 
-    def writes(self) -> tuple[Write, ...]:
+    def writes(self) -> tuple[TreeWrite, ...]:
         for old in self._old:
             self._kept[old.name] = self._keep(old)
         self._reach_parents()
@@ -119,7 +119,7 @@ class _Sequence:
 
     def _write(self, verb: Verb, hypernode: HyperNode, after: Iterable[int], reason: str) -> None:
         self._last[hypernode.name] = len(self._writes)
-        self._writes.append(Write(verb, hypernode, tuple(sorted(set(after))), reason))
+        self._writes.append(TreeWrite(verb, hypernode, tuple(sorted(set(after))), reason))
 
     def _why_deleted(self, old: HyperNode) -> str:
         return "has no member left" if old.name not in self._wanted else "keeps no member"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.fabric import IMMEDIATE, Kind, Outcome, Rules, compute
+from nodeagent.fabric import IMMEDIATE, AnomalyKind, PlanOutcome, Rules, compute
 from tests.support.fabrics import (
     SHAPES,
     Cables,
@@ -26,14 +26,14 @@ from tests.support.fabrics import (
 NOW = Rules(hysteresis=IMMEDIATE)
 
 
-def plan(cables: Cables, rules: Rules = NOW, seed: int | None = None) -> Outcome:
+def plan(cables: Cables, rules: Rules = NOW, seed: int | None = None) -> PlanOutcome:
     reports = [links(node, row) for node, row in cables.items()]
     if seed is not None:
         random.Random(seed).shuffle(reports)
     return compute(reports, rules=rules)
 
 
-def kinds(outcome: Outcome) -> list[str]:
+def kinds(outcome: PlanOutcome) -> list[str]:
     return sorted(str(one.kind) for one in outcome.anomalies)
 
 
@@ -64,7 +64,7 @@ def test_a_nic_in_another_unit_is_one_anomaly_and_no_merger() -> None:
     assert partition(outcome) == units(cables)
     (odd,) = outcome.anomalies
     assert (odd.kind, odd.node, odd.link, odd.switch) == (
-        Kind.FOREIGN_LEAF,
+        AnomalyKind.FOREIGN_LEAF,
         "su000-n005",
         "rail2",
         "su003-leaf-r2",
@@ -168,8 +168,8 @@ def test_two_nodes_on_one_switch_port() -> None:
     outcome = plan(cables)
     assert partition(outcome) == units(cables)
     assert [(one.kind, one.node) for one in outcome.anomalies] == [
-        (Kind.SHARED_PORT, "su000-n000"),
-        (Kind.SHARED_PORT, "su000-n001"),
+        (AnomalyKind.SHARED_PORT, "su000-n000"),
+        (AnomalyKind.SHARED_PORT, "su000-n001"),
     ]
 
 

@@ -11,7 +11,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.fabric import Hysteresis, Outcome, Planner, Rules
+from nodeagent.fabric import Hysteresis, Planner, PlanOutcome, Rules
 from nodeagent.fabric import hypernode as hypernodes
 from nodeagent.fabric.hypernode import HyperNode, render
 from nodeagent.fabric.nodelinks import NodeLink, NodeLinks
@@ -21,7 +21,7 @@ from tests.support.fabrics import SHAPES, Cables, End, Row, links
 from tests.support.volcano_rules import Tree
 
 
-def comparable(outcome: Outcome) -> dict[str, object]:
+def comparable(outcome: PlanOutcome) -> dict[str, object]:
     return {name: getattr(outcome, name) for name in outcome.__dataclass_fields__}
 
 
@@ -97,7 +97,7 @@ class RandomCluster:
             self.tree.objects[name] = render(hypernode)
         self.planner.hypernode(name, hypernode)
 
-    def write(self, outcome: Outcome, chance: random.Random, trouble: float) -> None:
+    def write(self, outcome: PlanOutcome, chance: random.Random, trouble: float) -> None:
         """Some of the writes and labels succeed."""
         failed: set[int] = set()
         for place, write in enumerate(outcome.writes):

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from nodeagent.fabric import IMMEDIATE, Kind, Outcome, Rules, compute
+from nodeagent.fabric import IMMEDIATE, AnomalyKind, PlanOutcome, Rules, compute
 from nodeagent.fabric.names import NAME_MAX, chassis_key, name_of, plain
 from tests.support.fabrics import Cables, Cluster, End, links, partition, rails
 
 NOW = Rules(hysteresis=IMMEDIATE)
 
 
-def plan(cables: Cables) -> Outcome:
+def plan(cables: Cables) -> PlanOutcome:
     return compute([links(node, row) for node, row in cables.items()], rules=NOW)
 
 
-def switches(outcome: Outcome) -> set[str]:
+def switches(outcome: PlanOutcome) -> set[str]:
     return {switch for one in outcome.hypernodes for switch in one.switches}
 
 
@@ -66,7 +66,7 @@ def test_two_switches_of_one_name_are_told_apart_by_chassis() -> None:
     outcome = plan(cables)
     assert len(partition(outcome)) == 2
     (odd,) = outcome.anomalies
-    assert (odd.kind, odd.switch) == (Kind.DUPLICATE_SYSTEM_NAME, "leaf-x")
+    assert (odd.kind, odd.switch) == (AnomalyKind.DUPLICATE_SYSTEM_NAME, "leaf-x")
 
 
 def test_two_switches_of_one_name_stay_apart_while_one_of_them_reboots() -> None:
@@ -88,7 +88,7 @@ def test_a_switch_that_was_replaced_keeps_its_name() -> None:
     assert cluster.rest(600) == 0
     cluster.hear(on("leaf1", 3, chassis="new"))
     assert cluster.rest(600) == 0
-    assert [one.kind for one in cluster.outcome.anomalies] == [Kind.REPLACED_SWITCH]
+    assert [one.kind for one in cluster.outcome.anomalies] == [AnomalyKind.REPLACED_SWITCH]
     cluster.hear(on("leaf1", 6, chassis="new"))
     assert cluster.rest(600) == 0
     assert not cluster.outcome.anomalies

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from nodeagent.fabric import IMMEDIATE, Outcome, Rules
+from nodeagent.fabric import IMMEDIATE, PlanOutcome, Rules
 from nodeagent.fabric.rules import Hysteresis, StaticGroup, Topology
 from tests.support.fabrics import Cluster, End, rails, single
 
 NOW = Rules(hysteresis=IMMEDIATE)
 
 
-def above(outcome: Outcome, tier: int) -> set[frozenset[str]]:
+def above(outcome: PlanOutcome, tier: int) -> set[frozenset[str]]:
     """The units below each object of a tier."""
     by = {one.name: one for one in outcome.hypernodes}
 
@@ -33,7 +33,7 @@ def clos(pods: int, per_pod: int, spines: int = 2, cores: int = 2) -> dict[str, 
     return heard
 
 
-def planned(cluster: Cluster, units: int = 4) -> Outcome:
+def planned(cluster: Cluster, units: int = 4) -> PlanOutcome:
     cluster.hear(rails(units, 4))
     cluster.rest()
     return cluster.outcome

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from nodeagent.fabric import Outcome, Planner, Rules
+from nodeagent.fabric import Planner, PlanOutcome, Rules
 from nodeagent.fabric import hypernode as hypernodes
 from nodeagent.fabric.hypernode import render
-from nodeagent.fabric.nodelinks import Identifier, LinkNeighbor, Metadata, NodeLink, NodeLinks
+from nodeagent.fabric.nodelinks import LinkNeighbor, Metadata, NodeLink, NodeLinks, ReportedId
 from tests.support.volcano_rules import Tree
 
 
@@ -38,8 +38,8 @@ def links(node: str, row: Iterable[End | None], **more: object) -> NodeLinks:
         neighbor = None
         if end is not None:
             neighbor = LinkNeighbor(
-                chassis_id=Identifier(subtype="mac", value=end.chassis or f"chassis of {end.switch}"),
-                port_id=Identifier(subtype="ifname", value=end.port),
+                chassis_id=ReportedId(subtype="mac", value=end.chassis or f"chassis of {end.switch}"),
+                port_id=ReportedId(subtype="ifname", value=end.port),
                 system_name=end.switch or None,
                 management_addresses=(end.address,) if end.address else (),
                 stale=end.stale,
@@ -123,7 +123,7 @@ def units(cables: Mapping[str, Row]) -> set[frozenset[str]]:
     return {frozenset(nodes) for nodes in found.values()}
 
 
-def partition(outcome: Outcome) -> set[frozenset[str]]:
+def partition(outcome: PlanOutcome) -> set[frozenset[str]]:
     return {frozenset(one.nodes) for one in outcome.hypernodes if one.tier == 1}
 
 
@@ -145,7 +145,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         self.planner = Planner(self.rules)
-        self.outcome: Outcome | None = None
+        self.outcome: PlanOutcome | None = None
         self.reports: dict[str, NodeLinks] = {}
         self.nodes: set[str] = set()
 

@@ -16,7 +16,7 @@ import pytest
 from nodeagent.controller import Controller, Place
 from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import IMMEDIATE, Planner, Rules
-from nodeagent.fabric.nodelinks import Identifier, LinkNeighbor, NodeLink, NodeLinks
+from nodeagent.fabric.nodelinks import LinkNeighbor, NodeLink, NodeLinks, ReportedId
 from nodeagent.fabric.uplinks import MANAGEMENT_PORTS
 from nodeagent.kube.access import Access
 from nodeagent.sim.apiserver import ApiServer
@@ -153,8 +153,8 @@ def report(node: str, leaf: str, address: str) -> NodeLinks:
         rail=0,
         state="healthy",
         neighbor=LinkNeighbor(
-            chassis_id=Identifier(subtype="mac", value=chassis),
-            port_id=Identifier(subtype="ifname", value=node),
+            chassis_id=ReportedId(subtype="mac", value=chassis),
+            port_id=ReportedId(subtype="ifname", value=node),
             system_name=leaf,
             management_addresses=(address,),
         ),

@@ -12,7 +12,7 @@ from pathlib import Path
 from nodeagent.commands.plan.objects import Objects, merged
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.controller_config import FabricConfig, load_fabric, rules_of
-from nodeagent.fabric import IMMEDIATE, HyperNode, Outcome, Planner, Rules
+from nodeagent.fabric import IMMEDIATE, HyperNode, Planner, PlanOutcome, Rules
 from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.rules import Hysteresis
 from nodeagent.fabric.topology_file import load_topology
@@ -31,7 +31,7 @@ class Look:
     notes: tuple[str, ...]
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> PlanOutcome:
         return self.plan.outcome
 
 

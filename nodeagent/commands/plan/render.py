@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from nodeagent.fabric.hypernode import HyperNode, render
-from nodeagent.fabric.outcome import Outcome, Overlap
+from nodeagent.fabric.outcome import Overlap, PlanOutcome
 from nodeagent.text_table import plain, remarks, section
 
 # A scalar that every YAML reader takes for this text.
@@ -22,11 +22,11 @@ _WORDS = frozenset(("true", "false", "yes", "no", "on", "off", "null", "y", "n")
 _SHOWN = 40
 
 
-def as_json(outcome: Outcome) -> str:
+def as_json(outcome: PlanOutcome) -> str:
     return json.dumps(document(outcome), indent=2, ensure_ascii=True)
 
 
-def document(outcome: Outcome) -> dict[str, Any]:
+def document(outcome: PlanOutcome) -> dict[str, Any]:
     return {
         "hypernodes": [render(one) for one in outcome.hypernodes],
         "labels": {node: dict(sorted(labels.items())) for node, labels in sorted(outcome.labels.items())},
@@ -69,7 +69,7 @@ def lines(hypernode: HyperNode) -> Iterator[str]:
             yield f"  - {{type: {kind}, selector: {{exactMatch: {{name: {_scalar(name)}}}}}}}"
 
 
-def as_diff(published: Mapping[str, HyperNode], outcome: Outcome) -> str:
+def as_diff(published: Mapping[str, HyperNode], outcome: PlanOutcome) -> str:
     """What would become of each object, as ``diff -u`` shows it; nothing where nothing would."""
     wanted = {one.name: one for one in outcome.hypernodes}
     out: list[str] = []
@@ -90,7 +90,7 @@ def as_diff(published: Mapping[str, HyperNode], outcome: Outcome) -> str:
     return "".join(f"{line}\n" for line in out)
 
 
-def as_table(outcome: Outcome) -> str:
+def as_table(outcome: PlanOutcome) -> str:
     kinds = Counter(str(one.kind) for one in outcome.anomalies)
     parts = [
         section(
