@@ -27,7 +27,7 @@ class PlanProgress(Protocol):
 
 
 class SwitchReads(Protocol):
-    """``switches.rounds.Switches``: readings by result, switches by state, rounds."""
+    """``switches.switch_poller.SwitchPoller``: readings by result, switches by state, rounds."""
 
     reads: Counter[str]
     states: Counter[str]
