@@ -78,7 +78,7 @@ class NodeWishes:
                 return
         wish = self._wish(node)
         is_new = node not in self._placed
-        if wish is not None and is_new and report is not None and report.unheard and self._waits(node):
+        if wish is not None and is_new and report is not None and report.incomplete and self._waits(node):
             unplaced[node] = "waiting until its other links have been heard"
             return
         self.wishes[node] = wish

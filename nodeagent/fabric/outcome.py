@@ -1,10 +1,9 @@
-"""What a plan says: values only.
+"""The result of a plan.
 
-``TreeWrite.after`` is the whole of the safety: a write may be sent only when all the writes that it names (by
-their place in ``PlanOutcome.writes``) have succeeded. Sent in order, with what depends on a failed one left out,
-Volcano's tree is valid after every single write, wherever the sequence ends. Each write carries the
-``resource_version`` that it was planned on (``None``: the write before it on the same object has made a new
-one, use that), so that a stale planner is refused by the API server instead of believed.
+A write may be sent only after all writes in its ``after`` have succeeded; these are indices in ``PlanOutcome.writes``.
+Sent in order, without the writes that depend on a failed one, Volcano's tree is valid after every single write. Each
+write carries the ``resource_version`` that it was planned on, so the API server refuses a write from a stale plan.
+``None``: use the version that the preceding write on the same object returned.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from nodeagent.fabric.hypernode import HyperNode
 
 
 class AnomalyKind(StrEnum):
-    """The kinds of anomalies: a closed set, fit for a metric's label."""
+    """The kinds of anomalies: a closed set, and values of a metric label."""
 
     MISCABLED = "miscabled"
     RAIL_SWAP = "rail-swap"
@@ -33,7 +32,7 @@ class AnomalyKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Anomaly:
-    """What somebody should look at; empty where it is about no node, link or switch in particular."""
+    """An anomaly of the cabling or of switch names. ``node``, ``link`` and ``switch`` are empty if it concerns none."""
 
     kind: AnomalyKind
     node: str
@@ -44,7 +43,7 @@ class Anomaly:
 
 @dataclass(frozen=True, slots=True, order=True)
 class UnplacedNode:
-    """A node that is in no leaf group, or a report that is not believed, and why."""
+    """A node without a leaf group, or with a refused report, and the reason."""
 
     node: str
     reason: str
@@ -55,7 +54,7 @@ Verb = Literal["create", "update", "delete"]
 
 @dataclass(frozen=True, slots=True)
 class TreeWrite:
-    """One call to the API server. A ``delete`` carries the object as it was."""
+    """One call to the API server. A ``delete`` carries the published object."""
 
     verb: Verb
     object: HyperNode
@@ -65,7 +64,7 @@ class TreeWrite:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """A HyperNode of another owner that holds nodes (or children) of ours."""
+    """A foreign HyperNode that holds nodes of ours, or lists HyperNodes of ours as children."""
 
     name: str
     source: str | None
@@ -74,7 +73,7 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """So many nodes would move (or leave) or HyperNodes be deleted at once that it is held until ``until``."""
+    """Too many nodes would move or HyperNodes be deleted at once, so nothing moves before ``until``."""
 
     since: float
     until: float
@@ -86,13 +85,12 @@ class Breaker:
 
 @dataclass(frozen=True, slots=True)
 class PlanOutcome:
-    """What should be, and how to get there.
+    """The tree that should be, and the writes that lead to it.
 
-    ``hypernodes`` are by tier and name, ``labels`` every placed node's. ``relabel`` is what must be
-    patched on Nodes whose labels were handed in (``None`` takes a label away). ``next_at`` is when time
-    alone will change the answer: plan again then, if nothing wakes you before. ``waiting`` counts moves
-    that have not stood long enough. ``overlapping``: which HyperNodes of others hold something of one of ours that
-    is published.
+    ``hypernodes`` are ordered by tier and name. ``labels`` are those of each placed node. ``relabel`` patches the
+    labels of known Nodes; ``None`` removes a label. ``next_at`` is when time alone changes the result: plan again
+    then. ``waiting`` counts moves that wait. ``overlapping`` are the foreign HyperNodes that overlap each
+    published object.
     """
 
     hypernodes: tuple[HyperNode, ...]
@@ -111,7 +109,7 @@ class PlanOutcome:
 
 
 def obstacles(outcome: PlanOutcome) -> dict[str, str]:
-    """What stands in the way of the tree, for a person to decide: ``overlap/NAME`` and ``breaker``, in sentences."""
+    """The obstacles that need a decision of the operator, as sentences: ``overlap/NAME`` and ``breaker``."""
     said: dict[str, str] = {}
     for overlap in outcome.overlaps:
         members = ", ".join(overlap.members[:5]) + (", …" if len(overlap.members) > 5 else "")

@@ -73,11 +73,11 @@ class SwitchNames:
         users = self._patterns
         for pattern in patterns:
             for slot in pattern.shape:
-                if slot.heard is None:
+                if slot.neighbor is None:
                     continue
-                known = users.get(slot.heard)
+                known = users.get(slot.neighbor)
                 if known is None:
-                    users[slot.heard] = [pattern]
+                    users[slot.neighbor] = [pattern]
                 elif known[-1] is not pattern:
                     known.append(pattern)
         for announcement in users:
@@ -204,7 +204,7 @@ class SwitchNames:
         for announcement in announcements:
             for pattern in self._patterns[announcement]:
                 for i, slot in enumerate(pattern.shape):
-                    if slot.heard == announcement:
+                    if slot.neighbor == announcement:
                         for report in pattern.nodes.values():
                             (stale if report.stale >> i & 1 else fresh).add(report.ports[i])
         return fresh, stale

@@ -59,7 +59,9 @@ class LinkVotes:
     def _resolve_switches(self) -> None:
         keys, by_leaf = self.names.keys, self._by_leaf
         for pattern in self._patterns.values():
-            pattern.keys = tuple(["" if slot.heard is None else keys[slot.heard] for slot in pattern.shape])
+            pattern.keys = tuple(
+                ["" if slot.neighbor is None else keys[slot.neighbor] for slot in pattern.shape]
+            )
             pattern.leaves = tuple(sorted(set(pattern.keys) - {""}))
             for leaf in pattern.leaves:
                 by_leaf.setdefault(leaf, []).append(pattern)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.fabric import IMMEDIATE, Planner, Rules
-from nodeagent.fabric.uplinks import Above, KnownSwitch, SwitchNeighbor, is_same, uplinks
+from nodeagent.fabric.uplinks import KnownSwitch, SwitchNeighbor, UplinkRule, find_uplinks, is_same
 from nodeagent.switches import lldp_mib
 from nodeagent.switches.lldp_mib import forwards, index_of
 from tests.support.fabrics import End, links
@@ -20,9 +20,9 @@ def heard(name: str, chassis: int = 0, port: str = "1", **more) -> SwitchNeighbo
 
 
 def ups(
-    told: dict[str, list[SwitchNeighbor]], above: Above | None = None, leaves=()
+    told: dict[str, list[SwitchNeighbor]], above: UplinkRule | None = None, leaves=()
 ) -> dict[str, tuple[str, ...]]:
-    return uplinks(told, above or Above(), leaves)[0]
+    return find_uplinks(told, above or UplinkRule(), leaves)[0]
 
 
 def test_only_who_forwards_is_above_and_silence_about_it_is_no():
@@ -31,19 +31,24 @@ def test_only_who_forwards_is_above_and_silence_about_it_is_no():
 
 
 def test_a_node_of_the_cluster_is_never_above_though_it_forwards():
-    above = Above(is_node={"node-1"}.__contains__)
+    above = UplinkRule(is_node={"node-1"}.__contains__)
     told = {"leaf": [heard("spine"), heard("node-1.example.com"), heard("node-1")]}
     assert ups(told, above) == {"leaf": ("spine",)}
 
 
 def test_a_name_that_is_told_decides_alone():
-    above = Above(name=re.compile(r"^spine-"))
+    above = UplinkRule(name=re.compile(r"^spine-"))
     told = {"leaf": [heard("spine-1", forwards=None), heard("firewall"), heard("")]}
     assert ups(told, above) == {"leaf": ("spine-1",)}
 
 
 def test_what_is_heard_on_a_management_port_is_passed_over():
-    told = {"leaf": [heard("spine", here=("Ethernet1",)), heard("oob", here=("52:54:00:00:00:01", "mgmt0"))]}
+    told = {
+        "leaf": [
+            heard("spine", local_ports=("Ethernet1",)),
+            heard("oob", local_ports=("52:54:00:00:00:01", "mgmt0")),
+        ]
+    }
     assert ups(told) == {"leaf": ("spine",)}
 
 
@@ -74,7 +79,7 @@ def test_domains_tell_apart_what_has_one_name_and_nothing_else():
 
 
 def test_a_name_that_says_nothing_gives_way_to_the_chassis():
-    above = Above(generic_names=frozenset(("sonic",)))
+    above = UplinkRule(generic_names=frozenset(("sonic",)))
     told = {"leaf": [heard("sonic", 7), heard("", 8)]}
     assert ups(told, above) == {"leaf": ("chassis:mac:02:00:00:00:00:07", "chassis:mac:02:00:00:00:00:08")}
 
@@ -101,8 +106,8 @@ HEARD = st.builds(SwitchNeighbor, TEXT, TEXT, TEXT, st.sampled_from([True, False
 
 @given(st.dictionaries(TEXT, st.lists(HEARD, max_size=5), max_size=4))
 def test_whatever_is_heard_leads_to_safe_keys_in_order(told: dict[str, list[SwitchNeighbor]]):
-    found, above = uplinks(told, Above())
-    assert found == uplinks(dict(reversed(list(told.items()))), Above())[0]
+    found, above = find_uplinks(told, UplinkRule())
+    assert found == find_uplinks(dict(reversed(list(told.items()))), UplinkRule())[0]
     for key, keys in found.items():
         assert key not in keys
         assert list(keys) == sorted(set(keys))

@@ -68,7 +68,7 @@ async def test_every_form_of_answer_is_decoded(habits: Habits):
         assert by_name.keys() == {"spine1", "spine2", "node-00", "oob", "oob2"}
         spine = by_name["spine1"]
         assert (spine.chassis, spine.port) == ("mac=02:00:00:00:11:01", "ifname=Ethernet1")
-        assert spine.here == ("Ethernet49",)
+        assert spine.local_ports == ("Ethernet49",)
         assert spine.addresses == ("10.0.9.1",)
         assert by_name["spine2"].addresses == ("10.0.9.2",)
         assert {name: one.forwards for name, one in by_name.items()} == {
