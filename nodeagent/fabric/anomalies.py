@@ -127,16 +127,15 @@ class CablingCheck:
             if key and home is not None and home is not group:
                 explained.add(slot.rail)
                 message = (
-                    f"{link} of {node} goes to {key}, a switch of another group ({home.anchor}): move the cable to "
-                    f"{served.get(slot.rail, 'a switch of its own group')}, or the node's other links after it"
+                    f"{link} of {node} is cabled to {key}, a switch of another leaf group ({home.anchor}): move this "
+                    f"cable to {served.get(slot.rail, 'a switch of its own group')}, or the node's other cables to "
+                    "that group"
                 )
                 yield Anomaly(AnomalyKind.FOREIGN_LEAF, node, link, key, message)
             elif key and rail != slot.rail:
                 wrong_rails.append((slot.rail, rail))
             elif report.miscabled >> i & 1:
-                message = (
-                    f"{link} of {node} is reported miscabled by the node itself, at {key or 'no switch'}"
-                )
+                message = f"{node} itself reports {link} as miscabled, at {key or 'no switch'}"
                 yield Anomaly(AnomalyKind.MISCABLED, node, link, key, message)
         yield from self._wrong_rails(node, pattern, served, wrong_rails, explained)
         if len(served) < 2:
@@ -145,7 +144,7 @@ class CablingCheck:
         links = {slot.rail: slot.link for slot in pattern.shape}
         for rail in sorted(served.keys() - reached - explained):
             message = (
-                f"{node} is not heard at {served[rail]}, the switch of rail {shown(rail)} in its group: check the "
+                f"{node} reports no link to {served[rail]}, the switch of rail {shown(rail)} in its group: check the "
                 "link, its cable, and LLDP on the port"
             )
             yield Anomaly(AnomalyKind.MISSING_RAIL, node, shown(links.get(rail, "")), served[rail], message)
@@ -167,11 +166,14 @@ class CablingCheck:
                 continue
             explained.add(slot.rail)
             if rail in meant and slot.rail in found:
-                message = f"{link} of {node} goes to {key}, the switch of rail {shown(rail)}: exchange it with that one"
+                message = (
+                    f"{link} of {node} is cabled to {key}, the switch of rail {shown(rail)}: swap it with the cable of "
+                    "that rail"
+                )
                 yield Anomaly(AnomalyKind.RAIL_SWAP, node, link, key, message)
             else:
                 should = served.get(slot.rail, "the switch of its rail")
-                message = f"{link} of {node} goes to {key}, which serves rail {shown(rail)}: move the cable to {should}"
+                message = f"{link} of {node} is cabled to {key}, which serves rail {shown(rail)}: move it to {should}"
                 yield Anomaly(AnomalyKind.MISCABLED, node, link, key, message)
 
     def _undecidable(self, group: SwitchGroup) -> Iterator[Anomaly]:
@@ -187,8 +189,8 @@ class CablingCheck:
         inhabited = sorted(min(part) for part in parts if _has_nodes(part, group.voters))
         if len(inhabited) > 1:
             message = (
-                f"the switches around {' and '.join(inhabited[:3])} may be one group or {len(inhabited)}: the "
-                "cables of too few nodes tell; say it in the topology file"
+                f"the switches around {' and '.join(inhabited[:3])} may be one group or {len(inhabited)}: too few "
+                "nodes are cabled to decide; define the groups in the topology file"
             )
             yield Anomaly(AnomalyKind.UNDECIDABLE, "", "", group.anchor, message)
 
@@ -228,7 +230,7 @@ def _shared_ports(leaf: str, places: Iterable[LinkPlace]) -> Iterator[Anomaly]:
         for node, link in sorted(claimants):
             others = ", ".join(other for other in nodes if other != node)
             message = (
-                f"{node} and {shown(others)} hear the same port {shown(port)} of {leaf}: something between them "
-                "forwards LLDP, or two switches have one name"
+                f"{node} and {shown(others)} report the same port {shown(port)} of {leaf}: a device between them "
+                "forwards LLDP, or two switches share a name"
             )
             yield Anomaly(AnomalyKind.SHARED_PORT, node, shown(link), leaf, message)

@@ -68,7 +68,7 @@ class NodeWishes:
         if not levels.exists(node):
             self.leaving.append(node)
             if report is not None or refused is not None:
-                unplaced[node] = "there is no Node of this name"
+                unplaced[node] = "no Node has this name"
             return
         if self._foreign and self._rules.foreign == "yield":
             labels = levels.nodes.get(node)
@@ -79,14 +79,14 @@ class NodeWishes:
         wish = self._wish(node)
         is_new = node not in self._placed
         if wish is not None and is_new and report is not None and report.incomplete and self._waits(node):
-            unplaced[node] = "waiting until its other links have been heard"
+            unplaced[node] = "waiting for LLDP neighbors on its other links"
             return
         self.wishes[node] = wish
         if wish is None and is_new and report is not None:
             unplaced[node] = (
-                "no switch has been heard on any of its links: is LLDP enabled there?"
+                "none of its links has an LLDP neighbor: is LLDP enabled on the switches?"
                 if report.shape
-                else f"it reports no link of the fabric {self._rules.fabric}"
+                else f"it reports no link in the fabric {self._rules.fabric}"
             )
 
     def _wish(self, node: str) -> str | None:

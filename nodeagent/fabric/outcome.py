@@ -110,17 +110,17 @@ class PlanOutcome:
 
 def obstacles(outcome: PlanOutcome) -> dict[str, str]:
     """The obstacles that need a decision of the operator, as sentences: ``overlap/NAME`` and ``breaker``."""
-    said: dict[str, str] = {}
+    sentences: dict[str, str] = {}
     for overlap in outcome.overlaps:
         members = ", ".join(overlap.members[:5]) + (", …" if len(overlap.members) > 5 else "")
-        said[f"overlap/{overlap.name}"] = (
-            f"HyperNode {overlap.name} of {overlap.source or 'somebody without a source label'} holds {members}, "
-            "which nodeagent has placed too; remove one of the two sources, or set `foreign` to yield or own"
+        sentences[f"overlap/{overlap.name}"] = (
+            f"HyperNode {overlap.name} of {overlap.source or 'an owner without a source label'} holds {members}, "
+            "which nodeagent places too; remove one of the two sources, or set `foreign` to yield or own"
         )
     if (held := outcome.breaker) is not None:
-        said["breaker"] = (
+        sentences["breaker"] = (
             f"{held.moves} of {held.placed} nodes would move and {held.deletes} of {held.hypernodes} HyperNodes be "
-            "deleted at once; nothing is written until it has stood. Is a switch renamed, or a part of the "
-            "cluster without reports?"
+            "deleted at once, so moves are held. Was a switch renamed, or are reports of a part of the cluster "
+            "missing?"
         )
-    return said
+    return sentences

@@ -111,10 +111,7 @@ def _patch(known: Texts, wanted: Texts) -> Patch:
 
 def _oversized(leaves: LeafObjects, tiers: UpperTiers) -> Iterable[Anomaly]:
     for name, nodes in leaves.trimmed.items():
-        message = (
-            f"the leaf group {name} is too large for one object by {len(nodes)} nodes: say in the topology "
-            "file how it is divided"
-        )
+        message = f"{name} is too large for one object by {len(nodes)} nodes: divide it in the topology file"
         yield Anomaly(AnomalyKind.OVERSIZED, "", "", name, message)
     for upper in tiers.objects.values():
         if size_of(upper.children) > BYTES_MAX:

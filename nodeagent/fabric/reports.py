@@ -171,12 +171,12 @@ def _matches_any(globs: tuple[str, ...], text: str) -> bool:
 def _check(name: str, links: NodeLinks) -> None:
     if links.node_name != name:
         raise RefusedReportError(
-            f"speaks for {shown(links.node_name)}: a node reports of itself, under its own name"
+            f"names the node {shown(links.node_name)}: a node reports its own links, in an object with its name"
         )
     if len(name) > 253 or not _NODE_NAME.fullmatch(name):
-        raise RefusedReportError("is of a node whose name is none that Kubernetes gives")
+        raise RefusedReportError("has a node name that is not valid in Kubernetes")
     if len(links.links) > LINKS_MAX:
-        raise RefusedReportError(f"lists {len(links.links)} links, more than {LINKS_MAX} are not believed")
+        raise RefusedReportError(f"lists {len(links.links)} links; at most {LINKS_MAX} are accepted")
     seen: set[str] = set()
     for link in links.links:
         if link.name in seen:

@@ -180,8 +180,8 @@ class SwitchNames:
             self._report(
                 AnomalyKind.DUPLICATE_SYSTEM_NAME,
                 name,
-                f"{len(by_chassis)} switches are called {name} (chassis {listed}); they are told apart by chassis ID: "
-                "give each a name of its own",
+                f"{len(by_chassis)} switches share the name {name} (chassis {listed}) and are identified by chassis "
+                "ID: give every switch its own name",
             )
             return False
         gone = sorted(chassis for chassis in several if chassis not in current)
@@ -189,8 +189,8 @@ class SwitchNames:
             self._report(
                 AnomalyKind.REPLACED_SWITCH,
                 name,
-                f"{name} speaks with another chassis ID than before ({shown(gone[0].partition('=')[2])} has gone): "
-                "taken for the same switch, replaced",
+                f"{name} has another chassis ID than before ({shown(gone[0].partition('=')[2])} is gone): counted as "
+                "the same switch, replaced",
             )
         return True
 

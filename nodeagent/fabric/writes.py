@@ -94,7 +94,7 @@ class _Sequence:
             shrunk = msgspec.structs.replace(
                 new, nodes=kept.nodes, children=kept.children, resource_version=old.resource_version
             )
-            self._write("update", shrunk, (), f"lets go of {_some(gone)}")
+            self._write("update", shrunk, (), f"releases {_some(gone)}")
         for member in gone:
             self._released.setdefault(member, []).append(self._last[old.name])
 
@@ -114,7 +114,7 @@ class _Sequence:
         if shrunk is not None and shrunk.same(new):
             return
         version = None if shrunk is not None else old.resource_version
-        reason = f"takes {_some(gained)}" if gained else "is described anew"
+        reason = f"gains {_some(gained)}" if gained else "has other labels or annotations"
         self._write("update", msgspec.structs.replace(new, resource_version=version), after, reason)
 
     def _write(self, verb: Verb, hypernode: HyperNode, after: Iterable[int], reason: str) -> None:
@@ -122,7 +122,7 @@ class _Sequence:
         self._writes.append(TreeWrite(verb, hypernode, tuple(sorted(set(after))), reason))
 
     def _why_deleted(self, old: HyperNode) -> str:
-        return "has no member left" if old.name not in self._wanted else "keeps no member"
+        return "has no members left" if old.name not in self._wanted else "keeps none of its members"
 
 
 def _height(hypernode: HyperNode) -> tuple[int, str]:

@@ -67,7 +67,7 @@ async def test_the_cluster_is_read_and_not_written(
         verbs = {seen.verb for seen in server.requests}
     assert [one["verb"] for one in plan["writes"]] == ["update"]
     assert plan["writes"][0]["object"]["metadata"]["name"] == cluster.home("su000-n000")
-    assert plan["unplaced"] == [{"node": "su001-n004", "reason": "there is no Node of this name"}]
+    assert plan["unplaced"] == [{"node": "su001-n004", "reason": "no Node has this name"}]
     assert verbs == {"list"}
 
 

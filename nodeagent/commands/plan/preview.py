@@ -1,6 +1,6 @@
-"""A plan without a cluster, or of one that is only read: what the fabric makes of reports, and why.
+"""Preview a plan from files or from a cluster that is only read.
 
-Nothing is written and nothing is waited for: every move is shown as if its report had stood for its time.
+A preview writes nothing and does not wait: every move takes effect at once.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from nodeagent.fabric.topology_file import load_topology
 
 
 class SourceError(Exception):
-    """What should be planned cannot be read; the message says what to give."""
+    """The input of the plan cannot be read. The message says what to give."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """``published`` are the HyperNodes that were read, ``notes`` what somebody should know besides."""
+class Preview:
+    """A plan, the ``published`` HyperNodes that were read, and ``notes`` on the input."""
 
     plan: Plan
     published: dict[str, HyperNode]
@@ -34,9 +34,13 @@ class Look:
     def outcome(self) -> PlanOutcome:
         return self.plan.outcome
 
+    @property
+    def wanted(self) -> dict[str, HyperNode]:
+        return {hypernode.name: hypernode for hypernode in self.outcome.hypernodes}
+
 
 def load(file: Path | None) -> tuple[FabricConfig, Rules]:
-    """The controller's file and the topology file that it names. Raises ``ConfigError``."""
+    """Read the controller's configuration file and its topology file. Raises ``ConfigError``."""
     if file is None:
         return FabricConfig(), Rules()
     config = load_fabric(_text(file), name=str(file))
@@ -46,11 +50,11 @@ def load(file: Path | None) -> tuple[FabricConfig, Rules]:
     return config, rules_of(config, load_topology(_text(path), name=str(path)))
 
 
-def look(parts: Iterable[Objects], rules: Rules) -> Look:
-    """The plan for all that was read."""
+def make_preview(parts: Iterable[Objects], rules: Rules) -> Preview:
+    """Plan for all objects that were read."""
     objects = merged(parts)
     planner = Planner(replace(rules, hysteresis=IMMEDIATE))
-    published = {one.name: one for one in objects.hypernodes}
+    published = {hypernode.name: hypernode for hypernode in objects.hypernodes}
     for hypernode in published.values():
         planner.hypernode(hypernode.name, hypernode)
     for name, labels in objects.nodes.items():
@@ -61,15 +65,15 @@ def look(parts: Iterable[Objects], rules: Rules) -> Look:
         planner.refuse(name, why)
     plan = planner.prepare(0.0)()
     notes = [*objects.notes, *_notes(objects, plan, rules.hysteresis)]
-    return Look(plan, published, tuple(notes))
+    return Preview(plan, published, tuple(notes))
 
 
 def _notes(objects: Objects, plan: Plan, times: Hysteresis) -> Iterable[str]:
     if not objects.reports and not objects.refused:
-        yield "no NodeLinks were found: the published tree stays as it is"
+        yield "no NodeLinks found: the published tree stays as it is"
     moves, placed = len(plan.nodes.pending), len(plan.published.tiers[1].placed)
     if moves > max(times.least_nodes, times.share * placed):
-        yield f"{moves} of {placed} placed nodes would move: the controller holds that for {times.hold_s:g} s first"
+        yield f"{moves} of {placed} placed nodes would move: the controller first holds them for {times.hold_s:g} s"
 
 
 def _text(path: Path) -> str:

@@ -1,7 +1,4 @@
-"""A plan, shown: JSON for programs, YAML for kubectl, a diff, a table for people.
-
-The same plan gives the same bytes.
-"""
+"""Render a plan: JSON for programs, YAML for kubectl, a diff, or a table. Equal plans give equal bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from nodeagent.fabric.hypernode import HyperNode, render
 from nodeagent.fabric.outcome import Overlap, PlanOutcome
 from nodeagent.text_table import plain, remarks, section
 
-# A scalar that every YAML reader takes for this text.
+# Text that every YAML parser reads as a string without quotes.
 _PLAIN = re.compile(r"[a-z][a-z0-9/-]*(\.[a-z0-9/-]+)*")
 _WORDS = frozenset(("true", "false", "yes", "no", "on", "off", "null", "y", "n"))
 _SHOWN = 40
@@ -50,16 +47,16 @@ def as_yaml(hypernodes: Iterable[HyperNode]) -> str:
 
 
 def lines(hypernode: HyperNode) -> Iterator[str]:
-    """One object, as a person would write it: a member to a line."""
-    found = render(hypernode)
-    yield f"apiVersion: {found['apiVersion']}"
-    yield f"kind: {found['kind']}"
+    """One object as YAML, with one member per line."""
+    manifest = render(hypernode)
+    yield f"apiVersion: {manifest['apiVersion']}"
+    yield f"kind: {manifest['kind']}"
     yield "metadata:"
     yield f"  name: {_scalar(hypernode.name)}"
     for key in ("labels", "annotations"):
-        if found["metadata"].get(key):
+        if manifest["metadata"].get(key):
             yield f"  {key}:"
-            yield from (f"    {name}: {_scalar(text)}" for name, text in found["metadata"][key].items())
+            yield from (f"    {name}: {_scalar(text)}" for name, text in manifest["metadata"][key].items())
     yield "spec:"
     yield f"  tier: {hypernode.tier}"
     yield f"  tierName: {_scalar(hypernode.tier_name)}"
@@ -70,7 +67,7 @@ def lines(hypernode: HyperNode) -> Iterator[str]:
 
 
 def as_diff(published: Mapping[str, HyperNode], outcome: PlanOutcome) -> str:
-    """What would become of each object, as ``diff -u`` shows it; nothing where nothing would."""
+    """The changes of each object, in the format of ``diff -u``."""
     wanted = {one.name: one for one in outcome.hypernodes}
     out: list[str] = []
     names = sorted(wanted.keys() | {name for name, one in published.items() if one.ours})
@@ -117,14 +114,14 @@ def as_table(outcome: PlanOutcome) -> str:
         rows = [(str(i), one.verb, one.object.name, one.reason) for i, one in enumerate(outcome.writes, 1)]
         parts.append(section("Writes, in this order", ("", "VERB", "HYPERNODE", "WHY"), rows))
     else:
-        parts.append("Nothing is to be written.\n")
+        parts.append("Nothing to write.\n")
     return "\n".join(part for part in parts if part)
 
 
 def overlap_sentence(overlap: Overlap) -> str:
     return (
-        f"the HyperNode {overlap.name} (source {overlap.source or 'not known'}) holds {len(overlap.members)} members "
-        f"of ours ({_some(overlap.members)}): delete it, or set foreign: yield to leave them to it"
+        f"the HyperNode {overlap.name} (source {overlap.source or 'unknown'}) holds {len(overlap.members)} of our "
+        f"members ({_some(overlap.members)}): delete it, or set foreign: yield to leave them to its owner"
     )
 
 
