@@ -166,7 +166,7 @@ class DeviceMarker:
         """Write marks until cancelled."""
         while True:
             snapshot = self._inventory.snapshot
-            wait = await self._mark(snapshot) if self._inventory.heard("pci") else HEARTBEAT_S
+            wait = await self._mark(snapshot) if self._inventory.has_published("pci") else HEARTBEAT_S
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._inventory.changed(snapshot.revision)
@@ -180,7 +180,7 @@ class DeviceMarker:
         )
         devices = reported_devices(snapshot)
         marks = self._times.marks(devices, now, silent=silent)
-        if (wait := max(self._retry.wait(now), self._rate.wait_s(now))) > 0:
+        if (wait := max(self._retry.wait_s(now), self._rate.wait_s(now))) > 0:
             return wait
         try:
             if not self._read:
@@ -204,7 +204,7 @@ class DeviceMarker:
             ("label", self._write_label),
         ):
             missing_right = self._missing_right[mark]
-            if missing_right.wait(now) > 0:
+            if missing_right.wait_s(now) > 0:
                 continue
             try:
                 if await write(marks, now):

@@ -15,10 +15,12 @@ from typing import NamedTuple, TypeVar
 
 from nodeagent.fabric.nodelinks import LinkNeighbor, NodeLink, NodeLinks
 from nodeagent.fabric.rules import FabricRule, Rules
+from nodeagent.one_line import one_line
 
 LINKS_MAX = 128
 TEXT_MAX = 1100
 """An LLDP string has at most 255 octets; escaping makes up to four characters of each."""
+SHOWN_MAX = 80
 _NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LAST = 1 << 31
 _DOWN_STATES = frozenset(("down", "unknown", "away"))
@@ -198,6 +200,5 @@ def _texts(link: NodeLink) -> Iterator[str]:
 
 
 def shown(text: str) -> str:
-    """Text from a report or a switch, for use in a sentence: one line of printable ASCII, at most 80 characters."""
-    text = text if text.isprintable() and text.isascii() else ascii(text)[1:-1]
-    return text if len(text) <= 80 else text[:77] + "..."
+    """Text from a report or a switch, for use in a sentence: one line of ASCII, cut to ``SHOWN_MAX`` characters."""
+    return one_line(text, SHOWN_MAX, ascii_only=True)

@@ -276,7 +276,7 @@ async def test_a_changed_configuration_with_faults_is_refused_and_the_running_on
         await n.start_agent(config)
         await ready(n)
         await n.kubelet.admit(PodSpec.single("worker", {MEMORY: 10}))
-        n.agent._ask_pods.set()
+        n.agent._read_pods.set()
         await n.until(lambda: bool(n.agent.inventory.snapshot.holdings))
         temporary = n.config_file.with_suffix(".tmp")
         temporary.write_text(f"apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n{change}")
@@ -320,7 +320,7 @@ async def test_a_driver_that_fails_silences_the_gpus_and_the_nics_go_on(
         await n.start_agent()
         await ready(n)
         n.machine.fail_driver("wait", "Unknown Error")
-        await n.until(lambda: "Listening to the GPU driver failed" in caplog.text)
+        await n.until(lambda: "A call of the GPU driver failed" in caplog.text)
         n.machine.fail_driver("list", "Unknown Error")
         await n.until(lambda: any(s.source == "gpus" for s in n.agent.inventory.snapshot.silent))
         assert n.kubelet.allocatable()[MEMORY] == 158  # neither condemns anybody

@@ -24,7 +24,7 @@ from nodeagent.sim.apiserver import ApiServer
 from tests.support.manifests import built, of_kind
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
-RAILS = {f"0000:{0x18 + n:02x}:00.0": (f"nic{n}", n) for n in range(8)}
+RAILS = {f"0000:{0x18 + n:02x}:00.0": n for n in range(8)}
 
 
 def function(n: int, **fields: object) -> Function:
@@ -207,8 +207,8 @@ async def until(server: ApiServer, good: Callable[[dict[str, Any]], bool]) -> di
 
 
 def state(inventory: Inventory, facts: Snapshot) -> None:
-    inventory.state("pci", functions=facts.functions, links=facts.links)
-    inventory.state("lldp", neighbors=facts.neighbors)
+    inventory.publish("pci", functions=facts.functions, links=facts.links)
+    inventory.publish("lldp", neighbors=facts.neighbors)
 
 
 async def test_the_object_follows_the_facts_with_few_writes():

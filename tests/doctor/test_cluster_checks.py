@@ -1,4 +1,4 @@
-"""The doctor and the API server: by facts, and against the stand-in with the roles that are shipped."""
+"""The cluster checks of the doctor: from facts, and against the stand-in API server with the shipped roles."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import yaml
 
 from nodeagent import doctor
 from nodeagent.agent_config import Config
-from nodeagent.doctor import api_server, cluster_checks
-from nodeagent.doctor.api_server import Cluster, Denied, Node, Where
+from nodeagent.doctor import cluster_checks, cluster_facts
+from nodeagent.doctor.cluster_facts import ClusterFacts, ClusterOptions, DeniedVerb, NodeFacts
 from nodeagent.doctor.finding import Finding
-from nodeagent.doctor.rbac import ACCOUNTS, DEMANDS, ROLES, Role
+from nodeagent.doctor.rbac import ACCOUNTS, NEEDED_RIGHTS, ROLES, Role
 from nodeagent.sim.apiserver import ApiServer
 from nodeagent.sim.machine import Machine
 from tests.doctor.test_checks import CLUSTER_CASES, GOOD_CLUSTER, GOOD_NODE, MEMORY, SNAPSHOT, config, levels
@@ -32,7 +32,7 @@ RBAC: dict[Role, Path] = {
 
 
 def shipped(role: Role) -> list[Json]:
-    """The objects as they are applied: in the namespace that the kustomization gives them."""
+    """The objects as applied, in the namespace of the kustomization."""
     found = []
     for obj in yaml.safe_load_all(RBAC[role].read_text()):
         if not obj["kind"].startswith("Cluster"):
@@ -53,13 +53,13 @@ def granted(rules: Iterable[Json]) -> set[tuple[str, str, str, str]]:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_what_is_demanded_is_what_the_manifests_grant(role: Role) -> None:
+def test_the_needed_rights_are_those_that_the_manifests_grant(role: Role) -> None:
     for kind, own in (("Role", True), ("ClusterRole", False)):
         rules = [rule for obj in shipped(role) if obj["kind"] == kind for rule in obj["rules"]]
         demanded = {
             (one.group, one.resource, verb, one.name)
-            for one in DEMANDS[role]
-            if one.own == own
+            for one in NEEDED_RIGHTS[role]
+            if one.own_namespace == own
             for verb in one.verbs
         }
         assert demanded == granted(rules)
@@ -97,19 +97,19 @@ NODE: Json = {
 
 async def asked(
     server: ApiServer, folder: Path, user: str, role: Role | None = None, node: str = "dgx-1"
-) -> Cluster:
+) -> ClusterFacts:
     path = kubeconfig(folder, server.url, server.token(user))
-    found = await api_server.look(Where(path, node, role))
+    found = await cluster_facts.read(ClusterOptions(path, node, role))
     assert found is not None
     return found
 
 
-def found(seen: Cluster) -> set[str]:
-    return {f"{one.level} {one.key}" for one in cluster_checks.judge(seen, Config(), None)}
+def found(seen: ClusterFacts) -> set[str]:
+    return {f"{one.level} {one.key}" for one in cluster_checks.findings(seen, Config(), None)}
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_a_service_account_with_the_shipped_roles_may_do_all_that_it_needs(
+async def test_a_service_account_with_the_shipped_roles_has_all_needed_rights(
     role: Role, tmp_path: Path
 ) -> None:
     server = await ApiServer(rbac=True).start()
@@ -127,7 +127,7 @@ async def test_a_service_account_with_the_shipped_roles_may_do_all_that_it_needs
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_each_rule_that_is_missing_is_named(role: Role, tmp_path: Path) -> None:
+async def test_each_missing_rule_is_named(role: Role, tmp_path: Path) -> None:
     server = await ApiServer(rbac=True).start()
     try:
         for obj in shipped(role):
@@ -142,7 +142,7 @@ async def test_each_rule_that_is_missing_is_named(role: Role, tmp_path: Path) ->
                 assert missing == granted([rule])
                 told = [
                     one.what
-                    for one in cluster_checks.judge(seen, Config(), None)
+                    for one in cluster_checks.findings(seen, Config(), None)
                     if one.key == "rights_missing"
                 ]
                 assert len(told) == len(missing)
@@ -152,7 +152,7 @@ async def test_each_rule_that_is_missing_is_named(role: Role, tmp_path: Path) ->
         await server.stop()
 
 
-async def test_an_agent_is_not_told_much_and_that_is_no_fault(tmp_path: Path) -> None:
+async def test_objects_that_an_agent_may_not_read_are_no_fault(tmp_path: Path) -> None:
     server = await ApiServer(rbac=True).start()
     try:
         for obj in shipped("agent"):
@@ -167,7 +167,7 @@ async def test_an_agent_is_not_told_much_and_that_is_no_fault(tmp_path: Path) ->
         await server.stop()
 
 
-async def test_an_administrator_is_told_of_the_node_the_schedulers_and_others_trees(tmp_path: Path) -> None:
+async def test_an_administrator_sees_the_node_the_schedulers_and_foreign_hypernodes(tmp_path: Path) -> None:
     server = await ApiServer(rbac=True, namespaces=("default", "nodeagent", "volcano-system")).start()
     try:
         server.put(NODE)
@@ -179,7 +179,7 @@ async def test_an_administrator_is_told_of_the_node_the_schedulers_and_others_tr
             }
         )
         for name, source in (("a", "ufm"), ("b", "nodeagent"), ("c", None)):
-            labels = {} if source is None else {api_server.SOURCE_LABEL: source}
+            labels = {} if source is None else {cluster_facts.SOURCE_LABEL: source}
             server.put(
                 {
                     "apiVersion": "topology.volcano.sh/v1alpha1",
@@ -215,7 +215,7 @@ async def test_an_administrator_is_told_of_the_node_the_schedulers_and_others_tr
         assert seen.error is None
         assert seen.checked == ("agent", "controller")
         assert {one.role for one in seen.denied} == {"controller"}, "those roles were not applied"
-        assert seen.node == Node("dgx-1", "v1.36.2", "containerd://2.1.4", {"nvidia.com/gpu": "8"})
+        assert seen.node == NodeFacts("dgx-1", "v1.36.2", "containerd://2.1.4", {"nvidia.com/gpu": "8"})
         assert seen.reported is True
         assert seen.discoverers == ("ufm",)
         assert seen.foreign == {"ufm": 1, "": 1}
@@ -236,28 +236,28 @@ async def test_an_administrator_is_told_of_the_node_the_schedulers_and_others_tr
         await server.stop()
 
 
-async def test_an_api_server_that_is_not_there_or_knows_nobody_is_said(tmp_path: Path) -> None:
+async def test_an_unreachable_api_server_and_a_refused_token_are_findings(tmp_path: Path) -> None:
     server = await ApiServer(rbac=True).start()
     path = kubeconfig(tmp_path, server.url, "forged")
     try:
-        seen = await api_server.look(Where(path))
+        seen = await cluster_facts.read(ClusterOptions(path))
         assert seen is not None
         assert seen.error is not None
         assert "401" in seen.error
     finally:
         await server.stop()
-    seen = await api_server.look(Where(path))
+    seen = await cluster_facts.read(ClusterOptions(path))
     assert seen is not None
     assert found(seen) == {"fix cluster_unreachable"}
-    seen = await api_server.look(Where(tmp_path / "absent"))
+    seen = await cluster_facts.read(ClusterOptions(tmp_path / "absent"))
     assert seen is not None
     assert str(tmp_path / "absent") in (seen.error or "")
 
 
-async def test_an_api_server_that_hangs_is_not_waited_for(
+async def test_a_hanging_api_server_costs_its_time_limit_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api_server, "_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(cluster_facts, "_TIMEOUT_S", 0.2)
 
     async def hang(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await over.wait()
@@ -267,7 +267,7 @@ async def test_an_api_server_that_hangs_is_not_waited_for(
     mute = await asyncio.start_server(hang, "127.0.0.1", 0)
     path = kubeconfig(tmp_path, f"http://127.0.0.1:{mute.sockets[0].getsockname()[1]}", "t")
     async with asyncio.timeout(10):
-        seen = await api_server.look(Where(path))
+        seen = await cluster_facts.read(ClusterOptions(path))
     assert seen is not None
     assert "no answer of" in (seen.error or "")
     over.set()
@@ -275,13 +275,13 @@ async def test_an_api_server_that_hangs_is_not_waited_for(
     await mute.wait_closed()
 
 
-async def test_the_verb_tells_of_node_and_cluster_in_one_report(tmp_path: Path) -> None:
+async def test_one_report_covers_node_and_cluster(tmp_path: Path) -> None:
     server = await ApiServer(rbac=True).start()
     try:
         server.put(NODE)
         path = kubeconfig(tmp_path, server.url, server.token("admin"))
         Machine.load("two-gpu-two-nic").write(tmp_path / "r")
-        place = doctor.Place(tmp_path / "r", where=Where(path, "dgx-1"))
+        place = doctor.DoctorOptions(tmp_path / "r", where=ClusterOptions(path, "dgx-1"))
         report = await asyncio.to_thread(doctor.examine, place)
     finally:
         await server.stop()
@@ -297,23 +297,23 @@ async def test_the_verb_tells_of_node_and_cluster_in_one_report(tmp_path: Path) 
     assert "dgx-1: kubelet v1.36.2, containerd://2.1.4" in table
 
 
-async def test_without_a_way_to_a_cluster_none_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_access_to_a_cluster_none_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
-    assert await api_server.look(Where()) is None
-    assert levels(cluster_checks.judge(None, Config(), None)) == {"ok"}
+    assert await cluster_facts.read(ClusterOptions()) is None
+    assert levels(cluster_checks.findings(None, Config(), None)) == {"ok"}
 
 
-def test_the_service_account_tells_which_rights_matter() -> None:
+def test_the_service_account_selects_the_rights_to_check() -> None:
     def token(claims: object) -> str:
         part = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
         return f"Bearer head.{part}.signature"
 
-    assert api_server.subject(
+    assert cluster_facts.token_subject(
         token({"sub": "system:serviceaccount:nodeagent:nodeagent-controller"})
     ).endswith("-controller")
     for text in (token([]), token({"sub": 7}), "", "Bearer abc", "a.!.c", "a.e30.c", "a.\xff.c"):
-        assert api_server.subject(text) in ("", "7")
+        assert cluster_facts.token_subject(text) in ("", "7")
 
 
 @pytest.mark.parametrize(
@@ -326,25 +326,28 @@ def test_the_service_account_tells_which_rights_matter() -> None:
         ("{", []),
     ],
 )
-def test_volcanos_configuration_may_be_anything(conf: str, sources: list[str]) -> None:
-    assert api_server.discoverers(conf) == sources
+def test_any_text_is_accepted_as_volcanos_configuration(conf: str, sources: list[str]) -> None:
+    assert cluster_facts.discoverers(conf) == sources
 
 
 @pytest.mark.parametrize(("expected", "told"), CLUSTER_CASES, ids=[case[0] for case in CLUSTER_CASES])
-def test_the_clusters_facts_lead_to_the_finding(expected: str, told: Iterable[Finding]) -> None:
+def test_cluster_facts_give_the_expected_finding(expected: str, told: Iterable[Finding]) -> None:
     assert expected in {f"{one.level} {one.key}" for one in told}
 
 
-def test_a_good_cluster_is_good() -> None:
+def test_a_good_cluster_gives_ok_findings_only() -> None:
     newest = replace(GOOD_NODE, kubelet="v1.37.1", capacity={"nvidia-dgx-h100/gpu-mem": "79"})
-    assert levels(cluster_checks.judge(replace(GOOD_CLUSTER, node=newest), MEMORY, SNAPSHOT)) == {"ok"}
+    assert levels(cluster_checks.findings(replace(GOOD_CLUSTER, node=newest), MEMORY, SNAPSHOT)) == {"ok"}
 
 
-def test_a_node_that_hands_out_by_environment_needs_no_cdi() -> None:
+def test_the_strategy_envvar_needs_no_cdi() -> None:
     old = replace(GOOD_CLUSTER, node=replace(GOOD_NODE, kubelet="v1.28.0", runtime="containerd://1.6.8"))
     strategy = config("resources: [{kind: gpu-mem, deviceListStrategy: envvar}]\n")
-    assert not {one.key for one in cluster_checks.judge(old, strategy, None)} & {
+    assert not {one.key for one in cluster_checks.findings(old, strategy, None)} & {
         "kubelet_without_cdi",
         "runtime_without_cdi",
     }
-    assert Denied("agent", DEMANDS["agent"][0], "get").demand.sentence("get") == "get nodelinks.nodeagent.io"
+    assert (
+        DeniedVerb("agent", NEEDED_RIGHTS["agent"][0], "get").demand.sentence("get")
+        == "get nodelinks.nodeagent.io"
+    )

@@ -29,7 +29,7 @@ from tests.controller.test_controller import (
     running,
     until,
 )
-from tests.support.volcano_rules import Tree
+from tests.support.volcano_rules import VolcanoTree
 
 
 class Judge:
@@ -45,7 +45,7 @@ class Judge:
     ) -> None:
         if plural != "hypernodes":
             return
-        tree = Tree()
+        tree = VolcanoTree()
         for found in self._server.objects("hypernodes"):
             tree.apply("create", found)
         before = set(tree.faults())
@@ -236,7 +236,7 @@ class Agents:
                           gap_s=0.1, patience_s=2.0)  # fmt: skip
             self._running.append((asyncio.create_task(sink.run()), client))
             self.sinks.append(sink)
-            inventory.state("pci", functions=snapshot(count=2).functions, links=snapshot(count=2).links)
+            inventory.publish("pci", functions=snapshot(count=2).functions, links=snapshot(count=2).links)
 
     def hear(self, names: Iterable[str], unit: int, **fields: Any) -> None:
         for name in names:
@@ -247,7 +247,7 @@ class Agents:
                 )
                 for rail in range(2)
             ]  # fmt: skip
-            self._inventories[name].state("lldp", neighbors=tuple(said))
+            self._inventories[name].publish("lldp", neighbors=tuple(said))
 
     @property
     def writes(self) -> int:

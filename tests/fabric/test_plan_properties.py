@@ -18,7 +18,7 @@ from nodeagent.fabric.nodelinks import NodeLink, NodeLinks
 from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.rules import StaticGroup, Topology
 from tests.support.fabrics import SHAPES, Cables, End, Row, links
-from tests.support.volcano_rules import Tree
+from tests.support.volcano_rules import VolcanoTree
 
 
 def comparable(outcome: PlanOutcome) -> dict[str, object]:
@@ -31,7 +31,7 @@ class RandomCluster:
 
     rules: Rules
     now: float = 0.0
-    tree: Tree = field(default_factory=Tree)
+    tree: VolcanoTree = field(default_factory=VolcanoTree)
 
     def __post_init__(self) -> None:
         self.reports: dict[str, NodeLinks] = {}

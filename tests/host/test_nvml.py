@@ -393,7 +393,8 @@ import asyncio, sys
 from nodeagent.host.nvml import Nvml
 from nodeagent.host.sysfs import Tree
 from nodeagent.sources import gpu_source
-from nodeagent.sources.gpu_health_service import Ledger
+from nodeagent.health.service import HealthService
+from nodeagent.sources.gpu_facts import GpuFacts
 
 async def main():
     heard = asyncio.Queue()
@@ -405,10 +406,10 @@ async def main():
         print("state", *said, flush=True)
     def silence(why):
         print("silence", why, flush=True)
-    ledger = Ledger()
-    ledger.tell(state)
+    facts = GpuFacts(HealthService())
+    facts.publish_to(state)
     watching = asyncio.create_task(gpu_source.watch(
-        Nvml, Tree(sys.argv[1]), ledger, silence,
+        Nvml, Tree(sys.argv[1]), facts, silence,
         pace=gpu_source.Pace(timeout_s=0.3, interval_s=0.2, vitals_s=0.2, absent_s=0.1)))
     told = await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     while "freed" in told and gpu_source.stuck_threads():

@@ -8,7 +8,8 @@ from nodeagent.commands.plan.preview import Preview
 from nodeagent.fabric.groups import SwitchGroup
 from nodeagent.fabric.hypernode import DERIVED_FROM, HyperNode
 from nodeagent.fabric.reports import CompactReport, shown
-from nodeagent.text_table import columns, plain
+from nodeagent.one_line import one_line
+from nodeagent.text_table import columns
 
 _DERIVED = {
     "topology-file": "the topology file joins them",
@@ -158,7 +159,7 @@ def _hypernode(preview: Preview, name: str) -> Iterator[str]:
     if wanted.children:
         why = _DERIVED.get(wanted.note(DERIVED_FROM), "they are published together")
         yield f"Its {len(wanted.children)} members are together because {why}."
-        yield from (f"  {plain(child)}" for child in wanted.children)
+        yield from (f"  {one_line(child)}" for child in wanted.children)
         return
     group = preview.plan.names.groups.get(name)
     if group is None:
