@@ -27,7 +27,7 @@ def comparable(outcome: PlanOutcome) -> dict[str, object]:
 
 @dataclass
 class RandomCluster:
-    """What a planner gets from a cluster: the latest state of every object, and the planner that follows it."""
+    """The latest state of every object in a cluster, and a planner that follows it."""
 
     rules: Rules
     now: float = 0.0
@@ -81,11 +81,11 @@ class RandomCluster:
             self.nodes[node] = labels
         self.planner.node(node, labels)
 
-    def hear(self, uplinks: dict[str, tuple[str, ...]]) -> None:
+    def set_uplinks(self, uplinks: dict[str, tuple[str, ...]]) -> None:
         self.uplinks = uplinks
         self.planner.uplinks(uplinks)
 
-    def stranger(self, name: str, hypernode: HyperNode | None) -> None:
+    def foreign_hypernode(self, name: str, hypernode: HyperNode | None) -> None:
         self.foreign.pop(name, None)
         if hypernode is not None:
             self.foreign[name] = hypernode
@@ -98,7 +98,7 @@ class RandomCluster:
         self.planner.hypernode(name, hypernode)
 
     def write(self, outcome: PlanOutcome, chance: random.Random, trouble: float) -> None:
-        """Some of the writes and labels succeed."""
+        """Apply the writes and labels that succeed."""
         failed: set[int] = set()
         for place, write in enumerate(outcome.writes):
             if failed & set(write.after) or chance.random() < trouble:
@@ -209,7 +209,7 @@ def uplinks_for(chance: random.Random, cables: Cables) -> dict[str, tuple[str, .
     return heard | {f"spine{i}": ("core0",) for i in range(3) if chance.random() < 0.7}
 
 
-def happens(chance: random.Random, cluster: RandomCluster, cables: Cables, *, renames: bool = True) -> Cables:
+def change(chance: random.Random, cluster: RandomCluster, cables: Cables, *, renames: bool = True) -> Cables:
     nodes = sorted(cables)
     if renames and chance.random() < 0.3:
         cables = rename(chance, cables)
@@ -226,7 +226,7 @@ def happens(chance: random.Random, cluster: RandomCluster, cables: Cables, *, re
                     cluster.node(node, cluster.nodes.get(node, {"zone": "a"}))
                 cluster.report(node, report_of(chance, node, disturbed(chance, cables[node], cables)))
     if chance.random() < 0.3:
-        cluster.hear(uplinks_for(chance, cables) if chance.random() < 0.8 else {})
+        cluster.set_uplinks(uplinks_for(chance, cables) if chance.random() < 0.8 else {})
     if chance.random() < 0.2:
         name = chance.choice(("theirs-a", "theirs-b"))
         members = tuple(sorted(set(chance.sample(nodes, chance.randrange(3)))))
@@ -242,7 +242,7 @@ def happens(chance: random.Random, cluster: RandomCluster, cables: Cables, *, re
             patterns=patterns,
             selectors=selectors,
         )
-        cluster.stranger(name, chance.choice((made, None)))
+        cluster.foreign_hypernode(name, chance.choice((made, None)))
     if cluster.tree.objects and chance.random() < 0.15:
         name = chance.choice(sorted(cluster.tree.objects))
         edited = hypernodes.convert(cluster.tree.objects[name])
@@ -293,7 +293,7 @@ def test_a_plan_depends_on_nothing_but_the_inputs_the_memory_and_the_time(
         assert comparable(plan.outcome) == comparable(again.outcome)
         assert plan.memory == again.memory
         cluster.write(plan.outcome, chance, chance.choice((0.0, 0.0, 0.3)))
-        cables = happens(chance, cluster, cables)
+        cables = change(chance, cluster, cables)
         if chance.random() < 0.15:
             cluster.planner, last = cluster.fresh(chance), None
 
@@ -306,7 +306,7 @@ def test_a_new_planner_agrees_with_the_published_tree(shape: str, seed: int, ste
     cluster, cables = populated(chance, shape, rules)
     for _ in range(steps):
         cluster.write(cluster.planner.plan(cluster.now), chance, 0.3)
-        happens(chance, cluster, cables, renames=False)
+        change(chance, cluster, cables, renames=False)
         cluster.now += chance.choice((5, 61))
     for _ in range(10):
         cluster.now += 1000

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.controller import Controller, Place
+from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import IMMEDIATE, Planner, Rules
 from nodeagent.fabric.nodelinks import LinkNeighbor, NodeLink, NodeLinks, ReportedId
@@ -283,7 +283,7 @@ async def test_the_leader_polls_and_a_tier_appears_in_the_cluster(rig: Rig, tmp_
             body = nodelinks(name, [leaf])
             body["links"][0]["neighbor"]["managementAddresses"] = [f"10.77.{leaf[-1]}.2"]
             server.put(body)
-        place = Place("nodeagent", "a", None, 0.05, 3.0, 2.0, 0.2)
+        place = ReplicaSettings("nodeagent", "a", None, 0.05, 3.0, 2.0, 0.2)
         controller = Controller(
             Rules(hysteresis=IMMEDIATE), Access(server.url, token=server.token()), place, config
         )
