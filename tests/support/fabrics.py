@@ -1,7 +1,7 @@
 """Fabrics for tests: cabling plans, the reports of their nodes, and a cluster that applies the planner's writes.
 
-``Cables`` is a cabling plan; ``links`` turns one row of it into a report. ``Cluster`` keeps HyperNodes as the API server
-does, applies writes in their order and checks the scheduler's rules after each write.
+``Cables`` is a cabling plan; ``links`` turns one row of it into a report. ``Cluster`` keeps HyperNodes as the API
+server does, applies writes in their order and checks the scheduler's rules after each write.
 """
 
 from __future__ import annotations
