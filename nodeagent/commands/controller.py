@@ -73,7 +73,7 @@ def _controller(options: argparse.Namespace) -> int:
     log_to_stderr(options.log_level)
     access = None if options.kubeconfig else in_cluster()
     access = access or kubeconfig(options.kubeconfig)
-    place = controller.Place(
+    settings = controller.ReplicaSettings(
         options.namespace or access.namespace,
         controller.identity(),
         options.listen,
@@ -82,5 +82,5 @@ def _controller(options: argparse.Namespace) -> int:
         renew_s=options.lease * 2 / 3,
         retry_s=options.lease * 2 / 15,
     )
-    asyncio.run(controller.run(rules, access, place, config))
+    asyncio.run(controller.run(rules, access, settings, config))
     return GOOD

@@ -1,4 +1,4 @@
-"""What the fabric is told rather than hears: rules, times and the static topology, as frozen values.
+"""The configuration of the planner: rules, times and the topology file, as frozen values.
 
 The defaults are those of a controller without a configuration file.
 """
@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Literal
 
+from nodeagent.fabric.hypernode import tier_name
+
 Foreign = Literal["refuse", "yield", "own"]
-"""What happens where HyperNodes of another owner hold our nodes: write nothing, leave those nodes to the
-other, or write all the same."""
+"""The policy for nodes that a foreign HyperNode holds too: write no tree at all, leave these nodes to the other owner,
+or write the tree in spite of it."""
 
 TIER_LABEL = "topology.nodeagent.io/tier-{tier}"
 GENERIC_NAMES = (
@@ -26,12 +29,12 @@ GENERIC_NAMES = (
     "router",
     "bootstrap",
 )
-"""System names that switches have before somebody gives them one."""
+"""Factory-default system names of switches."""
 
 
 @dataclass(frozen=True, slots=True)
 class FabricRule:
-    """Links that match all the lists given belong to ``fabric``; globs, and an empty list asks for nothing."""
+    """Links that match every list belong to ``fabric``. The lists hold globs; an empty list matches every link."""
 
     fabric: str
     nodes: tuple[str, ...] = ()
@@ -44,7 +47,7 @@ class FabricRule:
 
 @dataclass(frozen=True, slots=True)
 class StaticGroup:
-    """A leaf group that is not to be found but known: its switches, and nodes that are in it whatever is heard."""
+    """A known leaf group: its switches, and nodes that belong to it whatever LLDP reports."""
 
     name: str
     switches: tuple[str, ...] = ()
@@ -53,7 +56,7 @@ class StaticGroup:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The static topology file: the uplinks of each switch (by key), and groups."""
+    """The content of the topology file: the uplinks of each switch by its key, and leaf groups."""
 
     uplinks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     groups: tuple[StaticGroup, ...] = ()
@@ -61,7 +64,12 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class Hysteresis:
-    """Times in seconds, shares of all placed nodes (or of all HyperNodes) as fractions."""
+    """When a move takes effect. Times are in seconds.
+
+    ``move_s``: how long a new place must be wanted. ``settle_s``: how long a new node waits for neighbors on all its
+    links. ``grace_s``: how long a deleted node keeps its place. Moves are held for ``hold_s`` if more than ``share`` of
+    the placed nodes, and more than ``least_nodes``, would move, or if more than ``share`` of the HyperNodes would go.
+    """
 
     move_s: float = 60.0
     settle_s: float = 30.0
@@ -72,16 +80,16 @@ class Hysteresis:
 
 
 IMMEDIATE = Hysteresis(move_s=0.0, settle_s=0.0, grace_s=0.0, hold_s=0.0, share=1.0)
-"""No waiting at all: what a plan without a memory shows."""
+"""No waiting, for a single plan without a memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Everything that a planner is told by its configuration.
+    """The configuration of a planner.
 
-    ``name_patterns`` are regular expressions with groups named ``tier2``, ``tier3``: what they find in the
-    name of a switch names the group above. ``label_keys`` are templates with ``{tier}``, ``{tierName}`` and
-    ``{fabric}``.
+    ``name_patterns`` are regular expressions with groups named ``tier2`` and ``tier3``: the text that such a group
+    matches in a switch name is the name of the group above. ``label_keys`` are templates with ``{tier}``,
+    ``{tierName}`` and ``{fabric}``.
     """
 
     fabric: str = "compute"
@@ -94,3 +102,10 @@ class Rules:
     label_keys: tuple[str, ...] = (TIER_LABEL,)
     foreign: Foreign = "refuse"
     hysteresis: Hysteresis = Hysteresis()
+
+    def labels_of_tier(self, tier: int) -> tuple[str, ...]:
+        """The keys of the node labels that carry the name of the object of this tier."""
+        values = {"{tierName}": tier_name(tier), "{tier}": str(tier), "{fabric}": self.fabric}
+        return tuple(
+            reduce(lambda text, value: text.replace(*value), values.items(), key) for key in self.label_keys
+        )

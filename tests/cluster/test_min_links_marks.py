@@ -12,7 +12,7 @@ from msgspec import structs
 
 from nodeagent.cluster.min_links_marks import CHECK_AGAIN_S, CONDITION, TAINT, MinLinksMarker
 from nodeagent.cluster.min_links_settings import NodesSettings
-from nodeagent.controller import Controller, Place
+from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import Hysteresis, Rules
 from nodeagent.kube.access import Access
@@ -282,7 +282,7 @@ async def test_the_leader_marks_nodes_below_the_minimum_and_counts_them_in_its_m
             min_links=2,
             nodes=NodesSettings(min_links_condition=True, min_links_taint=True, after_seconds=0.1),
         )
-        place = Place("nodeagent", "a", None, 0.05, 3.0, 2.0, 0.2)
+        place = ReplicaSettings("nodeagent", "a", None, 0.05, 3.0, 2.0, 0.2)
         controller = Controller(rules, Access(server.url, token=server.token()), place, config)
         task = asyncio.create_task(controller.run())
         try:

@@ -16,7 +16,7 @@ from nodeagent.cluster.hypernodes import (
     OVERLAPS_AT_ONCE,
     OverlapMarker,
 )
-from nodeagent.controller import Controller, Place
+from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.controller_config import FabricConfig
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
@@ -151,7 +151,7 @@ async def test_a_deleted_hypernode_is_no_failure() -> None:
 
 
 async def lead(server: ApiServer, config: FabricConfig) -> tuple[Controller, asyncio.Task[None]]:
-    place = Place("nodeagent", "a", None, 0.05, 3.0, 2.0, 0.2)
+    place = ReplicaSettings("nodeagent", "a", None, 0.05, 3.0, 2.0, 0.2)
     controller = Controller(RULES, Access(server.url, token=server.token()), place, config)
     return controller, asyncio.create_task(controller.run())
 

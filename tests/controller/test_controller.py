@@ -12,7 +12,7 @@ from zlib import crc32
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from nodeagent.controller import Controller, Place
+from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.fabric import Hysteresis, Rules
 from nodeagent.kube.access import Access
 from nodeagent.sim.apiserver import ApiServer
@@ -78,7 +78,7 @@ def valid(server: ApiServer) -> None:
 
 @asynccontextmanager
 async def running(server: ApiServer, rules: Rules = RULES, identity: str = "a") -> AsyncIterator[Controller]:
-    place = Place("nodeagent", identity, "127.0.0.1:0", 0.05, 3.0, 2.0, 0.2)
+    place = ReplicaSettings("nodeagent", identity, "127.0.0.1:0", 0.05, 3.0, 2.0, 0.2)
     controller = Controller(rules, Access(server.url, token=server.token()), place)
     task = asyncio.create_task(controller.run())
     try:

@@ -20,7 +20,7 @@ from nodeagent.cluster.device_marks import DeviceMarker
 from nodeagent.cluster.evictions import Evictions
 from nodeagent.cluster.min_links_marks import CONDITION, TAINT
 from nodeagent.cluster.node_report import NodeReporter
-from nodeagent.controller import Controller, Place
+from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access, NodeClaim
@@ -307,7 +307,7 @@ async def test_the_policy_refuses_a_report_about_another_node() -> None:
 async def controller_at_work(server: ApiServer) -> None:
     """Run the controller: it creates a tree, a node moves, a unit leaves, and a foreign HyperNode conflicts."""
     token = server.token(CONTROLLER)
-    place = Place("nodeagent", "one", None, 0.02, 3.0, 2.0, 0.1)
+    place = ReplicaSettings("nodeagent", "one", None, 0.02, 3.0, 2.0, 0.1)
     config = FabricConfig(overlap_condition=True)
     async with running(Controller(RULES, Access(server.url, token=token), place, config).run()):
         await server.until(lambda: len(tree(server)) == 2)
@@ -378,7 +378,7 @@ async def marks_at_work(server: ApiServer) -> None:
     config = load_fabric(held, name="overlays/marks")
     config = structs.replace(config, nodes=structs.replace(config.nodes, after_seconds=0.1))
     rules = replace(RULES, min_links=config.min_links)
-    place = Place("nodeagent", "one", None, 0.02, 3.0, 2.0, 0.1)
+    place = ReplicaSettings("nodeagent", "one", None, 0.02, 3.0, 2.0, 0.1)
     access = Access(server.url, token=server.token(CONTROLLER))
 
     def marks() -> tuple[bool, bool]:
