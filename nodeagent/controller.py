@@ -36,7 +36,8 @@ from nodeagent.cluster.mirrors import ClusterMirror
 from nodeagent.cluster.node_labels import LabelResult, NodeLabeler
 from nodeagent.config.formats import host_port
 from nodeagent.controller_config import FabricConfig
-from nodeagent.fabric import Planner, PlanOutcome, Rules
+from nodeagent.fabric import Planner, PlanOutcome
+from nodeagent.fabric.known_topology import NO_TOPOLOGY, Topology
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import Lease, NotLeading, lead
@@ -95,12 +96,15 @@ class Controller:
     """One replica. ``port`` is the port of the web server."""
 
     def __init__(
-        self, rules: Rules, access: Access, settings: ReplicaSettings, config: FabricConfig | None = None
+        self,
+        config: FabricConfig,
+        access: Access,
+        settings: ReplicaSettings,
+        topology: Topology = NO_TOPOLOGY,
     ) -> None:
-        config = config or FabricConfig()
-        self.planner = Planner(rules)
+        self.planner = Planner(config, topology)
         self.progress = Progress()
-        self._rules, self._settings = rules, settings
+        self._settings = settings
         # The lease has its own client, so that it never waits behind two hundred pages of reports.
         self._elector = ApiClient(access, manager="nodeagent-controller", timeout_s=settings.renew_s / 2)
         self.lease = Lease(
@@ -114,7 +118,7 @@ class Controller:
         )
         self._reader = ApiClient(access, manager="nodeagent-controller")
         self._writer = ApiClient(access, manager="nodeagent-controller", guard=self.lease.check)
-        self.cluster = ClusterMirror(self._reader, settings.namespace, self.planner, rules.label_keys)
+        self.cluster = ClusterMirror(self._reader, settings.namespace, self.planner, config.labels.keys)
         self.hypernodes = HyperNodeWriter(self._writer)
         self.labels = NodeLabeler(self._writer)
         self.events = FabricEvents(self._writer, settings.namespace, settings.identity, LEASE)
@@ -365,10 +369,10 @@ def _switch_reader(settings: SwitchesSettings) -> SwitchReader:
 
 
 async def run(
-    rules: Rules, access: Access, settings: ReplicaSettings, config: FabricConfig | None = None
+    config: FabricConfig, access: Access, settings: ReplicaSettings, topology: Topology = NO_TOPOLOGY
 ) -> None:
     """Run a controller until SIGTERM or SIGINT, then release the lease."""
-    controller = Controller(rules, access, settings, config)
+    controller = Controller(config, access, settings, topology)
     task = asyncio.ensure_future(controller.run())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)

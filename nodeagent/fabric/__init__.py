@@ -36,6 +36,7 @@ A plan goes through these modules, in this order:
 
 from __future__ import annotations
 
+from nodeagent.fabric.fabric_settings import IMMEDIATE, FabricRules, HysteresisSettings
 from nodeagent.fabric.hypernode import HyperNode
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.outcome import (
@@ -49,20 +50,19 @@ from nodeagent.fabric.outcome import (
     obstacles,
 )
 from nodeagent.fabric.planner import Planner, compute
-from nodeagent.fabric.rules import IMMEDIATE, Hysteresis, Rules
 
 __all__ = [
     "IMMEDIATE",
     "Anomaly",
     "AnomalyKind",
     "Breaker",
+    "FabricRules",
     "HyperNode",
-    "Hysteresis",
+    "HysteresisSettings",
     "NodeLinks",
     "Overlap",
     "PlanOutcome",
     "Planner",
-    "Rules",
     "TreeWrite",
     "UnplacedNode",
     "compute",

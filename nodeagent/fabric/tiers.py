@@ -14,14 +14,15 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.groups import SwitchGraph, SwitchGroup, count_votes
 from nodeagent.fabric.hypernode import DERIVED_FROM, TIER_NAMES, HyperNode, labels_of, tier_name
+from nodeagent.fabric.known_topology import Topology
 from nodeagent.fabric.names import match, name_of
 from nodeagent.fabric.naming import member_claims
 from nodeagent.fabric.outcome import Breaker
 from nodeagent.fabric.placement import Placement, place
 from nodeagent.fabric.published import PublishedTree
-from nodeagent.fabric.rules import Rules
 
 FILE, HEARD, PATTERN, ASSERTED = "topology-file", "spine-lldp", "name-pattern", "assume-full-bisection"
 
@@ -50,9 +51,9 @@ class _UpperGroup:
 class UplinkSources:
     """What is known to be above each switch."""
 
-    def __init__(self, rules: Rules, heard: Mapping[str, tuple[str, ...]]) -> None:
-        self._patterns = tuple(map(re.compile, rules.name_patterns))
-        self._by_switch = ((FILE, rules.topology.uplinks), (HEARD, heard))
+    def __init__(self, rules: FabricRules, topology: Topology, heard: Mapping[str, tuple[str, ...]]) -> None:
+        self._patterns = tuple(map(re.compile, rules.tiers.name_patterns))
+        self._by_switch = ((FILE, topology.uplinks), (HEARD, heard))
 
     def above(self, item: TierItem, tier: int, below: frozenset[str]) -> tuple[frozenset[str], str]:
         """The switches above an item (or names that stand for them), and the source.
@@ -81,7 +82,8 @@ class UpperTiers:
 
     def __init__(
         self,
-        rules: Rules,
+        rules: FabricRules,
+        topology: Topology,
         leaves: Mapping[str, frozenset[str]],
         heard: Mapping[str, tuple[str, ...]],
         published: PublishedTree,
@@ -91,7 +93,7 @@ class UpperTiers:
     ) -> None:
         """``leaves`` are the tier-1 HyperNodes with their switches; ``before`` are the placements of the last plan."""
         self._rules, self._published, self._is_taken, self._now = rules, published, is_taken, now
-        self._uplinks = UplinkSources(rules, heard)
+        self._uplinks = UplinkSources(rules, topology, heard)
         self._before = before
         self.objects: dict[str, HyperNode] = {}
         self.parent: dict[str, str] = {}
@@ -110,7 +112,9 @@ class UpperTiers:
             groups = self._groups(items, level, below)
             step = _Tier(self._rules, tier, self._published, self._is_taken)
             silent = silent or (not groups and step.keeps_any(items))
-            asserted = not groups and not silent and self._rules.assume_full_bisection and len(items) > 1
+            asserted = (
+                not groups and not silent and self._rules.tiers.assume_full_bisection and len(items) > 1
+            )
             if asserted:
                 groups = [_UpperGroup(frozenset(), frozenset(items), ASSERTED)]
             placement = None
@@ -176,7 +180,7 @@ class _Tier:
     """One tier while it is built: the names of its groups, and the places of its children."""
 
     def __init__(
-        self, rules: Rules, tier: int, published: PublishedTree, is_taken: Callable[[str], bool]
+        self, rules: FabricRules, tier: int, published: PublishedTree, is_taken: Callable[[str], bool]
     ) -> None:
         self._rules, self._tier = rules, tier
         self._published = published.objects

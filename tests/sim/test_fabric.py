@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from nodeagent.cluster.node_report import report
-from nodeagent.fabric import IMMEDIATE, NodeLinks, Planner, PlanOutcome, Rules
+from nodeagent.fabric import IMMEDIATE, FabricRules, NodeLinks, Planner, PlanOutcome
 from nodeagent.model import Snapshot
 from nodeagent.sim.machine import Machine
 from nodeagent.sim.simulated_fabric import Fabric
@@ -26,7 +26,7 @@ def reports(fabric: Fabric, before: dict[str, NodeLinks] | None = None) -> dict[
 
 
 def planned(reports: dict[str, NodeLinks]) -> PlanOutcome:
-    planner = Planner(Rules(hysteresis=IMMEDIATE))
+    planner = Planner(FabricRules(hysteresis=IMMEDIATE))
     for name, links in reports.items():
         planner.node(name, {})
         planner.report(name, links)
