@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from nodeagent.model import Function, Health, Identifier, Link, Neighbor, Reason, State
 from nodeagent.sim.machine import Machine

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import ClassVar, NamedTuple
+
+from msgspec.structs import replace
 
 from nodeagent.health.service import HealthService
 from nodeagent.inventory import Inventory
