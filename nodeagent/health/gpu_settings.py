@@ -23,44 +23,54 @@ READINGS_MISSED = 4
 
 
 class GpuHealthSettings(Settings, frozen=True, kw_only=True):
-    """When a GPU's ECC, remapped rows, NVLinks, fabric and PCIe link stand against it."""
+    """Limits for the measured values of a GPU: ECC, remapped rows, NVLinks, fabric, PCIe link."""
 
     read_seconds: Annotated[
         Annotated[float, msgspec.Meta(ge=1, le=3600)],
-        setting("How often they are read; some hundred questions to the driver for each GPU."),
+        setting("Seconds between two readings; a reading takes some hundred driver calls for each GPU."),
     ] = 15.0
     clear_seconds: Annotated[
-        Seconds, setting("A fault goes when the readings were clean for so long, or after a reset.")
+        Seconds, setting("Seconds of clean readings after which a fault clears; a reset clears it at once.")
     ] = 600.0
     remapped_rows: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=2**32 - 3)],
-        setting("More rows of memory than this remapped for uncorrectable errors are too many."),
+        setting(
+            "Maximum number of memory rows remapped for uncorrectable errors. The default is the number of "
+            "spare rows of an A100 or H100."
+        ),
     ] = 512
     sram_uncorrectable: Annotated[
         Annotated[int, msgspec.Meta(ge=1, le=2**31)],
-        setting("So many uncorrectable SRAM errors since the last reset are too many."),
+        setting("Number of uncorrectable SRAM errors since the last reset that is a fault."),
     ] = 1
     nvlinks: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=36)] | None,
         setting(
-            "How many NVLinks of each GPU must be up (18 on an HGX H100); null: those once up this boot."
+            "Number of NVLinks of each GPU that must be up (18 on an HGX H100); null: all links that were up "
+            "since the boot."
         ),
     ] = None
-    nvlink_down_seconds: Annotated[Seconds, setting("An NVLink is down when it was for so long.")] = 30.0
+    nvlink_down_seconds: Annotated[
+        Seconds, setting("Seconds that an NVLink must be down before it is a fault.")
+    ] = 30.0
     fabric_seconds: Annotated[
-        Seconds, setting("What the NVLink fabric says against a GPU counts when it said so for so long.")
+        Seconds, setting("Seconds that the NVLink fabric must report a fault of the GPU before it counts.")
     ] = 30.0
     pcie_width_seconds: Annotated[
-        Seconds, setting("The PCIe link is narrow when it had fewer lanes than it can for so long.")
+        Seconds,
+        setting("Seconds that the PCIe link must have fewer lanes than possible before it is a fault."),
     ] = 10.0
     pcie_speed_seconds: Annotated[
         Seconds,
-        setting("The PCIe link is slow when it was under load for so long, and slower than it can be."),
+        setting(
+            "Seconds under load that the PCIe link must be slower than possible before it is a fault. The "
+            "link of an idle GPU is slow on purpose."
+        ),
     ] = 900.0
-    pcie_clear_seconds: Annotated[Seconds, setting("As clearSeconds, for the PCIe link.")] = 60.0
+    pcie_clear_seconds: Annotated[Seconds, setting("As clearSeconds, for faults of the PCIe link.")] = 60.0
     unhealthy: Annotated[
         tuple[FaultKey, ...],
-        listed("Faults that turn the devices of the GPU Unhealthy; the others are shown as degraded."),
+        listed("Faults that make the devices of the GPU Unhealthy. Other faults are shown as degraded."),
     ] = (
         "remap_failed",
         "remap_limit",
@@ -69,11 +79,12 @@ class GpuHealthSettings(Settings, frozen=True, kw_only=True):
         "nvlink_down",
         "fabric_unhealthy",
     )
-    ignore: Annotated[tuple[FaultKey, ...], listed("Faults that are not looked for.")] = ()
+    ignore: Annotated[tuple[FaultKey, ...], listed("Faults that are not checked.")] = ()
     processes: Annotated[
         bool,
         setting(
-            "Also measure the GPU memory of each container; it needs the host's PID namespace (hostPID)."
+            "Measure the GPU memory of each container too. Off by default: it needs the host's PID namespace "
+            "(hostPID)."
         ),
     ] = False
 

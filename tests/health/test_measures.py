@@ -320,8 +320,8 @@ def test_everything_of_every_rule_can_be_changed(rule: object) -> None:
         ("rule: carrier_down, enter: 1", "is yes or no and has no enter"),
         ("rule: carrier_down, windowSeconds: 5", "has no window"),
         ("rule: flapping_daily, windowSeconds: 5", "counts over a day"),
-        ("rule: flapping, clear: 0", "never gets there"),
-        ("rule: flapping, windowSeconds: 86400", "no higher than 1029, and enter is 2500"),
+        ("rule: flapping, clear: 0", "never reaches 0"),
+        ("rule: flapping, windowSeconds: 86400", "at most 1029, but enter is 2500"),
         ("rule: flapping, enter: 70000", "no link would ever be damped"),
         ("rule: carrier-down", "did you mean carrier_down?"),
         ("enter: 1", "rule: is missing"),
@@ -335,5 +335,5 @@ def test_what_cannot_be_is_refused_with_its_line_and_the_remedy(text: str, compl
 
 
 def test_a_rule_is_changed_in_one_place() -> None:
-    with pytest.raises(ConfigError, match=r"changed by health.rules\[0\] already"):
+    with pytest.raises(ConfigError, match=r"already changed by health.rules\[0\]"):
         settings("  - {rule: crc_errors, enter: 1}\n  - {rule: crc_errors, clear: 0}\n")
