@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -47,6 +48,48 @@ def test_the_folders_that_it_names_are_there(name: str) -> None:
     for path in re.findall(r"`((?:daemonset|hack|tests|overlays)/[\w./-]+)`", text):
         found = DAEMONSET / path if path.startswith("overlays") else ROOT / path
         assert found.exists(), path
+
+
+def messages() -> dict[Path, list[str]]:
+    """The text literals of each module without docstrings, and the messages of the admission policies.
+
+    Each is on one line; a field of an f-string is ``…``. Adjacent literals are one text, as in Python.
+    """
+    texts: dict[Path, list[str]] = {}
+    for path in sorted((ROOT / "nodeagent").rglob("*.py")):
+        found = texts[path] = []
+        tree = ast.parse(path.read_text())
+        documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if id(node) in documentation:
+                continue
+            if isinstance(node, ast.JoinedStr):
+                parts = [str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values]
+                found.append(" ".join("".join(parts).split()))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(" ".join(node.value.split()))
+    for path in sorted((DAEMONSET / "base").rglob("*.yaml")):
+        texts[path] = re.findall(r"messageExpression: '(.*)'", path.read_text())
+    return texts
+
+
+def quotations(text: str) -> list[str]:
+    """Texts in double quotes, outside code, in the cells of tables."""
+    cells = [cell for line in text.splitlines() if line.startswith("|") for cell in line.split(" | ")]
+    return [quote for cell in cells for quote in re.findall(r'"([^"]+)"', re.sub(r"`[^`]*`", "", cell))]
+
+
+@pytest.mark.parametrize("page", ["troubleshooting.md", "switches.md"])
+def test_the_messages_that_it_quotes_exist(page: str) -> None:
+    """A quotation may leave out parts (``…``); each part of it stands in a text of the same module."""
+    quoted = quotations((ROOT / "docs" / page).read_text())
+    assert len(quoted) > 4
+    modules = messages().values()
+    for quote in quoted:
+        parts = [part.strip(" .") for part in quote.split("…") if part.strip(" .")]
+        assert any(all(any(part in text for text in texts) for part in parts) for texts in modules), (
+            f"docs/{page} quotes {quote!r}, which is no message of the program"
+        )
 
 
 def test_every_configuration_in_the_migration_notes_is_good() -> None:
