@@ -28,13 +28,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from nodeagent.host.netlink.events import LinkEvents  # noqa: E402
-from nodeagent.links import LinkSelect  # noqa: E402
+from nodeagent.link_selection import LinkSelect  # noqa: E402
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame  # noqa: E402
 from nodeagent.lldp.tlv import encode  # noqa: E402
 from nodeagent.lldp.values import Capabilities, ChassisId, Lldpdu, ManagementAddress, PortId  # noqa: E402
-from nodeagent.sources.ear import Ear  # noqa: E402
-from nodeagent.sources.neighbors import watch  # noqa: E402
-from tests.netns import Netns, veth  # noqa: E402
+from nodeagent.sources.lldp_receiver import Ear  # noqa: E402
+from nodeagent.sources.neighbor_table import watch  # noqa: E402
+from tests.support.namespaces import Netns, veth  # noqa: E402
 
 LINKS = 33
 SPEED = 100

@@ -15,4 +15,4 @@ generate() {
 }
 generate nodeagent/kube \
     nodeagent/kube/deviceplugin.proto nodeagent/kube/pluginregistration.proto nodeagent/kube/podresources.proto
-generate nodeagent/sources/switches nodeagent/sources/switches/gnmi.proto
+generate nodeagent/switches nodeagent/switches/gnmi.proto

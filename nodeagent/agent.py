@@ -28,27 +28,28 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nodeagent import cluster, node
+from nodeagent import discovery
+from nodeagent.cluster import publish
 from nodeagent.config import Config, ConfigError, Fault, VfResource, load
 from nodeagent.host.inotify import CONTENT, InotifyError, Watch
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
-from nodeagent.kinds.gpumem import Slices
+from nodeagent.kinds.gpu_memory import Slices
 from nodeagent.kinds.vf import VfPool
+from nodeagent.kubelet.cdi_files import CdiSpecs
+from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
+from nodeagent.kubelet.registration import DevicePlugins
+from nodeagent.kubelet.rpc_stats import Measure
+from nodeagent.kubelet.slice_sizes import Sizes
 from nodeagent.model import Allocation, Snapshot
 from nodeagent.offer import Kind, Offer, prefix
-from nodeagent.pages import Pages
-from nodeagent.sinks.cdispec import CdiSpecs
-from nodeagent.sinks.files import DEVICE_INFO, DeviceInfoFiles
-from nodeagent.sinks.measure import Measure
-from nodeagent.sinks.registration import DevicePlugins
-from nodeagent.sizes import Sizes
-from nodeagent.sources import gpus
+from nodeagent.sources import gpu_source
 from nodeagent.supervise import Fatal, either, keep
+from nodeagent.web.pages import Pages
 
 if TYPE_CHECKING:
-    from nodeagent.sources.ear import Ear
-    from nodeagent.sources.sampler import Sampler
+    from nodeagent.sampling.sampler import Sampler
+    from nodeagent.sources.lldp_receiver import Ear
 
 log = logging.getLogger(__name__)
 
@@ -105,10 +106,10 @@ class Agent:
         self._listening = listening
         self._tree = Tree(place.root)
         self._offer = Offer(config)
-        memory = node.memory(config.health, place.root)
+        memory = discovery.memory(config.health, place.root)
         self._sizes = Sizes.open(self._tree.path(config.health.state_directory))
-        self.verdicts = node.verdicts(config.health, memory)
-        self.gpu_ledger = node.gpus_ledger(config, memory)
+        self.verdicts = discovery.verdicts(config.health, memory)
+        self.gpu_ledger = discovery.gpus_ledger(config, memory)
         self._device_info = DeviceInfoFiles(self._tree.path(DEVICE_INFO))
         self._cdi = CdiSpecs(self._tree.path(config.cdi.directory))
         self._ask_pods = asyncio.Event()
@@ -126,16 +127,16 @@ class Agent:
         self.pages = Pages(config, self.inventory, self.measure)
         self.pages.statuses = self.plugins.statuses
         self.pages.judged = lambda: {**self.verdicts.figures(), **self.gpu_ledger.figures()}
-        self.pages.explained = lambda: node.explained(self.verdicts, self.gpu_ledger)
+        self.pages.explained = lambda: discovery.explained(self.verdicts, self.gpu_ledger)
         self.pages.gpus = self.gpu_ledger
-        self.pages.stuck_threads = gpus.stuck_threads
+        self.pages.stuck_threads = gpu_source.stuck_threads
 
     async def run(self) -> None:
         """Until cancelled. Raises ``Fatal`` or ``ConfigError`` for what cannot work on this machine."""
         try:
             async with asyncio.TaskGroup() as group:
                 watching = group.create_task(
-                    node.watch(
+                    discovery.watch(
                         self.inventory,
                         self._config,
                         self._place.root,
@@ -146,7 +147,7 @@ class Agent:
                         self._hears,
                     )
                 )
-                await node.first_word(self.inventory)
+                await discovery.first_word(self.inventory)
                 self._refuse_fatal()
                 jobs = {
                     "offer": self._tell,
@@ -155,9 +156,9 @@ class Agent:
                     "pods": self._watch_pods,
                     "web": self._serve,
                 }
-                if (found := cluster.way(self._config.cluster, self._place.node_name)) is not None:
+                if (found := publish.way(self._config.cluster, self._place.node_name)) is not None:
                     told = (self._config.cluster, found, self.inventory, self.pages, self.settled)
-                    jobs["cluster"] = partial(cluster.run, *told)
+                    jobs["cluster"] = partial(publish.run, *told)
                 for name, job in jobs.items():
                     group.create_task(keep(name, job), name=name)
                 group.create_task(self._settle(), name="settle")
@@ -182,7 +183,11 @@ class Agent:
             async with asyncio.timeout(SETTLE_S):
                 while not all(status.streams for status in self.plugins.statuses()):  # noqa: ASYNC110
                     await asyncio.sleep(SETTLE_LOOK_S)
-        for name in ("nodeagent.sinks.wire", "nodeagent.sources.pods", "nodeagent.sinks.metrics"):
+        for name in (
+            "nodeagent.kubelet.messages",
+            "nodeagent.kubelet.holdings",
+            "nodeagent.web.metrics_page",
+        ):
             import_module(name)
             await asyncio.sleep(0)
         self.settled.set()
@@ -277,9 +282,9 @@ class Agent:
         if not self._config.kubelet.pod_resources:
             await asyncio.Event().wait()
         await self.settled.wait()
-        from nodeagent.sources import pods  # noqa: PLC0415 - protobuf, see _settle
+        from nodeagent.kubelet import holdings  # noqa: PLC0415
 
-        await pods.watch(
+        await holdings.watch(
             self._place.kubelet_dir / "pod-resources" / "kubelet.sock",
             lambda holdings: self.inventory.state("pods", holdings=holdings),
             lambda why: self.inventory.silence("pods", why),
@@ -328,7 +333,7 @@ class Agent:
             if getattr(config, setting) != getattr(self._config, setting):
                 log.warning("A changed setting takes effect when the agent is restarted. setting=%s", setting)
         logging.getLogger().setLevel(config.log.level.upper())
-        node.adopt(self.verdicts, self._config.health, config.health)
+        discovery.adopt(self.verdicts, self._config.health, config.health)
         self._offer = offer
         log.info("The changed configuration is in force. file=%s", name)
         self._retell.set()

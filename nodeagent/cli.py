@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from nodeagent import __version__
-from nodeagent.verbs import FAILED, GOOD, ROOT, USAGE, VERBS, Verb
+from nodeagent.commands import FAILED, GOOD, ROOT, USAGE, VERBS, Verb
 
 _FORMATTER = partial(argparse.RawDescriptionHelpFormatter, max_help_position=24)
 

@@ -31,22 +31,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from nodeagent.cluster.controller_marks import Marks, NodeMarks
+from nodeagent.cluster.fabric_events import FabricEvents
+from nodeagent.cluster.hypernodes import HyperNodes, Result
+from nodeagent.cluster.mirrors import Cluster
+from nodeagent.cluster.node_labels import Labelled, NodeLabels
+from nodeagent.cluster.overlaps import Overlaps
 from nodeagent.config import host_port
-from nodeagent.config.fabric import FabricConfig
+from nodeagent.config.fabric_settings import FabricConfig
 from nodeagent.fabric import Outcome, Planner, Rules
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiError, Client
 from nodeagent.kube.lease import Lease, NotLeading, lead
-from nodeagent.sinks.fabricevents import FabricEvents
-from nodeagent.sinks.fabricmetrics import FabricMetrics, page
-from nodeagent.sinks.hypernodes import HyperNodes, Result
-from nodeagent.sinks.nodelabels import Labelled, NodeLabels
-from nodeagent.sinks.nodemarks import Marks, NodeMarks
-from nodeagent.sinks.overlaps import Overlaps
-from nodeagent.sinks.web import Page, Web
-from nodeagent.sources.cluster import Cluster
-from nodeagent.sources.switches import Asker, Switches, Way
+from nodeagent.metrics.controller_metrics import FabricMetrics, page
 from nodeagent.supervise import Fatal, keep
+from nodeagent.switches.rounds import Asker, Switches, Way
+from nodeagent.web.server import Page, Web
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -357,10 +357,10 @@ def _asker(config: FabricConfig) -> Asker:
     """Each protocol is loaded where it is spoken: gRPC costs 10 MiB, and SNMP is an extra."""
     found = config.switches
     if found.method == "gnmi":
-        from nodeagent.sources.switches import gnmi  # noqa: PLC0415
+        from nodeagent.switches import gnmi  # noqa: PLC0415
 
         return gnmi.Gnmi(found.gnmi.tls, found.gnmi.server_name, found.port or gnmi.PORT)
-    from nodeagent.sources.switches import snmp  # noqa: PLC0415
+    from nodeagent.switches import snmp  # noqa: PLC0415
 
     how = found.snmp
     asker = snmp.Snmp(

@@ -292,7 +292,7 @@ class Neighbor:
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What LLDP shows of a link that somebody should look at: ``key`` is from a closed set
-    (``nodeagent.lldp.findings``), ``detail`` a sentence for a person, with the remedy where there is one.
+    (``nodeagent.lldp.link_remarks``), ``detail`` a sentence for a person, with the remedy where there is one.
     """
 
     link: str

@@ -25,10 +25,10 @@ from nodeagent.config import (
     index_range,
     slices_complaint,
 )
-from nodeagent.kinds import access
-from nodeagent.kinds.gpu import WholeGpus
-from nodeagent.kinds.gpumem import Slices
+from nodeagent.kinds import gpu_access
+from nodeagent.kinds.gpu_memory import Slices
 from nodeagent.kinds.vf import VfPool
+from nodeagent.kinds.whole_gpu import WholeGpus
 from nodeagent.model import Function, Gpu, HostPaths, Link, Snapshot
 
 FALLBACK_PREFIX = "nodeagent.io"
@@ -183,7 +183,7 @@ class Offer:
         self, entry: GpuMemResource | GpuResource, resource: str, uuids: frozenset[str], paths: HostPaths
     ) -> Kind:
         ours = self.config.cdi.generate and not uuids <= paths.vendor_gpus
-        cdi_kind = cdi.GPU_KIND if ours else access.CDI_KIND
+        cdi_kind = cdi.GPU_KIND if ours else gpu_access.CDI_KIND
         if isinstance(entry, GpuResource):
             return WholeGpus(
                 resource,

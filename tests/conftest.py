@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.needs import pytest_runtest_setup
+from tests.support.needs import pytest_runtest_setup
 
 __all__ = ["pytest_runtest_setup"]
 

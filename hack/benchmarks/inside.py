@@ -98,10 +98,10 @@ async def endpoint(socket: Path, ids: int) -> None:
     """As the agent puts it together, without the guard that refuses a list that the kubelet could not take."""
     from dataclasses import replace  # noqa: PLC0415
 
-    from nodeagent.kinds.gpumem import Slices  # noqa: PLC0415
+    from nodeagent.kinds.gpu_memory import Slices  # noqa: PLC0415
+    from nodeagent.kubelet.plugin import Endpoint, Near  # noqa: PLC0415
+    from nodeagent.kubelet.rpc_stats import Measure  # noqa: PLC0415
     from nodeagent.model import Gpu, Health, Snapshot, State  # noqa: PLC0415
-    from nodeagent.sinks.endpoint import Endpoint, Near  # noqa: PLC0415
-    from nodeagent.sinks.measure import Measure  # noqa: PLC0415
 
     gpus = tuple(
         Gpu(

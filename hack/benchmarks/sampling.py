@@ -25,8 +25,8 @@ from nodeagent.health.samples import Sample
 from nodeagent.host.netlink.events import LinkEvents
 from nodeagent.host.sysfs import Tree
 from nodeagent.model import Function
+from nodeagent.sampling.sampler import Rates, Sampler
 from nodeagent.sim.netns import Netns
-from nodeagent.sources.sampler import Rates, Sampler
 
 CPU_MS = 3.0
 SYSCALLS = 120.0

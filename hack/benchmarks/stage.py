@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nodeagent.host.recorded import Recorded
+from nodeagent.host.recorded_gpus import Recorded
 from nodeagent.sim.kubelet import Kubelet
 from nodeagent.sim.machine import Machine
 

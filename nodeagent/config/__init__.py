@@ -11,15 +11,27 @@ from typing import Any
 
 import msgspec
 
-from nodeagent.config.cluster import ClusterSettings, idle
-from nodeagent.config.docs import defaults, schema, table
-from nodeagent.config.document import Node, locate, parse
+from nodeagent.config.cluster_settings import ClusterSettings, idle
 from nodeagent.config.faults import ConfigError, Fault, Faults, HaltError, Path, dotted
-from nodeagent.config.gpuhealth import GpuHealthSettings, looser
-from nodeagent.config.health import ExpectedLinks, GuardSettings, HealthSettings, RuleSettings, override
+from nodeagent.config.formats import host_port, index_range, name_complaint, prefix_complaint
+from nodeagent.config.gpu_health_settings import GpuHealthSettings, looser
+from nodeagent.config.health_settings import (
+    ExpectedLinks,
+    GuardSettings,
+    HealthSettings,
+    RuleSettings,
+    override,
+)
+from nodeagent.config.list_size import (
+    LIMIT,
+    device_size,
+    list_size,
+    size_fault,
+    size_findings,
+    slices_complaint,
+)
+from nodeagent.config.reference import defaults, schema, table
 from nodeagent.config.rules import findings
-from nodeagent.config.shape import BAD, fit
-from nodeagent.config.size import LIMIT, device_size, list_size, size_fault, size_findings, slices_complaint
 from nodeagent.config.structs import (
     CdiSettings,
     Config,
@@ -38,8 +50,9 @@ from nodeagent.config.structs import (
     VfSelect,
     VfsEntry,
 )
-from nodeagent.config.web import WebSettings, complaints
-from nodeagent.config.words import host_port, index_range, name_complaint, prefix_complaint
+from nodeagent.config.validate import BAD, fit
+from nodeagent.config.web_settings import WebSettings, complaints
+from nodeagent.config.yaml_tree import Node, locate, parse
 
 __all__ = [
     "LIMIT",

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import msgspec
 
 from nodeagent.config.faults import Path
-from nodeagent.config.health import RuleSettings, complaints
+from nodeagent.config.formats import index_range
+from nodeagent.config.health_settings import RuleSettings, complaints
 from nodeagent.config.structs import (
     GpuResource,
     GpuSelect,
@@ -25,7 +26,6 @@ from nodeagent.config.structs import (
     VfSelect,
     VfsEntry,
 )
-from nodeagent.config.words import index_range
 
 Placed = tuple[Path, Resource]
 PlacedVfs = tuple[Path, VfsEntry]

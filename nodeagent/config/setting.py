@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from nodeagent.config import words
+from nodeagent.config import formats
 
 AUTO = "auto"
 RATE_MAX = 2**32 - 1  # IFLA_VF_RATE carries 32-bit values
@@ -32,20 +32,20 @@ def listed(meaning: str, at_most: int = 256) -> msgspec.Meta:
     return setting(meaning, max_length=at_most, extra_json_schema={"uniqueItems": True})
 
 
-Hex4 = Annotated[str, words.HEX4]
-PciAddress = Annotated[str, words.PCI_ADDRESS]
-Glob = Annotated[str, words.GLOB]
-Model = Annotated[str, words.MODEL]
-Uuid = Annotated[str, words.UUID]
-IndexRange = Annotated[str, words.INDEX_RANGE]
-Driver = Annotated[str, words.DRIVER]
-Directory = Annotated[str, words.DIRECTORY]
-Argument = Annotated[str, words.ARGUMENT]
-Prefix = Annotated[str, words.PREFIX]
-Name = Annotated[str, words.NAME]
-Template = Annotated[str, words.TEMPLATE]
-Address = Annotated[str, words.LISTEN]
-Count = Annotated[int, msgspec.Meta(ge=0, le=words.VF_INDEX_MAX)]
+Hex4 = Annotated[str, formats.HEX4]
+PciAddress = Annotated[str, formats.PCI_ADDRESS]
+Glob = Annotated[str, formats.GLOB]
+Model = Annotated[str, formats.MODEL]
+Uuid = Annotated[str, formats.UUID]
+IndexRange = Annotated[str, formats.INDEX_RANGE]
+Driver = Annotated[str, formats.DRIVER]
+Directory = Annotated[str, formats.DIRECTORY]
+Argument = Annotated[str, formats.ARGUMENT]
+Prefix = Annotated[str, formats.PREFIX]
+Name = Annotated[str, formats.NAME]
+Template = Annotated[str, formats.TEMPLATE]
+Address = Annotated[str, formats.LISTEN]
+Count = Annotated[int, msgspec.Meta(ge=0, le=formats.VF_INDEX_MAX)]
 Xid = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Mtu = Annotated[int, msgspec.Meta(ge=68, le=MTU_MAX)]
 Rate = Annotated[int, msgspec.Meta(ge=0, le=RATE_MAX)]

@@ -14,10 +14,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from nodeagent.config.cluster import ClusterSettings
-from nodeagent.config.gpuhealth import GpuHealthSettings
-from nodeagent.config.health import HealthSettings
-from nodeagent.config.samples import SamplesSettings
+from nodeagent.config.cluster_settings import ClusterSettings
+from nodeagent.config.gpu_health_settings import GpuHealthSettings
+from nodeagent.config.health_settings import HealthSettings
+from nodeagent.config.sample_settings import SamplesSettings
 from nodeagent.config.setting import (
     AUTO,
     ENTRIES_MAX,
@@ -47,7 +47,7 @@ from nodeagent.config.setting import (
     listed,
     setting,
 )
-from nodeagent.config.web import WebSettings
+from nodeagent.config.web_settings import WebSettings
 
 
 class PfSelect(Settings, frozen=True, kw_only=True):

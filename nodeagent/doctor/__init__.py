@@ -15,30 +15,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nodeagent import node
+from nodeagent import discovery
 from nodeagent.config import Config
 from nodeagent.doctor import (
-    asking,
-    cluster,
-    configuration,
-    gpus,
-    kubelet,
-    lldp,
-    machine,
-    nics,
-    rights,
-    runtime,
-    work,
+    api_server,
+    capabilities,
+    cluster_checks,
+    configuration_checks,
+    gpu_checks,
+    kubelet_checks,
+    lldp_checks,
+    machine_checks,
+    nic_checks,
+    runtime_checks,
+    timeouts,
 )
-from nodeagent.doctor.asking import Where
-from nodeagent.doctor.configuration import Configuration
+from nodeagent.doctor.api_server import Where
+from nodeagent.doctor.configuration_checks import Configuration
 from nodeagent.doctor.finding import Entry, Finding, Level, Topic
-from nodeagent.doctor.subject import Subject
-from nodeagent.doctor.text import as_json, as_markdown, as_table
-from nodeagent.doctor.work import Outcome, Task
+from nodeagent.doctor.report import as_json, as_markdown, as_table
+from nodeagent.doctor.target import Subject
+from nodeagent.doctor.timeouts import Outcome, Task
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.model import Snapshot
-from nodeagent.sources import paths
+from nodeagent.sources import host_paths
 
 __all__ = [
     "TIMEOUT_S",
@@ -78,15 +78,15 @@ DOCTOR = Topic(
 )
 
 TOPICS = (
-    configuration.TOPIC,
-    machine.TOPIC,
-    nics.TOPIC,
-    lldp.TOPIC,
-    gpus.TOPIC,
-    runtime.TOPIC,
-    kubelet.TOPIC,
-    rights.TOPIC,
-    cluster.TOPIC,
+    configuration_checks.TOPIC,
+    machine_checks.TOPIC,
+    nic_checks.TOPIC,
+    lldp_checks.TOPIC,
+    gpu_checks.TOPIC,
+    runtime_checks.TOPIC,
+    kubelet_checks.TOPIC,
+    capabilities.TOPIC,
+    cluster_checks.TOPIC,
     DOCTOR,
 )
 """In the order of the report."""
@@ -123,9 +123,11 @@ def examine(place: Place) -> Report:
         raise SysfsError(
             f"{place.root} has no /sys: --root takes the root of a machine, a capture or a simulation"
         )
-    first = work.run({"configuration": Task(lambda: configuration.look(place.config_file), place.timeout_s)})
+    first = timeouts.run(
+        {"configuration": Task(lambda: configuration_checks.look(place.config_file), place.timeout_s)}
+    )
     configured = first["configuration"].value or Configuration("the default configuration", Config())
-    recorded = node.recorded(tree)
+    recorded = discovery.recorded(tree)
     subject = Subject(
         tree,
         configured.config,
@@ -134,7 +136,7 @@ def examine(place: Place) -> Report:
         place.wait_s,
         place.timeout_s,
     )
-    seen = first | work.run(_tasks(subject, place.where))
+    seen = first | timeouts.run(_tasks(subject, place.where))
     findings = tuple(_findings(seen, subject))
     return Report(findings, any(outcome.hung_s is not None for outcome in seen.values()))
 
@@ -150,19 +152,19 @@ def _kubelet_dir(tree: Tree, recorded: bool) -> Path | None:
 def _tasks(subject: Subject, where: Where) -> dict[str, Task]:
     usual, margin = subject.timeout_s, 2.0
     tasks = {
-        "machine": Task(lambda: machine.look(subject), usual),
-        "nics": Task(lambda: nics.look(subject), usual),
+        "machine": Task(lambda: machine_checks.look(subject), usual),
+        "nics": Task(lambda: nic_checks.look(subject), usual),
         # What it starts has the usual time, and must have ended first.
-        "gpus": Task(lambda: gpus.look(subject), usual + margin),
-        "runtime": Task(lambda: runtime.look(subject), usual),
-        "paths": Task(lambda: paths.look(subject.tree, subject.config.cdi.directory), usual),
-        "kubelet": Task(lambda: kubelet.look(subject), usual),
-        "lldp": Task(lambda: lldp.look(subject), usual + subject.wait_s),
+        "gpus": Task(lambda: gpu_checks.look(subject), usual + margin),
+        "runtime": Task(lambda: runtime_checks.look(subject), usual),
+        "paths": Task(lambda: host_paths.look(subject.tree, subject.config.cdi.directory), usual),
+        "kubelet": Task(lambda: kubelet_checks.look(subject), usual),
+        "lldp": Task(lambda: lldp_checks.look(subject), usual + subject.wait_s),
     }
     if not subject.recorded:
-        tasks["rights"] = Task(lambda: rights.look(subject), usual)
+        tasks["rights"] = Task(lambda: capabilities.look(subject), usual)
     if not subject.recorded or where.kubeconfig is not None:
-        tasks["cluster"] = Task(lambda: asking.look(where), 2 * usual)
+        tasks["cluster"] = Task(lambda: api_server.look(where), 2 * usual)
     return tasks
 
 
@@ -177,18 +179,18 @@ def _findings(seen: dict[str, Outcome], subject: Subject) -> Iterator[Finding]:
             yield from judge(outcome.value)
 
     counted = snapshot.gpus if snapshot else ()
-    yield from judged("configuration", lambda it: configuration.judge(it, snapshot))
-    yield from judged("machine", lambda it: machine.judge(it, config))
-    spoken = seen["lldp"].value or lldp.Lldp()
-    yield from judged("nics", lambda it: nics.judge(it, config, {one.link for one in spoken.neighbors}))
-    yield from judged("lldp", lambda it: lldp.judge(it, config))
-    yield from judged("gpus", lambda it: gpus.judge(it, config))
-    yield from judged("runtime", lambda it: runtime.judge(it, config, counted))
-    yield from judged("kubelet", lambda it: kubelet.judge(it, config, snapshot))
-    yield from judged("rights", lambda it: rights.judge(it, config))
+    yield from judged("configuration", lambda it: configuration_checks.judge(it, snapshot))
+    yield from judged("machine", lambda it: machine_checks.judge(it, config))
+    spoken = seen["lldp"].value or lldp_checks.Lldp()
+    yield from judged("nics", lambda it: nic_checks.judge(it, config, {one.link for one in spoken.neighbors}))
+    yield from judged("lldp", lambda it: lldp_checks.judge(it, config))
+    yield from judged("gpus", lambda it: gpu_checks.judge(it, config))
+    yield from judged("runtime", lambda it: runtime_checks.judge(it, config, counted))
+    yield from judged("kubelet", lambda it: kubelet_checks.judge(it, config, snapshot))
+    yield from judged("rights", lambda it: capabilities.judge(it, config))
     asked = seen.get("cluster", Outcome(error=LookupError()))
     if asked.error is None and asked.hung_s is None:
-        yield from cluster.judge(asked.value, config, snapshot)
+        yield from cluster_checks.judge(asked.value, config, snapshot)
     for name, outcome in seen.items():
         if outcome.hung_s is not None:
             yield DOCTOR.fix("check_hung", f"{name}: no answer within {outcome.hung_s:g} s")
@@ -202,8 +204,8 @@ def _findings(seen: dict[str, Outcome], subject: Subject) -> Iterator[Finding]:
 
 def _snapshot(seen: dict[str, Outcome]) -> Snapshot | None:
     """The devices of the machine as the agent would know them; ``None`` where a part of them is not known."""
-    facts: nics.Nics | None = seen["nics"].value
-    found: gpus.Gpus | None = seen["gpus"].value
+    facts: nic_checks.Nics | None = seen["nics"].value
+    found: gpu_checks.Gpus | None = seen["gpus"].value
     there = seen["paths"].value
     if facts is None or found is None or there is None or found.answer is None:
         return None

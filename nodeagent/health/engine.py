@@ -5,7 +5,7 @@ The law of this file:
 * It reads no clock: every question comes with ``now`` (CLOCK_BOOTTIME in seconds), and ``due`` says when the
   next one is worth asking. A clock that steps back stands still here.
 * A PF's reasons are those of all its rules that stand, the gravest first; its state is the worst of them. A VF
-  is as its PF, and worse where its own facts are (``nodeagent.health.nic``).
+  is as its PF, and worse where its own facts are (``nodeagent.health.structural``).
 * What is not known changes nothing that is allocatable.
 * The gate: a link that never was, that nobody expects, on a PF most of whose like have none either, is no fault.
 * The guard: most of the node's devices do not go within a minute on the word of one witness. A fault that has
@@ -21,11 +21,11 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from nodeagent.health import cabling
-from nodeagent.health.measure import Seen
-from nodeagent.health.nic import Fault
-from nodeagent.health.pf import STRUCTURAL, Pf, Remembered
+from nodeagent.health.measures import Seen
+from nodeagent.health.nic_state import STRUCTURAL, Pf, Remembered
 from nodeagent.health.rules import DEFAULTS, Rule, windows
 from nodeagent.health.samples import Sample
+from nodeagent.health.structural import Fault
 from nodeagent.model import HEALTHY, Function, Health, Link, Neighbor, Reason, State
 
 ROLE_SHARE = 0.75

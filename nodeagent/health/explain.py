@@ -11,8 +11,8 @@ import msgspec
 
 from nodeagent.health.engine import Engine, order
 from nodeagent.health.hold import Hold
-from nodeagent.health.measure import Measured
-from nodeagent.health.pf import Pf
+from nodeagent.health.measures import Measured
+from nodeagent.health.nic_state import Pf
 from nodeagent.health.rules import Rule
 from nodeagent.model import Health, Reason, State
 

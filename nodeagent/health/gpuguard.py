@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from nodeagent.health.vitals import Mark
+from nodeagent.health.gpu_rules import Mark
 from nodeagent.model import Health, Reason
 
 _MEASURED = frozenset(mark.value for mark in Mark)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from nodeagent.health.explain import DeviceView, Phase, RuleView
-from nodeagent.health.gpu import Fault, Latch, Rules, Severity, announced, grade, limits_of, verdict
-from nodeagent.health.vitals import RULES, Hold, Limits, Rule, Says
+from nodeagent.health.gpu_rules import RULES, Hold, Limits, Rule, Says
+from nodeagent.health.xids import Fault, Latch, Rules, Severity, announced, grade, limits_of, verdict
 from nodeagent.model import State
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from nodeagent.health.measure import Measured
+from nodeagent.health.measures import Measured
 from nodeagent.health.rules import Rule
 
 LOSS_POINTS = 1000.0

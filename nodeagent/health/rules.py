@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from nodeagent.health import hardware, wire
-from nodeagent.health.measure import Measure
+from nodeagent.health import adapter_rules, link_rules
+from nodeagent.health.measures import Measure
 from nodeagent.model import State
 
 YES_OR_NO = "yes or no"
@@ -79,21 +79,21 @@ _PRIO_TX, _PRIO_RX = ("prio_tx_pause_seconds",), ("prio_rx_pause_seconds",)
 _STALLS = ("pcie_stalled_read_seconds", "pcie_stalled_write_seconds")
 
 DEFAULTS: tuple[Rule, ...] = (
-    _rule(_DOWN, wire.device_missing, clear_for_s=60, withdraws=True),
-    _rule(_DOWN, wire.driver_unbound, withdraws=True),
+    _rule(_DOWN, link_rules.device_missing, clear_for_s=60, withdraws=True),
+    _rule(_DOWN, link_rules.driver_unbound, withdraws=True),
     _rule(
         _DOWN,
-        wire.firmware_fatal,
+        link_rules.firmware_fatal,
         clear_for_s=60,
         window_s=600,
         withdraws=True,
         counters=("kernel_events",),
     ),
-    _rule(_DOWN, wire.admin_down, withdraws=True),
-    _rule(_DOWN, wire.carrier_down, clear_for_s=60, withdraws=True),
+    _rule(_DOWN, link_rules.admin_down, withdraws=True),
+    _rule(_DOWN, link_rules.carrier_down, clear_for_s=60, withdraws=True),
     _rule(
         _DEGRADED,
-        wire.flapping,
+        link_rules.flapping,
         unit="points",
         enter=2500,
         clear=1000,
@@ -103,7 +103,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _DEGRADED,
-        wire.flapping_daily,
+        link_rules.flapping_daily,
         unit="losses",
         enter=5,
         clear=2,
@@ -112,7 +112,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _DEGRADED,
-        wire.speed_reduced,
+        link_rules.speed_reduced,
         unit="of expected",
         enter=1,
         clear=1,
@@ -123,7 +123,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _DEGRADED,
-        wire.post_fec_errors,
+        link_rules.post_fec_errors,
         unit="of all bits",
         enter=1e-12,
         clear=1e-13,
@@ -134,7 +134,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _DEGRADED,
-        wire.fec_uncorrectable,
+        link_rules.fec_uncorrectable,
         unit="blocks",
         enter=10,
         clear=0,
@@ -144,7 +144,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _DEGRADED,
-        wire.pre_fec_ber,
+        link_rules.pre_fec_ber,
         unit="of all bits",
         enter=1e-4,
         clear=5e-5,
@@ -155,7 +155,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _DEGRADED,
-        wire.crc_errors,
+        link_rules.crc_errors,
         unit="per second",
         enter=10,
         clear=0,
@@ -164,11 +164,16 @@ DEFAULTS: tuple[Rule, ...] = (
         counters=("crc_errors",),
     ),
     _rule(
-        _DEGRADED, hardware.optics_temperature, unit="°C above the limit", enter=0, clear=-3, clear_for_s=600
+        _DEGRADED,
+        adapter_rules.optics_temperature,
+        unit="°C above the limit",
+        enter=0,
+        clear=-3,
+        clear_for_s=600,
     ),
     _rule(
         _DEGRADED,
-        hardware.optics_rx_power,
+        adapter_rules.optics_rx_power,
         unit="dB above the limit",
         enter=0,
         clear=0.5,
@@ -178,7 +183,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _DEGRADED,
-        hardware.pcie_width,
+        adapter_rules.pcie_width,
         unit="of expected",
         enter=1,
         clear=1,
@@ -189,7 +194,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _DEGRADED,
-        hardware.pcie_speed,
+        adapter_rules.pcie_speed,
         unit="of expected",
         enter=1,
         clear=1,
@@ -199,7 +204,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _DEGRADED,
-        hardware.pcie_aer_fatal,
+        adapter_rules.pcie_aer_fatal,
         unit="errors",
         enter=1,
         clear=0,
@@ -209,7 +214,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _DEGRADED,
-        hardware.pcie_aer_nonfatal,
+        adapter_rules.pcie_aer_nonfatal,
         unit="errors",
         enter=1,
         clear=0,
@@ -219,7 +224,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _DEGRADED,
-        hardware.pause_storm,
+        adapter_rules.pause_storm,
         unit="storms",
         enter=1,
         clear=0,
@@ -227,11 +232,11 @@ DEFAULTS: tuple[Rule, ...] = (
         window_s=60,
         counters=("pause_storm_errors",),
     ),
-    _rule(_DEGRADED, hardware.gid_missing, enter_for_s=30, clear_for_s=30, withdraws=True),
-    _rule(State.MISCABLED, hardware.miscabled, enter_for_s=60),
+    _rule(_DEGRADED, adapter_rules.gid_missing, enter_for_s=30, clear_for_s=30, withdraws=True),
+    _rule(State.MISCABLED, adapter_rules.miscabled, enter_for_s=60),
     _rule(
         _WARN,
-        wire.pre_fec_ber_warning,
+        link_rules.pre_fec_ber_warning,
         unit="of all bits",
         enter=1e-5,
         clear=5e-6,
@@ -242,7 +247,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _WARN,
-        wire.lane_imbalance,
+        link_rules.lane_imbalance,
         unit="times the next",
         enter=10,
         clear=5,
@@ -253,7 +258,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _WARN,
-        hardware.optics_temperature_warning,
+        adapter_rules.optics_temperature_warning,
         unit="°C above the limit",
         enter=0,
         clear=-3,
@@ -261,7 +266,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _WARN,
-        hardware.optics_rx_power_warning,
+        adapter_rules.optics_rx_power_warning,
         unit="dB above the limit",
         enter=0,
         clear=0.5,
@@ -271,7 +276,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _WARN,
-        hardware.pcie_aer_correctable,
+        adapter_rules.pcie_aer_correctable,
         unit="errors",
         enter=1000,
         clear=500,
@@ -281,7 +286,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _WARN,
-        hardware.pcie_stall,
+        adapter_rules.pcie_stall,
         unit="of the time",
         enter=0.1,
         clear=0.05,
@@ -292,7 +297,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _WARN,
-        hardware.host_stall,
+        adapter_rules.host_stall,
         unit="of the time",
         enter=0.05,
         clear=0.025,
@@ -303,7 +308,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _WARN,
-        hardware.network_paused,
+        adapter_rules.network_paused,
         unit="of the time",
         enter=0.25,
         clear=0.1,
@@ -314,7 +319,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _WARN,
-        hardware.rdma_timeouts,
+        adapter_rules.rdma_timeouts,
         unit="per second",
         enter=1,
         clear=0,
@@ -325,7 +330,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _WARN,
-        hardware.slow_restart,
+        adapter_rules.slow_restart,
         unit="per second",
         enter=10,
         clear=5,
@@ -336,7 +341,7 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(
         _WARN,
-        hardware.out_of_sequence,
+        adapter_rules.out_of_sequence,
         unit="per second",
         enter=100,
         clear=50,

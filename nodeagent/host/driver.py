@@ -1,7 +1,7 @@
-"""What a GPU driver says, whoever asks it: NVML (``host/nvml.py``) or a recording (``host/recorded.py``).
+"""What a GPU driver says, whoever asks it: NVML (``host/nvml.py``) or a recording (``host/recorded_gpus.py``).
 
 A reading is partial where the driver was: a field that could not be read is ``None`` and ``fault`` says
-why. Nothing is remembered here and nobody is judged; both are the business of ``health/gpu.py``.
+why. Nothing is remembered here and nobody is judged; both are the business of ``health/xids.py``.
 
 Both drivers offer ``open``, ``close``, ``version``, ``gpus``, ``vitals`` and ``wait`` and belong to one thread:
 the one that opened. Only ``DriverError`` leaves them.

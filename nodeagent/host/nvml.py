@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, TypeVar
 
 from nodeagent.host.driver import DriverError, GpuEvent, GpuReading, GpuVitals
-from nodeagent.host.vitals import Vitals
+from nodeagent.host.nvml_vitals import Vitals
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 The law of this file:
 
 * Every write is one value into one file that is there already, or one netlink message. Nothing here waits,
-  retries, compares or decides: that is ``nodeagent.vfs``.
+  retries, compares or decides: that is ``nodeagent.commands.vfs.apply``.
 * Files lie under a ``Tree``, so a simulated machine is written like a real one. The settings that a PF keeps
   of its VFs (trust, spoof check, link state, rates) are in no file: they go through rtnetlink, to the
   network namespace of this process, and that only where it is the one that the tree's sysfs shows.

@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from heapq import nsmallest
 
+from nodeagent.affinity import affinity
 from nodeagent.model import Function, Gpu, Health, Holding
-from nodeagent.pcie import affinity
 
 _SHOWN_MAX = 63  # characters: the longest device id that the kubelet's own documentation allows
 _NAMED_MAX = 3

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 
 from nodeagent.kube.access import Access
-from nodeagent.kube.event import Event
+from nodeagent.kube.event_object import Event
 from nodeagent.kube.failure import ApiError
 from nodeagent.kube.resource import PODS, Json, Resource
 
 if TYPE_CHECKING:
     from nodeagent.kube.transport import Call, Request, Transport
-    from nodeagent.kube.watching import Watching
+    from nodeagent.kube.watch_stream import Watching
 
 __all__ = ["ApiError", "Client", "Event", "Listing"]
 
@@ -183,7 +183,7 @@ class Client:
     ) -> AsyncGenerator[Event[T], None]:
         """What changes after ``resource_version``, until the server ends the watch (5 to 10 minutes).
         Raises ``ApiError``, with ``gone`` where the version is too old. Closing the iterator ends its
-        thread (``contextlib.aclosing``). Most want ``nodeagent.kube.reflect``."""
+        thread (``contextlib.aclosing``). Most want ``nodeagent.kube.reflector``."""
         seconds = random.randint(*WATCH_S)  # noqa: S311 - no secret
         query = _selected(labels, fields) | {
             "watch": "true",
@@ -191,7 +191,7 @@ class Client:
             "resourceVersion": resource_version,
             "timeoutSeconds": str(seconds),
         }
-        from nodeagent.kube.watching import Watching  # noqa: PLC0415 - urllib3, when it is used
+        from nodeagent.kube.watch_stream import Watching  # noqa: PLC0415
 
         request = self._request("watch", "GET", resource, namespace, query=query)
         call = self._call(request, seconds + GRACE_S)
@@ -291,7 +291,7 @@ class Client:
         query: dict[str, str] | None = None,
         body: Json | None = None,
     ) -> Request:
-        from nodeagent.kube.transport import Request  # noqa: PLC0415 - urllib3, when it is used
+        from nodeagent.kube.transport import Request  # noqa: PLC0415
 
         accept = "application/json"
         if resource.metadata_only:
@@ -311,13 +311,13 @@ class Client:
     def _door(self) -> Transport:
         if self._transport is None:
             from nodeagent import __version__  # noqa: PLC0415
-            from nodeagent.kube.transport import Transport  # noqa: PLC0415 - as above
+            from nodeagent.kube.transport import Transport  # noqa: PLC0415
 
             self._transport = Transport(self.access, f"nodeagent/{__version__}")
         return self._transport
 
     def _call(self, request: Request, seconds: float) -> Call:
-        from nodeagent.kube.transport import Call  # noqa: PLC0415 - as above
+        from nodeagent.kube.transport import Call  # noqa: PLC0415
 
         return Call(request, time.monotonic() + seconds)
 

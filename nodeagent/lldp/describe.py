@@ -12,9 +12,9 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any
 
+from nodeagent.lldp.escaping import family_word, mac, object_identifier, plain, printable
 from nodeagent.lldp.ethernet import Frame
 from nodeagent.lldp.pcap import Capture, Packet, lldp_frames
-from nodeagent.lldp.text import family_word, mac, object_identifier, plain, printable
 from nodeagent.lldp.tlv import decode
 from nodeagent.lldp.values import (
     ALGORITHM_WORDS,

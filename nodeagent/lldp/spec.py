@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from nodeagent.lldp.text import raw_of
+from nodeagent.lldp.escaping import raw_of
 
 
 class Spec(NamedTuple):

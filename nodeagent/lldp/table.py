@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from nodeagent.lldp.ethernet import parse_frame
-from nodeagent.lldp.fact import neighbor_of
+from nodeagent.lldp.neighbor_facts import neighbor_of
 from nodeagent.lldp.tlv import decode
 from nodeagent.lldp.values import ChassisId, Lldpdu, LldpError, PortId
 from nodeagent.model import Neighbor

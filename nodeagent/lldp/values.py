@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar, dataclass_transform
 
-from nodeagent.lldp.text import address, mac, text_of
+from nodeagent.lldp.escaping import address, mac, text_of
 
 T = TypeVar("T")
 

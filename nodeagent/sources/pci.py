@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from nodeagent.health.nic import judge
+from nodeagent.affinity import path_of
+from nodeagent.health.structural import judge
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.model import Function, Link, Rdma
-from nodeagent.pcie import path_of
-from nodeagent.sources.links import links, read_links
-from nodeagent.sources.look import Look, natural
+from nodeagent.sources.netdev_links import links, read_links
 from nodeagent.sources.routes import default_route_netdevs
+from nodeagent.sources.sysfs_reading import Look, natural
 
 _PCI = "/sys/bus/pci/devices"
 _VDPA = "/sys/bus/vdpa/devices"

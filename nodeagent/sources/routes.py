@@ -6,7 +6,7 @@ counts too. Of a multipath IPv4 route the kernel prints the first hop alone here
 
 from __future__ import annotations
 
-from nodeagent.sources.look import NET, Look
+from nodeagent.sources.sysfs_reading import NET, Look
 
 # include/uapi/linux/route.h
 _RTF_UP = 0x0001

@@ -12,8 +12,8 @@ import struct
 from errno import EINVAL, ENODEV, EOPNOTSUPP
 from typing import Self
 
-from nodeagent.host.netlink.dialog import Dialog
 from nodeagent.host.netlink.message import NetlinkError, RefusedError, attribute, attributes
+from nodeagent.host.netlink.socket import Dialog
 from nodeagent.model import Ets
 
 # include/uapi/linux/rtnetlink.h, dcbnl.h

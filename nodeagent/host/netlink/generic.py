@@ -7,7 +7,6 @@ from collections.abc import Callable
 from errno import ENOENT
 from typing import Self, TypeVar
 
-from nodeagent.host.netlink.dialog import Dialog
 from nodeagent.host.netlink.message import (
     AbsentError,
     NetlinkError,
@@ -16,6 +15,7 @@ from nodeagent.host.netlink.message import (
     attributes,
     number,
 )
+from nodeagent.host.netlink.socket import Dialog
 
 T = TypeVar("T")
 

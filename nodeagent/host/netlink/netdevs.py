@@ -12,8 +12,8 @@ import struct
 from dataclasses import dataclass
 from typing import Self
 
-from nodeagent.host.netlink.dialog import Dialog
 from nodeagent.host.netlink.message import NetlinkError, attribute, attributes, number, text, u32
+from nodeagent.host.netlink.socket import Dialog
 
 _GETLINK = 18  # include/uapi/linux/rtnetlink.h
 _LINK = struct.Struct("=BxHiII")  # family, ARPHRD, ifindex, flags, change

@@ -10,7 +10,7 @@ RBAC, and PartialObjectMetadata. Where it is less:
 * nothing is kept over a restart unless the store is handed on.
 """
 
-from nodeagent.sim.apiserver.answer import RefusedError
-from nodeagent.sim.apiserver.server import ApiServer, Seen
+from nodeagent.sim.apiserver.api_server import ApiServer, Seen
+from nodeagent.sim.apiserver.responses import RefusedError
 
 __all__ = ["ApiServer", "RefusedError", "Seen"]

@@ -13,8 +13,8 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from nodeagent.sim.apiserver.answer import RefusedError
-from nodeagent.sim.apiserver.kinds import OWNERS, Kind, Steps
+from nodeagent.sim.apiserver.resource_types import OWNERS, Kind, Steps
+from nodeagent.sim.apiserver.responses import RefusedError
 
 Json = dict[str, Any]
 Path = tuple[str, ...]

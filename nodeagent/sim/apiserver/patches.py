@@ -5,8 +5,8 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
-from nodeagent.sim.apiserver.answer import RefusedError
-from nodeagent.sim.apiserver.kinds import Kind, Steps
+from nodeagent.sim.apiserver.resource_types import Kind, Steps
+from nodeagent.sim.apiserver.responses import RefusedError
 
 Json = dict[str, Any]
 

@@ -6,15 +6,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from nodeagent.sim.apiserver import rbac
-from nodeagent.sim.apiserver.answer import RefusedError
-from nodeagent.sim.apiserver.discovery import described
+from nodeagent.sim.apiserver import authorization
+from nodeagent.sim.apiserver.api_discovery import described
 from nodeagent.sim.apiserver.http import Answer, Asked
-from nodeagent.sim.apiserver.kinds import Kind
-from nodeagent.sim.apiserver.reading import listed, view, watched
+from nodeagent.sim.apiserver.read_verbs import listed, view, watched
+from nodeagent.sim.apiserver.request_target import REVIEWS, SELF_REVIEWS, Target
+from nodeagent.sim.apiserver.resource_types import Kind
+from nodeagent.sim.apiserver.responses import RefusedError
 from nodeagent.sim.apiserver.store import Store, encode, key_of
-from nodeagent.sim.apiserver.target import REVIEWS, SELF_REVIEWS, Target
-from nodeagent.sim.apiserver.verbs import Verbs, Write
+from nodeagent.sim.apiserver.write_verbs import Verbs, Write
 
 Json = dict[str, Any]
 
@@ -30,7 +30,7 @@ class Routes:
         self._kinds = kinds
         self._bookmark_s = bookmark_s
 
-    def answer(self, asked: Asked, about: Target, user: rbac.User) -> Answer:
+    def answer(self, asked: Asked, about: Target, user: authorization.User) -> Answer:
         if about.plural in REVIEWS:
             return Answer(201, encode(self._review(_json(asked), user, about.plural)))
         if about.kind is None:
@@ -108,10 +108,10 @@ class Routes:
             raise RefusedError(404, "the server could not find the requested resource")
         return Answer(200, encode(found))
 
-    def _review(self, review: Json, user: rbac.User, plural: str) -> Json:
+    def _review(self, review: Json, user: authorization.User, plural: str) -> Json:
         spec = review.get("spec") or {}
         if plural != SELF_REVIEWS:
-            user = rbac.User(str(spec.get("user", "")), tuple(spec.get("groups") or ()))
+            user = authorization.User(str(spec.get("user", "")), tuple(spec.get("groups") or ()))
         wanted = spec.get("resourceAttributes") or {}
         about = Target(
             wanted.get("verb", ""),
@@ -123,7 +123,7 @@ class Routes:
             wanted.get("name") or None,
             wanted.get("subresource", ""),
         )
-        return {**review, "status": {"allowed": rbac.allowed(self._store, user, about)}}
+        return {**review, "status": {"allowed": authorization.allowed(self._store, user, about)}}
 
 
 def _json(asked: Asked) -> Json:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from nodeagent.sim.apiserver.answer import RefusedError
+from nodeagent.sim.apiserver.responses import RefusedError
 
 Json = dict[str, Any]
 Chosen = Callable[[bytes], bool]

@@ -12,8 +12,8 @@ fsnotify on plugins_registry (it polls), the bounded channel of health updates, 
 re-allocation after a reboot.
 """
 
-from nodeagent.sim.kubelet.kubelet import Kubelet
-from nodeagent.sim.kubelet.values import (
+from nodeagent.sim.kubelet.daemon import Kubelet
+from nodeagent.sim.kubelet.pods import (
     Admission,
     AdmissionError,
     Call,

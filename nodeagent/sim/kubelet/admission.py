@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from nodeagent.model import Allocation, DeviceNode, Mount
-from nodeagent.sim.kubelet import topology
-from nodeagent.sim.kubelet.devices import Devices, Endpoint
-from nodeagent.sim.kubelet.plugins import Client
-from nodeagent.sim.kubelet.topology import Hint, Policy
-from nodeagent.sim.kubelet.values import AdmissionError, Container, PodSpec, TopologyAffinityError
+from nodeagent.sim.kubelet import topology_manager
+from nodeagent.sim.kubelet.device_manager import Devices, Endpoint
+from nodeagent.sim.kubelet.plugin_clients import Client
+from nodeagent.sim.kubelet.pods import AdmissionError, Container, PodSpec, TopologyAffinityError
+from nodeagent.sim.kubelet.topology_manager import Hint, Policy
 
 _ANYWHERE = Hint(None, True)
 _Reusable = dict[str, set[str]]
@@ -56,8 +56,8 @@ class Admitter:
             for resource, count in container.limits.items()
             if devices.manages(resource)
         ]
-        best = topology.merge(self._policy, self._numa_nodes, given)
-        if not topology.admits(self._policy, best):
+        best = topology_manager.merge(self._policy, self._numa_nodes, given)
+        if not topology_manager.admits(self._policy, best):
             raise TopologyAffinityError
         return best
 
@@ -66,28 +66,28 @@ class Admitter:
     ) -> tuple[Hint, ...]:
         devices = self._devices
         if not devices.has_numa(resource):
-            return topology.INDIFFERENT
+            return topology_manager.INDIFFERENT
         listed = devices.listed[resource]
         held = devices.held(pod.uid, container, resource)
         if held is not None:
             available, reusable = held.ids(), set()
             if len(available) != count:
-                return topology.IMPOSSIBLE
+                return topology_manager.IMPOSSIBLE
         else:
             available = devices.healthy[resource] - devices.allocated.get(resource, set())
             if len(available | reusable) < count:
-                return topology.IMPOSSIBLE
+                return topology_manager.IMPOSSIBLE
         for device in chain(available - listed.by_id.keys(), reusable):
             devices.numa(resource, device)
         return (
-            topology.hints(
+            topology_manager.hints(
                 numa_nodes=self._numa_nodes,
                 listed=listed.count(listed.by_id),
                 available=listed.count(available),
                 reusable=listed.count(reusable),
                 request=count,
             )
-            or topology.IMPOSSIBLE
+            or topology_manager.IMPOSSIBLE
         )
 
     async def _container(
@@ -281,7 +281,7 @@ class Choice:
         for nodes, some in devices.listed[resource].by_numa(available).items():
             if not nodes:
                 indifferent |= some
-            elif topology.mask_of(nodes) & mask:
+            elif topology_manager.mask_of(nodes) & mask:
                 aligned |= some
             else:
                 unaligned |= some

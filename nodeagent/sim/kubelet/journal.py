@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from nodeagent.sim.kubelet.values import Call, KubeletPanic, Registration, StreamEnd, Update
+from nodeagent.sim.kubelet.pods import Call, KubeletPanic, Registration, StreamEnd, Update
 
 
 class Journal:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
-from nodeagent.sim.machine import state, sysfs
+from nodeagent.sim.machine import state, sysfs_files
+from nodeagent.sim.machine.blueprint import Model
 from nodeagent.sim.machine.files import Entries, Entry, Files
-from nodeagent.sim.machine.model import Model
 from nodeagent.sim.machine.state import VFIO, Device, Netdev, Numbers, Rdma
 from nodeagent.sim.machine.writes import WRITE_ONLY, Write, writes
 
@@ -44,7 +44,7 @@ class Kernel:
     def show_in(self, files: Files) -> None:
         """Everything, and from now on whatever changes."""
         self._files = files
-        self.publish("host", sysfs.host(self.model, self._drivers))
+        self.publish("host", sysfs_files.host(self.model, self._drivers))
         for device in self.present():
             self.show(device)
 
@@ -215,9 +215,9 @@ class Kernel:
         return outcomes
 
     def writable_folders(self) -> Iterator[str]:
-        yield sysfs.BUS
+        yield sysfs_files.BUS
         for driver in self._drivers:
-            yield f"{sysfs.BUS}/drivers/{driver}"
+            yield f"{sysfs_files.BUS}/drivers/{driver}"
         for device in self.present():
             yield device.folder
             if device.netdev is not None and device.netdev.here:
@@ -300,15 +300,15 @@ class Kernel:
 
     def _shown(self, device: Device) -> dict[str, dict[str, Entry]]:
         model = self.model
-        shown = {"pci": sysfs.pci(device, sysfs.cpulist(model, device.numa_node))}
+        shown = {"pci": sysfs_files.pci(device, sysfs_files.cpulist(model, device.numa_node))}
         if device.vfio is not None:
-            shown["vfio"] = sysfs.vfio(device, device.vfio, iommu=device.group is not None)
+            shown["vfio"] = sysfs_files.vfio(device, device.vfio, iommu=device.group is not None)
         if device.netdev is not None and device.netdev.here:
-            shown["net"] = sysfs.net(device, device.netdev, model)
+            shown["net"] = sysfs_files.net(device, device.netdev, model)
         if device.rdma is not None:
             if device.rdma.here:
-                shown["rdma"] = sysfs.rdma(device, device.rdma, model)
-            shown["verbs"] = sysfs.verbs(device, device.rdma)
+                shown["rdma"] = sysfs_files.rdma(device, device.rdma, model)
+            shown["verbs"] = sysfs_files.verbs(device, device.rdma)
         return shown
 
     def publish(self, owner: str, entries: Entries) -> None:

@@ -28,12 +28,12 @@ import msgspec
 from msgspec.structs import replace
 
 from nodeagent.host.inotify import IN_CLOSE_WRITE, NAMES, InotifyError, Watch
-from nodeagent.sim.machine import samples, sysfs
-from nodeagent.sim.machine.driver import GpuDriver
+from nodeagent.sim.machine import sample_files, sysfs_files
+from nodeagent.sim.machine.blueprint import Model, NicPart, load
+from nodeagent.sim.machine.driver_events import GpuDriver
 from nodeagent.sim.machine.files import Files
-from nodeagent.sim.machine.gpus import GpuActions
+from nodeagent.sim.machine.gpu_faults import GpuActions
 from nodeagent.sim.machine.kernel import Kernel, MachineError, refuse
-from nodeagent.sim.machine.model import Model, NicPart, load
 from nodeagent.sim.machine.state import VFIO, Device, Netdev
 
 log = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ class Machine(GpuActions):
     def count_aer(self, which: int | str, severity: str, name: str, by: int = 1) -> None:
         """AER counts errors: ``correctable``, ``nonfatal`` or ``fatal``, by the kernel's name, ``BadTLP``."""
         device = self._kernel.function(which)
-        if name not in sysfs.AER.get(severity, ((), ""))[0]:
+        if name not in sysfs_files.AER.get(severity, ((), ""))[0]:
             refuse(f"AER counts no {severity} {name!r}")
         device.hardware.aer[severity, name] = device.hardware.aer.get((severity, name), 0) + by
         self._measured(device)
@@ -315,13 +315,13 @@ class Machine(GpuActions):
     def _settle(self) -> None:
         if self._root is None:
             return
-        self._kernel.publish("routes", sysfs.routes(self._default_route()))
+        self._kernel.publish("routes", sysfs_files.routes(self._default_route()))
         facts = self._driver.facts(self._kernel.gpus)
         self._kernel.publish("facts", {FACTS: _text(msgspec.json.format(msgspec.json.encode(facts)))})
         self._uevents += 1
         self._kernel.publish("uevent", {UEVENT: f"{self._uevents}\n"})
-        taken = msgspec.json.encode(samples.samples(self._kernel.nics))
-        self._kernel.publish("samples", {samples.PATH: _text(taken)})
+        taken = msgspec.json.encode(sample_files.samples(self._kernel.nics))
+        self._kernel.publish("samples", {sample_files.PATH: _text(taken)})
 
     def _default_route(self) -> Netdev | None:
         for device in self._kernel.nics:

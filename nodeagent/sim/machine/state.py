@@ -6,9 +6,19 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from nodeagent.sim.machine import vitals
-from nodeagent.sim.machine.hardware import Hardware
-from nodeagent.sim.machine.model import PCIE, Gpu, GpuPart, Model, Nic, NicPart, Pcie, addresses, vf_address
+from nodeagent.sim.machine import gpu_vitals
+from nodeagent.sim.machine.blueprint import (
+    PCIE,
+    Gpu,
+    GpuPart,
+    Model,
+    Nic,
+    NicPart,
+    Pcie,
+    addresses,
+    vf_address,
+)
+from nodeagent.sim.machine.hardware_faults import Hardware
 
 VFIO = "vfio-pci"
 
@@ -223,7 +233,7 @@ def _gpu(model: Model, line: Gpu, index: int) -> Device:
             line.uuid or f"GPU-{model.draw(f'gpu/{index}')}",
             part,
             line.mig,
-            values=vitals.sound(part),
+            values=gpu_vitals.sound(part),
             texts={"gpu_serial": f"16549{index:08d}", "gpu_vbios": "96.00.74.00.01"},
         ),
     )

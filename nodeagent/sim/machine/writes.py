@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nodeagent.sim.machine.files import Files
 from nodeagent.sim.machine.state import Device
-from nodeagent.sim.machine.sysfs import BUS
+from nodeagent.sim.machine.sysfs_files import BUS
 
 WRITE_ONLY = ("unbind", "bind", "drivers_probe")
 # Settings before what they are for, and a device let go before it is taken.

@@ -1,0 +1,51 @@
+"""The configuration: checked, defaulted, described."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from nodeagent.commands.options import GOOD, ROOT, Add, text
+
+
+def add(add: Add) -> None:
+    parser = add(
+        "config", _config_check, "validate a configuration, print the default, print the JSON schema"
+    )
+    parser.set_defaults(root=None)  # a file is judged without a machine, unless one is named
+    parts = parser.add_subparsers(title="parts", metavar="check|defaults|schema", required=True)
+    check = parts.add_parser(
+        "check",
+        help="validate FILE: one line for each fault, with its place and what was meant",
+        description="Validate FILE: one line for each fault, with its place and what was meant.",
+    )
+    check.add_argument("file", type=Path, metavar="FILE")
+    check.add_argument("--root", type=Path, default=argparse.SUPPRESS, metavar="DIR", help=ROOT)
+    check.set_defaults(verb=_config_check)
+    defaults = parts.add_parser("defaults", help="print the commented default configuration")
+    defaults.set_defaults(verb=_config_defaults)
+    schema = parts.add_parser("schema", help="print the JSON schema, for editors and CI")
+    schema.set_defaults(verb=_config_schema)
+
+
+def _config_check(options: argparse.Namespace) -> int:
+    from nodeagent.commands.scan import listing
+
+    config = listing.check(text(options.file), options.root, name=str(options.file))
+    print(f"{options.file}: good, {len(config.resources)} resources configured")
+    return GOOD
+
+
+def _config_defaults(_options: argparse.Namespace) -> int:
+    from nodeagent.config import defaults
+
+    print(defaults(), end="")
+    return GOOD
+
+
+def _config_schema(_options: argparse.Namespace) -> int:
+    from nodeagent.config import schema
+
+    print(json.dumps(schema(), indent=2))
+    return GOOD

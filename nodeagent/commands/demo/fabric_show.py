@@ -1,0 +1,274 @@
+"""A fabric: what becomes of cables, switches and nodes, and what the real controller writes of it.
+
+Each act does one thing to the simulated fabric, waits until the agents have said it and the controller has
+thought about it, and reads in the API server's log what was written. A claim that the log does not bear out
+stops the show. That nothing is written cannot be awaited: for that, time passes in which a move is believed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import textwrap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from nodeagent.cluster.publish import RAIL
+from nodeagent.commands.demo.control_plane import LEASE_S, Cluster
+from nodeagent.commands.demo.fold import fold
+from nodeagent.commands.demo.run import DemoError, Stage
+from nodeagent.sim.machine import Machine
+from nodeagent.sim.simulated_fabric import Fabric
+
+NODES_MIN, NODES_MAX = 4, 2048
+"""Two units of two; and what the controller, at 20 Nodes in a second, labels before anybody has gone home."""
+WIDTH, LINES = 108, 20
+MOVE_S, DEBOUNCE_S = 0.5, 0.3
+"""A minute and ten seconds by default, which is long for a show."""
+STANDS_S = MOVE_S + 2 * DEBOUNCE_S
+"""After so long a controller that wanted to write would have written."""
+_CONFIG = f"""\
+apiVersion: nodeagent.io/v1alpha1
+kind: FabricConfig
+tiers:
+  namePatterns: ["(?P<tier2>hall[0-9]+)-su"]
+hysteresis: {{moveSeconds: {MOVE_S:g}, settleSeconds: {MOVE_S:g}, debounceSeconds: {DEBOUNCE_S:g}}}
+"""
+_ABOUT = f"""\
+Simulated: the nodes, their NICs, the switches, the cables, and what LLDP says over them. The API server is a
+stand-in, which refuses to have a node in two HyperNodes at any moment. Real: what each agent reports with (one
+for each node, here), and the controller, two replicas, processes of their own. Shortened: a move is believed after
+{MOVE_S:g} s (60 s by default), a plan made after {DEBOUNCE_S:g} s without changes (10 s), a leader that is silent
+followed after {LEASE_S:g} s (15 s)."""
+_PLANS = "nodeagent_fabric_plans_total"
+_FOREIGN = 'nodeagent_fabric_anomalies{kind="foreign-leaf"}'
+_LEADER = "nodeagent_controller_leader"
+
+
+class FabricShow(Stage):
+    def __init__(self, machine: str, folder: Path, nodes: int) -> None:
+        super().__init__()
+        if not NODES_MIN <= nodes <= NODES_MAX:
+            raise DemoError(f"{nodes} nodes are no fabric to show: give --nodes {NODES_MIN} to {NODES_MAX}")
+        self._machine = Machine.load(machine)
+        self._folder, self._nodes = folder, nodes
+        self._versions: dict[str, str] = {}
+
+    async def run(self, *, once: bool) -> None:
+        fabric = Fabric(self._nodes, self._machine)
+        if len(fabric.rails) < 2:
+            raise DemoError(f"{self._machine.model.name} has no two NICs with VFs to make a fabric of")
+        rails = {address: (RAIL.format(rail), rail) for rail, address in enumerate(fabric.rails)}
+        print(
+            f"nodeagent demo: a fabric of {self._nodes} nodes ({self._machine.model.name}), {len(rails)} rails, "
+            f"{fabric.units} scalable units."
+        )
+        print(*textwrap.wrap(_ABOUT, WIDTH), "", sep="\n")
+        async with Cluster(self._folder, fabric, rails) as self._cluster:
+            self._fabric = fabric
+            self._cluster.fabric_file.write_text(_CONFIG)
+            await self._form()
+            await self._miscable()
+            await self._reboot()
+            await self._exchange()
+            await self._rerack()
+            await self._succeed()
+            if not once:
+                self._stay()
+                await asyncio.Event().wait()
+        print("That was the show; nothing of it is left on this machine.")
+
+    # --- the acts -------------------------------------------------------------------------------------
+
+    async def _form(self) -> None:
+        cluster, fabric = self._cluster, self._fabric
+        self._act(f"{self._nodes} agents report, and a controller with one replica in reserve is started")
+        for node in fabric.nodes:
+            cluster.join(node)
+        await cluster.until(
+            lambda: cluster.server.counts["patch", "nodelinks"] >= self._nodes, "every agent has reported"
+        )
+        self._leads = await cluster.start("nodeagent-controller-0")
+        await cluster.until(lambda: cluster.leader() == self._leads.name, "a controller leads")
+        self._waits = await cluster.start("nodeagent-controller-1")
+        await cluster.until(
+            lambda: len(cluster.by_controller().names("patch", "nodes")) >= self._nodes,
+            "all Nodes are labelled",
+        )
+        self._written()
+        self._claim(
+            cluster.by_controller().kinds[("patch", "nodes")] == self._nodes, "each Node was labelled once"
+        )
+        self.say("")
+        await self._tree()
+        first, last = fabric.nodes[0], fabric.nodes[-1]
+        self.say(*self._labels(first), *self._labels(last), "")
+        self._claim(cluster.labels(first) != cluster.labels(last), "the two units differ in their labels")
+        self._remember()
+
+    async def _miscable(self) -> None:
+        cluster, fabric = self._cluster, self._fabric
+        rail = min(3, len(fabric.rails) - 1)
+        node = fabric.at(fabric.leaf(0, 0))[-1]
+        wrong = fabric.leaf(1, rail)
+        self._act(f"One cable of {node}, rail {rail}, is put into {wrong}, of the second unit")
+        right = fabric.plug(node, rail, wrong)
+        await self._say_so([node])
+        await cluster.until_says(self._leads, lambda told: told[_FOREIGN] > 0, "the anomaly is seen")
+        await asyncio.sleep(STANDS_S)
+        self._written()
+        self._unchanged()
+        self.say("")
+        await self._tree()
+        for one in json.loads(await cluster.ask("plan", "--json"))["anomalies"]:
+            self.say(*textwrap.wrap(f"{one['kind']}: {one['message']}", WIDTH))
+        fabric.plug(node, rail, right)
+        await self._say_so([node])
+        await cluster.until_says(self._leads, lambda told: told[_FOREIGN] == 0, "the anomaly has gone")
+        self._unchanged("Put right, the anomaly is gone.")
+        self.say("")
+
+    async def _reboot(self) -> None:
+        fabric = self._fabric
+        leaf = fabric.leaf(0, min(2, len(fabric.rails) - 1))
+        nodes = fabric.at(leaf)
+        self._act(f"{leaf} reboots: {len(nodes)} links lose carrier and hear nobody, until it is back")
+        fabric.silence(leaf)
+        await self._say_so(nodes)
+        await asyncio.sleep(STANDS_S)
+        fabric.boot(leaf)
+        await self._say_so(nodes)
+        await asyncio.sleep(STANDS_S)
+        self._written()
+        self._unchanged()
+        self.say("")
+
+    async def _exchange(self) -> None:
+        fabric = self._fabric
+        leaf = fabric.leaf(1, 0)
+        nodes = fabric.at(leaf)
+        self._act(f"{leaf} is replaced: another box under the old name, {len(nodes)} cables")
+        fabric.silence(leaf)
+        await self._say_so(nodes)
+        old, new = fabric.replace(leaf)
+        fabric.boot(leaf)
+        await self._say_so(nodes)
+        await asyncio.sleep(STANDS_S)
+        self.say(f"chassis ID {old} before, {new} now")
+        self._written()
+        self._unchanged()
+        self.say("")
+
+    async def _rerack(self) -> None:
+        cluster, fabric = self._cluster, self._fabric
+        node, host = fabric.at(fabric.leaf(0, 0))[0], fabric.at(fabric.leaf(1, 0))[0]
+        before = cluster.members()
+        self._act(f"{node} is powered off, racked in the second unit, and booted there")
+        await cluster.power_off(node)
+        fabric.rack(node, 1)
+        cluster.boot(node)
+        await cluster.until(
+            lambda: cluster.by_controller().names("patch", "nodes"), f"{node} is labelled anew"
+        )
+        await asyncio.sleep(STANDS_S)
+        self._written()
+        kinds = cluster.by_controller().kinds
+        self._claim(kinds.get(("patch", "nodes")) == 1, "labelled once")
+        self._claim(kinds.get(("patch", "hypernodes")) == 2 and len(kinds) == 2, "one shrink and one grow")
+        for name in cluster.by_controller().names("patch", "hypernodes"):
+            self.say(f"{name}: {len(before[name])} members before, {len(cluster.members()[name])} now")
+        self.say("")
+        await self._tree()
+        self._claim(cluster.labels(node) == cluster.labels(host), f"{node} is in the second unit")
+        self.say(*self._labels(node), "")
+        self._remember()
+
+    async def _succeed(self) -> None:
+        cluster, fabric = self._cluster, self._fabric
+        self._act(f"{self._leads.name} is killed (SIGKILL), so its Lease is not released")
+        await cluster.kill(self._leads)
+        self._leads, dead = self._waits, self._leads
+        await cluster.until(lambda: cluster.leader() == self._leads.name, f"{self._leads.name} leads")
+        await cluster.until_says(
+            self._leads,
+            lambda told: told[_LEADER] > 0 and told[_PLANS] > 0,
+            f"{self._leads.name} has planned",
+        )
+        await asyncio.sleep(STANDS_S)
+        self.say(f"{self._leads.name} holds the Lease after {dead.name}, and has made its plan")
+        self._written()
+        self._unchanged()
+        self.say("")
+        node = fabric.add(1)
+        self._act(f"{node} is new in the second unit; {self._leads.name} is the one to place it")
+        cluster.join(node)
+        await cluster.until(lambda: cluster.by_controller().names("patch", "nodes"), f"{node} is labelled")
+        self._written()
+        self.say("")
+        await self._tree()
+
+    def _stay(self) -> None:
+        cluster = self._cluster
+        cluster.server.recording = False
+        self.step("It stays up until you press Ctrl-C")
+        how = f"--kubeconfig {cluster.kubeconfig}"
+        for verb in ("topology", "plan", f"explain {self._fabric.nodes[0]}"):
+            self.say(f"nodeagent {verb} {how} --fabric {cluster.fabric_file}")
+        if cluster.secure:
+            self.say(
+                *(f"kubectl {how} get {what}" for what in ("hypernodes", "nodelinks", "nodes --show-labels"))
+            )
+        self.say(f"curl http://127.0.0.1:{self._leads.port}/metrics", f"tail {self._leads.log}")
+
+    # --- how ------------------------------------------------------------------------------------------
+
+    async def _say_so(self, nodes: Iterable[str]) -> None:
+        """The agents of these nodes look, all of them report, and the leader plans on it."""
+        cluster, nodes = self._cluster, [*nodes]
+        plans = (await self._leads.metrics()).get(_PLANS, 0.0)
+        before = cluster.server.counts["patch", "nodelinks"]
+        cluster.look(nodes)
+        await cluster.until(
+            lambda: cluster.server.counts["patch", "nodelinks"] >= before + len(nodes),
+            "the agents have reported",
+        )
+        await cluster.until_says(self._leads, lambda told: told[_PLANS] > plans, "the leader has planned")
+
+    def _act(self, title: str) -> None:
+        self.step(title)
+        self._cluster.ledger.mark()
+
+    def _written(self) -> None:
+        self.say("The API server's log:")
+        for who, written in (
+            ("agents", self._cluster.by_agents()),
+            ("controller", self._cluster.by_controller()),
+        ):
+            for line in written.lines():
+                self.say(f"  {who:<10}  {line}")
+
+    def _unchanged(self, *before: str) -> None:
+        """The controller has written nothing, and what it wrote is as it was."""
+        self._claim(not self._cluster.by_controller().kinds, "nothing was written")
+        self._claim(self._cluster.versions() == self._versions, "the HyperNodes are as they were")
+        count = len(self._versions)
+        self.say(*before, f"0 writes: all {count} HyperNodes have the resourceVersion that they had")
+
+    def _remember(self) -> None:
+        self._versions = self._cluster.versions()
+
+    async def _tree(self) -> None:
+        """The fabric as ``nodeagent topology`` shows it, with rows of nodes folded. What is done is done to the
+        first two units, so the others may be left out."""
+        lines = fold(await self._cluster.ask("topology"))
+        if len(lines) > LINES:
+            lines[LINES - 1 :] = [f"… {len(lines) - LINES + 1} lines more"]
+        self.say(*lines, "")
+
+    def _labels(self, node: str) -> Iterator[str]:
+        yield f"labels of {node}:"
+        yield from (f"  {key}={value}" for key, value in sorted(self._cluster.labels(node).items()))
+
+    def _claim(self, true: bool, what: str) -> None:
+        if not true:
+            raise self._cluster.error(f"it is not so that {what}: {self._cluster.by_controller().lines()}")

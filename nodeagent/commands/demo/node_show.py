@@ -1,0 +1,294 @@
+"""One node: a simulated machine, a stand-in kubelet, and the real agent between them as a process of its own.
+
+What is real: ``nodeagent run``, its sockets, its gRPC, every byte it exchanges with the kubelet, every file
+it reads and writes. What is simulated is said so: the machine's files, the GPU driver's answers, the kubelet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import textwrap
+import time
+from asyncio.subprocess import Process
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+from nodeagent.commands.demo.run import DemoError, Stage, command, free_port, printed, running, tail
+from nodeagent.commands.scan.listing import as_table
+from nodeagent.commands.scan.listing import once as look
+from nodeagent.config import Config
+from nodeagent.model import Devices
+from nodeagent.sim.kubelet import Admission, Kubelet, PodSpec
+from nodeagent.sim.machine import Machine
+from nodeagent.sim.netns import Netns
+from nodeagent.sim.simulated_switches import SwitchesError, rails, speaking
+
+START_S = 30.0
+"""Patience with a slow machine; a start takes a fraction of a second."""
+RESET_S = 0.5
+"""A reset takes seconds on a real GPU; long enough here for the driver to have been asked in between."""
+HOLD_S = 2.0
+"""A minute by default, which is long for a show."""
+_CONFIG = f"""\
+apiVersion: nodeagent.io/v1alpha1
+kind: NodeAgentConfig
+health:
+  rules:
+  - {{rule: carrier_down, clearForSeconds: {HOLD_S:g}}}
+"""
+
+
+def write(machine: str, root: Path, *, rdma: bool = True) -> str:
+    """Write a machine's files below ``root`` for others to look at; says what is there then. Where a machine
+    is there already it stays, as an init container that is run again must have it."""
+    if (root / ".nodeagent").exists():
+        return f"{root} holds a simulated machine already, which stays as it is"
+    made = Machine.load(machine) if rdma else Machine.load(machine).without_rdma()
+    made.write(root)
+    return f"{root} holds a simulated {made.model.name}: {len(made.gpus)} GPUs, {len(made.pfs)} NICs"
+
+
+class NodeShow(Stage):
+    def __init__(self, machine: str, folder: Path) -> None:
+        super().__init__()
+        self._machine = Machine.load(machine)
+        self._root = folder / "root"
+        self._kubelet = Kubelet(folder / "kubelet", seed=7)
+        self._log = folder / "agent.log"
+        self._pods: list[PodSpec] = []
+        self._offered: dict[str, tuple[Devices, ...]] = {}
+        self._netdevs: dict[str, str] = {}
+        self._config = folder / "nodeagent.yaml"
+        self._node: Netns | None = None
+
+    async def run(self, *, once: bool) -> None:
+        print(
+            f"nodeagent demo. The machine ({self._machine.model.name}), its drivers, the kubelet and the pods are "
+            "simulated;\nthe agent is the real one, a process of its own that speaks to them over real sockets.\n"
+        )
+        self._machine.write(self._root)
+        self._config.write_text(_CONFIG)
+        await self._show_machine()
+        async with contextlib.AsyncExitStack() as stack:
+            await self._plug_in(stack)
+            await self._run_agent(once=once)
+        print("That was the show; nothing of it is left on this machine.")
+
+    async def _run_agent(self, *, once: bool) -> None:
+        await self._kubelet.start()
+        port = free_port()
+        try:
+            async with self._agent(port) as agent:
+                await self._show_registration()
+                await self._show_pods()
+                await self._show_gpu_fault()
+                await self._show_link_fault()
+                await self._show_kubelet_restart()
+                if not once:
+                    there = f"nsenter --net=/proc/{agent.pid}/ns/net " if self._node else ""
+                    self.step("It stays up until you press Ctrl-C")
+                    self.say(
+                        *(f"{there}curl http://127.0.0.1:{port}/{page}" for page in ("readyz", "metrics"))
+                    )
+                    self.say(f"nodeagent scan --root {self._root}", f"tail {self._log}")
+                    await asyncio.Event().wait()
+        finally:
+            await self._kubelet.stop()
+
+    # --- the acts -------------------------------------------------------------------------------------
+
+    async def _show_machine(self) -> None:
+        self.step("What the agent finds (`nodeagent scan`)")
+        seen = await look(Config(), self._root)
+        self._offered = {resource: devices for resource, devices in seen.resources if devices}
+        self._netdevs = {link.pci_address: link.netdev for link in seen.snapshot.links}
+        self.say(*as_table(seen).splitlines(), "")
+
+    async def _plug_in(self, stack: contextlib.AsyncExitStack) -> None:
+        """Give the NICs switches to hear, where namespaces are allowed; the agent then lives in one."""
+        names = {
+            rail: self._netdevs[self._offered[nic][0].parent] for rail, nic in enumerate(self._named("/nic"))
+        }
+        if not names:
+            return
+        self.step("What the switches say (`nodeagent neighbors`)")
+        try:
+            self._node = await stack.enter_async_context(speaking(rails(names)))
+        except SwitchesError as error:
+            self.say(f"left out: it {error}", "")
+            return
+        with self._config.open("a") as config:
+            config.write(f"links: {{select: {{netdevs: [{', '.join(names.values())}]}}}}\n")
+        self.say(*(await self._nodeagent("neighbors", "--wait", "5")).splitlines(), "")
+
+    async def _nodeagent(self, *arguments: str) -> str:
+        """What a verb prints, run as the agent is."""
+        return await printed(self._command(*arguments))
+
+    def _command(self, *arguments: str) -> list[str]:
+        argv = command(*arguments, "--root", str(self._root))
+        argv += ["--config", str(self._config)] if arguments[0] in ("run", "neighbors") else []
+        return argv if self._node is None else self._node.command(*argv)
+
+    async def _show_registration(self) -> None:
+        self.step("The agent registers with the kubelet")
+        began = time.monotonic()
+        await self._until(self._all_allocatable, START_S)
+        self.say(f"{len(self._offered)} resources, {time.monotonic() - began:.2f} s after the agent's start")
+        for title, counts in (
+            ("Capacity", self._kubelet.capacity()),
+            ("Allocatable", self._kubelet.allocatable()),
+        ):
+            self.say("", f"{title}:")
+            width = max(map(len, counts)) + 1
+            for resource, count in sorted(counts.items()):
+                self.say(f"  {resource + ':':<{width}}  {count}")
+        self.say("")
+
+    async def _show_pods(self) -> None:
+        self.step("Pods ask for devices")
+        nics = dict.fromkeys(self._named("/nic"), 1)
+        memory = self._first("gpu-mem")
+        if memory is None:
+            await self._admit(PodSpec.single("trainer", nics))
+            return
+        whole = len(self._offered[memory][0].ids)
+        await self._admit(PodSpec.single("trainer", {**nics, memory: min(40, whole)}))
+        await self._admit(PodSpec.single("inference-a", {memory: min(16, whole // 4)}))
+        await self._admit(PodSpec.single("inference-b", {memory: min(16, whole // 4)}))
+        await self._admit(PodSpec.single("too-big", {memory: whole + 1}))
+        self.say("The three share one GPU, each with memory of its own; the others stay whole.", "")
+
+    async def _show_gpu_fault(self) -> None:
+        memory = self._first("gpu-mem")
+        if memory is None:
+            return
+        gpu = len(self._machine.gpus) - 1
+        self.step(f"GPU {gpu} falls off the bus, and is reset {RESET_S:g} s later")
+
+        def fall() -> None:
+            self._machine.raise_xid(gpu, 79)
+            self._machine.lose_gpu(gpu)
+            self._machine.set_recovery_action(gpu, "gpu_reset")
+
+        def reset() -> None:
+            self._machine.find_gpu(gpu)
+            self._machine.set_recovery_action(gpu, "none")
+
+        await self._change(memory, fall, "XID 79", down=True)
+        await asyncio.sleep(RESET_S)
+        await self._change(memory, reset, "reset, and the driver asks for no other", down=False)
+        self.say("")
+
+    async def _show_link_fault(self) -> None:
+        nics = self._named("/nic")
+        if not nics:
+            return
+        nic = nics[-1]
+        pf = self._offered[nic][0].parent
+        self.step(f"Somebody pulls the cable of {nic.rpartition('/')[2]}, and puts it back")
+        await self._change(nic, lambda: self._machine.set_link(pf, up=False), "carrier lost", down=True)
+        self._machine.set_link(pf, up=True)
+        self.say(
+            f"carrier back: held for {HOLD_S:g} s here, 60 s where nothing is configured; a link that flaps"
+        )
+        self.say("is given back once")
+        await self._change(nic, lambda: None, f"{HOLD_S:g} s with carrier", down=False)
+        self.say("")
+
+    async def _show_kubelet_restart(self) -> None:
+        self.step("The kubelet is killed and comes back")
+        await self._kubelet.kill()
+        self.say("killed: connections are broken, sockets left behind")
+        began = time.monotonic()
+        await self._kubelet.start()
+        await self._until(self._all_allocatable)
+        took = 1000 * (time.monotonic() - began)
+        self.say(f"{len(self._offered)} resources registered again {took:.0f} ms after it began to start")
+        for pod in self._pods:
+            count = sum(len(ids) for held in self._kubelet.held(pod).values() for ids in held.values())
+            self.say(f"pod {pod.name} keeps its {count} devices")
+        self.say("")
+
+    # --- the players ----------------------------------------------------------------------------------
+
+    def _agent(self, port: int) -> AbstractAsyncContextManager[Process]:
+        """``nodeagent run`` as users run it, its log in a file."""
+        directory = str(self._kubelet.directory)
+        argv = self._command("run", "--kubelet-dir", directory, "--listen", f"127.0.0.1:{port}")
+        return running(argv, self._log)
+
+    async def _admit(self, pod: PodSpec) -> None:
+        wanted = _wanted(pod)
+        admission = await self._kubelet.admit(pod)
+        if not admission.admitted:
+            self.say(f"pod {pod.name} ({wanted})  {admission.phase}: {admission.reason}")
+            self.say(*(f"    {line}" for line in textwrap.wrap(admission.message, 100)), "")
+            return
+        self._pods.append(pod)
+        self.say(
+            f"pod {pod.name} ({wanted})  {admission.phase}",
+            *(f"    {line}" for line in _given(admission)),
+            "",
+        )
+
+    async def _change(self, resource: str, happen: Callable[[], None], what: str, *, down: bool) -> None:
+        """Let something happen, and show what the kubelet makes of it."""
+        before = self._kubelet.allocatable()[resource]
+        began = time.monotonic()
+        happen()
+        await self._until(
+            lambda: (now := self._kubelet.allocatable()[resource]) != before and (now < before) is down
+        )
+        took = 1000 * (time.monotonic() - began)
+        now = self._kubelet.allocatable()[resource]
+        self.say(f"{what}: {took:.0f} ms later {resource} has {now} allocatable, {before} before")
+
+    async def _until(self, predicate: Callable[[], bool], timeout_s: float = 10.0) -> None:
+        try:
+            await self._kubelet.until(predicate, timeout_s)
+        except TimeoutError as error:
+            raise DemoError(
+                f"the agent did not do in {timeout_s:g} s what it should; the end of its log:\n{tail(self._log)}"
+            ) from error
+
+    def _first(self, name: str) -> str | None:
+        return next((resource for resource in self._offered if resource.endswith(f"/{name}")), None)
+
+    def _named(self, part: str) -> list[str]:
+        return [resource for resource in self._offered if part in resource]
+
+    def _all_allocatable(self) -> bool:
+        allocatable = self._kubelet.allocatable()
+        return all(allocatable.get(resource) for resource in self._offered)
+
+
+def _wanted(pod: PodSpec) -> str:
+    """``1 each of nic0 … nic7, 40 gpu-mem``."""
+    names: dict[int, list[str]] = {}
+    for name, count in pod.requests().items():
+        names.setdefault(count, []).append(name.rpartition("/")[2])
+    return ", ".join(
+        f"{count} each of {same[0]} … {same[-1]}" if len(same) > 1 else f"{count} {same[0]}"
+        for count, same in names.items()
+    )
+
+
+def _given(admission: Admission) -> Iterator[str]:
+    """What the container was started with, in short."""
+    for given in admission.given.values():
+        env = dict(given.env)
+        if uuid := env.get("NODEAGENT_GPU_UUID"):
+            yield f"{env['NODEAGENT_GPU_MEM_MIB']} MiB on {uuid}, by CDI: {', '.join(given.cdi_devices)}"
+        vfs = [
+            f"{name.removeprefix('PCIDEVICE_').rpartition('_')[2].lower()} {value}"
+            for name, value in sorted(env.items())
+            if name.startswith("PCIDEVICE_") and "-" in name and not name.endswith("_INFO")
+        ]
+        for i in range(0, len(vfs), 4):
+            yield "VFs  " + "  ".join(vfs[i : i + 4])
+        nodes = [node.container_path for node in given.device_nodes]
+        if nodes:
+            yield f"{len(nodes)} device nodes: {nodes[0]} … {nodes[-1]}"

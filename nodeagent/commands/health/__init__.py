@@ -1,0 +1,141 @@
+"""How the devices do, by which rules, and how they would have done."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nodeagent.commands.options import (
+    FAILED,
+    GOOD,
+    USAGE,
+    Add,
+    address,
+    config_option,
+    json_option,
+    load,
+    log_to_stderr,
+)
+
+if TYPE_CHECKING:
+    from nodeagent.config import Config
+    from nodeagent.health.explain import DeviceView
+
+ALONE = "no agent runs here: a short look of our own, without samples of the past, holds or penalties"
+
+
+def add(add: Add) -> None:
+    parser = add(
+        "health",
+        _health,
+        "say how each device does and why: measured value, threshold, since when, what would clear it",
+        "  nodeagent health               every NIC and GPU, asked of the agent that runs here\n"
+        "  nodeagent health DEVICE        one of them with every rule: ens1np0, 0000:1a:00.0, GPU0, a UUID\n"
+        "  nodeagent health rules         the rules in force, with --config those of that file\n"
+        "  nodeagent health replay FILE   recorded samples through the rules: every transition they would make\n\n"
+        "Where no agent answers, the machine is looked at for two seconds, and that is said.",
+    )
+    config_option(parser)
+    json_option(parser)
+    parser.add_argument("--watch", action="store_true", help="print again every second, until interrupted")
+    parser.add_argument(
+        "--listen", type=address, metavar="[HOST]:PORT", help="where the agent serves (default: `listen:`)"
+    )
+    parser.add_argument("what", nargs="*", metavar="DEVICE | rules | replay FILE", help="see above")
+
+
+def _health(options: argparse.Namespace) -> int:
+    config = load(options.config)
+    log_to_stderr("warning")
+    match options.what:
+        case []:
+            return _show(options, config, None)
+        case ["rules"]:
+            return _rules(options, config)
+        case ["replay", file]:
+            return _replay(options, config, Path(file))
+        case [device] if device != "replay":
+            return _show(options, config, device)
+    print(
+        "nodeagent: health takes one DEVICE, `rules`, or `replay FILE`; see nodeagent health --help",
+        file=sys.stderr,
+    )
+    return USAGE
+
+
+def _show(options: argparse.Namespace, config: Config, device: str | None) -> int:
+    from nodeagent.commands.health import answers
+
+    # Another root is another machine, whose agent is not the one of this port.
+    here = options.root == Path("/") or options.listen is not None
+    if options.watch:
+        return asyncio.run(_watch(options, config, device, here))
+    views = answers.ask(config, options.listen) if here else None
+    if views is None:
+        print(f"nodeagent: {ALONE}", file=sys.stderr)
+        views = asyncio.run(answers.look(config, options.root))
+    _print(options, views, device)
+    return GOOD
+
+
+async def _watch(options: argparse.Namespace, config: Config, device: str | None, here: bool) -> int:
+    from nodeagent.commands.health import answers
+
+    async for views in answers.watch(config, options.root, options.listen, here=here):
+        _print(options, views, device)
+    return GOOD
+
+
+def _print(options: argparse.Namespace, views: tuple[DeviceView, ...], device: str | None) -> None:
+    import msgspec
+
+    from nodeagent.commands.health import answers, tables
+
+    if device is not None:
+        one = answers.find(views, device)
+        print(msgspec.json.encode(one).decode() if options.json else tables.as_detail(one), flush=True)
+    else:
+        print(msgspec.json.encode(views).decode() if options.json else tables.as_table(views), flush=True)
+
+
+def _rules(options: argparse.Namespace, config: Config) -> int:
+    from nodeagent import discovery
+    from nodeagent.commands.health import tables
+
+    rules = discovery.terms(config.health).rules
+    if not options.json:
+        print(tables.rules_table(rules))
+        return GOOD
+    keys = ("rule", "state", "kubelet", "enter", "enterFor", "clear", "clearFor", "window", "enabled")
+    told = [
+        dict(zip(keys, tables.rule_row(rule), strict=True)) | {"meaning": rule.meaning, "source": rule.origin}
+        for rule in rules
+    ]
+    print(json.dumps(told))
+    return GOOD
+
+
+def _replay(options: argparse.Namespace, config: Config, file: Path) -> int:
+    from nodeagent import discovery
+    from nodeagent.commands.health import replay
+    from nodeagent.health.recording import RecordingError, decode, lines
+
+    tally = replay.Tally()
+    try:
+        with file.open("rb") as recorded:
+            header, samples = decode(lines(recorded))
+            terms, rules = discovery.terms(config.health), discovery.rules(config.gpu)
+            for one in replay.replay(header, tally.follow(samples), terms, rules):
+                tally.count(one)
+                print(json.dumps(replay.as_object(one)) if options.json else replay.told(one, header))
+    except RecordingError as error:
+        print(f"nodeagent: {file}: {error}", file=sys.stderr)
+        return FAILED
+    tally.finish()
+    if not options.json:
+        print(f"\n{replay.summary(tally)}", end="")
+    return GOOD

@@ -1,0 +1,191 @@
+"""Recorded samples through the rules: every transition they would have made. Reads no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import msgspec
+
+from nodeagent.commands.health.gpu_replay import Gpus
+from nodeagent.commands.health.tables import seconds
+from nodeagent.health import structural
+from nodeagent.health.engine import Engine, Terms
+from nodeagent.health.gpuguard import Guard
+from nodeagent.health.recording import Header, Subject
+from nodeagent.health.samples import Sample, Source
+from nodeagent.health.xids import Rules
+from nodeagent.model import HEALTHY, Function, Gpu, Health, Link
+from nodeagent.sources.nic_health_service import roles
+from nodeagent.text_table import plain, section
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One PF or GPU at one moment: what its health was and is. ``before`` is ``None`` at the first word."""
+
+    at: float
+    device: str
+    name: str
+    before: Health | None
+    after: Health
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a replay came to, by device: transitions, and for how long its devices were Unhealthy."""
+
+    transitions: dict[str, int] = field(default_factory=dict)
+    unhealthy_s: dict[str, float] = field(default_factory=dict)
+    _since: dict[str, float] = field(default_factory=dict)
+    _last: float = 0.0
+
+    def follow(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """The same samples, and a note of how long the recording is."""
+        for sample in samples:
+            self._last = max(self._last, sample.at)
+            yield sample
+
+    def finish(self) -> None:
+        for device in tuple(self._since):
+            self.end(device, self._last)
+
+    def count(self, one: Transition) -> None:
+        self.transitions[one.device] = self.transitions.get(one.device, 0) + (one.before is not None)
+        self.end(one.device, one.at)
+        if not one.after.allocatable:
+            self._since[one.device] = one.at
+
+    def end(self, device: str, at: float) -> None:
+        since = self._since.pop(device, None)
+        if since is not None:
+            self.unhealthy_s[device] = self.unhealthy_s.get(device, 0.0) + at - since
+
+
+def replay(
+    header: Header, samples: Iterable[Sample], terms: Terms, rules: Rules | None = None
+) -> Iterator[Transition]:
+    """Every transition that the rules would have made, in order. Deterministic: the samples hold all the time there
+    is. ``terms`` judge the PFs, ``rules`` the GPUs."""
+    engine = Engine(terms)
+    subjects = {one.device: one for one in header.devices if one.kind == "nic"}
+    cards = tuple(one for one in header.devices if one.kind == "gpu")
+    functions = tuple(_function(one) for one in subjects.values())
+    links = tuple(_link(one) for one in subjects.values())
+    engine.facts(structural.judge(functions, links), links)
+    engine.roles(roles(functions, tuple(map(_gpu, cards))))
+    gpus = Gpus(cards, rules or Rules(), Guard(terms.guard_share, terms.guard_s))
+    told: dict[str, Health] = {}
+
+    def news(at: float, device: str, name: str, health: Health) -> Iterator[Transition]:
+        before = told.get(device)
+        if health != before:
+            told[device] = health
+            if before is not None or health != HEALTHY:
+                yield Transition(at, device, name, before, health)
+
+    def judged(at: float) -> Iterator[Transition]:
+        for function in engine.judge(at):
+            address = function.pci_address
+            yield from news(engine.now, address, subjects[address].netdev or address, function.health)
+
+    for moment in _moments(samples):
+        at = moment[0].at
+        if any(one.source is not Source.GPU for one in moment):
+            while engine.now and (due := engine.due()) is not None and due < at:
+                yield from judged(due)
+            engine.samples(moment)
+            yield from judged(at)
+        for uuid, health in gpus.step(at, moment):
+            yield from news(gpus.now, uuid, gpus.name(uuid), health)
+
+
+def _moments(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
+    """Those of one time together: sources speak of all PFs at once."""
+    moment: list[Sample] = []
+    for sample in samples:
+        if moment and sample.at != moment[0].at:
+            yield moment
+            moment = []
+        moment.append(sample)
+    if moment:
+        yield moment
+
+
+def _function(subject: Subject) -> Function:
+    return Function(
+        subject.device,
+        vendor="",
+        device=str(subject.speed_mbps or ""),
+        driver=subject.driver or "unknown",
+        netdev=subject.netdev,
+        link_type=subject.link_type,
+        rdma=None,
+        vfio_group=None,
+        vdpa=None,
+        numa_node=subject.numa_node,
+        pci_path=subject.path,
+    )
+
+
+def _gpu(subject: Subject) -> Gpu:
+    """As far as it says which PFs are near it."""
+    return Gpu(subject.device, 0, None, "", "", 0, subject.numa_node, subject.path)
+
+
+def _link(subject: Subject) -> Link:
+    """Its state is what the samples tell."""
+    return Link(
+        subject.netdev or subject.device,
+        subject.device,
+        subject.mac,
+        admin_up=True,
+        carrier=None,
+        operstate=None,
+        speed_mbps=None,
+        mtu=None,
+        default_route=subject.default_route,
+    )
+
+
+def told(one: Transition, header: Header) -> str:
+    """A transition in one line."""
+    before = "first seen" if one.before is None else _words(one.before)
+    why = (
+        "; ".join(f"{reason.key}: {reason.detail}" for reason in one.after.reasons)
+        or "nothing stands against it"
+    )
+    return plain(f"{moment(one.at, header)}  {one.name}  {before} → {_words(one.after)}  {why}")
+
+
+def moment(at: float, header: Header) -> str:
+    """As UTC where the recording tells when the machine was booted, or as seconds since then."""
+    if not header.booted_at:
+        return f"{at:12.3f}"
+    with suppress(ValueError, OverflowError):
+        return datetime.fromtimestamp(header.booted_at + at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+    return f"{at:12.3f}"
+
+
+def _words(health: Health) -> str:
+    return f"{health.state} ({'Healthy' if health.allocatable else 'Unhealthy'})"
+
+
+def summary(tally: Tally) -> str:
+    rows = [
+        (device, str(count), seconds(tally.unhealthy_s.get(device, 0.0)))
+        for device, count in sorted(tally.transitions.items())
+    ]
+    return section("SUMMARY", ("DEVICE", "TRANSITIONS", "UNHEALTHY FOR"), rows)
+
+
+def as_object(one: Transition) -> dict[str, object]:
+    return {
+        "at": one.at,
+        "device": one.device,
+        "name": one.name,
+        "before": None if one.before is None else msgspec.to_builtins(one.before),
+        "after": msgspec.to_builtins(one.after),
+    }

@@ -1,0 +1,110 @@
+"""Health and rules for people: tables and sentences. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from nodeagent.health.explain import DeviceView, RuleView, clears, threshold
+from nodeagent.health.rules import Rule
+from nodeagent.text_table import remarks, section
+
+
+def as_table(views: Sequence[DeviceView]) -> str:
+    rows = [
+        (
+            view.name,
+            view.device,
+            view.state.value,
+            "Healthy" if view.allocatable else "Unhealthy",
+            "-" if view.for_s is None else seconds(view.for_s),
+            ", ".join(reason.key for reason in view.reasons) or "-",
+        )
+        for view in views
+    ]
+    lines = [line for view in views for line in _sentences(view)]
+    heads = ("DEVICE", "ID", "STATE", "KUBELET", "FOR", "REASONS")
+    return "\n".join(part for part in (section("HEALTH", heads, rows), remarks("REASONS", lines)) if part)
+
+
+def _sentences(view: DeviceView) -> Iterator[str]:
+    rules = {rule.rule: rule for rule in view.rules}
+    for reason in view.reasons:
+        yield f"{view.name}: {reason.key}: {reason.detail}"
+        if (rule := rules.get(reason.key)) is not None:
+            yield f"    {_live(rule)}"
+
+
+def _live(rule: RuleView) -> str:
+    parts = [f"measured now: {rule.measured or 'nothing'}, threshold: {rule.threshold}"]
+    if rule.for_s is not None:
+        parts.append(f"for {seconds(rule.for_s)}")
+    if rule.clears is not None:
+        parts.append(f"clears {rule.clears}")
+    if rule.in_s is not None:
+        parts.append(f"{seconds(rule.in_s)} to go")
+    return "; ".join(parts)
+
+
+def as_detail(view: DeviceView) -> str:
+    """One device with every rule."""
+    rows = [
+        (
+            rule.rule,
+            rule.phase,
+            rule.measured or "-",
+            rule.threshold,
+            "-" if rule.for_s is None else seconds(rule.for_s),
+            "-" if rule.in_s is None else seconds(rule.in_s),
+            rule.clears or "-",
+        )
+        for rule in view.rules
+    ]
+    heads = ("RULE", "PHASE", "MEASURED", "THRESHOLD", "FOR", "TO GO", "CLEARS")
+    parts = [as_table([view])]
+    if rows:
+        parts.append(section("RULES", heads, rows))
+    return "\n".join(parts)
+
+
+def rules_table(rules: Iterable[Rule]) -> str:
+    """The effective rules."""
+    return section("RULES", RULE_HEADS, map(rule_row, rules))
+
+
+RULE_HEADS = ("RULE", "STATE", "KUBELET", "ENTER", "FOR", "CLEAR", "FOR", "WINDOW", "ENABLED")
+
+
+def rule_row(rule: Rule) -> tuple[str, ...]:
+    clear = clears(rule).partition(",")[0]
+    return (
+        rule.key,
+        "warning" if rule.state.value == "healthy" else rule.state.value,
+        "Unhealthy" if rule.withdraws else "Healthy",
+        threshold(rule),
+        seconds(rule.enter_for_s),
+        clear,
+        seconds(rule.clear_for_s),
+        "-" if rule.window_s is None else seconds(rule.window_s),
+        "yes" if rule.enabled else "no",
+    )
+
+
+def seconds(count: float) -> str:
+    """``90 s``, ``15 min``, ``2 h``: the largest unit that leaves something to count."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if count >= 2 * size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.3g} s"
+
+
+def rules_markdown(rules: Iterable[Rule]) -> str:
+    """The table of docs/health.md."""
+    lines = ["| rule | state | kubelet | enter | clear | window | meaning |", "|---|---|---|---|---|---|---|"]
+    for rule in rules:
+        key, state, kubelet, enter, enter_for, clear, clear_for, window, _ = rule_row(rule)
+        enter += f" for {enter_for}" if rule.enter_for_s else ""
+        clear += f" for {clear_for}" if rule.clear_for_s else ""
+        lines.append(
+            f"| `{key}` | {state} | {kubelet} | {enter} | {clear} | {window} | {rule.meaning} *{rule.origin}* |"
+        )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,140 @@
+"""A plan, shown: JSON for programs, YAML for kubectl, a diff, a table for people.
+
+The same plan gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from nodeagent.fabric.hypernode import HyperNode, render
+from nodeagent.fabric.outcome import Outcome, Overlap
+from nodeagent.text_table import plain, remarks, section
+
+# A scalar that every YAML reader takes for this text.
+_PLAIN = re.compile(r"[a-z][a-z0-9/-]*(\.[a-z0-9/-]+)*")
+_WORDS = frozenset(("true", "false", "yes", "no", "on", "off", "null", "y", "n"))
+_SHOWN = 40
+
+
+def as_json(outcome: Outcome) -> str:
+    return json.dumps(document(outcome), indent=2, ensure_ascii=True)
+
+
+def document(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "hypernodes": [render(one) for one in outcome.hypernodes],
+        "labels": {node: dict(sorted(outcome.labels[node].items())) for node in outcome.labels},
+        "anomalies": [
+            {
+                "kind": str(one.kind),
+                "node": one.node or None,
+                "link": one.link or None,
+                "switch": one.switch or None,
+                "message": one.message,
+            }
+            for one in outcome.anomalies
+        ],
+        "unplaced": [{"node": one.node, "reason": one.reason} for one in outcome.unplaced],
+        "writes": [{"verb": one.verb, "object": render(one.object)} for one in outcome.writes],
+    }
+
+
+def as_yaml(hypernodes: Iterable[HyperNode]) -> str:
+    return "---\n".join("".join(f"{line}\n" for line in lines(one)) for one in hypernodes)
+
+
+def lines(hypernode: HyperNode) -> Iterator[str]:
+    """One object, as a person would write it: a member to a line."""
+    found = render(hypernode)
+    yield f"apiVersion: {found['apiVersion']}"
+    yield f"kind: {found['kind']}"
+    yield "metadata:"
+    yield f"  name: {_scalar(hypernode.name)}"
+    for key in ("labels", "annotations"):
+        if found["metadata"].get(key):
+            yield f"  {key}:"
+            yield from (f"    {name}: {_scalar(text)}" for name, text in found["metadata"][key].items())
+    yield "spec:"
+    yield f"  tier: {hypernode.tier}"
+    yield f"  tierName: {_scalar(hypernode.tier_name)}"
+    yield "  members:"
+    for kind, names in (("Node", hypernode.nodes), ("HyperNode", hypernode.children)):
+        for name in names:
+            yield f"  - {{type: {kind}, selector: {{exactMatch: {{name: {_scalar(name)}}}}}}}"
+
+
+def as_diff(published: Mapping[str, HyperNode], outcome: Outcome) -> str:
+    """What would become of each object, as ``diff -u`` shows it; nothing where nothing would."""
+    wanted = {one.name: one for one in outcome.hypernodes}
+    out: list[str] = []
+    names = sorted(wanted.keys() | {name for name, one in published.items() if one.ours})
+    for name in names:
+        old, new = published.get(name), wanted.get(name)
+        if old is not None and new is not None and old.same(new):
+            continue
+        before = [] if old is None else [*lines(old)]
+        after = [] if new is None else [*lines(new)]
+        out += difflib.unified_diff(
+            before,
+            after,
+            f"published/{name}" if old is not None else "/dev/null",
+            f"planned/{name}" if new is not None else "/dev/null",
+            lineterm="",
+        )
+    return "".join(f"{line}\n" for line in out)
+
+
+def as_table(outcome: Outcome) -> str:
+    kinds = Counter(str(one.kind) for one in outcome.anomalies)
+    parts = [
+        section(
+            "HyperNodes",
+            ("TIER", "NAME", "MEMBERS", "SWITCHES"),
+            [
+                (
+                    f"{one.tier} {one.tier_name}",
+                    one.name,
+                    str(len(one.nodes) + len(one.children)),
+                    _some(one.switches) or one.note("nodeagent.io/derived-from"),
+                )
+                for one in outcome.hypernodes
+            ],
+        ),
+        remarks(
+            f"Anomalies: {', '.join(f'{count} {kind}' for kind, count in sorted(kinds.items()))}",
+            [f"{one.kind}: {one.message}" for one in outcome.anomalies],
+        ),
+        remarks("Unplaced", [f"{one.node or '(no name)'}: {one.reason}" for one in outcome.unplaced]),
+        remarks("Not written", [overlap_sentence(one) for one in outcome.overlaps]),
+    ]
+    if outcome.writes:
+        rows = [(str(i), one.verb, one.object.name, one.reason) for i, one in enumerate(outcome.writes, 1)]
+        parts.append(section("Writes, in this order", ("", "VERB", "HYPERNODE", "WHY"), rows))
+    else:
+        parts.append("Nothing is to be written.\n")
+    return "\n".join(part for part in parts if part)
+
+
+def overlap_sentence(overlap: Overlap) -> str:
+    return (
+        f"the HyperNode {overlap.name} (source {overlap.source or 'not known'}) holds {len(overlap.members)} members "
+        f"of ours ({_some(overlap.members)}): delete it, or set foreign: yield to leave them to it"
+    )
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = [*names]
+    text = ", ".join(listed)
+    if len(text) <= _SHOWN or len(listed) < 3:
+        return plain(text)
+    return plain(f"{listed[0]} … {listed[-1]} ({len(listed)})")
+
+
+def _scalar(text: str) -> str:
+    return text if _PLAIN.fullmatch(text) and text not in _WORDS else json.dumps(text)

@@ -1,0 +1,297 @@
+"""Look at a machine and say what it has and what would be offered: a table for people, JSON for programs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from msgspec import structs
+
+from nodeagent import discovery
+from nodeagent.affinity import affinity
+from nodeagent.config import Config, ConfigError, Fault, load
+from nodeagent.config import check as check_config
+from nodeagent.host.netlink.netdevs import Netdevs
+from nodeagent.host.sysfs import Tree
+from nodeagent.inventory import Inventory
+from nodeagent.link_selection import select
+from nodeagent.model import Devices, Function, Gpu, Health, Link, Snapshot
+from nodeagent.offer import Offer, Trouble
+from nodeagent.text_table import remarks, section
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One look: the facts, and what the configuration makes of them."""
+
+    snapshot: Snapshot
+    resources: tuple[tuple[str, tuple[Devices, ...]], ...]
+    troubles: tuple[Trouble, ...]
+
+
+async def once(config: Config, root: Path, wait_s: float = 0.0) -> Seen:
+    """One look. With ``wait_s``, LLDP is listened to for so long, or until every link with carrier was heard."""
+    async with _looking(config, root) as inventory:
+        if wait_s > 0 and discovery.hears(config, Tree(root)):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    while _unheard(config, inventory.snapshot):
+                        await inventory.changed(inventory.snapshot.revision)
+        return _seen(Offer(config), inventory.snapshot)
+
+
+def _unheard(config: Config, snapshot: Snapshot) -> set[str]:
+    """The links with carrier on which no neighbor has been heard; none where nobody can listen."""
+    if any(silence.source == "lldp" for silence in snapshot.silent):
+        return set()
+    with Netdevs() as netdevs:
+        links = select(discovery.link_select(config), netdevs.read(), snapshot.functions)
+    up = {link.name for link in links if link.netdev.carrier}
+    return up - {neighbor.link for neighbor in snapshot.neighbors}
+
+
+async def watch(config: Config, root: Path) -> AsyncIterator[Seen]:
+    """A look now and one at every change, until cancelled."""
+    async with _looking(config, root) as inventory:
+        offer = Offer(config)
+        while True:
+            snapshot = inventory.snapshot
+            yield _seen(offer, snapshot)
+            await inventory.changed(snapshot.revision)
+
+
+def check(text: str, root: Path | None, *, name: str) -> Config:
+    """The configuration in a file's text, which must work on the machine under ``root`` as well.
+
+    Without a machine to look at, eight GPUs of 80 GB are assumed for the length of the device lists, and the
+    fault says so. Raises ``ConfigError``.
+    """
+    if root is None:
+        return check_config(text, name=name)
+    seen = asyncio.run(once(load(text, name=name), root))
+    config = check_config(text, name=name, gpu_memories_mib=[gpu.memory_mib for gpu in seen.snapshot.gpus])
+    faults = [Fault("resources", None, None, trouble.message) for trouble in seen.troubles if trouble.fatal]
+    if faults:
+        raise ConfigError(name, faults)
+    return config
+
+
+@asynccontextmanager
+async def _looking(config: Config, root: Path) -> AsyncIterator[Inventory]:
+    """Says nothing to the switches: they would take its farewell for that of the daemon."""
+    config = structs.replace(config, lldp=structs.replace(config.lldp, transmit=False))
+    inventory = Inventory()
+    watching = asyncio.create_task(discovery.watch(inventory, config, root))
+    waiting = asyncio.create_task(discovery.first_word(inventory))
+    try:
+        await asyncio.wait((watching, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if watching.done():
+            await watching
+        yield inventory
+    finally:
+        for task in (watching, waiting):
+            task.cancel()
+        await asyncio.gather(watching, waiting, return_exceptions=True)
+
+
+def _seen(offer: Offer, snapshot: Snapshot) -> Seen:
+    resources = tuple((kind.resource, kind.devices(snapshot)) for kind in offer.kinds(snapshot))
+    return Seen(snapshot, resources, offer.troubles(snapshot))
+
+
+# --- for programs ---------------------------------------------------------------------------------------
+
+
+def as_json(seen: Seen) -> str:
+    """One object on one line. Absent values are null; ids are listed in full."""
+    snapshot = seen.snapshot
+    return json.dumps(
+        {
+            "product": snapshot.product,
+            "gpus": [asdict(gpu) for gpu in snapshot.gpus],
+            "functions": [asdict(function) for function in snapshot.functions],
+            "links": [asdict(link) for link in snapshot.links],
+            "resources": [
+                {"resource": resource, "devices": [asdict(entry) for entry in devices]}
+                for resource, devices in seen.resources
+            ],
+            "affinity": [
+                {"gpu": gpu.uuid, "pf": pf.pci_address, "affinity": _affinity(gpu, pf)}
+                for gpu in snapshot.gpus
+                for pf in _offered_pfs(seen)
+            ],
+            "neighbors": [asdict(neighbor) for neighbor in snapshot.neighbors],
+            "findings": [asdict(finding) for finding in snapshot.findings],
+            "troubles": [asdict(trouble) for trouble in seen.troubles],
+            "silent": [asdict(silence) for silence in snapshot.silent],
+            "unreadable": list(snapshot.unreadable),
+        },
+        ensure_ascii=True,
+    )
+
+
+# --- for people -----------------------------------------------------------------------------------------
+
+
+def as_table(seen: Seen, width: int | None = None) -> str:
+    """``width``: columns of the terminal; UUIDs are shortened where the table would be wider."""
+    snapshot = seen.snapshot
+    parts = [
+        section("RESOURCES", ("RESOURCE", "DEVICES", "HEALTHY", "PARENT", "NUMA"), _resource_rows(seen)),
+        _gpu_section(snapshot, width),
+        section(
+            "NICS",
+            ("NETDEV", "PCI ADDRESS", "DRIVER", "SPEED", "LINK", "VFS", "RDMA", "NUMA", "STATE"),
+            _pf_rows(snapshot),
+        ),
+        _neighbor_section(snapshot),
+        _affinity_section(seen),
+        _reasons(seen),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _resource_rows(seen: Seen) -> Iterable[Sequence[str]]:
+    for resource, devices in seen.resources:
+        parents = sorted({entry.parent for entry in devices})
+        numa = sorted({numa for entry in devices for numa in entry.numa_nodes})
+        yield (
+            resource,
+            str(sum(len(entry.ids) for entry in devices)),
+            str(sum(len(entry.ids) for entry in devices if entry.health.allocatable)),
+            parents[0] if len(parents) == 1 else f"{len(parents)} of them" if parents else "-",
+            ",".join(map(str, numa)) or "-",
+        )
+
+
+def _gpu_section(snapshot: Snapshot, width: int | None) -> str:
+    heads = ("GPU", "UUID", "MODEL", "MEMORY", "PCI ADDRESS", "NUMA", "STATE")
+    uuids = [gpu.uuid for gpu in snapshot.gpus]
+    whole = section("GPUS", heads, _gpu_rows(snapshot, uuids))
+    if width is None or max(map(len, whole.splitlines())) <= width:
+        return whole
+    return section("GPUS", heads, _gpu_rows(snapshot, beginnings(uuids)))
+
+
+def beginnings(uuids: Sequence[str], least: int = 12) -> list[str]:
+    """As much of each as tells it from all others, which CUDA_VISIBLE_DEVICES takes for the whole.
+
+    >>> beginnings(["GPU-3a3372fa-989f", "GPU-3a3372fa-1111", "GPU-61ba988e-3ee2"])
+    ['GPU-3a3372fa-9', 'GPU-3a3372fa-1', 'GPU-61ba988e-3']
+    """
+    longest = max(map(len, uuids), default=0)
+    for size in range(least, longest):
+        if len({uuid[:size] for uuid in uuids}) == len(set(uuids)):
+            return [uuid[:size] for uuid in uuids]
+    return list(uuids)
+
+
+def _gpu_rows(snapshot: Snapshot, uuids: Sequence[str]) -> Iterable[Sequence[str]]:
+    for gpu, uuid in zip(snapshot.gpus, uuids, strict=True):
+        yield (
+            str(gpu.index),
+            uuid,
+            gpu.name,
+            f"{gpu.memory_mib} MiB",
+            gpu.pci_address,
+            _or_dash(gpu.numa_node),
+            gpu.health.state,
+        )
+
+
+def _pf_rows(snapshot: Snapshot) -> Iterable[Sequence[str]]:
+    links = {link.pci_address: link for link in snapshot.links}
+    for pf in _pfs(snapshot):
+        link = links.get(pf.pci_address)
+        yield (
+            pf.netdev or "-",
+            pf.pci_address,
+            pf.driver or "-",
+            f"{link.speed_mbps // 1000}G" if link and link.speed_mbps else "-",
+            _link_word(link),
+            "-" if pf.total_vfs is None else f"{_or_dash(pf.num_vfs)}/{pf.total_vfs}",
+            pf.rdma.device if pf.rdma else "-",
+            _or_dash(pf.numa_node),
+            pf.health.state,
+        )
+
+
+def _link_word(link: Link | None) -> str:
+    if link is None:
+        return "-"
+    word = "admin-down" if not link.admin_up else "up" if link.carrier else "down"
+    return f"{word} (default route)" if link.default_route else word
+
+
+def _neighbor_section(snapshot: Snapshot) -> str:
+    rows = [
+        (
+            neighbor.link,
+            neighbor.system_name or neighbor.chassis_id.value,
+            neighbor.port_id.value,
+            neighbor.port_description or "-",
+            "stale" if neighbor.stale else "live",
+        )
+        for neighbor in snapshot.neighbors
+    ]
+    return section("NEIGHBORS", ("LINK", "SWITCH", "PORT", "DESCRIPTION", "STATE"), rows) if rows else ""
+
+
+def _affinity_section(seen: Seen) -> str:
+    pfs = _offered_pfs(seen)
+    names = {
+        devices[0].parent: resource.rpartition("/")[2]
+        for resource, devices in seen.resources
+        if len({entry.parent for entry in devices}) == 1
+    }
+    heads = [names.get(pf.pci_address, pf.netdev or pf.pci_address) for pf in pfs]
+    rows = [[f"GPU{gpu.index}", *(_affinity(gpu, pf) for pf in pfs)] for gpu in seen.snapshot.gpus]
+    return section("PCIE AFFINITY", ("", *heads), rows) if pfs and rows else ""
+
+
+def _reasons(seen: Seen) -> str:
+    """Everything that is not as it should be, in sentences."""
+    snapshot = seen.snapshot
+    lines = [
+        f"{name}: {health.state}: {reason.key}: {reason.detail}"
+        for name, health in _judged(snapshot)
+        for reason in health.reasons
+    ]
+    lines += [f"{finding.link}: {finding.key}: {finding.detail}" for finding in snapshot.findings]
+    lines += [f"source {silence.source} is silent: {silence.reason}" for silence in snapshot.silent]
+    lines += [f"unreadable: {sentence}" for sentence in snapshot.unreadable]
+    lines += [f"{'cannot be offered' if t.fatal else 'note'}: {t.message}" for t in seen.troubles]
+    return remarks("REASONS", lines)
+
+
+def _judged(snapshot: Snapshot) -> Iterable[tuple[str, Health]]:
+    """GPUs and PFs, and those VFs whose reasons are not simply their PF's."""
+    pfs = {pf.pci_address: pf.health for pf in _pfs(snapshot)}
+    for gpu in snapshot.gpus:
+        yield f"GPU{gpu.index} {gpu.uuid}", gpu.health
+    for function in snapshot.functions:
+        inherited = pfs.get(function.parent or "")
+        if inherited is None or inherited.reasons != function.health.reasons:
+            name = function.netdev or ("VF" if function.parent else "PF")
+            yield f"{name} {function.pci_address}", function.health
+
+
+def _pfs(snapshot: Snapshot) -> list[Function]:
+    return [function for function in snapshot.functions if function.parent is None]
+
+
+def _offered_pfs(seen: Seen) -> list[Function]:
+    parents = {entry.parent for _, devices in seen.resources for entry in devices}
+    return [pf for pf in _pfs(seen.snapshot) if pf.pci_address in parents]
+
+
+def _affinity(gpu: Gpu, pf: Function) -> str:
+    return affinity(gpu.pci_path, gpu.numa_node, pf.pci_path, pf.numa_node).name
+
+
+def _or_dash(value: object) -> str:
+    return "-" if value is None else str(value)

@@ -1,0 +1,59 @@
+"""VFs made and shown."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from nodeagent.commands.options import (
+    FAILED,
+    GOOD,
+    ROOT,
+    Add,
+    config_option,
+    json_option,
+    load,
+    log_to_stderr,
+)
+
+
+def add(add: Add) -> None:
+    parser = add(
+        "vfs",
+        _vfs_show,
+        "create and set up virtual functions, or show them",
+        "`apply` makes the machine match the `vfs` section of the configuration and may be run again at any\n"
+        "time: what is already so is left alone. The number of VFs of a PF is never changed while one of them is\n"
+        "in use. Run it as an init container; the daemon itself then needs no write access to /sys.",
+    )
+    parts = parser.add_subparsers(title="parts", metavar="apply|show", required=True)
+    for name, verb, summary in (
+        ("apply", _vfs_apply, "make the VFs match the configuration"),
+        ("show", _vfs_show, "show each PF with its VFs, and how they differ from the configuration"),
+    ):
+        part = parts.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        part.set_defaults(verb=verb)
+        # Suppressed: a default here would win over a --root that stands before the part's name.
+        part.add_argument("--root", type=Path, default=argparse.SUPPRESS, metavar="DIR", help=ROOT)
+        config_option(part)
+        json_option(part)
+
+
+def _vfs_apply(options: argparse.Namespace) -> int:
+    from nodeagent.commands.vfs import apply
+
+    config = load(options.config)
+    log_to_stderr("info")
+    outcome = apply.apply(config, options.root)
+    print(apply.as_json(outcome) if options.json else apply.as_table(outcome))
+    return GOOD if outcome.good else FAILED
+
+
+def _vfs_show(options: argparse.Namespace) -> int:
+    from nodeagent.commands.vfs import apply
+
+    config = load(options.config)
+    log_to_stderr("warning")
+    outcome = apply.show(config, options.root)
+    print(apply.as_json(outcome) if options.json else apply.as_table(outcome))
+    return GOOD

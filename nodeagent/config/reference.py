@@ -1,0 +1,224 @@
+"""The settings shown: a commented default for people, a JSON schema for editors, a table for the documentation.
+
+All three are made from the structs; a test loads the default back and compares it with ``Config()``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from nodeagent.config.health_settings import ExpectedLinks, RuleSettings
+from nodeagent.config.structs import Config, GpuResource, GpuSelect, PfSelect, VfsEntry
+from nodeagent.config.validate import bare, choices, config_type
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_WIDTH = 100
+_HEAD = """\
+The configuration of nodeagent, with all settings at their defaults.
+Every setting but apiVersion and kind may be left out. `nodeagent config check FILE`
+tells all that is wrong with a file, `nodeagent config schema` prints a JSON schema for editors.
+"""
+# Entries that the default has none of: shown behind a comment sign.
+_EXAMPLES: dict[str, tuple[str, msgspec.Struct]] = {
+    "resources": (
+        "Whole GPUs; those of an entry like this must be left out of gpu-mem by its select:",
+        GpuResource(select=GpuSelect(indexes=("0", "1"))),
+    ),
+    "vfs": (
+        "Eight VFs on each Mellanox PF:",
+        VfsEntry(select=PfSelect(vendors=("15b3",), drivers=("mlx5_core",)), count=8),
+    ),
+    "expected": ("All links of the fabric, at 400G:", ExpectedLinks(links=("ens*np0",), speed_mbps=400_000)),
+    "rules": (
+        "A link is given back after two minutes with carrier:",
+        RuleSettings(rule="carrier_down", clear_for_seconds=120),
+    ),
+}
+
+
+def defaults() -> str:
+    """A YAML file that says what ``Config()`` says, with the meaning of every setting."""
+    return "\n".join([*_comment(_HEAD), "", *_settings(Config(), config_type(), ())]) + "\n"
+
+
+def schema() -> dict[str, Any]:
+    """A JSON schema (draft 2020-12) of the file.
+
+    It says what can be said of one setting at a time. ``load`` refuses more (how settings go together) and
+    takes more spellings: YAML that an editor reads as a number, where a text is meant, is that text.
+    """
+    found = msgspec.json.schema(Config)
+    definitions = found["$defs"]
+    definitions["Config"]["required"] = [
+        field.encode_name for field in config_type().fields if bare(field.type)[1].get("required")
+    ]
+    _tidy(definitions)
+    return {"$schema": DIALECT, "title": "nodeagent configuration", **found}
+
+
+def table(type_: inspect.StructType | None = None) -> str:
+    """A Markdown table of all settings: path, type, default, meaning."""
+    rows = ["| setting | type | default | meaning |", "|---|---|---|---|"]
+    for path, field in _rows(type_ or config_type(), ""):
+        words = _type_words(field.type).replace("|", "\\|")
+        meaning = _meaning(field).replace("|", "\\|")
+        rows.append(f"| `{path}` | {words} | {_default_words(field)} | {meaning} |")
+    return "\n".join(rows) + "\n"
+
+
+def _settings(struct: msgspec.Struct, type_: inspect.StructType, path: tuple[str, ...]) -> Iterator[str]:
+    """A struct as the lines of a block mapping, not indented."""
+    for i, field in enumerate(type_.fields):
+        if i and not path:
+            yield ""
+        yield from _comment(_meaning(field), _allowed(field.type))
+        yield from _value(field.encode_name, getattr(struct, field.name), field, (*path, field.encode_name))
+
+
+def _value(key: str, value: Any, field: inspect.Field, path: tuple[str, ...]) -> Iterator[str]:
+    inner = bare(field.type)[0]
+    if isinstance(value, msgspec.Struct) and isinstance(inner, inspect.StructType):
+        yield f"{key}:"
+        yield from _indent(_settings(value, inner, path), "  ")
+    elif isinstance(inner, inspect.VarTupleType) and (entries := _entry_types(inner)):
+        yield f"{key}:" if value else f"{key}: []"
+        for entry in value:
+            yield from _comment((type(entry).__doc__ or "").strip())
+            yield from _entry(entry, entries[type(entry)], path)
+            yield ""
+        text, example = _EXAMPLES[key]
+        yield from _comment(text)
+        yield from _indent(_entry(example, entries[type(example)], path), "# ")
+    else:
+        yield f"{key}: {_scalar(value)}"
+
+
+def _entry(entry: msgspec.Struct, type_: inspect.StructType, path: tuple[str, ...]) -> Iterator[str]:
+    lines = list(_settings(entry, type_, (*path, "[]")))
+    if type_.tag is not None:
+        lines.insert(0, f"{type_.tag_field}: {type_.tag}")
+    else:
+        # The dash goes before the first setting, below the comment on it.
+        first = next(i for i, line in enumerate(lines) if not line.startswith("#"))
+        yield from lines[:first]
+        lines = lines[first:]
+    yield f"- {lines[0]}"
+    yield from _indent(lines[1:], "  ")
+
+
+def _entry_types(type_: inspect.VarTupleType) -> dict[type, inspect.StructType]:
+    item = bare(type_.item_type)[0]
+    kinds = choices(item)[0] if isinstance(item, inspect.UnionType) else [item]
+    return {kind.cls: kind for kind in kinds if isinstance(kind, inspect.StructType)}
+
+
+def _rows(type_: inspect.StructType, prefix: str) -> Iterator[tuple[str, inspect.Field]]:
+    for field in type_.fields:
+        path = prefix + field.encode_name
+        inner = bare(field.type)[0]
+        if isinstance(inner, inspect.StructType):
+            yield from _rows(inner, path + ".")
+            continue
+        yield path, field
+        if isinstance(inner, inspect.VarTupleType):
+            for entry in _entry_types(inner).values():
+                yield from _rows(entry, f"{path}[{entry.tag or ''}].")
+
+
+def _meaning(field: inspect.Field) -> str:
+    assert isinstance(field.type, inspect.Metadata)
+    assert field.type.extra_json_schema is not None
+    return str(field.type.extra_json_schema["description"])
+
+
+def _allowed(type_: inspect.Type) -> str:
+    """The closed set that a value is from, for a comment."""
+    inner = bare(type_)[0]
+    literal = bare(inner.item_type)[0] if isinstance(inner, inspect.VarTupleType) else inner
+    if isinstance(literal, inspect.LiteralType) and len(literal.values) == 1:
+        return ""
+    words = _type_words(literal)
+    closed = isinstance(literal, inspect.LiteralType) or isinstance(inner, inspect.UnionType)
+    return f"({words})" if closed and not words.startswith("text") else ""
+
+
+def _type_words(type_: inspect.Type) -> str:
+    type_ = bare(type_)[0]
+    match type_:
+        case inspect.UnionType():
+            kept, null = choices(type_)
+            words = " | ".join(_type_words(one) for one in kept)
+            return f"{words} | null" if null else words
+        case inspect.StructType(tag=tag):
+            return str(tag or "mapping")
+        case inspect.LiteralType(values=values):
+            return " | ".join(str(value) for value in values)
+        case inspect.VarTupleType(item_type=item):
+            words = _type_words(item)
+            return "list of entries" if words == "mapping" or _entry_types(type_) else f"list of {words}"
+        case inspect.IntType(ge=low, le=high):
+            return f"integer, {low}..{high}"
+        case inspect.FloatType(ge=None, le=None):
+            return "number"
+        case inspect.FloatType(ge=low, le=high):
+            return f"number, {low}..{high}"
+        case inspect.BoolType():
+            return "true | false"
+        case _:
+            return "text"
+
+
+def _default_words(field: inspect.Field) -> str:
+    if field.required or bare(field.type)[1].get("required"):
+        return "required"
+    inner = bare(field.type)[0]
+    if isinstance(inner, inspect.VarTupleType) and _entry_types(inner):
+        kinds = [str(entry.__struct_config__.tag) for entry in field.default]
+        return f"one {' and one '.join(kinds)}" if kinds else "`[]`"
+    return f"`{_scalar(field.default)}`"
+
+
+def _scalar(value: Any) -> str:
+    """A value in one line of YAML."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(_scalar(one) for one in value)}]"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, str) and re.fullmatch(
+        r"(?!(?i:true|false|yes|no|on|off|null)$)[A-Za-z/][\w/.-]*", value
+    ):
+        return value
+    return json.dumps(value)
+
+
+def _comment(*texts: str) -> list[str]:
+    lines: list[str] = []
+    for text in texts:
+        for paragraph in text.splitlines():
+            lines += [f"# {line}" for line in textwrap.wrap(paragraph, _WIDTH, break_on_hyphens=False)]
+    return lines
+
+
+def _indent(lines: Any, by: str) -> list[str]:
+    return [(by + line).rstrip() for line in lines]
+
+
+def _tidy(node: Any) -> None:
+    """Bare numbers where they are a text's spelling, and no empty ``required``."""
+    if isinstance(node, dict):
+        if node.pop("x-digits", False):
+            node["type"] = ["string", "integer"]
+        if node.get("required") == []:
+            del node["required"]
+        for value in node.values():
+            _tidy(value)
+    elif isinstance(node, list):
+        for value in node:
+            _tidy(value)

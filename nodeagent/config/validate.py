@@ -1,0 +1,308 @@
+"""The tree of a file held against the structs: what fits, and one fault for each thing that does not.
+
+msgspec stops at its first error and knows no lines, so the tree is walked here, along the same type
+information that msgspec itself uses. The law of this file: a plain scalar is read as what its setting is.
+Text settings take the file's own spelling, so nothing has to be quoted; numbers are plain decimal; booleans
+are YAML 1.1's words. Quoted scalars are text.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from msgspec import inspect
+
+from nodeagent.config.faults import Faults, Path, did_you_mean, quote
+from nodeagent.config.structs import Config
+from nodeagent.config.yaml_tree import EMPTY, Node, locate
+
+NULLS = ("", "~", "null", "Null", "NULL")
+NO_VALUE = "has no value; give one, or leave the key out"
+_TRUE = re.compile("true|yes|on", re.IGNORECASE)
+_FALSE = re.compile("false|no|off", re.IGNORECASE)
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
+_DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
+_SCIENTIFIC = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?")
+_DIGITS_MAX = 15  # any more are not exact in JSON, and no setting is so large
+
+
+class _Bad:
+    """What stands for a value that does not fit."""
+
+
+BAD: Final = _Bad()
+
+
+@functools.cache
+def config_type() -> inspect.StructType:
+    found = inspect.type_info(Config)
+    assert isinstance(found, inspect.StructType)
+    return found
+
+
+def bare(type_: inspect.Type) -> tuple[inspect.Type, Mapping[str, Any]]:
+    """A type without its wrapping, and the ``extra`` of the wrapping."""
+    extra: dict[str, Any] = {}
+    while isinstance(type_, inspect.Metadata):
+        extra = {**(type_.extra or {}), **extra}
+        type_ = type_.type
+    return type_, extra
+
+
+def choices(type_: inspect.UnionType) -> tuple[list[inspect.Type], bool]:
+    """The types of a union less null, and whether null is among them."""
+    kept = [one for one in type_.types if not isinstance(one, inspect.NoneType)]
+    return kept, len(kept) < len(type_.types)
+
+
+def fit(root: Node, faults: Faults, type_: inspect.StructType | None = None) -> dict[str, Any]:
+    """The builtins to make a ``Config`` of, or another struct. What does not fit is told of and left out.
+
+    A list keeps the places of its mappings: one that cannot be made is ``BAD``.
+    """
+    if not isinstance(root.value, dict):
+        message = f"the file must hold a mapping, settings with a colon, not {_named(root)}"
+        if isinstance(root.value, str) and not root.quoted and root.value in NULLS:
+            message = EMPTY
+        faults.add((), (root.line, root.column), message)
+        return {}
+    found = _Walk(faults).struct(root, type_ or config_type(), ())
+    return found if isinstance(found, dict) else {}
+
+
+class _Walk:
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
+
+    def value(self, node: Node, type_: inspect.Type, path: Path) -> Any:
+        type_, extra = bare(type_)
+        if isinstance(type_, inspect.UnionType):
+            kept, null = choices(type_)
+            if _is_null(node) and null:
+                return None
+            if len(kept) > 1:
+                return self._tagged(node, kept, path)
+            type_, inner = bare(kept[0])
+            extra = {**inner, **extra}
+        if isinstance(type_, inspect.StructType):
+            return self.struct(node, type_, path)
+        if isinstance(type_, inspect.VarTupleType):
+            return self._list(node, type_, path)
+        complaint = None
+        read: Any = BAD
+        if _is_null(node):
+            complaint = NO_VALUE
+        elif not isinstance(node.value, str):
+            complaint = f"must be {_wanted(type_)}, is {_named(node)}"
+        else:
+            read, complaint = _scalar(node.value, node.quoted, type_, extra)
+        if complaint is None:
+            return read
+        self._faults.add(path, (node.line, node.column), complaint)
+        return BAD
+
+    def struct(self, node: Node, type_: inspect.StructType, path: Path) -> Any:
+        if not isinstance(node.value, dict):
+            self._refuse(node, "a mapping", path)
+            return BAD
+        known = {field.encode_name: field for field in type_.fields}
+        built: dict[str, Any] = {}
+        whole = True
+        if type_.tag_field is not None:
+            built[type_.tag_field] = type_.tag
+        for key, entry in node.value.items():
+            if key == type_.tag_field:
+                continue
+            if (field := known.get(key)) is None:
+                names = [*known, *([type_.tag_field] if type_.tag_field else [])]
+                hint = did_you_mean(key, names) or f"; known here: {', '.join(names)}"
+                self._faults.add((*path, key), (entry.line, entry.column), f"unknown key{hint}")
+                continue
+            value = self.value(entry.node, field.type, (*path, key))
+            if value is not BAD:
+                built[key] = value
+            else:
+                whole = whole and not field.required
+        for key, field in known.items():
+            if key not in node.value and (field.required or bare(field.type)[1].get("required")):
+                message = f"is missing; it must be {_wanted(bare(field.type)[0])}"
+                self._faults.add((*path, key), locate(node, ()), message)
+                whole = whole and not field.required
+        return built if whole else BAD
+
+    def _tagged(self, node: Node, kept: Iterable[inspect.Type], path: Path) -> Any:
+        structs = {one.tag: one for one in kept if isinstance(one, inspect.StructType)}
+        tag_field = next(iter(structs.values())).tag_field or ""
+        names = [str(tag) for tag in structs]
+        if not isinstance(node.value, dict):
+            self._refuse(node, "a mapping", path)
+            return BAD
+        if (entry := node.value.get(tag_field)) is None:
+            message = f"is missing; it must be {_one_of(names)}"
+            self._faults.add((*path, tag_field), (node.line, node.column), message)
+            return BAD
+        tag = entry.node.value
+        if not isinstance(tag, str) or tag not in structs:
+            said = quote(tag) if isinstance(tag, str) else _named(entry.node)
+            hint = did_you_mean(tag, names) if isinstance(tag, str) else ""
+            message = NO_VALUE if _is_null(entry.node) else _choice_complaint(said, names, hint)
+            self._faults.add((*path, tag_field), (entry.node.line, entry.node.column), message)
+            return BAD
+        return self.struct(node, structs[tag], path)
+
+    def _list(self, node: Node, type_: inspect.VarTupleType, path: Path) -> Any:
+        item_type = type_.item_type
+        entries = isinstance(bare(item_type)[0], inspect.StructType | inspect.UnionType)
+        if not isinstance(node.value, tuple):
+            self._refuse(node, "a list", path, scalars=not entries)
+            return BAD
+        least, most = type_.min_length or 0, type_.max_length or len(node.value)
+        if not least <= len(node.value) <= most:
+            wanted = (
+                f"at most {most} are allowed" if least <= len(node.value) else f"at least {least} are needed"
+            )
+            self._faults.add(path, (node.line, node.column), f"holds {len(node.value)} values, {wanted}")
+            return BAD
+        items = [self.value(item, item_type, (*path, i)) for i, item in enumerate(node.value)]
+        if entries:
+            return items
+        first: dict[Any, int] = {}
+        for i, item in enumerate(items):
+            at = node.value[i]
+            if item is not BAD and (before := first.setdefault(item, i)) != i:
+                message = f"{quote(str(item))} stands in the list already, in line {node.value[before].line}"
+                self._faults.add((*path, i), (at.line, at.column), message)
+        return [item for item in items if item is not BAD]
+
+    def _refuse(self, node: Node, wanted: str, path: Path, *, scalars: bool = False) -> None:
+        message = f"must be {wanted}, is {_named(node)}"
+        if _is_null(node):
+            message = NO_VALUE
+        elif scalars and isinstance(node.value, str):
+            message += f"; did you mean [{quote(node.value)}]?"
+        self._faults.add(path, (node.line, node.column), message)
+
+
+def _scalar(text: str, quoted: bool, type_: inspect.Type, extra: Mapping[str, Any]) -> tuple[Any, str | None]:
+    """The value, or the complaint."""
+    if isinstance(type_, inspect.StrType):
+        return text, _text_complaint(text, type_, extra)
+    if isinstance(type_, inspect.LiteralType):
+        names = [str(value) for value in type_.values]
+        if text in names:
+            return text, None
+        return BAD, _choice_complaint(quote(text), names, did_you_mean(text, names))
+    wanted = _wanted(type_)
+    if quoted:
+        hint = "; remove the quotes" if _unquoted_fits(text, type_) else ""
+        return BAD, f"must be {wanted}, is the text {quote(text)}{hint}"
+    if isinstance(type_, inspect.BoolType):
+        if _TRUE.fullmatch(text):
+            return True, None
+        return (False, None) if _FALSE.fullmatch(text) else (BAD, f"must be {wanted}, is {quote(text)}")
+    if isinstance(type_, inspect.IntType | inspect.FloatType):
+        whole = isinstance(type_, inspect.IntType)
+        fits = _INTEGER if whole else _SCIENTIFIC if extra.get("exponent") else _DECIMAL
+        if not fits.fullmatch(text):
+            return BAD, f"must be {wanted}, is {quote(text)}{_number_hint(text, whole)}"
+        if len(text) > _DIGITS_MAX:
+            return BAD, f"{quote(text)} has more than {_DIGITS_MAX} digits"
+        number = int(text) if whole else float(text)
+        return number, _bound_complaint(number, text, type_)
+    raise TypeError(f"a setting of type {type_} is not known here")
+
+
+def _choice_complaint(said: str, names: Sequence[str], hint: str) -> str:
+    # Where there is no choice, nothing else can have been meant.
+    return f"is {said}, must be {_one_of(names)}{hint if len(names) > 1 else ''}"
+
+
+def _one_of(names: Sequence[str]) -> str:
+    return f"one of {', '.join(names)}" if len(names) > 1 else names[0]
+
+
+def _text_complaint(text: str, type_: inspect.StrType, extra: Mapping[str, Any]) -> str | None:
+    if type_.max_length is not None and len(text) > type_.max_length:
+        return f"is {len(text)} characters long, at most {type_.max_length} are allowed"
+    check, mend = extra["check"], extra["mend"]
+    if check is not None and (complaint := check(text)) is not None:
+        return str(complaint)
+    pattern = re.compile(type_.pattern or "")
+    if _matches(pattern, text):
+        return None
+    better = [one for one in mend(text) if _matches(pattern, one)] if mend is not None else []
+    hint = f"; did you mean {better[0]}?" if better else ""
+    return f"{quote(text)} is not {extra['meaning']}{hint}"
+
+
+def _matches(pattern: re.Pattern[str], text: str) -> bool:
+    # Not match(): Python's $ matches before a last newline, the schema's does not.
+    return pattern.fullmatch(text) is not None
+
+
+def _bound_complaint(number: float, text: str, type_: inspect.IntType | inspect.FloatType) -> str | None:
+    if type_.ge is not None and number < type_.ge:
+        return f"must be at least {type_.ge}, is {text}"
+    if type_.gt is not None and number <= type_.gt:
+        return f"must be more than {type_.gt}, is {text}"
+    if type_.le is not None and number > type_.le:
+        return f"must be at most {type_.le}, is {text}"
+    return None
+
+
+def _unquoted_fits(text: str, type_: inspect.Type) -> bool:
+    if isinstance(type_, inspect.BoolType):
+        return bool(_TRUE.fullmatch(text) or _FALSE.fullmatch(text))
+    return bool((_INTEGER if isinstance(type_, inspect.IntType) else _DECIMAL).fullmatch(text))
+
+
+def _number_hint(text: str, whole: bool) -> str:
+    """What a number in another notation would be in plain decimal digits."""
+    plain = text.replace("_", "")
+    if len(plain) > _DIGITS_MAX:
+        return ""
+    if re.fullmatch(r"0[0-7]+", plain):
+        return f"; some read it as octal, others not: write {int(plain, 8)} or {int(plain)}"
+    for pattern, base in ((r"0x[0-9a-fA-F]+", 16), (r"0o[0-7]+", 8), (r"0b[01]+", 2)):
+        if re.fullmatch(pattern, plain):
+            return f"; did you mean {int(plain, base)}?"
+    if re.fullmatch(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9])?", plain):
+        number = float(plain)
+        if number.is_integer() or not whole:
+            return f"; did you mean {number:.15g}?"
+    return ""
+
+
+def _wanted(type_: inspect.Type) -> str:
+    if isinstance(type_, inspect.UnionType):
+        type_ = bare(choices(type_)[0][0])[0]
+    match type_:
+        case inspect.IntType():
+            return "a whole number"
+        case inspect.FloatType():
+            return "a number"
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.VarTupleType():
+            return "a list"
+        case inspect.StructType():
+            return "a mapping"
+        case inspect.LiteralType(values=values):
+            return _one_of([str(value) for value in values])
+        case _:
+            return "a text"
+
+
+def _named(node: Node) -> str:
+    if isinstance(node.value, dict):
+        return "a mapping"
+    if isinstance(node.value, tuple):
+        return "a list"
+    return f"the text {quote(node.value)}"
+
+
+def _is_null(node: Node) -> bool:
+    return isinstance(node.value, str) and not node.quoted and node.value in NULLS

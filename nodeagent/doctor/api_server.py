@@ -1,0 +1,289 @@
+"""What the doctor asks the API server, and what it was told. Nothing is written but access reviews, which nobody
+keeps; what may not be read is said to be hidden, which is no fault: an agent reads almost nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nodeagent.doctor.rbac import ACCOUNTS, DEMANDS, ROLES, Demand, Role
+from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
+from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Json, Resource, metadata
+
+GROUPS = {
+    "nodeagent.io": ("v1alpha1",),
+    "topology.volcano.sh": ("v1alpha1",),
+    "scheduling.volcano.sh": ("v1beta1",),
+    "kueue.x-k8s.io": ("v1beta2", "v1beta1", "v1alpha1"),
+}
+"""Versions that are looked for, the best first; those of our own manifests."""
+OURS = "nodeagent"
+SOURCE_LABEL = "volcano.sh/network-topology-source"
+VOLCANO_NAMESPACE = "volcano-system"
+_CONTROLLER_CONF = "volcano-controller.conf"
+_TIMEOUT_S = 5.0
+
+_CONFIG_MAPS: Resource[Json] = Resource("", "v1", "configmaps", "ConfigMap", True, dict)
+_DAEMON_SETS: Resource[Json] = Resource("apps", "v1", "daemonsets", "DaemonSet", True, dict)
+_REVIEW = "authorization.k8s.io"
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """How the cluster is reached and as what: ``role`` ``None`` is found out."""
+
+    kubeconfig: Path | None = None
+    node: str | None = None
+    role: Role | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    role: Role
+    demand: Demand
+    verb: str
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Of the Node object: its versions, and its capacity by resource."""
+
+    name: str
+    kubelet: str
+    runtime: str
+    capacity: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """``error``: nothing was told. ``served`` are the plurals of each group in the version that is served,
+    ``None`` where the group is not there; ``other`` versions are served where none of ours is. ``checked`` are the
+    roles whose rights were reviewed. ``absent`` is the name of a node that is none. ``hidden`` is what may not be read.
+    """
+
+    server: str = ""
+    namespace: str = OURS
+    error: str | None = None
+    served: Mapping[str, tuple[str, tuple[str, ...]] | None] = field(default_factory=dict)
+    other: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    checked: tuple[Role, ...] = ()
+    denied: tuple[Denied, ...] = ()
+    node: Node | None = None
+    absent: str | None = None
+    reported: bool | None = None
+    foreign: Mapping[str, int] = field(default_factory=dict)
+    discoverers: tuple[str, ...] = ()
+    surge: str | None = None
+    hidden: tuple[str, ...] = ()
+
+
+async def look(where: Where) -> Cluster | None:
+    """``None`` where there is no way to a cluster and none was named."""
+    pod = False
+    try:
+        access = kubeconfig(where.kubeconfig) if where.kubeconfig else in_cluster()
+        pod = where.kubeconfig is None and access is not None
+        if access is None and os.environ.get("KUBECONFIG"):
+            access = kubeconfig()
+    except AccessError as error:
+        return Cluster(error=str(error))
+    if access is None:
+        return None
+    client = Client(access, manager="nodeagent-doctor", timeout_s=_TIMEOUT_S)
+    try:
+        asking = _Asking(client, access.namespace if pod else OURS)
+        return await asking.all(access, where, pod=pod)
+    except (ApiError, AccessError) as error:
+        return Cluster(access.server, error=str(error))
+    finally:
+        await client.close()
+
+
+class _Asking:
+    """One round of questions; what is forbidden is noted and passed over."""
+
+    def __init__(self, client: Client, namespace: str) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._hidden: list[str] = []
+
+    async def all(self, access: Access, where: Where, *, pod: bool) -> Cluster:
+        served, other = {}, {}
+        for group, versions in GROUPS.items():  # the first answer tells whether anybody is there
+            served[group] = await self._served(group, versions)
+            if served[group] is None:
+                other[group] = await self._versions(group)
+        checked, denied = await self._rights(
+            _roles(access, where, pod=pod), mine=pod or where.role is not None
+        )
+        seen = Cluster(access.server, self._namespace, None, served, other, checked, denied)
+        if served["topology.volcano.sh"] is not None:
+            seen = replace(seen, foreign=await self._foreign(), discoverers=await self._discoverers())
+        if where.node is not None:
+            node, absent = await self._node(where.node)
+            seen = replace(seen, node=node, absent=absent)
+            if served["nodeagent.io"] is not None:
+                seen = replace(seen, reported=await self._reported(where.node))
+        surge = await self._surge()
+        return replace(seen, surge=surge, hidden=tuple(self._hidden))
+
+    async def _get(
+        self, resource: Resource[Json], name: str, what: str, namespace: str | None = None
+    ) -> Json | None:
+        try:
+            return await self._client.get(resource, name, namespace=namespace)
+        except ApiError as error:
+            self._pass(error, what)
+            return None
+
+    def _pass(self, error: ApiError, what: str) -> None:
+        """Absent is an answer and forbidden a fact; all else ends the round."""
+        if error.status == 403:
+            self._hidden.append(what)
+        elif not error.missing:
+            raise error
+
+    # --- what is served -------------------------------------------------------------------------------
+
+    async def _served(self, group: str, versions: tuple[str, ...]) -> tuple[str, tuple[str, ...]] | None:
+        """Discovery, which is open to everybody who is known."""
+        for version in versions:
+            found = await self._get(Resource(group, version, "", "", False, dict), "", f"what {group} serves")
+            if found is not None:
+                return version, tuple(str(one.get("name")) for one in found.get("resources") or ())
+        return None
+
+    async def _versions(self, group: str) -> tuple[str, ...]:
+        found = await self._get(Resource(group, "", "", "", False, dict), "", f"what {group} serves")
+        return tuple(str(one.get("version")) for one in (found or {}).get("versions") or ())
+
+    # --- rights ---------------------------------------------------------------------------------------
+
+    async def _rights(
+        self, roles: tuple[Role, ...], *, mine: bool
+    ) -> tuple[tuple[Role, ...], tuple[Denied, ...]]:
+        """``mine``: of whoever asks; else of the service accounts, which only an administrator may ask for."""
+        asked = [(role, demand, verb) for role in roles for demand in DEMANDS[role] for verb in demand.verbs]
+        try:
+            answers = await asyncio.gather(*(self._allowed(*one, mine=mine) for one in asked))
+        except ApiError as error:
+            self._pass(error, "what the service accounts may do")
+            if error.missing:
+                self._hidden.append("what the service accounts may do")
+            return (), ()
+        denied = (Denied(*one) for one, allowed in zip(asked, answers, strict=True) if not allowed)
+        return roles, tuple(denied)
+
+    async def _allowed(self, role: Role, demand: Demand, verb: str, *, mine: bool) -> bool:
+        resource, _, part = demand.resource.partition("/")
+        attributes = {"group": demand.group, "resource": resource, "verb": verb}
+        attributes |= {"subresource": part} if part else {}
+        attributes |= {"namespace": self._namespace} if demand.own else {}
+        attributes |= {"name": demand.name} if demand.name else {}
+        spec: Json = {"resourceAttributes": attributes}
+        kind = "SelfSubjectAccessReview"
+        if not mine:
+            kind = "SubjectAccessReview"
+            groups = ["serviceaccounts", f"serviceaccounts:{self._namespace}", "authenticated"]
+            spec["user"] = f"system:serviceaccount:{self._namespace}:{ACCOUNTS[role]}"
+            spec["groups"] = [f"system:{group}" for group in groups]
+        review: Resource[Json] = Resource(_REVIEW, "v1", f"{kind.lower()}s", kind, False, dict)
+        answer = await self._client.create(review, {"metadata": {}, "spec": spec})
+        return bool((answer.get("status") or {}).get("allowed"))
+
+    # --- what is there --------------------------------------------------------------------------------
+
+    async def _node(self, name: str) -> tuple[Node | None, str | None]:
+        hidden = len(self._hidden)
+        found = await self._get(NODES, name, f"the Node {name}")
+        if found is None:
+            return None, name if len(self._hidden) == hidden else None
+        status = found.get("status") or {}
+        info = status.get("nodeInfo") or {}
+        capacity = {str(key): str(value) for key, value in (status.get("capacity") or {}).items()}
+        kubelet, runtime = (str(info.get(key, "")) for key in ("kubeletVersion", "containerRuntimeVersion"))
+        return Node(name, kubelet, runtime, capacity), None
+
+    async def _reported(self, node: str) -> bool | None:
+        hidden = len(self._hidden)
+        found = await self._get(NODELINKS, node, f"the NodeLinks {node}", self._namespace)
+        return None if len(self._hidden) > hidden else found is not None
+
+    async def _foreign(self) -> dict[str, int]:
+        """HyperNodes that are not ours, by their source."""
+        try:
+            listed = await self._client.list(HYPERNODES.partial, labels=f"{SOURCE_LABEL}!={OURS}")
+        except ApiError as error:
+            self._pass(error, "HyperNodes")
+            return {}
+        found: dict[str, int] = {}
+        for one in listed.items:
+            source = (metadata(one).labels or {}).get(SOURCE_LABEL, "")
+            found[source] = found.get(source, 0) + 1
+        return found
+
+    async def _discoverers(self) -> tuple[str, ...]:
+        """Volcano's own sources of HyperNodes that are switched on."""
+        try:
+            listed = await self._client.list(_CONFIG_MAPS, namespace=VOLCANO_NAMESPACE)
+        except ApiError as error:
+            self._pass(error, f"Volcano's ConfigMaps in {VOLCANO_NAMESPACE}")
+            return ()
+        return tuple(
+            source
+            for one in listed.items
+            if isinstance(conf := (one.get("data") or {}).get(_CONTROLLER_CONF), str)
+            for source in discoverers(conf)
+        )
+
+    async def _surge(self) -> str | None:
+        found = await self._get(_DAEMON_SETS, OURS, "the DaemonSet", self._namespace)
+        strategy = ((found or {}).get("spec") or {}).get("updateStrategy") or {}
+        surge = (strategy.get("rollingUpdate") or {}).get("maxSurge")
+        return None if surge in (None, 0, "0", "0%") else str(surge)
+
+
+def discoverers(conf: str) -> list[str]:
+    """The sources that Volcano's controller configuration switches on; a text that is none has none."""
+    try:
+        document = yaml.safe_load(conf)
+    except (yaml.YAMLError, RecursionError):
+        return []
+    entries = document.get("networkTopologyDiscovery") if isinstance(document, dict) else None
+    return [
+        str(entry.get("source"))
+        for entry in (entries if isinstance(entries, list) else ())
+        if isinstance(entry, dict) and entry.get("enabled") is True
+    ]
+
+
+def _roles(access: Access, where: Where, *, pod: bool) -> tuple[Role, ...]:
+    if where.role is not None:
+        return (where.role,)
+    if not pod:
+        return ROLES
+    account = subject(access.authorization() or "").rpartition(":")[2]
+    return next(((role,) for role, name in ACCOUNTS.items() if name == account), ("agent",))
+
+
+def subject(authorization: str) -> str:
+    """Whom a service account's token names, unverified: it only chooses which questions are asked."""
+    parts = authorization.removeprefix("Bearer ").split(".")
+    if len(parts) != 3:
+        return ""
+    try:
+        claims: Any = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+    except (ValueError, binascii.Error):
+        return ""
+    return str(claims.get("sub", "")) if isinstance(claims, dict) else ""

@@ -1,0 +1,135 @@
+"""The machine itself: kernel, product, clock, boot id, cgroups."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nodeagent.config import Config
+from nodeagent.doctor.finding import FACT, Entry, Finding, Topic
+from nodeagent.doctor.target import Subject
+from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.offer import FALLBACK_PREFIX, prefix
+
+TOPIC = Topic(
+    "machine",
+    "MACHINE",
+    {
+        "kernel": FACT,
+        "kernel_old": Entry(
+            "Kernels before 5.14 do not tell over netlink which PCI function a netdev is of, and before 4.20 "
+            "each LLDP socket pays for every packet that is sent.",
+            "run Linux 5.14 or newer, or a distribution's kernel that carries these changes",
+        ),
+        "product": FACT,
+        "product_unknown": Entry(
+            "`resourcePrefix: auto` is made from the firmware's product name; without one every resource is "
+            "called nodeagent.io/..., on all kinds of nodes alike.",
+            "set resourcePrefix in the configuration, one for each kind of node",
+        ),
+        "clock": FACT,
+        "clock_unset": Entry(
+            "No certificate is valid at such a time: neither kubelet nor agent can speak to the API server.",
+            "set the clock (timedatectl set-ntp true, or chronyc makestep)",
+        ),
+        "clock_unsynchronized": Entry(
+            "Leases, tokens and the order of events on several nodes rest on clocks that agree.",
+            "run chrony or systemd-timesyncd on the host",
+        ),
+        "boot_id": FACT,
+        "boot_id_unreadable": Entry(
+            "What is remembered over a restart of the agent is forgotten at a reboot, which the boot id tells.",
+            "run on a kernel with /proc/sys, and in a container that has /proc",
+        ),
+    },
+)
+
+RELEASED = 1_760_000_000
+"""October 2025, in seconds since the epoch: no clock that is right shows an earlier time."""
+_STA_UNSYNC = 0x0040  # include/uapi/linux/timex.h
+_TIMEX_BYTES = 256  # struct timex is 208 octets on 64-bit machines
+_STATUS_AT = 40  # modes, padding, offset, freq, maxerror, esterror, then status
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """``now`` and ``synchronized`` are ``None`` of a machine that is not this one."""
+
+    kernel: str | None
+    product: str | None
+    boot_id: str | None
+    now: float | None = None
+    synchronized: bool | None = None
+
+
+def look(subject: Subject) -> Machine:
+    # Of the kernel a container's own /proc tells, and the host's is not mounted below --root.
+    kernel = subject.tree if subject.recorded else Tree()
+
+    def text(path: str, tree: Tree = kernel) -> str | None:
+        try:
+            return (tree.text(path) or "").strip() or None
+        except SysfsError:
+            return None
+
+    return Machine(
+        kernel=text("/proc/sys/kernel/osrelease") or _of_version(text("/proc/version")),
+        product=text("/sys/class/dmi/id/product_name", subject.tree),
+        boot_id=text("/proc/sys/kernel/random/boot_id"),
+        now=None if subject.recorded else time.time(),
+        synchronized=None if subject.recorded else _synchronized(),
+    )
+
+
+def judge(machine: Machine, config: Config) -> Iterator[Finding]:
+    yield _kernel(machine.kernel)
+    name = prefix(config, machine.product)
+    product = machine.product or "no product name in the firmware"
+    if config.resource_prefix == "auto" and name == FALLBACK_PREFIX:
+        yield TOPIC.note("product_unknown", f"{product}: resources are named {name}/...")
+    else:
+        yield TOPIC.ok("product", f"{product}: resources are named {name}/...")
+    if machine.now is not None and machine.now < RELEASED:
+        then = time.strftime("%Y-%m-%d", time.gmtime(machine.now))
+        yield TOPIC.fix("clock_unset", f"the clock says {then}, which has been")
+    elif machine.synchronized is False:
+        yield TOPIC.note("clock_unsynchronized", "the kernel's clock is not synchronized")
+    elif machine.synchronized:
+        yield TOPIC.ok("clock", "synchronized")
+    if machine.boot_id is None:
+        yield TOPIC.warn("boot_id_unreadable", "the boot id cannot be read")
+    else:
+        yield TOPIC.ok("boot_id", machine.boot_id)
+
+
+def _kernel(release: str | None) -> Finding:
+    match = re.match(r"(\d{1,4})\.(\d{1,4})", release or "")
+    if match is None:
+        return TOPIC.note("kernel", f"the kernel's release is {release or 'not told'}")
+    version = int(match[1]), int(match[2])
+    if version < (4, 18):
+        return TOPIC.warn("kernel_old", f"Linux {release}")
+    if version < (5, 14):
+        return TOPIC.note("kernel_old", f"Linux {release}")
+    return TOPIC.ok("kernel", f"Linux {release}")
+
+
+def _of_version(text: str | None) -> str | None:
+    match = re.match(r"Linux version (\S+)", text or "")
+    return match[1] if match else None
+
+
+def _synchronized() -> bool | None:
+    """As the kernel's NTP discipline says; needs no privilege to ask."""
+    asked = ctypes.create_string_buffer(_TIMEX_BYTES)
+    try:
+        state = ctypes.CDLL(None, use_errno=True).adjtimex(asked)
+    except (OSError, AttributeError):
+        return None
+    if state < 0 or ctypes.sizeof(ctypes.c_long) != 8:
+        return None
+    status = int.from_bytes(asked.raw[_STATUS_AT : _STATUS_AT + 4], "little", signed=True)
+    return not status & _STA_UNSYNC

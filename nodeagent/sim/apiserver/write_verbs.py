@@ -1,0 +1,321 @@
+"""What the verbs do to the store: the rules of names, versions, status, generations and ownership."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import string
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import yaml
+
+from nodeagent.sim.apiserver import fields, patches
+from nodeagent.sim.apiserver.resource_types import Kind
+from nodeagent.sim.apiserver.responses import RefusedError, conflict, exists, invalid, not_found
+from nodeagent.sim.apiserver.schema import fitted
+from nodeagent.sim.apiserver.store import Store, key_of
+
+Json = dict[str, Any]
+
+_NAME = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
+_LABEL = re.compile(r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$")
+_FIXED = ("uid", "creationTimestamp", "namespace", "name")
+_LOOSE_NAMES = {"roles", "rolebindings", "clusterroles", "clusterrolebindings"}
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Where and by whom. ``strict``: unknown fields are refused, else they are dropped."""
+
+    kind: Kind
+    namespace: str | None
+    name: str | None
+    subresource: str
+    manager: str
+    strict: bool = False
+    dry: bool = False
+
+
+class Verbs:
+    def __init__(self, store: Store, seed: int | None = None) -> None:
+        self.store = store
+        self.admit: list[Callable[[str, Kind, Json | None, Json | None], None]] = []
+        """Asked before anything is written: the verb, the kind, what was and what is to be."""
+        self._rng = random.Random(seed)  # noqa: S311 - names, no secrets
+
+    def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
+        found = self.store.get(kind.group, kind.plural, key_of(namespace, name))
+        if found is None:
+            raise not_found(kind.group, kind.plural, name)
+        return found
+
+    def create(self, write: Write, obj: Json) -> Json:
+        kind = write.kind
+        obj = self._checked(write, obj)
+        meta = obj["metadata"]
+        if not meta.get("name") and meta.get("generateName"):
+            meta["name"] = meta["generateName"] + "".join(
+                self._rng.choices(string.ascii_lowercase + string.digits, k=5)
+            )
+        if meta.get("resourceVersion"):
+            raise RefusedError(400, "resourceVersion should not be set on objects to be created")
+        self._name(kind, meta.get("name"))
+        if write.namespace and not self.store.get("", "namespaces", write.namespace):
+            raise not_found("", "namespaces", write.namespace)
+        key = key_of(write.namespace, meta["name"])
+        if self.store.get(kind.group, kind.plural, key) is not None:
+            raise exists(kind.group, kind.plural, meta["name"])
+        if kind.status and kind.plural not in ("nodes", "customresourcedefinitions"):
+            obj.pop("status", None)
+        managers: list[fields.Manager] = []
+        fields.updated(kind, None, obj, managers, self._manager(write, "Update"))
+        return self._born(write, obj, managers)
+
+    def _born(self, write: Write, obj: Json, managers: list[fields.Manager]) -> Json:
+        kind, meta = write.kind, obj["metadata"]
+        if write.namespace is not None:
+            meta["namespace"] = write.namespace
+        meta["uid"] = str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
+        meta["creationTimestamp"] = _now()
+        if kind.counts:
+            meta["generation"] = 1
+        self._fit(write, obj)
+        self._admit("create", kind, None, obj)
+        meta["managedFields"] = fields.write(kind, managers)
+        return obj if write.dry else self._keep(kind, write.namespace, obj)
+
+    def update(self, write: Write, obj: Json) -> Json:
+        obj = self._checked(write, obj)
+        name = write.name or ""
+        live = self.get(write.kind, write.namespace, name)
+        if obj["metadata"].get("name") not in (None, name):
+            raise RefusedError(
+                400,
+                f"the name of the object ({obj['metadata']['name']}) does not match the name on the URL ({name})",
+            )
+        if write.kind.custom and not obj["metadata"].get("resourceVersion"):
+            why = "Invalid value: 0x0: must be specified for an update"
+            raise invalid(write.kind.group, write.kind.kind, name, [("metadata.resourceVersion", why)])
+        return self._changed(write, live, obj)
+
+    def patch(self, write: Write, content_type: str, body: bytes) -> Json:
+        live = self.get(write.kind, write.namespace, write.name or "")
+        patch = _parsed(body)
+        if content_type == "application/json-patch+json":
+            new = patches.operated(live, patch)
+        elif content_type == "application/merge-patch+json":
+            new = patches.merged(live, patch)
+        elif content_type == "application/strategic-merge-patch+json" and not write.kind.custom:
+            new = patches.strategic(write.kind, live, patch)
+        else:
+            raise RefusedError(
+                415,
+                "the body of the request was in an unknown format - accepted media types include: "
+                "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml",
+            )
+        return self._changed(write, live, self._checked(write, new))
+
+    def apply(self, write: Write, body: bytes, *, force: bool) -> Json:
+        if not write.manager:
+            raise invalid(
+                "meta.k8s.io",
+                "PatchOptions",
+                "",
+                [("fieldManager", "Required value: is required for apply patch")],
+            )
+        config = self._checked(write, _parsed(body))
+        meta = config["metadata"]
+        if meta.get("managedFields"):
+            raise RefusedError(400, "metadata.managedFields must be nil")
+        if config.get("kind") != write.kind.kind or config.get("apiVersion") != write.kind.api_version:
+            raise RefusedError(400, f"the object is no {write.kind.kind} of {write.kind.api_version}")
+        if meta.get("name") != write.name:
+            raise RefusedError(400, f"metadata.name must be {write.name!r}")
+        live = self.store.get(write.kind.group, write.kind.plural, key_of(write.namespace, write.name or ""))
+        if live is None and write.subresource:
+            raise not_found(write.kind.group, write.kind.plural, write.name or "")
+        wanted = meta.pop("resourceVersion", None)
+        if wanted and (live is None or live["metadata"]["resourceVersion"] != wanted):
+            raise _modified(write)
+        config = _part(write, config)
+        managers = fields.read(live)
+        merged = fields.apply(write.kind, live, config, managers, self._manager(write, "Apply"), force=force)
+        if live is None:
+            self._name(write.kind, meta.get("name"))
+            if write.namespace and not self.store.get("", "namespaces", write.namespace):
+                raise not_found("", "namespaces", write.namespace)
+            return self._born(write, merged, managers)
+        return self._changed(write, live, merged, managers)
+
+    def delete(self, write: Write, options: Json) -> Json:
+        kind = write.kind
+        live = self.get(kind, write.namespace, write.name or "")
+        meta = live["metadata"]
+        for field, wanted in (options.get("preconditions") or {}).items():
+            if wanted and meta.get(field) != wanted:
+                label = {"uid": "UID", "resourceVersion": "ResourceVersion"}.get(field, field)
+                has = meta.get(field)
+                why = f"Precondition failed: {label} in precondition: {wanted}, {label} in object meta: {has}"
+                raise conflict(kind.group, kind.plural, write.name or "", why)
+        self._admit("delete", kind, live, None)
+        if write.dry:
+            return live
+        if meta.get("finalizers"):
+            if not meta.get("deletionTimestamp"):
+                meta["deletionTimestamp"] = _now()
+                return self._keep(kind, write.namespace, live)
+            return live
+        return self.store.remove(kind.group, kind.plural, key_of(write.namespace, write.name or ""))
+
+    # --- how ------------------------------------------------------------------------------------------
+
+    def _changed(
+        self, write: Write, live: Json, new: Json, managers: list[fields.Manager] | None = None
+    ) -> Json:
+        """Store ``new`` over ``live``, unless nothing differs. ``managers``: the ownership after an apply."""
+        kind, meta = write.kind, dict(new.get("metadata") or {})
+        new = _part(write, {**new, "metadata": meta}, live)
+        meta = new["metadata"]
+        wanted = meta.get("resourceVersion")
+        if managers is None and wanted and wanted != live["metadata"]["resourceVersion"]:
+            raise _modified(write)
+        if meta.get("uid") not in (None, live["metadata"]["uid"]):
+            why = (
+                f"Precondition failed: UID in precondition: {meta['uid']}, "
+                f"UID in object meta: {live['metadata']['uid']}"
+            )
+            raise conflict(kind.group, kind.plural, write.name or "", why)
+        for field in (*_FIXED, "generation", "resourceVersion", "deletionTimestamp", "managedFields"):
+            meta.pop(field, None)
+            if field in live["metadata"]:
+                meta[field] = live["metadata"][field]
+        new["apiVersion"], new["kind"] = kind.api_version, kind.kind
+        self._fit(write, new)
+        if managers is None:
+            managers = fields.read(live)
+            fields.updated(kind, live, new, managers, self._manager(write, "Update"))
+        same = _bare(new) == _bare(live)
+        if same and _owned(managers) == _owned(fields.read(live)):
+            return live
+        self._admit("update", kind, live, new)
+        if kind.counts and _counted(new) != _counted(live):
+            meta["generation"] = live["metadata"].get("generation", 0) + 1
+        meta["managedFields"] = fields.write(kind, managers)
+        if write.dry:
+            return new
+        if meta.get("deletionTimestamp") and not meta.get("finalizers"):
+            return self.store.remove(kind.group, kind.plural, key_of(write.namespace, meta["name"]))
+        return self._keep(kind, write.namespace, new)
+
+    def _keep(self, kind: Kind, namespace: str | None, obj: Json) -> Json:
+        return self.store.write(kind.group, kind.plural, key_of(namespace, obj["metadata"]["name"]), obj)
+
+    def _manager(self, write: Write, operation: str) -> fields.Manager:
+        return fields.Manager(write.manager, operation, write.subresource, set(), _now())
+
+    def _admit(self, verb: str, kind: Kind, old: Json | None, new: Json | None) -> None:
+        for admission in self.admit:
+            admission(verb, kind, old, new)
+
+    def _fit(self, write: Write, obj: Json) -> None:
+        """The schema's word, and what holds for the metadata of all."""
+        kind, meta = write.kind, obj["metadata"]
+        wrong = [
+            (f"metadata.labels.{key}", f"Invalid value: {value!r}")
+            for key, value in (meta.get("labels") or {}).items()
+            if not isinstance(value, str) or len(value) > 63 or not _LABEL.match(value)
+        ]
+        if kind.schema is not None:
+            wrong += fitted(kind.schema, obj, strict=write.strict)
+        if wrong:
+            raise invalid(kind.group, kind.kind, str(meta.get("name", "")), wrong)
+
+    def _checked(self, write: Write, obj: Any) -> Json:
+        if not isinstance(obj, dict):
+            raise RefusedError(400, "the body of the request is no object")
+        meta = obj.get("metadata")
+        if not isinstance(meta, dict):
+            raise RefusedError(400, "the object has no metadata")
+        obj.setdefault("apiVersion", write.kind.api_version)
+        obj.setdefault("kind", write.kind.kind)
+        if (obj["apiVersion"], obj["kind"]) != (write.kind.api_version, write.kind.kind):
+            raise RefusedError(
+                400,
+                f"the object provided is unrecognized: {obj['apiVersion']} {obj['kind']} where "
+                f"{write.kind.api_version} {write.kind.kind} is expected",
+            )
+        if meta.get("namespace") not in (None, "", write.namespace):
+            raise RefusedError(
+                400, "the namespace of the provided object does not match the namespace sent on the request"
+            )
+        return obj
+
+    def _name(self, kind: Kind, name: Any) -> None:
+        if not name:
+            raise invalid(
+                kind.group,
+                kind.kind,
+                "",
+                [("metadata.name", "Required value: name or generateName is required")],
+            )
+        if kind.plural not in _LOOSE_NAMES and (len(name) > 253 or not _NAME.match(name)):
+            why = (
+                f'Invalid value: "{name}": a lowercase RFC 1123 subdomain must consist of lower case letters'
+            )
+            raise invalid(kind.group, kind.kind, name, [("metadata.name", why)])
+
+
+def _part(write: Write, obj: Json, live: Json | None = None) -> Json:
+    """Only the part that the endpoint writes: ``/status`` the status, the object's own all but that."""
+    if not write.kind.status:
+        return obj
+    live = live if live is not None else {}
+    if write.subresource == "status":
+        kept = {name: value for name, value in live.items() if name != "status"}
+        kept["metadata"] = dict(live.get("metadata") or {}) | {
+            name: obj["metadata"][name]
+            for name in ("name", "resourceVersion", "uid")
+            if name in obj["metadata"]
+        }
+        return {**kept, **{name: obj[name] for name in ("apiVersion", "kind", "status") if name in obj}}
+    rest = {name: value for name, value in obj.items() if name != "status"}
+    return {**rest, "status": live["status"]} if "status" in live else rest
+
+
+def _modified(write: Write) -> RefusedError:
+    why = "the object has been modified; please apply your changes to the latest version and try again"
+    return conflict(write.kind.group, write.kind.plural, write.name or "", why)
+
+
+def _bare(obj: Json) -> Json:
+    meta = {k: v for k, v in obj["metadata"].items() if k not in ("managedFields", "resourceVersion")}
+    return {**obj, "metadata": meta}
+
+
+def _counted(obj: Json) -> Json:
+    return {name: value for name, value in obj.items() if name not in ("metadata", "status")}
+
+
+def _owned(managers: list[fields.Manager]) -> set[tuple[tuple[str, str, str], frozenset[fields.Path]]]:
+    return {(one.key, frozenset(one.fields)) for one in managers}
+
+
+def _parsed(body: bytes) -> Any:
+    """JSON, or the YAML that an apply may be."""
+    try:
+        return json.loads(body)
+    except ValueError:
+        pass
+    try:
+        return yaml.safe_load(body)
+    except yaml.YAMLError as error:
+        raise RefusedError(400, f"error decoding YAML: {error}") from error
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

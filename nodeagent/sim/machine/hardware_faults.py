@@ -1,0 +1,147 @@
+"""What a NIC measures and counts: the part of the machine that is in registers and not in sysfs's folders.
+
+Values have the names of recorded samples (docs/samples.md), each under its source. A machine that has just been
+made is a good one: its light is bright, its counters are zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from nodeagent.sim.machine.blueprint import NicPart
+
+LANES = 4
+"""Of 100 Gbit/s each, as a ConnectX-7 has them at 400."""
+
+_TRAFFIC = (
+    *(
+        "rx_bytes",
+        "tx_bytes",
+        "rx_packets",
+        "tx_packets",
+        "rx_errors",
+        "tx_errors",
+        "rx_dropped",
+        "tx_dropped",
+    ),
+    *("rx_missed", "rx_multicast"),
+)
+_FEC = ("fec_corrected_blocks", "fec_uncorrectable_blocks", "fec_corrected_bits")
+_PAUSE = ("rx_pause_frames", "tx_pause_frames")
+_DRIVER = (
+    *("phy_rx_bytes", "phy_tx_bytes", "phy_rx_bits", "symbol_errors", "link_down_events", "crc_errors"),
+    *("rx_discards", "tx_discards", "rx_out_of_buffer", "pause_storm_warnings", "pause_storm_errors"),
+    *("pcie_rx_signal_errors", "pcie_tx_signal_errors", "pcie_stalled_read_seconds"),
+    *("pcie_stalled_write_seconds", "pcie_buffer_overflows"),
+    *("module_unplugs", "module_high_temperatures", "module_bus_stuck", "module_bad_shorted"),
+    *(f"lane_errors/{lane}" for lane in range(LANES)),
+    *(f"prio_{way}_pause_{what}/3" for way in ("rx", "tx") for what in ("frames", "seconds")),
+    *("prio_rx_pause_transitions/3", "prio_ecn_marked/3", "prio_discards/3", "prio_buffer_discards/3"),
+)
+RDMA_FILES = {
+    "rdma_out_of_sequence": "out_of_sequence",
+    "rdma_packet_sequence_errors": "packet_seq_err",
+    "rdma_ack_timeouts": "local_ack_timeout_err",
+    "rdma_rnr_retries": "rnr_nak_retry_err",
+    "rdma_adaptive_retransmits": "roce_adp_retrans",
+    "rdma_slow_restarts": "roce_slow_restart",
+    "rdma_cnp_sent": "np_cnp_sent",
+    "rdma_cnp_handled": "rp_cnp_handled",
+    "rdma_ecn_marked": "np_ecn_marked_roce_packets",
+    "rdma_icrc_errors": "rx_icrc_encapsulated",
+    "rdma_requester_cqe_errors": "req_cqe_error",
+    "rdma_responder_cqe_errors": "resp_cqe_error",
+}
+"""The file of hw_counters in which sysfs shows each."""
+_REPORTERS = ("fw", "fw_fatal", "tx", "rx", "vnic")
+_PATTERNS = (
+    *("command_leak", "health_compromised", "unrecoverable", "insufficient_power", "high_temperature"),
+    *("cable_unplugged", "register_access", "transmit_timeout"),
+)
+
+_LIMITS = {
+    "module_celsius": (75.0, 70.0, 0.0, -5.0),
+    "module_volts": (3.465, 3.4, 3.2, 3.135),
+    "rx_power_watts": (0.005, 0.004, 0.0002, 0.0001),
+    "tx_power_watts": (0.005, 0.004, 0.0003, 0.0002),
+    "bias_amperes": (0.012, 0.011, 0.004, 0.003),
+}
+
+
+def _module() -> dict[str, float]:
+    values = {"module_celsius": 45.0, "module_volts": 3.3, "module_ready": 1.0}
+    for lane in range(LANES):
+        values[f"rx_power_watts/{lane}"] = values[f"tx_power_watts/{lane}"] = 0.001
+        values[f"bias_amperes/{lane}"] = 0.007
+    for name, levels in _LIMITS.items():
+        for level, value in zip(
+            ("high_alarm", "high_warning", "low_warning", "low_alarm"), levels, strict=True
+        ):
+            values[f"{name}_{level}"] = value
+    return values
+
+
+def _zero(*names: str) -> dict[str, float]:
+    return dict.fromkeys(names, 0)
+
+
+@dataclass(slots=True)
+class Hardware:
+    """``gts`` and ``width`` are what the PCIe link trained to, where that is not what it can. ``gids`` are there
+    while the port has any. ``speed_mbps`` is what was negotiated, where that is not the port's best.
+    """
+
+    link: dict[str, float] = field(default_factory=lambda: _zero(*_TRAFFIC))
+    fec: dict[str, float] = field(default_factory=lambda: _zero(*_FEC))
+    pause: dict[str, float] = field(default_factory=lambda: _zero(*_PAUSE))
+    driver: dict[str, float] = field(default_factory=lambda: _zero(*_DRIVER))
+    module: dict[str, float] = field(default_factory=_module)
+    rdma: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys((*RDMA_FILES, "rdma_rx_bytes", "rdma_tx_bytes"), 0)
+    )
+    aer: dict[tuple[str, str], int] = field(default_factory=dict)
+    failing: set[str] = field(default_factory=set)
+    devlink: dict[str, float] = field(
+        default_factory=lambda: _zero(
+            *(f"{what}/{one}" for one in _REPORTERS for what in ("devlink_errors", "devlink_recoveries"))
+        )
+    )
+    kernel: dict[str, float] = field(
+        default_factory=lambda: _zero(*(f"kernel_events/{pattern}" for pattern in _PATTERNS))
+    )
+    state: dict[str, float] = field(default_factory=lambda: _zero("ext_down"))
+    gts: str | None = None
+    width: int | None = None
+    speed_mbps: int | None = None
+    gids: bool = True
+
+    def counters(self) -> tuple[dict[str, float], ...]:
+        return (self.link, self.fec, self.pause, self.driver, self.devlink, self.kernel, self.state)
+
+    def add(self, name: str, count: float) -> bool:
+        """Whether there is such a counter."""
+        if name in self.rdma:
+            self.rdma[name] += int(count)
+            return True
+        for counters in self.counters():
+            if name in counters:
+                counters[name] += count
+                return True
+        return False
+
+    def samples(self, part: NicPart, *, carrier: bool) -> list[tuple[str, dict[str, float], dict[str, str]]]:
+        """Source, values and texts, but for what the state of the netdev says."""
+        devlink = {f"devlink_error/{one}": float(one in self.failing) for one in _REPORTERS}
+        found: list[tuple[str, dict[str, float], dict[str, str]]] = [
+            ("devlink", {**devlink, **self.devlink}, {}),
+            ("kernel", dict(self.kernel), {}),
+        ]
+        texts = {"driver": part.driver, "firmware": part.firmware}
+        found.append(("driver", dict(self.driver), texts))
+        if part.link_type == "ethernet":
+            found += [
+                ("fec", dict(self.fec), {"fec_mode": "RS"} if carrier else {}),
+                ("pause", dict(self.pause), {}),
+                ("state", dict(self.state), {} if carrier else {"ext_state": "no-cable"}),
+            ]
+        return found

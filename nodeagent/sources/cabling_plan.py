@@ -1,0 +1,60 @@
+"""The cabling plan, read from its file and read again when it changes.
+
+A plan that cannot be read leaves the last one in force and is told of once. No file is a fault of the
+configuration, which names it; an empty file is a plan of nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from nodeagent.health.cabling import PlanError, Port, of_node
+from nodeagent.sources import untrusted_yaml
+
+log = logging.getLogger(__name__)
+
+SIZE_MAX = 64 * 1024 * 1024
+
+
+def read(text: bytes, node: str | None) -> dict[str, Port]:
+    """Raises ``PlanError``."""
+    try:
+        document = untrusted_yaml.load(text)
+    except ValueError as error:
+        raise PlanError(f"it is no YAML: {error}") from error
+    return of_node(document, node)
+
+
+async def watch(
+    path: Path, node: str | None, state: Callable[[dict[str, Port]], object], interval_s: float
+) -> None:
+    """State this node's part of the plan now and whenever it has changed, until cancelled."""
+    before: bytes | None = None
+    said = ""
+    while True:
+        try:
+            text = await asyncio.to_thread(_text, path)
+            if text != before:
+                plan = await asyncio.to_thread(read, text, node)
+                before = text
+                if not plan:
+                    log.warning("The cabling plan has nothing on this node. file=%s node=%r", path, node)
+                state(plan)
+            said = ""
+        except (OSError, PlanError) as error:
+            why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+            if why != said:
+                log.warning("The cabling plan cannot be read. file=%s reason=%r", path, why)
+            said = why
+        await asyncio.sleep(interval_s)
+
+
+def _text(path: Path) -> bytes:
+    with path.open("rb") as file:
+        text = file.read(SIZE_MAX + 1)
+    if len(text) > SIZE_MAX:
+        raise PlanError(f"it is larger than {SIZE_MAX} bytes")
+    return text

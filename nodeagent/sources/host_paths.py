@@ -1,0 +1,101 @@
+"""What lies on the host for containers to be given: device nodes, the vendor's CDI names, driver libraries."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+
+from nodeagent import cdi
+from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.model import HostPaths, Mount
+from nodeagent.sources import untrusted_yaml
+
+log = logging.getLogger(__name__)
+
+GPU_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+RDMA_CM = "/dev/infiniband/rdma_cm"
+VENDOR_KIND = "nvidia.com/gpu"
+CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
+"""Where container runtimes look by default (Container Device Interface, section "CDI spec directories")."""
+SPEC_MAX_BYTES = 4 << 20
+
+# Debian's and Red Hat's places, and the GPU operator's driver container.
+_DRIVER_ROOTS = ("", "/run/nvidia/driver")
+_LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64")
+# What a CUDA program loads at run time: the driver API, NVML, the PTX compiler and its back ends.
+_LIBRARIES = (
+    "libcuda.so.1",
+    "libcudadebugger.so.1",
+    "libnvidia-ml.so.1",
+    "libnvidia-nvvm.so.4",
+    "libnvidia-opencl.so.1",
+    "libnvidia-ptxjitcompiler.so.1",
+)
+_VERSIONED = "libnvidia-gpucomp.so."  # has no soname of its own: the file is named by the driver's version
+_PROGRAM = "/usr/bin/nvidia-smi"
+
+
+def look(tree: Tree, cdi_folder: str) -> HostPaths:
+    """One look. ``cdi_folder`` is where this agent writes its own spec, which is read as well."""
+    return HostPaths(
+        gpu_nodes=tuple(node for node in GPU_NODES if tree.exists(node)),
+        rdma_cm=tree.exists(RDMA_CM),
+        vendor_gpus=frozenset(vendor_gpus(tree, dict.fromkeys((*CDI_FOLDERS, cdi_folder)))),
+        driver_files=tuple(driver_files(tree)),
+    )
+
+
+def vendor_gpus(tree: Tree, folders: dict[str, None]) -> set[str]:
+    """The device names under the vendor's kind in every spec of the folders that can be read."""
+    documents: dict[str, object] = {}
+    for folder in folders:
+        for name in tree.names(folder):
+            if name.endswith((".json", ".yaml")):
+                document = _parsed(tree, f"{folder}/{name}")
+                if document is not None:
+                    documents[f"{folder}/{name}"] = document
+    return cdi.vendor_devices(documents).get(VENDOR_KIND, set())
+
+
+def driver_files(tree: Tree) -> Iterator[Mount]:
+    """Each library of the driver that is there, under the name that a program asks for."""
+    for root in _DRIVER_ROOTS:
+        found = False
+        for folder in _LIBRARY_FOLDERS:
+            names = tree.names(root + folder)
+            wanted = [name for name in names if name in _LIBRARIES or name.startswith(_VERSIONED)]
+            if "libcuda.so.1" not in wanted:
+                continue
+            found = True
+            for name in wanted:
+                real = tree.real(f"{root}{folder}/{name}")
+                if real is not None:
+                    yield Mount(real, f"{folder}/{name}", read_only=True)
+        if found:
+            if tree.exists(root + _PROGRAM):
+                yield Mount(root + _PROGRAM, _PROGRAM, read_only=True)
+            return
+
+
+def parsed(tree: Tree, path: str) -> object:
+    """The content of a CDI spec. Raises ``SysfsError``, ``OSError`` or ``ValueError`` for one that is none."""
+    if os.path.getsize(tree.path(path)) > SPEC_MAX_BYTES:
+        raise ValueError(f"it is longer than {SPEC_MAX_BYTES >> 20} MiB")
+    text = tree.text(path) or ""
+    try:
+        if path.endswith(".json"):
+            json_document: object = json.loads(text)
+            return json_document
+    except RecursionError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    return untrusted_yaml.load(text)
+
+
+def _parsed(tree: Tree, path: str) -> object | None:
+    try:
+        return parsed(tree, path)
+    except (SysfsError, OSError, ValueError) as error:
+        log.debug("A CDI spec cannot be read. file=%s reason=%r", path, str(error))
+        return None

@@ -1,0 +1,212 @@
+"""One session with the GPU driver: a thread that opens it, reads, waits and closes.
+
+A call into the driver may hang for ever in the kernel, and no thread can be ended from outside. So each
+session is a daemon thread of its own, which posts what it hears to the event loop and says in ``call`` what it
+is doing and since when. Whoever follows it gives it up; what it then still says is heard by nobody.
+
+GPUs are read before their vitals, and told before: vitals are many calls, and may be slow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from nodeagent.affinity import path_of
+from nodeagent.host.driver import DriverError, GpuEvent, GpuReading, GpuVitals
+from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.sources.cgroups import memory_by_container
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 1.0
+"""The longest single wait in the driver: within it a hint is heard and a session ends on request."""
+SPACING_S = 0.1
+"""Readings are at least this far apart, so that a storm of events does not become a storm of readings."""
+VITALS_SPACING_S = 1.0
+"""The same for vitals, which are some hundred questions for each GPU."""
+
+Place = tuple[int | None, tuple[str, ...]]
+"""NUMA node and PCI path."""
+NOWHERE: Place = (None, ())
+
+
+class Driver(Protocol):
+    """``host.nvml.Nvml`` or ``host.recorded.Recorded``; every call blocks and may raise ``DriverError``."""
+
+    def open(self) -> None: ...
+    def close(self) -> None: ...
+    def version(self) -> str | None: ...
+    def gpus(self) -> tuple[GpuReading, ...]: ...
+    def vitals(self) -> Iterable[GpuVitals]: ...
+    def wait(self, timeout_s: float) -> tuple[GpuEvent, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    version: str | None
+    readings: tuple[GpuReading, ...]
+    places: dict[str, Place]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Vitals, and when they were read, in seconds since boot; ``why`` there are none."""
+
+    at: float
+    vitals: tuple[GpuVitals, ...]
+    why: str | None = None
+    seconds: float | None = None
+    """How long the reading took."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A session's last word: in which call it failed, and how. No error: its thread died of a defect."""
+
+    call: str
+    error: DriverError | None
+
+
+News = Reading | Measured | GpuEvent | End
+
+
+class Session(threading.Thread):
+    """One thread, one driver, from open to close."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        tree: Tree,
+        interval_s: float,
+        vitals_s: float,
+        vitals_from: float,
+        hung: threading.Thread | None = None,
+    ) -> None:
+        """No vitals before ``vitals_from`` of the monotonic clock, nor while ``hung`` still hangs in them."""
+        super().__init__(name="gpu-driver", daemon=True)
+        self.driver, self.tree = driver, tree
+        self.interval_s, self.vitals_s, self.vitals_from = interval_s, vitals_s, vitals_from
+        self.hung = hung
+        self.places: dict[str, Place] = {}
+        self.loop = asyncio.get_running_loop()
+        self.inbox: asyncio.Queue[News] = asyncio.Queue()
+        self.read_now = threading.Event()
+        self.over = threading.Event()
+        self.call: tuple[str, float, float] = ("open", time.monotonic(), 0.0)
+        """What it does, since when, and how long that may take beyond an ordinary call."""
+
+    def run(self) -> None:
+        call, failure = "", None
+        try:
+            self._listen()
+        except DriverError as error:
+            call, failure = self.call[0], error
+        finally:
+            self._close()
+            self._post(End(call, failure))
+
+    def _listen(self) -> None:
+        self._enter("open")
+        self.driver.open()
+        version = self.driver.version()
+        due, vitals_due = 0.0, self.vitals_from
+        vitals_at: float | None = None
+        while not self.over.is_set():
+            now = time.monotonic()
+            if now >= due or self.read_now.is_set():
+                self.read_now.clear()
+                self._enter("list")
+                readings = self.driver.gpus()
+                self._post(Reading(version, readings, self._places(readings)))
+                read_at = time.monotonic()
+                due = read_at + self.interval_s
+                if self.over.is_set():  # given up while it hung
+                    return
+            if time.monotonic() >= vitals_due:
+                if self.hung is None or not self.hung.is_alive():
+                    self._measure()
+                    vitals_at = time.monotonic()
+                    if self.over.is_set():
+                        return
+                vitals_due = time.monotonic() + self.vitals_s
+            timeout_s = max(0.0, min(WAIT_S, min(due, vitals_due) - time.monotonic()))
+            self._enter("wait", timeout_s)
+            events = self.driver.wait(timeout_s)
+            if events:
+                self._post(*events)
+                due = min(due, read_at + SPACING_S)
+                if vitals_at is not None:
+                    vitals_due = min(vitals_due, vitals_at + VITALS_SPACING_S)
+
+    def _measure(self) -> None:
+        """Vitals fail alone: a driver that is gone says so at the next reading."""
+        self._enter("vitals")
+        try:
+            at, told = boottime(), []
+            for one in self.driver.vitals():
+                told.append(self._attribute(one))
+                self._enter("vitals")  # each GPU has its own time
+            measured = Measured(at, tuple(told), seconds=boottime() - at)
+        except DriverError as error:
+            measured = Measured(boottime(), (), str(error))
+        self._post(measured)
+
+    def _attribute(self, vitals: GpuVitals) -> GpuVitals:
+        """Memory by container, where the driver was asked for processes."""
+        if vitals.processes is None:
+            return vitals
+        used = memory_by_container(self.tree, vitals.processes)
+        also = {f"gpu_container_memory_bytes/{where}": size for where, size in used.items()}
+        also["gpu_processes"] = len(vitals.processes)
+        return replace(vitals, values=vitals.values | also)
+
+    def _close(self) -> None:
+        self._enter("close")
+        try:
+            self.driver.close()
+        except DriverError as error:
+            log.info("The GPU driver did not close cleanly. error=%r", str(error))
+
+    def _enter(self, call: str, extra_s: float = 0.0) -> None:
+        self.call = (call, time.monotonic(), extra_s)
+
+    def _post(self, *news: News) -> None:
+        try:
+            self.loop.call_soon_threadsafe(self._deliver, news)
+        except RuntimeError:  # the loop has ended, and the process is about to
+            self.over.set()
+
+    def _deliver(self, news: tuple[News, ...]) -> None:
+        for one in news:
+            self.inbox.put_nowait(one)
+
+    def _places(self, readings: tuple[GpuReading, ...]) -> dict[str, Place]:
+        """Looked up once in a session: a GPU that is there does not move."""
+        for reading in readings:
+            address = reading.pci_address
+            if address is not None and self.places.get(address, NOWHERE) == NOWHERE:
+                self.places[address] = place(self.tree, address)
+        return dict(self.places)
+
+
+def boottime() -> float:
+    """Seconds since boot, in which latches and samples are kept: they outlive the process, not the boot."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def place(tree: Tree, pci_address: str) -> Place:
+    """Where sysfs has the function of a GPU; nowhere is logged and no error."""
+    folder = f"/sys/bus/pci/devices/{pci_address}"
+    try:
+        numa_node = tree.integer(f"{folder}/numa_node")
+        real = tree.real(folder)
+    except SysfsError as error:
+        log.warning("Where a GPU sits cannot be read. pci_address=%s error=%r", pci_address, str(error))
+        return NOWHERE
+    return None if numa_node is None or numa_node < 0 else numa_node, path_of(real) if real else ()

@@ -1,0 +1,1 @@
+"""Questions to switches, asked by the controller: their LLDP neighbors by SNMP or gNMI."""

@@ -1,0 +1,160 @@
+"""openconfig-lldp: a part of a switch's state as gNMI hands it over, in leaves or in JSON of any size.
+
+The law of this file: what a path and its value say together is flattened into leaves first, for switches cut
+the tree where they like. Names lose their module (RFC 7951 writes some with it, switches write it anywhere).
+What is not understood is passed over; what is too much ends the reading.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from nodeagent.fabric.uplinks import SwitchNeighbor
+from nodeagent.lldp.escaping import plain
+from nodeagent.lldp.values import CHASSIS_WORDS, PORT_WORDS
+from nodeagent.switches.answers import NEIGHBORS_MAX, TEXT_MAX, Reading, SwitchError
+
+
+class Step(NamedTuple):
+    """One element of a path; ``key`` is empty where it is no entry of a list."""
+
+    name: str
+    key: str = ""
+
+
+Steps = tuple[Step, ...]
+
+KEYS = {"interface": "name", "neighbor": "id", "capability": "name", "mgmt-address": "address"}
+"""The lists, and what tells their entries apart."""
+_NEIGHBOR = ("lldp", "interfaces", "interface", "neighbors", "neighbor")
+_CHASSIS = (
+    "CHASSIS_COMPONENT", "INTERFACE_ALIAS", "PORT_COMPONENT", "MAC_ADDRESS", "NETWORK_ADDRESS", "INTERFACE_NAME",
+    "LOCAL",
+)  # fmt: skip
+_PORT = (
+    "INTERFACE_ALIAS", "PORT_COMPONENT", "MAC_ADDRESS", "NETWORK_ADDRESS", "INTERFACE_NAME", "AGENT_CIRCUIT_ID",
+    "LOCAL",
+)  # fmt: skip
+CHASSIS_TYPES = {word: CHASSIS_WORDS[n] for n, word in enumerate(_CHASSIS, 1)}
+PORT_TYPES = {word: PORT_WORDS[n] for n, word in enumerate(_PORT, 1)}
+_FORWARDS = frozenset(("MAC_BRIDGE", "ROUTER"))
+_NO_MAC_DIGIT = re.compile(r"[^0-9a-fA-F]")
+_DEPTH_MAX = 32
+
+
+def step(name: str, keys: Iterable[tuple[str, str]] = ()) -> Step:
+    """An element of a path with the keys that stand in it."""
+    bare = local(name)
+    return Step(bare, next((value for key, value in keys if local(key) == KEYS.get(bare)), ""))
+
+
+def local(name: str) -> str:
+    """A name or an identity without its module."""
+    return name.rpartition(":")[2]
+
+
+def leaves(steps: Steps, value: Any, depth: int = 0) -> Iterator[tuple[Steps, Any]]:
+    """All that a path and its value say, leaf by leaf."""
+    if depth > _DEPTH_MAX:
+        raise SwitchError(f"its answer is nested more than {_DEPTH_MAX} deep")
+    last = steps[-1] if steps else Step("")
+    if isinstance(value, list) and last.name in KEYS and not last.key:
+        for item in value:
+            if isinstance(item, dict):
+                yield from leaves((*steps[:-1], step(last.name, _keys(item))), item, depth + 1)
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from leaves((*steps, Step(local(name))), inner, depth + 1)
+    else:
+        yield steps, value
+
+
+def reading(told: Iterable[tuple[Steps, Any]]) -> Reading:
+    """What the leaves say of the switch and of its neighbors."""
+    own: dict[str, str] = {}
+    found: dict[tuple[str, str], _Neighbor] = {}
+    for steps, value in told:
+        names = tuple(one.name for one in steps)
+        if names[:2] == ("lldp", "state") and len(names) == 3:
+            own[names[2]] = _text(value)
+        elif names[:5] == _NEIGHBOR:
+            where = (steps[2].key, steps[4].key)
+            one = found.get(where)
+            if one is None:
+                if len(found) == NEIGHBORS_MAX:
+                    raise SwitchError(f"it tells of more than {NEIGHBORS_MAX} neighbors")
+                one = found[where] = _Neighbor()
+            one.take(steps[5:], value)
+    chassis = _identifier(CHASSIS_TYPES, own.get("chassis-id-type", ""), own.get("chassis-id", ""))
+    neighbors = (one.neighbor(interface) for (interface, _), one in sorted(found.items()))
+    return Reading(own.get("system-name", ""), chassis, tuple(one for one in neighbors if one.chassis))
+
+
+class _Neighbor:
+    """One neighbor while its leaves come in."""
+
+    def __init__(self) -> None:
+        self._state: dict[str, str] = {}
+        self._addresses: set[str] = set()
+        self._enabled: dict[str, bool] = {}
+
+    def take(self, steps: Steps, value: Any) -> None:
+        names = tuple(one.name for one in steps)
+        if names[:1] == ("state",) and len(names) == 2:
+            if names[1] == "management-address":
+                for text in value if isinstance(value, list) else _text(value).split(","):
+                    self._address(_text(text))
+            else:
+                self._state[names[1]] = _text(value)
+        elif names[:2] == ("capabilities", "capability") and names[-1] == "enabled":
+            self._enabled[local(steps[1].key)] = value is True or value == "true"
+        elif names[:2] == ("mgmt-addresses", "mgmt-address"):
+            self._address(steps[1].key)
+
+    def neighbor(self, interface: str) -> SwitchNeighbor:
+        state = self._state
+        forwards = any(self._enabled.get(word) for word in _FORWARDS) if self._enabled else None
+        return SwitchNeighbor(
+            _identifier(CHASSIS_TYPES, state.get("chassis-id-type", ""), state.get("chassis-id", "")),
+            _identifier(PORT_TYPES, state.get("port-id-type", ""), state.get("port-id", "")),
+            state.get("system-name", ""),
+            forwards,
+            tuple(sorted(self._addresses)),
+            (_text(interface),) if interface else (),
+        )
+
+    def _address(self, text: str) -> None:
+        try:
+            self._addresses.add(str(ipaddress.ip_address(text.strip())))
+        except ValueError:
+            return  # a MAC, or a word for none
+
+
+def _identifier(words: dict[str, str], kind: str, value: str) -> str:
+    """As reports write it. A MAC is written in many ways; a kind that is not told is recognized by it."""
+    if not value:
+        return ""
+    digits = _NO_MAC_DIGIT.sub("", value).lower()
+    word = words.get(local(kind).upper().replace("-", "_"))
+    if word is None:
+        word = "mac" if len(digits) == 12 and len(value) in (12, 14, 17) else "local"
+    if word == "mac" and len(digits) == 12:
+        value = ":".join(digits[n : n + 2] for n in range(0, 12, 2))
+    return f"{word}={value}"
+
+
+def _keys(item: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in item.items():
+        if isinstance(value, str | int):
+            yield name, str(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "surrogateescape")
+    return (
+        plain(value)[:TEXT_MAX] if isinstance(value, str) else "" if value is None else str(value)[:TEXT_MAX]
+    )

@@ -1,0 +1,216 @@
+"""What the agent's web server shows of the running agent: the view for a scrape, and whether it lives and is ready.
+
+Everything here is read off what others keep; nothing is asked of the machine. The composition root gives the
+parts and this file puts them side by side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from nodeagent import supervise
+from nodeagent.config import Config, host_port
+from nodeagent.health.samples import Sample, Source
+from nodeagent.inventory import Inventory
+from nodeagent.kinds.gpu_memory import Slices
+from nodeagent.kubelet.plugin import Kind
+from nodeagent.kubelet.rpc_stats import Measure, Status
+from nodeagent.metrics.scrape_input import Collector, Judged, Stock, View
+from nodeagent.model import Snapshot
+from nodeagent.web.auth import Door, Files
+from nodeagent.web.server import Answer, Page, Web
+
+if TYPE_CHECKING:
+    from nodeagent.web.metrics_page import Metrics
+
+MIB = 1024 * 1024
+
+
+class Measured(Protocol):
+    """What the sampler of the NICs keeps."""
+
+    def samples(self) -> Iterable[Sample]: ...
+    def collectors(self) -> Iterable[Taken]: ...
+    def overruns(self) -> Mapping[str, int]: ...
+
+
+class Taken(Protocol):
+    """How one source of samples does; ``reason`` is why its last reading failed."""
+
+    @property
+    def source(self) -> Source: ...
+    @property
+    def succeeded_at(self) -> float | None: ...
+    @property
+    def duration_s(self) -> float | None: ...
+    @property
+    def reason(self) -> str | None: ...
+    @property
+    def errors(self) -> int: ...
+
+
+class Figures(Protocol):
+    """What a judge knows of one device beside its health."""
+
+    @property
+    def since(self) -> float | None: ...
+    @property
+    def penalty(self) -> float | None: ...
+    @property
+    def transitions(self) -> Mapping[tuple[str, str], int]: ...
+    @property
+    def values(self) -> Mapping[str, float]: ...
+
+
+class GpuLedger(Protocol):
+    """What is known of the GPUs beside the snapshot, by UUID and XID; times are CLOCK_BOOTTIME."""
+
+    @property
+    def xids(self) -> Mapping[tuple[str, int], int]: ...
+    @property
+    def xid_times(self) -> Mapping[tuple[str, int], float]: ...
+    def samples(self) -> Iterable[Sample]: ...
+    def collectors(self) -> Iterable[Taken]: ...
+
+
+class Pages:
+    """``offered`` are the kinds that the kubelet is told of, ``withheld`` why others are not; ``remarks`` are what
+    is offered otherwise than configured, which is no reason not to be ready."""
+
+    def __init__(self, config: Config, inventory: Inventory, measure: Measure) -> None:
+        self._config = config
+        self._inventory = inventory
+        self._measure = measure
+        self._stocked: tuple[Snapshot | None, tuple[Kind, ...], tuple[Stock, ...]] = (None, (), ())
+        self._metrics: Metrics | None = None
+        self.door = _door(config)
+        self.offered: tuple[Kind, ...] = ()
+        self.withheld: tuple[str, ...] = ()
+        self.remarks: tuple[str, ...] = ()
+        self.rails: Mapping[str, int] = {}
+        self.statuses: Callable[[], tuple[Status, ...]] = lambda: ()
+        self.measured: Measured | None = None
+        self.judged: Callable[[], Mapping[str, Figures]] = dict
+        self.explained: Callable[[], bytes] = lambda: b"[]\n"
+        self.gpus: GpuLedger | None = None
+        self.stuck_threads: Callable[[], int] = lambda: 0
+        self.heard_at: Callable[[], Mapping[str, float]] = dict
+
+    async def serve(self, listen: str, listening: Callable[[int], None]) -> None:
+        """Until cancelled."""
+        probes: dict[str, Answer] = {"/healthz": self._healthz, "/readyz": self._readyz}
+        web = Web({"/metrics": self._scrape, "/health": self._health, **probes}, self.door)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(web.run(*host_port(listen), listening))
+            if self._config.web.probe_listen is not None:
+                group.create_task(Web(probes).run(*host_port(self._config.web.probe_listen)))
+
+    def _scrape(self, accept: str) -> Page:
+        if self._metrics is None:
+            # The catalog takes 15 ms to load, and the kubelet waits for nothing else while the agent starts.
+            from nodeagent.web.metrics_page import Metrics  # noqa: PLC0415
+
+            self._metrics = Metrics(self.view, self._config.web.series_max)
+        return self._metrics.page(accept)
+
+    def view(self) -> View:
+        snapshot, measured, gpus = self._inventory.snapshot, self.measured, self.gpus
+        return View(
+            snapshot=snapshot,
+            samples=(*(measured.samples() if measured else ()), *(gpus.samples() if gpus else ())),
+            stock=self._stock(snapshot),
+            collectors=(
+                *(_collectors(measured.collectors()) if measured else ()),
+                *(_collectors(gpus.collectors()) if gpus else ()),
+            ),
+            judged={device: _judged(told) for device, told in self.judged().items()},
+            statuses=self.statuses(),
+            measure=self._measure,
+            restarts=supervise.restarts,
+            xids=gpus.xids if gpus else {},
+            xid_times=gpus.xid_times if gpus else {},
+            overruns=measured.overruns() if measured else {},
+            heard_at=self.heard_at(),
+            stuck_threads=self.stuck_threads(),
+            boot_unix=time.time() - time.clock_gettime(time.CLOCK_BOOTTIME),
+            certificate=(self.door.ends_at or 0.0, self.door.fresh) if self.door.files.certificate else None,
+            rails=self.rails,
+        )
+
+    def _stock(self, snapshot: Snapshot) -> tuple[Stock, ...]:
+        """Counted anew when the facts or the offer change, which is seldom: a node may have 80,000 slices."""
+        if self._stocked[0] is not snapshot or self._stocked[1] is not self.offered:
+            self._stocked = (snapshot, self.offered, tuple(stock(self.offered, snapshot)))
+        return self._stocked[2]
+
+    def _health(self, _accept: str) -> Page:
+        return Page(200, self.explained(), "application/json")
+
+    def _healthz(self, _accept: str) -> Page:
+        """The loop answers, or nobody would: that is all there is to say."""
+        return Page(200, b"ok\n")
+
+    def _readyz(self, _accept: str) -> Page:
+        statuses = self.statuses()
+        missing = [status for status in statuses if not status.registered]
+        lines = [
+            f"{status.resource}: "
+            + (
+                f"{status.healthy} of {status.devices} healthy"
+                if status.registered
+                else f"not registered: {status.reason}"
+            )
+            for status in statuses
+        ]
+        lines += [f"{one} (not registered)" for one in self.withheld]
+        lines += self.remarks
+        good = bool(statuses) and not missing and not self.withheld
+        return Page(
+            200 if good else 503, "".join(f"{line}\n" for line in lines or ["nothing offered yet"]).encode()
+        )
+
+
+def stock(kinds: Iterable[Kind], snapshot: Snapshot) -> Iterable[Stock]:
+    """What each resource has below each PF or GPU, and what of it is free."""
+    held: dict[str, set[str]] = {}
+    for holding in snapshot.holdings or ():
+        held.setdefault(holding.resource, set()).update(holding.device_ids)
+    for kind in kinds:
+        slices = kind.free(snapshot) if isinstance(kind, Slices) else None
+        size = kind.slice_mib * MIB if isinstance(kind, Slices) else None
+        taken = held.get(kind.resource, set())
+        counts: dict[str, list[int]] = {}
+        for entry in kind.devices(snapshot):
+            count = counts.setdefault(entry.parent, [0, 0, 0])
+            count[0] += len(entry.ids)
+            if entry.health.allocatable:
+                count[1] += len(entry.ids)
+                count[2] += sum(one not in taken for one in entry.ids) if slices is None else 0
+        for parent, (devices, allocatable, left) in counts.items():
+            free = None if snapshot.holdings is None else left if slices is None else slices.get(parent, 0)
+            yield Stock(kind.resource, parent, devices, allocatable, free, size)
+
+
+def _collectors(taken: Iterable[Taken]) -> Iterable[Collector]:
+    """Those that have had their turn."""
+    for one in taken:
+        if one.succeeded_at is not None or one.reason is not None:
+            yield Collector(
+                one.source.value, one.reason is None, one.duration_s, one.succeeded_at, one.errors
+            )
+
+
+def _judged(told: Figures) -> Judged:
+    values = dict(told.values)
+    expected = values.pop("expected_speed_mbps", None)
+    return Judged(told.since, told.penalty, told.transitions, values, expected)
+
+
+def _door(config: Config) -> Door:
+    web = config.web
+    names = (web.certificate_file, web.key_file, web.client_ca_file, web.token_file)
+    return Door(Files(*(None if name is None else Path(name) for name in names)), probes_open=web.probes_open)

@@ -1,0 +1,135 @@
+"""The agent and the API server: a simulated node, a stand-in kubelet, and what the cluster comes to know."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nodeagent.cluster import publish
+from nodeagent.config import ClusterSettings
+from nodeagent.sim.apiserver import ApiServer
+from nodeagent.sim.kubelet import PodSpec
+from nodeagent.supervise import Fatal
+from tests.support.running_agent import node
+
+HEAD = "two-gpus-and-two-nics"
+
+
+@pytest.fixture
+async def server():
+    server = await ApiServer(seed=1).start()
+    server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-0"}})
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+def kubeconfig(server, tmp_path):
+    path = tmp_path / "kubeconfig"
+    text = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u", "namespace": "nodeagent"}}],
+        "clusters": [{"name": "c", "cluster": {"server": server.url}}],
+        "users": [
+            {"name": "u", "user": {"token": server.token("system:serviceaccount:nodeagent:nodeagent")}}
+        ],
+    }
+    path.write_text(yaml.safe_dump(text))
+    return path
+
+
+def events(server):
+    return {(one["involvedObject"]["kind"], one["reason"]) for one in server.objects("events")}
+
+
+async def test_a_link_that_fails_is_an_event_a_condition_and_a_report(server, kubeconfig):
+    async with node() as n:
+        await n.kubelet.start()
+        text = f"cluster: {{access: kubeconfig, kubeconfig: {kubeconfig}, conditions: true, label: true}}\n"
+        await n.start_agent(n.configure(text), node_name="gpu-0")
+        await n.allocatable(f"{HEAD}/nic0", 4)
+        assert (await n.kubelet.admit(PodSpec.single("p", {f"{HEAD}/nic0": 1}))).admitted
+        await n.until(lambda: n.agent.inventory.snapshot.holdings)
+        n.machine.set_link(0, up=False)
+        await server.until(lambda: ("Pod", "DeviceFailed") in events(server))
+        assert ("Node", "LinkCarrierDown") in events(server)
+        await server.until(lambda: server.one("nodes", "gpu-0").get("status", {}).get("conditions"))
+        types = {one["type"] for one in server.one("nodes", "gpu-0")["status"]["conditions"]}
+        assert types == {"nodeagent.io/LinkHealthy", "nodeagent.io/GpuHealthy"}
+        assert server.counts["get", "nodelinks"], "the report of an earlier life is looked for"
+        n.machine.set_link(0, up=True)
+        await server.until(lambda: ("Node", "Recovered") in events(server))
+
+
+@pytest.fixture
+def granted(server):
+    """The rights that daemonset/base gives, enforced, and its CRD."""
+    base = Path(__file__).parents[2] / "daemonset" / "base" / "cluster"
+    for name in ("nodelinks.yaml", "rbac.yaml"):
+        for obj in yaml.safe_load_all((base / name).read_text()):
+            if obj["kind"] in ("Role", "RoleBinding"):
+                obj["metadata"].setdefault("namespace", "nodeagent")  # as kustomization.yaml does
+            server.put(obj)
+    server.rbac = True
+
+
+async def test_the_base_rights_are_enough_and_what_they_lack_is_said_once(
+    server, kubeconfig, granted, caplog
+):
+    async with node() as n:
+        await n.kubelet.start()
+        text = f"cluster: {{access: kubeconfig, kubeconfig: {kubeconfig}, conditions: true}}\n"
+        await n.start_agent(n.configure(text), node_name="gpu-0")
+        await n.allocatable(f"{HEAD}/nic0", 4)
+        assert (await n.kubelet.admit(PodSpec.single("p", {f"{HEAD}/nic0": 1}))).admitted
+        await n.until(lambda: n.agent.inventory.snapshot.holdings)
+        n.machine.set_link(0, up=False)
+        await server.until(lambda: {("Pod", "DeviceFailed"), ("Node", "LinkCarrierDown")} <= events(server))
+        await server.until(lambda: server.counts["patch", "nodes/status"])
+    refused = {(seen.verb, seen.resource) for seen in server.requests if seen.status == 403}
+    assert refused == {("get", "pods"), ("get", "nodes"), ("patch", "nodes/status")}
+    assert caplog.text.count("a role must grant us the verb patch on nodes/status") == 1
+
+
+async def test_an_agent_whose_api_server_is_away_serves_its_kubelet(server, kubeconfig):
+    await server.stop()
+    async with node() as n:
+        await n.kubelet.start()
+        text = f"cluster: {{access: kubeconfig, kubeconfig: {kubeconfig}}}\n"
+        await n.start_agent(n.configure(text), node_name="gpu-0")
+        await n.allocatable(f"{HEAD}/nic0", 4)
+        await n.until(lambda: all(status.registered for status in n.agent.plugins.statuses()))
+        assert (await n.get("/readyz"))[0] == 200
+
+
+def test_outside_a_cluster_nothing_of_it_is_loaded():
+    code = "import sys, nodeagent.agent; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert not {"urllib3", "nodeagent.kube.client", "nodeagent.cluster.events"} & set(done.stdout.split())
+
+
+def test_absence_is_no_error_unless_it_was_asked_for(monkeypatch, tmp_path):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert publish.way(ClusterSettings(), "gpu-0") is None
+    assert publish.way(ClusterSettings(access="none"), "gpu-0") is None
+    with pytest.raises(Fatal, match="set it to auto or none"):
+        publish.way(ClusterSettings(access="in-cluster"), "gpu-0")
+    with pytest.raises(Fatal, match="nowhere: No such file"):
+        publish.way(ClusterSettings(access="kubeconfig", kubeconfig=str(tmp_path / "nowhere")), "gpu-0")
+
+
+def test_a_node_without_a_name_tells_nobody(kubeconfig, caplog):
+    settings = ClusterSettings(access="kubeconfig", kubeconfig=str(kubeconfig))
+    assert publish.way(settings, None) is None
+    assert "give NODE_NAME" in caplog.text
+    assert publish.way(settings, "gpu-0").node == "gpu-0"

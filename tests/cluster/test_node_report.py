@@ -1,0 +1,316 @@
+"""The report of a node: what it says, when it says something new, and what silence does to it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodeagent.cluster.node_report import REPORT, Report, body, report
+from nodeagent.fabric.nodelinks import NodeLinks, decode
+from nodeagent.inventory import Inventory
+from nodeagent.kube.access import Access
+from nodeagent.kube.claims import NodeClaim, node_of
+from nodeagent.kube.client import Client
+from nodeagent.model import Function, Health, Identifier, Link, Neighbor, Reason, Snapshot, State
+from nodeagent.sim.apiserver import ApiServer
+from tests.support.manifests import built, of_kind
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+RAILS = {f"0000:{0x18 + n:02x}:00.0": (f"nic{n}", n) for n in range(8)}
+
+
+def function(n: int, **fields: object) -> Function:
+    made = Function(
+        f"0000:{0x18 + n:02x}:00.0", "15b3", "1021", "mlx5_core", f"enp{24 + n}s0np0", "ethernet", None, None, None,
+        0, ("pci0000:15",),
+    )  # fmt: skip
+    return replace(made, **fields)
+
+
+def link(n: int) -> Link:
+    return Link(
+        f"enp{24 + n}s0np0",
+        f"0000:{0x18 + n:02x}:00.0",
+        f"02:00:00:00:00:0{n}",
+        True,
+        True,
+        "up",
+        400000,
+        9000,
+    )
+
+
+def neighbor(n: int, port: str = "Ethernet1/1", leaf: str = "", **fields: object) -> Neighbor:
+    made = Neighbor(
+        f"enp{24 + n}s0np0",
+        Identifier("mac", f"02:00:00:00:01:0{n}"),
+        Identifier("ifname", port),
+        system_name=leaf or f"su1-leaf0{n + 1}",
+        port_description=port,
+        management_addresses=(f"10.0.0.{n}",),
+        confirmed=True,
+    )
+    return replace(made, **fields)
+
+
+def snapshot(*neighbors: Neighbor, count: int = 8) -> Snapshot:
+    return Snapshot(
+        functions=tuple(map(function, range(count))),
+        links=tuple(map(link, range(count))),
+        neighbors=neighbors,
+    )
+
+
+def told(
+    facts: Snapshot, before: NodeLinks | None = None, later_s: float = 0.0, **options: bool
+) -> NodeLinks:
+    return report(
+        facts, "gpu-0", RAILS, before, now=NOON + timedelta(seconds=later_s), namespace="nodeagent", **options
+    )
+
+
+def test_eight_links_are_one_small_object_that_reads_back():
+    made = told(snapshot(*map(neighbor, range(8))))
+    raw = msgspec.json.encode(made)
+    assert decode(raw) == made
+    assert len(raw) < 3300
+    first = msgspec.to_builtins(made.links[0])
+    assert first == {
+        "name": "nic0", "netdev": "enp24s0np0", "pciAddress": "0000:18:00.0", "mac": "02:00:00:00:00:00",
+        "fabric": "compute", "rail": 0, "speedMbps": 400000, "state": "healthy",
+        "neighbor": {
+            "chassisID": {"subtype": "mac", "value": "02:00:00:00:01:00"},
+            "portID": {"subtype": "ifname", "value": "Ethernet1/1"},
+            "systemName": "su1-leaf01",
+            "managementAddresses": ("10.0.0.0",),
+        },
+        "lastTransitionTime": "2026-11-21T12:00:00Z",
+    }  # fmt: skip
+
+
+def test_time_alone_says_nothing_new():
+    facts = snapshot(*map(neighbor, range(8)))
+    first = told(facts)
+    assert told(facts, first, 86400) == first
+
+
+def test_a_link_that_fails_is_news_with_its_time_and_reason_and_keeps_its_neighbor():
+    first = told(snapshot(neighbor(0), count=1))
+    down = Health(State.DOWN, (Reason("carrier_down", "…"),), allocatable=False)
+    facts = replace(
+        snapshot(neighbor(0, stale=True), count=1),
+        functions=(function(0, health=down),),
+    )
+    second = told(facts, first, 60)
+    (one,) = second.links
+    assert (one.state, one.reasons, one.last_transition_time) == (
+        "down", ("carrier_down",), "2026-11-21T12:01:00Z",
+    )  # fmt: skip
+    assert one.neighbor is not None
+    assert one.neighbor.stale
+    assert one.neighbor.system_name == "su1-leaf01"
+    assert told(facts, second, 7200) == second
+
+
+def test_the_first_neighbor_is_stated_at_once_and_another_only_when_it_is_confirmed():
+    first = told(snapshot(neighbor(0, confirmed=False), count=1))
+    assert first.links[0].neighbor is not None
+    other = neighbor(0, leaf="su2-leaf01", chassis_id=Identifier("mac", "02:00:00:00:02:00"), confirmed=False)
+    held = told(snapshot(other, count=1), first)
+    assert held.links[0].neighbor == msgspec.structs.replace(first.links[0].neighbor, stale=True)
+    moved = told(snapshot(replace(other, confirmed=True), count=1), held)
+    assert moved.links[0].neighbor is not None
+    assert moved.links[0].neighbor.system_name == "su2-leaf01"
+
+
+def test_of_two_neighbors_on_a_link_the_one_reported_before_stays():
+    one, two = neighbor(0), neighbor(0, "p9", "aaa", chassis_id=Identifier("local", "0"))
+    first = told(snapshot(one, count=1))
+    assert told(snapshot(two, one, count=1), first) == first
+
+
+def test_after_a_start_who_is_not_heard_yet_stays_as_reported_and_only_patience_makes_him_stale():
+    first = told(snapshot(*map(neighbor, range(8))))
+    assert told(snapshot(), first, 5, patient=True) == first
+    late = told(snapshot(), first, 130)
+    assert all(one.neighbor is not None and one.neighbor.stale for one in late.links)
+
+
+def test_a_nic_that_is_gone_after_a_restart_is_down_and_keeps_its_place():
+    first = told(snapshot(*map(neighbor, range(8))))
+    facts = snapshot(*map(neighbor, range(7)), count=7)
+    assert told(facts, first, patient=True) == first
+    second = told(facts, first, 200)
+    assert [one.name for one in second.links] == [f"nic{n}" for n in range(8)]
+    assert (second.links[7].state, second.links[7].reasons) == ("down", ("device_missing",))
+    assert told(facts, second, 400) == second
+
+
+def test_the_node_is_read_from_the_claims_of_the_token_and_anything_else_is_none():
+    def token(payload: bytes) -> str:
+        return f"e30.{base64.urlsafe_b64encode(payload).decode().rstrip('=')}.x"
+
+    good = b'{"iss":"k","kubernetes.io":{"namespace":"n","node":{"name":"gpu-0","uid":"u-1"}}}'
+    assert node_of(f"Bearer {token(good)}") == NodeClaim("gpu-0", "u-1")
+    for bad in (b"", b"[]", b"{}", b'{"kubernetes.io":{"node":7}}', b"\xff"):
+        assert node_of(token(bad)) is None
+    for text in (None, "", "Bearer", "a.b", "a.b.c.d", "e30.%%%.x", "e30.\u00e9.x"):
+        assert node_of(text) is None
+
+
+def test_the_summary_counts_for_kubectl_and_the_owner_is_the_node():
+    facts = snapshot(neighbor(0), neighbor(1, stale=True), count=3)
+    made = body(told(facts), NodeClaim("gpu-0", "u-1"))
+    assert made["summary"] == {"links": "3/3", "switches": 1, "health": "healthy"}
+    assert made["metadata"]["ownerReferences"] == [
+        {"apiVersion": "v1", "kind": "Node", "name": "gpu-0", "uid": "u-1"}
+    ]
+
+
+@asynccontextmanager
+async def reporting(server: ApiServer) -> AsyncIterator[tuple[Inventory, Report]]:
+    inventory = Inventory()
+    client = Client(Access(server.url, token=server.token()))
+    sink = Report(
+        client,
+        inventory,
+        "gpu-0",
+        "nodeagent",
+        lambda _: RAILS,
+        jitter_s=0,
+        gather_s=0.05,
+        gap_s=0.2,
+        patience_s=0,
+    )
+    task = asyncio.create_task(sink.run())
+    try:
+        yield inventory, sink
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+        await client.close()
+
+
+async def until(server: ApiServer, good: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    async with asyncio.timeout(20):
+        while True:
+            found = server.one("nodelinks", "gpu-0", "nodeagent")
+            if found is not None and good(found):
+                return found
+            await asyncio.sleep(0.01)
+
+
+def state(inventory: Inventory, facts: Snapshot) -> None:
+    inventory.state("pci", functions=facts.functions, links=facts.links)
+    inventory.state("lldp", neighbors=facts.neighbors)
+
+
+async def test_the_object_follows_the_facts_and_a_burst_of_changes_is_few_writes():
+    server = await ApiServer().start()
+    try:
+        async with reporting(server) as (inventory, sink):
+            state(inventory, snapshot(*map(neighbor, range(8))))
+            first = await until(server, lambda found: "neighbor" in found["links"][7])
+            assert first["nodeName"] == "gpu-0"
+            for count in range(200):
+                state(inventory, snapshot(*map(neighbor, range(8 - count % 2))))
+                await asyncio.sleep(0)
+            state(inventory, snapshot(*(neighbor(n, f"Ethernet9/{n}") for n in range(8))))
+            await until(
+                server, lambda found: found["links"][0]["neighbor"]["portID"]["value"] == "Ethernet9/0"
+            )
+            assert sink.writes <= 4
+    finally:
+        await server.stop()
+
+
+async def test_an_outage_is_said_once_and_what_is_true_afterwards_is_written(
+    caplog: pytest.LogCaptureFixture,
+):
+    server = await ApiServer().start()
+    try:
+        async with reporting(server) as (inventory, _):
+            state(inventory, snapshot(neighbor(0), count=1))
+            await until(server, lambda found: True)
+            port = server.port
+            await server.stop()
+            state(inventory, snapshot(neighbor(0, "p1"), count=1))
+            await asyncio.sleep(0.5)
+            state(inventory, snapshot(neighbor(0, "p2"), count=1))
+            await server.start(port)
+            await until(server, lambda found: found["links"][0]["neighbor"]["portID"]["value"] == "p2")
+        assert sum("does not reach" in line for line in caplog.messages) <= 2
+    finally:
+        await server.stop()
+
+
+async def test_an_agent_that_starts_again_writes_nothing_that_is_not_new():
+    server = await ApiServer().start()
+    try:
+        facts = snapshot(*map(neighbor, range(8)))
+        async with reporting(server) as (inventory, sink):
+            state(inventory, facts)
+            await until(server, lambda found: "neighbor" in found["links"][7])
+        async with reporting(server) as (inventory, sink):
+            state(inventory, facts)
+            await asyncio.sleep(0.3)
+            assert sink.writes == 0
+    finally:
+        await server.stop()
+
+
+# --- what the agent writes, at the real definition ----------------------------------------------------------
+
+
+def crd() -> dict[str, Any]:
+    (one,) = of_kind(built(), "CustomResourceDefinition")
+    return one
+
+
+def hostile(n: int) -> Neighbor:
+    """As much as a frame can carry, of what does not print."""
+    return Neighbor(
+        f"enp{24 + n}s0np0",
+        Identifier("mac", ":".join(["ff"] * 255)),
+        Identifier("unknown(9)", "\\xff" * 255),
+        system_name="\\xff" * 255,
+        port_description="\\u200b" * 85,
+        management_addresses=tuple(f"10.{n}.{i // 256}.{i % 256}" for i in range(700)),
+        confirmed=True,
+    )
+
+
+async def test_what_an_agent_writes_is_taken_by_the_definition_that_is_shipped_and_nothing_is_dropped():
+    """A report that is refused is refused for ever: the node would be without a place because of a switch's text."""
+    server = await ApiServer().start()
+    try:
+        server.put(crd())
+        client = Client(Access(server.url, token=server.token()))
+        for facts in (snapshot(), snapshot(*map(neighbor, range(8))), snapshot(*map(hostile, range(8)))):
+            written = body(told(facts), NodeClaim("gpu-0", "u-0"))
+            await client.apply(REPORT, written, force=True)
+            found = server.one("nodelinks", "gpu-0", "nodeagent")
+            assert found is not None
+            for part in ("nodeName", "summary", "links"):
+                assert found[part] == json.loads(json.dumps(written[part]))
+        await client.close()
+    finally:
+        await server.stop()
+
+
+def test_addresses_that_are_told_in_another_order_are_no_news():
+    one, other = (
+        neighbor(0, management_addresses=found)
+        for found in (("10.0.0.2", "10.0.0.1"), ("10.0.0.1", "10.0.0.2"))
+    )
+    first = told(snapshot(one, count=1))
+    assert told(snapshot(other, count=1), first).links == first.links

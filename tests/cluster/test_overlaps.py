@@ -1,0 +1,178 @@
+"""The condition on HyperNodes that overlap with somebody else's, against the stand-in API server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from nodeagent.cluster.overlaps import AT_ONCE, MANAGER, PAUSE_S, RETRY_S, Overlaps
+from nodeagent.config.fabric_settings import FabricConfig
+from nodeagent.controller import Controller, Place
+from nodeagent.kube.access import Access
+from nodeagent.kube.client import Client
+from nodeagent.kube.resource import HYPERNODES
+from nodeagent.sim.apiserver import ApiServer
+from tests.controller.test_controller import FIRST, RULES, SECOND, cluster, groups, until
+
+
+def hypernode(name: str, *members: str, source: str = "nodeagent") -> dict[str, Any]:
+    return {
+        "apiVersion": "topology.volcano.sh/v1alpha1",
+        "kind": "HyperNode",
+        "metadata": {"name": name, "labels": {"volcano.sh/network-topology-source": source}},
+        "spec": {
+            "tier": 1,
+            "members": [{"type": "Node", "selector": {"exactMatch": {"name": one}}} for one in members],
+        },
+    }
+
+
+def status(server: ApiServer, name: str) -> dict[str, Any]:
+    found = server.one("hypernodes", name)
+    assert found is not None
+    return found.get("status", {})
+
+
+def marked(server: ApiServer) -> set[str]:
+    return {
+        found["metadata"]["name"]
+        for found in server.objects("hypernodes")
+        if any(one["type"] == "Overlap" for one in found.get("status", {}).get("conditions", ()))
+    }
+
+
+def writes(server: ApiServer) -> int:
+    return sum(seen.resource == "hypernodes/status" for seen in server.requests)
+
+
+NAMES = [f"leaf-{number:02}" for number in range(AT_ONCE + 5)]
+
+
+@asynccontextmanager
+async def client(server: ApiServer, manager: str) -> AsyncIterator[Client]:
+    made = Client(Access(server.url, token=server.token()), manager=manager)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+@asynccontextmanager
+async def stage() -> AsyncIterator[tuple[ApiServer, Overlaps]]:
+    server = await ApiServer().start()
+    try:
+        for name in NAMES:
+            server.put({**hypernode(name, f"node-{name}"), "status": {"nodeCount": 1}})
+        async with client(server, "controller") as one:
+            yield server, Overlaps(one)
+    finally:
+        await server.stop()
+
+
+async def test_the_condition_comes_and_goes_with_the_overlap_and_the_count_of_nodes_stays() -> None:
+    async with stage() as (server, overlaps):
+        for _ in range(3):  # said again it is not written again
+            assert await overlaps.mark({"leaf-00": ("ufm-1", "ufm-2")}, NAMES) is None
+        (condition,) = status(server, "leaf-00")["conditions"]
+        assert (condition["type"], condition["status"], condition["reason"]) == (
+            "Overlap",
+            "True",
+            "ForeignHyperNode",
+        )
+        assert condition["message"].startswith("ufm-1, ufm-2 of another owner")
+        assert status(server, "leaf-00")["nodeCount"] == 1
+        assert (marked(server), writes(server)) == ({"leaf-00"}, 1)
+        for _ in range(3):
+            assert await overlaps.mark({}, NAMES) is None
+        assert status(server, "leaf-00") == {"nodeCount": 1}
+        assert writes(server) == 2
+
+
+async def test_another_leader_finds_what_is_marked() -> None:
+    async with stage() as (server, overlaps):
+        await overlaps.mark({"leaf-00": ("x",), "leaf-01": ("x",)}, NAMES)
+        overlaps.forget()
+        await overlaps.mark({"leaf-01": ("x",)}, NAMES)
+        assert (marked(server), writes(server)) == ({"leaf-01"}, 3)
+
+
+async def test_many_are_marked_a_few_at_a_time() -> None:
+    async with stage() as (server, overlaps):
+        everybody = dict.fromkeys(NAMES, ("x",))
+        assert await overlaps.mark(everybody, NAMES) == PAUSE_S
+        assert len(marked(server)) == AT_ONCE
+        assert await overlaps.mark(everybody, NAMES) is None
+        assert marked(server) == set(NAMES)
+
+
+async def test_conditions_of_somebody_else_stay_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
+    theirs = [{"type": "Ready", "status": "True", "reason": "Fine", "message": ""}]
+    async with stage() as (server, overlaps):
+        async with client(server, "volcano") as other:
+            body = {"metadata": {"name": "leaf-00"}, "status": {"conditions": theirs}}
+            await other.apply(HYPERNODES, body, subresource="status")
+        for _ in range(3):
+            assert await overlaps.mark({"leaf-00": ("x",), "leaf-01": ("x",)}, NAMES) is None
+        assert status(server, "leaf-00")["conditions"] == theirs
+        assert marked(server) == {"leaf-01"}
+        assert sum("conditions of somebody else" in one.getMessage() for one in caplog.records) == 1
+
+
+@pytest.mark.parametrize("fault", ["403", "500"])
+async def test_a_write_that_fails_is_said_once_and_made_later(
+    fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with stage() as (server, overlaps):
+        server.fail(fault, verb="patch", resource="hypernodes/status", times=2)
+        for _ in range(2):
+            assert await overlaps.mark({"leaf-00": ("x",)}, NAMES) == RETRY_S
+        assert sum("cannot be marked" in one.getMessage() for one in caplog.records) == 1
+        assert await overlaps.mark({"leaf-00": ("x",)}, NAMES) is None
+        assert marked(server) == {"leaf-00"}
+
+
+async def test_one_that_is_gone_is_nobodys_trouble() -> None:
+    async with stage() as (server, overlaps):
+        await overlaps.mark({"leaf-00": ("x",)}, NAMES)
+        server.remove("hypernodes", "leaf-00")
+        server.remove("hypernodes", "leaf-01")
+        assert await overlaps.mark({"leaf-01": ("x",)}, NAMES[1:]) is None
+        assert marked(server) == set()
+
+
+async def lead(server: ApiServer, config: FabricConfig) -> tuple[Controller, asyncio.Task[None]]:
+    place = Place("nodeagent", "a", None, 0.05, 3.0, 2.0, 0.2)
+    controller = Controller(RULES, Access(server.url, token=server.token()), place, config)
+    return controller, asyncio.create_task(controller.run())
+
+
+@pytest.mark.parametrize("on", [True, False])
+async def test_the_controller_marks_those_of_ours_that_overlap_where_it_is_asked_to(on: bool) -> None:
+    async with cluster() as server:
+        controller, task = await lead(server, FabricConfig(overlap_condition=on))
+        try:
+            await until(lambda: groups(server) == [FIRST, SECOND])
+            (ours,) = (
+                found["metadata"]["name"]
+                for found in server.objects("hypernodes")
+                if FIRST[0] in str(found["spec"])
+            )
+            await until(lambda: controller.hypernodes.writes.total() == 2)
+            server.put(hypernode("ufm-leaf", FIRST[0], "node-elsewhere", source="ufm"))
+            await until(lambda: server.objects("events"))
+            if on:
+                await until(lambda: marked(server) == {ours})
+                entry = server.one("hypernodes", ours)["metadata"]["managedFields"]
+                assert {one["manager"] for one in entry if one.get("subresource") == "status"} == {MANAGER}
+            server.remove("hypernodes", "ufm-leaf")
+            await until(lambda: not controller.events._said)
+            await until(lambda: not marked(server))
+            assert writes(server) == (2 if on else 0)
+            assert controller.hypernodes.writes.total() == 2
+        finally:
+            task.cancel()
+            await asyncio.wait((task,))

@@ -1,0 +1,78 @@
+"""`nodeagent health` before an agent that is guarded, that ends, or that is none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from nodeagent.cli import main
+from tests.support.certificates import Authority
+from tests.support.running_agent import node
+
+
+@pytest.mark.needs("openssl")
+async def test_the_verb_asks_an_agent_behind_tls_and_a_token(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    certificate, key = Authority(tmp_path).sign("agent")
+    token = tmp_path / "token"
+    token.write_text("one\ntwo\n")
+    async with node() as n:
+        made = n.configure(f"web: {{certificateFile: {certificate}, keyFile: {key}, tokenFile: {token}}}\n")
+        await n.kubelet.start()
+        await n.start_agent(made)
+        verb = ["health", "--json", "--listen", f"127.0.0.1:{n.port}"]
+        assert await asyncio.to_thread(main, [*verb, "--config", str(n.config_file)]) == 0
+        told = capsys.readouterr()
+        assert "no agent" not in told.err
+        assert {one["kind"] for one in json.loads(told.out)} == {"nic", "gpu"}
+        assert await asyncio.to_thread(main, verb) == 1
+        assert "--config" in capsys.readouterr().err, "who speaks plainly to TLS is told what would help"
+        token.write_text("three\n")
+        other = tmp_path / "other.yaml"
+        wrong = tmp_path / "wrong"
+        wrong.write_text("wrong\n")
+        other.write_text(n.config_file.read_text().replace(str(token), str(wrong)))
+        assert await asyncio.to_thread(main, [*verb, "--config", str(other)]) == 1
+        assert "401" in capsys.readouterr().err
+        wrong.unlink()
+        assert await asyncio.to_thread(main, [*verb, "--config", str(other)]) == 1
+        assert str(wrong) in capsys.readouterr().err
+
+
+@pytest.mark.needs("openssl")
+async def test_the_verb_shows_the_agents_own_certificate_where_one_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.sign("agent")
+    async with node() as n:
+        made = n.configure(
+            f"web: {{certificateFile: {certificate}, keyFile: {key}, clientCaFile: {authority.certificate}}}\n"
+        )
+        await n.kubelet.start()
+        await n.start_agent(made)
+        verb = ["health", "--json", "--listen", f"127.0.0.1:{n.port}", "--config", str(n.config_file)]
+        assert await asyncio.to_thread(main, verb) == 0, capsys.readouterr().err
+
+
+def test_what_speaks_but_is_no_agent_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    for answer in (b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+
+            def serve(server: socket.socket = server, answer: bytes = answer) -> None:
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(answer)
+
+            thread = threading.Thread(target=serve)
+            thread.start()
+            assert main(["health", "--listen", f"127.0.0.1:{server.getsockname()[1]}"]) == 1
+            thread.join()
+            assert "127.0.0.1" in capsys.readouterr().err

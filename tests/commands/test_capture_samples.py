@@ -1,0 +1,138 @@
+"""Samples recorded, for a while or at the moment of a capture."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from nodeagent.cli import main
+from nodeagent.commands.capture.machine import CaptureError, capture
+from nodeagent.commands.capture.recorder import record
+from nodeagent.commands.health.replay import replay
+from nodeagent.health.engine import Terms
+from nodeagent.health.recording import decode
+from nodeagent.health.samples import Source
+from nodeagent.host.sysfs import Tree
+from nodeagent.sampling.recorded_samples import load
+from nodeagent.sim.machine import Machine
+from nodeagent.sources.gpu_source import Pace
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> tuple[Machine, Path]:
+    made = Machine.load("two-gpu-two-nic")
+    made.write(tmp_path / "m")
+    return made, tmp_path / "m"
+
+
+def test_a_recording_is_read_back_and_names_devices_and_no_node(machine, tmp_path):
+    made, root = machine
+    file = tmp_path / "samples.jsonl"
+    assert "samples of 3 PFs and 2 GPUs" in record(root, file, 0.7)
+    with file.open("rb") as lines:
+        header, rest = decode(lines)
+        samples = list(rest)
+    nic = made.nic(0)
+    mine = next(one for one in header.devices if one.device == nic.address)
+    assert (mine.netdev, mine.rdma, mine.speed_mbps, mine.default_route) == (
+        "enp24s0np0",
+        "mlx5_0",
+        400_000,
+        False,
+    )
+    assert mine.mac == nic.netdev.mac
+    assert mine.path[-1] == nic.address
+    assert {one.source for one in samples if one.device == nic.address} == set(Source) - {Source.GPU}
+    for source in Source:
+        times = [one.at for one in samples if one.source is source and one.device == nic.address]
+        assert times == sorted(times)
+
+
+def until_it_holds(file: Path, *texts: str) -> None:
+    """A file announces nothing: asked every few milliseconds."""
+    ends = time.monotonic() + 20
+    while not (file.exists() and all(text in file.read_text() for text in texts)):
+        assert time.monotonic() < ends, texts
+        time.sleep(0.005)
+
+
+def test_what_befalls_a_gpu_is_recorded_and_judged_again(machine, tmp_path):
+    made, root = machine
+    file = tmp_path / "samples.jsonl"
+    made.ecc(0, uncorrectable=1)
+    pace = Pace(interval_s=0.2, vitals_s=0.5)
+    recording = threading.Thread(target=record, args=(root, file, 4.0), kwargs={"pace": pace})
+    recording.start()
+    until_it_holds(file, '"gpu_celsius"', '"gpu_lost"')
+    made.raise_xid(1, 79)
+    made.set_recovery_action(1, "gpu_reset")
+    until_it_holds(file, '"gpu_xids/79"', '"gpu_recovery_action":"gpu_reset"')
+    made.reset_gpu(1)
+    recording.join()
+    with file.open("rb") as lines:
+        header, rest = decode(lines)
+        samples = list(rest)
+    cards = {one.device: one for one in header.devices if one.kind == "gpu"}
+    assert [one.index for one in cards.values()] == [0, 1]
+    assert {one.numa_node for one in cards.values()} == {0, 1}
+    for card in cards:
+        times = [one.at for one in samples if one.device == card]
+        assert len(times) > 10
+        assert times == sorted(times)
+    told = [
+        (one.name, tuple(reason.key for reason in one.after.reasons), one.after.allocatable)
+        for one in replay(header, samples, Terms())
+        if one.device in cards
+    ]
+    assert ("GPU0", ("sram_uncorrectable",), False) in told
+    assert any("xid_79" in reasons for name, reasons, _ in told if name == "GPU1")
+    assert [one for one in told if one[0] == "GPU1"][-1] == ("GPU1", (), True)
+
+
+def test_a_driver_that_fails_is_named_and_the_nics_are_recorded(machine, tmp_path):
+    made, root = machine
+    made.fail_driver("init", "Driver/library version mismatch")
+    file = tmp_path / "samples.jsonl"
+    told = record(root, file, 0.3)
+    assert "3 PFs and 0 GPUs" in told
+    assert "gpu: Driver/library version mismatch" in told
+    assert file.read_bytes().count(b"\n") > 3
+
+
+def test_a_recording_replaces_no_file(machine, tmp_path):
+    file = tmp_path / "samples.jsonl"
+    file.write_text("an incident that will not happen again\n")
+    with pytest.raises(CaptureError, match="is there already"):
+        record(machine[1], file, 0.1)
+    assert file.read_text().startswith("an incident")
+
+
+def test_the_verb_records_samples(machine, tmp_path, capsys):
+    file = tmp_path / "samples.jsonl"
+    assert main(["capture", "--root", str(machine[1]), "--samples", "0.3", str(file)]) == 0
+    assert "nodeagent health replay" in capsys.readouterr().out
+    assert file.read_bytes().startswith(b'{"form":"nodeagent-samples"')
+    assert main(["capture", "--root", str(machine[1]), "--samples", "1", "--scramble", str(file)]) == 2
+
+
+def test_a_capture_holds_what_was_measured_but_no_serial_number(machine, tmp_path):
+    made, root = machine
+    made.count(0, "symbol_errors", 5)
+    made.downtrain(0, width=4)
+    capture(root, tmp_path / "c", scramble=False)
+    text = (tmp_path / "c/.nodeagent/samples.json").read_text()
+    assert "module_part" in text
+    assert "serial" not in text
+    assert isinstance(json.loads(text), list)
+    device = made.nic(0).address
+    values = {
+        name: value
+        for one in load(Tree(tmp_path / "c"))
+        if one.device == device
+        for name, value in one.values.items()
+    }
+    assert (values["symbol_errors"], values["pcie_width"], values["pcie_expected_width"]) == (5, 4, 16)

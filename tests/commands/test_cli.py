@@ -1,0 +1,331 @@
+"""The command line: what is printed where, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from nodeagent.cli import main
+from nodeagent.sim.machine import Machine
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "nodeagent", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.fixture(scope="module")
+def dgx(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("machine") / "dgx"
+    Machine.load("dgx-h100").write(root)
+    return root
+
+
+def compare(name: str, text: str) -> None:
+    path = GOLDEN / name
+    if os.environ.get("NODEAGENT_GOLDEN") == "write":
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "",
+        "run",
+        "scan",
+        "config",
+        "config check",
+        "doctor",
+        "vfs",
+        "vfs apply",
+        "vfs show",
+        "capture",
+        "demo",
+    ],
+)
+def test_every_verb_teaches_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*verb.split(), "--help"])
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    assert "usage: nodeagent" in told
+    if verb not in ("", "vfs", "config"):
+        assert "--root DIR" in told
+
+
+def test_a_scan_of_a_dgx_h100_is_as_reviewed(dgx: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scan", "--root", str(dgx)]) == 0
+    compare("scan-dgx-h100.txt", capsys.readouterr().out)
+
+
+def test_a_scan_on_a_narrow_terminal_shortens_uuids_as_far_as_they_differ(dgx: Path) -> None:
+    import asyncio
+
+    from nodeagent.commands.scan import listing
+    from nodeagent.config import Config
+
+    seen = asyncio.run(listing.once(Config(), dgx))
+    wide, narrow = listing.as_table(seen, 200), listing.as_table(seen, 100)
+    assert listing.as_table(seen) == wide
+    gpus = [line for line in narrow.splitlines() if "GPU-" in line]
+    assert len({line.split()[1] for line in gpus}) == 8
+    assert all(line.split()[1] in wide and len(line) <= 100 for line in gpus)
+    alike = ["GPU-3a3372fa-989f", "GPU-3a3372fa-1111", "GPU-61ba988e-3ee2"]
+    assert listing.beginnings(alike) == ["GPU-3a3372fa-9", "GPU-3a3372fa-1", "GPU-61ba988e-3"]
+    assert listing.beginnings([]) == []
+    assert listing.beginnings(["a", "a"]) == ["a", "a"]
+
+
+def test_a_scan_for_programs_is_one_json_object(dgx: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scan", "--root", str(dgx), "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)
+    assert {
+        entry["resource"]: sum(len(d["ids"]) for d in entry["devices"]) for entry in seen["resources"]
+    } == {
+        **{f"nvidia-dgx-h100/nic{rail}": 8 for rail in range(8)},
+        "nvidia-dgx-h100/gpu-mem": 632,
+    }
+    near = {(entry["gpu"], entry["pf"]) for entry in seen["affinity"] if entry["affinity"] == "PIX"}
+    assert len(near) == 8
+    assert seen["gpus"][0]["health"] == {"state": "healthy", "reasons": [], "allocatable": True}
+
+
+def test_a_scan_names_each_fault_with_its_reason(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    root = tmp_path / "r"
+    machine = Machine.load("two-gpu-two-nic")
+    machine.write(root)
+    machine.set_link(0, up=False)
+    machine.lose_gpu(1)
+    machine.bind("0000:9a:00.2", None)
+    config = tmp_path / "nodeagent.yaml"
+    config.write_text(
+        'apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\nhealth: {expected: [{links: ["*"]}]}\n'
+    )
+    assert main(["scan", "--root", str(root), "--config", str(config)]) == 0
+    told = capsys.readouterr().out
+    assert "enp24s0np0 0000:18:00.0: down: carrier_down" in told
+    assert "gpu_lost" in told
+    assert "0000:9a:00.2: down: driver_unbound" in told
+
+
+def test_a_count_that_cannot_be_read_is_a_dash(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    Machine.load("two-gpu-two-nic").write(tmp_path)
+    (tmp_path / "sys/bus/pci/devices/0000:18:00.0/sriov_numvfs").unlink()
+    for verb in (["scan"], ["vfs", "show"]):
+        assert main([*verb, "--root", str(tmp_path)]) == 0
+        told = capsys.readouterr().out
+        assert " -/16 " in told
+        assert "None" not in told
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan", "soon"])
+def test_a_time_that_cannot_pass_is_bad_usage(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("scan", "neighbors"):
+        with pytest.raises(SystemExit) as ended:
+            main([verb, f"--wait={seconds}"])
+        assert ended.value.code == 2
+        assert "--wait" in capsys.readouterr().err
+
+
+def test_a_pipe_is_decoded_while_it_is_open(tmp_path: Path) -> None:
+    from tests.lldp.test_pcap import LLDP, pcap
+
+    doing = [sys.executable, "-m", "nodeagent", "decode", "-"]
+    with subprocess.Popen(doing, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(pcap(LLDP))
+        process.stdin.flush()
+        assert b"ifname swp1" in process.stdout.readline()
+        process.stdin.close()
+        assert process.stdout.read() == b""
+    assert process.returncode == 0
+
+
+def test_a_capture_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = tmp_path / "broken.pcap"
+    for content, why in ((None, "No such file or directory"), (b"", "empty"), (b"hello", "neither pcap nor")):
+        if content is not None:
+            broken.write_bytes(content)
+        assert main(["decode", str(broken)]) == 1
+        told = capsys.readouterr()
+        assert told.out == ""
+        assert told.err.startswith(f"nodeagent: {broken}: ")
+        assert why in told.err
+
+
+def test_a_root_that_is_no_machine_fails_with_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["scan", "--root", str(tmp_path)]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert (
+        told.err
+        == f"nodeagent: {tmp_path} has no /sys: --root takes the root of a machine, a capture or a simulation\n"
+    )
+
+
+def test_bad_usage_is_2() -> None:
+    for arguments in ([], ["scann"], ["run", "--listen", "9808"], ["vfs"], ["config"]):
+        done = run(*arguments)
+        assert done.returncode == 2, arguments
+        assert done.stdout == ""
+        assert "usage:" in done.stderr
+
+
+@pytest.mark.parametrize("where", [("vfs", "--root", "{}", "show"), ("vfs", "show", "--root", "{}")])
+def test_the_root_counts_wherever_it_is_named(
+    where: tuple[str, ...], dgx: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([part.format(dgx) for part in where]) == 0
+    assert "0000:18:00.0" in capsys.readouterr().out
+
+
+def test_a_configuration_is_checked_on_a_machine_only_where_one_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "good.yaml"
+    path.write_text("apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n")
+    nowhere = str(tmp_path / "nowhere")
+    assert main(["config", "check", str(path)]) == 0
+    assert main(["config", "--root", nowhere, "check", str(path)]) == 1
+    assert main(["config", "check", "--root", nowhere, str(path)]) == 1
+    assert "has no /sys" in capsys.readouterr().err
+
+
+def test_a_configuration_is_checked_line_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(
+        "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\nresurces: []\nscanSeconds: fast\n"
+        "resources:\n- kind: gpu-mem\n  sliceMib: 4\n"
+    )
+    assert main(["config", "check", str(path)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith(f"{path}:3:1: ")
+    assert "did you mean resources?" in lines[0]
+    assert "scanSeconds" in lines[1]
+    assert "did you mean sliceMiB?" in lines[2]
+
+
+def test_a_configuration_that_no_kubelet_would_take_is_refused_with_the_size_that_fits(
+    tmp_path: Path, dgx: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(
+        "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\nresources: [{kind: gpu-mem, sliceMiB: 1}]\n"
+    )
+    assert main(["config", "check", str(path)]) == 2
+    assert f"{path}:3:" in (assumed := capsys.readouterr().err)
+    assert "assumed: 8 GPUs of 81559 MiB" in assumed
+    assert main(["config", "check", "--root", str(dgx), str(path)]) == 2
+    assert "this machine" in capsys.readouterr().err
+
+
+def test_the_default_configuration_is_good_and_a_missing_file_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "defaults"]) == 0
+    path = tmp_path / "default.yaml"
+    path.write_text(capsys.readouterr().out)
+    assert main(["config", "check", str(path)]) == 0
+    assert "good" in capsys.readouterr().out
+    assert main(["config", "schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["$schema"]
+    assert main(["scan", "--config", str(tmp_path / "missing.yaml")]) == 2
+    assert "cannot be read: No such file or directory" in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_is_no_error(dgx: Path) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m nodeagent scan --root {dgx} --json | head -c 10; exit ${{PIPESTATUS[0]}}",
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_daemon_ends_well_on_sigterm_without_a_kubelet(dgx: Path, tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [
+            *(sys.executable, "-m", "nodeagent", "run", "--root", str(dgx)),
+            *("--kubelet-dir", str(tmp_path / "kubelet"), "--listen", "127.0.0.1:0"),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "waiting for it" in line:
+                break
+        process.send_signal(signal.SIGTERM)
+        rest = process.stderr.read()
+        assert process.wait(20) == 0
+    assert "Traceback" not in rest
+
+
+def test_the_demo_shows_everything_and_ends_with_0() -> None:
+    done = run("demo", "--machine", "two-gpu-two-nic", "--once")
+    assert (done.returncode, done.stderr) == (0, "")
+    for told in (
+        "simulated",
+        "pod too-big",
+        "no exact multiple",
+        "XID 79",
+        "carrier back",
+        "registered again",
+    ):
+        assert told in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_demo_that_is_ended_leaves_no_process_and_no_folder(number: signal.Signals) -> None:
+    """A closed terminal says SIGHUP. The folder is short, for it holds sockets."""
+    command = [sys.executable, "-u", "-m", "nodeagent", "demo", "--machine", "two-gpu-two-nic"]
+    with tempfile.TemporaryDirectory(prefix="na-", dir="/tmp") as folder:
+        environment = {**os.environ, "TMPDIR": folder}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+            assert process.stdout is not None
+            assert any("press Ctrl-C" in line for line in process.stdout)
+            assert running(folder)
+            process.send_signal(number)
+            process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert not running(folder)
+        assert os.listdir(folder) == []
+
+
+def running(word: str) -> list[str]:
+    """The command lines that hold the word."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found.append(path.read_text())
+    return [line for line in found if word in line]
+
+
+def test_an_unknown_machine_is_named_with_those_that_are_known() -> None:
+    done = run("demo", "--machine", "dgx-h1000", "--once")
+    assert done.returncode == 1
+    assert "dgx-h100" in done.stderr

@@ -1,0 +1,329 @@
+"""plan, explain and topology: whole answers, the same for any order of the input, and input that is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from nodeagent.cli import main
+from tests.support.fabrics import Cables, End, links, rails, single
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+BISECTION = "apiVersion: nodeagent.io/v1alpha1\nkind: FabricConfig\ntiers: {assumeFullBisection: true}\n"
+
+
+def objects(cables: Cables) -> list[dict[str, Any]]:
+    return [
+        json.loads(
+            msgspec.json.encode(links(node, row, api_version="nodeagent.io/v1alpha1", kind="NodeLinks"))
+        )
+        for node, row in cables.items()
+    ]
+
+
+@pytest.fixture
+def reports(tmp_path: Path) -> Path:
+    """Two scalable units of four nodes, one cable wrong, one link silent."""
+    cables = rails(2, 4)
+    cables["su000-n000"] = (End("su001-leaf-r0", "swp60"), *cables["su000-n000"][1:])
+    cables["su001-n003"] = (*cables["su001-n003"][:7], None)
+    file = tmp_path / "links.json"
+    file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects(cables)}))
+    return file
+
+
+@pytest.fixture
+def fabric(tmp_path: Path) -> Path:
+    file = tmp_path / "fabric.yaml"
+    file.write_text(BISECTION)
+    return file
+
+
+def says(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert main([str(one) for one in arguments]) == 0
+    return capsys.readouterr().out
+
+
+def golden(name: str, said: str) -> None:
+    path = GOLDEN / name
+    if os.environ.get("NODEAGENT_GOLDEN") == "write":
+        path.write_text(said)
+    assert said == path.read_text()
+
+
+FORMS = {
+    "plan.txt": ("plan",),
+    "plan.json": ("plan", "--json"),
+    "plan.yaml": ("plan", "--yaml"),
+    "plan.diff": ("plan", "--diff"),
+    "explain-node.txt": ("explain", "su000-n000"),
+    "explain-switch.txt": ("explain", "su001-leaf-r0"),
+    "explain-hypernode.txt": ("explain", "nodeagent-t1-su000-leaf-r0-67333430"),
+    "topology.txt": ("topology",),
+    "topology.dot": ("topology", "--format", "dot"),
+    "topology.mermaid": ("topology", "--format", "mermaid"),
+    "topology.json": ("topology", "--format", "json"),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_whole_answers(name: str, reports: Path, fabric: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    golden(f"fabric-{name}", says(capsys, *FORMS[name], "--from", reports, "--fabric", fabric))
+
+
+@pytest.mark.parametrize("name", ["single-rail-2leaf-4node", "rail-optimised-2su"])
+def test_the_objects_that_a_user_expects(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Published under names given before, the whole objects are as they should be and stay so byte for byte."""
+    cables: Cables = {}
+    if name.startswith("single"):
+        cables = {f"gpu-{i}": (End(f"leaf0{i // 2 + 1}", f"swp{i}"),) for i in range(4)}
+    else:
+        for i in range(8):
+            row = tuple(End(f"su0{i // 4 + 1}-leaf-r{rail}", f"swp{i}") for rail in range(8))
+            cables[f"dgx-00{i + 1}"] = row
+    (tmp_path / "links.yaml").write_text(yaml.safe_dump_all(objects(cables)))
+    (tmp_path / "fabric.yaml").write_text(BISECTION)
+    current = GOLDEN / f"hypernodes-{name}.yaml"
+    # What put the spine into the second is heard by leaf switches, and they are silent here.
+    common = ("--from", tmp_path / "links.yaml", "--fabric", tmp_path / "fabric.yaml")
+    plan = json.loads(says(capsys, "plan", "--json", *common, "--current", current))
+    assert plan["writes"] == []
+    assert plan["anomalies"] == plan["unplaced"] == []
+    assert plan["hypernodes"] == list(yaml.safe_load_all(current.read_text()))
+    assert says(capsys, "plan", "--diff", *common, "--current", current) == ""
+    anew = json.loads(says(capsys, "plan", "--json", *common))
+    assert [strip(one) for one in anew["hypernodes"]] == [strip(one) for one in plan["hypernodes"]]
+    assert [one["verb"] for one in anew["writes"]] == ["create"] * 3
+    assert set(plan["labels"]) == set(cables)
+
+
+def strip(hypernode: dict[str, Any]) -> str:
+    """Without the digests at the end of names."""
+    text = json.dumps(hypernode).replace("spine-lldp", "assume-full-bisection")
+    for name in {
+        hypernode["metadata"]["name"],
+        *(m["selector"]["exactMatch"]["name"] for m in hypernode["spec"]["members"]),
+    }:
+        if name.startswith("nodeagent-"):
+            text = text.replace(name, name.rpartition("-")[0])
+    return text
+
+
+def test_the_same_bytes_for_any_order_form_and_hash_seed(reports: Path, tmp_path: Path) -> None:
+    items = json.loads(reports.read_text())["items"]
+    said = set()
+    for seed in range(4):
+        random.Random(seed).shuffle(items)
+        file = tmp_path / "shuffled.yaml"
+        match seed:
+            case 0:
+                file.write_text(yaml.safe_dump_all(items))
+            case 1:
+                file.write_text("\n".join(map(json.dumps, items)))
+            case 2:
+                file.write_text(json.dumps({"kind": "NodeLinksList", "items": items}))
+            case _:
+                file.write_text(json.dumps(items, indent=1))
+        done = subprocess.run(
+            [sys.executable, "-m", "nodeagent", "plan", "--json", "--from", str(file)],
+            capture_output=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+        )
+        said.add(done.stdout)
+    assert len(said) == 1
+
+
+def test_a_folder_and_the_standard_input(
+    reports: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for i, one in enumerate(json.loads(reports.read_text())["items"]):
+        (folder / f"{i}.yaml").write_text(yaml.safe_dump(one))
+    (folder / "notes.txt").write_text("{ this is read by nobody")
+    whole = says(capsys, "plan", "--json", "--from", reports)
+    assert says(capsys, "plan", "--json", "--from", folder) == whole
+    done = subprocess.run(
+        [sys.executable, "-m", "nodeagent", "plan", "--json", "--from", "-"],
+        input=reports.read_bytes(),
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.decode() == whole
+
+
+def plan(capsys: pytest.CaptureFixture[str], tmp_path: Path, items: list[Any], *more: object) -> Any:
+    file = tmp_path / "in.json"
+    file.write_text(json.dumps(items))
+    return json.loads(says(capsys, "plan", "--json", "--from", file, *more))
+
+
+def test_bad_reports_are_refused_with_the_reason_and_the_others_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = objects(single(2, 2))
+    claimed = objects({"evil": (End("tor001", "x"),)})[0]
+    claimed["nodeName"] = "r000-n000"
+    many = objects({"many": tuple(End("tor000", f"p{i}") for i in range(1000))})[0]
+    future = objects({"future": (End("tor000", "Ethernet77"),)})[0]
+    future["links"][0]["lastTransitionTime"] = "2999-01-01T00:00:00Z"
+    long = objects({"long": (End("x" * 5000, "1"),)})[0]
+    twice = objects({"twice": (End("tor000", "1a"), End("tor000", "1b"))})[0]
+    twice["links"][1]["name"] = twice["links"][0]["name"]
+    nulls = objects({"nulls": (End("tor000", "1c"),)})[0]
+    nulls["links"][0]["reasons"] = None
+    bad = [
+        claimed,
+        many,
+        future,
+        long,
+        twice,
+        nulls,
+        {"kind": "NodeLinks", "metadata": {"name": "half"}},
+        {"kind": "NodeLinks", "metadata": {"name": "wrong"}, "nodeName": "wrong", "links": [{"name": 3}]},
+        {"kind": "NodeLinks", "metadata": {"name": "Bad_Name"}, "nodeName": "Bad_Name", "links": []},
+        {"kind": "NodeLinks"},
+        {"kind": "Pod", "metadata": {"name": "x"}},
+        "text",
+        7,
+    ]
+    found = plan(capsys, tmp_path, good + bad)
+    reasons = {one["node"]: one["reason"] for one in found["unplaced"]}
+    assert set(reasons) == {"evil", "many", "long", "twice", "half", "wrong", "Bad_Name", ""}
+    assert "speaks for r000-n000" in reasons["evil"]
+    assert "1000 links" in reasons["many"]
+    assert "$.links[0].name" in reasons["wrong"]
+    assert set(found["labels"]) == {*single(2, 2), "future", "nulls"}
+
+
+def test_a_report_of_a_node_that_does_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = [{"kind": "Node", "metadata": {"name": name, "labels": {}}} for name in list(single(2, 2))[:3]]
+    found = plan(capsys, tmp_path, objects(single(2, 2)) + nodes)
+    assert found["unplaced"] == [{"node": "r001-n001", "reason": "there is no Node of this name"}]
+
+
+def test_the_latest_of_two_reports_counts_in_either_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = (objects({"n": (End(switch, "1"),)})[0] for switch in ("b", "a"))
+    old["metadata"]["resourceVersion"], new["metadata"]["resourceVersion"] = "9", "10"
+    one, two = plan(capsys, tmp_path, [old, new]), plan(capsys, tmp_path, [new, old])
+    assert one == two
+    assert one["hypernodes"][0]["metadata"]["annotations"]["nodeagent.io/switches"] == "a"
+
+
+def stranger(*nodes: str, **spec: Any) -> dict[str, Any]:
+    members = [{"type": "Node", "selector": {"exactMatch": {"name": node}}} for node in nodes]
+    labels = {"volcano.sh/network-topology-source": "ufm"}
+    return {
+        "kind": "HyperNode",
+        "metadata": {"name": "theirs", "labels": labels},
+        "spec": {"tier": 1, "members": members + spec.get("members", [])},
+    }
+
+
+def test_nothing_is_written_where_others_hold_our_nodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    items = [*objects(single(2, 2)), stranger("r000-n000", "elsewhere")]
+    found = plan(capsys, tmp_path, items)
+    assert found["writes"] == []
+    assert len(found["hypernodes"]) == 2
+    file = tmp_path / "in.json"
+    assert main(["plan", "--json", "--from", str(file)]) == 0
+    said = capsys.readouterr().err
+    assert "theirs (source ufm)" in said
+    assert "foreign: yield" in said
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        {"type": "Node", "selector": {"regexMatch": {"pattern": "r000-n00[01]"}}},
+        {"type": "Node", "selector": {"labelMatch": {"matchLabels": {"rack": "0"}}}},
+        {"type": "Node", "selector": {"regexMatch": {"pattern": "(a+)+$"}}},
+    ],
+    ids=["a pattern", "labels", "a pattern that costs too much to try"],
+)
+def test_others_may_select_instead_of_name(
+    member: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan(capsys, tmp_path, [*objects(single(2, 2)), stranger(members=[member])])["writes"] == []
+
+
+def test_nodes_of_others_are_left_to_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fabric = tmp_path / "fabric.yaml"
+    fabric.write_text("apiVersion: nodeagent.io/v1alpha1\nkind: FabricConfig\nforeign: yield\n")
+    items = [*objects(single(2, 2)), stranger("r000-n000")]
+    found = plan(capsys, tmp_path, items, "--fabric", fabric)
+    assert [one["node"] for one in found["unplaced"]] == ["r000-n000"]
+    assert len(found["writes"]) == 2
+    fabric.write_text("apiVersion: nodeagent.io/v1alpha1\nkind: FabricConfig\nforeign: own\n")
+    assert plan(capsys, tmp_path, items, "--fabric", fabric)["unplaced"] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "not JSON"),
+        ("a: [", "not YAML"),
+        ("[" * 100_000, "nested"),
+        ("- " * 100_000, "nested"),
+        ("a: &x 1\nb: *x", "aliases are not read"),
+        ("\x00", "not YAML"),
+    ],
+    ids=["half an object", "half a list", "deep", "deep in blocks", "aliases", "no text"],
+)
+def test_a_file_that_is_none_is_refused(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "in.yaml"
+    file.write_text(text)
+    assert main(["plan", "--from", str(file)]) == 1
+    error = capsys.readouterr().err
+    assert said in error
+    assert str(file) in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["", "---\n", "null", "[]", "{}"])
+def test_nothing_in_is_nothing_out_and_says_so(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "in.yaml"
+    file.write_text(text)
+    assert main(["plan", "--json", "--from", str(file)]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"hypernodes": [], "labels": {}, "anomalies": [], "unplaced": [], "writes": []}
+    assert "no NodeLinks" in err
+
+
+def test_what_is_unknown_is_said(reports: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "nobody", "--from", str(reports)]) == 1
+    assert "nobody is no node, switch or HyperNode" in capsys.readouterr().err
+    assert main(["plan", "--from", "/nowhere/at/all"]) == 1
+    assert "/nowhere/at/all" in capsys.readouterr().err
+
+
+def test_a_topology_file_is_found_beside_the_configuration(
+    reports: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fabric = tmp_path / "fabric.yaml"
+    fabric.write_text("apiVersion: nodeagent.io/v1alpha1\nkind: FabricConfig\ntopology: topology.yaml\n")
+    (tmp_path / "topology.yaml").write_text(
+        "apiVersion: nodeagent.io/v1alpha1\nkind: FabricTopology\nswitches: [{name: a, uplinks: [b]}]\n"
+    )
+    assert main(["plan", "--from", str(reports), "--fabric", str(fabric)]) == 2
+    assert f"{tmp_path / 'topology.yaml'}:3:32:" in capsys.readouterr().err

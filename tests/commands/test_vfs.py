@@ -1,0 +1,545 @@
+"""VFs made, set up and left alone, on simulated machines that react to what is written, and on drawn ones."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from nodeagent.cli import main
+from nodeagent.commands.vfs import apply
+from nodeagent.commands.vfs.provision import Provision, different, spans
+from nodeagent.commands.vfs.uses import Uses
+from nodeagent.commands.vfs.want import PfWant, wanted
+from nodeagent.config import Config, PfSelect, VfsEntry
+from nodeagent.host.sriov import Links, SriovError, VfSettings
+from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.kube import podresources_pb2 as pb
+from nodeagent.sim.machine import Machine
+from nodeagent.sources import pci
+from tests.host.test_netlink_events import Namespace
+from tests.support import drawn_trees
+
+FIRST, SECOND = "0000:18:00.0", "0000:9a:00.0"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    """Two PFs with four VFs of sixteen each, and a kernel that reacts."""
+    machine = Machine.load("two-gpu-two-nic")
+    machine.write(tmp_path / "m")
+    with reacting(machine):
+        yield machine
+
+
+@pytest.fixture
+def root(machine: Machine, tmp_path: Path) -> Path:
+    return tmp_path / "m"
+
+
+@contextmanager
+def reacting(machine: Machine) -> Iterator[None]:
+    loop = asyncio.new_event_loop()
+    following = loop.create_task(machine.follow())
+
+    def run() -> None:
+        with suppress(asyncio.CancelledError):
+            loop.run_until_complete(following)
+        loop.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(following.cancel)
+        thread.join()
+
+
+def config(*entries: VfsEntry) -> Config:
+    return Config(vfs=entries)
+
+
+def entry(count: int, pf: str = "0000:18:00.0", **settings: Any) -> VfsEntry:
+    return VfsEntry(select=PfSelect(pci_addresses=(pf,)), count=count, **settings)
+
+
+def files(root: Path) -> dict[str, bytes | str]:
+    return {
+        str(path): os.readlink(path) if path.is_symlink() else path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
+
+
+def states(outcome: apply.Outcome) -> dict[str, str]:
+    return {pf.function.pci_address: pf.state.value for pf in outcome.pfs}
+
+
+def of(outcome: apply.Outcome, address: str = FIRST) -> apply.Pf:
+    return next(pf for pf in outcome.pfs if pf.function.pci_address == address)
+
+
+def drivers(pf: apply.Pf) -> list[str | None]:
+    return [vf.function.driver for vf in pf.vfs]
+
+
+# What is made
+
+
+def test_the_vfs_are_made_by_way_of_none_and_their_netdevs_are_there(root: Path) -> None:
+    outcome = apply.apply(config(entry(8)), root)
+    assert outcome.good
+    assert states(outcome) == {FIRST: "changed", SECOND: "not configured"}
+    pf = of(outcome)
+    assert pf.changes == ("sriov_numvfs 4 → 0", "sriov_numvfs 0 → 8")
+    assert pf.function.num_vfs == 8
+    assert [vf.function.vf_index for vf in pf.vfs] == list(range(8))
+    assert all(vf.function.netdev for vf in pf.vfs)
+    assert of(outcome, SECOND).function.num_vfs == 4
+
+
+def test_a_second_run_writes_nothing(root: Path) -> None:
+    wanted = config(entry(6, mtu=4000, driver="vfio-pci", vf_indexes=("0-1",)))
+    assert apply.apply(wanted, root).good
+    before = files(root)
+    outcome = apply.apply(wanted, root)
+    assert states(outcome)[FIRST] == "unchanged"
+    assert files(root) == before
+
+
+def test_none_removes_them(root: Path) -> None:
+    pf = of(apply.apply(config(entry(0)), root))
+    assert (pf.state, pf.function.num_vfs, pf.vfs) == (apply.State.CHANGED, 0, ())
+
+
+def test_mtu_and_driver_are_set_where_they_differ(root: Path) -> None:
+    outcome = apply.apply(config(entry(4, mtu=4000, driver="vfio-pci", vf_indexes=("1", "3"))), root)
+    pf = of(outcome)
+    assert pf.changes == ("mtu 9000 → 4000", "driver mlx5_core → vfio-pci (VFs 1,3)")
+    assert pf.mtu == 4000
+    assert drivers(pf) == ["mlx5_core", "vfio-pci", "mlx5_core", "vfio-pci"]
+    back = of(apply.apply(config(entry(4, driver="mlx5_core")), root))
+    assert drivers(back) == ["mlx5_core"] * 4
+    assert all(vf.function.netdev for vf in back.vfs)
+
+
+def test_vfs_for_a_driver_of_our_choice_never_get_another(root: Path, machine: Machine) -> None:
+    pf = of(apply.apply(config(entry(3, driver="vfio-pci")), root))
+    assert pf.changes == ("sriov_numvfs 4 → 0", "sriov_numvfs 0 → 3", "driver none → vfio-pci (VFs 0-2)")
+    assert drivers(pf) == ["vfio-pci"] * 3
+    # The last write; the simulated kernel reads it in a thread of its own, and tells nobody when.
+    patience = time.monotonic() + 10
+    while not machine.nic(FIRST).autoprobe and time.monotonic() < patience:
+        time.sleep(0.005)
+    assert machine.nic(FIRST).autoprobe, "whoever makes VFs by hand later gets drivers again"
+
+
+def test_settings_that_only_a_kernel_keeps_are_said_not_to_be_set(root: Path) -> None:
+    outcome = apply.apply(config(entry(4, trust=True, spoof_check=False)), root)
+    assert outcome.good
+    assert of(outcome).state is apply.State.UNCHANGED
+    assert of(outcome).reasons == (
+        "spoof_check, trust cannot be set: this root's kernel is not the one that runs here",
+    )
+
+
+def test_an_entry_that_selects_nothing_is_a_note_and_no_failure(root: Path) -> None:
+    outcome = apply.apply(config(entry(4, "0000:ff:00.0"), entry(2, "0000:0b:00.0")), root)
+    assert outcome.good
+    assert states(outcome) == {FIRST: "not configured", SECOND: "not configured"}
+    assert outcome.notes == (
+        "vfs[0] selects no PF with SR-IOV on this machine",
+        "vfs[1] selects no PF with SR-IOV on this machine",
+        "vfs[1] selects 0000:0b:00.0 (eno1), which has no SR-IOV capability; it may have to be switched on in "
+        "the device's firmware",
+    )
+
+
+# What fails
+
+
+def test_more_than_the_device_has_fails_and_takes_nothing_away(root: Path) -> None:
+    outcome = apply.apply(config(entry(64), entry(2, SECOND)), root)
+    assert not outcome.good
+    assert states(outcome) == {FIRST: "failed", SECOND: "changed"}
+    assert of(outcome).function.num_vfs == 4
+    assert of(outcome).reasons == (
+        "0000:18:00.0: 64 VFs are asked for, the device has 16; lower count, or raise the number in its firmware",
+    )
+
+
+def test_a_driver_that_is_not_loaded_fails_with_the_remedy(root: Path) -> None:
+    pf = of(apply.apply(config(entry(4, driver="uio_hv")), root, wait_s=0.1))
+    assert pf.state is apply.State.FAILED
+    assert pf.reasons == ("0000:18:00.0: no driver uio_hv (modprobe it on the host) within 0.1 s",)
+    assert drivers(pf) == ["mlx5_core"] * 4
+
+
+def test_a_kernel_that_does_not_react_is_given_up(tmp_path: Path) -> None:
+    machine = Machine.load("two-gpu-two-nic")
+    machine.write(tmp_path / "m")
+    outcome = apply.apply(config(entry(6)), tmp_path / "m", wait_s=0.05)
+    assert of(outcome).state is apply.State.FAILED
+    assert of(outcome).reasons == ("0000:18:00.0: the 4 VFs have not gone within 0.05 s",)
+
+
+def test_a_capture_is_not_written(root: Path) -> None:
+    (root / ".nodeagent/machine.yaml").write_text("kind: captured\n")
+    before = files(root)
+    with pytest.raises(SriovError, match="is a capture and is not written"):
+        apply.apply(config(entry(6)), root)
+    assert files(root) == before
+    assert states(apply.show(config(entry(6)), root))[FIRST] == "differs"
+
+
+def test_a_root_that_is_no_machine_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SysfsError, match="has no /sys"):
+        apply.apply(config(entry(1)), tmp_path)
+
+
+# Who is not robbed
+
+
+def refused(root: Path, wanted: VfsEntry) -> tuple[str, ...]:
+    """The reasons, after it was seen that nothing of the PF was touched and the other PF was done."""
+    before = files(root / "sys/bus/pci/devices" / FIRST)
+    outcome = apply.apply(config(wanted, entry(5, SECOND)), root)
+    assert not outcome.good
+    assert states(outcome) == {FIRST: "refused", SECOND: "changed"}
+    assert files(root / "sys/bus/pci/devices" / FIRST) == before
+    assert of(outcome).changes == ()
+    return of(outcome).reasons
+
+
+def test_a_vf_whose_netdev_a_pod_has_keeps_the_count(root: Path, machine: Machine) -> None:
+    machine.move_netdev("0000:18:00.3", rdma=False)
+    assert refused(root, entry(8, mtu=1500)) == (
+        "sriov_numvfs 4 → 8 is refused",
+        "0000:18:00.3 (VF 2) has lent its netdev to another network namespace",
+    )
+
+
+def test_a_vf_whose_netdev_a_pod_has_keeps_its_driver_and_the_others_may_change(
+    root: Path, machine: Machine
+) -> None:
+    machine.move_netdev("0000:18:00.3")
+    reasons = refused(root, entry(4, driver="vfio-pci", vf_indexes=("2-3",)))
+    assert reasons == (
+        "the change of its driver is refused",
+        "0000:18:00.3 (VF 2) has lent its netdev to another network namespace",
+        "0000:18:00.3 (VF 2) has lent its RDMA device to another network namespace",
+    )
+    others = of(apply.apply(config(entry(4, driver="vfio-pci", vf_indexes=("0-1", "3"))), root))
+    assert drivers(others) == ["vfio-pci", "vfio-pci", "mlx5_core", "vfio-pci"]
+
+
+def test_a_vf_under_a_bond_keeps_the_count(root: Path) -> None:
+    (root / "sys/class/net/enp24s0v1/upper_bond0").symlink_to("../bond0")
+    assert refused(root, entry(0)) == (
+        "sriov_numvfs 4 → 0 is refused",
+        "0000:18:00.2 (VF 1) has a netdev, enp24s0v1, that lies under bond0",
+    )
+
+
+def test_a_vf_of_vfio_may_go_when_nobody_has_its_group_open(root: Path, machine: Machine) -> None:
+    machine.bind("0000:18:00.1", "vfio-pci")
+    group = machine.nic("0000:18:00.1").vfio
+    node = root / f"dev/vfio/{group}"
+    node.rename(node.with_suffix(".away"))
+    assert refused(root, entry(8)) == (
+        "sriov_numvfs 4 → 8 is refused",
+        f"0000:18:00.1 (VF 0) is bound to vfio-pci, and whether a program has /dev/vfio/{group} open cannot be "
+        "told; unbind it first",
+    )
+    node.with_suffix(".away").rename(node)
+    assert states(apply.apply(config(entry(8)), root))[FIRST] == "changed"
+
+
+@contextmanager
+def kubelet(root: Path, device: str) -> Iterator[None]:
+    """Its podresources socket, with one pod that holds one device."""
+    socket = root / "var/lib/kubelet/pod-resources/kubelet.sock"
+    socket.parent.mkdir(parents=True)
+    answer = pb.ListPodResourcesResponse()
+    container = answer.pod_resources.add(name="worker-0", namespace="train").containers.add(name="main")
+    container.devices.add(resource_name="nvidia-dgx-h100/nic0", device_ids=[device])
+    handler = grpc.unary_unary_rpc_method_handler(lambda _request, _context: answer.SerializeToString())
+    with ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool)
+        server.add_registered_method_handlers("v1.PodResourcesLister", {"List": handler})
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("v1.PodResourcesLister", {"List": handler}),)
+        )
+        server.add_insecure_port(f"unix:{socket}")
+        server.start()
+        try:
+            yield
+        finally:
+            server.stop(None).wait()
+
+
+@pytest.fixture
+def near() -> Iterator[Path]:
+    """A short path: that of a unix socket has 107 bytes at most."""
+    folder = Path(tempfile.mkdtemp())
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_vf_that_a_pod_holds_keeps_the_count(near: Path) -> None:
+    machine = Machine.load("two-gpu-two-nic")
+    machine.write(near / "m")
+    with reacting(machine), kubelet(near / "m", "0000:18:00.2"):
+        assert refused(near / "m", entry(8)) == (
+            "sriov_numvfs 4 → 8 is refused",
+            "0000:18:00.2 (VF 1) is held by pod train/worker-0 (container main)",
+        )
+
+
+def test_a_kubelet_that_does_not_answer_is_noted_and_keeps_nothing(near: Path) -> None:
+    machine = Machine.load("two-gpu-two-nic")
+    machine.write(near / "m")
+    with kubelet(near / "m", "0000:18:00.2"):
+        pass
+    import socket
+
+    path = near / "m/var/lib/kubelet/pod-resources/kubelet.sock"
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as deaf, reacting(machine):
+        deaf.bind(str(path))
+        outcome = apply.apply(config(entry(8)), near / "m")
+    assert states(outcome)[FIRST] == "changed"
+    assert len(outcome.notes) == 1
+    assert outcome.notes[0].startswith(f"which pods hold VFs is not known: {path}: ")
+
+
+@pytest.mark.needs("root")
+@pytest.mark.needs("ip")
+def test_a_vf_that_is_up_with_an_address_is_used(tmp_path: Path) -> None:
+    try:
+        namespace = Namespace()
+    except PermissionError:
+        pytest.skip("needs root: only root may make a network namespace")
+    with closing(namespace):
+        namespace.ip("link add vf0 type veth peer name far0")
+        namespace.ip("addr add 192.0.2.7/31 dev vf0")
+        shown = namespace.run(lambda: subprocess.check_output(["ip", "-j", "link", "show", "vf0"]))
+        veth = json.loads(shown)[0]
+        drawn = drawn_trees.Machine(tmp_path)
+        drawn.function(FIRST, sriov_numvfs="1", sriov_totalvfs="8")
+        address = drawn.vf(FIRST, 0)
+        drawn.netdev("vf0", address, ifindex=str(veth["ifindex"]), address=veth["address"], flags="0x1002")
+        tree = Tree(tmp_path)
+        (vf,) = (function for function in pci.scan(tree).functions if function.parent)
+
+        def ask() -> tuple[str, ...]:
+            with Links(tree) as links:
+                return Uses(tree, links).of(vf)
+
+        assert namespace.run(ask) == ()
+        drawn.netdev("vf0", address, ifindex=str(veth["ifindex"]), address=veth["address"], flags="0x1003")
+        assert namespace.run(ask) == ("has a netdev, vf0, that is up with 192.0.2.7/31",)
+
+
+def test_a_vf_of_a_uio_driver_counts_as_used(tmp_path: Path) -> None:
+    drawn = drawn_trees.Machine(tmp_path)
+    drawn.function(FIRST, sriov_numvfs="1", sriov_totalvfs="8")
+    drawn.drive(drawn.vf(FIRST, 0), "uio_pci_generic")
+    outcome = apply.apply(config(entry(2)), tmp_path)
+    assert of(outcome).reasons[1] == (
+        "0000:18:00.1 (VF 0) is bound to uio_pci_generic, and who uses it cannot be told; unbind it first"
+    )
+
+
+def test_a_pf_with_the_default_route_is_left_alone(tmp_path: Path) -> None:
+    drawn = drawn_trees.Machine(tmp_path)
+    drawn.function(FIRST, sriov_numvfs="0", sriov_totalvfs="8")
+    drawn.netdev("eth0", FIRST)
+    drawn.draw("/proc/net/route", drawn_trees.routes("eth0"))
+    before = files(tmp_path)
+    outcome = apply.apply(config(entry(2, mtu=1500)), tmp_path)
+    assert outcome.good
+    assert states(outcome) == {FIRST: "left alone"}
+    assert of(outcome).reasons == ("eth0 carries the default route; its VFs are never offered",)
+    assert files(tmp_path) == before
+
+
+# Several entries for one PF
+
+
+def pf(**changes: Any) -> Any:
+    from nodeagent.model import Function
+
+    function = Function(
+        FIRST, "15b3", "1021", "mlx5_core", "pf0", "ethernet", None, None, None, 0, (), num_vfs=0, total_vfs=8
+    )
+    return replace(function, **changes)
+
+
+def test_entries_may_set_up_different_vfs_of_one_pf() -> None:
+    entries = (
+        entry(4, mtu=9000, driver="vfio-pci", vf_indexes=("0-1",)),
+        entry(4, trust=True, link_state="disable", vf_indexes=("1", "3")),
+        entry(7, SECOND),
+    )
+    assert wanted(entries, pf()) == PfWant(
+        count=4,
+        mtu=9000,
+        drivers={0: "vfio-pci", 1: "vfio-pci"},
+        settings={
+            1: VfSettings(trust=True, link_state="disable"),
+            3: VfSettings(trust=True, link_state="disable"),
+        },
+    )
+    assert wanted(entries, pf(pci_address="0000:01:00.0")) is None
+
+
+def test_entries_that_contradict_each_other_fail_and_change_nothing(root: Path) -> None:
+    outcome = apply.apply(
+        config(entry(4, driver="vfio-pci"), entry(8, "0000:18:*", driver="mlx5_core", vf_indexes=("0",))),
+        root,
+    )
+    assert of(outcome).state is apply.State.FAILED
+    assert of(outcome).reasons == (
+        "0000:18:00.0: count is 4 in vfs[0], and 8 in vfs[1]; "
+        "driver of VF 0 is vfio-pci in vfs[0], and mlx5_core in vfs[1]",
+    )
+    assert of(outcome).function.num_vfs == 4
+
+
+def test_the_kernel_takes_both_rates_so_the_other_is_kept() -> None:
+    has = VfSettings(trust=False, min_tx_rate_mbps=10, max_tx_rate_mbps=100)
+    assert different(VfSettings(max_tx_rate_mbps=50), has) == VfSettings(
+        min_tx_rate_mbps=10, max_tx_rate_mbps=50
+    )
+    assert different(VfSettings(trust=True), has) == VfSettings(trust=True)
+    assert different(VfSettings(trust=False, max_tx_rate_mbps=100), has) is None
+
+
+def test_numbers_are_told_in_spans() -> None:
+    assert spans([0, 1, 2, 7, 9, 10]) == "0-2,7,9-10"
+
+
+# Killed at any moment
+
+
+class KilledError(BaseException):
+    pass
+
+
+class Reacting(Tree):
+    """The kernel reacts before the next look, and after ``lives`` looks the process is killed."""
+
+    def __init__(self, machine: Machine, root: Path, lives: int) -> None:
+        self.machine, self.lives = machine, lives
+        super().__init__(root)
+
+    def _full(self, path: str) -> str:
+        self.machine.apply_writes()
+        self.lives -= 1
+        if self.lives < 0:
+            raise KilledError
+        return super()._full(path)
+
+
+def provision(machine: Machine, root: Path, lives: int = 1 << 30) -> Reacting:
+    facts = pci.scan(Tree(root))
+    (pf,) = (function for function in facts.functions if function.pci_address == FIRST)
+    link = next(link for link in facts.links if link.pci_address == FIRST)
+    of_pf = tuple(function for function in facts.functions if function.parent == FIRST)
+    tree = Reacting(machine, root, lives)
+    want = PfWant(2, mtu=4000, drivers={0: "vfio-pci", 1: "vfio-pci"})
+    Provision(tree, None, Uses(tree, None), pf, link, of_pf, want, 1.0, dry=False).run()
+    machine.apply_writes()
+    return tree
+
+
+def test_a_run_that_was_killed_at_any_look_is_finished_by_the_next(tmp_path: Path) -> None:
+    machine = Machine.load("two-gpu-two-nic")
+    machine.write(tmp_path / "m")
+    start = 1 << 30
+    looks = start - provision(machine, tmp_path / "m", start).lives
+    good = files(tmp_path / "m/sys")
+    assert looks > 30
+    for lives in range(0, looks, 3):
+        (tmp_path / "m/sys/class/net/enp24s0np0/mtu").write_text("9000\n")
+        machine.set_vfs(FIRST, 4)
+        for vf in machine.nic(FIRST).vfs.values():
+            machine.bind(vf.address, "mlx5_core")
+        with pytest.raises(KilledError):
+            provision(machine, tmp_path / "m", lives)
+        machine.apply_writes()
+        provision(machine, tmp_path / "m")
+        assert machine.nic(FIRST).autoprobe, lives
+        assert [vf.driver for vf in machine.nic(FIRST).vfs.values()] == ["vfio-pci"] * 2, lives
+    assert files(tmp_path / "m/sys") == good
+
+
+# What is shown
+
+
+def test_show_says_what_apply_would_change_and_changes_nothing(root: Path) -> None:
+    wanted = config(entry(4, mtu=4000, driver="vfio-pci", vf_indexes=("0",)), entry(6, SECOND))
+    before = files(root)
+    shown = apply.show(wanted, root)
+    assert files(root) == before
+    assert states(shown) == {FIRST: "differs", SECOND: "differs"}
+    assert of(shown).changes == ("mtu 9000 → 4000", "driver mlx5_core → vfio-pci (VF 0)")
+    assert of(shown, SECOND).changes == ("sriov_numvfs 4 → 6",)
+    assert apply.apply(wanted, root).good
+    assert states(apply.show(wanted, root)) == {FIRST: "unchanged", SECOND: "unchanged"}
+
+
+def test_the_table_and_the_json_tell_the_same(root: Path, machine: Machine) -> None:
+    machine.move_netdev("0000:18:00.1", rdma=False)
+    outcome = apply.show(config(entry(8), entry(2, "0000:ff:00.0")), root)
+    told = json.loads(apply.as_json(outcome))
+    assert told["good"] is False
+    assert [(pf["function"]["pci_address"], pf["state"]) for pf in told["pfs"]] == [
+        (FIRST, "refused"),
+        (SECOND, "not configured"),
+    ]
+    assert told["pfs"][0]["vfs"][3]["function"]["netdev"] == "enp24s0v3"
+    table = apply.as_table(outcome)
+    assert "  enp24s0np0   0000:18:00.0  mlx5_core  4/16  9000  refused\n" in table
+    assert "  enp24s0np0   3   0000:18:00.4  mlx5_core  enp24s0v3   -      -            -     -\n" in table
+    for sentence in (*told["pfs"][0]["reasons"], *told["notes"]):
+        assert sentence in table
+
+
+def test_what_a_device_calls_itself_does_not_steer_the_terminal(tmp_path: Path) -> None:
+    drawn = drawn_trees.Machine(tmp_path)
+    drawn.function(FIRST, sriov_numvfs="0", sriov_totalvfs="8")
+    drawn.netdev("eth\x1b[2J", FIRST)
+    assert "\x1b" not in apply.as_table(apply.show(config(entry(2)), tmp_path))
+
+
+def test_the_verb_ends_with_1_where_a_pf_was_refused(
+    root: Path, machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "nodeagent.yaml"
+    file.write_text(
+        "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
+        "vfs: [{select: {vendors: ['15b3']}, count: 6}]\n"
+    )
+    arguments = ["vfs", "apply", "--config", str(file), "--root", str(root)]
+    machine.move_netdev("0000:18:00.3")
+    assert main(arguments) == 1
+    assert "(VF 2) has lent its netdev" in capsys.readouterr().out
+    machine.return_netdev("0000:18:00.3")
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["good"] is True
+    assert main(["vfs", "show", "--root", str(root)]) == 0

@@ -1,0 +1,295 @@
+"""Reading the configuration: what is accepted, and every complaint word for word.
+
+``golden/config-faults.txt`` holds the bad files and what is said of them, side by side: a line ``=== title``,
+the file, a line ``---->``, the faults. ``NODEAGENT_GOLDEN=write`` writes what is said now, to be reviewed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from nodeagent import config
+from nodeagent.config import Config, ConfigError, Fault, GpuMemResource, GpuResource, VfResource, load
+
+HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
+GOLDEN = Path(__file__).parents[1] / "golden" / "config-faults.txt"
+
+
+def blocks() -> dict[str, tuple[str, str]]:
+    found = {}
+    for block in GOLDEN.read_text().split("=== ")[1:]:
+        title, _, rest = block.partition("\n")
+        text, _, expected = rest.partition("---->\n")
+        assert title not in found, f"two blocks are called {title}"
+        found[title] = (text, expected.rstrip("\n"))
+    return found
+
+
+def complaints(text: str) -> str:
+    try:
+        load(text, name="file")
+    except ConfigError as error:
+        return str(error)
+    return "loaded"
+
+
+@pytest.mark.parametrize("title", blocks())
+def test_a_bad_file_is_refused_word_for_word(title: str) -> None:
+    text, expected = blocks()[title]
+    said = complaints(text)
+    if os.environ.get("NODEAGENT_GOLDEN") == "write":
+        whole = GOLDEN.read_text()
+        before = f"=== {title}\n{text}---->\n"
+        GOLDEN.write_text(whole.replace(before + expected, before + said))
+    else:
+        assert said == expected
+    assert said != "loaded"
+
+
+def test_all_faults_of_a_file_are_told_at_once_in_its_order() -> None:
+    text = (
+        HEAD
+        + "scanSeconds: 0\nresurces: []\nlog: {level: loud}\nresources:\n- {kind: gpu-mem, sliceMiB: 0}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(text, name="a.yaml")
+    assert caught.value.name == "a.yaml"
+    assert [(fault.line, fault.path) for fault in caught.value.faults] == [
+        (3, "scanSeconds"),
+        (4, "resurces"),
+        (5, "log.level"),
+        (7, "resources[0].sliceMiB"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kind: a\nlisten: \x07\n", "file:2:9: not YAML: the character U+0007 is not allowed"),
+        ("kind: \udce4\n", "file:1:7: not YAML: the character U+DCE4 is not allowed"),
+        ("\r\nkind: \x00", "file:2:7: not YAML: the character U+0000 is not allowed"),
+    ],
+)
+def test_bytes_that_are_no_text_are_named(text: str, said: str) -> None:
+    assert complaints(text) == said
+
+
+def test_what_a_message_repeats_is_plain_printable_ascii_and_short() -> None:
+    text = HEAD + f'"\\e[31m{"k" * 500}": 1\nlog: {{level: "\\e[2J\\u202e{"v" * 500}"}}\n'
+    with pytest.raises(ConfigError) as caught:
+        load(text, name="file")
+    for fault in caught.value.faults:
+        assert str(fault).isascii()
+        assert str(fault).isprintable()
+        assert len(str(fault)) < 400
+
+
+def test_faults_are_told_up_to_a_hundred() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(HEAD + "".join(f"key{i}: 1\n" for i in range(500)), name="file")
+    assert len(caught.value.faults) == 101
+    assert caught.value.faults[-1].message == "more than 100 faults; the rest is not told"
+
+
+def test_a_rule_that_rests_on_a_faulty_value_waits_until_that_is_mended() -> None:
+    text = (
+        HEAD
+        + "vfs:\n- {select: {netdevs: [a]}, count: x, minTxRateMbps: 9, maxTxRateMbps: 5, vfIndexes: [9]}\n"
+    )
+    assert [fault.path for fault in faults(text)] == ["vfs[0].count"]
+    # The rates do not rest on the count, but the entry has no count to be read with: mended, they are told.
+    assert [fault.path for fault in faults(text.replace("count: x", "count: 8"))] == [
+        "vfs[0].minTxRateMbps",
+        "vfs[0].vfIndexes[0]",
+    ]
+
+
+def test_an_unknown_key_does_not_hide_what_the_rules_say() -> None:
+    text = HEAD + "resources:\n- {kind: gpu-mem, slice: 5}\n- {kind: gpu-mem, name: b}\n"
+    assert [fault.path for fault in faults(text)] == ["resources[0].slice", "resources[1].select"]
+
+
+def faults(text: str) -> tuple[Fault, ...]:
+    with pytest.raises(ConfigError) as caught:
+        load(text, name="file")
+    return caught.value.faults
+
+
+def only(body: str) -> Config:
+    return load(HEAD + body, name="file")
+
+
+def test_a_file_that_sets_nothing_is_the_default() -> None:
+    assert only("") == Config()
+
+
+def test_the_default_offers_one_resource_per_pf_and_slices() -> None:
+    vf, memory = Config().resources
+    assert isinstance(vf, VfResource)
+    assert vf.name == "nic{rail}"
+    assert isinstance(memory, GpuMemResource)
+    assert (memory.name, memory.slice_mib) == ("gpu-mem", 1024)
+
+
+def test_every_setting_arrives_in_its_field() -> None:
+    read = only(
+        """
+resourcePrefix: example.com
+resources:
+- {kind: vf, name: "{netdev}", select: {linkTypes: [infiniband], minSpeedMbps: 200000, rdma: true},
+   preferred: pack}
+- {kind: gpu-mem, name: m, sliceMiB: 512, reservedMiB: 0, select: {indexes: [2-7]}, passDeviceNodes: true}
+- {kind: gpu, select: {indexes: [0, 1]}, deviceListStrategy: envvar}
+kubelet: {registration: plugins_registry, podResources: false}
+cdi: {generate: false, directory: /etc/cdi}
+gpu: {driver: none, timeoutSeconds: 2.5, ignoreXids: [], xidClearSeconds: null}
+vfs:
+- {select: {netdevs: ["ens*"]}, count: 4, mtu: 9000, driver: vfio-pci, trust: true, spoofCheck: false,
+   linkState: enable, minTxRateMbps: 1, maxTxRateMbps: 0, vfIndexes: [0-3]}
+listen: null
+scanSeconds: 5
+log: {level: debug}
+"""
+    )
+    vf, memory, gpu = read.resources
+    assert isinstance(vf, VfResource)
+    assert (vf.name, vf.select.link_types, vf.select.rdma, vf.preferred) == (
+        "{netdev}",
+        ("infiniband",),
+        True,
+        "pack",
+    )
+    assert isinstance(memory, GpuMemResource)
+    assert (memory.slice_mib, memory.reserved_mib, memory.select.indexes) == (512, 0, ("2-7",))
+    assert memory.pass_device_nodes
+    assert isinstance(gpu, GpuResource)
+    assert (gpu.select.indexes, gpu.device_list_strategy) == (("0", "1"), "envvar")
+    assert (read.kubelet.registration, read.kubelet.pod_resources) == ("plugins_registry", False)
+    assert (read.cdi.generate, read.cdi.directory) == (False, "/etc/cdi")
+    assert (read.gpu.driver, read.gpu.timeout_seconds, read.gpu.ignore_xids) == ("none", 2.5, ())
+    assert read.gpu.xid_clear_seconds is None
+    entry = read.vfs[0]
+    assert (entry.count, entry.mtu, entry.driver, entry.trust, entry.spoof_check) == (
+        4,
+        9000,
+        "vfio-pci",
+        True,
+        False,
+    )
+    assert (entry.link_state, entry.min_tx_rate_mbps, entry.max_tx_rate_mbps) == ("enable", 1, 0)
+    assert (read.listen, read.scan_seconds) == (None, 5.0)
+    assert read.log.level == "debug"
+    assert load(as_yaml(read), name="again") == read
+
+
+def as_yaml(value: Config) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def test_plain_scalars_are_read_as_what_their_setting_is() -> None:
+    """What YAML 1.1 takes for integers to base 16, 10, 8 and 60, floats, booleans and dates."""
+    read = only(
+        "resources:\n- kind: vf\n  name: on\n  select:\n    vendors: [8086, 0403, 15b3, 1e03]\n"
+        "    pciAddresses: [0000:17:00.0]\n    netdevs: [no, 2001-01-01]\n    vfIndexes: [0-3, 7]\n"
+    )
+    (vf,) = read.resources
+    assert isinstance(vf, VfResource)
+    assert vf.name == "on"
+    assert vf.select.vendors == ("8086", "0403", "15b3", "1e03")
+    assert vf.select.pci_addresses == ("0000:17:00.0",)
+    assert vf.select.netdevs == ("no", "2001-01-01")
+    assert vf.select.vf_indexes == ("0-3", "7")
+
+
+@pytest.mark.parametrize(
+    ("word", "value"), [("on", True), ("Yes", True), ("TRUE", True), ("off", False), ("no", False)]
+)
+def test_a_boolean_is_any_word_that_yaml_takes_for_one(word: str, value: bool) -> None:
+    assert only(f"kubelet: {{podResources: {word}}}\n").kubelet.pod_resources is value
+
+
+def test_anchors_aliases_and_merge_keys_are_understood() -> None:
+    read = only(
+        "resources:\n"
+        "- &mem {kind: gpu-mem, name: a, sliceMiB: 256, reservedMiB: 0, select: {indexes: ['0']}}\n"
+        "- <<: *mem\n  name: b\n  select: {indexes: ['1']}\n"
+        "- <<: [{name: c, select: {indexes: ['2']}}, *mem]\n"
+    )
+    parts = [(r.name, r.slice_mib, r.select.indexes) for r in read.resources if isinstance(r, GpuMemResource)]
+    assert parts == [("a", 256, ("0",)), ("b", 256, ("1",)), ("c", 256, ("2",))]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # One template may serve two entries where a PF's netdev names the resource.
+        "resources:\n- {kind: vf, name: 'a{netdev}', vfDriver: rdma}\n"
+        "- {kind: vf, name: 'a{netdev}', vfDriver: vfio-pci}\n",
+        # The two halves of each PF's VFs.
+        "resources:\n- {kind: vf, select: {vfIndexes: [0-3]}}\n"
+        "- {kind: vf, name: b, select: {vfIndexes: [4-7]}}\n",
+        # Whether these meet on one GPU is for the machine to say.
+        "resources:\n- {kind: gpu-mem, select: {models: ['*H100*']}}\n"
+        "- {kind: gpu, select: {models: ['*A100*']}}\n",
+        "resources:\n- {kind: gpu-mem, select: {indexes: [0]}}\n"
+        "- {kind: gpu, select: {uuids: [GPU-5c8e1a50-0d1f-4c43-a3d6-1f2e3d4c5b6a]}}\n",
+        # Different VFs of the same PFs.
+        "vfs:\n- {select: {drivers: [ice]}, count: 8, vfIndexes: [0-3], trust: on}\n"
+        "- {select: {drivers: [ice]}, count: 8, vfIndexes: [4-7], mtu: 9000}\n",
+        # A rate of 0 is no limit.
+        "vfs:\n- {select: {drivers: [ice]}, count: 0, minTxRateMbps: 100, maxTxRateMbps: 0}\n",
+        "resources: []\n",
+        f"resourcePrefix: {'.'.join(['a' * 60] * 4)}\n",
+    ],
+)
+def test_what_may_be_right_on_some_machine_is_accepted(body: str) -> None:
+    assert isinstance(only(body), Config)
+
+
+def test_a_prefix_leaves_room_for_the_quota_that_kubernetes_makes_of_a_resource() -> None:
+    fits, too_long = (".".join(["a" * 60] * 3 + ["a" * n]) for n in (61, 62))
+    assert (len(fits), len("requests." + fits)) == (244, 253)
+    assert config.prefix_complaint(fits) is None
+    assert config.prefix_complaint(too_long) == "is 245 characters long, at most 244 are allowed"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (":9808", ("", 9808)),
+        ("0.0.0.0:0", ("0.0.0.0", 0)),
+        ("localhost:65535", ("localhost", 65535)),
+        ("[::1]:80", ("::1", 80)),
+        ("[fe80::1%eth0]:80", ("fe80::1%eth0", 80)),
+    ],
+)
+def test_an_address_is_host_and_port(text: str, parts: tuple[str, int]) -> None:
+    assert config.host_port(text) == parts
+    assert only(f"listen: '{text}'\n").listen == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "9808", ":65536", "::1:80", "[::1]", "a:b", ":", ":1 ", "http://x:1", ":-1"]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not an address"):
+        config.host_port(text)
+
+
+def test_the_structs_are_frozen() -> None:
+    with pytest.raises(AttributeError):
+        Config().listen = None  # type: ignore[misc]
+    assert hash(Config()) == hash(Config())
+
+
+def test_importing_the_configuration_imports_nothing_heavy() -> None:
+    """It stands between the start of the agent and its first registration."""
+    script = "import sys, nodeagent.config; print(*sorted(sys.modules))"
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not {"jsonschema", "grpc", "asyncio", "google.protobuf"} & set(out.stdout.split())

@@ -1,0 +1,71 @@
+"""When measured values stand against a GPU: what may be set, and that the agent judges by it."""
+
+import pytest
+
+from nodeagent import discovery
+from nodeagent.config import ConfigError, load
+from nodeagent.config.gpu_health_settings import GpuHealthSettings
+from nodeagent.health.gpu_rules import GRAVE, Limits, Mark
+from nodeagent.health.xids import Rules
+
+HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
+
+
+def health(text):
+    return load(f"{HEAD}gpu:\n  health: {text}\n", name="x.yaml").gpu
+
+
+def test_the_defaults_are_those_of_the_rules():
+    assert discovery.rules(health("{}")) == Rules(limits=Limits())
+    assert {Mark(name) for name in GpuHealthSettings().unhealthy} == GRAVE
+
+
+def test_every_setting_reaches_the_rules():
+    rules = discovery.rules(
+        health(
+            "{readSeconds: 5, clearSeconds: 61, remappedRows: 1, sramUncorrectable: 2, nvlinks: 18, "
+            "nvlinkDownSeconds: 61, fabricSeconds: 32, pcieWidthSeconds: 33, pcieSpeedSeconds: 34, "
+            "pcieClearSeconds: 35, unhealthy: [pcie_width], ignore: [remap_pending], processes: true}"
+        )
+    )
+    assert rules.limits == Limits(
+        remapped_rows=1,
+        sram_uncorrectable=2,
+        nvlinks=18,
+        nvlink_down_s=61,
+        fabric_s=32,
+        pcie_width_s=33,
+        pcie_speed_s=34,
+        pcie_clear_s=35,
+        clear_s=61,
+        gap_s=20,
+        grave=frozenset({Mark.PCIE_WIDTH}),
+        ignore=frozenset({Mark.REMAP_PENDING}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{clearSeconds: 29}", "clearSeconds: must be at least nvlinkDownSeconds, 30"),
+        ("{fabricSeconds: 700}", "clearSeconds: must be at least fabricSeconds, 700"),
+        ("{pcieClearSeconds: 5}", "pcieClearSeconds: must be at least pcieWidthSeconds, 10"),
+        ("{remappedRows: -1}", "remappedRows"),
+        ("{clearSeconds: .nan}", "clearSeconds"),
+        ("{nvlinks: 37}", "nvlinks"),
+        ("{ignore: [pcie_with]}", "ignore"),
+        ("{ignore: [pcie_with], clearSeconds: 1}", "must be at least nvlinkDownSeconds"),
+        ("{readSeconds: 0}", "readSeconds"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_name(text, complaint):
+    with pytest.raises(ConfigError) as error:
+        health(text)
+    assert complaint in str(error.value)
+
+
+def test_a_hold_that_is_refused_itself_is_not_compared():
+    with pytest.raises(ConfigError) as error:
+        health("{nvlinkDownSeconds: many, clearSeconds: 1}")
+    assert "must be at least nvlinkDownSeconds" not in str(error.value)
+    assert "must be at least fabricSeconds, 30" in str(error.value)

@@ -1,0 +1,137 @@
+"""The size of device lists, against bytes put together by hand from the protobuf encoding."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.config import (
+    LIMIT,
+    Config,
+    ConfigError,
+    GpuMemResource,
+    GpuSelect,
+    check,
+    device_size,
+    list_size,
+    size_fault,
+    slices_complaint,
+)
+from nodeagent.config.list_size import ASSUMED_MIB, slices, slices_size, smallest_slice
+
+H100 = 81559
+UUID = "GPU-5c8e1a50-0d1f-4c43-a3d6-1f2e3d4c5b6a"
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def field(number: int, content: bytes) -> bytes:
+    """Length-delimited, wire type 2."""
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def device(device_id: str, health: str, nodes: list[int]) -> bytes:
+    """One ``devices`` field of a ``v1beta1.ListAndWatchResponse``."""
+    numa = b"".join(field(1, b"\x08" + varint(node) if node else b"") for node in nodes)
+    topology = field(3, numa) if nodes else b""
+    return field(1, field(1, device_id.encode()) + field(2, health.encode()) + topology)
+
+
+def gpu_slices(counts: list[int]) -> bytes:
+    ids = [f"{UUID}::{n}" for count in counts for n in range(count)]
+    return b"".join(device(one, "Unhealthy", [1]) for one in ids)
+
+
+def test_a_known_device_is_encoded_as_the_wire_has_it() -> None:
+    assert device("a", "Healthy", [1]) == bytes.fromhex("0a12 0a0161 12074865616c746879 1a040a020801")
+    assert device_size(1, (1,), healthy=True) == 20
+
+
+@given(st.integers(1, 20_000), st.lists(st.integers(0, 2**62), max_size=40), st.booleans())
+def test_the_size_of_a_device_is_the_length_of_its_bytes(
+    length: int, nodes: list[int], healthy: bool
+) -> None:
+    encoded = device("x" * length, "Healthy" if healthy else "Unhealthy", nodes)
+    assert device_size(length, nodes, healthy=healthy) == len(encoded)
+
+
+@given(st.lists(st.integers(0, 1200), max_size=4))
+def test_the_size_of_a_list_of_slices_is_the_length_of_its_bytes(counts: list[int]) -> None:
+    encoded = gpu_slices(counts)
+    assert slices_size(counts) == len(encoded)
+    assert list_size((len(f"{UUID}::{n}"), True) for count in counts for n in range(count)) == len(encoded)
+
+
+def test_a_device_without_a_numa_node_carries_no_topology() -> None:
+    assert list_size([(12, False)]) == len(device("0000:1a:00.3", "Unhealthy", []))
+
+
+def test_a_gpu_offers_what_its_memory_less_the_reserve_holds() -> None:
+    assert slices(H100, GpuMemResource()) == 79
+    assert slices(H100, GpuMemResource(reserved_mib=0)) == 79
+    assert slices(512, GpuMemResource()) == 0
+    assert slices(100, GpuMemResource()) == 0
+
+
+@given(st.lists(st.integers(1, 200_000), min_size=1, max_size=16), st.integers(0, 2048))
+def test_the_smallest_slice_fits_and_one_less_does_not(memories: list[int], reserved: int) -> None:
+    resource = GpuMemResource(reserved_mib=reserved)
+    least = smallest_slice(resource, memories)
+    assert slices_size(slices(memory, resource, least) for memory in memories) <= LIMIT
+    if least > 1:
+        assert slices_size(slices(memory, resource, least - 1) for memory in memories) > LIMIT
+
+
+def test_the_default_fits_every_machine_there_is() -> None:
+    assert size_fault(Config()) is None
+    assert size_fault(Config(), (288 * 1024,) * 16) is None
+    assert size_fault(Config(), ()) is None
+
+
+def test_slices_of_a_mebibyte_are_refused_with_the_numbers_and_the_remedy() -> None:
+    fault = size_fault(Config(resources=(GpuMemResource(slice_mib=1),)))
+    assert fault is not None
+    assert (fault.path, fault.line) == ("resources[0].sliceMiB", None)
+    assert fault.message == (
+        "1 MiB makes 648376 devices on 8 GPUs (assumed: 8 GPUs of 81559 MiB), a list of 44000688 bytes; the "
+        "kubelet refuses more than 4194304, the limit here is 3145728; sliceMiB: 14 is the least that fits"
+    )
+    assert size_fault(Config(resources=(GpuMemResource(slice_mib=14),))) is None
+    assert size_fault(Config(resources=(GpuMemResource(slice_mib=13),))) is not None
+
+
+def test_only_the_gpus_that_an_entry_selects_count() -> None:
+    assert size_fault(Config(resources=(GpuMemResource(slice_mib=2),)), ASSUMED_MIB) is not None
+    one = GpuSelect(indexes=("3",))
+    assert size_fault(Config(resources=(GpuMemResource(slice_mib=2, select=one),)), ASSUMED_MIB) is None
+    two = GpuSelect(uuids=(UUID,))
+    assert size_fault(Config(resources=(GpuMemResource(slice_mib=2, select=two),)), ASSUMED_MIB) is None
+
+
+def test_a_slice_larger_than_every_gpu_is_refused_on_a_known_machine_only() -> None:
+    resource = GpuMemResource(slice_mib=100_000)
+    assert slices_complaint(resource, [H100, 40_000]) == (
+        "no GPU holds a slice of 100000 MiB beside 512 MiB reserved: the largest has 81559 MiB (this machine)"
+    )
+    assert slices_complaint(resource, [H100, 200_000]) is None
+    assert slices_complaint(resource, []) is None
+    assert size_fault(Config(resources=(resource,))) is None
+
+
+def test_check_tells_the_line() -> None:
+    head = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
+    text = head + "resources:\n- kind: gpu-mem\n  sliceMiB: 1\n"
+    with pytest.raises(ConfigError) as caught:
+        check(text, name="file", gpu_memories_mib=[H100] * 2)
+    (fault,) = caught.value.faults
+    assert (fault.path, fault.line) == ("resources[0].sliceMiB", 5)
+    assert "162094 devices on 2 GPUs (this machine)" in fault.message
+    assert check(text, name="file", gpu_memories_mib=[1000]).resources[0] == GpuMemResource(slice_mib=1)

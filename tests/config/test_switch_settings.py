@@ -1,0 +1,57 @@
+"""The parts of the controller's file for switches and for marked nodes: what is refused, and with which words."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.config import ConfigError
+from nodeagent.config.fabric_settings import FabricConfig, load_fabric
+
+HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: FabricConfig\n"
+
+
+def test_the_default_asks_nobody_and_marks_nothing():
+    config = load_fabric(HEAD, name="f")
+    assert config == FabricConfig()
+    assert config.switches.method == "none"
+    assert not config.nodes.min_links_taint
+
+
+def test_a_whole_section_is_read():
+    config = load_fabric(
+        HEAD + "minLinks: 6\n"
+        "nodes: {minLinksCondition: true, minLinksTaint: true, afterSeconds: 5, taintPercent: 10}\n"
+        "switches:\n"
+        "  method: gnmi\n"
+        "  networks: [10.20.0.0/16, 'fd00::/8']\n"
+        "  addresses: [{switch: leaf1, address: 10.1.0.1}]\n"
+        "  port: 6030\n"
+        "  name: ^spine\n"
+        "  gnmi: {serverName: leaf.example}\n",
+        name="f",
+    )
+    assert config.switches.addresses[0].address == "10.1.0.1"
+    assert config.switches.gnmi.server_name == "leaf.example"
+    assert config.nodes.taint_percent == 10
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("switches: {method: snmp}", "nothing could be asked"),
+        ("switches: {networks: [10.0.0.1/8]}", "has host bits set"),
+        ("switches: {addresses: [{switch: a, address: leaf1}]}", "names are not looked up"),
+        (
+            "switches: {addresses: [{switch: a, address: 1.2.3.4}, {switch: A, address: 1.2.3.5}]}",
+            "stands here twice",
+        ),
+        ("switches: {name: '('}", "no regular expression"),
+        ("switches: {password: geheim}", "unknown key"),
+        ("switches: {credentials: relative}", "not an absolute path"),
+        ("nodes: {minLinksTaint: true}", "minLinks is 0"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(text: str, said: str):
+    with pytest.raises(ConfigError) as caught:
+        load_fabric(HEAD + text + "\n", name="f")
+    assert said in str(caught.value)

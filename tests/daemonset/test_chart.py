@@ -1,0 +1,182 @@
+"""The chart is the kustomization in another form: Helm renders from it the objects that kustomize builds."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nodeagent import __version__
+from tests.support.kubernetes_schemas import NEWEST, complaints
+from tests.support.manifests import DAEMONSET, ROOT, Manifest, built, by_key, named, of_kind, parsed
+from tests.support.needs import need, which
+
+sys.path.insert(0, str(ROOT / "hack"))
+import chart
+
+CHART = DAEMONSET / "chart"
+pytestmark = pytest.mark.needs("kubectl", "helm_python")
+
+
+def render(values: dict[str, Any] | None = None, namespace: str = "nodeagent") -> list[Manifest]:
+    need("helm_python")
+    import helm_python as helm
+
+    with helm.Chart.load(str(CHART)) as loaded:
+        files = loaded.render(
+            {"namespace": {"create": True}, **(values or {})}, name="nodeagent", namespace=namespace
+        )
+    return [one for name, text in files.items() if name.endswith(".yaml") for one in parsed(text)]
+
+
+def test_its_templates_are_made_from_the_kustomization() -> None:
+    made = chart.templates(which("kubectl"))
+    if os.environ.get("NODEAGENT_GOLDEN") == "write":
+        for name, text in made.items():
+            (CHART / name).write_text(text)
+    there = {
+        str(path.relative_to(CHART))
+        for folder in ("templates", "files")
+        for path in (CHART / folder).iterdir()
+        if path.suffix == ".yaml"
+    }
+    assert there == set(made)
+    for name, text in made.items():
+        assert (CHART / name).read_text() == text, f"{name}: run `make golden`"
+
+
+def text(path: str) -> str:
+    return (DAEMONSET / path).read_text()
+
+
+OVERLAYS: dict[str, dict[str, Any]] = {
+    "": {},
+    "overlays/controller": {"controller": {"enabled": True}},
+    "overlays/kueue": {
+        "controller": {"enabled": True, "fabric": text("overlays/kueue/fabric.yaml")},
+        "kueue": {"enabled": True},
+    },
+    "overlays/evictions": {
+        "evictions": {"enabled": True},
+        "config": text("overlays/evictions/nodeagent.yaml"),
+    },
+    "overlays/node-conditions": {
+        "controller": {"enabled": True},
+        "nodeConditions": {"enabled": True},
+        "config": text("overlays/node-conditions/nodeagent.yaml"),
+    },
+    "overlays/marks": {
+        "controller": {"enabled": True, "fabric": text("overlays/marks/fabric.yaml")},
+        "marks": {"enabled": True},
+    },
+    "overlays/prometheus-operator": {"controller": {"enabled": True}, "monitoring": {"enabled": True}},
+    "overlays/node-pool": {
+        "pools": {
+            name: {
+                "nodeSelector": {"nodeagent.io/pool": name},
+                "config": text(f"overlays/node-pool/{name}/nodeagent.yaml"),
+            }
+            for name in ("dgx-a100", "dgx-h100")
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_it_renders_what_kustomize_builds(overlay: str) -> None:
+    assert by_key(render(OVERLAYS[overlay])) == by_key(built(overlay))
+
+
+def test_a_configuration_may_be_a_map() -> None:
+    config = {"apiVersion": "nodeagent.io/v1alpha1", "kind": "NodeAgentConfig", "listen": None}
+    held = named(render({"config": config}), "ConfigMap", "nodeagent")["data"]["nodeagent.yaml"]
+    assert yaml.safe_load(held) == config
+
+
+def test_what_is_set_is_there_and_nothing_else_changes() -> None:
+    values = {
+        "image": {"repository": "registry.example/nodeagent", "tag": "9", "pullPolicy": "Always"},
+        "imagePullSecrets": [{"name": "pull"}],
+        "agent": {
+            "runtimeClassName": None,
+            "podAnnotations": {"a": "b"},
+            "maxUnavailable": 3,
+            "affinity": None,
+            "resources": {"limits": {"memory": "1Gi"}},
+        },
+        "controller": {"enabled": True, "replicas": 3, "metricsFrom": [], "tolerations": [{"key": "x"}]},
+    }
+    manifests = render(values)
+    spec = named(manifests, "DaemonSet", "nodeagent")["spec"]
+    pod = spec["template"]["spec"]
+    assert {one["image"] for one in (*pod["initContainers"], *pod["containers"])} == {
+        "registry.example/nodeagent:9"
+    }
+    assert pod["imagePullSecrets"] == [{"name": "pull"}]
+    assert "runtimeClassName" not in pod
+    assert "affinity" not in pod
+    assert spec["updateStrategy"]["rollingUpdate"]["maxUnavailable"] == 3
+    assert spec["template"]["metadata"]["annotations"]["a"] == "b"
+    assert named(manifests, "Deployment", "nodeagent-controller")["spec"]["replicas"] == 3
+    assert not [one for one in manifests if complaints(one, NEWEST)]
+    changed = {"DaemonSet", "Deployment", "NetworkPolicy"}
+    rest = [one for one in manifests if one["kind"] not in changed]
+    assert by_key(rest) == by_key([one for one in built("overlays/controller") if one["kind"] not in changed])
+
+
+def test_another_namespace_is_meant_throughout() -> None:
+    on = ("controller", "nodeConditions", "marks")
+    manifests = render({one: {"enabled": True} for one in on}, "gpu-system")
+    text = json.dumps(manifests)
+    assert '"namespace": "nodeagent"' not in text
+    assert "serviceaccount:nodeagent:" not in text
+    (one,) = of_kind(manifests, "Namespace")
+    assert one["metadata"]["name"] == "gpu-system"
+    subjects = [
+        subject["namespace"]
+        for one in manifests
+        if one["kind"] in ("RoleBinding", "ClusterRoleBinding")
+        for subject in one["subjects"]
+    ]
+    assert set(subjects) == {"gpu-system"}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"imgae": {}},
+        {"agent": {"runtimeClass": "nvidia"}},
+        {"pools": {"Big": {"nodeSelector": {"a": "b"}, "config": ""}}},
+        {"pools": {"big": {"config": ""}}},
+    ],
+)
+def test_a_value_that_nobody_knows_is_refused(values: dict[str, Any]) -> None:
+    import helm_python as helm
+
+    with helm.Chart.load(str(CHART)) as loaded, pytest.raises(helm.HelmError):
+        loaded.validate_schema(values)
+
+
+def test_helm_finds_nothing_to_complain_of() -> None:
+    import helm_python as helm
+
+    assert helm.lint(str(CHART))["errors"] == []
+
+
+def test_it_is_of_this_version() -> None:
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert about["version"] == about["appVersion"] == __version__
+
+
+def test_it_packs_into_an_archive_as_a_registry_takes_it(tmp_path: Path) -> None:
+    import helm_python as helm
+
+    helm.package(str(CHART), destination=str(tmp_path))
+    (archive,) = tmp_path.iterdir()
+    assert archive.name == f"nodeagent-{__version__}.tgz"
+    assert archive.stat().st_size < 100_000

@@ -1,0 +1,189 @@
+"""The agent with exactly what its manifest grants: a read-only root, its mounts, root without capabilities but one.
+
+Whatever it writes elsewhere, opens or asks the kernel for without the right would be an error here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from nodeagent.sim.kubelet import Kubelet, PodSpec
+from nodeagent.sim.machine import Machine
+from tests.daemonset.test_manifests import CONFIGS, RESOURCES
+from tests.support import confined_container
+from tests.support.manifests import ROOT, Manifest, built, named, pod_specs
+
+pytestmark = pytest.mark.needs("kubectl", "root")
+
+REFUSED = re.compile(r"permission|read-only file|not permitted|denied", re.I)
+NICS = {name: count for name, count in RESOURCES.items() if "/nic" in name}
+ENVIRONMENT = {
+    "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "NODE_NAME": "dgx-001",
+}  # fmt: skip
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """A folder with a name that leaves room for a socket's."""
+    folder = Path(tempfile.mkdtemp(prefix="na-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def host(base: Path) -> Path:
+    """A node's disk."""
+    host = base / "h"
+    Machine.load("dgx-h100").write(host)
+    shutil.copytree(host / "proc" / "net", host / "proc" / "1" / "net")
+    return host
+
+
+def configured(base: Path, name: str, more: str = "") -> Path:
+    folder = base / "config"
+    folder.mkdir()
+    (folder / "nodeagent.yaml").write_text(CONFIGS[name].read_text() + more)
+    return folder
+
+
+@asynccontextmanager
+async def contained(
+    spec: Manifest, container: Manifest, host: Path, given: dict[str, Path]
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, list[str]]]:
+    words = container.get("command", [sys.executable, "-m", "nodeagent", *container.get("args", ())])
+    words = [word.replace("nodeagent vfs", f"{sys.executable} -m nodeagent vfs") for word in words]
+    line = confined_container.command(spec, container, host, host.parent / "scratch", words, given)
+    process = await asyncio.create_subprocess_exec(
+        *line, env=ENVIRONMENT, stderr=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL
+    )
+    log: list[str] = []
+
+    async def read() -> None:
+        assert process.stderr is not None
+        log.extend([one.decode().rstrip() async for one in process.stderr])
+
+    reading = asyncio.create_task(read())
+    try:
+        yield process, log
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGKILL)
+        await process.wait()
+        await reading
+
+
+@pytest.mark.parametrize("recorded", [True, False], ids=["with-gpus", "of-the-kernel"])
+async def test_the_agent_serves_with_what_it_is_granted_and_no_more(
+    base: Path, host: Path, recorded: bool
+) -> None:
+    """With the recorded GPUs beside, or as on a real node: netlink, AF_PACKET sockets and NVML are asked."""
+    (spec,) = pod_specs(named(built(), "DaemonSet", "nodeagent"))
+    (container,) = spec["containers"]
+    if recorded:
+        container = container | {
+            "volumeMounts": [
+                *container["volumeMounts"],
+                {"name": "gpus", "mountPath": "/host/.nodeagent", "readOnly": True},
+            ]
+        }
+        spec = spec | {"volumes": [*spec["volumes"], {"name": "gpus"}]}
+    given = {"config": configured(base, "base"), "token": base / "token", "gpus": host / ".nodeagent"}
+    kubelet = Kubelet(host / "var/lib/kubelet", seed=1)
+    kubelet.directory.mkdir(parents=True)
+    await kubelet.start()
+    try:
+        async with contained(spec, container, host, given) as (process, log):
+            wanted = RESOURCES if recorded else {**NICS, "nvidia-dgx-h100/gpu-mem": 0}
+            await kubelet.until(
+                lambda: kubelet.allocatable() == wanted or process.returncode is not None, 30.0
+            )
+            assert process.returncode is None, log
+            asked = {"nvidia-dgx-h100/nic0": 1} | ({"nvidia-dgx-h100/gpu-mem": 40} if recorded else {})
+            admission = await kubelet.admit(PodSpec.single("trainer", asked))
+            assert admission.admitted, admission.message
+            assert [path.name for path in (host / "var/run/k8s.cni.cncf.io/devinfo/dp").iterdir()]
+            if recorded:
+                (cdi,) = (host / "var/run/cdi").iterdir()
+                assert json.loads(cdi.read_text())["kind"] == "nodeagent.io/gpu"
+    finally:
+        await kubelet.stop()
+    assert not [line for line in log if REFUSED.search(line)]
+
+
+WRITTEN = {
+    "containers": {
+        "/host/sys/bus/pci/devices/0000:18:00.0/sriov_numvfs": False,
+        "/host/dev/x": False,
+        "/host/usr/x": False,
+        "/host/etc/cdi/x": False,
+        "/host/run/nvidia/x": False,
+        "/etc/nodeagent/x": False,
+        "/x": False,
+        "/host/var/lib/nodeagent/x": True,
+        "/var/lib/kubelet/device-plugins/x": True,
+        "/var/lib/kubelet/pod-resources/x": False,
+    },
+    "initContainers": {
+        "/host/sys/bus/pci/devices/0000:18:00.0/sriov_numvfs": True,
+        "/host/var/lib/kubelet/pod-resources/x": False,
+        "/x": False,
+    },
+}
+
+
+@pytest.mark.parametrize("part", WRITTEN)
+async def test_what_it_may_write_it_can_and_nothing_else(base: Path, host: Path, part: str) -> None:
+    (spec,) = pod_specs(named(built(), "DaemonSet", "nodeagent"))
+    (container,) = spec[part]
+    given = {"config": configured(base, "base"), "token": base / "token"}
+    script = "; ".join(f"(echo 8 > {path}) 2> /dev/null && echo {path} >&2" for path in WRITTEN[part])
+    writing = {key: one for key, one in container.items() if key != "args"} | {
+        "command": ["sh", "-c", f"{script}; true"]
+    }
+    async with contained(spec, writing, host, given) as (process, log), asyncio.timeout(60):
+        assert await process.wait() == 0
+    assert log == [path for path, may in WRITTEN[part].items() if may]
+
+
+async def test_the_init_container_is_content_with_what_it_is_granted(base: Path, host: Path) -> None:
+    (spec,) = pod_specs(named(built(), "DaemonSet", "nodeagent"))
+    (container,) = spec["initContainers"]
+    given = {"config": configured(base, "dgx-h100")}
+    line = {"command": [*container["command"][:2], container["command"][2].replace("|| true", ">&2")]}
+    async with contained(spec, container | line, host, given) as (process, log), asyncio.timeout(60):
+        assert await process.wait() == 0, log
+    assert log
+    assert not [one for one in log if REFUSED.search(one)]
+
+
+async def test_the_doctor_in_the_pod_complains_of_nothing_that_the_manifest_leaves_out(
+    base: Path, host: Path
+) -> None:
+    """As docs/install.md has it run: what the container itself can tell is not missed below --root."""
+    (spec,) = pod_specs(named(built(), "DaemonSet", "nodeagent"))
+    (container,) = spec["containers"]
+    given = {"config": configured(base, "base"), "token": base / "token"}
+    words = ["doctor", "--root", "/host", "--config", "/etc/nodeagent/nodeagent.yaml", "--json"]
+    line = [sys.executable, "-m", "nodeagent", *words]
+    said = shlex.join(line) + " >&2; true"
+    async with contained(spec, container | {"command": ["sh", "-c", said]}, host, given) as (process, log):
+        async with asyncio.timeout(60):
+            await process.wait()
+    findings = {one["key"]: one for one in json.loads("\n".join(log))["findings"]}
+    release = Path("/proc/sys/kernel/osrelease").read_text().strip()
+    assert findings["kernel"]["what"] == f"Linux {release}"
+    assert findings["boot_id"]["what"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert findings["state"]["level"] == findings["folders"]["level"] == "ok"

@@ -1,0 +1,387 @@
+"""The examples ask for what nodeagent registers, by its names and labels, and each kind's owner would take them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nodeagent.commands.scan import listing
+from nodeagent.config import load
+from nodeagent.kinds.vf import VfPool
+from nodeagent.metrics.catalog import CATALOG
+from nodeagent.model import Allocation
+from nodeagent.offer import Offer
+from nodeagent.sim.machine import Machine
+from tests.support.kubernetes_schemas import NEWEST, OLDEST, complaints
+from tests.support.manifests import DAEMONSET, Manifest, built, files, of_kind, parsed, pod_specs, rendered
+
+EXAMPLES = DAEMONSET / "examples"
+FOLDERS = sorted(path for path in EXAMPLES.iterdir() if path.is_dir())
+PLAIN = ("node-group-tags.yaml",)  # read by other programs than kubectl
+FILES = [path for folder in FOLDERS for path in files(folder) if path.name not in PLAIN]
+A100 = {"nvidia-dgx-a100/gpu-mem"} | {f"nvidia-dgx-a100/nic{rail}" for rail in range(8)}
+TOPOLOGY = {f"topology.nodeagent.io/tier-{tier}" for tier in (1, 2, 3)}
+
+
+def manifests() -> Iterator[tuple[Path, Manifest]]:
+    for path in FILES:
+        for one in parsed(path.read_text()):
+            yield path, one
+
+
+def ids(found: tuple[Path, Manifest] | Path) -> str:
+    if isinstance(found, Path):
+        return str(found.relative_to(EXAMPLES))
+    return f"{found[0].relative_to(EXAMPLES)}:{found[1]['kind']}/{found[1]['metadata']['name']}"
+
+
+ALL = list(manifests())
+
+
+@pytest.fixture(scope="module")
+def registered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    """What the default configuration registers on a DGX H100: resource → devices."""
+    root = tmp_path_factory.mktemp("dgx")
+    Machine.load("dgx-h100").write(root)
+    seen = asyncio.run(
+        listing.once(load((DAEMONSET / "base/node/nodeagent.yaml").read_text(), name="base"), root)
+    )
+    return {name: sum(len(one.ids) for one in devices) for name, devices in seen.resources}
+
+
+def test_there_is_one_for_every_system() -> None:
+    assert [folder.name for folder in FOLDERS] == [
+        "autoscaling",
+        "kuberay",
+        "kueue",
+        "large-clusters",
+        "mpi-operator",
+        "multus-sriov",
+        "training-operator",
+        "volcano",
+    ]
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_each_says_what_it_shows_and_how_to_see_that_it_works(folder: Path) -> None:
+    text = (folder / "README.md").read_text()
+    assert len(text.splitlines()) < 80
+    assert "works if" in text
+    for path in files(folder):
+        assert path.name in text, f"{path.name} is not spoken of"
+    # What a README names with a path is there.
+    for name in re.findall(r"`((?:\.\./|overlays/)[\w/.-]+)`", text):
+        assert ((DAEMONSET if name.startswith("overlays") else folder) / name).exists(), name
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("found", ALL, ids=ids)
+@pytest.mark.needs("kubernetes_validate")
+def test_a_cluster_takes_it(found: tuple[Path, Manifest], version: str) -> None:
+    assert complaints(found[1], version) == []
+
+
+def named_resources(value: Any) -> Iterator[tuple[str, Any]]:
+    """Every resource name of ours in an object, wherever it stands, with its amount."""
+    if isinstance(value, dict):
+        if str(value.get("name", "")).startswith("nvidia-dgx-") and "/" in value["name"]:
+            yield value["name"], value.get("nominalQuota")
+        for key, one in value.items():
+            if key.startswith("nvidia-dgx-") and "/" in key:
+                yield key, one
+            if isinstance(one, str) and one.startswith("nvidia-dgx-") and "/" in one and key != "name":
+                yield one, None
+            yield from named_resources(one)
+    elif isinstance(value, list):
+        for one in value:
+            if isinstance(one, str) and one.startswith("nvidia-dgx-"):
+                yield one, None
+            yield from named_resources(one)
+
+
+@pytest.mark.parametrize("found", ALL, ids=ids)
+def test_its_resources_are_those_that_are_registered(
+    found: tuple[Path, Manifest], registered: dict[str, int]
+) -> None:
+    for name, _ in named_resources(found[1]):
+        assert name in registered or name in A100
+
+
+@pytest.mark.parametrize("found", [one for one in ALL if pod_specs(one[1])], ids=ids)
+def test_a_node_can_give_what_a_pod_asks_for(
+    found: tuple[Path, Manifest], registered: dict[str, int]
+) -> None:
+    per_gpu = registered["nvidia-dgx-h100/gpu-mem"] // 8
+    for spec in pod_specs(found[1]):
+        for container in spec["containers"]:
+            resources = container["resources"]
+            for name, amount in resources["limits"].items():
+                if name in registered:
+                    assert 0 < amount <= registered[name]
+                    # Extended resources cannot be asked for and limited apart.
+                    assert resources.get("requests", {}).get(name, amount) == amount
+                if name.endswith("/gpu-mem"):
+                    # Of one GPU, or all of several: nothing else is granted.
+                    assert amount <= per_gpu or amount % per_gpu == 0
+            assert {"cpu", "memory"} <= resources["requests"].keys()
+
+
+@pytest.mark.parametrize("found", [one for one in ALL if pod_specs(one[1])], ids=ids)
+def test_a_pod_has_a_network_for_each_rail_that_it_takes(found: tuple[Path, Manifest]) -> None:
+    networks = {
+        one["metadata"]["name"]: one["metadata"]["annotations"]["k8s.v1.cni.cncf.io/resourceName"]
+        for path, one in ALL
+        if one["kind"] == "NetworkAttachmentDefinition"
+    }
+
+    def look(value: Any) -> Iterator[tuple[Manifest, Manifest]]:
+        if isinstance(value, dict):
+            if isinstance(value.get("spec"), dict) and isinstance(value["spec"].get("containers"), list):
+                yield value.get("metadata", {}), value["spec"]
+            for one in value.values():
+                yield from look(one)
+        elif isinstance(value, list):
+            for one in value:
+                yield from look(one)
+
+    for meta, spec in look(found[1]):
+        asked = [name for c in spec["containers"] for name in c["resources"]["limits"] if "/nic" in name]
+        text = meta.get("annotations", {}).get("k8s.v1.cni.cncf.io/networks", "")
+        # The networks are applied to the namespace default; a pod elsewhere must say so.
+        head = "default/" if found[1]["metadata"].get("namespace") else ""
+        plugged = [name for name in text.split(", ") if name]
+        assert all(name.startswith(head) for name in plugged)
+        assert [networks[name.removeprefix(head)] for name in plugged] == asked
+
+
+def test_a_network_hands_its_pod_the_vf_of_its_rail() -> None:
+    definitions = [one for _, one in ALL if one["kind"] == "NetworkAttachmentDefinition"]
+    assert len(definitions) == 8
+    ranges = set()
+    for rail, one in enumerate(definitions):
+        annotations = one["metadata"]["annotations"]
+        assert annotations["k8s.v1.cni.cncf.io/resourceName"] == f"nvidia-dgx-h100/nic{rail}"
+        config = json.loads(one["spec"]["config"])
+        assert config["name"] == one["metadata"]["name"] == f"rail{rail}"
+        assert [plugin["type"] for plugin in config["plugins"]] == ["sriov", "tuning", "rdma"]
+        ranges.add(config["plugins"][0]["ipam"]["range"])
+    assert len(ranges) == 8
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The names of the variables that a container with one of each resource is given."""
+    root = tmp_path_factory.mktemp("env")
+    Machine.load("dgx-h100").write(root)
+    config = load((DAEMONSET / "base/node/nodeagent.yaml").read_text(), name="base")
+    seen = asyncio.run(listing.once(config, root))
+    names: set[str] = set()
+    for kind in Offer(config).kinds(seen.snapshot):
+        (first, *_) = [one.ids[0] for one in kind.devices(seen.snapshot)]
+        given: Allocation = kind.allocate(seen.snapshot, (first,))
+        names |= {name for name, _ in given.env}
+        assert isinstance(kind, VfPool) or given.cdi_devices
+    return names
+
+
+def test_the_variables_that_are_spoken_of_are_those_that_pods_are_given(environment: set[str]) -> None:
+    spoken = set()
+    for path in [*EXAMPLES.rglob("*.yaml"), *EXAMPLES.rglob("*.md")]:
+        spoken |= set(re.findall(r"\b(?:PCIDEVICE_|NODEAGENT_)[A-Z0-9_]*[A-Z0-9]\b", path.read_text()))
+    assert spoken
+    assert spoken <= environment
+
+
+def test_the_labels_that_are_spoken_of_are_those_that_are_written() -> None:
+    spoken = set()
+    for path in [*EXAMPLES.rglob("*.yaml"), *EXAMPLES.rglob("*.md")]:
+        spoken |= set(re.findall(r"topology\.nodeagent\.io/[\w-]+", path.read_text()))
+    assert spoken <= TOPOLOGY
+
+
+# Kueue
+
+
+def test_each_flavor_lists_what_is_covered_in_that_order() -> None:
+    flavors = {one["metadata"]["name"] for one in of_kind(built("overlays/kueue"), "ResourceFlavor")}
+    for queue in (one for _, one in ALL if one["kind"] == "ClusterQueue"):
+        # Placed by topology is only what has all resources from one flavor, CPU included.
+        (group,) = queue["spec"]["resourceGroups"]
+        assert {"cpu", "memory"} <= set(group["coveredResources"])
+        for flavor in group["flavors"]:
+            assert flavor["name"] in flavors
+            assert [one["name"] for one in flavor["resources"]] == group["coveredResources"]
+
+
+def test_quotas_add_up_to_whole_nodes(registered: dict[str, int]) -> None:
+    totals: dict[str, int] = {}
+    for queue in (one for _, one in ALL if one["kind"] == "ClusterQueue"):
+        for flavor in queue["spec"]["resourceGroups"][0]["flavors"]:
+            for one in flavor["resources"]:
+                if one["name"] in registered:
+                    assert one["nominalQuota"] % registered[one["name"]] == 0
+                    totals[one["name"]] = totals.get(one["name"], 0) + one["nominalQuota"]
+    assert totals == {name: 32 * count for name, count in registered.items()}
+
+
+def test_queued_work_names_queues_and_priorities_that_are_there() -> None:
+    objects = [one for _, one in ALL]
+    queues = {
+        (one["metadata"]["namespace"], one["metadata"]["name"]) for one in of_kind(objects, "LocalQueue")
+    }
+    priorities = {one["metadata"]["name"] for one in of_kind(objects, "WorkloadPriorityClass")}
+    queued = 0
+    for one in objects:
+        labels = one["metadata"].get("labels", {})
+        if name := labels.get("kueue.x-k8s.io/queue-name"):
+            queued += 1
+            assert (one["metadata"]["namespace"], name) in queues
+            assert labels["kueue.x-k8s.io/priority-class"] in priorities
+            assert one["spec"]["suspend"] is True
+    assert queued == 3
+    levels = {
+        level["nodeLabel"]
+        for one in of_kind(built("overlays/kueue"), "Topology")
+        for level in one["spec"]["levels"]
+    }
+    wanted = set(re.findall(r"podset-\w+-topology: (\S+)", "".join(path.read_text() for path in FILES)))
+    assert wanted
+    assert wanted <= levels
+
+
+# Volcano
+
+
+def test_a_volcano_job_is_a_gang_in_a_queue_that_is_there() -> None:
+    objects = [one for _, one in ALL]
+    queues = {one["metadata"]["name"] for one in of_kind(objects, "Queue")}
+    jobs = [one for one in of_kind(objects, "Job") if one["apiVersion"].startswith("batch.volcano")]
+    assert {one["spec"]["networkTopology"]["mode"] for one in jobs} == {"hard", "soft"}
+    for one in jobs:
+        spec = one["spec"]
+        assert spec["queue"] in queues
+        assert spec["minAvailable"] == sum(task["replicas"] for task in spec["tasks"])
+        name = one["metadata"]["name"]
+        (container,) = spec["tasks"][0]["template"]["spec"]["containers"]
+        assert container["args"][0] == f"--rdzv-endpoint={name}-worker-0.{name}:29500"
+
+
+# Autoscaling
+
+
+def test_the_autoscaler_asks_for_metrics_that_the_adapter_makes_of_recorded_ones() -> None:
+    folder = EXAMPLES / "autoscaling"
+    adapter = yaml.safe_load((folder / "values.yaml").read_text())["rules"]["custom"]
+    (rules,) = parsed((folder / "recording-rules.yaml").read_text())
+    recorded = {rule["record"] for group in rules["spec"]["groups"] for rule in group["rules"]}
+    assert {one["seriesQuery"] for one in adapter} == recorded
+    scaler = next(
+        one for one in parsed((folder / "hpa.yaml").read_text()) if one["kind"].startswith("Horizontal")
+    )
+    asked = {metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]}
+    assert asked == {one["name"]["as"] for one in adapter}
+
+
+def test_the_rules_are_made_of_metrics_that_the_agent_has() -> None:
+    (rules,) = parsed((EXAMPLES / "autoscaling" / "recording-rules.yaml").read_text())
+    known = {name: set(family.labels) for name, family in CATALOG.items()}
+    for rule in (rule for group in rules["spec"]["groups"] for rule in group["rules"]):
+        used = set(re.findall(r"\bnodeagent_[a-z0-9_]+", rule["expr"]))
+        assert used <= known.keys()
+        # What is joined on or grouped by is a label of one of them, of Prometheus' own, or made on the spot.
+        labels = {
+            label.strip()
+            for group in re.findall(r"(?:by|on|group_left) \(([^)]+)\)", rule["expr"])
+            for label in group.split(",")
+        }
+        made = set(re.findall(r'"(\w+)", "\$1"', rule["expr"]))
+        assert labels <= set().union(*(known[name] for name in used)) | made | {"instance"}
+
+
+def test_a_node_group_at_zero_advertises_what_a_node_registers(registered: dict[str, int]) -> None:
+    tags = yaml.safe_load((EXAMPLES / "autoscaling" / PLAIN[0]).read_text())
+    head = "k8s.io/cluster-autoscaler/node-template/resources/"
+    told = {key.removeprefix(head): int(value) for key, value in tags.items() if key.startswith(head)}
+    assert told == registered
+
+
+@pytest.mark.needs("kubectl")
+def test_the_agent_is_measured_under_its_own_name() -> None:
+    (scaler,) = parsed((EXAMPLES / "autoscaling" / "vpa.yaml").read_text())
+    assert scaler["spec"]["updatePolicy"]["updateMode"] == "Off"
+    target = scaler["spec"]["targetRef"]
+    (daemonset,) = of_kind(built(), target["kind"])
+    assert daemonset["metadata"]["name"] == target["name"]
+    policy = scaler["spec"]["resourcePolicy"]["containerPolicies"][0]
+    container = daemonset["spec"]["template"]["spec"]["containers"][0]
+    assert policy["containerName"] == container["name"]
+    assert policy["minAllowed"] == container["resources"]["requests"]
+
+
+# Large clusters
+
+LARGE = EXAMPLES / "large-clusters"
+
+
+@pytest.mark.needs("kubectl", "kubernetes_validate")
+def test_the_large_cluster_is_the_base_with_other_numbers() -> None:
+    manifests = parsed(rendered(LARGE))
+    assert not [faults for one in manifests if (faults := complaints(one, NEWEST))]
+    (daemonset,) = of_kind(manifests, "DaemonSet")
+    assert daemonset["spec"]["updateStrategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": "2%"}
+    monitor = next(one for one in of_kind(manifests, "PodMonitor") if one["metadata"]["name"] == "nodeagent")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["interval"] == "60s"
+    assert int(endpoint["scrapeTimeout"][:-1]) < 60
+    accounts = {one["metadata"]["name"] for one in of_kind(manifests, "ServiceAccount")}
+    flows = {
+        rule["subjects"][0]["serviceAccount"]["name"]
+        for one in of_kind(manifests, "FlowSchema")
+        for rule in one["spec"]["rules"]
+    }
+    assert flows == accounts
+    shards = parsed((LARGE / "prometheus.yaml").read_text())
+    (prometheus,) = of_kind(shards, "Prometheus")
+    # Without a right to list the agents' pods it finds none of them.
+    (account,), (role,), (binding,) = (
+        of_kind(shards, kind) for kind in ("ServiceAccount", "Role", "RoleBinding")
+    )
+    assert prometheus["spec"]["serviceAccountName"] == account["metadata"]["name"]
+    assert account["metadata"]["namespace"] == prometheus["metadata"]["namespace"]
+    assert {role["metadata"]["namespace"], binding["metadata"]["namespace"]} == {"nodeagent"}
+    assert {verb for rule in role["rules"] if "pods" in rule["resources"] for verb in rule["verbs"]} == {
+        "get", "list", "watch",
+    }  # fmt: skip
+    assert binding["subjects"] == [{"kind": "ServiceAccount", **account["metadata"]}]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    for selector in ("podMonitorSelector", "ruleSelector"):
+        wanted = prometheus["spec"][selector]["matchLabels"].items()
+        kind = "PodMonitor" if selector.startswith("pod") else "PrometheusRule"
+        assert all(wanted <= one["metadata"]["labels"].items() for one in of_kind(manifests, kind))
+
+
+def test_its_numbers_are_right() -> None:
+    text = (LARGE / "README.md").read_text()
+    rows = {
+        line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]]
+        for line in text.splitlines()
+        if line.startswith("|")
+    }
+    nodes = (1_000, 7_500, 100_000)
+    assert rows["writes in a quiet hour (half a link event a node and day)"] == [
+        f"{round(0.5 * n / 24):,}" for n in nodes
+    ]
+    assert rows["HyperNodes of tier 1 (32 nodes each)"] == [f"{-(-n // 32):,}" for n in nodes]
+    assert rows["pages of the controller's first list"] == [str(-(-n // 500)) for n in nodes]
+    assert rows["samples a second at 60 s"] == [f"{2_400 * n // 60:,}" for n in nodes]
+    assert rows["shards of 2.5 M series at most"] == [str(-(-2_400 * n // 2_500_000)) for n in nodes]
+    assert rows["series"] == [f"{2_400 * n / 1e6:g} M" for n in nodes]
+    (prometheus,) = of_kind(parsed((LARGE / "prometheus.yaml").read_text()), "Prometheus")
+    assert str(prometheus["spec"]["shards"]) == rows["shards of 2.5 M series at most"][1]

@@ -1,0 +1,213 @@
+"""The image, without a container engine: the Dockerfile's own commands are run in a folder, and what they leave is
+used as the image would be."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nodeagent import __version__
+from nodeagent.sim.machine import Machine
+from tests.support.manifests import ROOT
+from tests.support.needs import lack, which
+
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+SITE_PACKAGES_MAX_MIB = 40
+"""Measured 34 MiB with byte code, of which 13 are gRPC."""
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Keyword and the rest of each instruction, continuation lines joined and comments left out."""
+    lines = "\n".join(line for line in DOCKERFILE.splitlines() if not line.lstrip().startswith("#"))
+    joined = re.sub(r"\\\n", " ", lines)
+    return [
+        (word, rest)
+        for word, _, rest in (line.partition(" ") for line in joined.splitlines() if line.strip())
+    ]
+
+
+def stages() -> list[list[tuple[str, str]]]:
+    found: list[list[tuple[str, str]]] = [[]]
+    for word, rest in instructions():
+        if word == "FROM":
+            found.append([])
+        found[-1].append((word, rest))
+    return found[1:]
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``/opt/nodeagent`` as the first stage makes it, with the paths of the image moved below a folder."""
+    base = tmp_path_factory.mktemp("image")
+    opt, tmp, bin_ = base / "opt" / "nodeagent", base / "tmp", base / "bin"
+    for folder in (opt.parent, tmp, bin_):
+        folder.mkdir()
+    # The base image's python and pip.
+    for name, command in (("python", sys.executable), ("pip", f"{sys.executable} -m pip")):
+        program = bin_ / name
+        program.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        program.chmod(0o755)
+    for word, rest in stages()[0]:
+        if word == "COPY":
+            source, target = rest.split()
+            into = base / target.lstrip("/")
+            subprocess.run(["cp", "-r", ROOT / source, into], check=True)
+        if word == "RUN":
+            script = re.sub(r"(?<![\w/])/(opt|tmp)/", rf"{base}/\1/", rest)
+            environment = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}"}
+            environment.pop("PYTHONPATH", None)
+            done = subprocess.run(
+                ["sh", "-ec", script], env=environment, capture_output=True, text=True, check=False, cwd=base
+            )
+            if "No matching distribution" in done.stderr or "ConnectionError" in done.stderr:
+                lack("index", "a package index, to install what the image holds")
+            assert done.returncode == 0, done.stderr
+    return opt
+
+
+def run(image: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The entry point with the image's environment and no other."""
+    settings = dict(
+        pair.split("=", 1)
+        for word, rest in stages()[-1]
+        if word == "ENV"
+        for pair in shlex.split(rest.replace("/opt/nodeagent", str(image)).replace("$PATH", "/usr/bin:/bin"))
+    )
+    (entry,) = (re.findall(r'"([^"]+)"', rest) for word, rest in stages()[-1] if word == "ENTRYPOINT")
+    program = image / "bin" / entry[0]
+    return subprocess.run(
+        [program, *arguments], env=settings, capture_output=True, text=True, check=False, cwd="/"
+    )
+
+
+def files(image: Path) -> dict[str, int]:
+    return {
+        str(path.relative_to(image)): path.lstat().st_mtime_ns
+        for path in image.rglob("*")
+        if not path.is_dir()
+    }
+
+
+def test_it_runs_and_writes_nothing_into_itself(image: Path, tmp_path: Path) -> None:
+    before = files(image)
+    assert run(image, "--version").stdout == f"nodeagent {__version__}\n"
+    (default,) = (re.findall(r'"([^"]+)"', rest) for word, rest in stages()[-1] if word == "CMD")
+    assert "verbs" in run(image, *default).stdout
+    Machine.load("dgx-h100").write(tmp_path / "host")
+    done = run(image, "scan", "--root", str(tmp_path / "host"))
+    assert done.returncode == 0, done.stderr
+    assert "nvidia-dgx-h100/nic7" in done.stdout
+    assert files(image) == before
+
+
+def test_every_module_is_compiled_for_good(image: Path) -> None:
+    site = next(image.glob("lib/python3*/site-packages"))
+    sources = list(site.rglob("*.py"))
+    assert len(sources) > 300
+    for source in sources:
+        compiled = source.parent / "__pycache__" / f"{source.stem}.{sys.implementation.cache_tag}.pyc"
+        flags = int.from_bytes(compiled.read_bytes()[4:8], "little")
+        assert flags == 1, f"{compiled}: not an unchecked hash"  # PEP 552: hash-based, check_source clear
+
+
+def test_it_holds_no_tool_and_is_small(image: Path) -> None:
+    site = next(image.glob("lib/python3*/site-packages"))
+    names = {path.name for path in site.iterdir()}
+    assert not names & {"pip", "setuptools", "wheel", "pytest", "kubernetes", "scapy", "tests"}
+    assert {"nodeagent", "grpc", "msgspec", "pynvml.py"} <= names
+    assert not list(site.rglob("*.pyi"))
+    size = sum(path.lstat().st_size for path in site.rglob("*") if not path.is_dir())
+    assert size < SITE_PACKAGES_MAX_MIB << 20, f"{size >> 20} MiB"
+
+
+def test_the_last_stage_brings_nothing_but_what_the_first_has_made() -> None:
+    last = stages()[-1]
+    assert [rest for word, rest in last if word == "COPY"] == ["--from=build /opt/nodeagent /opt/nodeagent"]
+    assert [rest for word, rest in last if word == "USER"] == ["65532:65532"]
+    assert {word for word, _ in last} <= {
+        "FROM",
+        "ARG",
+        "LABEL",
+        "RUN",
+        "COPY",
+        "ENV",
+        "USER",
+        "ENTRYPOINT",
+        "CMD",
+    }
+    for word, rest in last:
+        if word == "RUN":
+            assert rest.split()[:2] == ["pip", "uninstall"]
+    assert all(
+        rest.startswith("python:${PYTHON}-slim-bookworm") for word, rest in instructions() if word == "FROM"
+    )
+
+
+def test_its_labels_are_those_of_oci_and_of_this_version() -> None:
+    labels = " ".join(rest for word, rest in stages()[-1] if word == "LABEL")
+    for name in ("title", "description", "licenses", "version", "revision", "created"):
+        assert f"org.opencontainers.image.{name}=" in labels
+    assert f"ARG VERSION={__version__}\n" in DOCKERFILE
+
+
+def test_its_packages_are_those_that_are_tested() -> None:
+    def pins(name: str) -> set[str]:
+        return set(re.findall(r"^([a-z0-9-]+==\S+)", (ROOT / "hack" / name).read_text(), re.M))
+
+    assert pins("requirements-run.txt") <= pins("requirements.txt")
+    assert len(pins("requirements-run.txt")) > 6
+
+
+def test_the_build_context_holds_what_is_copied_and_nothing_else() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    kept = {line[1:] for line in lines if line.startswith("!")}
+    assert "*" in lines
+    assert kept == {rest.split()[0] for word, rest in stages()[0] if word == "COPY"}
+
+
+@pytest.mark.needs("hadolint")
+def test_a_linter_of_dockerfiles_has_nothing_to_say() -> None:
+    done = subprocess.run(
+        [which("hadolint"), ROOT / "Dockerfile"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("builder", ["docker", "podman", "buildah", "buildctl"])
+def test_any_builder_will_do(builder: str, tmp_path: Path) -> None:
+    program = tmp_path / builder
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$0" "$@"\n')
+    program.chmod(0o755)
+    done = subprocess.run(
+        [ROOT / "hack" / "image.sh", "registry.example/nodeagent:1", "--extra"],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "NODEAGENT_BUILDER": builder},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert Path(said[0]).name == builder
+    assert "--extra" in said
+    assert f"VERSION={__version__}" in done.stdout
+    assert "registry.example/nodeagent:1" in done.stdout
+
+
+def test_without_a_builder_it_says_which_would_do(tmp_path: Path) -> None:
+    for name in ("dirname", "sed", "git"):
+        (tmp_path / name).symlink_to(which(name) or name)
+    done = subprocess.run(
+        ["/bin/sh", ROOT / "hack" / "image.sh"],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "docker, podman, buildah or buildctl" in done.stderr

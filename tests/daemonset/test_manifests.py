@@ -1,0 +1,479 @@
+"""The manifests fit the code: configurations load and offer what they say, paths are the agent's own, and no
+container has more rights than it needs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import pytest
+import yaml
+from msgspec.structs import replace
+
+from nodeagent import __version__, cli
+from nodeagent.commands.scan import listing
+from nodeagent.config import Config, load
+from nodeagent.config.fabric_settings import FabricConfig, load_fabric
+from nodeagent.controller import LEASE
+from nodeagent.kubelet.device_info import DEVICE_INFO
+from nodeagent.kubelet.registration import LOCK
+from nodeagent.offer import Offer
+from nodeagent.sim.kubelet import Kubelet, PodSpec
+from nodeagent.sim.machine import Machine
+from nodeagent.sources import host_paths
+from tests.support.manifests import (
+    DAEMONSET,
+    OVERLAYS,
+    ROOT,
+    Manifest,
+    built,
+    by_key,
+    named,
+    of_kind,
+    pod_specs,
+)
+
+pytestmark = pytest.mark.needs("kubectl")
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+POOLS = DAEMONSET / "overlays" / "node-pool"
+CONFIGS = {
+    "base": DAEMONSET / "base" / "node" / "nodeagent.yaml",
+    "dgx-h100": POOLS / "dgx-h100" / "nodeagent.yaml",
+    "dgx-a100": POOLS / "dgx-a100" / "nodeagent.yaml",
+    "kind": DAEMONSET / "overlays" / "kind" / "nodeagent.yaml",
+    "node-conditions": DAEMONSET / "overlays" / "node-conditions" / "nodeagent.yaml",
+    "evictions": DAEMONSET / "overlays" / "evictions" / "nodeagent.yaml",
+    "gpu-processes": DAEMONSET / "overlays" / "gpu-processes" / "nodeagent.yaml",
+}
+RESOURCES = {f"nvidia-dgx-h100/nic{rail}": 8 for rail in range(8)} | {"nvidia-dgx-h100/gpu-mem": 632}
+
+
+def config(name: str = "base") -> Config:
+    return load(CONFIGS[name].read_text(), name=name)
+
+
+@pytest.fixture(scope="module")
+def pod() -> Manifest:
+    (spec,) = pod_specs(named(built(), "DaemonSet", "nodeagent"))
+    return spec
+
+
+@pytest.fixture(scope="module")
+def init(pod: Manifest) -> Manifest:
+    (container,) = pod["initContainers"]
+    return container
+
+
+@pytest.fixture(scope="module")
+def daemon(pod: Manifest) -> Manifest:
+    (container,) = pod["containers"]
+    return container
+
+
+def arguments(container: Manifest) -> list[str]:
+    """What the program is called with, its own name left out."""
+    if "args" in container:
+        return container["args"]
+    shell, option, script = container["command"]
+    assert (shell, option) == ("sh", "-c")
+    words = shlex.split(script)
+    assert words[0] == "nodeagent"
+    return words[1 : words.index("||")]
+
+
+def mount_of(container: Manifest, path: str) -> Manifest:
+    """The mount that a path of the container lies in: the deepest one."""
+    found = [one for one in container["volumeMounts"] if PurePosixPath(path).is_relative_to(one["mountPath"])]
+    assert found, f"{path} is in no mount of {container['name']}"
+    return max(found, key=lambda one: len(one["mountPath"]))
+
+
+def volume(pod: Manifest, name: str) -> Manifest:
+    (one,) = (one for one in pod["volumes"] if one["name"] == name)
+    return one
+
+
+# What is offered
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dgx")
+    Machine.load("dgx-h100").write(folder)
+    return folder
+
+
+async def offered(name: str, root: Path) -> dict[str, int]:
+    seen = await listing.once(config(name), root)
+    assert not seen.troubles
+    return {resource: sum(len(one.ids) for one in devices) for resource, devices in seen.resources}
+
+
+@pytest.mark.parametrize("name", ["base", "dgx-h100"])
+async def test_a_dgx_h100_offers_what_pods_are_told_to_ask_for(name: str, root: Path) -> None:
+    assert await offered(name, root) == RESOURCES
+
+
+async def test_the_laptops_machine_offers_the_same_and_no_node_that_a_laptop_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (spec,) = pod_specs(named(built("overlays/kind"), "DaemonSet", "nodeagent"))
+    written = [str(tmp_path) if word == "/machine" else word for word in spec["initContainers"][0]["args"]]
+    assert cli.main(written) == 0
+    assert "a simulated dgx-h100: 8 GPUs, 13 NICs" in capsys.readouterr().out
+    seen = await listing.once(config("kind"), tmp_path)
+    assert {name: sum(len(one.ids) for one in devices) for name, devices in seen.resources} == RESOURCES
+    assert not any(function.rdma for function in seen.snapshot.functions)
+    for kind in Offer(config("kind")).kinds(seen.snapshot):
+        first = next(one.ids[0] for one in kind.devices(seen.snapshot))
+        given = kind.allocate(seen.snapshot, (first,))
+        assert not given.device_nodes
+        assert not given.cdi_devices
+    # An init container that is run again finds what it has made.
+    assert cli.main(written) == 0
+    assert "already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_each_configuration_is_good_and_in_its_config_map(name: str) -> None:
+    config(name)
+    pool = name in ("dgx-h100", "dgx-a100")
+    overlay = "" if name == "base" else "overlays/node-pool" if pool else f"overlays/{name}"
+    suffix = f"-{name}" if overlay.endswith("node-pool") else ""
+    held = named(built(overlay), "ConfigMap", f"nodeagent{suffix}")["data"]["nodeagent.yaml"]
+    assert held == CONFIGS[name].read_text()
+
+
+def test_the_base_changes_no_machine_and_asks_for_no_right_that_it_lacks() -> None:
+    assert config().vfs == ()
+    cluster = config().cluster
+    assert not any((cluster.conditions, cluster.label, cluster.taint.enabled, cluster.evict.enabled))
+
+
+def test_overlays_that_grant_more_ask_for_it_and_are_the_base_otherwise() -> None:
+    marks, evictions = config("node-conditions"), config("evictions")
+    assert all((marks.cluster.conditions, marks.cluster.label, marks.cluster.taint.enabled))
+    assert not marks.cluster.evict.enabled
+    assert evictions.cluster.evict.enabled
+    assert not evictions.cluster.conditions
+    for one in (marks, evictions):
+        assert replace(one, cluster=config().cluster) == config()
+    processes = config("gpu-processes")
+    assert processes.gpu.health.processes
+    assert not config().gpu.health.processes
+    assert replace(processes, gpu=config().gpu) == config()
+
+
+def test_each_containers_memory_is_told_with_the_hosts_processes_and_only_then() -> None:
+    (spec,) = pod_specs(named(built("overlays/gpu-processes"), "DaemonSet", "nodeagent"))
+    (daemon,) = spec["containers"]
+    assert spec["hostPID"] is True
+    # /proc/net lies in it, and is the host's in the host's network namespace.
+    for path in ("/host/proc/17/cgroup", "/host/proc/net/route"):
+        mount = mount_of(daemon, path)
+        assert mount["readOnly"] is True
+        assert volume(spec, mount["name"])["hostPath"]["path"] == "/proc"
+    assert spec["hostNetwork"] is True
+
+
+async def test_the_pod_in_the_readme_asks_for_what_is_offered() -> None:
+    readme = (ROOT / "README.md").read_text()
+    (text,) = (
+        one
+        for one in re.findall(r"```yaml\n(.*?)```", readme, re.S)
+        if yaml.safe_load(one).get("kind") == "Pod"
+    )
+    asked = [c["resources"]["limits"] for c in yaml.safe_load(text)["spec"]["containers"]]
+    assert asked
+    for limits in asked:
+        assert any("/" in name for name in limits)
+        for name, count in limits.items():
+            assert "/" not in name or 0 < int(count) <= RESOURCES[name]
+
+
+# Whether it runs
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_its_command_lines_are_understood(overlay: str) -> None:
+    for spec in (spec for one in of_kind(built(overlay), "DaemonSet") for spec in pod_specs(one)):
+        for container in (*spec["initContainers"], *spec["containers"]):
+            options = cli._parser().parse_args(arguments(container))
+            if (file := getattr(options, "config", None)) is None:
+                continue
+            # The whole ConfigMap is mounted: a file mounted by subPath would never change.
+            mount = mount_of(container, str(file))
+            assert "subPath" not in mount
+            held = named(built(overlay), "ConfigMap", volume(spec, mount["name"])["configMap"]["name"])
+            assert PurePosixPath(file).name in held["data"]
+
+
+READ = (
+    "/sys/bus/pci/devices",
+    "/proc/net/route",
+    host_paths.RDMA_CM,
+    *host_paths.GPU_NODES,
+    *host_paths.CDI_FOLDERS,
+    *(f"{driver}/usr/lib64" for driver in ("", "/run/nvidia/driver")),
+)
+
+
+@pytest.mark.parametrize("path", READ)
+def test_what_is_read_is_mounted_from_where_it_lies(path: str, pod: Manifest, daemon: Manifest) -> None:
+    mount = mount_of(daemon, f"/host{path}")
+    lies_at = volume(pod, mount["name"])["hostPath"]["path"]
+    # /proc/net is a link to the reader's own; the first process of the host has the host's.
+    assert f"/host{lies_at.replace('/proc/1/net', '/proc/net')}" == mount["mountPath"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/host{DEVICE_INFO}",
+        f"/host{config().cdi.directory}",
+        f"/host{config().health.state_directory}",
+        f"/var/lib/kubelet/device-plugins/{LOCK}",
+        "/var/lib/kubelet/plugins_registry/nodeagent.sock",
+    ],
+)
+def test_what_is_written_can_be(path: str, daemon: Manifest) -> None:
+    assert not mount_of(daemon, path).get("readOnly", False)
+
+
+def test_nothing_else_of_the_host_can_be_written(init: Manifest, daemon: Manifest) -> None:
+    def writable(container: Manifest) -> set[str]:
+        return {one["name"] for one in container["volumeMounts"] if not one.get("readOnly", False)}
+
+    assert writable(daemon) == {"cni", "cdi", "state", "device-plugins", "plugins-registry"}
+    assert writable(init) == {"sys"}
+
+
+def test_its_probes_and_its_port_are_where_it_listens(daemon: Manifest) -> None:
+    (port,) = daemon["ports"]
+    for name in CONFIGS:
+        assert config(name).listen == f":{port['containerPort']}"
+    for probe, path in (
+        ("startupProbe", "/healthz"),
+        ("livenessProbe", "/healthz"),
+        ("readinessProbe", "/readyz"),
+    ):
+        assert daemon[probe]["httpGet"] == {"path": path, "port": port["name"]}
+
+
+def test_an_update_never_runs_two_agents_on_a_node() -> None:
+    strategy = named(built(), "DaemonSet", "nodeagent")["spec"]["updateStrategy"]
+    assert strategy["type"] == "RollingUpdate"
+    assert strategy["rollingUpdate"]["maxSurge"] == 0
+
+
+def test_a_stop_runs_nothing_that_could_take_devices_away(daemon: Manifest) -> None:
+    assert "lifecycle" not in daemon
+
+
+# Every overlay
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_its_objects_have_names_of_their_own_and_our_labels(overlay: str) -> None:
+    for (_, kind, namespace, _), one in by_key(built(overlay)).items():
+        labels = one["metadata"]["labels"]
+        assert labels["app.kubernetes.io/part-of"] == "nodeagent", kind
+        assert namespace in ("", "nodeagent")
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_volume_is_mounted_and_every_mount_has_one(overlay: str) -> None:
+    for spec in (spec for one in built(overlay) for spec in pod_specs(one)):
+        containers = (*spec.get("initContainers", ()), *spec["containers"])
+        mounted = {one["name"] for container in containers for one in container.get("volumeMounts", ())}
+        assert mounted == {one["name"] for one in spec["volumes"]}
+
+
+GRANTED = {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW"], "machine": [], "controller": []}
+GRANTED_IN = {
+    "overlays/kind": {"nodeagent": [], "machine": []},
+    "overlays/optics": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "NET_ADMIN"]},
+}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_no_container_has_more_rights_than_it_says(overlay: str) -> None:
+    for spec in (spec for one in built(overlay) for spec in pod_specs(one)):
+        assert spec.get("hostPID", False) is (overlay == "overlays/gpu-processes")
+        assert not spec.get("hostIPC", False)
+        for container in (*spec.get("initContainers", ()), *spec["containers"]):
+            context = spec["securityContext"] | container["securityContext"]
+            assert context["capabilities"]["drop"] == ["ALL"]
+            added = context["capabilities"].get("add", [])
+            assert added == GRANTED_IN.get(overlay, GRANTED)[container["name"]]
+            assert not context.get("privileged", False)
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+            # Root is who must be: the owner of the kubelet's folders and of sysfs.
+            assert (context["runAsUser"] == 0) is (container["name"] != "controller")
+            assert context.get("runAsNonRoot", False) is (container["name"] == "controller")
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_tokens_are_mounted_where_they_are_used_and_nowhere_else(overlay: str) -> None:
+    for account in of_kind(built(overlay), "ServiceAccount"):
+        assert account["automountServiceAccountToken"] is False
+    for one in of_kind(built(overlay), "DaemonSet"):
+        (spec,) = pod_specs(one)
+        assert spec["automountServiceAccountToken"] is False
+        assert "token" not in {mount["name"] for mount in spec["initContainers"][0]["volumeMounts"]}
+        mount = mount_of(spec["containers"][0], "/var/run/secrets/kubernetes.io/serviceaccount/token")
+        assert {key for source in volume(spec, mount["name"])["projected"]["sources"] for key in source} == {
+            "serviceAccountToken",
+            "configMap",
+            "downwardAPI",
+        }
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_image_is_of_this_version(overlay: str) -> None:
+    images = {
+        container["image"]
+        for one in built(overlay)
+        for spec in pod_specs(one)
+        for container in (*spec.get("initContainers", ()), *spec["containers"])
+    }
+    assert images == {f"nodeagent:{__version__}"}
+
+
+@pytest.mark.parametrize(
+    "overlay", [one for one in OVERLAYS if (DAEMONSET / one / "kustomization.yaml").exists()]
+)
+def test_the_controllers_command_line_and_its_fabric_are_understood(overlay: str) -> None:
+    for one in of_kind(built(overlay), "Deployment"):
+        (spec,) = pod_specs(one)
+        (container,) = spec["containers"]
+        options = cli._parser().parse_args(arguments(container))
+        assert options.verb.__name__ == "_controller"
+        mount = mount_of(container, str(options.fabric))
+        held = named(built(overlay), "ConfigMap", volume(spec, mount["name"])["configMap"]["name"])["data"]
+        load_fabric(held[options.fabric.name], name=overlay)
+        (port,) = container["ports"]
+        assert options.listen == f":{port['containerPort']}"
+        assert {container[probe]["httpGet"]["path"] for probe in ("livenessProbe", "readinessProbe")} == {
+            "/healthz",
+            "/readyz",
+        }
+
+
+def test_the_controller_leads_by_the_lease_that_it_may_have() -> None:
+    (role,) = (
+        one
+        for one in of_kind(built("overlays/controller"), "Role")
+        if "controller" in one["metadata"]["name"]
+    )
+    (names,) = (rule["resourceNames"] for rule in role["rules"] if "resourceNames" in rule)
+    assert names == [LEASE]
+
+
+def test_the_switches_credentials_are_where_they_are_looked_for_and_can_be_read() -> None:
+    """The kubelet gives a Secret's files to root and to the pod's fsGroup."""
+    (spec,) = pod_specs(named(built("overlays/controller"), "Deployment", "nodeagent-controller"))
+    (container,) = spec["containers"]
+    mount = mount_of(container, FabricConfig().switches.credentials)
+    assert mount["mountPath"] == FabricConfig().switches.credentials
+    assert mount["readOnly"] is True
+    secret = volume(spec, mount["name"])["secret"]
+    assert secret["optional"] is True
+    user, group = re.findall(r"^USER (\d+):(\d+)$", (ROOT / "Dockerfile").read_text(), re.M)[-1]
+    context = spec["securityContext"]
+    assert (context["runAsUser"], context["runAsGroup"], context["fsGroup"]) == (
+        int(user),
+        int(group),
+        int(group),
+    )
+    mode = secret["defaultMode"]
+    assert mode & 0o440 == 0o440
+    assert mode & 0o337 == 0, "nobody else reads a credential"
+
+
+def test_the_overlay_that_may_mark_asks_for_marks_and_no_other_does() -> None:
+    for overlay in OVERLAYS:
+        for one in of_kind(built(overlay), "ConfigMap"):
+            if "fabric.yaml" in one["data"]:
+                fabric = load_fabric(one["data"]["fabric.yaml"], name=overlay)
+                asked = (fabric.nodes.min_links_condition, fabric.nodes.min_links_taint)
+                assert asked == ((overlay == "overlays/marks"),) * 2
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with a name that leaves room for a socket's."""
+    folder = Path(tempfile.mkdtemp(prefix="na-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+async def test_on_a_laptop_the_agent_registers_what_the_machine_has(tmp_path: Path, short: Path) -> None:
+    """The overlay's own command lines, and a stand-in for the laptop's kubelet."""
+    (spec,) = pod_specs(named(built("overlays/kind"), "DaemonSet", "nodeagent"))
+    machine, kubelet = tmp_path / "machine", Kubelet(short, seed=1)
+
+    def command(container: Manifest) -> list[str]:
+        words = [str(machine) if word == "/machine" else word for word in container["args"]]
+        config = str(CONFIGS["kind"])
+        words = [config if word == "/etc/nodeagent/nodeagent.yaml" else word for word in words]
+        return [sys.executable, "-m", "nodeagent", *words]
+
+    assert cli.main(command(spec["initContainers"][0])[3:]) == 0
+    await kubelet.start()
+    agent = await asyncio.create_subprocess_exec(
+        *command(spec["containers"][0]), "--kubelet-dir", str(kubelet.directory), "--listen", "127.0.0.1:0",
+        stderr=asyncio.subprocess.DEVNULL, env=ENVIRONMENT,
+    )  # fmt: skip
+    try:
+        await kubelet.until(lambda: kubelet.allocatable() == RESOURCES, 30.0)
+        pod = PodSpec.single("slice", {"nvidia-dgx-h100/gpu-mem": 40, "nvidia-dgx-h100/nic0": 1})
+        admission = await kubelet.admit(pod)
+        assert admission.admitted, admission.message
+        (given,) = admission.given.values()
+        assert dict(given.env)["NODEAGENT_GPU_MEM_MIB"] == "40960"
+        assert not given.device_nodes
+    finally:
+        agent.terminate()
+        await agent.wait()
+        await kubelet.stop()
+
+
+def test_two_controllers_never_share_a_node_and_one_stays_through_a_drain() -> None:
+    manifests = built("overlays/controller")
+    deployment = named(manifests, "Deployment", "nodeagent-controller")["spec"]
+    assert deployment["replicas"] == 2
+    (term,) = deployment["template"]["spec"]["affinity"]["podAntiAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+    labels = deployment["template"]["metadata"]["labels"]
+    budget = named(manifests, "PodDisruptionBudget", "nodeagent-controller")["spec"]
+    policy = named(manifests, "NetworkPolicy", "nodeagent-controller")["spec"]
+    for selector in (
+        term["labelSelector"],
+        deployment["selector"],
+        budget["selector"],
+        policy["podSelector"],
+    ):
+        assert selector["matchLabels"].items() <= labels.items()
+    assert budget["maxUnavailable"] == 1
+
+
+def test_no_selector_of_one_takes_the_pods_of_another() -> None:
+    manifests = built("overlays/controller")
+    agent = named(manifests, "DaemonSet", "nodeagent")["spec"]["selector"]["matchLabels"]
+    controller = named(manifests, "Deployment", "nodeagent-controller")["spec"]["template"]["metadata"]
+    assert not agent.items() <= controller["labels"].items()
+    one, other = (found["spec"] for found in of_kind(built("overlays/node-pool"), "DaemonSet"))
+    assert not one["selector"]["matchLabels"].items() <= other["template"]["metadata"]["labels"].items()

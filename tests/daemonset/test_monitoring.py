@@ -1,0 +1,213 @@
+"""Alerts, dashboards and monitors: each is tested by the tools that will read it, and speaks of metrics that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from nodeagent.controller import Progress
+from nodeagent.fabric import compute
+from nodeagent.health.engine import keys
+from nodeagent.health.rules import DEFAULTS
+from nodeagent.metrics.catalog import CATALOG
+from nodeagent.metrics.controller_metrics import FabricMetrics
+from nodeagent.model import Holding
+from tests.support.scrape_inputs import facts, page, sick, view
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "daemonset" / "monitoring"
+RUNBOOK = (ROOT / "docs" / "runbook.md").read_text()
+BOARDS = ("fleet", "node")
+
+
+@cache
+def groups() -> list[dict[str, Any]]:
+    return yaml.safe_load((FOLDER / "rules.yaml").read_text())["groups"]
+
+
+def rules(kind: str) -> dict[str, dict[str, Any]]:
+    return {rule[kind]: rule for group in groups() for rule in group["rules"] if kind in rule}
+
+
+def expressions(board: str) -> list[tuple[str, str]]:
+    """Title and expression of every panel."""
+    panels = json.loads((FOLDER / "dashboards" / f"{board}.json").read_text())["panels"]
+    return [(panel["title"], target["expr"]) for panel in panels for target in panel.get("targets", ())]
+
+
+def names(expression: str) -> set[str]:
+    return set(re.findall(r"(?<![\w:])nodeagent_\w+", re.sub(r'"[^"]*"', "", expression)))
+
+
+@cache
+def fabric() -> frozenset[str]:
+    """What the controller tells that asks switches too."""
+    progress = Progress(outcome=compute(()))
+    writes = Counter({("create", "ok"): 1})
+    asked = SimpleNamespace(reads=Counter({"ok": 1}), states=Counter({"silent": 1}), round_s=1.0, rounds=1)
+    told = FabricMetrics(progress, {}, writes, Counter({"ok": 1}), leading=True, switches=asked)
+    return frozenset(sample.name for family in told.collect() for sample in family.samples)
+
+
+def exposed() -> set[str]:
+    histograms = {f.name for f in CATALOG.values() if f.type == "histogram"}
+    return (
+        CATALOG.keys()
+        | fabric()
+        | {f"{name}_{end}" for name in histograms for end in ("bucket", "sum", "count")}
+    )
+
+
+def promtool(*arguments: object) -> str:
+    done = subprocess.run(
+        ["promtool", *map(str, arguments)], cwd=FOLDER, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.needs("promtool")
+def test_the_rules_are_rules_and_do_what_they_say() -> None:
+    assert f"SUCCESS: {len(rules('alert')) + len(rules('record'))} rules found" in promtool(
+        "check", "rules", "--lint-fatal", "rules.yaml"
+    )
+    assert "SUCCESS" in promtool("test", "rules", "rules_test.yaml")
+
+
+def test_every_alert_is_tested_both_ways() -> None:
+    tested: dict[str, set[float]] = {}
+    for test in yaml.safe_load((FOLDER / "rules_test.yaml").read_text())["tests"]:
+        alert = test["name"].split()[0]
+        for case in test.get("promql_expr_test", ()):
+            tested.setdefault(alert, set()).add(case["exp_samples"][0]["value"])
+    assert {alert for alert, found in tested.items() if found >= {0, 1}} >= rules("alert").keys()
+
+
+@pytest.mark.parametrize("alert", rules("alert"))
+def test_an_alert_says_what_it_is_and_where_to_read_on(alert: str) -> None:
+    rule = rules("alert")[alert]
+    assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    assert rule["annotations"]["runbook_url"].endswith(f"/runbook#{alert.lower()}")
+    assert f"\n### {alert}\n" in RUNBOOK
+    # What is missing everywhere has no instance.
+    where = "job" if " by (cluster, job) " in rule["expr"] else "instance"
+    assert f"{{{{ $labels.{where} }}}}" in rule["annotations"]["summary"]
+
+
+def test_the_runbook_has_no_section_without_an_alert_and_names_every_reason() -> None:
+    assert set(re.findall(r"^### (\w+)$", RUNBOOK, re.M)) == rules("alert").keys()
+    told = set(re.findall(r"`([a-z_]+)`", RUNBOOK.partition("## Reasons")[2].partition("## Links")[0]))
+    assert keys(DEFAULTS) - told == set()
+
+
+def test_rules_and_panels_ask_for_metrics_that_exist() -> None:
+    asked = {("rule", name) for group in groups() for rule in group["rules"] for name in names(rule["expr"])}
+    asked |= {(board, name) for board in BOARDS for _, expr in expressions(board) for name in names(expr)}
+    assert {name for _, name in asked} - exposed() == set()
+
+
+def shared() -> str:
+    """What a node tells where two pods share a GPU and one of them has a VF."""
+    snapshot = sick(facts()[0])
+    vf, *_, slices = snapshot.holdings or ()
+    gpu = snapshot.gpus[0].uuid
+    other = Holding("serve", "chat-0", "main", slices.resource, (f"{gpu}::30", f"{gpu}::31"))
+    return page(view(replace(snapshot, holdings=(vf, slices, other))))
+
+
+def autoscaling() -> list[str]:
+    example = ROOT / "daemonset" / "examples" / "autoscaling" / "recording-rules.yaml"
+    spec = yaml.safe_load(example.read_text())["spec"]
+    return [rule["expr"] for group in spec["groups"] for rule in group["rules"]]
+
+
+def asked() -> list[str]:
+    """Every query that we ship or show: of panels, recording rules, alerts, examples and the page of the metrics."""
+    found = [expr for board in BOARDS for _, expr in expressions(board)]
+    found += [rule["expr"] for group in groups() for rule in group["rules"]]
+    found += autoscaling()
+    text = " ".join((ROOT / "docs" / "metrics.md").read_text().split("\n## ")[0].split())
+    found += [code for code in re.findall(r"`([^`]+)`", text) if " on (" in code]
+    return [re.sub(r"\$(instance|device)\b|\$__\w+", r"n1", one) for one in found]
+
+
+@pytest.mark.needs("promtool")
+def test_every_query_can_be_answered_where_pods_share_a_gpu(tmp_path: Path) -> None:
+    """A join whose side that must be unique is not so is an error of the whole query."""
+    series = []
+    for line in shared().splitlines():
+        if not line.startswith("#"):
+            name, _, value = line.rpartition(" ")
+            series.append(
+                {"series": name.replace("{", '{instance="n1",') if "{" in name else name + '{instance="n1"}',
+                 "values": f"{value}x20"}
+            )  # fmt: skip
+    queries = asked()
+    assert len(queries) > 60
+    tests = [
+        {
+            "expr": f"0 * count({one}) or vector(0)",
+            "eval_time": "9m",
+            "exp_samples": [{"value": 0, "labels": "{}"}],
+        }
+        for one in queries
+    ]
+    # Who has no answer scales nothing: both pods share the GPU, one has a VF.
+    tests += [{"expr": f"count({one})", "eval_time": "9m", "exp_samples": [{"value": n, "labels": "{}"}]}
+              for n, one in zip((2, 1), autoscaling(), strict=True)]  # fmt: skip
+    file = tmp_path / "queries.yaml"
+    file.write_text(
+        yaml.safe_dump({"tests": [{"interval": "1m", "input_series": series, "promql_expr_test": tests}]})
+    )
+    promtool("test", "rules", file)
+
+
+def test_what_is_made_is_made_from_its_source(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, ROOT / "hack" / "monitoring.py", tmp_path], check=True)
+    made = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    assert len(made) == 1 + len(BOARDS)
+    for path in made:
+        committed = FOLDER / path.relative_to(tmp_path)
+        assert committed.read_text() == path.read_text(), f"{committed}: make monitoring"
+
+
+@pytest.mark.parametrize("board", BOARDS)
+def test_a_dashboard_is_whole(board: str) -> None:
+    model = json.loads((FOLDER / "dashboards" / f"{board}.json").read_text())
+    ids = [panel["id"] for panel in model["panels"]]
+    assert len(set(ids)) == len(ids)
+    places = [panel["gridPos"] for panel in model["panels"]]
+    cells = [
+        (x, y) for p in places for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])
+    ]
+    assert len(set(cells)) == len(cells), "panels lie over each other"
+    assert max(x for x, _ in cells) < 24
+    assert all(panel["description"].endswith(".") for panel in model["panels"] if panel["type"] != "row")
+
+
+def test_the_monitors_select_the_agent_s_pods_and_ask_its_port() -> None:
+    monitor, _controller = yaml.safe_load_all((FOLDER / "podmonitor.yaml").read_text())
+    *_, service_monitor = yaml.safe_load_all((FOLDER / "servicemonitor.yaml").read_text())
+    manifests = yaml.safe_load_all((ROOT / "daemonset" / "base" / "node" / "daemonset.yaml").read_text())
+    node = next(one for one in manifests if one["kind"] == "DaemonSet")
+    labels = {"app.kubernetes.io/name": "nodeagent", "app.kubernetes.io/component": "agent"}
+    for spec in (monitor["spec"], service_monitor["spec"]):
+        assert spec["selector"]["matchLabels"] == labels
+    assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == "metrics"
+    endpoints = (*monitor["spec"]["podMetricsEndpoints"], *service_monitor["spec"]["endpoints"])
+    # Or Prometheus calls our pod and namespace exported_pod and exported_namespace, and no join finds them.
+    assert all(endpoint["honorLabels"] for endpoint in endpoints)
+    (container,) = node["spec"]["template"]["spec"]["containers"]
+    assert "metrics" in {port["name"] for port in container["ports"]}

@@ -1,0 +1,427 @@
+"""The shipped roles are enough and not too much: the real agent and the real controller against an API server that
+enforces exactly them, and then each verb of each rule taken away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from nodeagent.cluster.affected_devices import Offered
+from nodeagent.cluster.controller_marks import CONDITION, TAINT
+from nodeagent.cluster.events import Events
+from nodeagent.cluster.evictions import Evictions
+from nodeagent.cluster.node_marks import Marks, NodeState
+from nodeagent.cluster.node_report import Report
+from nodeagent.config.fabric_settings import FabricConfig, load_fabric
+from nodeagent.controller import Controller, Place
+from nodeagent.inventory import Inventory
+from nodeagent.kube.access import Access
+from nodeagent.kube.claims import NodeClaim
+from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.resource import NODELINKS
+from nodeagent.model import HEALTHY, Devices, Health, Holding, Reason, Snapshot, State
+from nodeagent.sim.apiserver import ApiServer, Seen
+from tests.cluster.test_node_report import RAILS, neighbor, snapshot
+from tests.controller.test_controller import FIRST, RULES, SECOND, leaves, nodelinks, populate, tree
+from tests.support.admission import NODE, UID, Request, refusals
+from tests.support.manifests import Manifest, built, key, named, of_kind
+
+pytestmark = pytest.mark.needs("kubectl", "cel")
+
+AGENT = "system:serviceaccount:nodeagent:nodeagent"
+CONTROLLER = "system:serviceaccount:nodeagent:nodeagent-controller"
+PATIENCE_S = 30.0
+
+Grant = tuple[str, str, str]
+"""Verb, group and resource."""
+
+
+def grants(manifests: list[Manifest], account: str) -> Iterator[tuple[Manifest, dict[str, Any], Grant]]:
+    """What the account is granted: the role, the rule and one verb of it."""
+    name = account.rpartition(":")[2]
+    bound = {
+        (one["roleRef"]["kind"], one["roleRef"]["name"])
+        for one in manifests
+        if one["kind"].endswith("RoleBinding") and any(who["name"] == name for who in one["subjects"])
+    }
+    for role in manifests:
+        if (role["kind"], role["metadata"]["name"]) in bound:
+            for rule in role["rules"]:
+                for group in rule["apiGroups"]:
+                    for resource in rule["resources"]:
+                        for verb in rule["verbs"]:
+                            yield role, rule, (verb, group, resource)
+
+
+def without(manifests: list[Manifest], role: Manifest, rule: dict[str, Any], verb: str) -> list[Manifest]:
+    """The manifests less one verb of one rule."""
+    weaker = {**rule, "verbs": [one for one in rule["verbs"] if one != verb]}
+    rules = [weaker if one is rule else one for one in role["rules"]]
+    return [{**one, "rules": rules} if one is role else one for one in manifests]
+
+
+@asynccontextmanager
+async def cluster(manifests: list[Manifest]) -> AsyncIterator[ApiServer]:
+    """An API server with our definition, roles and policies in force, and eight nodes of two units."""
+    server = await ApiServer(rbac=True).start()
+    for one in (*of_kind(manifests, "CustomResourceDefinition"), *manifests):
+        try:
+            server.put(one)
+        except LookupError:
+            continue  # a kind that the stand-in does not keep; roles and bindings it does
+    assert server.one("clusterroles", "nodeagent") is not None
+    populate(server)
+
+    def admit(user: str, verb: str, plural: str, old: Any, new: Any) -> str | None:
+        operation = {"create": "CREATE", "update": "UPDATE", "delete": "DELETE"}[verb]
+        resource = {"nodelinks": "nodeagent.io:nodelinks"}.get(plural, f":{plural}")
+        meta = (new or old)["metadata"]
+        extra = {NODE: ["gpu-0"], UID: ["u-0"]} if user == AGENT else {}
+        request = Request(operation, resource, meta["name"], user, extra, new, old, meta.get("namespace", ""))
+        return "; ".join(refusals(manifests, request)) or None
+
+    server.admit.append(admit)
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def running(*jobs: Any) -> AsyncIterator[None]:
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+def granted(seen: Seen) -> Grant:
+    return seen.verb, seen.group, seen.resource
+
+
+def refused(server: ApiServer, grant: Grant) -> bool:
+    return any(granted(seen) == grant and seen.status == 403 for seen in server.requests)
+
+
+# The agent
+
+DOWN = Health(State.DOWN, (Reason("carrier_down", "no carrier"),), allocatable=False)
+DEGRADED = Health(State.DEGRADED, (Reason("speed_reduced", "100 of 400 Gb/s"),), allocatable=True)
+HELD = Holding("ml", "trainer", "main", "nvidia-dgx-h100/nic0", ("0000:18:00.1",))
+
+
+def facts(health: Health, port: str = "Ethernet1/1") -> Snapshot:
+    """Eight links, of which the first is as it is said to be, and a pod that holds a VF of it."""
+    made = snapshot(*(neighbor(n, port) for n in range(8)))
+    first = replace(made.functions[0], health=health)
+    return replace(made, functions=(first, *made.functions[1:]), holdings=(HELD,))
+
+
+def offered(now: Snapshot) -> Offered:
+    return [(HELD.resource, [Devices("0000:18:00.0", HELD.device_ids, (), now.functions[0].health)])]
+
+
+def tell(inventory: Inventory, now: Snapshot) -> None:
+    inventory.state("pci", functions=now.functions, links=now.links)
+    inventory.state("lldp", neighbors=now.neighbors)
+    inventory.state("pods", holdings=now.holdings)
+
+
+async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
+    """A report is made and changes, a link fails, returns and fails again; with ``marks`` the Node is marked and the
+    pod evicted. Goes on until it is cancelled where a right is missing."""
+    inventory = Inventory()
+    client = Client(Access(server.url, token=server.token(AGENT)), manager="nodeagent")
+    report = Report(
+        client, inventory, "gpu-0", "nodeagent", lambda _: RAILS,
+        owner=NodeClaim("gpu-0", "u-0"), jitter_s=0, gather_s=0.01, gap_s=0.05, patience_s=0,
+    )  # fmt: skip
+    jobs = [report.run(), Events(client, inventory, "gpu-0", offered).run()]
+    if marks:
+        # The label has facts of its own: a Node is marked once in 10 s at most, and this one begins as degraded.
+        worse = Inventory()
+        tell(worse, facts(DEGRADED))
+        jobs += [
+            NodeState(client, worse, "gpu-0", Marks(conditions=False, label=True, rails_down=None)).run(),
+            NodeState(client, inventory, "gpu-0", Marks(conditions=True, label=False, rails_down=None)).run(),
+            Evictions(client, inventory, offered, 0.01).run(),
+        ]
+    server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-0", "uid": "u-0"}})
+    server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ml"}})
+    server.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "trainer", "namespace": "ml"}})
+
+    def stored() -> dict[str, Any]:
+        return server.one("nodelinks", "gpu-0", "nodeagent") or {"links": [{}]}
+
+    def told(reason: str, times: int = 1) -> bool:
+        return any(one["reason"] == reason and one["count"] >= times for one in server.objects("events"))
+
+    def node() -> dict[str, Any]:
+        return server.one("nodes", "gpu-0") or {}
+
+    tell(inventory, facts(HEALTHY))
+    try:
+        async with running(*jobs):
+            await server.until(lambda: len(stored()["links"]) == 8)
+            tell(inventory, facts(HEALTHY, "Ethernet9/1"))
+            await server.until(lambda: stored()["links"][0]["neighbor"]["portID"]["value"] == "Ethernet9/1")
+            tell(inventory, facts(DOWN, "Ethernet9/1"))
+            await server.until(lambda: told("LinkCarrierDown") and told("DeviceFailed"))
+            tell(inventory, facts(HEALTHY, "Ethernet9/1"))
+            await server.until(lambda: told("Recovered"))
+            tell(inventory, facts(DOWN, "Ethernet9/1"))
+            await server.until(lambda: told("LinkCarrierDown", 2))
+            await server.until(lambda: stored()["summary"]["health"] == "down")
+            if marks:
+                await server.until(lambda: server.one("pods", "trainer", "ml") is None)
+                await server.until(lambda: node().get("status", {}).get("conditions"))
+                await server.until(
+                    lambda: "nodeagent.io/link-degraded" in node()["metadata"].get("labels", {})
+                )
+    finally:
+        await client.close()
+
+
+def allowed(manifests: list[Manifest], account: str) -> list[Grant]:
+    return sorted(grant for _, _, grant in grants(manifests, account))
+
+
+PODS: Grant = ("get", "", "pods")
+"""Of use for the UID in a pod's Event, and gone without where it is not granted."""
+CREATE: Grant = ("create", "nodeagent.io", "nodelinks")
+"""An object that is applied for the first time is asked for as create as well as patch, in one request."""
+
+
+async def test_the_agents_rights_are_enough_and_all_are_used() -> None:
+    manifests = built()
+    async with asyncio.timeout(PATIENCE_S), cluster(manifests) as server:
+        await agent_at_work(server)
+        assert {granted(seen) for seen in server.requests if seen.status == 403} <= {PODS}
+        asked = {granted(seen) for seen in server.requests if seen.status != 403}
+        report = server.one("nodelinks", "gpu-0", "nodeagent")
+        assert report is not None
+        assert report["summary"] == {"links": "7/8", "switches": 8, "health": "down"}
+    assert sorted(asked | {CREATE}) == allowed(manifests, AGENT)
+
+
+async def test_marks_and_evictions_take_the_rights_that_they_are_shipped_with_and_no_others() -> None:
+    manifests = [*built("overlays/node-conditions"), *built("overlays/evictions")]
+    manifests = list({str(key(one)): one for one in manifests}.values())
+    async with asyncio.timeout(PATIENCE_S), cluster(manifests) as server:
+        await agent_at_work(server, marks=True)
+        assert not [seen for seen in server.requests if seen.status == 403]
+        asked = {granted(seen) for seen in server.requests}
+    assert sorted(asked | {CREATE}) == allowed(manifests, AGENT)
+
+
+AGENT_GRANTS = [
+    ("get", "nodeagent.io", "nodelinks"),
+    ("create", "nodeagent.io", "nodelinks"),
+    ("patch", "nodeagent.io", "nodelinks"),
+    ("create", "", "events"),
+    ("patch", "", "events"),
+]
+OPTIONAL_GRANTS = [
+    ("get", "", "nodes"),
+    ("patch", "", "nodes"),
+    ("patch", "", "nodes/status"),
+    PODS,
+    ("create", "", "pods/eviction"),
+]
+
+
+@pytest.mark.parametrize("grant", AGENT_GRANTS, ids="-".join)
+async def test_without_a_right_the_agent_says_which(grant: Grant, caplog: pytest.LogCaptureFixture) -> None:
+    manifests = built()
+    assert sorted(AGENT_GRANTS) == allowed(manifests, AGENT)
+    (found,) = (one for one in grants(manifests, AGENT) if one[2] == grant)
+    caplog.set_level(logging.INFO)
+    async with cluster(without(manifests, found[0], found[1], grant[0])) as server:
+        await missed(server, agent_at_work(server), grant, caplog)
+
+
+@pytest.mark.parametrize("grant", [one for one in OPTIONAL_GRANTS if one[0] != "get"], ids="-".join)
+async def test_what_was_asked_for_and_is_not_granted_is_said(
+    grant: Grant, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The two rights to read are done without: what an earlier life wrote, and a pod's UID, are then not known."""
+    assert sorted(AGENT_GRANTS + OPTIONAL_GRANTS) == allowed(
+        list(
+            {
+                str(key(one)): one for o in ("node-conditions", "evictions") for one in built(f"overlays/{o}")
+            }.values()
+        ),
+        AGENT,
+    )
+    caplog.set_level(logging.INFO)
+    async with cluster(built()) as server:
+        await missed(server, agent_at_work(server, marks=True), grant, caplog)
+
+
+async def missed(server: ApiServer, work: Any, grant: Grant, caplog: pytest.LogCaptureFixture) -> None:
+    """Wait until the log names what is forbidden."""
+    verb, _, resource = grant
+
+    def named() -> bool:
+        return any(f'cannot {verb} resource "{resource}"' in line for line in caplog.messages)
+
+    async with asyncio.timeout(PATIENCE_S), running(work):
+        while not named():
+            await asyncio.sleep(0.02)
+    assert any(seen.status == 403 for seen in server.requests)
+
+
+# Forged requests, over the wire
+
+
+async def test_an_agent_that_writes_anothers_report_is_refused_by_the_policy() -> None:
+    async with asyncio.timeout(PATIENCE_S), cluster(built()) as server:
+        client = Client(Access(server.url, token=server.token(AGENT)))
+        try:
+            with pytest.raises(ApiError, match="may write the NodeLinks of that name only"):
+                await client.apply(NODELINKS, nodelinks("node-00", leaves(1)), force=True)
+            with pytest.raises(ApiError, match="cannot list"):
+                await client.list(NODELINKS, namespace="nodeagent")
+        finally:
+            await client.close()
+        assert server.one("nodelinks", "node-00", "nodeagent") == server.one(
+            "nodelinks", "node-00", "nodeagent"
+        )
+
+
+# The controller
+
+
+async def controller_at_work(server: ApiServer) -> None:
+    """A tree is made, a node moves, a unit goes, and somebody else's HyperNode stands in the way."""
+    token = server.token(CONTROLLER)
+    place = Place("nodeagent", "one", None, 0.02, 3.0, 2.0, 0.1)
+    config = FabricConfig(overlap_condition=True)
+    async with running(Controller(RULES, Access(server.url, token=token), place, config).run()):
+        await server.until(lambda: len(tree(server)) == 2)
+        await server.until(lambda: all(labeled(server, node) for node in FIRST + SECOND))
+        server.put(nodelinks(FIRST[3], leaves(1)))
+        await server.until(lambda: sorted(map(len, tree(server).values())) == [4, 6])
+        for node in (*SECOND, FIRST[3]):
+            server.remove("nodes", node)
+        await server.until(lambda: [len(members) for members in tree(server).values()] == [4])
+        server.put(foreign(FIRST[0]))
+        await server.until(lambda: server.objects("events"))
+        await server.until(lambda: any("status" in one for one in server.objects("hypernodes")))
+
+
+def labeled(server: ApiServer, node: str) -> bool:
+    found = server.one("nodes", node)
+    return found is not None and "topology.nodeagent.io/tier-1" in found["metadata"]["labels"]
+
+
+def foreign(member: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "topology.volcano.sh/v1alpha1",
+        "kind": "HyperNode",
+        "metadata": {"name": "by-hand"},
+        "spec": {"tier": 1, "members": [{"type": "Node", "selector": {"exactMatch": {"name": member}}}]},
+    }
+
+
+async def test_the_controllers_rights_are_enough_and_all_are_used() -> None:
+    manifests = built("overlays/controller")
+    async with asyncio.timeout(PATIENCE_S), cluster(manifests) as server:
+        await controller_at_work(server)
+        assert not [seen for seen in server.requests if seen.status == 403]
+        asked = {granted(seen) for seen in server.requests}
+        asked |= {("watch", group, resource) for verb, group, resource in asked if verb == "list"}
+    assert asked == {grant for _, _, grant in grants(manifests, CONTROLLER)}
+
+
+CONTROLLER_GRANTS = [
+    *((verb, "nodeagent.io", "nodelinks") for verb in ("list", "watch")),
+    *((verb, "coordination.k8s.io", "leases") for verb in ("create", "get", "patch")),
+    *((verb, "", "nodes") for verb in ("list", "watch", "patch")),
+    *((verb, "topology.volcano.sh", "hypernodes") for verb in ("list", "watch", "create", "patch", "delete")),
+    ("patch", "topology.volcano.sh", "hypernodes/status"),
+    ("create", "", "events"),
+]
+
+
+@pytest.mark.parametrize("grant", CONTROLLER_GRANTS, ids="-".join)
+async def test_without_a_right_the_controller_says_which(
+    grant: Grant, caplog: pytest.LogCaptureFixture
+) -> None:
+    manifests = built("overlays/controller")
+    (found,) = (one for one in grants(manifests, CONTROLLER) if one[2] == grant)
+    assert sorted(CONTROLLER_GRANTS) == sorted(one[2] for one in grants(manifests, CONTROLLER))
+    caplog.set_level(logging.INFO)
+    async with cluster(without(manifests, found[0], found[1], grant[0])) as server:
+        await missed(server, controller_at_work(server), grant, caplog)
+
+
+# Marks
+
+
+async def marks_at_work(server: ApiServer) -> None:
+    """Who has lost its links is marked and, once they are back, free again; by the fabric file of the overlay, but
+    without its patience."""
+    held = named(built("overlays/marks"), "ConfigMap", "nodeagent-controller")["data"]["fabric.yaml"]
+    config = load_fabric(held, name="overlays/marks")
+    config = structs.replace(config, nodes=structs.replace(config.nodes, after_seconds=0.1))
+    rules = replace(RULES, min_links=config.min_links)
+    place = Place("nodeagent", "one", None, 0.02, 3.0, 2.0, 0.1)
+    access = Access(server.url, token=server.token(CONTROLLER))
+
+    def marks() -> tuple[bool, bool]:
+        node = server.one("nodes", FIRST[0]) or {}
+        conditions = node.get("status", {}).get("conditions") or ()
+        taints = node.get("spec", {}).get("taints") or ()
+        return any(one["type"] == CONDITION for one in conditions), TAINT in taints
+
+    server.put(nodelinks(FIRST[0], leaves(0), state="down"))
+    async with running(Controller(rules, access, place, config).run()):
+        await server.until(lambda: marks() == (True, True))
+        server.put(nodelinks(FIRST[0], leaves(0)))
+        await server.until(lambda: marks() == (False, False))
+
+
+MARKS_GRANTS = [("get", "", "nodes"), ("patch", "", "nodes/status")]
+
+
+async def test_marks_take_the_two_rights_that_they_are_shipped_with() -> None:
+    manifests = built("overlays/marks")
+    async with asyncio.timeout(PATIENCE_S), cluster(manifests) as server:
+        await marks_at_work(server)
+        assert not [seen for seen in server.requests if seen.status == 403]
+        asked = {granted(seen) for seen in server.requests}
+    assert asked >= set(MARKS_GRANTS)
+    assert sorted(CONTROLLER_GRANTS + MARKS_GRANTS) == allowed(manifests, CONTROLLER)
+
+
+@pytest.mark.parametrize("grant", MARKS_GRANTS, ids="-".join)
+async def test_without_a_right_to_mark_the_controller_says_which(
+    grant: Grant, caplog: pytest.LogCaptureFixture
+) -> None:
+    manifests = built("overlays/marks")
+    (found,) = (one for one in grants(manifests, CONTROLLER) if one[2] == grant)
+    caplog.set_level(logging.INFO)
+    async with cluster(without(manifests, found[0], found[1], grant[0])) as server:
+        await missed(server, marks_at_work(server), grant, caplog)
+
+
+async def test_without_the_part_no_node_is_marked_and_the_tree_is_made(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with cluster(built("overlays/controller")) as server:
+        await missed(server, marks_at_work(server), MARKS_GRANTS[0], caplog)
+        assert not any(
+            "status" in node or node.get("spec", {}).get("taints") for node in server.objects("nodes")
+        )

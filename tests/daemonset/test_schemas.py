@@ -1,0 +1,140 @@
+"""A cluster takes the manifests: the oldest and the newest version of Kubernetes, and whoever defines a kind."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from nodeagent.cluster.node_report import body
+from nodeagent.kube.claims import NodeClaim
+from tests.cluster.test_node_report import neighbor, snapshot, told
+from tests.support.kubernetes_schemas import NEWEST, OLDEST, complaints, from_crd, small_schemas, structural
+from tests.support.manifests import OVERLAYS, built, of_kind
+
+pytestmark = pytest.mark.needs("kubectl", "kubernetes_validate")
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_overlay_is_taken(overlay: str, version: str) -> None:
+    manifests = built(overlay)
+    assert len(manifests) > 10
+    found = {one["metadata"]["name"]: complaints(one, version) for one in manifests}
+    assert not {name: faults for name, faults in found.items() if faults}
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda spec: spec["template"]["spec"].update(hostnetwork=True),
+        lambda spec: spec["template"]["spec"]["containers"][0].pop("name"),
+        lambda spec: spec["template"]["spec"]["containers"][0]["resources"]["limits"].update(memory="256 MB"),
+        lambda spec: spec.update(updateStrategy="RollingUpdate"),
+    ],
+)
+def test_the_check_finds_what_is_wrong(break_it: Any) -> None:
+    from tests.support.kubernetes_schemas import _copy
+
+    (one,) = of_kind(built(), "DaemonSet")
+    one = _copy(one)
+    break_it(one["spec"])
+    assert complaints(one, NEWEST)
+
+
+def test_the_small_schemas_refuse_what_they_do_not_know() -> None:
+    topology = next(one for one in built("overlays/kueue") if one["kind"] == "Topology")
+    assert not complaints(topology, NEWEST)
+    assert complaints(topology | {"spec": {"levels": []}}, NEWEST)
+    assert complaints(topology | {"spec": topology["spec"] | {"level": 1}}, NEWEST)
+    assert ("kueue.x-k8s.io/v1beta2", "Topology") in small_schemas()
+
+
+# Our own definition
+
+LINK = {
+    "name": "nic0",
+    "netdev": "enp24s0np0",
+    "pciAddress": "0000:18:00.0",
+    "mac": "b8:3f:d2:00:00:01",
+    "fabric": "compute",
+    "rail": 0,
+    "speedMbps": 400000,
+    "state": "healthy",
+    "reasons": [],
+    "lastTransitionTime": "2026-11-21T12:00:00Z",
+    "neighbor": {
+        "chassisID": {"subtype": "mac", "value": "1c:34:da:00:00:01"},
+        "portID": {"subtype": "ifname", "value": "swp1"},
+        "systemName": "su01-leaf-r0",
+        "portDescription": "rail 0",
+        "managementAddresses": ["192.0.2.1"],
+        "stale": False,
+    },
+}
+REPORT = {
+    "apiVersion": "nodeagent.io/v1alpha1",
+    "kind": "NodeLinks",
+    "metadata": {"name": "dgx-001", "namespace": "nodeagent"},
+    "nodeName": "dgx-001",
+    "summary": {"links": "1/1", "switches": 1, "health": "healthy"},
+    "links": [LINK],
+}
+
+
+def crd() -> dict[str, Any]:
+    (one,) = of_kind(built(), "CustomResourceDefinition")
+    return one
+
+
+def faults(report: dict[str, Any]) -> list[str]:
+    return [error.message for error in jsonschema.Draft202012Validator(from_crd(crd())).iter_errors(report)]
+
+
+def test_its_schema_is_structural_and_bounded() -> None:
+    for version in crd()["spec"]["versions"]:
+        assert not list(structural(version["schema"]["openAPIV3Schema"]))
+
+
+def test_a_report_passes_and_loses_no_field() -> None:
+    assert not faults(REPORT)
+    assert not faults({**REPORT, "links": [{"name": "nic0"}]})
+    assert not faults({key: value for key, value in REPORT.items() if key not in ("links", "summary")})
+
+
+def test_what_an_agent_writes_passes() -> None:
+    made = told(snapshot(*map(neighbor, range(8))))
+    written = json.loads(json.dumps(body(made, NodeClaim("gpu-0", "u-0"))))
+    assert not faults({"apiVersion": "nodeagent.io/v1alpha1", "kind": "NodeLinks", **written})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"nodeName": ""},
+        {"links": [LINK | {"state": "fine"}]},
+        {"links": [LINK | {"rail": -1}]},
+        {"links": [LINK | {"pciAddress": "18:00.0"}]},
+        {"links": [LINK | {"neighbor": {"systemName": "leaf"}}]},
+        {"links": [{"state": "healthy"}]},
+        {"links": [LINK] * 1025},
+        {"links": [LINK | {"neighbor": LINK["neighbor"] | {"systemName": "x" * 1025}}]},  # type: ignore[operator]
+        {"heartbeat": "2026-11-21T12:00:00Z"},
+    ],
+)
+def test_a_report_that_is_none_is_refused(change: dict[str, Any]) -> None:
+    assert faults(REPORT | change)
+
+
+def test_what_people_see_of_it_is_in_it() -> None:
+    (version,) = crd()["spec"]["versions"]
+    columns = {one["name"]: one["jsonPath"] for one in version["additionalPrinterColumns"]}
+    assert list(columns) == ["Links Up", "Switches", "Health", "Systems", "Age"]
+    for path in columns.values():
+        value: Any = REPORT | {"metadata": {"creationTimestamp": "2026-11-21T12:00:00Z"}}
+        for part in path.strip(".").split("."):
+            name = part.removesuffix("[*]")
+            assert name in value, path
+            value = value[name][0] if part.endswith("[*]") else value[name]

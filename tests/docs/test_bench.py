@@ -1,0 +1,23 @@
+"""The bench is a program like any other: the parts that look into the agent fit it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_quick_look_at_the_calls_gives_figures(tmp_path: Path) -> None:
+    """``calls`` starts both the agent and the lone endpoint; its times are nobody's business here."""
+    found = tmp_path / "bench.json"
+    command = [sys.executable, "hack/bench.py", "--quick", "--only", "calls", "--json", str(found)]
+    done = subprocess.run(
+        command, cwd=ROOT, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(found.read_text())["figures"]
+    assert next(figure["name"] for figure in figures if "80,000" in figure["group"]).startswith("Allocate")
+    assert all(figure["n"] and figure["p50"] > 0 for figure in figures)
+    assert all(figure["name"][:30] in done.stdout for figure in figures)

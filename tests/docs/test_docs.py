@@ -1,0 +1,123 @@
+"""What the pages say can be done: files and verbs that they name are there, and configurations in them are good."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nodeagent import cli
+from nodeagent.config import load
+from tests.support.manifests import DAEMONSET, ROOT, parsed, pod_specs
+
+PAGES = sorted(
+    [
+        *(ROOT / "docs").glob("*.md"),
+        *(path for path in DAEMONSET.rglob("*.md")),
+    ]
+)
+OURS = ("install", "migration", "security", "troubleshooting", "upgrade")
+
+
+def verbs() -> set[str]:
+    (parts,) = (one for one in cli._parser()._actions if isinstance(one, argparse._SubParsersAction))
+    return set(parts.choices)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_its_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_verbs_that_it_names_are_there(page: Path) -> None:
+    text = page.read_text()
+    named = set(re.findall(r"(?:^|`|-- )nodeagent ([a-z][a-z-]+)\b", text, re.M))
+    assert named <= verbs()
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_folders_that_it_names_are_there(name: str) -> None:
+    text = (ROOT / "docs" / f"{name}.md").read_text()
+    for path in re.findall(r"`((?:daemonset|hack|tests|overlays)/[\w./-]+)`", text):
+        found = DAEMONSET / path if path.startswith("overlays") else ROOT / path
+        assert found.exists(), path
+
+
+def messages() -> dict[Path, list[str]]:
+    """The text literals of each module without docstrings, and the messages of the admission policies.
+
+    Each is on one line; a field of an f-string is ``…``. Adjacent literals are one text, as in Python.
+    """
+    texts: dict[Path, list[str]] = {}
+    for path in sorted((ROOT / "nodeagent").rglob("*.py")):
+        found = texts[path] = []
+        tree = ast.parse(path.read_text())
+        documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if id(node) in documentation:
+                continue
+            if isinstance(node, ast.JoinedStr):
+                parts = [str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values]
+                found.append(" ".join("".join(parts).split()))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(" ".join(node.value.split()))
+    for path in sorted((DAEMONSET / "base").rglob("*.yaml")):
+        texts[path] = re.findall(r"messageExpression: '(.*)'", path.read_text())
+    return texts
+
+
+def quotations(text: str) -> list[str]:
+    """Texts in double quotes, outside code, in the cells of tables."""
+    cells = [cell for line in text.splitlines() if line.startswith("|") for cell in line.split(" | ")]
+    return [quote for cell in cells for quote in re.findall(r'"([^"]+)"', re.sub(r"`[^`]*`", "", cell))]
+
+
+@pytest.mark.parametrize("page", ["troubleshooting.md", "switches.md"])
+def test_the_messages_that_it_quotes_exist(page: str) -> None:
+    """A quotation may leave out parts (``…``); each part of it stands in a text of the same module."""
+    quoted = quotations((ROOT / "docs" / page).read_text())
+    assert len(quoted) > 4
+    modules = messages().values()
+    for quote in quoted:
+        parts = [part.strip(" .") for part in quote.split("…") if part.strip(" .")]
+        assert any(all(any(part in text for text in texts) for part in parts) for texts in modules), (
+            f"docs/{page} quotes {quote!r}, which is no message of the program"
+        )
+
+
+def test_every_configuration_in_the_migration_notes_is_good() -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "migration.md").read_text(), re.S)
+    assert len(blocks) == 3
+    for block in blocks:
+        head = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
+        assert load(head + block, name="migration.md").resources
+        assert yaml.safe_load(block)["resourcePrefix"]
+
+
+@pytest.mark.needs("kubectl")
+@pytest.mark.parametrize("page", ["README.md", "docs/install.md"])
+def test_what_it_says_to_apply_runs_the_image_that_it_says_to_push(page: str) -> None:
+    text = (ROOT / page).read_text()
+    (pushed,) = set(re.findall(r"docker push (\S+)", text))
+    (line,) = set(re.findall(r"^(kubectl kustomize .*) \| kubectl apply -f -$", text, re.M))
+    done = subprocess.run(["sh", "-ec", line], cwd=ROOT, capture_output=True, text=True, check=True)
+    images = {
+        one["image"]
+        for spec in (spec for manifest in parsed(done.stdout) for spec in pod_specs(manifest))
+        for one in (*spec.get("initContainers", ()), *spec["containers"])
+    }
+    assert images == {pushed}
+    assert f"--set image.repository={pushed.rpartition(':')[0]}" in text
+
+
+def test_every_overlay_is_spoken_of() -> None:
+    text = (DAEMONSET / "README.md").read_text()
+    for folder in (DAEMONSET / "overlays").iterdir():
+        assert f"`overlays/{folder.name}`" in text

@@ -1,0 +1,79 @@
+"""What the README says of the configuration and the verbs is what the code says."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from nodeagent import cli
+from nodeagent.config import table
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+SETTINGS = ROOT / "docs" / "configuration.md"
+TABLE = re.compile(r"(?<=<!-- configuration: begin -->\n).*?(?=<!-- configuration: end -->)", re.S)
+
+
+def test_the_configuration_table_is_current() -> None:
+    text = SETTINGS.read_text()
+    current = TABLE.sub(lambda _: f"\n{table()}\n", text)
+    if os.environ.get("NODEAGENT_GOLDEN") == "write":
+        SETTINGS.write_text(current)
+    assert TABLE.search(text), "the markers of the table are gone"
+    assert SETTINGS.read_text() == current, "make golden, and look at what changed"
+
+
+def test_the_verbs_of_the_readme_are_there(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = re.findall(r"^nodeagent ((?:[a-z]+ ?)+)", README.read_text(), re.M)
+    assert len(lines) > 5
+    for line in lines:
+        with pytest.raises(SystemExit) as end:
+            cli._parser().parse_args([*line.split(), "--help"])
+        assert end.value.code == 0, line
+    assert "usage: nodeagent" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+        *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")),
+        *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "daemonset").rglob("README.md")),
+    ],
+)
+def test_links_between_the_documents_lead_somewhere(page: str) -> None:
+    path = ROOT / page
+    for target in re.findall(r"\]\(([^)#\s]+)", path.read_text()):
+        assert "://" in target or (path.parent / target).exists(), f"{page}: {target}"
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md"])
+def test_the_files_that_the_documents_name_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    named = re.findall(r"`((?:nodeagent|tests|hack|protos|docs|daemonset)/[\w./-]+)`", text)
+    assert named
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_every_package_has_a_reason() -> None:
+    """The table of dependencies and pyproject.toml name the same packages."""
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["gpu"]]
+    dependencies = (ROOT / "docs" / "design.md").read_text().partition("## Dependencies")[2]
+    rows = "\n".join(line.split("|")[1] for line in dependencies.splitlines() if line.startswith("|"))
+    for requirement in wanted:
+        assert f"`{re.split('[<>=]', requirement)[0].lower()}`" in rows.lower(), requirement
+    for requirement in project["optional-dependencies"]["dev"]:
+        name = re.split("[<>=]", requirement)[0]
+        assert name.startswith("types-") or f"`{name}`" in dependencies, requirement
+
+
+def test_the_changelog_tells_of_this_version() -> None:
+    from nodeagent import __version__
+
+    assert re.search(rf"^## \[{re.escape(__version__)}\]", (ROOT / "CHANGELOG.md").read_text(), re.M)

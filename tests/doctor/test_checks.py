@@ -1,0 +1,379 @@
+"""Each finding of the doctor by the facts that lead to it. ``CASES`` covers every key that asks for something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from nodeagent import doctor
+from nodeagent.config import Config, load
+from nodeagent.doctor import (
+    capabilities,
+    cluster_checks,
+    configuration_checks,
+    gpu_checks,
+    kubelet_checks,
+    lldp_checks,
+    machine_checks,
+    nic_checks,
+    runtime_checks,
+)
+from nodeagent.doctor.api_server import Cluster, Denied, Node
+from nodeagent.doctor.driver_checks import Answer
+from nodeagent.doctor.finding import Finding
+from nodeagent.doctor.rbac import DEMANDS
+from nodeagent.host.driver import GpuReading
+from nodeagent.lldp.link_remarks import Near
+from nodeagent.model import Finding as LldpFinding
+from nodeagent.model import Function, Gpu, HostPaths, Identifier, Link, Neighbor, Rdma, Snapshot
+from nodeagent.sources.pci import PciFacts
+
+
+def config(text: str = "") -> Config:
+    return load(f"apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n{text}", name="x")
+
+
+DEFAULT = Config()
+UUID = "GPU-11111111-2222-3333-4444-555555555555"
+READING = GpuReading(0, UUID, 0, "NVIDIA H100", "0000:1b:00.0", 81559)
+GPU = Gpu(UUID, 0, 0, "NVIDIA H100", "0000:1b:00.0", 81559, 0)
+PF = Function(
+    "0000:18:00.0",
+    "15b3",
+    "1021",
+    "mlx5_core",
+    "ens1",
+    "ethernet",
+    Rdma("mlx5_0"),
+    None,
+    None,
+    0,
+    (),
+    num_vfs=2,
+    total_vfs=16,
+)
+VF = replace(PF, pci_address="0000:18:00.1", netdev=None, parent=PF.pci_address, vf_index=0, total_vfs=None)
+ROUTED = Link("ens1", PF.pci_address, None, True, True, "up", 400000, 9000, default_route=True)
+SNAPSHOT = Snapshot(product="DGXH100", gpus=(GPU,), functions=(PF, VF))
+GOOD_MACHINE = machine_checks.Machine("6.8.0-60", "DGXH100", "a-b", 1.9e9, True)
+NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
+SERVING = kubelet_checks.Kubelet("/k", exists=True, locked=True, podresources=True, offered={})
+MLX = Near("ens1", "0000:18:00.0", "mlx5_core", "1021")
+
+
+def of_nics(*functions: Function, **fields: object) -> nic_checks.Nics:
+    facts = PciFacts(functions=functions or (PF, VF))
+    return replace(nic_checks.Nics(facts, iommu_groups=3), **fields)  # type: ignore[arg-type]
+
+
+def of_gpus(*readings: GpuReading, version: str = "615.71.09", **fields: object) -> gpu_checks.Gpus:
+    whole = gpu_checks.Gpus(
+        {"0000:1b:00.0": "nvidia"}, Answer(version, readings or (READING,)), None, NODES, True, 5.0
+    )
+    return replace(whole, **fields)  # type: ignore[arg-type]
+
+
+def settings(**fields: object) -> runtime_checks.Runtime:
+    return runtime_checks.Runtime(settings=(replace(runtime_checks.Settings("/etc/c.toml", 3), **fields),))  # type: ignore[arg-type]
+
+
+def spec(path: str = "/etc/cdi/nvidia.yaml", **fields: object) -> runtime_checks.Spec:
+    return replace(runtime_checks.Spec(path, "nvidia.com/gpu", (UUID,)), **fields)  # type: ignore[arg-type]
+
+
+def heard(name: str = "ens1") -> Neighbor:
+    return Neighbor(name, Identifier("mac", "00:11"), Identifier("ifname", "swp1"), "leaf-1")
+
+
+MEMORY = config("resources: [{kind: gpu-mem}]\n")
+VFIO = config("resources: [{kind: vf, vfDriver: vfio-pci}]\n")
+ENVVAR = config("resources: [{kind: gpu-mem, deviceListStrategy: envvar}]\n")
+FASTER = config("resources: [{kind: vf, select: {minSpeedMbps: 1, linkTypes: [infiniband]}}]\n")
+TWICE = config(
+    "resources:\n- {kind: gpu-mem, select: {indexes: ['0']}}\n"
+    f"- {{kind: gpu, select: {{uuids: [{UUID}]}}}}\n"
+)
+NO_SPEC = config("resources: [{kind: gpu-mem}]\ncdi: {generate: false}\n")
+EIGHT = config("vfs: [{select: {pciAddresses: ['*']}, count: 8}]\n")
+MANY = config("vfs: [{select: {pciAddresses: ['*']}, count: 17}]\n")
+TALKING = config("lldp: {transmit: true}\n")
+
+CASES: list[tuple[str, Iterable[Finding]]] = [
+    (
+        "fix config_unreadable",
+        configuration_checks.judge(configuration_checks.Configuration("f", DEFAULT, (), "no"), None),
+    ),
+    (
+        "fix config_fault",
+        configuration_checks.judge(configuration_checks.Configuration("f", DEFAULT, ("bad",)), None),
+    ),
+    (
+        "fix config_unfit",
+        configuration_checks.judge(configuration_checks.Configuration("f", TWICE), SNAPSHOT),
+    ),
+    (
+        "note config_idle",
+        configuration_checks.judge(configuration_checks.Configuration("f", FASTER), SNAPSHOT),
+    ),
+    ("warn kernel_old", machine_checks.judge(replace(GOOD_MACHINE, kernel="4.9.1"), DEFAULT)),
+    ("note kernel_old", machine_checks.judge(replace(GOOD_MACHINE, kernel="5.4.0"), DEFAULT)),
+    ("note product_unknown", machine_checks.judge(replace(GOOD_MACHINE, product="KVM"), DEFAULT)),
+    ("fix clock_unset", machine_checks.judge(replace(GOOD_MACHINE, now=0.0), DEFAULT)),
+    ("note clock_unsynchronized", machine_checks.judge(replace(GOOD_MACHINE, synchronized=False), DEFAULT)),
+    ("warn boot_id_unreadable", machine_checks.judge(replace(GOOD_MACHINE, boot_id=None), DEFAULT)),
+    ("note sriov_absent", nic_checks.judge(of_nics(replace(PF, total_vfs=None)), DEFAULT)),
+    ("warn vfs_none", nic_checks.judge(of_nics(replace(PF, num_vfs=0)), DEFAULT)),
+    ("warn vfs_differ", nic_checks.judge(of_nics(), EIGHT)),
+    ("fix vfs_too_many", nic_checks.judge(of_nics(), MANY)),
+    ("warn vf_unbound", nic_checks.judge(of_nics(PF, replace(VF, driver=None)), DEFAULT)),
+    ("note default_route", nic_checks.judge(of_nics(facts=PciFacts(None, (PF,), (ROUTED,))), MANY)),
+    ("note rdma_missing", nic_checks.judge(of_nics(replace(PF, rdma=None)), DEFAULT)),
+    ("fix iommu_off", nic_checks.judge(of_nics(iommu_groups=0), VFIO)),
+    ("note iommu_off", nic_checks.judge(of_nics(iommu_groups=0), DEFAULT)),
+    ("note iommu_translated", nic_checks.judge(of_nics(domains={PF.pci_address: "DMA-FQ"}), DEFAULT)),
+    ("fix network_namespace", nic_checks.judge(of_nics(here=frozenset({"lo"})), DEFAULT)),
+    (
+        "warn firmware_lldp",
+        nic_checks.judge(
+            of_nics(replace(PF, driver="i40e"), flags={"ens1": {"disable-fw-lldp": False}}), DEFAULT
+        ),
+    ),
+    (
+        "warn firmware_lldp",
+        nic_checks.judge(
+            of_nics(replace(PF, driver="ice"), flags={"ens1": {"fw-lldp-agent": True}}), DEFAULT
+        ),
+    ),
+    ("note firmware_lldp_unknown", nic_checks.judge(of_nics(), DEFAULT)),
+    ("warn firmware_lldp_unknown", nic_checks.judge(of_nics(), TALKING)),
+    ("note firmware_lldp_unknown", nic_checks.judge(of_nics(replace(PF, driver="ice")), DEFAULT)),
+    ("warn nic_unreadable", nic_checks.judge(of_nics(facts=PciFacts(unreadable=("x",))), DEFAULT)),
+    ("note lldp_not_listened", lldp_checks.judge(lldp_checks.Lldp((MLX,)), DEFAULT)),
+    ("note lldp_unheard", lldp_checks.judge(lldp_checks.Lldp((MLX,), waited_s=5), DEFAULT)),
+    ("warn lldp_unheard", lldp_checks.judge(lldp_checks.Lldp((MLX,), waited_s=35), DEFAULT)),
+    ("fix lldp_deaf", lldp_checks.judge(lldp_checks.Lldp((MLX,), trouble="no CAP_NET_RAW"), DEFAULT)),
+    ("note lldp_no_carrier", lldp_checks.judge(lldp_checks.Lldp((), ("ens2",)), DEFAULT)),
+    (
+        "warn lldp_odd",
+        lldp_checks.judge(
+            lldp_checks.Lldp((), findings=(LldpFinding("ens1", "pfc_mismatch", "x"),)), DEFAULT
+        ),
+    ),
+    ("warn lldp_two_speakers", lldp_checks.judge(lldp_checks.Lldp((MLX,), lldpd=True), TALKING)),
+    ("fix driver_absent", gpu_checks.judge(of_gpus(answer=Answer(error="none", absent=True)), DEFAULT)),
+    ("fix driver_refused", gpu_checks.judge(of_gpus(answer=Answer(error="mismatch")), DEFAULT)),
+    ("fix driver_hung", gpu_checks.judge(of_gpus(answer=None), DEFAULT)),
+    ("fix driver_crashed", gpu_checks.judge(of_gpus(answer=Answer(crashed="signal 11")), DEFAULT)),
+    ("warn driver_other", gpu_checks.judge(of_gpus(on_bus={"0000:1b:00.0": "nouveau"}), DEFAULT)),
+    ("note driver_other", gpu_checks.judge(of_gpus(on_bus={"0000:1b:00.0": "vfio-pci"}), DEFAULT)),
+    ("fix gpu_missing", gpu_checks.judge(of_gpus(on_bus={"0000:43:00.0": "nvidia"}), DEFAULT)),
+    ("fix gpu_fault", gpu_checks.judge(of_gpus(replace(READING, fault="ECC")), DEFAULT)),
+    ("fix gpu_fault", gpu_checks.judge(of_gpus(replace(READING, lost=True)), DEFAULT)),
+    ("fix gpu_recovery", gpu_checks.judge(of_gpus(replace(READING, recovery_action="gpu_reset")), DEFAULT)),
+    ("note recovery_untold", gpu_checks.judge(of_gpus(version="535.129.03"), DEFAULT)),
+    ("warn mig_on", gpu_checks.judge(of_gpus(replace(READING, mig=True)), DEFAULT)),
+    ("warn gpu_nodes", gpu_checks.judge(of_gpus(nodes=()), DEFAULT)),
+    ("note memory_limits_inert", gpu_checks.judge(of_gpus(cgroup2=False), DEFAULT)),
+    ("note runtime_unseen", runtime_checks.judge(runtime_checks.Runtime(), DEFAULT, ())),
+    ("fix runtime_config_broken", runtime_checks.judge(settings(broken="line 3"), DEFAULT, ())),
+    ("fix cdi_off", runtime_checks.judge(settings(cdi=False), DEFAULT, ())),
+    ("note cdi_maybe_off", runtime_checks.judge(settings(version=2), DEFAULT, ())),
+    ("fix cdi_folder_unread", runtime_checks.judge(settings(folders=("/etc/cdi",)), DEFAULT, ())),
+    (
+        "warn cdi_broken",
+        runtime_checks.judge(
+            runtime_checks.Runtime(specs=(runtime_checks.Spec("/etc/cdi/x", broken="y"),)), DEFAULT, ()
+        ),
+    ),
+    (
+        "fix cdi_conflict",
+        runtime_checks.judge(
+            runtime_checks.Runtime(specs=(spec(), spec("/etc/cdi/b.json"))), DEFAULT, (GPU,)
+        ),
+    ),
+    (
+        "fix cdi_stale",
+        runtime_checks.judge(runtime_checks.Runtime(specs=(spec(missing=("/usr/lib/x",)),)), DEFAULT, (GPU,)),
+    ),
+    ("fix cdi_undefined", runtime_checks.judge(settings(), NO_SPEC, (GPU,))),
+    ("fix nvidia_runtime_absent", runtime_checks.judge(settings(handlers=("runc",)), ENVVAR, ())),
+    ("note kubelet_none", kubelet_checks.judge(kubelet_checks.Kubelet("/k"), DEFAULT, None)),
+    ("fix kubelet_forbidden", kubelet_checks.judge(replace(SERVING, forbidden="no"), DEFAULT, None)),
+    ("fix kubelet_silent", kubelet_checks.judge(replace(SERVING, deaf="it is not there"), DEFAULT, None)),
+    (
+        "fix kubelet_folder_unwritable",
+        kubelet_checks.judge(replace(SERVING, unwritable="full"), DEFAULT, None),
+    ),
+    ("note agent_absent", kubelet_checks.judge(replace(SERVING, locked=False), DEFAULT, None)),
+    ("warn plugin_stale", kubelet_checks.judge(replace(SERVING, sockets={"old.sock": False}), DEFAULT, None)),
+    (
+        "warn plugin_rival",
+        kubelet_checks.judge(replace(SERVING, sockets={"nvidia-gpu.sock": True}), DEFAULT, None),
+    ),
+    (
+        "fix resource_claimed",
+        kubelet_checks.judge(
+            replace(SERVING, offered={"nvidia-dgx-h100/gpu-mem": ("GPU-9::0",)}), MEMORY, SNAPSHOT
+        ),
+    ),
+    (
+        "fix resource_claimed",
+        kubelet_checks.judge(
+            replace(SERVING, locked=False, offered={"nvidia-dgx-h100/gpu-mem": (f"{UUID}::0",)}),
+            MEMORY,
+            SNAPSHOT,
+        ),
+    ),
+    (
+        "fix device_promised_twice",
+        kubelet_checks.judge(replace(SERVING, offered={"nvidia.com/gpu": (f"{UUID}::3",)}), MEMORY, SNAPSHOT),
+    ),
+    ("warn podresources_absent", kubelet_checks.judge(replace(SERVING, podresources=False), DEFAULT, None)),
+    (
+        "warn podresources_refused",
+        kubelet_checks.judge(replace(SERVING, podresources_error="x"), DEFAULT, None),
+    ),
+    ("fix net_raw_missing", capabilities.judge(capabilities.Rights(), DEFAULT)),
+    ("note net_admin_missing", capabilities.judge(capabilities.Rights(), DEFAULT)),
+    ("note syslog_missing", capabilities.judge(capabilities.Rights(dmesg_restricted=True), DEFAULT)),
+    ("warn not_root", capabilities.judge(capabilities.Rights(uid=1000), DEFAULT)),
+    (
+        "warn state_unwritable",
+        capabilities.judge(capabilities.Rights(state=capabilities.State("/s", "full")), DEFAULT),
+    ),
+    (
+        "warn state_broken",
+        capabilities.judge(capabilities.Rights(state=capabilities.State("/s", None, "no JSON")), DEFAULT),
+    ),
+    ("note sys_read_only", capabilities.judge(capabilities.Rights(sys_read_only=True), DEFAULT)),
+    (
+        "fix folder_unwritable",
+        capabilities.judge(capabilities.Rights(folders={"/var/run/cdi": "full"}), DEFAULT),
+    ),
+]
+
+
+GOOD_NODE = Node("dgx-1", "v1.36.2", "containerd://2.1.4", {})
+GOOD_CLUSTER = Cluster(
+    "https://10.0.0.1",
+    served={
+        "nodeagent.io": ("v1alpha1", ("nodelinks",)),
+        "topology.volcano.sh": ("v1alpha1", ("hypernodes",)),
+        "scheduling.volcano.sh": ("v1beta1", ("podgroups",)),
+        "kueue.x-k8s.io": ("v1beta2", ("topologies",)),
+    },
+    checked=("agent",),
+    reported=True,
+)
+
+
+def of_cluster(node: Node | None = None, **fields: object) -> Iterable[Finding]:
+    seen = replace(GOOD_CLUSTER, node=node, **fields)  # type: ignore[arg-type]
+    return cluster_checks.judge(seen, MEMORY, SNAPSHOT)
+
+
+def of_node(**fields: object) -> Iterable[Finding]:
+    return of_cluster(replace(GOOD_NODE, **fields))  # type: ignore[arg-type]
+
+
+def serving(**groups: tuple[str, tuple[str, ...]] | None) -> dict[str, tuple[str, tuple[str, ...]] | None]:
+    names = {"ours": "nodeagent.io", "volcano": "topology.volcano.sh", "scheduling": "scheduling.volcano.sh"}
+    changed = {names.get(name, "kueue.x-k8s.io"): served for name, served in groups.items()}
+    return {**GOOD_CLUSTER.served, **changed}
+
+
+NOBODY = serving(volcano=None, scheduling=None, kueue=None)
+CLUSTER_CASES: list[tuple[str, Iterable[Finding]]] = [
+    ("fix cluster_unreachable", of_cluster(error="no route")),
+    ("fix rights_missing", of_cluster(denied=(Denied("agent", DEMANDS["agent"][0], "create"),))),
+    ("note hidden", of_cluster(hidden=("the Node x",))),
+    ("warn nodelinks_absent", of_cluster(served=serving(ours=None))),
+    ("fix crd_version", of_cluster(served=serving(ours=None), other={"nodeagent.io": ("v1",)})),
+    ("warn hypernodes_absent", of_cluster(served=serving(volcano=None))),
+    ("note schedulers_absent", of_cluster(served=NOBODY)),
+    ("note kueue_topology_absent", of_cluster(served=serving(kueue=("v1beta1", ("workloads",))))),
+    ("fix volcano_discovers", of_cluster(discoverers=("ufm",))),
+    ("warn hypernodes_foreign", of_cluster(foreign={"ufm": 3})),
+    ("note node_absent", of_cluster(absent="dgx-9")),
+    ("note report_absent", of_cluster(reported=False)),
+    ("warn kubelet_old", of_node(kubelet="v1.29.3")),
+    ("note kubelet_race", of_node()),
+    ("fix kubelet_without_cdi", of_node(kubelet="v1.28.3")),
+    ("fix runtime_without_cdi", of_node(runtime="containerd://1.6.33")),
+    ("fix runtime_without_cdi", of_node(runtime="cri-o://1.20.1")),
+    ("note runtime_cdi_default", of_node(runtime="containerd://1.7.24")),
+    ("fix surge", of_cluster(surge="10%")),
+    ("warn capacity_differs", of_node(capacity={"nvidia-dgx-h100/gpu-mem": "80"})),
+    ("warn gpus_counted_twice", of_node(capacity={"nvidia.com/gpu": "8"})),
+]
+
+
+@pytest.mark.parametrize(("expected", "found"), CASES, ids=[f"{i}-{case[0]}" for i, case in enumerate(CASES)])
+def test_the_facts_lead_to_the_finding(expected: str, found: Iterable[Finding]) -> None:
+    assert expected in {f"{one.level} {one.key}" for one in found}
+
+
+def test_every_finding_that_asks_for_something_has_a_case() -> None:
+    wanted = {key for topic in doctor.TOPICS for key, entry in topic.entries.items() if entry.why}
+    whole_reports = {"check_hung", "check_failed", "not_known"}  # tests/doctor/test_doctor.py
+    assert {case[0].split()[1] for case in (*CASES, *CLUSTER_CASES)} == wanted - whole_reports
+
+
+def levels(found: Iterable[Finding]) -> set[str]:
+    return {one.level.value for one in found}
+
+
+def test_good_facts_are_good() -> None:
+    for found in (
+        machine_checks.judge(GOOD_MACHINE, DEFAULT),
+        nic_checks.judge(
+            of_nics(domains={PF.pci_address: "identity"}, here=frozenset({"ens1"})), DEFAULT, {"ens1"}
+        ),
+        lldp_checks.judge(lldp_checks.Lldp((MLX,), waited_s=35, neighbors=(heard(),)), DEFAULT),
+        gpu_checks.judge(of_gpus(), DEFAULT),
+        runtime_checks.judge(replace(settings(handlers=("nvidia",)), specs=(spec(),)), MEMORY, (GPU,)),
+        kubelet_checks.judge(
+            replace(SERVING, offered={"nvidia-dgx-h100/gpu-mem": (f"{UUID}::0",)}), MEMORY, SNAPSHOT
+        ),
+        capabilities.judge(capabilities.Rights(capabilities=frozenset(capabilities.CAPABILITIES)), DEFAULT),
+    ):
+        assert levels(found) == {"ok"}
+
+
+def test_what_the_configuration_leaves_alone_is_not_judged() -> None:
+    no_lldp = config("lldp: {source: none}\n")
+    assert levels(nic_checks.judge(of_nics(), no_lldp)) == {"ok"}
+    assert "net_raw_missing" not in {one.key for one in capabilities.judge(capabilities.Rights(), no_lldp)}
+    assert levels(lldp_checks.judge(lldp_checks.Lldp(), no_lldp)) == {"ok"}
+    assert levels(gpu_checks.judge(of_gpus(answer=None), config("gpu: {driver: none}\n"))) == {"ok"}
+    silent = config("kubelet: {podResources: false}\n")
+    assert levels(kubelet_checks.judge(replace(SERVING, podresources=False), silent, None)) == {"ok"}
+
+
+def test_silence_that_the_firmware_may_explain_is_explained_by_driver() -> None:
+    links = (MLX, Near("ens9", None, "i40e", None), Near("ens10", None, "i40e", None))
+    found = [
+        one
+        for one in lldp_checks.judge(lldp_checks.Lldp(links, waited_s=35), DEFAULT)
+        if one.key == "lldp_unheard"
+    ]
+    assert [one.what.split(" heard")[0] for one in found] == ["ens1", "ens9, ens10"]
+    assert "LLDP_NB_RX_MODE" in found[0].remedy
+    assert "disable-fw-lldp on" in found[1].remedy
+
+
+def test_folders_further_down_overrule_and_clash_only_with_themselves() -> None:
+    seen = runtime_checks.Runtime(specs=(spec(), spec("/var/run/cdi/nvidia.json")))
+    assert "cdi_conflict" not in {one.key for one in runtime_checks.judge(seen, DEFAULT, (GPU,))}
+
+
+def test_var_run_is_run() -> None:
+    found = runtime_checks.judge(settings(folders=("/etc/cdi", "/run/cdi")), DEFAULT, ())
+    assert "cdi_folder_unread" not in {one.key for one in found}
+
+
+def test_our_own_spec_is_no_fault_where_no_vendor_names_the_gpus() -> None:
+    assert levels(runtime_checks.judge(settings(), MEMORY, (GPU,))) == {"ok"}
+    assert HostPaths().vendor_gpus == frozenset()

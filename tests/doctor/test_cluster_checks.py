@@ -1,0 +1,350 @@
+"""The doctor and the API server: by facts, and against the stand-in with the roles that are shipped."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nodeagent import doctor
+from nodeagent.config import Config
+from nodeagent.doctor import api_server, cluster_checks
+from nodeagent.doctor.api_server import Cluster, Denied, Node, Where
+from nodeagent.doctor.finding import Finding
+from nodeagent.doctor.rbac import ACCOUNTS, DEMANDS, ROLES, Role
+from nodeagent.sim.apiserver import ApiServer
+from nodeagent.sim.machine import Machine
+from tests.doctor.test_checks import CLUSTER_CASES, GOOD_CLUSTER, GOOD_NODE, MEMORY, SNAPSHOT, config, levels
+
+Json = dict[str, Any]
+MANIFESTS = Path(__file__).parents[2] / "daemonset"
+RBAC: dict[Role, Path] = {
+    "agent": MANIFESTS / "base/cluster/rbac.yaml",
+    "controller": MANIFESTS / "controller/rbac.yaml",
+}
+
+
+def shipped(role: Role) -> list[Json]:
+    """The objects as they are applied: in the namespace that the kustomization gives them."""
+    found = []
+    for obj in yaml.safe_load_all(RBAC[role].read_text()):
+        if not obj["kind"].startswith("Cluster"):
+            obj["metadata"].setdefault("namespace", "nodeagent")
+        found.append(obj)
+    return found
+
+
+def granted(rules: Iterable[Json]) -> set[tuple[str, str, str, str]]:
+    return {
+        (group, resource, verb, name)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+        for name in rule.get("resourceNames", [""])
+    }
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_what_is_demanded_is_what_the_manifests_grant(role: Role) -> None:
+    for kind, own in (("Role", True), ("ClusterRole", False)):
+        rules = [rule for obj in shipped(role) if obj["kind"] == kind for rule in obj["rules"]]
+        demanded = {
+            (one.group, one.resource, verb, one.name)
+            for one in DEMANDS[role]
+            if one.own == own
+            for verb in one.verbs
+        }
+        assert demanded == granted(rules)
+    accounts = [obj["metadata"]["name"] for obj in shipped(role) if obj["kind"] == "ServiceAccount"]
+    assert accounts == [ACCOUNTS[role]]
+
+
+def kubeconfig(folder: Path, server: str, token: str) -> Path:
+    path = folder / "kubeconfig"
+    path.write_text(
+        json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "x",
+                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+                "clusters": [{"name": "c", "cluster": {"server": server}}],
+                "users": [{"name": "u", "user": {"token": token}}],
+            }
+        )
+    )
+    return path
+
+
+NODE: Json = {
+    "apiVersion": "v1",
+    "kind": "Node",
+    "metadata": {"name": "dgx-1"},
+    "status": {
+        "nodeInfo": {"kubeletVersion": "v1.36.2", "containerRuntimeVersion": "containerd://2.1.4"},
+        "capacity": {"nvidia.com/gpu": "8"},
+    },
+}
+
+
+async def asked(
+    server: ApiServer, folder: Path, user: str, role: Role | None = None, node: str = "dgx-1"
+) -> Cluster:
+    path = kubeconfig(folder, server.url, server.token(user))
+    found = await api_server.look(Where(path, node, role))
+    assert found is not None
+    return found
+
+
+def found(seen: Cluster) -> set[str]:
+    return {f"{one.level} {one.key}" for one in cluster_checks.judge(seen, Config(), None)}
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_a_service_account_with_the_shipped_roles_may_do_all_that_it_needs(
+    role: Role, tmp_path: Path
+) -> None:
+    server = await ApiServer(rbac=True).start()
+    try:
+        for obj in shipped(role):
+            server.put(obj)
+        server.put(NODE)
+        seen = await asked(server, tmp_path, f"system:serviceaccount:nodeagent:{ACCOUNTS[role]}", role)
+        assert seen.error is None
+        assert seen.checked == (role,)
+        assert seen.denied == ()
+        assert "ok rights" in found(seen)
+    finally:
+        await server.stop()
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_each_rule_that_is_missing_is_named(role: Role, tmp_path: Path) -> None:
+    server = await ApiServer(rbac=True).start()
+    try:
+        for obj in shipped(role):
+            server.put(obj)
+        for obj in shipped(role):
+            for i, rule in enumerate(obj.get("rules", ())):
+                server.put({**obj, "rules": [*obj["rules"][:i], *obj["rules"][i + 1 :]]})
+                seen = await asked(
+                    server, tmp_path, f"system:serviceaccount:nodeagent:{ACCOUNTS[role]}", role
+                )
+                missing = {(d.demand.group, d.demand.resource, d.verb, d.demand.name) for d in seen.denied}
+                assert missing == granted([rule])
+                told = [
+                    one.what
+                    for one in cluster_checks.judge(seen, Config(), None)
+                    if one.key == "rights_missing"
+                ]
+                assert len(told) == len(missing)
+                assert all(one.startswith(f"{ACCOUNTS[role]} may not ") for one in told)
+                server.put(obj)
+    finally:
+        await server.stop()
+
+
+async def test_an_agent_is_not_told_much_and_that_is_no_fault(tmp_path: Path) -> None:
+    server = await ApiServer(rbac=True).start()
+    try:
+        for obj in shipped("agent"):
+            server.put(obj)
+        server.put(NODE)
+        seen = await asked(server, tmp_path, "system:serviceaccount:nodeagent:nodeagent", "agent")
+        assert seen.node is None
+        assert "the Node dgx-1" in seen.hidden
+        assert seen.reported is False
+        assert not [one for one in found(seen) if one.startswith("fix")]
+    finally:
+        await server.stop()
+
+
+async def test_an_administrator_is_told_of_the_node_the_schedulers_and_others_trees(tmp_path: Path) -> None:
+    server = await ApiServer(rbac=True, namespaces=("default", "nodeagent", "volcano-system")).start()
+    try:
+        server.put(NODE)
+        server.put(
+            {
+                "apiVersion": "nodeagent.io/v1alpha1",
+                "kind": "NodeLinks",
+                "metadata": {"name": "dgx-1", "namespace": "nodeagent"},
+            }
+        )
+        for name, source in (("a", "ufm"), ("b", "nodeagent"), ("c", None)):
+            labels = {} if source is None else {api_server.SOURCE_LABEL: source}
+            server.put(
+                {
+                    "apiVersion": "topology.volcano.sh/v1alpha1",
+                    "kind": "HyperNode",
+                    "metadata": {"name": name, "labels": labels},
+                }
+            )
+        conf = {
+            "networkTopologyDiscovery": [
+                {"source": "ufm", "enabled": True},
+                {"source": "label", "enabled": False},
+            ]
+        }
+        server.put(
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": "volcano-controller-configmap", "namespace": "volcano-system"},
+                "data": {"volcano-controller.conf": yaml.safe_dump(conf)},
+            }
+        )
+        server.put(
+            {
+                "apiVersion": "apps/v1",
+                "kind": "DaemonSet",
+                "metadata": {"name": "nodeagent", "namespace": "nodeagent"},
+                "spec": {"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}},
+            }
+        )
+        for obj in shipped("agent"):
+            server.put(obj)
+        seen = await asked(server, tmp_path, "admin")
+        assert seen.error is None
+        assert seen.checked == ("agent", "controller")
+        assert {one.role for one in seen.denied} == {"controller"}, "those roles were not applied"
+        assert seen.node == Node("dgx-1", "v1.36.2", "containerd://2.1.4", {"nvidia.com/gpu": "8"})
+        assert seen.reported is True
+        assert seen.discoverers == ("ufm",)
+        assert seen.foreign == {"ufm": 1, "": 1}
+        assert seen.surge == "1"
+        assert {
+            "fix volcano_discovers",
+            "warn hypernodes_foreign",
+            "fix surge",
+            "ok report",
+            "ok crds",
+        } <= found(seen)
+        assert not [
+            one
+            for one in server.requests
+            if one.group != "authorization.k8s.io" and one.verb not in ("get", "list")
+        ]
+    finally:
+        await server.stop()
+
+
+async def test_an_api_server_that_is_not_there_or_knows_nobody_is_said(tmp_path: Path) -> None:
+    server = await ApiServer(rbac=True).start()
+    path = kubeconfig(tmp_path, server.url, "forged")
+    try:
+        seen = await api_server.look(Where(path))
+        assert seen is not None
+        assert seen.error is not None
+        assert "401" in seen.error
+    finally:
+        await server.stop()
+    seen = await api_server.look(Where(path))
+    assert seen is not None
+    assert found(seen) == {"fix cluster_unreachable"}
+    seen = await api_server.look(Where(tmp_path / "absent"))
+    assert seen is not None
+    assert str(tmp_path / "absent") in (seen.error or "")
+
+
+async def test_an_api_server_that_hangs_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_server, "_TIMEOUT_S", 0.2)
+
+    async def hang(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await over.wait()
+        writer.close()
+
+    over = asyncio.Event()
+    mute = await asyncio.start_server(hang, "127.0.0.1", 0)
+    path = kubeconfig(tmp_path, f"http://127.0.0.1:{mute.sockets[0].getsockname()[1]}", "t")
+    async with asyncio.timeout(10):
+        seen = await api_server.look(Where(path))
+    assert seen is not None
+    assert "no answer of" in (seen.error or "")
+    over.set()
+    mute.close()
+    await mute.wait_closed()
+
+
+async def test_the_verb_tells_of_node_and_cluster_in_one_report(tmp_path: Path) -> None:
+    server = await ApiServer(rbac=True).start()
+    try:
+        server.put(NODE)
+        path = kubeconfig(tmp_path, server.url, server.token("admin"))
+        Machine.load("two-gpu-two-nic").write(tmp_path / "r")
+        place = doctor.Place(tmp_path / "r", where=Where(path, "dgx-1"))
+        report = await asyncio.to_thread(doctor.examine, place)
+    finally:
+        await server.stop()
+    told = {f"{one.level} {one.key}" for one in report.findings}
+    assert {
+        "ok node",
+        "fix rights_missing",
+        "warn gpus_counted_twice",
+        "note kubelet_race",
+        "ok sriov",
+    } <= told
+    table = doctor.as_table(doctor.TOPICS, report.findings)
+    assert "dgx-1: kubelet v1.36.2, containerd://2.1.4" in table
+
+
+async def test_without_a_way_to_a_cluster_none_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    assert await api_server.look(Where()) is None
+    assert levels(cluster_checks.judge(None, Config(), None)) == {"ok"}
+
+
+def test_the_service_account_tells_which_rights_matter() -> None:
+    def token(claims: object) -> str:
+        part = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+        return f"Bearer head.{part}.signature"
+
+    assert api_server.subject(
+        token({"sub": "system:serviceaccount:nodeagent:nodeagent-controller"})
+    ).endswith("-controller")
+    for text in (token([]), token({"sub": 7}), "", "Bearer abc", "a.!.c", "a.e30.c", "a.\xff.c"):
+        assert api_server.subject(text) in ("", "7")
+
+
+@pytest.mark.parametrize(
+    ("conf", "sources"),
+    [
+        ("", []),
+        ("- a\n", []),
+        ("networkTopologyDiscovery: 7", []),
+        ("networkTopologyDiscovery: [7, {source: label, enabled: true}, {source: ufm}]", ["label"]),
+        ("{", []),
+    ],
+)
+def test_volcanos_configuration_may_be_anything(conf: str, sources: list[str]) -> None:
+    assert api_server.discoverers(conf) == sources
+
+
+@pytest.mark.parametrize(("expected", "told"), CLUSTER_CASES, ids=[case[0] for case in CLUSTER_CASES])
+def test_the_clusters_facts_lead_to_the_finding(expected: str, told: Iterable[Finding]) -> None:
+    assert expected in {f"{one.level} {one.key}" for one in told}
+
+
+def test_a_good_cluster_is_good() -> None:
+    newest = replace(GOOD_NODE, kubelet="v1.37.1", capacity={"nvidia-dgx-h100/gpu-mem": "79"})
+    assert levels(cluster_checks.judge(replace(GOOD_CLUSTER, node=newest), MEMORY, SNAPSHOT)) == {"ok"}
+
+
+def test_a_node_that_hands_out_by_environment_needs_no_cdi() -> None:
+    old = replace(GOOD_CLUSTER, node=replace(GOOD_NODE, kubelet="v1.28.0", runtime="containerd://1.6.8"))
+    strategy = config("resources: [{kind: gpu-mem, deviceListStrategy: envvar}]\n")
+    assert not {one.key for one in cluster_checks.judge(old, strategy, None)} & {
+        "kubelet_without_cdi",
+        "runtime_without_cdi",
+    }
+    assert Denied("agent", DEMANDS["agent"][0], "get").demand.sentence("get") == "get nodelinks.nodeagent.io"

@@ -1,0 +1,326 @@
+"""The doctor as a person and a program meet it: whole reports, hangs, hostile names, and that nothing changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nodeagent import doctor
+from nodeagent.cli import main
+from nodeagent.doctor import report, timeouts
+from nodeagent.doctor.finding import Finding, Level
+from nodeagent.host.sysfs import SysfsError
+from nodeagent.sim.machine import Machine
+from tests.commands.test_cli import compare
+from tests.support.drawn_trees import BROKEN, Link, grow
+
+ROOT = Path(__file__).parents[2]
+HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
+
+
+def keys(report: doctor.Report, *levels: str) -> set[str]:
+    return {one.key for one in report.findings if not levels or one.level in levels}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> tuple[Machine, Path]:
+    machine = Machine.load("two-gpu-two-nic")
+    machine.write(tmp_path / "r")
+    return machine, tmp_path / "r"
+
+
+# --- whole reports --------------------------------------------------------------------------------------
+
+
+def test_a_healthy_node_is_as_reviewed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Machine.load("dgx-h100").write(tmp_path / "r")
+    assert main(["doctor", "--root", str(tmp_path / "r")]) == 0
+    compare("doctor-dgx-h100.txt", capsys.readouterr().out)
+
+
+def test_a_broken_node_is_as_reviewed(
+    small: tuple[Machine, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, root = small
+    monkeypatch.chdir(root.parent)
+    Path("nodeagent.yaml").write_text(
+        f"{HEAD}resources:\n- kind: gpu-mem\n- kind: vf\n  vfDriver: vfio-pci\n- kind: vf\n  name: fast\n"
+        "  vfDriver: netdevice\n  select: {minSpeedMbps: 800000}\n"
+        "vfs:\n- select: {pciAddresses: ['0000:18:00.0']}\n  count: 32\n"
+        "- select: {pciAddresses: ['0000:9a:00.0']}\n  count: 2\n"
+    )
+    machine.bind("0000:9a:00.2", None)
+    machine.lose_gpu(1)
+    machine.set_recovery_action(0, "node_reboot")
+    (root / "dev/nvidia-uvm").unlink()
+    for group in (root / "sys/kernel/iommu_groups").iterdir():
+        grow(group, {"type": "identity"})
+    spec = {"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu"}
+    uuids = [gpu["uuid"] for gpu in json.loads((root / ".nodeagent/gpus.json").read_text())["gpus"]]
+    devices = [{"name": uuid, "containerEdits": {"env": ["A=b"]}} for uuid in uuids]
+    grow(
+        root,
+        {
+            "etc/containerd/config.toml": 'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]',
+            "etc/containerd/conf.d/cdi.toml": '[plugins."io.containerd.grpc.v1.cri"]\nenable_cdi = false',
+            "etc/cdi/a.json": json.dumps(spec | {"devices": devices}),
+            "etc/cdi/b.json": json.dumps(spec | {"devices": devices[:1]}),
+            "etc/cdi/c.yaml": "kind: [",
+            "proc/sys/kernel/osrelease": "4.18.0-553.el8.x86_64",
+        },
+    )
+    assert main(["doctor", "--root", "r", "--config", "nodeagent.yaml"]) == 1
+    compare("doctor-broken.txt", capsys.readouterr().out)
+
+
+def test_a_program_gets_one_object(small: tuple[Machine, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    _, root = small
+    assert main(["doctor", "--root", str(root), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert set(told) == {"version", "summary", "findings"}
+    assert told["version"] == 1
+    assert set(told["summary"]) == {"ok", "note", "warn", "fix"}
+    assert sum(told["summary"].values()) == len(told["findings"])
+    assert all(set(one) == {"group", "key", "level", "what", "why", "remedy"} for one in told["findings"])
+    assert all(one["why"] and one["remedy"] for one in told["findings"] if one["level"] in ("fix", "warn"))
+
+
+def test_this_very_machine_can_be_looked_at() -> None:
+    report = doctor.examine(doctor.Place())
+    assert not keys(report) & {"check_failed", "check_hung"}
+    assert {"capabilities", "boot_id"} <= keys(report)
+
+
+def test_a_root_without_a_machine_is_said(tmp_path: Path) -> None:
+    with pytest.raises(SysfsError, match="has no /sys"):
+        doctor.examine(doctor.Place(tmp_path))
+
+
+def test_a_configuration_with_faults_is_a_finding(
+    small: tuple[Machine, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    _, root = small
+    path = tmp_path / "bad.yaml"
+    path.write_text(HEAD + "resources:\n- kind: gpu-mem\n  sliceMib: 512\nscanSeconds: never\n")
+    assert main(["doctor", "--root", str(root), "--config", str(path)]) == 1
+    told = capsys.readouterr().out
+    assert "sliceMiB" in told
+    assert "scanSeconds" in told
+    assert main(["doctor", "--root", str(root), "--config", str(tmp_path / "absent.yaml")]) == 1
+    assert "config_unreadable" in capsys.readouterr().out
+
+
+# --- nothing hangs, nothing is changed ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("file", "check"),
+    [
+        ("proc/sys/kernel/osrelease", "machine"),
+        ("etc/containerd/config.toml", "runtime"),
+        ("etc/cdi/hung.yaml", "paths"),
+    ],
+)
+def test_what_hangs_is_a_finding_and_the_rest_is_told(
+    small: tuple[Machine, Path], file: str, check: str
+) -> None:
+    """A pipe without a writer answers no reader, as a driver that hangs."""
+    _, root = small
+    path = root / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    done = subprocess.run(
+        [sys.executable, "-m", "nodeagent", "doctor", "--root", root, "--timeout", "1", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    told = json.loads(done.stdout)["findings"]
+    assert f"{check}: no answer within 1 s" in [one["what"] for one in told if one["key"] == "check_hung"]
+    assert {"sriov", "driver"} <= {one["key"] for one in told}
+    assert done.returncode == 1
+
+
+def test_a_configuration_that_hangs_is_a_finding(small: tuple[Machine, Path], tmp_path: Path) -> None:
+    _, root = small
+    os.mkfifo(tmp_path / "pipe.yaml")
+    report = doctor.examine(doctor.Place(root, tmp_path / "pipe.yaml", timeout_s=0.2))
+    assert report.hung
+    assert not report.good
+    # The thread ends with its pipe.
+    os.close(os.open(tmp_path / "pipe.yaml", os.O_WRONLY))
+
+
+def test_outcomes_come_in_the_order_of_the_tasks_whatever_becomes_of_them() -> None:
+    import asyncio
+    import threading
+
+    gate = threading.Event()
+
+    async def slow() -> str:
+        await asyncio.sleep(0)
+        return "late"
+
+    def broken() -> None:
+        raise KeyError("x")
+
+    outcomes = timeouts.run(
+        {
+            "hung": timeouts.Task(gate.wait, 0.05),
+            "broken": timeouts.Task(broken, 5),
+            "slow": timeouts.Task(slow, 5),
+            "quick": timeouts.Task(lambda: 7, 5),
+        }
+    )
+    gate.set()
+    assert list(outcomes) == ["hung", "broken", "slow", "quick"]
+    assert outcomes["hung"].hung_s == 0.05
+    assert isinstance(outcomes["broken"].error, KeyError)
+    assert (outcomes["slow"].value, outcomes["quick"].value) == ("late", 7)
+
+
+def test_a_look_that_fails_is_a_finding(small: tuple[Machine, Path]) -> None:
+    _, root = small
+    listed = root / "sys/bus/pci/devices"
+    for link in listed.iterdir():
+        link.unlink()
+    listed.rmdir()
+    listed.write_text("no folder")
+    report = doctor.examine(doctor.Place(root))
+    assert "machine" in {one.group for one in report.findings}
+    grow(root, {".nodeagent/unreadable": "EIO /sys/bus/pci/devices"})
+    report = doctor.examine(doctor.Place(root))
+    assert any("/sys/bus/pci/devices cannot be read" in one.what for one in report.findings)
+    assert "check_failed" in keys(report, "fix")
+
+
+def state(root: Path) -> list[tuple[object, ...]]:
+    found = []
+    for folder, folders, files in os.walk(root):
+        for name in (*folders, *files):
+            path = Path(folder, name)
+            status = path.lstat()
+            found.append((str(path), status.st_mode, status.st_size, status.st_mtime_ns, status.st_ino))
+    return sorted(found, key=str)
+
+
+def test_nothing_is_changed(small: tuple[Machine, Path]) -> None:
+    _, root = small
+    kubelet = root.parent / "kubelet"
+    (kubelet / "device-plugins").mkdir(parents=True)
+    (kubelet / "device-plugins/nodeagent.lock").touch()
+    before = state(root.parent)
+    doctor.examine(doctor.Place(root, kubelet_dir=kubelet))
+    assert state(root.parent) == before
+
+
+# --- hostile --------------------------------------------------------------------------------------------
+
+EVIL = "\x1b[2J\x07\u202e\udcff"
+
+
+def test_no_name_on_the_machine_steers_the_terminal(
+    small: tuple[Machine, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, root = small
+    name = f"evil{EVIL}.json"
+    for folder in ("etc/cdi", "var/run/cdi"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        Path(os.fsdecode(os.path.join(os.fsencode(root / folder), os.fsencode(name)))).write_text("{")
+    grow(
+        root,
+        {
+            "proc/sys/kernel/osrelease": f"5.1{EVIL}",
+            "sys/class/dmi/id/product_name": f"Box {EVIL}",
+            "etc/containerd/config.toml": f"version = 2\n# {EVIL}\n[plugins\n",
+            "sys/bus/pci/devices/0000:18:00.0/sriov_totalvfs": f"a{EVIL}",
+        },
+    )
+    for options in ([], ["--json"]):
+        main(["doctor", "--root", str(root), *options])
+        told = capsys.readouterr().out
+        assert not [line for line in told.splitlines() if not line.isprintable()]
+        assert "evil" in told
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"kind": 1, "devices": [{"name": 2}]}', "[" * 100_000])
+@pytest.mark.parametrize("file", ["etc/cdi/x.json", "etc/cdi/x.yaml", "etc/containerd/config.toml"])
+def test_any_file_is_a_finding_at_worst(small: tuple[Machine, Path], file: str, content: str) -> None:
+    _, root = small
+    grow(root, {file: content})
+    assert "check_failed" not in keys(doctor.examine(doctor.Place(root)))
+
+
+def test_folders_and_loops_in_the_place_of_files_are_findings_at_worst(small: tuple[Machine, Path]) -> None:
+    _, root = small
+    grow(
+        root,
+        {
+            "etc/cdi/a.json": BROKEN,
+            "etc/cdi/b.yaml": Link("b.yaml"),
+            "etc/containerd/config.toml": BROKEN,
+            "etc/crio/crio.conf": BROKEN,
+        },
+    )
+    report = doctor.examine(doctor.Place(root))
+    assert "check_failed" not in keys(report)
+    assert {"cdi_broken", "runtime_config_broken"} <= keys(report)
+
+
+# --- the text -------------------------------------------------------------------------------------------
+
+
+def test_a_narrow_terminal_gets_wrapped_lines_that_hang_in_their_column() -> None:
+    finding = Finding("machine", "some_key", Level.WARN, "word " * 40, "reason " * 30, "remedy")
+    lines = report.as_table(doctor.TOPICS, [finding], 80).splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[0] == "MACHINE"
+    assert lines[1].startswith("  warn  some_key  word")
+    assert lines[2].startswith(" " * 18 + "word")
+    assert [
+        line.split()[0]
+        for line in lines
+        if line[:24].strip() in ("why:", "do:") or line[18:].startswith(("why:", "do:"))
+    ] == ["why:", "do:"]
+
+
+def test_equal_findings_give_their_advice_once() -> None:
+    findings = [Finding("machine", "k", Level.FIX, what, "because", "mend it") for what in ("a", "b", "c")]
+    told = report.as_table(doctor.TOPICS, findings)
+    assert told.count("because") == 1
+    assert told.index("because") > told.index("fix   k  c")
+
+
+# --- the documentation ----------------------------------------------------------------------------------
+
+BLOCK = re.compile(r"(?<=<!-- findings: begin -->\n).*?(?=<!-- findings: end -->)", re.S)
+
+
+def test_the_documentation_lists_every_finding() -> None:
+    page = ROOT / "docs" / "doctor.md"
+    current = BLOCK.sub(lambda _: f"\n{doctor.as_markdown(doctor.TOPICS)}\n", page.read_text())
+    if os.environ.get("NODEAGENT_GOLDEN") == "write":
+        page.write_text(current)
+    assert page.read_text() == current, "make golden, and look at what changed"
+
+
+def test_every_key_is_one_that_is_found_and_stands_once() -> None:
+    declared = [key for topic in doctor.TOPICS for key in topic.entries]
+    assert len(declared) == len(set(declared))
+    source = "".join(path.read_text() for path in (ROOT / "nodeagent" / "doctor").glob("*.py"))
+    used = set(re.findall(r"\b(?:TOPIC|DOCTOR)\.(?:ok|note|warn|fix)\(\s*\"(\w+)\"", source))
+    used |= set(re.findall(r"\bsay\(\s*\"(\w+)\"", source))
+    assert used == set(declared)
+    assert all(
+        (entry.why and entry.remedy) or entry == ("", "")
+        for t in doctor.TOPICS
+        for entry in t.entries.values()
+    )

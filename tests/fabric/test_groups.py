@@ -1,0 +1,231 @@
+"""Leaf groups: the true partition is found through broken links and wrong cables, whatever the order."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.fabric import IMMEDIATE, Kind, Outcome, Rules, compute
+from tests.support.fabrics import (
+    SHAPES,
+    Cables,
+    End,
+    dual,
+    links,
+    one_leaf,
+    pairs,
+    partition,
+    rails,
+    single,
+    units,
+)
+
+NOW = Rules(hysteresis=IMMEDIATE)
+
+
+def plan(cables: Cables, rules: Rules = NOW, seed: int | None = None) -> Outcome:
+    reports = [links(node, row) for node, row in cables.items()]
+    if seed is not None:
+        random.Random(seed).shuffle(reports)
+    return compute(reports, rules=rules)
+
+
+def kinds(outcome: Outcome) -> list[str]:
+    return sorted(str(one.kind) for one in outcome.anomalies)
+
+
+def swap(cables: Cables, one: tuple[str, int], other: tuple[str, int]) -> None:
+    """Two cables are exchanged."""
+    rows = {node: list(cables[node]) for node in (one[0], other[0])}
+    rows[one[0]][one[1]], rows[other[0]][other[1]] = rows[other[0]][other[1]], rows[one[0]][one[1]]
+    cables.update({node: tuple(row) for node, row in rows.items()})
+
+
+def cut(cables: Cables, node: str, *places: int) -> None:
+    cables[node] = tuple(None if i in places else end for i, end in enumerate(cables[node]))
+
+
+def test_scalable_units_of_32() -> None:
+    outcome = plan(rails(4, 32))
+    assert partition(outcome) == units(rails(4, 32))
+    assert not outcome.anomalies
+    assert not outcome.unplaced
+
+
+def test_a_nic_in_another_unit_is_one_anomaly_and_no_merger() -> None:
+    cables = rails(4, 32)
+    row = list(cables["su000-n005"])
+    row[2] = End("su003-leaf-r2", "swp60")
+    cables["su000-n005"] = tuple(row)
+    outcome = plan(cables)
+    assert partition(outcome) == units(cables)
+    (odd,) = outcome.anomalies
+    assert (odd.kind, odd.node, odd.link, odd.switch) == (
+        Kind.FOREIGN_LEAF,
+        "su000-n005",
+        "rail2",
+        "su003-leaf-r2",
+    )
+    assert "su000-leaf-r2" in odd.message
+
+
+def test_exchanged_rails_are_two_anomalies() -> None:
+    cables = rails(4, 32)
+    swap(cables, ("su001-n000", 3), ("su001-n000", 5))
+    outcome = plan(cables)
+    assert partition(outcome) == units(cables)
+    assert kinds(outcome) == ["rail-swap", "rail-swap"]
+    assert {(one.link, one.switch) for one in outcome.anomalies} == {
+        ("rail3", "su001-leaf-r5"),
+        ("rail5", "su001-leaf-r3"),
+    }
+
+
+def test_two_links_on_one_rail_are_a_miscabling() -> None:
+    cables = rails(2, 8)
+    row = list(cables["su000-n000"])
+    row[3] = End("su000-leaf-r5", "swp77")
+    cables["su000-n000"] = tuple(row)
+    outcome = plan(cables)
+    assert kinds(outcome) == ["miscabled"]
+    assert outcome.anomalies[0].link == "rail3"
+
+
+def test_a_rail_that_is_not_heard_is_missing() -> None:
+    cables = rails(2, 8)
+    cut(cables, "su000-n000", 6)
+    outcome = plan(cables)
+    assert kinds(outcome) == ["missing-rail"]
+    assert (outcome.anomalies[0].link, outcome.anomalies[0].switch) == ("rail6", "su000-leaf-r6")
+
+
+def test_five_percent_of_the_links_down() -> None:
+    cables = rails(4, 32)
+    for node in random.Random(5).sample(sorted(cables), 51):
+        cut(cables, node, int(node[-1]) % 8)
+    assert partition(plan(cables)) == units(cables)
+
+
+def test_a_dead_leaf() -> None:
+    cables = rails(4, 32)
+    for node in [node for node in cables if node.startswith("su002")]:
+        cut(cables, node, 0)
+    assert partition(plan(cables)) == units(cables)
+
+
+def test_a_leaf_with_most_of_its_links_dead_still_belongs_to_its_group() -> None:
+    cables = rails(4, 32)
+    for n in range(20):
+        cut(cables, f"su002-n{n:03}", 0)
+    outcome = plan(cables)
+    assert partition(outcome) == units(cables)
+    group = next(one for one in outcome.hypernodes if "su002-n031" in one.nodes)
+    assert "su002-leaf-r0" in group.switches
+    assert "foreign-leaf" not in kinds(outcome)
+
+
+@pytest.mark.parametrize(
+    ("cables", "count"),
+    [(pairs(4, 16), 4), (one_leaf(4, 8), 4), (single(2, 2), 2), (dual(3, 8, 8), 3)],
+    ids=["MLAG", "8 NICs on one leaf", "2 leaves of 4 nodes", "16 ports"],
+)
+def test_other_shapes(cables: Cables, count: int) -> None:
+    outcome = plan(cables)
+    assert partition(outcome) == units(cables)
+    assert len(partition(outcome)) == count
+    assert not outcome.anomalies
+
+
+def test_units_of_two_nodes_with_a_wrong_cable() -> None:
+    cables = rails(2, 2)
+    cables["su000-n000"] = (End("su001-leaf-r0", "swp9"), *cables["su000-n000"][1:])
+    outcome = plan(cables)
+    assert partition(outcome) == units(cables)
+    assert kinds(outcome) == ["foreign-leaf"]
+
+
+def test_units_of_one_node_with_a_wrong_cable_cannot_be_decided_and_say_so() -> None:
+    cables = rails(2, 1)
+    cables["su000-n000"] = (End("su001-leaf-r0", "swp9"), *cables["su000-n000"][1:])
+    outcome = plan(cables)
+    assert len(partition(outcome)) == 1
+    assert "undecidable" in kinds(outcome)
+
+
+def test_a_whole_leaf_patched_to_the_other_unit() -> None:
+    cables = rails(4, 32)
+    for n in range(32):
+        swap(cables, (f"su000-n{n:03}", 0), (f"su001-n{n:03}", 0))
+    assert partition(plan(cables)) == units(cables)
+
+
+def test_two_nodes_on_one_switch_port() -> None:
+    cables = rails(2, 4)
+    cables["su000-n001"] = (cables["su000-n000"][0], *cables["su000-n001"][1:])
+    outcome = plan(cables)
+    assert partition(outcome) == units(cables)
+    assert [(one.kind, one.node) for one in outcome.anomalies] == [
+        (Kind.SHARED_PORT, "su000-n000"),
+        (Kind.SHARED_PORT, "su000-n001"),
+    ]
+
+
+def test_a_node_without_a_neighbor_is_unplaced_with_the_reason() -> None:
+    cables = rails(1, 4)
+    cables["su000-n003"] = (None,) * 8
+    (unplaced,) = plan(cables).unplaced
+    assert unplaced.node == "su000-n003"
+    assert "LLDP" in unplaced.reason
+
+
+@given(
+    shape=st.sampled_from(sorted(SHAPES)),
+    groups=st.integers(1, 5),
+    size=st.integers(4, 20),
+    seed=st.integers(0, 2**32),
+)
+def test_the_true_partition_is_found(shape: str, groups: int, size: int, seed: int) -> None:
+    """A tenth of each group's links dead; three of a hundred in another group where a node has several."""
+    chance = random.Random(seed)
+    true = SHAPES[shape](groups, size)
+    cables = dict(true)
+    spares: dict[str, list[str]] = {}
+    for node, row in true.items():
+        spares.setdefault(node.partition("-")[0], []).extend(end.switch for end in row if end)
+    for unit in sorted(spares):
+        ends = [(node, i) for node in true if node.startswith(unit + "-") for i in range(len(true[node]))]
+        chance.shuffle(ends)
+        dead = ends[: len(ends) // 10]
+        wrong = ends[len(dead) : len(dead) + 3 * len(ends) // 100]
+        for node, i in dead:
+            cut(cables, node, i)
+        others = [switch for other, switches in spares.items() if other != unit for switch in switches]
+        touched: set[str] = set()
+        for node, i in wrong:
+            left = sum(end is not None for end in cables[node])
+            if others and left > 2 and node not in touched:
+                touched.add(node)
+                row = list(cables[node])
+                row[i] = End(chance.choice(others), f"wrong-{node}-{i}")
+                cables[node] = tuple(row)
+    outcome = plan(cables, seed=seed)
+    assert partition(outcome) == units(cables)
+    assert {one.node for one in outcome.unplaced} == {node for node, row in cables.items() if not any(row)}
+
+
+@given(shape=st.sampled_from(sorted(SHAPES)), seed=st.integers(0, 2**32), other=st.integers(0, 2**32))
+def test_the_order_of_reports_changes_nothing(shape: str, seed: int, other: int) -> None:
+    chance = random.Random(seed)
+    cables = SHAPES[shape](3, 5)
+    ends = [end for row in cables.values() for end in row]
+    for node in chance.sample(sorted(cables), 4):
+        cables[node] = tuple(chance.choice((None, end, chance.choice(ends))) for end in cables[node])
+    one, two = plan(cables, seed=seed), plan(cables, seed=other)
+    assert one.hypernodes == two.hypernodes
+    assert one.anomalies == two.anomalies
+    assert one.unplaced == two.unplaced
+    assert one.writes == two.writes
+    assert dict(one.labels) == dict(two.labels)

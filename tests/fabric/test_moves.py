@@ -1,0 +1,458 @@
+"""When nodes move, and when nothing does: hysteresis, names that stay, and a valid tree after every write."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.fabric import Hysteresis, Planner, Rules
+from nodeagent.fabric.hypernode import HyperNode, convert, labels_of, render
+from tests.support.fabrics import SHAPES, Cluster, End, Row, links, partition, rails, single, stale, units
+from tests.support.volcano_rules import Tree
+
+HOUR = 3600
+
+
+def grown(groups: int = 4, size: int = 8, **rules: object) -> Cluster:
+    cluster = Cluster(Rules(**{"assume_full_bisection": True, **rules}))
+    cables = rails(groups, size)
+    cluster.exist(*cables)
+    cluster.hear(cables)
+    cluster.rest()
+    cluster.written.clear()
+    return cluster
+
+
+def test_the_first_placement_is_immediate_and_then_there_is_rest() -> None:
+    cluster = grown()
+    assert partition(cluster.outcome) == units(rails(4, 8))
+    assert cluster.rest() == cluster.rest(HOUR) == 0
+
+
+def test_an_hour_without_lldp_writes_nothing() -> None:
+    cluster = grown()
+    for node, row in rails(4, 8).items():
+        cluster.hear({node: stale(row)})
+    for _ in range(60):
+        assert cluster.step(60) == 0
+    cluster.restart()
+    assert cluster.rest(60) == 0
+
+
+def test_agents_that_forget_everything_change_nothing() -> None:
+    cluster = grown()
+    cluster.hear(dict.fromkeys(rails(4, 8), (None,) * 8))
+    assert cluster.rest(HOUR) == 0
+    cluster.restart()
+    assert cluster.rest(HOUR) == 0
+    for node in rails(4, 8):
+        cluster.planner.report(node, None)
+    assert cluster.rest(HOUR) == 0
+
+
+def test_a_switch_that_reboots_writes_nothing() -> None:
+    cluster = grown()
+    cables = rails(4, 8)
+    down = {node: (stale(row)[0], *row[1:]) for node, row in cables.items() if node.startswith("su001")}
+    cluster.hear(down)
+    assert cluster.rest(300) == 0
+    cluster.hear({node: (None, *row[1:]) for node, row in down.items()})
+    assert cluster.rest(300) == 0
+    cluster.hear(cables)
+    assert cluster.rest(300) == 0
+
+
+def test_an_empty_input_never_empties_the_tree() -> None:
+    cluster = grown()
+    before = dict(cluster.tree.objects)
+    cluster.planner = Planner(cluster.rules)
+    for one in before.values():
+        cluster.planner.hypernode(one["metadata"]["name"], convert(one))
+    assert cluster.rest(10 * HOUR) == 0
+    assert cluster.tree.objects == before
+
+
+def test_a_node_that_is_racked_elsewhere_is_one_shrink_and_one_grow() -> None:
+    cluster = grown()
+    old, new = cluster.home("su000-n003"), cluster.home("su002-n000")
+    row = rails(1, 9, first=2)["su002-n008"]
+    cluster.hear({"su000-n003": row})
+    assert cluster.step() == 0
+    assert cluster.outcome.waiting == 1
+    assert cluster.outcome.next_at == cluster.now + 60
+    assert cluster.step(59) == 0
+    assert cluster.step(1) == 2
+    assert cluster.written == [("update", old), ("update", new)]
+    assert cluster.home("su000-n003") == new
+    assert cluster.rest(HOUR) == 0
+
+
+def test_a_node_is_not_moved_while_half_its_cables_are_still_unheard() -> None:
+    cluster = grown()
+    old = cluster.home("su000-n003")
+    row = rails(1, 9, first=2)["su002-n008"]
+    cluster.hear({"su000-n003": (*row[:4], None, None, None, None)})
+    assert cluster.rest(HOUR) == 0
+    assert cluster.home("su000-n003") == old
+    cluster.hear({"su000-n003": (*row[:5], None, None, None)})
+    cluster.rest()
+    cluster.rest(60)
+    assert cluster.home("su000-n003") == cluster.home("su002-n000")
+
+
+def test_a_report_that_does_not_stand_moves_nobody() -> None:
+    cluster = grown()
+    home = rails(4, 8)["su000-n003"]
+    away = rails(1, 9, first=2)["su002-n008"]
+    for row in (away, home) * 20:
+        cluster.hear({"su000-n003": row})
+        assert cluster.step(40) == 0
+
+
+def test_the_clock_starts_again_when_the_destination_changes() -> None:
+    cluster = grown()
+    cluster.hear({"su000-n003": rails(1, 9, first=2)["su002-n008"]})
+    assert cluster.step() == cluster.step(50) == 0
+    cluster.hear({"su000-n003": rails(1, 9, first=1)["su001-n008"]})
+    assert cluster.step() == cluster.step(50) == 0
+    assert cluster.step(10) == 2
+    assert cluster.home("su000-n003") == cluster.home("su001-n000")
+
+
+def test_many_moves_at_once_are_held_and_told() -> None:
+    cluster = grown(4, 16)
+    away = rails(1, 32, first=2)
+    for i in range(14):
+        cluster.hear({f"su000-n{i:03}": away[f"su002-n{16 + i:03}"]})
+    assert cluster.step() == 0
+    assert cluster.outcome.breaker is not None
+    assert (cluster.outcome.breaker.moves, cluster.outcome.breaker.placed) == (14, 64)
+    assert cluster.step(60) == 0
+    assert cluster.step(239) == 0
+    assert cluster.step(1) == 2
+    assert cluster.rest() == 0
+    assert cluster.outcome.breaker is None
+
+
+def test_a_hold_ends_when_the_cause_does() -> None:
+    cluster = grown(4, 16)
+    cluster.hear({f"su000-n{i:03}": rails(1, 32, first=2)[f"su002-n{16 + i:03}"] for i in range(14)})
+    cluster.step(61)
+    assert cluster.outcome.breaker
+    cluster.hear(rails(4, 16))
+    assert cluster.step(HOUR) == 0
+    assert cluster.outcome.breaker is None
+    assert cluster.outcome.waiting == 0
+
+
+def test_new_nodes_are_placed_while_moves_are_held() -> None:
+    cluster = grown(4, 16)
+    cluster.hear({f"su000-n{i:03}": rails(1, 32, first=2)[f"su002-n{16 + i:03}"] for i in range(14)})
+    cluster.step(61)
+    cluster.exist("su001-n016")
+    cluster.hear({"su001-n016": rails(1, 17, first=1)["su001-n016"]})
+    assert cluster.step(1) == 1
+    assert cluster.outcome.breaker
+
+
+def test_a_deleted_node_leaves_after_a_grace() -> None:
+    cluster = grown()
+    cluster.planner.node("su000-n003", None)
+    cluster.planner.report("su000-n003", None)
+    assert cluster.step() == 0
+    assert cluster.step(299) == 0
+    assert cluster.step(1) == 1
+    assert cluster.home("su000-n003") is None
+    assert cluster.rest(HOUR) == 0
+
+
+def test_a_node_that_comes_back_in_its_grace_has_never_left() -> None:
+    cluster = grown()
+    cluster.planner.node("su000-n003", None)
+    assert cluster.step() == cluster.step(200) == 0
+    cluster.planner.node("su000-n003", {})
+    assert cluster.step(HOUR) == 0
+
+
+def test_a_node_list_that_lost_most_of_its_nodes_is_held() -> None:
+    cluster = grown(4, 16)
+    for node in rails(3, 16):
+        cluster.planner.node(node, None)
+    assert cluster.step() == 0
+    assert cluster.step(299) == 0
+    assert cluster.outcome.breaker is not None
+
+
+def test_a_node_waits_for_its_other_links_before_its_first_place() -> None:
+    cluster = grown()
+    row = rails(1, 9)["su000-n008"]
+    cluster.exist("su000-n008")
+    report = links("su000-n008", row)
+    half = [one if i < 4 else replace_neighbor(one) for i, one in enumerate(report.links)]
+    cluster.report(links_of(report, half))
+    assert cluster.step() == 0
+    assert [one.node for one in cluster.outcome.unplaced] == ["su000-n008"]
+    cluster.report(report)
+    assert cluster.step(5) == 1
+    assert not cluster.outcome.unplaced
+
+
+def test_it_waits_no_longer_than_a_switch_may_take_to_speak() -> None:
+    cluster = grown()
+    report = links("su000-n008", rails(1, 9)["su000-n008"])
+    cluster.exist("su000-n008")
+    cluster.report(
+        links_of(report, [one if i < 7 else replace_neighbor(one) for i, one in enumerate(report.links)])
+    )
+    assert cluster.step() == 0
+    assert cluster.outcome.next_at == cluster.now + 30
+    assert cluster.step(30) == 1
+
+
+def replace_neighbor(link):
+    import msgspec
+
+    return msgspec.structs.replace(link, neighbor=None)
+
+
+def links_of(report, made):
+    import msgspec
+
+    return msgspec.structs.replace(report, links=tuple(made))
+
+
+def test_names_outlive_the_switch_that_they_are_named_for() -> None:
+    cluster = grown()
+    names = {node: cluster.home(node) for node in rails(4, 8)}
+    cables = {
+        node: tuple(
+            End("aaa-new" if end.switch.endswith("r0") and node < "su001" else end.switch, end.port)
+            for end in row
+        )
+        for node, row in rails(4, 8).items()
+    }
+    cluster.hear(cables)
+    assert cluster.rest(HOUR) == 1  # the switches that are written on it
+    assert {node: cluster.home(node) for node in cables} == names
+
+
+def test_names_are_kept_when_every_node_is_replaced_or_every_switch() -> None:
+    cluster = grown(2, 4)
+    name = cluster.home("su000-n000")
+    others = {f"new-{node}": row for node, row in rails(1, 4).items()}
+    cluster.exist(*others)
+    cluster.hear(others)
+    for node in rails(1, 4):
+        cluster.planner.node(node, None)
+        cluster.planner.report(node, None)
+    cluster.rest()
+    cluster.rest(HOUR)
+    assert cluster.home("new-su000-n000") == name
+    cluster.hear(
+        {node: tuple(End("x" + end.switch, end.port) for end in row) for node, row in others.items()}
+    )
+    cluster.rest(HOUR)
+    assert cluster.home("new-su000-n000") == name
+
+
+def test_a_group_that_splits_gets_one_new_name_and_no_collision() -> None:
+    """The half with the switch that the object is named for is the smaller one."""
+    cluster = Cluster(Rules(hysteresis=Hysteresis(share=1.0)))
+    cables = {f"n{i}": (End("a", f"1/{i}"), End("b", f"1/{i}"), End("c", f"1/{i}")) for i in range(9)}
+    cluster.hear(cables)
+    cluster.rest()
+    (name,) = cluster.tree.objects
+    cluster.hear({f"n{i}": (End("a", f"2/{i}"),) * 1 for i in range(3)})
+    cluster.hear({f"n{i}": (End("b", f"1/{i}"), End("c", f"1/{i}")) for i in range(3, 9)})
+    cluster.rest()
+    cluster.rest(60)
+    assert cluster.home("n5") == name
+    assert cluster.home("n0") not in (None, name)
+    assert cluster.rest(HOUR) == 0
+
+
+def test_a_controller_that_restarts_answers_the_same() -> None:
+    cluster = grown()
+    before = cluster.outcome
+    cluster.restart()
+    assert cluster.rest(1) == 0
+    assert cluster.outcome.hypernodes == before.hypernodes
+    assert dict(cluster.outcome.labels) == dict(before.labels)
+
+
+def test_an_object_that_somebody_has_edited_is_put_right() -> None:
+    cluster = grown()
+    name = cluster.home("su000-n003")
+    edited = convert(cluster.tree.objects[name])
+    for change in (
+        {"nodes": edited.nodes[:-1]},
+        {"tier_name": "rack"},
+        {"annotations": ()},
+        {"patterns": ("su0.*",)},
+    ):
+        wrong = HyperNode(**{**{key: getattr(edited, key) for key in edited.__struct_fields__}, **change})
+        cluster.tree.objects[name] = render(wrong)
+        cluster.planner.hypernode(name, wrong)
+        assert cluster.rest(1) >= 1
+        assert convert(cluster.tree.objects[name]).same(edited)
+
+
+def test_an_object_that_somebody_has_deleted_is_made_again() -> None:
+    cluster = grown()
+    name = cluster.home("su000-n003")
+    del cluster.tree.objects[name]
+    cluster.planner.hypernode(name, None)
+    assert cluster.rest(1) == 1
+    assert cluster.home("su000-n003") == name
+
+
+def random_row(chance: random.Random, groups: int, node: str) -> Row:
+    unit = chance.randrange(groups)
+    row: list[End | None] = [End(f"su{unit:03}-leaf-r{rail}", f"{node}-{rail}") for rail in range(4)]
+    for i in range(4):
+        match chance.randrange(12):
+            case 0:
+                row[i] = None
+            case 1:
+                row[i] = End(f"su{chance.randrange(groups):03}-leaf-r{i}", f"{node}-{i}x")
+            case 2:
+                row[i] = End(row[i].switch, row[i].port, stale=True)
+    return tuple(row)
+
+
+@given(seed=st.integers(0, 2**32), groups=st.integers(1, 5), steps=st.integers(1, 12))
+def test_every_write_leaves_a_valid_tree_whatever_fails(seed: int, groups: int, steps: int) -> None:
+    """Reports at random, nodes that come and go, writes that fail, controllers that restart, uplinks that change."""
+    chance = random.Random(seed)
+    times = Hysteresis(chance.choice((0, 60)), 0, 30, 300, chance.choice((0.2, 1.0)), 8)
+    cluster = Cluster(Rules(assume_full_bisection=chance.random() < 0.5, hysteresis=times))
+    nodes = [f"n{i:02}" for i in range(groups * 4)]
+    cluster.exist(*nodes)
+    for _ in range(steps):
+        for node in chance.sample(nodes, chance.randrange(len(nodes) + 1)):
+            match chance.randrange(10):
+                case 0:
+                    cluster.nodes.discard(node)
+                    cluster.planner.node(node, None)
+                case 1:
+                    cluster.reports.pop(node, None)
+                    cluster.planner.report(node, None)
+                case _:
+                    cluster.exist(node)
+                    cluster.hear({node: random_row(chance, groups, node)})
+        if chance.random() < 0.4:
+            leaves = [f"su{unit:03}-leaf-r{rail}" for unit in range(groups) for rail in range(4)]
+            cluster.planner.uplinks(
+                {leaf: (f"spine{chance.randrange(3)}", "core0") for leaf in leaves if chance.random() < 0.8}
+            )
+        trouble = chance.choice((0.0, 0.3, 0.9))
+        cluster.step(
+            chance.choice((0, 10, 61, 400)), lambda place, trouble=trouble: chance.random() < trouble
+        )
+        if chance.random() < 0.2:
+            cluster.restart()
+    for _ in range(12):
+        cluster.rest(1000)
+    assert cluster.rest(1000) == 0, "a plan that is carried out needs no other"
+
+
+@given(seed=st.integers(0, 2**32), groups=st.integers(1, 4), steps=st.integers(1, 8))
+def test_what_is_kept_up_to_date_is_what_is_computed_anew(seed: int, groups: int, steps: int) -> None:
+    """After any changes, a planner that has followed them and one that forgets all it derived answer the same."""
+    chance = random.Random(seed)
+    cluster = Cluster(Rules(hysteresis=Hysteresis(60, 0, 30, 300, 1.0, 8)))
+    nodes = [f"n{i:02}" for i in range(groups * 4)]
+    cluster.exist(*nodes)
+    for _ in range(steps):
+        for node in chance.sample(nodes, chance.randrange(len(nodes) + 1)):
+            if chance.random() < 0.1:
+                cluster.planner.report(node, None)
+            else:
+                cluster.hear({node: random_row(chance, groups, node)})
+        if chance.random() < 0.7:
+            cluster.step(chance.choice((0, 30, 61)))
+        followed = cluster.planner.plan(cluster.now)
+        seen = (
+            followed.hypernodes,
+            followed.anomalies,
+            followed.unplaced,
+            followed.writes,
+            dict(followed.labels),
+        )
+        anew = cluster.planner.plan(cluster.now, full=True)
+        assert seen == (anew.hypernodes, anew.anomalies, anew.unplaced, anew.writes, dict(anew.labels))
+
+
+@given(shape=st.sampled_from(sorted(SHAPES)), seed=st.integers(0, 2**32))
+def test_renaming_everything_renames_nothing_that_is_published(shape: str, seed: int) -> None:
+    """Switches get other names one after the other, by the chassis known: no HyperNode is made or deleted."""
+    chance = random.Random(seed)
+    cables = SHAPES[shape](3, 4)
+    cluster = Cluster(Rules())
+    cluster.hear(cables)
+    cluster.rest()
+    cluster.written.clear()
+    homes = {node: cluster.home(node) for node in cables}
+    nodes = sorted(cables)
+    chance.shuffle(nodes)
+    for node in nodes:
+        row = tuple(
+            replace(end, switch=f"new-{end.switch}", chassis=f"chassis of {end.switch}")
+            for end in cables[node]
+        )
+        cluster.hear({node: row})
+        cluster.rest(61)
+    assert {node: cluster.home(node) for node in cables} == homes
+    assert not {verb for verb, _ in cluster.written} - {"update"}
+
+
+def test_the_order_of_writes_is_safe_when_everything_changes_places() -> None:
+    """Two groups exchange all their nodes and a third is dissolved into both, under one parent."""
+
+    def tree(*groups: tuple[str, ...]) -> dict[str, HyperNode]:
+        leaves = {
+            f"g{i}": HyperNode(name=f"g{i}", tier=1, tier_name="leaf", nodes=nodes, labels=labels_of("x", 1))
+            for i, nodes in enumerate(groups)
+            if nodes
+        }
+        top = HyperNode(
+            name="top", tier=2, tier_name="spine", children=tuple(leaves), labels=labels_of("x", 2)
+        )
+        return {**leaves, "top": top}
+
+    from nodeagent.fabric.writes import order
+
+    old, new = tree(("a", "b"), ("c", "d"), ("e", "f")), tree(("c", "d", "e"), ("a", "b", "f"))
+    model = Tree()
+    for one in old.values():
+        model.apply("create", render(one))
+    for write in order(old, new, old.keys() | new.keys()):
+        model.apply(write.verb, render(write.object))
+        assert not model.faults()
+    assert model.objects == {name: render(one) for name, one in new.items()}
+
+
+def test_single_homed_nodes_of_a_silent_planner_stay() -> None:
+    cluster = Cluster(Rules())
+    cluster.hear(single(2, 4))
+    cluster.rest()
+    cluster.hear({"r000-n000": (None,)})
+    assert cluster.rest(HOUR) == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_every_failure_alone_is_made_good(count: int) -> None:
+    """The n-th write fails, for every n: the tree stays valid and the next plans finish the work."""
+    for place in range(6):
+        cluster = grown(3, 4)
+        for i in range(count):
+            cluster.hear({f"su000-n{i:03}": rails(1, 9, first=2)[f"su002-n{4 + i:03}"]})
+        cluster.step()
+        cluster.step(61, lambda at, place=place: at == place)
+        cluster.rest()
+        cluster.rest(400)
+        assert cluster.home("su000-n000") == cluster.home("su002-n000")

@@ -1,0 +1,162 @@
+"""Which announcements are one switch: names, chassis IDs for each port, duplicates, replacements, renamings."""
+
+from __future__ import annotations
+
+from nodeagent.fabric import IMMEDIATE, Kind, Outcome, Rules, compute
+from nodeagent.fabric.names import NAME_MAX, chassis_key, name_of, plain
+from tests.support.fabrics import Cables, Cluster, End, links, partition, rails
+
+NOW = Rules(hysteresis=IMMEDIATE)
+
+
+def plan(cables: Cables) -> Outcome:
+    return compute([links(node, row) for node, row in cables.items()], rules=NOW)
+
+
+def switches(outcome: Outcome) -> set[str]:
+    return {switch for one in outcome.hypernodes for switch in one.switches}
+
+
+def on(switch: str, count: int, prefix: str = "n", **more: object) -> Cables:
+    return {f"{prefix}{i}": (End(switch, f"1/{prefix}{i}", **more),) for i in range(count)}
+
+
+def test_a_domain_is_stripped_while_one_domain_has_the_name() -> None:
+    cables = {
+        **on("leaf01.dc1.example.com", 2),
+        **on("LEAF01", 2, "m", chassis="chassis of leaf01.dc1.example.com"),
+    }
+    assert switches(plan(cables)) == {"leaf01"}
+
+
+def test_two_domains_are_two_switches() -> None:
+    outcome = plan({**on("leaf01.dc1.example.com", 2), **on("leaf01.dc2.example.com", 2, "m")})
+    assert switches(outcome) == {"leaf01.dc1.example.com", "leaf01.dc2.example.com"}
+    assert len(partition(outcome)) == 2
+
+
+def test_an_address_for_a_name_is_no_domain() -> None:
+    assert switches(plan({**on("10.0.0.1", 2), **on("10.0.0.2", 2, "m")})) == {"10.0.0.1", "10.0.0.2"}
+
+
+def test_a_name_that_switches_are_born_with_is_none() -> None:
+    outcome = plan({**on("sonic", 2, chassis="aa:00"), **on("sonic", 2, "m", chassis="bb:00")})
+    assert switches(outcome) == {"chassis:mac:aa:00", "chassis:mac:bb:00"}
+    assert not outcome.anomalies
+
+
+def test_a_switch_without_a_name_is_its_chassis() -> None:
+    assert switches(plan(on("", 2, chassis="aa:bb"))) == {"chassis:mac:aa:bb"}
+
+
+def test_a_chassis_id_for_each_port_is_one_switch() -> None:
+    """As NX-OS announces itself."""
+    cables = {f"n{i}": (End("n9k", f"Eth1/{i}", chassis=f"50:87:89:a1:d8:{i:02x}"),) for i in range(8)}
+    outcome = plan(cables)
+    assert switches(outcome) == {"n9k"}
+    assert len(partition(outcome)) == 1
+    assert not outcome.anomalies
+
+
+def test_two_switches_of_one_name_are_told_apart_by_chassis() -> None:
+    cables = {
+        **{f"n{i}": (End("leaf-x", f"swp{i}", chassis="aa"),) for i in range(4)},
+        **{f"m{i}": (End("leaf-x", f"swp{i}", chassis="bb"),) for i in range(4)},
+    }
+    outcome = plan(cables)
+    assert len(partition(outcome)) == 2
+    (odd,) = outcome.anomalies
+    assert (odd.kind, odd.switch) == (Kind.DUPLICATE_SYSTEM_NAME, "leaf-x")
+
+
+def test_two_switches_of_one_name_stay_apart_while_one_of_them_reboots() -> None:
+    cluster = Cluster(Rules())
+    cluster.hear({f"n{i}": (End("leaf-x", f"swp{i}", chassis="aa"),) for i in range(4)})
+    cluster.hear({f"m{i}": (End("leaf-x", f"swp{i}", chassis="bb"),) for i in range(4)})
+    cluster.rest()
+    cluster.hear({f"m{i}": (End("leaf-x", f"swp{i}", stale=True, chassis="bb"),) for i in range(4)})
+    assert cluster.rest(600) == 0
+    cluster.restart()
+    assert cluster.rest(600) == 0
+
+
+def test_a_switch_that_was_replaced_keeps_its_name() -> None:
+    cluster = Cluster(Rules())
+    cluster.hear(on("leaf1", 6, chassis="old"))
+    cluster.rest()
+    cluster.hear(on("leaf1", 6, chassis="old", stale=True))
+    assert cluster.rest(600) == 0
+    cluster.hear(on("leaf1", 3, chassis="new"))
+    assert cluster.rest(600) == 0
+    assert [one.kind for one in cluster.outcome.anomalies] == [Kind.REPLACED_SWITCH]
+    cluster.hear(on("leaf1", 6, chassis="new"))
+    assert cluster.rest(600) == 0
+    assert not cluster.outcome.anomalies
+
+
+def test_a_switch_that_was_renamed_keeps_its_key_over_a_restart() -> None:
+    cluster = Cluster(Rules())
+    cluster.hear(on("leaf1", 4, chassis="aa"))
+    cluster.rest()
+    cluster.hear(on("core-rack-7", 2, chassis="aa"))
+    assert cluster.rest(600) == 1  # that leaf1 has another name is written down, once
+    (one,) = cluster.outcome.hypernodes
+    assert one.switches == ("leaf1",)
+    assert one.note("nodeagent.io/aliases") == "core-rack-7=leaf1"
+    cluster.hear(on("core-rack-7", 4, chassis="aa"))
+    assert cluster.rest(600) == 0
+    cluster.restart()
+    assert cluster.rest(600) == 0
+
+
+def test_a_name_that_went_to_another_chassis_is_believed_again() -> None:
+    cluster = Cluster(Rules())
+    cluster.hear(on("leaf1", 4, chassis="aa"))
+    cluster.rest()
+    cluster.hear({**on("leaf9", 4, chassis="aa"), **on("leaf1", 4, "m", chassis="bb")})
+    cluster.rest(600)
+    found = {one.switches: one.nodes[0][0] for one in cluster.outcome.hypernodes}
+    assert found == {("leaf9",): "n", ("leaf1",): "m"}
+
+
+def test_hostile_names_are_made_safe_and_stay_apart() -> None:
+    names = [
+        "a,b",
+        "a b",
+        "\x1b[2J",
+        "ü" * 300,
+        "x" * 255,
+        "x" * 254 + "y",
+        "..",
+        "-",
+        "a\nb",
+        "%61",
+        "=",
+        "chassis:mac:1",
+    ]
+    cables = {f"n{i}": (End(name, "1"), End(name, "2")) for i, name in enumerate(names)}
+    outcome = plan(cables)
+    assert len(partition(outcome)) == len(names)
+    for one in outcome.hypernodes:
+        assert len(one.name) <= NAME_MAX
+        text = str(dict(one.annotations))
+        assert text.isascii()
+        assert text.isprintable()
+    assert len(switches(outcome)) == len(names)
+
+
+def test_names_are_safe_unique_and_never_too_long() -> None:
+    assert plain("Leaf-01") == "leaf-01"
+    assert plain("a,b\n") == "a%2cb"
+    assert chassis_key("mac=AA:bb") == "chassis:mac:aa:bb"
+    first = name_of("compute", 1, "x" * 300, lambda name: False)
+    second = name_of("compute", 1, "x" * 300, lambda name: name == first)
+    assert len(first) <= NAME_MAX
+    assert first != second
+
+
+def test_a_switch_that_forwards_lldp_of_others_is_heard_as_them() -> None:
+    cables = rails(1, 4)
+    cables["su000-n000"] = (End("su000-n000", "eth0"), *cables["su000-n000"][1:])
+    outcome = plan(cables)
+    assert "su000-n000" not in switches(outcome), "a node that hears itself hears nobody"

@@ -1,0 +1,171 @@
+"""The tiers above the leaves: where they come from, which are left out, and what holds when the source is silent."""
+
+from __future__ import annotations
+
+from nodeagent.fabric import IMMEDIATE, Outcome, Rules
+from nodeagent.fabric.rules import Hysteresis, StaticGroup, Topology
+from tests.support.fabrics import Cluster, End, rails, single
+
+NOW = Rules(hysteresis=IMMEDIATE)
+
+
+def above(outcome: Outcome, tier: int) -> set[frozenset[str]]:
+    """The units below each object of a tier."""
+    by = {one.name: one for one in outcome.hypernodes}
+
+    def units(name: str) -> set[str]:
+        one = by[name]
+        return {node.partition("-")[0] for node in one.nodes} | {
+            u for child in one.children for u in units(child)
+        }
+
+    return {frozenset(units(one.name)) for one in outcome.hypernodes if one.tier == tier}
+
+
+def clos(pods: int, per_pod: int, spines: int = 2, cores: int = 2) -> dict[str, tuple[str, ...]]:
+    """Leaves of a pod hear its spines, spines of all pods the cores, and everybody whom they are above."""
+    heard: dict[str, tuple[str, ...]] = {}
+    for pod in range(pods):
+        of_pod = tuple(f"pod{pod}-spine{i}" for i in range(spines))
+        leaves = tuple(f"su{pod * per_pod + i:03}-leaf-r{r}" for i in range(per_pod) for r in range(8))
+        heard.update((leaf, (*of_pod, f"{leaf[:5]}-n000", f"{leaf[:5]}-n001.example.com")) for leaf in leaves)
+        heard.update(dict.fromkeys(of_pod, (*leaves, *(f"core{i}" for i in range(cores)))))
+    return heard
+
+
+def planned(cluster: Cluster, units: int = 4) -> Outcome:
+    cluster.hear(rails(units, 4))
+    cluster.rest()
+    return cluster.outcome
+
+
+def test_without_knowledge_there_is_one_tier() -> None:
+    assert {one.tier for one in planned(Cluster(NOW)).hypernodes} == {1}
+
+
+def test_what_leaf_switches_hear_makes_spine_and_core() -> None:
+    cluster = Cluster(NOW)
+    cluster.planner.uplinks(clos(2, 2, cores=2))
+    outcome = planned(cluster)
+    assert above(outcome, 2) == {frozenset({"su000", "su001"}), frozenset({"su002", "su003"})}
+    assert above(outcome, 3) == {frozenset({"su000", "su001", "su002", "su003"})}
+    assert {one.tier: one.tier_name for one in outcome.hypernodes} == {1: "leaf", 2: "spine", 3: "core"}
+    labels = outcome.labels["su000-n000"]
+    assert set(labels) == {f"topology.nodeagent.io/tier-{tier}" for tier in (1, 2, 3)}
+    assert {one.note("nodeagent.io/derived-from") for one in outcome.hypernodes if one.tier > 1} == {
+        "spine-lldp"
+    }
+
+
+def test_a_tier_that_puts_nothing_together_is_left_out() -> None:
+    """One unit in each pod: what is above the spines is tier 2."""
+    cluster = Cluster(NOW)
+    cluster.planner.uplinks(clos(4, 1))
+    outcome = planned(cluster)
+    assert above(outcome, 2) == {frozenset({"su000", "su001", "su002", "su003"})}
+    assert not above(outcome, 3)
+
+
+def test_one_group_needs_no_tier_above() -> None:
+    cluster = Cluster(Rules(hysteresis=IMMEDIATE, assume_full_bisection=True))
+    assert {one.tier for one in planned(cluster, 1).hypernodes} == {1}
+
+
+def test_names_of_leaves_tell_by_a_pattern() -> None:
+    cluster = Cluster(Rules(hysteresis=IMMEDIATE, name_patterns=(r"^su0(?P<tier2>\d)\d-leaf",)))
+    cluster.hear({**rails(2, 4), **rails(2, 4, first=10)})
+    cluster.rest()
+    assert above(cluster.outcome, 2) == {frozenset({"su000", "su001"}), frozenset({"su010", "su011"})}
+
+
+def test_the_file_is_trusted_before_what_is_heard() -> None:
+    uplinks = {f"su{unit:03}-leaf-r{r}": ("one",) for unit in range(4) for r in range(8)}
+    cluster = Cluster(Rules(hysteresis=IMMEDIATE, topology=Topology(uplinks)))
+    cluster.planner.uplinks(clos(2, 2))
+    outcome = planned(cluster)
+    assert above(outcome, 2) == {frozenset({"su000", "su001", "su002", "su003"})}
+    assert {one.note("nodeagent.io/derived-from") for one in outcome.hypernodes if one.tier == 2} == {
+        "topology-file"
+    }
+
+
+def test_silence_of_the_switches_changes_nothing() -> None:
+    cluster = Cluster(Rules())
+    cluster.planner.uplinks(clos(2, 2))
+    planned(cluster)
+    cluster.planner.uplinks({})
+    assert cluster.rest(3600) == 0
+    cluster.restart()
+    assert cluster.rest(3600) == 0
+    cluster.planner.uplinks({name: ups for name, ups in clos(2, 2).items() if name < "pod1"})
+    assert cluster.rest(3600) == 0
+
+
+def test_what_was_asserted_goes_with_the_assertion() -> None:
+    cluster = Cluster(Rules(assume_full_bisection=True))
+    planned(cluster)
+    cluster.rules = Rules()
+    cluster.restart()
+    assert cluster.rest() == 1
+    assert cluster.written[-1][0] == "delete"
+
+
+def test_a_group_that_is_recabled_to_other_spines_moves_when_that_has_stood() -> None:
+    cluster = Cluster(Rules())
+    heard = clos(2, 2)
+    cluster.planner.uplinks(heard)
+    planned(cluster)
+    heard.update({f"su001-leaf-r{r}": ("pod1-spine0", "pod1-spine1") for r in range(8)})
+    cluster.planner.uplinks(heard)
+    assert cluster.step() == 0
+    assert cluster.step(59) == 0
+    assert cluster.rest(1) > 0
+    assert above(cluster.outcome, 2) == {frozenset({"su000"}), frozenset({"su001", "su002", "su003"})}
+
+
+def test_a_peer_link_is_no_uplink() -> None:
+    cluster = Cluster(NOW)
+    cluster.planner.uplinks({"tor000": ("tor001",), "tor001": ("tor000",)})
+    cluster.hear(single(2, 3))
+    cluster.rest()
+    assert {one.tier for one in cluster.outcome.hypernodes} == {1}
+
+
+def test_groups_that_are_told_are_not_found() -> None:
+    """Two units of one node with a wrong cable, which nothing but a file can decide."""
+    groups = tuple(
+        StaticGroup(f"unit-{unit}", tuple(f"su{unit:03}-leaf-r{r}" for r in range(8))) for unit in range(2)
+    )
+    cluster = Cluster(Rules(hysteresis=IMMEDIATE, topology=Topology({}, groups)))
+    cables = rails(2, 1)
+    cables["su000-n000"] = (End("su001-leaf-r0", "swp9"), *cables["su000-n000"][1:])
+    cluster.hear(cables)
+    cluster.rest()
+    assert above(cluster.outcome, 1) == {frozenset({"su000"}), frozenset({"su001"})}
+    assert {one.name.rpartition("-")[0] for one in cluster.outcome.hypernodes} == {
+        "nodeagent-t1-unit-0",
+        "nodeagent-t1-unit-1",
+    }
+    assert [str(one.kind) for one in cluster.outcome.anomalies] == ["foreign-leaf"]
+
+
+def test_nodes_that_are_told_are_placed_without_a_report() -> None:
+    groups = (StaticGroup("dark", (), ("n1", "n2")), StaticGroup("lit", ("tor000",), ("n3",)))
+    cluster = Cluster(Rules(hysteresis=IMMEDIATE, topology=Topology({}, groups)))
+    cluster.exist("n1", "n2", "n3", *single(1, 2))
+    cluster.hear(single(1, 2))
+    cluster.rest()
+    assert {one.nodes for one in cluster.outcome.hypernodes} == {
+        ("n1", "n2"),
+        ("n3", "r000-n000", "r000-n001"),
+    }
+    cluster.restart()
+    assert cluster.rest(10) == 0
+
+
+def test_a_root_that_is_asserted_takes_in_new_groups_at_once() -> None:
+    cluster = Cluster(Rules(assume_full_bisection=True, hysteresis=Hysteresis(share=1.0)))
+    planned(cluster, 2)
+    cluster.hear(rails(1, 4, first=2))
+    assert cluster.rest() == 2
+    assert above(cluster.outcome, 2) == {frozenset({"su000", "su001", "su002"})}

@@ -1,0 +1,281 @@
+"""What a hostile machine, a restart at the wrong moment and a broken source make of the verdict on NICs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodeagent.health import structural
+from nodeagent.health.engine import Terms
+from nodeagent.health.nic_state import Latched, Remembered
+from nodeagent.health.rules import Override
+from nodeagent.health.samples import DATA, Source
+from nodeagent.model import State
+from nodeagent.sources.nic_health_service import ROOM, Verdicts
+from nodeagent.sources.state_file import Memory, Who
+from tests.support.judged_machine import Bench, link, pf, terms
+
+LINK, DRIVER, MODES, MODULE = Source.LINK, Source.DRIVER, Source.MODES, Source.MODULE
+KERNEL = Source.KERNEL
+
+
+def restarted(bench: Bench) -> Bench:
+    after = Bench(len(bench.pfs), bench.engine.terms)
+    after.now, after.links = bench.now, bench.links
+    after.engine.recall(bench.engine.memories())
+    return after
+
+
+# --- a restart at the wrong moment -------------------------------------------------------------------------
+
+
+def test_what_flapped_while_nobody_looked_is_not_given_back_before_that_is_known() -> None:
+    bench = Bench(2).look().sample(LINK, at=1001, carrier=1, carrier_down=3).down(at=1010).up(at=1020)
+    after = restarted(bench).look(at=1100)
+    assert after.health().allocatable is False, (
+        "its hold is over by the clock, but who saw the link meanwhile?"
+    )
+    after.sample(LINK, at=1101, carrier=1, carrier_down=4)
+    assert after.wait(59).health().allocatable is False
+    assert after.wait(1).allocatable() == [True, True]
+
+
+def test_what_stood_still_while_nobody_looked_is_given_back_at_the_first_word() -> None:
+    bench = Bench(2).look().sample(LINK, at=1001, carrier=1, carrier_down=3).down(at=1010).up(at=1020)
+    bench.sample(LINK, at=1021, carrier=1, carrier_down=4)
+    after = restarted(bench).look(at=1100).sample(LINK, at=1101, carrier=1, carrier_down=4)
+    assert after.allocatable() == [True, True]
+
+
+def test_where_nobody_counts_losses_a_hold_ends_all_the_same() -> None:
+    bench = Bench(2).look().sample(LINK, at=1001, carrier=1, carrier_down=3).down(at=1010).up(at=1020)
+    after = restarted(bench).look(at=1100)
+    assert after.wait(30).allocatable() == [True, True]
+
+
+def test_a_damped_link_is_not_given_back_before_its_losses_are_known() -> None:
+    bench = Bench(2).look().sample(LINK, at=1001, carrier=1, carrier_down=0)
+    bench.sample(LINK, at=1002, carrier=1, carrier_down=3)
+    after = restarted(bench).look(at=1002 + 1200)
+    assert after.health().allocatable is False
+    after.sample(LINK, at=2203, carrier=1, carrier_down=6)
+    assert after.health().allocatable is False
+
+
+def test_firmware_that_died_before_a_restart_is_not_sound_after_it() -> None:
+    bench = Bench(2).look()
+    for at, lines in ((1000, 0), (1060, 1)):
+        bench.take(KERNEL, {"kernel_events/unrecoverable": lines}, at=at)
+    assert bench.reasons() == ["firmware_fatal"]
+    after = restarted(bench).look(at=1070)
+    for at in range(1080, 1080 + 600, 60):
+        after.take(KERNEL, {"kernel_events/unrecoverable": 1}, at=at)
+        assert after.reasons() == ["firmware_fatal"], "the log must have been quiet for the window"
+    after.take(KERNEL, {"kernel_events/unrecoverable": 1}, at=1680)
+    assert after.wait(60).reasons() == []
+
+
+# --- a state file that cannot be so ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        Remembered(faults=(Latched("carrier_down", 1e18, 1e18, "x"),)),
+        Remembered(faults=(Latched("carrier_down", 10.0, 1e18, "x"),)),
+        Remembered(penalty=1e300, penalty_at=1e18),
+        Remembered(penalty=-1.0),
+        Remembered(losses=((1e18, 50.0),)),
+        Remembered(losses=((1.0, -50.0),)),
+        Remembered(best_mbps=1e300),
+        Remembered(downs=-1.0),
+    ],
+)
+def test_a_memory_of_what_is_yet_to_come_is_left_out(
+    kept: Remembered, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory, one = Memory.none(), pf(1)
+    memory.keep(ROOM, {Who(one.pci_address): kept})
+    judge = Verdicts(Terms(), memory, clock=lambda: 5000.0)
+    (judged,) = judge.facts(structural.judge([one], [link(one)]), [link(one)])
+    assert judged.health.reasons == ()
+    assert "cannot be so" in caplog.text
+
+
+def test_a_penalty_that_was_remembered_ends_within_the_hour_too() -> None:
+    bench = Bench(1)
+    bench.engine.recall({bench.pfs[0].pci_address: Remembered(penalty=1e300, penalty_at=1000.0)})
+    bench.look(at=1001)
+    assert bench.reasons() == ["flapping"]
+    assert bench.wait(3600).reasons() == []
+
+
+def test_an_hour_is_the_longest_after_the_half_life_was_changed() -> None:
+    bench = Bench(2).look().sample(LINK, at=1000, carrier=1, carrier_down=0)
+    bench.sample(LINK, at=1005, carrier=1, carrier_down=1000)
+    bench.engine.adopt(terms(Override("flapping", window_s=1700)))
+    for at in range(1035, 4700, 30):
+        bench.sample(LINK, at=at, carrier=1, carrier_down=1000)
+    assert "flapping" not in bench.reasons()
+
+
+# --- sources that fail -------------------------------------------------------------------------------------
+
+
+def test_a_sysfs_that_shows_nothing_empties_no_node() -> None:
+    bench = Bench(2).look()
+    bench.functions = []
+    bench.look(at=1100)
+    offered = [health.allocatable for number in (1, 2) for health in bench.vfs(number)]
+    assert offered == [False, False, True, True], "VFs that went with their PF are guarded with it"
+    bench.wait(60)
+    assert not any(health.allocatable for number in (1, 2) for health in bench.vfs(number))
+
+
+def test_vfs_that_their_pf_no_longer_has_are_no_longer_offered() -> None:
+    bench = Bench(1).look()
+    bench.functions = bench.functions[:1]
+    bench.look(at=1100)
+    assert [health.allocatable for health in bench.vfs()] == [False, False]
+
+
+def test_a_scan_that_hangs_hides_no_dead_link() -> None:
+    bench = Bench(2).look().sample(LINK, at=1001, admin_up=1, carrier=1, carrier_down=0)
+    bench.sample(LINK, at=1006, admin_up=1, carrier=0, carrier_down=1)
+    assert bench.reasons() == ["carrier_down"]
+    bench.sample(LINK, at=1011, admin_up=1, carrier=1, carrier_down=1)
+    assert bench.wait(59).health().allocatable is False
+    assert bench.wait(1).allocatable() == [True, True]
+
+
+def test_a_sample_of_the_same_moment_does_not_overrule_what_was_just_read() -> None:
+    bench = Bench(2).look(at=1000).sample(LINK, at=1000.5, admin_up=1, carrier=0, carrier_down=1)
+    assert bench.reasons() == []
+
+
+def test_ipoib_without_carrier_is_no_port_that_is_down() -> None:
+    bench = Bench(1)
+    bench.functions = [replace(bench.pfs[0], link_type="infiniband")]
+    bench.look().sample(LINK, at=1010, admin_up=0, carrier=0, carrier_down=1)
+    assert bench.reasons() == []
+
+
+def test_a_default_route_that_comes_and_goes_gives_nothing_back() -> None:
+    bench = Bench(4).look().set(1, at=1000, speed_mbps=200_000).wait(11)
+    assert bench.allocatable() == [False, True, True, True]
+    assert bench.set(1, at=1020, default_route=True).reasons() == ["speed_reduced"]
+    bench.set(1, at=1030, speed_mbps=400_000)
+    assert bench.wait(59).health().allocatable is False
+    assert bench.wait(1).health().allocatable is True
+    assert bench.set(1, speed_mbps=200_000).wait(60).reasons() == [], (
+        "and the way to the world is judged no more"
+    )
+
+
+# --- counters ----------------------------------------------------------------------------------------------
+
+
+def test_a_counter_that_steps_back_a_little_is_no_reset() -> None:
+    bench = Bench(1).look()
+    for step in range(12):
+        bench.sample(DRIVER, at=1000 + 15 * step, symbol_errors=1e9, phy_rx_bits=1e12 * step)
+    bench.sample(DRIVER, at=1200, symbol_errors=1e9 - 7, phy_rx_bits=1.2e13)
+    bench.sample(DRIVER, at=1215, symbol_errors=1e9, phy_rx_bits=1.3e13)
+    assert bench.reasons() == []
+
+
+def test_a_counter_that_another_source_states_from_now_on_begins_anew() -> None:
+    bench = Bench(1).look()
+    for step in range(5):
+        bench.sample(LINK, at=1000 + 5 * step, carrier=1, crc_errors=0)
+    for step in range(3):
+        bench.sample(DRIVER, at=1030 + 15 * step, crc_errors=5_000_000)
+        bench.sample(LINK, at=1031 + 15 * step, carrier=1)
+    assert bench.reasons() == []
+    bench.sample(DRIVER, at=1090, crc_errors=5_001_000)
+    assert bench.reasons() == ["crc_errors"]
+
+
+def test_a_speed_that_no_link_has_is_not_remembered_as_its_best() -> None:
+    bench = Bench(1).look().sample(MODES, at=1005, speed_mbps=3_999_999_999)
+    for at in range(1010, 1200, 5):
+        bench.sample(MODES, at=at, speed_mbps=400_000)
+    assert bench.reasons() == []
+    assert bench.health().state is State.HEALTHY
+
+
+def test_a_limit_below_nothing_is_no_limit() -> None:
+    bench = Bench(1).look()
+    bench.take(MODULE, {"rx_power_watts/0": 1e-3, "rx_power_watts_low_alarm": -3.0}, at=1010)
+    assert bench.reasons() == []
+
+
+_NAMES = sorted(
+    f"{name}/{key}" if datum.per else name
+    for name, datum in DATA.items()
+    for key in (("fw_fatal", "command_leak", "0", "1") if datum.per else ("",))
+    if datum.source is not Source.GPU
+)
+_ABSURD = st.sampled_from([0.0, 1.0, -1.0, 1e-320, 1e308, -1e308, 2.0**64, float("inf"), float("nan")])
+_SAID = st.dictionaries(st.sampled_from(_NAMES), _ABSURD | st.floats(0, 1e6), max_size=30)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(sorted(Source)), _SAID, st.sampled_from([0.0, 1, 60, 4000])), max_size=12
+    )
+)
+def test_whatever_a_source_says_there_is_a_verdict(
+    told: list[tuple[Source, dict[str, float], float]],
+) -> None:
+    bench = Bench(2).look()
+    for source, values, pause in told:
+        bench.wait(pause).take(source, values)
+        bench.explained()
+
+
+class Asked(Bench):
+    """Every rule is asked at every moment."""
+
+    def wait(self, seconds: float) -> Bench:
+        self._stir()
+        until = self.now + seconds
+        while (due := self.engine.due()) is not None and due <= until:
+            self.judged = self.engine.judge(due)
+            self._stir()
+        return super().wait(seconds)
+
+    def _stir(self) -> None:
+        for one in self.engine.pfs.values():
+            one.stirred = True
+
+
+_PAUSES = st.sampled_from([0.01, 1.0, 5.0, 15.0, 60.0, 700.0])
+_HAPPENS = st.tuples(
+    _PAUSES,
+    st.integers(1, 3),
+    st.sampled_from(["up", "down", *sorted(Source)]),
+    st.dictionaries(
+        st.sampled_from(_NAMES), st.sampled_from([0.0, 1, 1e-7, 1e-3, 10, 1e6, 4e5, 1e12]), max_size=8
+    ),
+)
+
+
+@given(st.lists(_HAPPENS, max_size=40))
+def test_the_rules_that_need_not_be_asked_would_have_said_nothing_new(
+    history: list[tuple[float, int, str, dict[str, float]]],
+) -> None:
+    benches = (Bench(3).look(), Asked(3).look())
+    for pause, number, what, values in history:
+        for bench in benches:
+            bench.now += pause
+            if what in ("up", "down"):
+                bench.up(number) if what == "up" else bench.down(number)
+            else:
+                bench.take(Source(what), values, number)
+        sparing, asked = ([(one.health, one.pci_address) for one in bench.judged] for bench in benches)
+        assert sparing == asked

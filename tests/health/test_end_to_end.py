@@ -1,0 +1,188 @@
+"""Health from end to end: the machine, the agent, the kubelet's end, the web, the verb, and a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from nodeagent.cli import main
+from nodeagent.sim.kubelet import PodSpec
+from nodeagent.sim.machine import Machine
+from nodeagent.sources.state_file import boot_id
+from tests.support.running_agent import Node, node
+
+HEAD = "two-gpus-and-two-nics"
+NIC0, NIC1 = f"{HEAD}/nic0", f"{HEAD}/nic1"
+PF0, PF1 = "0000:18:00.0", "0000:9a:00.0"
+
+
+def held(seconds: float) -> str:
+    return f"health: {{rules: [{{rule: carrier_down, clearForSeconds: {seconds:g}}}]}}\n"
+
+
+async def ready(n: Node, config: str) -> None:
+    await n.kubelet.start()
+    await n.start_agent(n.configure(config))
+    await n.allocatable(NIC0, 4)
+    await n.allocatable(NIC1, 4)
+
+
+def keys(n: Node, pci_address: str) -> list[str]:
+    assert n.agent is not None
+    functions = n.agent.inventory.snapshot.functions
+    return [r.key for one in functions if one.pci_address == pci_address for r in one.health.reasons]
+
+
+async def test_the_kubelet_hears_unhealthy_at_once_and_healthy_after_the_hold() -> None:
+    async with node() as n:
+        await ready(n, held(1.0))
+        n.machine.set_link(0, up=False)
+        await n.allocatable(NIC0, 0)
+        down = n.kubelet.updates[-1].at
+        n.machine.set_link(0, up=True)
+        await n.allocatable(NIC0, 4)
+        assert n.kubelet.updates[-1].at - down >= 1.0
+        assert keys(n, PF0) == []
+
+
+async def test_the_hold_outlives_a_restart_of_the_kubelet_and_of_the_agent() -> None:
+    async with node() as n:
+        await ready(n, held(3600))
+        n.machine.set_link(0, up=False)
+        await n.allocatable(NIC0, 0)
+        n.machine.set_link(0, up=True)
+        await n.kubelet.kill()
+        await n.kubelet.start()
+        await n.allocatable(NIC1, 4)
+        await n.kubelet.until(lambda: NIC0 in n.kubelet.capacity() and n.kubelet.capacity()[NIC0] == 4)
+        assert n.kubelet.allocatable()[NIC0] == 0
+        await n.stop_agent()
+        if boot_id() is None:
+            pytest.skip("the kernel does not tell of its boot")
+        await n.start_agent(n.configure(held(3600)))
+        await n.allocatable(NIC1, 4)
+        assert keys(n, PF0) == ["carrier_down"]
+        assert not (await n.kubelet.admit(PodSpec.single("one", {NIC0: 1}))).admitted
+        n.configure(held(0))
+        await n.allocatable(NIC0, 4)  # a reload judges by the new rules
+
+
+async def test_most_of_the_devices_do_not_go_on_one_word(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with node() as n:
+        await ready(n, "health: {guard: {seconds: 1}}\n")
+        n.machine.set_link(0, up=False)
+        await n.allocatable(NIC0, 0)
+        n.machine.set_link(1, up=False)
+        await n.allocatable(NIC1, 0)  # when a sample has said the same, or the fault has stood for a second
+        told = [
+            one.getMessage() for one in caplog.records if "The health of a NIC is now down" in one.message
+        ]
+        assert any(PF1 in line for line in told)
+
+
+async def test_a_port_that_was_never_plugged_in_is_not_offered_and_no_alarm(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with node() as n:
+        n.machine.set_link(0, up=False)
+        await n.kubelet.start()
+        await n.start_agent()
+        await n.allocatable(NIC1, 4)
+        await n.allocatable(NIC0, 0)
+        assert keys(n, PF0) == ["unused"]
+        n.machine.set_link(0, up=True)
+        await n.allocatable(NIC0, 4)
+
+
+async def test_health_is_explained_on_the_agents_port_and_by_the_verb(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with node() as n:
+        await ready(n, held(3600))
+        n.machine.set_link(0, up=False)
+        await n.allocatable(NIC0, 0)
+        n.machine.set_link(0, up=True)
+        await n.until(lambda: n.agent is not None and n.agent.verdicts.engine.due() is not None)
+        status, body = await n.get("/health")
+        assert status == 200
+        first = json.loads(body)[0]
+        assert (first["device"], first["state"], first["allocatable"]) == (PF0, "down", False)
+        rule = next(one for one in first["rules"] if one["rule"] == "carrier_down")
+        assert (rule["phase"], rule["measured"]) == ("clearing", "carrier")
+        assert rule["clears"] == "when it ends, for 3600 s"
+        assert 3500 < rule["inS"] <= 3600
+        assert any(one["kind"] == "gpu" for one in json.loads(body))
+        verb = ["health", "--listen", f"127.0.0.1:{n.port}"]
+        assert await asyncio.to_thread(main, verb) == 0
+        told = capsys.readouterr()
+        assert "no agent runs" not in told.err
+        assert "clears when it ends, for 3600 s" in told.out
+        assert await asyncio.to_thread(main, [*verb, "enp154s0np0"]) == 0
+        assert "penalty 0" in capsys.readouterr().out
+
+
+def test_the_verb_looks_for_itself_where_no_agent_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    root = tmp_path / "r"
+    machine = Machine.load("two-gpu-two-nic")
+    machine.write(root)
+    machine.set_link(0, up=False)
+    assert main(["health", "--root", str(root), "enp24s0np0"]) == 0
+    told = capsys.readouterr()
+    assert "no agent runs here" in told.err
+    assert "unused" in told.out
+    assert "carrier_down" in told.out
+    assert main(["health", "--root", str(root), "nobody"]) == 1
+    assert "enp154s0np0" in capsys.readouterr().err
+    assert main(["health", "--root", str(root), "--json"]) == 0
+    assert {one["kind"] for one in json.loads(capsys.readouterr().out)} == {"nic", "gpu"}
+    assert main(["health", "replay"]) == 2
+    assert main(["health", "a", "b"]) == 2
+
+
+async def test_what_the_samples_tell_reaches_the_kubelet_both_ways() -> None:
+    """Flaps (counted by the kernel, whatever was seen of them), a PCIe link that came up narrow, dead firmware."""
+    config = (
+        "health:\n  rules:\n"
+        "  - {rule: carrier_down, clearForSeconds: 0}\n"
+        "  - {rule: flapping, windowSeconds: 1}\n"
+        "  - {rule: pcie_width, enterForSeconds: 0, clearForSeconds: 0}\n"
+        "  - {rule: firmware_fatal, clearForSeconds: 0}\n"
+    )
+    async with node() as n:
+        await ready(n, config)
+        assert n.agent is not None
+        await n.until(
+            lambda: n.agent is not None and bool(n.agent.verdicts.engine.pfs[PF0].values.get("pcie_width"))
+        )
+        n.machine.flap(0, 5)
+        await n.until(lambda: "flapping" in keys(n, PF0))
+        await n.allocatable(NIC0, 0)
+        await n.allocatable(NIC0, 4)  # 5000 points are 1000 after 2.3 half-lives, of a second here
+        n.machine.fail_reporter(1)
+        await n.allocatable(NIC1, 0)
+        assert keys(n, PF1) == ["firmware_fatal"]
+        n.machine.recover_reporter(1)
+        await n.allocatable(NIC1, 4)
+
+
+async def test_a_node_whose_whole_switch_restarts_loses_its_devices_when_two_sources_agree() -> None:
+    async with node() as n:
+        await ready(n, held(0))
+        assert n.agent is not None
+        await n.until(lambda: n.agent is not None and n.agent.pages.measured is not None)
+        await n.until(lambda: n.agent is not None and "flapping" in n.agent.verdicts.engine.pfs[PF0].values)
+        for nic in (0, 1):
+            n.machine.set_link(nic, up=False)
+        await n.allocatable(NIC0, 0)
+        await n.allocatable(NIC1, 0)
+        for nic in (0, 1):
+            n.machine.set_link(nic, up=True)
+        await n.allocatable(NIC0, 4)
+        await n.allocatable(NIC1, 4)

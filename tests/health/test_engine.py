@@ -1,0 +1,563 @@
+"""The judge: holds, damping, gate, majority, guard, and what is not known."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.health import structural
+from nodeagent.health.cabling import Port
+from nodeagent.health.engine import Engine, Expected, Terms
+from nodeagent.health.rules import DEFAULTS, Override
+from nodeagent.health.samples import Source
+from nodeagent.model import HEALTHY, Identifier, Neighbor, State
+from tests.support.judged_machine import Bench, pf, terms, vf
+
+LINK, FEC, DRIVER, RDMA, PCIE, MODULE = (
+    Source.LINK,
+    Source.FEC,
+    Source.DRIVER,
+    Source.RDMA,
+    Source.PCIE,
+    Source.MODULE,
+)
+
+
+def two_up() -> Bench:
+    return Bench(2).look()
+
+
+# --- the carrier -------------------------------------------------------------------------------------------
+
+
+def test_a_lost_carrier_is_told_at_once_and_its_vfs_with_it() -> None:
+    bench = two_up().down()
+    assert bench.health().state is State.DOWN
+    assert bench.reasons() == ["carrier_down"]
+    assert [health.allocatable for health in bench.vfs()] == [False, False]
+    assert bench.vfs()[0] == bench.health(), "a VF is as its PF"
+    assert bench.health(2) == HEALTHY
+
+
+def test_it_is_given_back_after_the_hold_and_the_engine_says_when() -> None:
+    bench = two_up().down(at=1010).up(at=1020)
+    assert bench.reasons() == ["carrier_down"]
+    assert bench.engine.due() == 1080
+    assert bench.wait(59.9).health().allocatable is False
+    assert bench.wait(0.1).health() == HEALTHY
+
+
+def test_a_second_loss_within_the_hold_begins_it_anew_and_toggles_nothing() -> None:
+    bench = two_up().down(at=1010).up(at=1020).down(at=1070).up(at=1071)
+    assert bench.wait(59).allocatable() == [False, True]
+    assert bench.wait(1).allocatable() == [True, True]
+
+
+def test_a_loss_that_only_the_counter_saw_begins_the_hold_anew() -> None:
+    bench = two_up().sample(LINK, at=1001, carrier=1, carrier_down=3).down(at=1010).up(at=1020)
+    bench.sample(LINK, at=1050, carrier=1, carrier_down=5)
+    assert bench.wait(59).health().allocatable is False
+    assert bench.wait(1).health() == HEALTHY
+
+
+def test_the_reason_is_the_same_as_long_as_the_fault_is() -> None:
+    bench = two_up().down(at=1010)
+    said = bench.health()
+    assert bench.wait(30).health() == said
+    assert bench.up().health() == said, "a hold is no other fault"
+
+
+def test_the_hold_can_be_nothing() -> None:
+    bench = Bench(2, terms(Override("carrier_down", clear_for_s=0))).look().down()
+    assert bench.health().allocatable is False
+    assert bench.up().health() == HEALTHY
+
+
+def test_a_clock_that_steps_back_stands_still() -> None:
+    bench = two_up().down(at=1010).up(at=1020)
+    bench.judged = bench.engine.judge(3.0)
+    assert bench.engine.now == 1020
+    assert bench.wait(59.9).health().allocatable is False
+    assert bench.wait(0.1).health() == HEALTHY
+
+
+swings = st.lists(st.tuples(st.floats(0.1, 40), st.booleans()), min_size=1, max_size=40)
+
+
+@given(swings, st.floats(0, 120))
+def test_whatever_the_carrier_does_devices_toggle_once_per_hold(
+    steps: list[tuple[float, bool]], hold: float
+) -> None:
+    bench = Bench(3, terms(Override("carrier_down", clear_for_s=hold))).look()
+    given_back: list[float] = []
+    down_at: float | None = None
+    before = True
+    for pause, up in steps:
+        bench.wait(pause)
+        bench.up() if up else bench.down()
+        now = bench.health().allocatable
+        assert up or not now, "a carrier that is down is never offered"
+        if before and not now:
+            down_at = bench.now
+        if now and not before:
+            given_back.append(bench.now)
+            assert down_at is not None
+            assert bench.now - down_at >= hold
+        before = now
+    assert all(b - a >= hold for a, b in pairwise(given_back))
+
+
+@given(st.lists(st.floats(0, 40), min_size=2, max_size=60))
+def test_a_value_that_swings_around_its_threshold_toggles_once_per_hold(rates: list[float]) -> None:
+    """``crc_errors``: 10 in, 0 out, held for 600 s."""
+    bench = Bench(1).look()
+    total, changes, before = 0.0, [], False
+    for i, rate in enumerate(rates):
+        total += rate * 30
+        bench.sample(LINK, at=1030 + 30 * i, carrier=1, crc_errors=total)
+        stands = "crc_errors" in bench.reasons()
+        if stands != before:
+            changes.append(bench.now)
+        before = stands
+    assert all(b - a >= 600 for a, b in zip(changes[0::2], changes[1::2], strict=False))
+
+
+# --- what is not known -------------------------------------------------------------------------------------
+
+
+def test_a_pf_that_hides_its_link_is_unknown_and_changes_nothing() -> None:
+    bench = two_up()
+    address = bench.pfs[0].pci_address
+    kept = bench.links.pop(address)
+    assert bench.look().health().state is State.UNKNOWN
+    assert bench.health().allocatable is True
+    bench.links[address] = kept
+    bench.down()
+    bench.links.pop(address)
+    assert bench.look().health().allocatable is False, "nor does it give back"
+    assert bench.wait(600).health().allocatable is False
+    assert "link_unseen" in bench.reasons()
+
+
+def test_data_that_grew_stale_is_said_and_takes_and_gives_nothing() -> None:
+    bench = two_up()
+    for i in range(60):
+        bench.sample(PCIE, at=1000 + i, pcie_width=8, pcie_expected_width=16)
+    assert bench.reasons() == ["pcie_width"]
+    assert bench.health().allocatable is False
+    bench.wait(3600)
+    assert bench.reasons() == ["pcie_width", "data_stale"]
+    assert bench.health().allocatable is False
+    bench.sample(PCIE, pcie_width=16, pcie_expected_width=16)
+    for _ in range(7):
+        bench.sample(PCIE, at=bench.now + 10, pcie_width=16, pcie_expected_width=16)
+    assert bench.health() == HEALTHY
+
+
+def test_a_source_that_falls_silent_before_a_fault_is_entered_enters_nothing() -> None:
+    bench = two_up().sample(PCIE, at=1001, pcie_width=16, pcie_expected_width=16)
+    bench.sample(PCIE, at=1002, pcie_width=8, pcie_expected_width=16)
+    bench.engine.judge(1002 + 400)
+    assert "pcie_width" not in bench.wait(400).reasons()
+
+
+# --- the gate ----------------------------------------------------------------------------------------------
+
+
+def test_a_port_that_was_never_plugged_in_is_unused_and_no_alarm() -> None:
+    bench = Bench(2, up=False).look()
+    assert bench.health().state is State.UNUSED
+    assert bench.health().allocatable is False, "there is no link to be offered"
+    assert bench.reasons() == ["unused"]
+    assert bench.up().health() == HEALTHY
+    assert bench.down().health().state is State.DOWN, "it was up in this boot"
+    assert bench.health(2).state is State.UNUSED
+
+
+def test_a_port_that_is_expected_is_down_from_the_first_look() -> None:
+    bench = Bench(2, Terms(expected=(Expected(("eth1",)),)), up=False).look()
+    assert [bench.health(n).state for n in (1, 2)] == [State.DOWN, State.UNUSED]
+
+
+def test_one_of_eight_that_is_down_is_a_fault_for_seven_are_up() -> None:
+    bench = Bench(8)
+    bench.down(4)
+    assert bench.health(4).state is State.DOWN
+    assert [bench.health(n).state for n in (1, 2, 3, 5, 6, 7, 8)] == [State.HEALTHY] * 7
+
+
+def test_eight_of_eight_without_a_link_are_a_rack_that_is_not_cabled_yet() -> None:
+    bench = Bench(8, up=False).look()
+    assert {bench.health(n).state for n in range(1, 9)} == {State.UNUSED}
+
+
+def test_a_port_is_compared_with_its_like_and_anew_when_its_role_becomes_known() -> None:
+    bench = Bench(10)
+    for number in (9, 10):
+        bench.down(number)
+    assert bench.health(9).state is State.DOWN, "eight of ten are up"
+    address = [one.pci_address for one in bench.pfs]
+    bench.engine.roles({one: "compute" if i < 8 else "storage" for i, one in enumerate(address)})
+    assert bench.wait(0).health(9).state is State.UNUSED
+    for number in range(2, 9):
+        bench.down(number)
+    assert bench.health(2).state is State.DOWN, "most of them were up in this boot"
+
+
+def test_a_port_that_is_configured_unused_alarms_nobody_even_after_it_was_up() -> None:
+    bench = Bench(4, Terms(unused=("eth1",))).look()
+    assert bench.down().health().state is State.UNUSED
+
+
+def test_the_way_to_the_world_has_no_peers() -> None:
+    bench = Bench(4, up=False)
+    bench.set(1, carrier=True, operstate="up", default_route=True)
+    assert {bench.health(n).state for n in (2, 3, 4)} == {State.UNUSED}
+
+
+# --- speed -------------------------------------------------------------------------------------------------
+
+
+def test_the_majority_says_how_fast_a_link_should_be() -> None:
+    bench = Bench(8).look()
+    bench.set(1, speed_mbps=200_000)
+    bench.set(2, speed_mbps=100_000)
+    assert bench.reasons() == []
+    bench.wait(10)
+    assert [bench.reasons(n) for n in (1, 2)] == [["speed_reduced"]] * 2
+    assert "200G, limit 400G" in bench.health().reasons[0].detail
+    assert bench.allocatable() == [False] * 2 + [True] * 6
+
+
+def test_alone_a_link_is_measured_by_itself_and_by_the_configuration() -> None:
+    bench = Bench(1, Terms(guard_share=1.0)).look()
+    assert bench.set(speed_mbps=100_000).wait(10).reasons() == ["speed_reduced"]
+    slow = Bench(1)
+    assert slow.set(speed_mbps=100_000).wait(60).reasons() == []
+    slow.engine.adopt(Terms(expected=(Expected(("eth*",), 400_000),), guard_share=1.0))
+    assert slow.wait(0).wait(10).reasons() == ["speed_reduced"]
+
+
+# --- damping -----------------------------------------------------------------------------------------------
+
+
+def flaps(bench: Bench, *counts: tuple[float, float]) -> Bench:
+    for at, count in counts:
+        bench.sample(LINK, at=at, carrier=1, carrier_down=count)
+    return bench
+
+
+def test_three_losses_in_short_order_suppress_a_link_until_its_penalty_has_decayed() -> None:
+    bench = flaps(two_up(), (1001, 10), (1006, 12))
+    assert bench.reasons() == []
+    flaps(bench, (1011, 13))
+    assert bench.reasons() == ["flapping"]
+    assert bench.health().allocatable is False
+    # 2994 points halve every ten minutes: 1000 after 949 s.
+    for i in range(1, 190):
+        bench.sample(LINK, at=1011 + 5 * i, carrier=1, carrier_down=13)
+    assert bench.reasons() == ["flapping"]
+    assert bench.wait(5).health() == HEALTHY
+
+
+def test_whatever_the_number_of_losses_an_hour_is_the_longest() -> None:
+    bench = flaps(two_up(), (1001, 0), (1002, 100_000))
+    for i in range(1, 71):
+        bench.sample(LINK, at=1002 + 51 * i, carrier=1, carrier_down=100_000)
+        assert "flapping" in bench.reasons()
+    bench.wait(31)
+    assert "flapping" not in bench.reasons()
+
+
+def test_losses_before_the_agent_began_are_not_counted() -> None:
+    assert flaps(two_up(), (1001, 4000), (1006, 4000)).reasons() == []
+
+
+def test_a_counter_that_was_reset_counts_what_it_shows() -> None:
+    bench = flaps(two_up(), (1001, 4000), (1006, 1))
+    assert bench.engine.pfs[bench.pfs[0].pci_address].penalty.points == 1000
+    assert bench.reasons() == []
+
+
+def test_five_losses_in_a_day_are_a_warning_sign_that_takes_nothing() -> None:
+    bench = two_up()
+    for i in range(7):
+        bench.sample(LINK, at=1001 + 3600 * i, carrier=1, carrier_down=i)
+    assert "flapping_daily" in bench.reasons()
+    assert bench.health().state is State.DEGRADED
+    assert bench.health().allocatable is True
+
+
+# --- over a restart ----------------------------------------------------------------------------------------
+
+
+def restarted(bench: Bench) -> Bench:
+    after = Bench(len(bench.pfs), bench.engine.terms)
+    after.now, after.links = bench.now, bench.links
+    after.engine.recall(bench.engine.memories())
+    return after
+
+
+def test_a_restart_in_the_middle_of_suppression_forgets_nothing() -> None:
+    bench = flaps(two_up(), (1001, 10), (1002, 13))
+    after = restarted(bench)
+    after.now = 1100
+    assert after.look().reasons() == ["flapping"]
+    assert after.health().allocatable is False
+    flaps(after, (1101, 14))
+    points = after.engine.pfs[after.pfs[0].pci_address].penalty.points
+    assert points > 3500, "and what happened meanwhile is counted"
+
+
+def test_a_restart_in_the_middle_of_a_hold_ends_it_when_it_would_have_ended() -> None:
+    after = restarted(two_up().down(at=1010).up(at=1020)).look(at=1050)
+    assert after.allocatable() == [False, True]
+    assert after.wait(30).allocatable() == [True, True]
+
+
+def test_after_a_restart_a_link_that_was_up_in_this_boot_is_still_judged() -> None:
+    after = restarted(two_up().down(at=1010)).look(at=1050)
+    assert after.health().state is State.DOWN
+
+
+# --- the guard ---------------------------------------------------------------------------------------------
+
+
+def test_more_than_half_of_the_devices_do_not_go_on_one_word() -> None:
+    bench = Bench(8).look()
+    for number in range(1, 9):
+        bench.down(number)
+    assert bench.allocatable() == [False] * 4 + [True] * 4
+    assert bench.health(5).state is State.DOWN, "the state is what it is"
+    assert bench.reasons(5) == ["carrier_down", "guard"]
+    for number in range(1, 9):
+        bench.sample(LINK, number, carrier=0, carrier_down=1)
+    assert bench.allocatable() == [False] * 8, "two sources agree"
+    assert bench.reasons(5) == ["carrier_down"]
+
+
+def test_the_guard_delays_and_never_forbids() -> None:
+    bench = Bench(1).look().down(at=1010)
+    assert bench.health().allocatable is True
+    assert bench.wait(59).health().allocatable is True
+    assert bench.wait(1).health().allocatable is False
+
+
+def test_what_the_guard_held_back_and_is_over_is_never_taken() -> None:
+    bench = Bench(1).look().down(at=1010).up(at=1030)
+    assert bench.wait(90).health() == HEALTHY
+    assert [health.allocatable for health in bench.vfs()] == [True, True]
+
+
+def test_the_guard_can_be_switched_off() -> None:
+    bench = Bench(8, Terms(guard_share=1.0)).look()
+    for number in range(1, 9):
+        bench.down(number)
+    assert bench.allocatable() == [False] * 8
+
+
+def test_what_was_given_back_does_not_count_against_others() -> None:
+    bench = Bench(2, terms(Override("carrier_down", clear_for_s=0))).look()
+    for _ in range(5):
+        assert bench.down(1).allocatable() == [False, True]
+        assert bench.up(1).down(2).allocatable() == [True, False]
+        bench.up(2)
+
+
+# --- several reasons ---------------------------------------------------------------------------------------
+
+
+def test_of_two_reasons_one_clears_and_the_other_stands() -> None:
+    bench = two_up()
+    for i in range(20):
+        bench.sample(PCIE, at=1000 + i, pcie_width=8, pcie_expected_width=16)
+    bench.down()
+    assert bench.reasons() == ["carrier_down", "pcie_width"]
+    assert bench.health().state is State.DOWN
+    bench.up()
+    for _ in range(7):
+        bench.sample(PCIE, at=bench.now + 10, pcie_width=8, pcie_expected_width=16)
+    assert bench.reasons() == ["pcie_width"]
+    assert bench.health().state is State.DEGRADED
+
+
+def test_a_vf_of_its_own_fault_is_down_alone() -> None:
+    bench = two_up()
+    bench.functions = [one for one in bench.functions if one != vf(bench.pfs[0], 1)]
+    bench.look()
+    assert [health.state for health in bench.vfs()] == [State.HEALTHY, State.DOWN]
+    bench.down()
+    assert [reason.key for reason in bench.vfs()[1].reasons] == ["device_missing", "carrier_down"]
+
+
+def test_a_pf_that_vanishes_is_down_at_once_and_given_back_after_its_hold() -> None:
+    bench = two_up()
+    bench.functions = [one for one in bench.functions if one.pci_address[:7] != "0000:01"]
+    kept = bench.links.pop(bench.pfs[0].pci_address)
+    assert bench.look().reasons() == ["device_missing"]
+    assert [health.allocatable for health in bench.vfs()] == [False, False]
+    bench.functions += [bench.pfs[0], vf(bench.pfs[0], 0), vf(bench.pfs[0], 1)]
+    bench.links[kept.pci_address] = kept
+    assert bench.look().wait(59).health().allocatable is False
+    assert bench.wait(1).health() == HEALTHY
+
+
+# --- flow control, RDMA ------------------------------------------------------------------------------------
+
+
+def test_two_fifths_of_an_hour_paused_by_the_network_leave_the_device_allocatable() -> None:
+    bench = two_up()
+    for i in range(241):
+        bench.take(DRIVER, {"prio_rx_pause_seconds/3": 0.4 * 15 * i}, at=1000 + 15 * i)
+    assert bench.reasons() == ["network_paused"]
+    assert bench.health().state is State.HEALTHY, "a warning lessens no state"
+    assert bench.health().allocatable is True
+    assert bench.health().reasons[0].warning is True
+    assert "priority 3" in bench.health().reasons[0].detail
+
+
+def test_rnr_retries_alone_do_nothing() -> None:
+    bench = two_up()
+    for i in range(100):
+        bench.sample(RDMA, at=1000 + 15 * i, rdma_rnr_retries=1e6 * i, rdma_port_active=1, roce_v2_gids=2)
+    assert bench.health() == HEALTHY
+
+
+def test_a_32_bit_counter_that_wraps_raises_no_alarm() -> None:
+    bench = two_up()
+    values = [2**32 - 50, 2**32 - 20, 10, 40]
+    for i in range(40):
+        value = values[i] if i < 4 else 40 + i
+        bench.sample(RDMA, at=1000 + 15 * i, rdma_ack_timeouts=value)
+    assert bench.health() == HEALTHY
+
+
+# --- cabling -----------------------------------------------------------------------------------------------
+
+
+def neighbor(port: str, *, stale: bool = False) -> Neighbor:
+    return Neighbor(
+        "eth1",
+        Identifier("mac", "02:00:00:00:00:99"),
+        Identifier("ifname", port),
+        "leaf-1.example.com",
+        stale=stale,
+    )
+
+
+def test_a_link_at_another_port_than_planned_is_miscabled_after_a_minute() -> None:
+    bench = two_up()
+    bench.engine.plan({"eth1": Port("leaf-1", "Ethernet1/1")})
+    bench.engine.neighbors([neighbor("Ethernet1/2")])
+    assert bench.wait(0).wait(59).reasons() == []
+    assert bench.wait(1).reasons() == ["miscabled"]
+    assert bench.health().state is State.MISCABLED
+    assert bench.health().allocatable is True
+    assert "leaf-1.example.com Ethernet1/2, planned leaf-1 Ethernet1/1" in bench.health().reasons[0].detail
+    bench.engine.neighbors([neighbor("ethernet1/1")])
+    assert bench.wait(0).health() == HEALTHY
+
+
+def test_a_neighbor_that_nobody_vouches_for_is_no_evidence() -> None:
+    bench = two_up()
+    bench.engine.plan({"eth1": Port("leaf-1", "Ethernet1/1")})
+    bench.engine.neighbors([neighbor("Ethernet1/2", stale=True)])
+    assert bench.wait(600).health() == HEALTHY
+    bench.engine.neighbors([neighbor("Ethernet1/2")])
+    bench.wait(0).wait(60)
+    bench.engine.neighbors([neighbor("Ethernet1/2", stale=True)])
+    assert bench.wait(600).reasons() == ["miscabled"], "nor does it acquit"
+
+
+# --- in general --------------------------------------------------------------------------------------------
+
+
+def test_a_reload_judges_by_the_new_rules_at_once() -> None:
+    bench = two_up().down(at=1010).up(at=1020)
+    bench.engine.adopt(terms(Override("carrier_down", clear_for_s=0)))
+    assert bench.wait(0).health() == HEALTHY
+    bench.down()
+    bench.engine.adopt(terms(Override("carrier_down", enabled=False)))
+    assert bench.wait(0).health() == HEALTHY
+
+
+def test_everything_is_explained_beside_its_threshold() -> None:
+    bench = flaps(two_up(), (1001, 0), (1002, 3)).down(at=1010).up(at=1020)
+    bench.wait(10)
+    first = bench.explained()[0]
+    assert (first.name, first.state, first.allocatable) == ("eth1", State.DOWN, False)
+    rules = {rule.rule: rule for rule in first.rules}
+    assert list(rules) == [rule.key for rule in DEFAULTS]
+    carrier, flapping = rules["carrier_down"], rules["flapping"]
+    assert (carrier.phase, carrier.in_s, carrier.clears) == ("clearing", 50.0, "when it ends, for 60 s")
+    assert (flapping.phase, flapping.threshold, flapping.clears) == (
+        "active",
+        "≥ 2500 points",
+        "≤ 1000 points",
+    )
+    assert flapping.measured is not None
+    assert flapping.measured.startswith("penalty 29")
+    assert rules["pcie_width"].phase == "unknown"
+
+
+names = st.sampled_from(["carrier", "admin_up", "carrier_down", "crc_errors", "speed_mbps", "nonsense"])
+events = st.one_of(
+    st.tuples(st.just("up"), st.integers(1, 3), st.none()),
+    st.tuples(st.just("down"), st.integers(1, 3), st.none()),
+    st.tuples(st.just("wait"), st.floats(0, 900), st.none()),
+    st.tuples(st.just("sample"), st.integers(1, 3), st.dictionaries(names, st.floats() | st.integers())),
+)
+
+
+@given(st.lists(events, max_size=30))
+def test_whatever_happens_verdicts_are_consistent(history: list[Any]) -> None:
+    bench = Bench(3).look()
+    for what, number, values in history:
+        if what == "wait":
+            bench.wait(number)
+        elif what == "sample":
+            bench.take(LINK, values, number)
+        else:
+            getattr(bench, what)(number)
+        for one in bench.judged:
+            health = one.health
+            assert health.state in (State.HEALTHY, State.DOWN, State.DEGRADED, State.UNUSED, State.UNKNOWN)
+            assert (health.state is State.HEALTHY) == all(reason.warning for reason in health.reasons)
+            assert len({reason.key for reason in health.reasons}) == len(health.reasons)
+        again = bench.engine.judge(bench.now)
+        assert again == bench.judged, "the same question has the same answer"
+        due = bench.engine.due()
+        assert due is None or due > bench.engine.now
+
+
+def test_an_unknown_device_and_an_empty_node_are_borne() -> None:
+    engine = Engine()
+    assert engine.judge(1.0) == ()
+    assert engine.due() is None
+    engine.facts(structural.judge([pf(1)], []), [])
+    assert engine.judge(2.0)[0].health.state is State.UNKNOWN
+
+
+@pytest.mark.parametrize("rule", DEFAULTS, ids=lambda rule: rule.key)
+def test_no_default_is_looser_in_its_clear(rule: Any) -> None:
+    assert not rule.looser
+    assert rule.meaning.endswith(".")
+    assert rule.origin, "every default says where it comes from"
+    assert rule.clear_for_s <= 3600
+
+
+@pytest.mark.parametrize("half_life", [1.0, 3.5, 600.0])
+def test_a_penalty_is_a_number_whatever_its_half_life(half_life: float) -> None:
+    bench = flaps(Bench(2, terms(Override("flapping", window_s=half_life))).look(), (1001, 0), (1002, 2**31))
+    assert "flapping" in bench.reasons()
+
+
+def test_a_speed_that_changed_without_a_loss_is_the_samples() -> None:
+    bench = Bench(3, terms(guard_share=1.0)).look()
+    for i in range(4):
+        bench.sample(Source.MODES, at=1000 + 5 * i, speed_mbps=200_000)
+    assert bench.reasons() == ["speed_reduced"]

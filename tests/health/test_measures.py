@@ -1,0 +1,336 @@
+"""Each rule on samples made by hand: entered where its table says, and left again."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+
+from nodeagent.config import ConfigError, HealthSettings, load, override
+from nodeagent.health.engine import Terms
+from nodeagent.health.history import History
+from nodeagent.health.rules import DEFAULTS, KEYS, Override, default, effective
+from nodeagent.health.samples import Sample, Source
+from nodeagent.model import HEALTHY, State
+from tests.support.judged_machine import Bench, terms
+
+OPEN = Terms(guard_share=1.0)
+S = Source
+
+
+@dataclass(frozen=True)
+class Case:
+    """``bad`` and ``good`` are added to each counter (or stated as each level) every ``every`` seconds."""
+
+    rule: str
+    source: Source
+    bad: dict[str, float]
+    good: dict[str, float]
+    every: float = 15.0
+    counters: bool = True
+    also: dict[str, float] = field(default_factory=dict)
+    other: Source | None = None
+
+
+LINE = 400e9 * 15
+CASES = [
+    Case("pre_fec_ber", S.FEC, {"fec_corrected_bits": 2e-4 * LINE}, {"fec_corrected_bits": 1e-6 * LINE}),
+    Case("pre_fec_ber_warning", S.FEC, {"fec_corrected_bits": 2e-5 * LINE}, {"fec_corrected_bits": 0}),
+    Case("post_fec_errors", S.DRIVER, {"symbol_errors": 30}, {"symbol_errors": 0}),
+    Case("fec_uncorrectable", S.FEC, {"fec_uncorrectable_blocks": 3}, {"fec_uncorrectable_blocks": 0}),
+    Case("crc_errors", S.LINK, {"crc_errors": 200}, {"crc_errors": 0}),
+    Case("pause_storm", S.DRIVER, {"pause_storm_errors": 1}, {"pause_storm_errors": 0}),
+    Case("host_stall", S.DRIVER, {"prio_tx_pause_seconds/3": 1.5}, {"prio_tx_pause_seconds/3": 0}),
+    Case("network_paused", S.DRIVER, {"prio_rx_pause_seconds/0": 9}, {"prio_rx_pause_seconds/0": 1}),
+    Case("pcie_stall", S.DRIVER, {"pcie_stalled_write_seconds": 3}, {"pcie_stalled_write_seconds": 0}),
+    Case("pcie_aer_fatal", S.PCIE, {"aer_fatal/SurpriseDown": 1}, {"aer_fatal/SurpriseDown": 0}, every=60),
+    Case("pcie_aer_nonfatal", S.PCIE, {"aer_nonfatal/TLP": 1}, {"aer_nonfatal/TLP": 0}, every=60),
+    Case(
+        "pcie_aer_correctable", S.PCIE, {"aer_correctable/RxErr": 50}, {"aer_correctable/RxErr": 0}, every=60
+    ),
+    Case("rdma_timeouts", S.RDMA, {"rdma_ack_timeouts": 30}, {"rdma_ack_timeouts": 0}),
+    Case("slow_restart", S.RDMA, {"rdma_slow_restarts": 300}, {"rdma_slow_restarts": 10}),
+    Case("out_of_sequence", S.RDMA, {"rdma_out_of_sequence": 3000}, {"rdma_out_of_sequence": 100}),
+    Case(
+        "lane_imbalance",
+        S.DRIVER,
+        {"lane_errors/0": 10, "lane_errors/1": 900},
+        {"lane_errors/0": 10, "lane_errors/1": 10},
+        also={"rx_power_watts/0": 1e-3, "rx_power_watts/1": 5e-4},
+        other=S.MODULE,
+    ),
+    Case(
+        "gid_missing",
+        S.RDMA,
+        {"rdma_port_active": 1, "roce_v2_gids": 0},
+        {"rdma_port_active": 1, "roce_v2_gids": 2},
+        counters=False,
+    ),
+    Case(
+        "pcie_width",
+        S.PCIE,
+        {"pcie_width": 8, "pcie_expected_width": 16},
+        {"pcie_width": 16, "pcie_expected_width": 16},
+        counters=False,
+    ),
+    Case(
+        "pcie_speed",
+        S.PCIE,
+        {"pcie_gts": 16, "pcie_expected_gts": 32},
+        {"pcie_gts": 32, "pcie_expected_gts": 32},
+        counters=False,
+    ),
+    Case(
+        "optics_temperature",
+        S.MODULE,
+        {"module_celsius": 81, "module_celsius_high_alarm": 80},
+        {"module_celsius": 60, "module_celsius_high_alarm": 80},
+        every=60,
+        counters=False,
+    ),
+    Case("optics_temperature_warning", S.MODULE, {"module_celsius": 72}, {"module_celsius": 60}, 60, False),
+    Case(
+        "optics_rx_power",
+        S.MODULE,
+        {"rx_power_watts/0": 1e-3, "rx_power_watts/1": 0, "rx_power_watts_low_alarm": 1e-4},
+        {"rx_power_watts/0": 1e-3, "rx_power_watts/1": 2e-4, "rx_power_watts_low_alarm": 1e-4},
+        every=60,
+        counters=False,
+    ),
+    Case(
+        "optics_rx_power_warning",
+        S.MODULE,
+        {"rx_power_watts/0": 1e-4, "rx_power_watts_low_warning": 2e-4},
+        {"rx_power_watts/0": 1e-3, "rx_power_watts_low_warning": 2e-4},
+        every=60,
+        counters=False,
+    ),
+    Case(
+        "firmware_fatal", S.DEVLINK, {"devlink_error/fw_fatal": 1}, {"devlink_error/fw_fatal": 0}, 30, False
+    ),
+]
+ELSEWHERE = {
+    "device_missing",
+    "driver_unbound",
+    "admin_down",
+    "carrier_down",
+    "flapping",
+    "flapping_daily",
+    "speed_reduced",
+    "miscabled",
+}
+"""Tested with the engine: they are of facts, or of neighbors."""
+
+
+class Feed:
+    def __init__(self, case: Case) -> None:
+        self.case, self.bench = case, Bench(1, OPEN).look()
+        self.totals = dict.fromkeys(case.bad, 0.0)
+
+    def go(self, values: dict[str, float], seconds: float) -> list[str]:
+        """For so long; the reasons that stood at the end."""
+        for _ in range(math.ceil(seconds / self.case.every)):
+            at = self.bench.now + self.case.every
+            if self.case.counters:
+                self.totals = {name: total + values[name] for name, total in self.totals.items()}
+                values_now = dict(self.totals)
+            else:
+                values_now = dict(values)
+            if self.case.other is not None:
+                self.bench.take(self.case.other, self.case.also, at=at)
+            self.bench.take(self.case.source, values_now, at=at)
+        return self.bench.reasons()
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {case.rule for case in CASES} | ELSEWHERE == set(KEYS)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
+def test_a_rule_is_entered_after_its_time_and_left_after_its_hold(case: Case) -> None:
+    rule, feed = default(case.rule), Feed(case)
+    assert case.rule not in feed.go(case.good, 2 * case.every)
+    entered = rule.enter_for_s + (rule.window_s or 0) + 3 * case.every
+    assert case.rule in feed.go(case.bad, entered)
+    health = feed.bench.health()
+    assert health.allocatable is not rule.withdraws
+    assert health.state is rule.state or case.rule == "firmware_fatal"
+    left = rule.clear_for_s + (rule.window_s or 0) + 4 * case.every
+    if rule.clear_for_s > 3 * case.every:
+        assert case.rule in feed.go(case.good, rule.clear_for_s - 2 * case.every), "it is held"
+    feed.go(case.good, left)
+    assert feed.bench.health() == HEALTHY
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
+def test_a_rule_that_is_not_enabled_is_not_entered(case: Case) -> None:
+    feed = Feed(case)
+    feed.bench.engine.adopt(terms(Override(case.rule, enabled=False), guard_share=1.0))
+    assert case.rule not in feed.go(case.bad, 3600)
+
+
+def test_nine_symbol_errors_are_none_whatever_the_ratio() -> None:
+    bench = Bench(1, OPEN)
+    bench.set(1, speed_mbps=10)  # a slow line makes a great ratio
+    for i in range(1, 10):
+        bench.sample(S.DRIVER, at=1000 + 15 * i, symbol_errors=i)
+    assert bench.health() == HEALTHY
+
+
+def test_bits_are_counted_by_the_phy_where_it_counts_them() -> None:
+    bench = Bench(1, OPEN).look()
+    for i in range(80):
+        at = 1000 + 15 * i
+        bench.take(S.DRIVER, {"phy_rx_bits": 1e9 * i}, at=at)
+        bench.take(S.FEC, {"fec_corrected_bits": 2e5 * i}, at=at)
+    assert "pre_fec_ber" in bench.reasons()
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 1e300, -5.0])
+def test_absurd_values_are_borne(value: float) -> None:
+    bench = Bench(1, OPEN).look()
+    for i in range(30):
+        at = 1000 + 60 * i
+        bench.take(S.MODULE, {"module_celsius": value, "rx_power_watts/0": value}, at=at)
+        bench.take(S.MODES, {"speed_mbps": value}, at=at)
+        bench.take(S.LINK, {"carrier_down": value, "crc_errors": value}, at=at)
+    assert bench.reasons() == []
+
+
+def test_a_dark_lane_is_no_fault_of_a_link_that_is_down_anyway() -> None:
+    bench = Bench(2, OPEN).look().down()
+    for i in range(10):
+        bench.take(S.MODULE, {"rx_power_watts/0": 0, "rx_power_watts_low_alarm": 1e-4}, at=1010 + 60 * i)
+    assert bench.reasons() == ["carrier_down"]
+
+
+def test_the_kernels_last_words_are_heard_for_a_while() -> None:
+    bench = Bench(2, OPEN).look()
+    bench.take(S.KERNEL, {"kernel_events/health_compromised": 3, "kernel_events/high_temperature": 0})
+    assert bench.health() == HEALTHY, "what was there before the agent is the driver's to show"
+    bench.take(
+        S.KERNEL, {"kernel_events/health_compromised": 3, "kernel_events/high_temperature": 9}, at=1010
+    )
+    assert bench.health() == HEALTHY
+    bench.take(
+        S.KERNEL, {"kernel_events/health_compromised": 4, "kernel_events/high_temperature": 9}, at=1020
+    )
+    assert bench.reasons() == ["firmware_fatal"]
+    assert bench.health().state is State.DOWN
+
+
+# --- windows -----------------------------------------------------------------------------------------------
+
+
+def history(*points: tuple[float, float], window: float = 60.0) -> History:
+    made = History({"crc_errors": window})
+    for at, value in points:
+        made.take(Sample(at, "x", S.LINK, {"crc_errors": value}))
+        made.ask(at)
+    return made
+
+
+def test_a_window_ends_at_the_last_sample_and_is_as_long_as_it_is_known() -> None:
+    assert history((0, 5)).over("crc_errors", 60) is None, "one sample tells no rate"
+    assert history((0, 5), (10, 25)).over("crc_errors", 60) == (20, 10)
+    long = history(*((10.0 * i, 10.0 * i) for i in range(100)))
+    assert long.over("crc_errors", 60) == (60, 60)
+
+
+def test_a_reset_counts_what_came_after_it() -> None:
+    assert history((0, 1000), (10, 1010), (20, 3), (30, 5)).over("crc_errors", 60) == (15, 30)
+
+
+def test_samples_that_are_older_than_the_last_are_left_out() -> None:
+    assert history((10, 5), (20, 6), (5, 100), (30, 7)).over("crc_errors", 60) == (2, 20)
+
+
+def test_a_day_costs_no_more_than_a_minute() -> None:
+    made = history(*((5.0 * i, float(i)) for i in range(20_000)), window=86400.0)
+    counter = made._counters["crc_errors"]["crc_errors"]
+    assert len(counter._ats) < 70
+    added, seconds = counter.over(86400.0)
+    assert added / seconds == pytest.approx(0.2)
+    assert seconds == pytest.approx(86400, rel=0.05)
+
+
+def test_what_a_source_does_not_state_any_more_is_absent() -> None:
+    made = History({})
+    made.take(Sample(1, "x", S.MODULE, {"module_celsius": 50, "rx_power_watts/0": 1e-3}))
+    made.ask(1)
+    assert made.level("module_celsius") == 50
+    made.take(Sample(2, "x", S.MODULE, {"rx_power_watts/0": 1e-3}))
+    assert made.level("module_celsius") is None
+    assert made.levels("rx_power_watts") == {"0": 1e-3}
+
+
+# --- the configuration -------------------------------------------------------------------------------------
+
+
+def settings(text: str) -> HealthSettings:
+    head = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
+    return load(f"{head}health:\n  rules:\n{text}", name="file").health
+
+
+@pytest.mark.parametrize("rule", DEFAULTS, ids=lambda rule: rule.key)
+def test_everything_of_every_rule_can_be_changed(rule: object) -> None:
+    one = default(rule.key)  # type: ignore[attr-defined]
+    lines = [
+        f"rule: {one.key}",
+        "enterForSeconds: 7",
+        "clearForSeconds: 8",
+        "allocatable: false",
+        "enabled: false",
+    ]
+    if one.has_threshold:
+        low, high = ("0.5", "0.25") if not one.below else ("0.5", "0.75")
+        lines += [f"enter: {low}", f"clear: {high}"]
+    if one.window_s is not None and one.key != "flapping_daily":
+        lines.append("windowSeconds: 9")
+    read = settings(f"  - {{{', '.join(lines)}}}\n")
+    changed = next(each for each in effective(map(override, read.rules)) if each.key == one.key)
+    assert (changed.enter_for_s, changed.clear_for_s, changed.withdraws, changed.enabled) == (
+        7,
+        8,
+        True,
+        False,
+    )
+    assert changed.enter == (0.5 if one.has_threshold else one.enter)
+    assert changed.window_s == (9 if "windowSeconds: 9" in lines else one.window_s)
+    assert [each for each in effective(map(override, read.rules)) if each.key != one.key] == [
+        each for each in DEFAULTS if each.key != one.key
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("rule: post_fec_errors, clear: 1e-11", "clear must be at most 1e-12"),
+        ("rule: post_fec_errors, enter: 1e-14", "clear must be at most 1e-14"),
+        ("rule: pcie_width, clear: 0.5", "clear must be at least 1"),
+        ("rule: crc_errors, enter: -1", "must be at least 0 per second"),
+        ("rule: crc_errors, enter: .nan", "must be a number"),
+        ("rule: crc_errors, enter: 1e999", "must be a number"),
+        ("rule: crc_errors, enterForSeconds: -1", "must be at least 0"),
+        ("rule: crc_errors, clearForSeconds: 1e3", "did you mean 1000?"),
+        ("rule: carrier_down, enter: 1", "is yes or no and has no enter"),
+        ("rule: carrier_down, windowSeconds: 5", "has no window"),
+        ("rule: flapping_daily, windowSeconds: 5", "counts over a day"),
+        ("rule: flapping, clear: 0", "never gets there"),
+        ("rule: flapping, windowSeconds: 86400", "no higher than 1029, and enter is 2500"),
+        ("rule: flapping, enter: 70000", "no link would ever be damped"),
+        ("rule: carrier-down", "did you mean carrier_down?"),
+        ("enter: 1", "rule: is missing"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_line_and_the_remedy(text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        settings(f"  - {{{text}}}\n")
+    assert complaint in str(refused.value)
+    assert "file:5:" in str(refused.value)
+
+
+def test_a_rule_is_changed_in_one_place() -> None:
+    with pytest.raises(ConfigError, match=r"changed by health.rules\[0\] already"):
+        settings("  - {rule: crc_errors, enter: 1}\n  - {rule: crc_errors, clear: 0}\n")

@@ -1,0 +1,193 @@
+"""From what the sources tell to what is stated: timers, memory, the plan's strangers, and what is logged."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nodeagent.health import structural
+from nodeagent.health.cabling import PlanError, Port
+from nodeagent.health.rules import Override
+from nodeagent.health.samples import Sample, Source
+from nodeagent.model import HEALTHY, Function, Gpu, Identifier, Link, Neighbor, State
+from nodeagent.sources import cabling_plan
+from nodeagent.sources.nic_health_service import Verdicts, roles
+from nodeagent.sources.state_file import Memory
+from tests.support.judged_machine import link, pf, terms, vf
+
+PFS = (pf(1), pf(2))
+ALL = (PFS[0], vf(PFS[0], 0), PFS[1], vf(PFS[1], 0))
+UP = (link(PFS[0]), link(PFS[1]))
+DOWN = (link(PFS[0], up=False), UP[1])
+
+
+def told(judge: Verdicts, links: tuple[Link, ...]) -> tuple[Function, ...]:
+    return judge.facts(structural.judge(ALL, links), links)
+
+
+async def test_a_hold_expires_by_time_alone() -> None:
+    judge = Verdicts(terms(Override("carrier_down", clear_for_s=0.05)))
+    heard: asyncio.Queue[tuple[Function, ...]] = asyncio.Queue()
+    judge.tell(heard.put_nowait)
+    running = asyncio.create_task(judge.run())
+    told(judge, UP)
+    assert told(judge, DOWN)[0].health.state is State.DOWN
+    assert told(judge, UP)[0].health.state is State.DOWN
+    async with asyncio.timeout(10):
+        assert (await heard.get())[0].health == HEALTHY
+    assert heard.empty(), "an equal verdict is stated to nobody"
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+
+
+def test_facts_are_judged_in_the_call_that_brings_them_and_not_stated_twice() -> None:
+    judge = Verdicts(terms(), clock=lambda: 1.0)
+    stated: list[tuple[Function, ...]] = []
+    judge.tell(stated.append)
+    told(judge, UP)
+    assert [one.health.allocatable for one in told(judge, DOWN)] == [False, False, True, True]
+    assert stated == []
+    judge.samples([Sample(1.0, PFS[1].pci_address, Source.LINK, {"carrier": 1})])
+    assert stated == []
+
+
+def remembered(folder: Path, links: tuple[Link, ...]) -> list[str]:
+    """What a next agent, which sees these links, holds against the first PF."""
+    judge = Verdicts(terms(), Memory.open(folder))
+    return [reason.key for reason in told(judge, links)[0].health.reasons]
+
+
+async def test_a_fault_outlives_the_agent_and_is_not_another_cards(tmp_path: Path) -> None:
+    memory = Memory(tmp_path / "health.json", module_boot_id())
+    judge = Verdicts(terms(), memory)
+    for links in (UP, DOWN, UP):
+        told(judge, links)
+    judge.keep()
+    writing = asyncio.create_task(memory.run())
+    await asyncio.sleep(0)
+    writing.cancel()
+    with suppress(asyncio.CancelledError):
+        await writing
+    assert remembered(tmp_path, UP) == ["carrier_down"]
+    another = (replace(UP[0], mac="02:00:00:00:00:ff"), UP[1])
+    assert remembered(tmp_path, another) == []
+    nameless = (replace(UP[0], mac=None), UP[1])
+    assert remembered(tmp_path, nameless) == ["carrier_down"], "an identity that cannot be told fits any"
+
+
+def module_boot_id() -> str:
+    from nodeagent.sources.state_file import boot_id
+
+    found = boot_id()
+    if found is None:
+        pytest.skip("the kernel does not tell of its boot")
+    return found
+
+
+def test_a_transition_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    judge = Verdicts(terms(Override("carrier_down", clear_for_s=0)))
+    for links in (UP, UP, DOWN, DOWN, UP, UP):
+        told(judge, links)
+    lines = [one.getMessage() for one in caplog.records]
+    assert len(lines) == 2
+    assert "now down. pci=0000:01:00.0 netdev=eth1 devices=Unhealthy before=healthy" in lines[0]
+    assert "now healthy" in lines[1]
+    figures = judge.figures()["0000:01:00.0"]
+    assert figures.transitions == {("healthy", "down"): 1, ("down", "healthy"): 1}
+    assert figures.values["carrier_down"] == 0
+    assert figures.values["expected_speed_mbps"] == 400_000
+    assert figures.since is not None
+
+
+def test_what_the_plan_names_and_nobody_here_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    judge = Verdicts(terms())
+    told(judge, UP)
+    judge.plan(
+        {"eth1": Port("leaf-9", "1"), "eth7": Port("leaf-1", "1"), "0000:02:00.0": Port("leaf-1", "2")}
+    )
+    heard = Neighbor("eth1", Identifier("mac", "02:00:00:00:00:99"), Identifier("ifname", "1"), "leaf-1")
+    for _ in range(3):
+        judge.neighbors([heard])
+    lines = [one.getMessage() for one in caplog.records]
+    assert len(lines) == 2
+    assert "a link that this node does not have. link='eth7'" in lines[0]
+    assert "switch='leaf-9' link='eth1'" in lines[1]
+
+
+def test_pfs_behind_a_gpus_switch_are_of_another_role() -> None:
+    switch = ("pci0000:00", "0000:00:01.0", "0000:01:00.0")
+    gpu = Gpu("GPU-1", 0, 0, "H100", "0000:19:00.0", 80_000, 0, (*switch, "0000:17:00.0", "0000:19:00.0"))
+    near = replace(PFS[0], pci_path=(*switch, "0000:17:01.0", "0000:01:00.0"))
+    far = replace(PFS[1], pci_path=("pci0000:80", "0000:80:01.0", "0000:02:00.0"))
+    judge = Verdicts(terms())
+    functions = structural.judge([near, far], UP)
+    judge.facts(functions, UP)
+    assert set(judge.engine.role_of.values()) == {"15b3:1021 other"}
+    judge.gpus([gpu])
+    assert sorted(judge.engine.role_of.values()) == ["15b3:1021 compute", "15b3:1021 other"]
+    found = roles([near, far], (gpu,))
+    assert found == {near.pci_address: "15b3:1021 compute", far.pci_address: "15b3:1021 other"}
+
+
+# --- the plan's file ---------------------------------------------------------------------------------------
+
+
+def test_a_plan_is_read_for_one_node() -> None:
+    text = b"n1:\n  eth1: {switch: leaf-1, port: 1/1}\n  eth2: {switch: leaf-2, port: 7}\nn2: {}\n"
+    assert cabling_plan.read(text, "n1") == {"eth1": Port("leaf-1", "1/1"), "eth2": Port("leaf-2", "7")}
+    assert (
+        cabling_plan.read(text, "n2") == cabling_plan.read(text, "n3") == cabling_plan.read(b"", "n1") == {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (b"- a\n", "must map nodes"),
+        (b"n1: [a]\n", "n1: must map links"),
+        (b"n1: {eth1: leaf-1}\n", "n1: eth1: must be {switch"),
+        (b"n1: {eth1: {switch: leaf-1}}\n", "must be"),
+        (b"n1: {eth1: {switch: leaf-1, port: 1, x: y}}\n", "must be"),
+        (b"n1: {", "it is no YAML"),
+        (b"\xff\xfe\x00", "it is no YAML"),
+        (b"&a [*a]", "must map"),
+        (b"n1: !!python/object:os.system {}", "it is no YAML"),
+        (b"n1: {eth1: !!bool x}", "a tag does not fit"),
+        (b"n1: !!timestamp x", "a tag does not fit"),
+        (b"n1: !!int ''", "a tag does not fit"),
+        (b"[" * 100_000, "nested deeper"),
+    ],
+)
+def test_what_is_no_plan_is_said_with_its_place(text: bytes, complaint: str) -> None:
+    with pytest.raises(PlanError, match=complaint.replace("{", r"\{")):
+        cabling_plan.read(text, "n1")
+
+
+async def test_a_plan_is_read_again_when_it_changes_and_kept_when_it_breaks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "plan.yaml"
+    heard: asyncio.Queue[dict[str, Port]] = asyncio.Queue()
+    watching = asyncio.create_task(cabling_plan.watch(path, "n1", heard.put_nowait, 0.005))
+    async with asyncio.timeout(10):
+        while "cannot be read" not in caplog.text:  # a log line announces nothing
+            await asyncio.sleep(0.005)
+        path.write_text("n1: {eth1: {switch: a, port: b}}")
+        assert await heard.get() == {"eth1": Port("a", "b")}
+        path.write_text("n1: [")
+        while "it is no YAML" not in caplog.text:
+            await asyncio.sleep(0.005)
+        path.write_text("n1: {eth1: {switch: a, port: c}}")
+        assert await heard.get() == {"eth1": Port("a", "c")}
+    watching.cancel()
+    with suppress(asyncio.CancelledError):
+        await watching
+    assert heard.empty()
+    assert caplog.text.count("No such file") == 1

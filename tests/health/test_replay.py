@@ -1,0 +1,194 @@
+"""Recorded samples through the rules: the same every time, and thresholds tuned on them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.cli import main
+from nodeagent.commands.health.replay import Transition, replay
+from nodeagent.commands.health.tables import rules_markdown
+from nodeagent.health.engine import Terms
+from nodeagent.health.recording import Header, Subject, decode, encode
+from nodeagent.health.rules import DEFAULTS
+from nodeagent.health.samples import Sample, Source
+
+PFS = [f"0000:{number:02x}:00.0" for number in (0x18, 0x2A, 0x3A, 0x5D)]
+GOLDEN = Path(__file__).parents[1] / "golden"
+BOOTED = 1_790_000_000.0
+
+
+def incident() -> Iterator[Sample]:
+    """Four links; the second goes at 60 s and returns at 90 s, and flaps from 400 s on; the third runs at half its
+    speed; at 900 s the collector of links falls silent for five minutes."""
+    downs = dict.fromkeys(PFS, 2.0)
+    for step in range(400):
+        at = 100.0 + 5 * step
+        since = 5 * step
+        if 900 <= since < 1200:
+            continue
+        for number, device in enumerate(PFS):
+            lost = number == 1 and 60 <= since < 90
+            if number == 1 and (since == 60 or since in (400, 410, 420)):
+                downs[device] += 1
+            up = not lost
+            yield Sample(
+                at,
+                device,
+                Source.LINK,
+                {"admin_up": 1, "carrier": float(up), "carrier_down": downs[device], "carrier_up": 1},
+            )
+            speed = 200_000 if number == 2 and since >= 300 else 400_000
+            yield Sample(at, device, Source.MODES, {"speed_mbps": speed} if up else {})
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    header = Header(
+        agent="1.0",
+        boot_id="x",
+        booted_at=BOOTED,
+        devices=tuple(
+            Subject(
+                device, netdev=f"ens{number}np0", driver="mlx5_core", link_type="ethernet", speed_mbps=400_000
+            )
+            for number, device in enumerate(PFS, 1)
+        ),
+    )
+    path = tmp_path / "incident.jsonl"
+    path.write_bytes(encode(header) + b"".join(map(encode, incident())))
+    return path
+
+
+def test_every_transition_is_printed_as_reviewed(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["health", "replay", str(recording)]) == 0
+    told = capsys.readouterr().out
+    golden = GOLDEN / "health-replay.txt"
+    if os.environ.get("NODEAGENT_GOLDEN") == "write":
+        golden.write_text(told)
+    assert told == golden.read_text()
+    assert main(["health", "replay", str(recording)]) == 0
+    assert capsys.readouterr().out == told, "the samples hold all the time there is"
+
+
+def test_thresholds_are_tuned_offline(
+    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "nodeagent.yaml"
+    config.write_text(
+        "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
+        "health: {rules: [{rule: speed_reduced, enabled: false}, {rule: flapping, enter: 5000}]}\n"
+    )
+    assert main(["health", "replay", str(recording), "--config", str(config), "--json"]) == 0
+    changes = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    reasons = {reason["key"] for one in changes for reason in one["after"]["reasons"]}
+    assert "carrier_down" in reasons
+    assert not reasons & {"speed_reduced", "flapping"}
+
+
+def test_a_replay_needs_nothing_but_samples_and_bears_an_empty_one(tmp_path: Path) -> None:
+    assert list(replay(Header(), [], Terms())) == []
+    path = tmp_path / "empty"
+    path.write_bytes(b"")
+    assert main(["health", "replay", str(path)]) == 1
+    assert main(["health", "replay", str(tmp_path / "none")]) == 1
+
+
+def test_samples_of_others_than_the_headers_devices_are_left_out(recording: Path) -> None:
+    with recording.open("rb") as lines:
+        header, samples = decode(lines)
+        strangers = [Sample(1.0, "GPU-1", Source.GPU, {"gpu_celsius": 40}), *samples]
+    assert {one.device for one in replay(header, strangers, Terms())} <= set(PFS)
+
+
+# --- GPUs ------------------------------------------------------------------------------------------------
+
+CARDS = Header(devices=(Subject("GPU-a", "gpu", index=4), Subject("GPU-b", "gpu", index=5)))
+
+
+def gpus(at: float, values: dict[str, float], **texts: str) -> Sample:
+    return Sample(at, "GPU-a", Source.GPU, values, texts)
+
+
+def links_up(at: float, *up: int) -> Sample:
+    return gpus(at, {f"gpu_nvlink_up/{number}": float(bit) for number, bit in enumerate(up)})
+
+
+def judged(*samples: Sample) -> list[tuple[float, str, str, bool]]:
+    return [brief(one) for one in replay(CARDS, samples, Terms())]
+
+
+def brief(one: Transition) -> tuple[float, str, str, bool]:
+    return one.at, one.name, ",".join(reason.key for reason in one.after.reasons), one.after.allocatable
+
+
+def test_the_vitals_of_a_gpu_come_and_go_as_they_do_for_the_agent() -> None:
+    down = [links_up(100.0, 1, 1)] + [links_up(115.0 + 15 * step, 1, 0) for step in range(4)]
+    clean = [links_up(175.0 + 15 * step, 1, 1) for step in range(50)]
+    assert judged(*down, *clean) == [
+        (145.0, "GPU4", "nvlink_down", False),
+        (175.0 + 600, "GPU4", "", True),
+    ]
+
+
+def test_an_xid_goes_with_the_reset_that_the_driver_asked_for() -> None:
+    said = {"gpu_lost": 0.0, "gpu_mig": 0.0}
+    assert judged(
+        gpus(10.0, said, gpu_recovery_action="none"),
+        gpus(12.0, {"gpu_xids/79": 1, "gpu_xids/13": 4}),
+        gpus(15.0, said, gpu_recovery_action="gpu_reset"),
+        gpus(20.0, said, gpu_recovery_action="gpu_reset"),
+        gpus(25.0, said, gpu_recovery_action="none"),
+        gpus(30.0, said | {"gpu_lost": 1.0}),
+    ) == [
+        (12.0, "GPU4", "xid_79", False),
+        (15.0, "GPU4", "recovery_gpu_reset,xid_79", False),
+        (25.0, "GPU4", "", True),
+        (30.0, "GPU4", "gpu_lost", False),
+    ]
+
+
+def test_time_goes_by_for_an_xid_while_the_driver_speaks_and_stands_still_while_it_does_not() -> None:
+    def heard(*times: int) -> list[Sample]:
+        return [gpus(float(at), {"gpu_celsius": 40, "gpu_xids/79": 1}) for at in range(*times)]
+
+    def carrier(*times: int) -> list[Sample]:
+        return [Sample(float(at), PFS[0], Source.LINK, {"carrier": 1}) for at in range(*times)]
+
+    silent = (*heard(100, 400, 15), *carrier(400, 2000, 5), *heard(2000, 2100, 15))
+    assert judged(*silent) == [(100.0, "GPU4", "xid_79", False), (2000.0, "GPU4", "", True)]
+    short = (*heard(100, 680, 15), *carrier(686, 720, 5))  # its time is over before the driver speaks again
+    assert judged(*short) == [(100.0, "GPU4", "xid_79", False), (701.0, "GPU4", "", True)]
+
+
+def test_all_cards_at_once_on_one_word_are_guarded_as_by_the_agent() -> None:
+    def said(at: float, lost: float) -> list[Sample]:
+        return [
+            Sample(at, card.device, Source.GPU, {"gpu_lost": lost, "gpu_mig": 0}) for card in CARDS.devices
+        ]
+
+    told = judged(*said(10, 0), *(one for at in range(15, 85, 5) for one in said(at, 1)))
+    assert told == [
+        (15.0, "GPU4", "gpu_lost", False),
+        (15.0, "GPU5", "gpu_lost,guard", True),
+        (75.0, "GPU5", "gpu_lost", False),
+    ]
+
+
+def test_a_card_that_the_header_does_not_name_is_left_out() -> None:
+    assert judged(Sample(1.0, "GPU-z", Source.GPU, {"gpu_row_remap_failed": 1})) == []
+
+
+def test_the_documented_rules_are_those_of_the_code() -> None:
+    """``NODEAGENT_GOLDEN=write`` puts them there."""
+    page = Path(__file__).parents[2] / "docs/health.md"
+    head, mark, rest = page.read_text().partition("<!-- rules -->\n")
+    _, end, tail = rest.partition("<!-- end -->\n")
+    text = f"{head}{mark}{rules_markdown(DEFAULTS)}{end}{tail}"
+    if os.environ.get("NODEAGENT_GOLDEN") == "write":
+        page.write_text(text)
+    assert page.read_text() == text

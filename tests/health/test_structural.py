@@ -1,0 +1,196 @@
+"""Verdicts on PFs and VFs, from facts alone."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.health.structural import Fault, judge
+from nodeagent.model import HEALTHY, Function, Health, Link, Reason, State
+
+PF = Function(
+    pci_address="0000:1a:00.0",
+    vendor="15b3",
+    device="1021",
+    driver="mlx5_core",
+    netdev="eth0",
+    link_type="ethernet",
+    rdma=None,
+    vfio_group=None,
+    vdpa=None,
+    numa_node=0,
+    pci_path=("pci0000:15", "0000:1a:00.0"),
+    num_vfs=2,
+    total_vfs=16,
+)
+VF = replace(PF, pci_address="0000:1a:00.1", netdev="eth0v0", parent=PF.pci_address, vf_index=0, num_vfs=None)
+GUEST = replace(VF, pci_address="0000:1a:00.2", driver="vfio-pci", netdev=None, vfio_group="45", vf_index=1)
+OTHER = replace(PF, pci_address="0000:3a:00.0", netdev="eth1")
+ALL = (PF, VF, GUEST)
+UP = Link(
+    "eth0", PF.pci_address, None, admin_up=True, carrier=True, operstate="up", speed_mbps=None, mtu=None
+)
+
+
+def keys(function: Function) -> list[str]:
+    return [reason.key for reason in function.health.reasons]
+
+
+def verdicts(functions: tuple[Function, ...]) -> list[tuple[State, bool]]:
+    return [(function.health.state, function.health.allocatable) for function in functions]
+
+
+def test_a_pf_with_carrier_and_its_vfs_are_healthy() -> None:
+    assert judge(ALL, [UP]) == ALL
+
+
+def test_nothing_but_health_is_changed() -> None:
+    judged = judge(ALL, [replace(UP, carrier=False)])
+    assert tuple(replace(function, health=HEALTHY) for function in judged) == ALL
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"carrier": False}, Fault.CARRIER_DOWN),
+        ({"carrier": False, "operstate": "up"}, Fault.CARRIER_DOWN),
+        ({"carrier": None, "operstate": "down"}, Fault.CARRIER_DOWN),
+        ({"carrier": None, "operstate": "lowerlayerdown"}, Fault.CARRIER_DOWN),
+        ({"admin_up": False, "carrier": None, "operstate": "down"}, Fault.ADMIN_DOWN),
+    ],
+)
+def test_the_fault_of_a_pf_is_its_vfs_too(change: dict[str, Any], key: str) -> None:
+    judged = judge(ALL, [replace(UP, **change)])
+    assert verdicts(judged) == [(State.DOWN, False)] * 3
+    assert [keys(function) for function in judged] == [[key]] * 3
+    assert all("PF 0000:1a:00.0 (eth0)" in function.health.reasons[0].detail for function in judged)
+
+
+def test_the_fault_of_a_pf_is_not_another_pfs() -> None:
+    judged = judge((*ALL, OTHER), [replace(UP, carrier=False), replace(UP, pci_address=OTHER.pci_address)])
+    assert judged[-1] == OTHER
+
+
+def test_recovery_is_immediate() -> None:
+    down = judge(ALL, [replace(UP, carrier=False)])
+    assert judge(ALL, [UP], down) == ALL
+
+
+@pytest.mark.parametrize("operstate", ["down", "unknown", None, "dormant"])
+def test_carrier_is_believed_before_the_operstate_which_lags(operstate: str | None) -> None:
+    assert judge(ALL, [replace(UP, operstate=operstate)]) == ALL
+
+
+@pytest.mark.parametrize(
+    ("carrier", "state"), [(True, State.HEALTHY), (False, State.DOWN), (None, State.UNKNOWN)]
+)
+def test_on_infiniband_ipoib_being_set_down_is_no_fault(carrier: bool | None, state: State) -> None:
+    pf = replace(PF, link_type="infiniband")
+    link = replace(UP, admin_up=False, carrier=carrier, operstate=None)
+    assert judge([pf], [link])[0].health.state == state
+
+
+def test_a_vf_that_a_pod_took_into_its_namespace_is_healthy() -> None:
+    judged = judge((PF, replace(VF, netdev=None, rdma=None)), [UP], judge((PF, VF), [UP]))
+    assert verdicts(judged) == [(State.HEALTHY, True)] * 2
+
+
+@pytest.mark.parametrize("allocatable", [True, False])
+def test_a_pf_that_hides_its_link_is_unknown_and_changes_nothing(allocatable: bool) -> None:
+    before = judge(ALL, [replace(UP, carrier=allocatable)])
+    moved = (replace(PF, netdev=None), VF, GUEST)
+    judged = judge(moved, [], before)
+    assert verdicts(judged) == [(State.UNKNOWN, allocatable)] * 3
+    assert [keys(function) for function in judged] == [[Fault.LINK_UNSEEN]] * 3
+    again = judge(moved, [], judged)
+    assert again == judged
+
+
+def test_a_link_that_was_never_seen_is_unknown_and_may_be_used() -> None:
+    assert verdicts(judge(ALL, [])) == [(State.UNKNOWN, True)] * 3
+
+
+def test_a_carrier_that_the_kernel_does_not_tell_is_unknown() -> None:
+    judged = judge(ALL, [replace(UP, carrier=None, operstate="unknown")])
+    assert verdicts(judged) == [(State.UNKNOWN, True)] * 3
+
+
+def test_a_pf_without_a_driver_is_down_whatever_its_link() -> None:
+    judged = judge([replace(PF, driver=None, netdev=None), VF], [])
+    assert verdicts(judged) == [(State.DOWN, False)] * 2
+    assert keys(judged[1]) == [Fault.DRIVER_UNBOUND]
+
+
+def test_a_vf_without_a_driver_is_down_alone() -> None:
+    judged = judge((PF, replace(VF, driver=None), GUEST), [UP])
+    assert verdicts(judged) == [(State.HEALTHY, True), (State.DOWN, False), (State.HEALTHY, True)]
+    assert judged[1].health.reasons == (Reason("driver_unbound", "VF 0000:1a:00.1 has no driver"),)
+
+
+def test_the_gravest_reason_comes_first_and_outweighs_ignorance() -> None:
+    unbound = replace(VF, driver=None)
+    assert keys(judge((PF, unbound), [replace(UP, carrier=False)])[1]) == [
+        Fault.DRIVER_UNBOUND,
+        Fault.CARRIER_DOWN,
+    ]
+    hidden = judge((replace(PF, netdev=None), unbound), [])[1]
+    assert keys(hidden) == [Fault.DRIVER_UNBOUND, Fault.LINK_UNSEEN]
+    assert hidden.health.state == State.DOWN
+
+
+def test_a_vf_whose_pf_is_not_there_is_down() -> None:
+    (judged,) = judge([VF], [])
+    assert verdicts((judged,)) == [(State.DOWN, False)]
+    assert keys(judged) == [Fault.DEVICE_MISSING]
+
+
+def test_a_function_that_vanished_stays_as_missing_until_it_is_back() -> None:
+    before = judge(ALL, [UP])
+    gone = judge((PF, VF), [UP], before)
+    assert [function.pci_address for function in gone] == [function.pci_address for function in ALL]
+    assert verdicts(gone) == [(State.HEALTHY, True), (State.HEALTHY, True), (State.DOWN, False)]
+    assert gone[2].health.reasons[0].detail == "VF 0000:1a:00.2 is not there; its PF has 2 VFs now"
+    assert judge((PF, VF), [UP], gone) == gone
+    assert judge(ALL, [UP], gone) == ALL
+
+
+def test_a_pf_that_vanished_takes_its_vfs_down() -> None:
+    judged = judge([VF], [], judge(ALL, [UP]))
+    assert [keys(function) for function in judged] == [[Fault.DEVICE_MISSING]] * 3
+    assert verdicts(judged) == [(State.DOWN, False)] * 3
+
+
+facts = st.tuples(
+    st.lists(st.sampled_from([PF, VF, GUEST, OTHER]), unique=True),
+    st.lists(
+        st.builds(
+            replace,
+            st.just(UP),
+            pci_address=st.sampled_from([PF.pci_address, OTHER.pci_address]),
+            admin_up=st.booleans(),
+            carrier=st.sampled_from([True, False, None]),
+            operstate=st.sampled_from([None, "up", "down", "unknown"]),
+        ),
+        max_size=2,
+    ),
+)
+
+
+@given(st.lists(facts, min_size=1, max_size=4))
+def test_whatever_happens_verdicts_are_consistent_and_ids_never_go(history: list[Any]) -> None:
+    closed = {fault.value for fault in Fault}
+    before: tuple[Function, ...] = ()
+    for functions, links in history:
+        judged = judge(functions, links, before)
+        addresses = [function.pci_address for function in judged]
+        assert addresses == sorted({f.pci_address for f in (*functions, *before)})
+        for function in judged:
+            health: Health = function.health
+            assert {reason.key for reason in health.reasons} <= closed
+            assert (health.state == State.HEALTHY) == (health == HEALTHY)
+            if health.state == State.DOWN:
+                assert not health.allocatable
+        assert judge(functions, links, judged) == judged, "the same facts change no verdict"
+        before = judged

@@ -1,0 +1,77 @@
+"""A judge that asks only the rules that may see something new says what one that asks all of them says."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.health.samples import Source
+from tests.support.judged_machine import Bench
+
+_SAMPLES = {
+    Source.LINK: ("carrier", "carrier_down", "crc_errors"),
+    Source.FEC: ("fec_corrected_bits", "fec_uncorrectable_blocks"),
+    Source.DRIVER: ("symbol_errors", "phy_rx_bits", "lane_errors/0", "lane_errors/1", "prio_rx_pause_seconds/3"),
+    Source.RDMA: ("rdma_port_active", "roce_v2_gids", "rdma_ack_timeouts"),
+    Source.PCIE: ("pcie_width", "pcie_expected_width", "aer_correctable", "aer_nonfatal"),
+    Source.MODULE: ("rx_power_watts/0", "rx_power_watts/1", "rx_power_watts_low_alarm"),
+    Source.KERNEL: ("kernel_events/firmware_fatal",),
+}  # fmt: skip
+_NUMBERS = st.sampled_from([0.0, 0.0, 0.0, 1.0, 2.0, 20.0, 1e9])
+
+
+@st.composite
+def sampled(draw: st.DrawFn) -> tuple[Source, dict[str, float]]:
+    source = draw(st.sampled_from(sorted(_SAMPLES)))
+    names = draw(st.lists(st.sampled_from(_SAMPLES[source]), min_size=1, unique=True))
+    return source, {name: draw(_NUMBERS) for name in names}
+
+
+_STEPS = st.lists(
+    st.tuples(
+        st.sampled_from([0.0, 1.0, 5.0, 5.0, 15.0, 70.0, 400.0]),
+        st.one_of(sampled(), st.booleans()),
+        st.integers(1, 4),
+    ),
+    max_size=25,
+)
+
+
+class _Thorough(Bench):
+    """Every rule of every PF is asked each time."""
+
+    def wait(self, seconds: float) -> Bench:
+        for pf in self.engine.pfs.values():
+            pf.stirred = True
+        return super().wait(seconds)
+
+
+HALF_LIFE_S = 600.0
+
+
+def measured(bench: Bench) -> list[dict[str, float]]:
+    """The penalty decays by itself and was asked for at different times, so both are asked for it now."""
+    return [
+        pf.values | {"flapping": round(pf.penalty.now(bench.engine.now, HALF_LIFE_S), 6)}
+        for pf in bench.engine.pfs.values()
+    ]
+
+
+@given(_STEPS)
+def test_what_is_not_asked_would_not_have_said_anything_else(
+    steps: list[tuple[float, tuple[Source, dict[str, float]] | bool, int]],
+) -> None:
+    thrifty, thorough = Bench().look(), _Thorough().look()
+    for seconds, step, times in steps:
+        for _ in range(times):
+            for bench in (thrifty, thorough):
+                bench.wait(seconds)
+                if isinstance(step, bool):
+                    bench.up() if step else bench.down()
+                else:
+                    bench.take(*step)
+            assert thrifty.judged == thorough.judged
+            assert measured(thrifty) == measured(thorough)
+            assert [pf.holds for pf in thrifty.engine.pfs.values()] == [
+                pf.holds for pf in thorough.engine.pfs.values()
+            ]

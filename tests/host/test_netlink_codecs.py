@@ -1,0 +1,384 @@
+"""What netlink answers about links, ports, firmware and RDMA: dumps as the kernel lays them out, and broken ones."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from errno import EBUSY, EIO, ENODEV, EOPNOTSUPP
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.host.netlink import ethtool_messages
+from nodeagent.host.netlink.devlink import Reporter, reporter_of
+from nodeagent.host.netlink.link_messages import LinkCounters, link_of, vfs_of
+from nodeagent.host.netlink.message import (
+    DONE,
+    ERROR,
+    F_DUMP_INTERRUPTED,
+    MESSAGE,
+    NetlinkError,
+    RefusedError,
+    attribute,
+    attributes,
+    listed,
+    messages,
+    nest,
+    u8,
+    u32,
+)
+from nodeagent.host.netlink.rdma_links import counters_of, device_of
+from nodeagent.host.netlink.socket import Dialog
+from tests.support.namespaces import Netns, veth
+
+GENERIC = b"\x01\x01\0\0"
+ROUTE = struct.pack("=BxHiII", 0, 1, 7, 0x1_0043, 0)
+
+
+def u64(value: int) -> bytes:
+    return struct.pack("=Q", value)
+
+
+def header(ifindex: int = 7) -> bytes:
+    return nest(1, attribute(1, u32(ifindex)), attribute(2, b"eth0\0"))
+
+
+# --- links ----------------------------------------------------------------------------------------------
+
+
+def link(*more: bytes, flags: int = 0x1_0043) -> bytes:
+    return struct.pack("=BxHiII", 0, 1, 7, flags, 0) + b"".join(
+        (
+            attribute(3, b"ens1np0\0"),
+            attribute(4, u32(9216)),
+            attribute(16, u8(6)),
+            attribute(999, b"from a kernel to come"),
+            attribute(33, u8(1)),
+            attribute(47, u32(5)),
+            attribute(48, u32(4)),
+            attribute(54, b"\2\0\0\0\0\2"),
+            attribute(56, b"0000:1a:00.0\0"),
+            *more,
+        )
+    )
+
+
+def test_a_link_is_read_with_its_counters_and_unknown_attributes_are_passed_over():
+    one = link_of(link(attribute(23, struct.pack("=25Q", *range(25)))))
+    assert (one.ifindex, one.name, one.mtu, one.parent) == (7, "ens1np0", 9216, "0000:1a:00.0")
+    assert (one.admin_up, one.oper_up, one.carrier) == (True, True, True)
+    assert (one.carrier_up, one.carrier_down) == (5, 4)
+    assert one.counters == tuple(range(24))
+    assert one.permanent_mac == b"\2\0\0\0\0\2"
+
+
+def test_a_link_that_is_down_has_no_carrier_to_speak_of():
+    assert link_of(link(flags=0x1002)).carrier is None
+    assert link_of(ROUTE).counters is None
+
+
+def vf_info(index: int, counted: int | None) -> bytes:
+    inner = attribute(1, u32(index) + b"\2\0\0\0\0\1" + b"\0" * 26)
+    if counted is not None:
+        # in the kernel's order, with its padding attribute between
+        values = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (7, 7), (8, 8))
+        inner += nest(8, *(attribute(6, b"") + attribute(kind, u64(counted + n)) for kind, n in values))
+    return nest(1, inner)
+
+
+@pytest.mark.parametrize("count", [0, 8, 127])
+def test_the_traffic_of_so_many_vfs_is_read(count):
+    raw = link(nest(22, *(vf_info(index, 1000 * index) for index in range(count))))
+    vfs = vfs_of(raw)
+    assert [vf.index for vf in vfs] == list(range(count))
+    for vf in vfs:
+        base = 1000 * vf.index
+        assert (vf.rx_packets, vf.tx_packets, vf.rx_bytes, vf.tx_bytes) == (
+            base + 1,
+            base + 2,
+            base + 3,
+            base + 4,
+        )
+        assert (vf.rx_dropped, vf.tx_dropped) == (base + 7, base + 8)
+
+
+def test_how_a_vf_is_set_up_is_read_as_far_as_the_driver_tells():
+    words = (
+        attribute(1, u32(3) + b"\2\0\0\0\0\1" + b"\0" * 26),
+        attribute(2, u32(3) + u32(120) + u32(0)),
+        attribute(4, u32(3) + u32(1)),
+        attribute(5, u32(3) + u32(2)),
+        attribute(9, u32(3) + u32(0)),
+        nest(8, attribute(0, u64(1))),
+    )
+    (vf,) = vfs_of(link(nest(22, nest(1, *words))))
+    assert vf.setup == {
+        "mac": "02:00:00:00:00:01",
+        "vlan": "120",
+        "spoof_check": "on",
+        "link_state": "disable",
+        "trust": "off",
+    }
+    unknown = u32(3) + u32(0xFFFF_FFFF)  # what the driver does not know
+    cut = (
+        words[0],
+        attribute(2, b"\3"),
+        attribute(4, unknown),
+        attribute(5, unknown),
+        attribute(9, b""),
+        words[5],
+    )
+    (vf,) = vfs_of(link(nest(22, nest(1, *cut))))
+    assert vf.setup == {"mac": "02:00:00:00:00:01"}
+
+
+def test_vfs_without_counters_are_left_out():
+    assert vfs_of(link(nest(22, vf_info(0, None), vf_info(1, 5))))[0].index == 1
+    assert vfs_of(link()) == ()
+
+
+# --- ports ----------------------------------------------------------------------------------------------
+
+
+def modes(speed: int, *more: bytes, supported: int = 1 << 85 | 1 << 62 | 1 << 50) -> bytes:
+    bits = nest(
+        3, attribute(2, u32(96)), attribute(4, b"\0" * 12), attribute(5, supported.to_bytes(12, "little"))
+    )
+    return GENERIC + header() + bits + attribute(5, u32(speed)) + b"".join(more)
+
+
+def test_modes_tell_speed_lanes_and_what_the_port_could_do():
+    assert ethtool_messages.modes_of(modes(200_000, attribute(9, u32(4)))) == ethtool_messages.Modes(
+        7, 200_000, 4, 400_000
+    )
+
+
+@pytest.mark.parametrize("speed", [0xFFFF_FFFF, 0])
+def test_an_unknown_speed_is_none(speed):
+    assert ethtool_messages.modes_of(modes(speed)).speed_mbps is None
+
+
+def test_a_port_of_modes_that_nobody_knows_supports_none_that_is_known():
+    assert ethtool_messages.modes_of(modes(5, supported=1 << 95 | 1 << 94)).supported_mbps == 800_000
+    assert ethtool_messages.modes_of(modes(5, supported=1 << 50 | 1 << 6)).supported_mbps is None
+
+
+def test_the_state_of_a_link_is_in_words():
+    raw = GENERIC + header() + attribute(2, u8(0))
+    down = raw + attribute(5, u8(3)) + attribute(6, u8(2)) + attribute(7, u32(11))
+    assert ethtool_messages.state_of(down) == ethtool_messages.LinkState(
+        7, "bad-signal-integrity", "unsupported-rate", 11
+    )
+    assert ethtool_messages.state_of(raw) == ethtool_messages.LinkState(7, None, None, None)
+    assert ethtool_messages.state_of(raw + attribute(5, u8(77)) + attribute(6, u8(9))).state == "state-77"
+
+
+@pytest.mark.parametrize("lanes", [0, 4, 8])
+def test_fec_is_a_total_whatever_the_number_of_lanes(lanes):
+    def array(total: int) -> bytes:
+        return b"".join(map(u64, (total, *range(lanes))))
+
+    counted = nest(
+        5, attribute(2, array(10)), attribute(3, array(20)), attribute(4, array(30)), attribute(6, b"new")
+    )
+    assert ethtool_messages.fec_of(
+        GENERIC + header() + attribute(4, u32(50)) + counted
+    ) == ethtool_messages.Fec(7, "RS", 10, 20, 30)
+
+
+def test_fec_that_is_not_counted_is_none_and_not_zero():
+    assert ethtool_messages.fec_of(GENERIC + header()) == ethtool_messages.Fec(7, None, None, None, None)
+    counted = nest(5, attribute(2, b""), attribute(3, u64(2**64 - 1)))
+    assert ethtool_messages.fec_of(GENERIC + header() + counted).uncorrectable_blocks is None
+    with pytest.raises(NetlinkError, match="no array"):
+        ethtool_messages.fec_of(GENERIC + header() + nest(5, attribute(2, b"\0" * 7)))
+
+
+def test_pauses_of_both_directions():
+    raw = GENERIC + header() + nest(5, attribute(2, u64(3)), attribute(3, u64(4)))
+    assert ethtool_messages.pause_of(raw) == ethtool_messages.Pause(7, rx_frames=4, tx_frames=3)
+    assert ethtool_messages.pause_of(GENERIC + header()) == ethtool_messages.Pause(7, None, None)
+
+
+def test_an_answer_about_nobody_is_none():
+    with pytest.raises(NetlinkError, match="which netdev"):
+        ethtool_messages.modes_of(GENERIC)
+
+
+# --- devlink and RDMA -----------------------------------------------------------------------------------
+
+
+def test_a_reporter_of_devlink():
+    inner = (
+        attribute(115, b"fw_fatal\0"),
+        attribute(116, u8(1)),
+        attribute(117, u64(2)),
+        attribute(118, u64(1)),
+    )
+    raw = GENERIC + attribute(1, b"pci\0") + attribute(2, b"0000:1a:00.0\0") + nest(114, *inner)
+    assert reporter_of(raw) == Reporter("0000:1a:00.0", None, "fw_fatal", True, 2, 1)
+    assert reporter_of(GENERIC + attribute(1, b"auxiliary\0") + attribute(2, b"x\0")).pci_address is None
+
+
+def test_all_hardware_counters_of_a_port_are_in_one_answer():
+    def entry(name: bytes, value: int) -> bytes:
+        return nest(81, attribute(82, name + b"\0"), attribute(83, u64(value)))
+
+    raw = attribute(1, u32(0)) + nest(80, entry(b"out_of_sequence", 5), entry(b"np_cnp_sent", 2**40))
+    assert counters_of(raw) == {"out_of_sequence": 5, "np_cnp_sent": 2**40}
+    assert device_of(attribute(1, u32(3)) + attribute(2, b"mlx5_3\0")) == (3, "mlx5_3")
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_an_answer_or_the_one_error(data):
+    reads = (
+        *(
+            link_of,
+            vfs_of,
+            ethtool_messages.modes_of,
+            ethtool_messages.state_of,
+            ethtool_messages.fec_of,
+            ethtool_messages.pause_of,
+            reporter_of,
+            counters_of,
+        ),
+        *(device_of, lambda raw: list(messages(raw)), lambda raw: list(listed(raw)), attributes),
+    )
+    for raw in (data, GENERIC + header() + data, ROUTE + data):
+        for read in reads:
+            try:
+                read(raw)
+            except NetlinkError:
+                continue
+
+
+@given(st.lists(st.tuples(st.integers(0, 0x3FFF), st.binary(max_size=40)), max_size=8))
+def test_attributes_are_read_as_they_were_written(written):
+    raw = b"".join(attribute(kind, value) for kind, value in written)
+    assert list(listed(raw)) == written
+    assert attributes(raw) == dict(written)
+
+
+# --- a dialog -------------------------------------------------------------------------------------------
+
+
+class Kernel(Dialog):
+    """A dialog whose other side is a list of answers: each a list of datagrams, or an error."""
+
+    def __init__(self, *answers: list[bytes | OSError]) -> None:
+        super().__init__(socket.NETLINK_ROUTE, "links")
+        self._answers = list(answers)
+        self._left: list[bytes | OSError] = []
+
+    def _send(self, kind: int, flags: int, body: bytes) -> int:
+        self._sequence += 1
+        self._left = list(self._answers.pop(0))
+        return self._sequence
+
+    def _receive(self) -> bytes:
+        one = self._left.pop(0)
+        if isinstance(one, OSError):
+            raise one
+        return one.replace(b"\xee\xee\xee\xee", struct.pack("=I", self._sequence))
+
+
+def message(kind: int, payload: bytes, flags: int = 2, sequence: bytes = b"\xee\xee\xee\xee") -> bytes:
+    size = MESSAGE.size + len(payload)
+    raw = struct.pack("=IHH", size, kind, flags) + sequence + u32(0) + payload
+    return raw + b"\0" * (-len(raw) % 4)
+
+
+def code(errno: int) -> bytes:
+    return struct.pack("=i", -errno) + b"\0" * 16
+
+
+END = message(DONE, struct.pack("=i", 0))
+
+
+def test_a_dump_of_several_datagrams_is_one_answer():
+    with Kernel([message(16, b"aaaa") + message(16, b"bbbb"), message(16, b"cccc"), END]) as kernel:
+        assert kernel.dump(18, b"", bytes) == [b"aaaa", b"bbbb", b"cccc"]
+
+
+def test_a_dump_that_was_interrupted_is_asked_for_again():
+    torn = [message(16, b"aaaa", F_DUMP_INTERRUPTED), END]
+    with Kernel(torn, [message(16, b"bbbb"), END]) as kernel:
+        assert kernel.dump(18, b"", bytes) == [b"bbbb"]
+    with Kernel(*[torn] * 5) as kernel, pytest.raises(NetlinkError, match="change faster"):
+        kernel.dump(18, b"", bytes)
+
+
+@pytest.mark.parametrize("end", [message(ERROR, code(EIO)), message(DONE, code(EIO))])
+def test_an_error_in_the_middle_of_a_dump_is_told_by_its_number(end):
+    with Kernel([message(16, b"aaaa") + end]) as kernel:
+        with pytest.raises(RefusedError) as refused:
+            kernel.dump(18, b"", bytes)
+        assert refused.value.code == EIO
+
+
+def test_the_end_of_an_answer_that_was_given_up_is_passed_over():
+    stale = message(16, b"old!", sequence=u32(99)) + message(DONE, b"\0" * 4, sequence=u32(99))
+    with Kernel([stale + message(16, b"aaaa") + END]) as kernel:
+        assert kernel.dump(18, b"", bytes) == [b"aaaa"]
+
+
+def test_messages_that_the_kernel_lost_are_counted_and_asked_for_again():
+    with Kernel([message(16, b"aaaa"), OSError(105, "ENOBUFS")], [message(16, b"bbbb"), END]) as kernel:
+        assert kernel.dump(18, b"", bytes) == [b"bbbb"]
+        assert kernel.overruns == 1
+
+
+def test_a_kernel_that_does_not_answer_is_an_error():
+    with (
+        Kernel([BlockingIOError(11, "EAGAIN")]) as kernel,
+        pytest.raises(NetlinkError, match="did not answer"),
+    ):
+        kernel.dump(18, b"", bytes)
+
+
+def test_a_datagram_cut_short_is_an_error():
+    with Kernel([message(16, b"aaaa")[:-1]]) as kernel, pytest.raises(NetlinkError, match="cut short"):
+        kernel.dump(18, b"", bytes)
+
+
+def test_a_single_answer_and_a_single_refusal():
+    with Kernel([message(16, b"aaaa")], [message(ERROR, code(ENODEV))]) as kernel:
+        assert kernel.ask(18, b"") == b"aaaa"
+        with pytest.raises(RefusedError) as refused:
+            kernel.ask(18, b"")
+        assert refused.value.code == ENODEV
+        assert str(refused.value) == "links: No such device (ENODEV)"
+
+
+# --- the real kernel ------------------------------------------------------------------------------------
+
+
+def test_what_this_kernel_says_of_its_loopback():
+    with LinkCounters() as counters:
+        lo = next(one for one in counters.read() if one.name == "lo")
+        assert lo.counters is not None
+        assert counters.vfs(lo.ifindex) == ()
+        with pytest.raises(RefusedError) as refused:
+            counters.vfs(2**31 - 2)
+        assert refused.value.code == ENODEV
+
+
+@pytest.mark.needs("root", "ip", "nsenter")
+def test_ports_of_a_namespace_answer_dumps_and_single_questions_alike():
+    with Netns() as near, Netns() as far:
+        veth(near, "v0", far, "w0")
+        with near.entered():
+            family = ethtool_messages.Ports()
+        index = near.ifindex("v0")
+        with family:
+            assert [one.ifindex for one in family.all(ethtool_messages.MODES)] == [index]
+            assert family.one(ethtool_messages.MODES, index).speed_mbps == 10_000
+            assert index in [one.ifindex for one in family.all(ethtool_messages.STATE)]
+            assert family.all(ethtool_messages.FEC) == []
+            with pytest.raises(RefusedError) as refused:
+                family.one(ethtool_messages.FEC, index)
+            assert refused.value.code == EOPNOTSUPP
+            with pytest.raises(RefusedError) as refused:
+                family.eeprom(index, 0x50, 0, 0, 1)
+            assert refused.value.code in (EOPNOTSUPP, EBUSY)

@@ -1,0 +1,276 @@
+"""Wake-ups of the kernel that runs the tests, in a network namespace of their own."""
+
+import asyncio
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from nodeagent.host.netlink.events import LinkEvents, NetlinkError, Uevents, subsystem
+from nodeagent.host.sysfs import Tree
+from nodeagent.sources.pci import PciFacts, watch
+from tests.support.drawn_trees import Link, Machine
+from tests.support.needs import lack, need
+
+T = TypeVar("T")
+_CLONE_NEWNET = 0x4000_0000
+
+
+class Namespace:
+    """A thread of its own in a network namespace of its own; both end together.
+
+    A socket belongs for ever to the namespace that it was made in, so it can be used from anywhere.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self.run(self._enter)
+
+    def run(self, function: Callable[..., T], *args: Any) -> T:
+        return self._thread.submit(function, *args).result()
+
+    def ip(self, command: str) -> None:
+        """A child of the thread is in its namespace too."""
+        self.run(lambda: subprocess.run(["ip", *command.split()], check=True))
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    @staticmethod
+    def _enter() -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(_CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+@pytest.fixture
+def namespace() -> Iterator[Namespace]:
+    need("root", "ip")
+    with closing(Namespace()) as namespace:
+        yield namespace
+
+
+async def woken(events: LinkEvents | Uevents) -> bool:
+    try:
+        async with asyncio.timeout(5):
+            await events.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+async def quiet(events: LinkEvents | Uevents) -> bool:
+    try:
+        async with asyncio.timeout(0.1):
+            await events.wait()
+    except TimeoutError:
+        return True
+    return False
+
+
+async def test_a_link_that_is_made_set_up_or_removed_wakes(namespace: Namespace) -> None:
+    with namespace.run(LinkEvents) as events:
+        for command in (
+            "link add d0 type veth peer name p0",
+            "link set d0 up",
+            "link set d0 mtu 1400",
+            "link del d0",
+        ):
+            namespace.ip(command)
+            assert await woken(events), command
+            while not await quiet(events):
+                pass  # linkwatch follows up within a second
+        assert events.resyncs == 0
+
+
+async def test_a_waiter_is_woken_by_carrier_lost_at_the_other_end(namespace: Namespace) -> None:
+    namespace.ip("link add v0 type veth peer name v1")
+    namespace.ip("link set v0 up")
+    namespace.ip("link set v1 up")
+    with namespace.run(LinkEvents) as events:
+        waiting = asyncio.create_task(woken(events))
+        await asyncio.sleep(0)
+        namespace.ip("link set v1 down")
+        assert await waiting
+
+
+async def test_a_burst_is_one_wake_up(namespace: Namespace) -> None:
+    with namespace.run(LinkEvents) as events:
+        for n in range(10):
+            namespace.ip(f"link add d{n} type veth peer name p{n}")
+        assert await woken(events)
+        assert await quiet(events)
+
+
+async def test_another_namespace_wakes_nobody(namespace: Namespace) -> None:
+    with closing(Namespace()) as other, other.run(LinkEvents) as events:
+        namespace.ip("link add d0 type veth peer name p0")
+        assert await quiet(events)
+        other.ip("link add d0 type veth peer name p0")
+        assert await woken(events)
+
+
+async def test_addresses_and_routes_wake_nobody(namespace: Namespace) -> None:
+    namespace.ip("link set lo up")
+    with namespace.run(LinkEvents) as events:
+        namespace.ip("address add 192.0.2.1/32 dev lo")
+        namespace.ip("route add 192.0.2.2/32 dev lo")
+        assert await quiet(events)
+
+
+async def test_messages_that_the_kernel_dropped_wake_and_are_counted(namespace: Namespace) -> None:
+    with namespace.run(LinkEvents) as events:
+        events.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # the kernel makes it its least
+        namespace.ip("link add d0 type veth peer name p0")
+        for mtu in range(1000, 1020):
+            namespace.ip(f"link set d0 mtu {mtu}")
+        assert await woken(events)
+        assert events.resyncs == 1
+        while not await quiet(events):
+            pass
+        namespace.ip("link del d0")
+        assert await woken(events), "the socket goes on after an overrun"
+
+
+async def test_device_events_of_the_namespace_wake_by_subsystem(namespace: Namespace) -> None:
+    with namespace.run(Uevents) as net, namespace.run(Uevents, frozenset({"infiniband"})) as infiniband:
+        namespace.ip("link add d0 type veth peer name p0")
+        assert await woken(net)
+        assert await quiet(infiniband)
+
+
+async def test_device_events_that_were_dropped_may_have_been_of_any_subsystem(namespace: Namespace) -> None:
+    with namespace.run(Uevents, frozenset({"infiniband"})) as events:
+        events.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        for n in range(5):
+            namespace.ip(f"link add d{n} type veth peer name p{n}")
+        assert await woken(events)
+        assert events.resyncs == 1
+
+
+async def test_another_process_cannot_feign_the_kernel() -> None:
+    with (
+        Uevents(frozenset({"pci"})) as events,
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 15) as sender,
+    ):
+        message = b"add@/devices/pci0000:00\0ACTION=add\0SUBSYSTEM=pci\0"
+        try:
+            sender.sendto(message, (events.socket.getsockname()[0], 0))
+        except PermissionError:
+            return  # an ordinary user's message does not even leave
+        assert await quiet(events)
+
+
+class Tap:
+    """A tap device: unlike a veth, the kernel treats its carrier as a physical NIC's."""
+
+    _SET_INTERFACE, _SET_CARRIER = 0x400454CA, 0x400454E2  # TUNSETIFF, TUNSETCARRIER
+
+    def __init__(self, name: str) -> None:
+        self._fd = os.open("/dev/net/tun", os.O_RDWR)
+        fcntl.ioctl(self._fd, self._SET_INTERFACE, struct.pack("16sH22x", name.encode(), 0x1002))
+
+    def carrier(self, on: bool) -> None:
+        fcntl.ioctl(self._fd, self._SET_CARRIER, struct.pack("i", on))
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+@pytest.fixture
+def taps(namespace: Namespace, tmp_path: Path) -> Iterator[list[Tap]]:
+    """Two taps as the links of two PFs, on a machine whose netdevs are the kernel's own."""
+    need("tun")
+    machine = Machine(tmp_path)
+    taps = []
+    for n in range(2):
+        taps.append(namespace.run(Tap, f"tap{n}"))
+        namespace.ip(f"link set tap{n} up")
+        folder = machine.function(f"0000:{n}a:00.0")
+        machine.draw(f"{folder}/net/tap{n}", {})
+        machine.draw(f"/sys/class/net/tap{n}", Link(f"/real/class/net/tap{n}"))
+    machine.draw("/real", {})
+    # sysfs shows the netdevs of the namespace that mounted it.
+    mount = ["mount", "-t", "sysfs", "sysfs", str(tmp_path / "real")]
+    if namespace.run(lambda: subprocess.run(mount, check=False)).returncode:
+        lack("root", "root, who may mount sysfs")
+    try:
+        yield taps
+    finally:
+        subprocess.run(["umount", str(tmp_path / "real")], check=True)
+        for tap in taps:
+            tap.close()
+
+
+async def test_a_second_link_lost_is_stated_before_the_kernel_would_announce_it(
+    namespace: Namespace, taps: list[Tap], tmp_path: Path
+) -> None:
+    """Linkwatch holds the second announcement back until a second after the first (0.91 s measured)."""
+    stated: asyncio.Queue[PciFacts] = asyncio.Queue()
+    with namespace.run(LinkEvents) as events:
+        watching = asyncio.create_task(watch(Tree(tmp_path), [events], stated.put_nowait))
+
+        async def until(*allocatable: bool) -> None:
+            while True:
+                facts = await stated.get()
+                if tuple(pf.health.allocatable for pf in facts.functions) == allocatable:
+                    return
+
+        try:
+            async with asyncio.timeout(5):
+                await until(True, True)
+                taps[0].carrier(False)
+                await until(False, True)
+            await asyncio.sleep(0.1)
+            async with asyncio.timeout(0.5):
+                taps[1].carrier(False)
+                await until(False, False)
+            async with asyncio.timeout(0.5):
+                taps[0].carrier(True)
+                await until(True, False)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("message", "name"),
+    [
+        (b"bind@/devices/pci0000:15/0000:1a:00.1\0ACTION=bind\0SUBSYSTEM=pci\0SEQNUM=7\0", "pci"),
+        (b"add@/devices/virtual/net/d0\0ACTION=add\0SUBSYSTEM=net\0INTERFACE=SUBSYSTEM=pci\0", "net"),
+        (b"add@/module/x\0ACTION=add\0DEVPATH=/module/x\0", None),
+        (b"libudev\0\xfe\xed\xca\xfe\0SUBSYSTEM=pci\0", None),
+        (b"", None),
+        (b"\xff@\0SUBSYSTEM=\xff\0", "\ufffd"),
+    ],
+)
+def test_the_subsystem_of_a_uevent_is_found(message: bytes, name: str | None) -> None:
+    assert subsystem(message) == name
+
+
+def test_a_socket_is_given_back() -> None:
+    before = set(Path("/proc/self/fd").iterdir())
+    with LinkEvents(), Uevents():
+        assert len(set(Path("/proc/self/fd").iterdir())) == len(before) + 2
+    assert set(Path("/proc/self/fd").iterdir()) == before
+
+
+def test_a_socket_that_cannot_be_had_is_named() -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(NetlinkError, match="no netlink socket for link events"):
+            LinkEvents()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -1,0 +1,517 @@
+"""The real binding against a stand-in ``libnvidia-ml.so.1``: its ABI, its errors, its events."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from nodeagent.host.driver import DriverError, GpuEvent, GpuReading
+
+pytestmark = pytest.mark.needs("pynvml", "cc")
+
+HERE = Path(__file__).parents[1]
+XID, DBE, RECOVERY, ALL = 0x8, 0x2, 0x8000, 0xF60F
+GIB = 1 << 30
+
+
+def build(folder, *options):
+    library = folder / "libnvidia-ml.so.1"
+    command = ["cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC", "-pthread"]
+    source = HERE / "nvml" / "standin.c"
+    subprocess.run([*command, *options, "-o", library, source], check=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def young(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("young"))
+
+
+@pytest.fixture(scope="session")
+def old(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("old"), "-DOLD_DRIVER")
+
+
+def gpu(index, *, mib=81559, mig=0, lost=0, action=0, events=ALL, bus=None, uuid=None, name="NVIDIA H100"):
+    bus = bus or f"00000000:{0x1B + index:02X}:00.0"
+    uuid = uuid or f"GPU-{index}"
+    return f"gpu {index} {uuid} {index} {bus} {mib << 20} {mig} {lost} {action} {events} {name}"
+
+
+class Machine:
+    """The control file; replaced as a whole, so that no call ever reads half of it."""
+
+    def __init__(self, path):
+        self.path = path
+        self.set(gpu(0), gpu(1))
+
+    def set(self, *lines):
+        new = self.path.with_suffix(".new")
+        new.write_text("\n".join(["driver 580.95.05", *lines]) + "\n")
+        new.rename(self.path)
+
+
+@pytest.fixture
+def machine(tmp_path):
+    return Machine(tmp_path / "control")
+
+
+def environment(machine, library):
+    environ = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+    environ |= {"NVML_STANDIN": str(machine.path), "PYTHONPATH": str(HERE.parent)}
+    return environ | ({"LD_LIBRARY_PATH": str(library)} if library else {})
+
+
+class Remote:
+    """``Nvml`` in a child process, with its own interface."""
+
+    def __init__(self, machine, library):
+        self.child = subprocess.Popen(
+            [sys.executable, HERE / "nvml" / "child.py"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(machine, library),
+        )
+
+    def send(self, call, *arguments):
+        self.child.stdin.write(json.dumps([call, arguments]) + "\n")
+        self.child.stdin.flush()
+
+    def receive(self):
+        answer = json.loads(self.child.stdout.readline())
+        if "error" in answer:
+            raise DriverError(answer["error"], absent=answer["absent"])
+        return answer["value"]
+
+    def ask(self, call, *arguments):
+        self.send(call, *arguments)
+        return self.receive()
+
+    def open(self):
+        self.ask("open")
+
+    def close(self):
+        self.ask("close")
+
+    def version(self):
+        return self.ask("version")
+
+    def gpus(self):
+        return tuple(GpuReading(**reading) for reading in self.ask("gpus"))
+
+    def wait(self, timeout_s):
+        return tuple(GpuEvent(**event) for event in self.ask("wait", timeout_s))
+
+    def end(self):
+        self.child.stdin.close()
+        self.child.stdout.close()
+        self.child.terminate()
+        assert self.child.wait(5) in (0, -15)  # an abort of the stand-in would show here
+
+
+@pytest.fixture
+def start(machine):
+    remotes = []
+
+    def start(library, *, opened=True):
+        remote = Remote(machine, library)
+        remotes.append(remote)
+        if opened:
+            remote.open()
+        return remote
+
+    yield start
+    for remote in remotes:
+        remote.end()
+
+
+@pytest.fixture
+def nvml(start, young):
+    return start(young)
+
+
+def test_a_gpu_is_read_as_the_kernel_and_the_kubelet_know_it(nvml, machine):
+    machine.set(gpu(0, uuid="GPU-aa-bb", bus="00000000:1B:00.0", name="NVIDIA H100 80GB HBM3"))
+    assert nvml.gpus() == (
+        GpuReading(
+            index=0,
+            uuid="GPU-aa-bb",
+            minor=0,
+            name="NVIDIA H100 80GB HBM3",
+            pci_address="0000:1b:00.0",
+            memory_mib=81559,
+            recovery_action="none",
+        ),
+    )
+    assert nvml.version() == "580.95.05"
+
+
+def test_a_domain_beyond_four_digits_is_kept_as_the_kernel_writes_it(nvml, machine):
+    machine.set(gpu(0, bus="00010000:E1:00.0"), gpu(1, bus="0000ABCD:01:00.0"))
+    assert [one.pci_address for one in nvml.gpus()] == ["10000:e1:00.0", "abcd:01:00.0"]
+
+
+def test_memory_beyond_four_gib_and_odd_sizes_are_rounded_down(nvml, machine):
+    machine.set(f"gpu 0 GPU-0 0 00000000:1B:00.0 {2 * 1024 * GIB + 4095} 0 0 0 8 Big")
+    assert nvml.gpus()[0].memory_mib == 2 * 1024 * 1024
+
+
+def test_eight_gpus_are_listed_by_index(nvml, machine):
+    machine.set(*(gpu(index) for index in range(8)))
+    assert [one.uuid for one in nvml.gpus()] == [f"GPU-{index}" for index in range(8)]
+
+
+def test_no_gpu_is_an_empty_listing_and_a_wait_that_times_out(nvml, machine):
+    machine.set()
+    assert nvml.gpus() == ()
+    assert nvml.wait(0.01) == ()
+
+
+def test_mig_and_every_recovery_action_are_told(nvml, machine):
+    machine.set(gpu(0, mig=1), *(gpu(action, action=action) for action in range(1, 9)), gpu(9, action=-1))
+    readings = nvml.gpus()
+    assert [one.mig for one in readings] == [True] + [False] * 9
+    assert [one.recovery_action for one in readings] == [
+        "none",
+        "gpu_reset",
+        "node_reboot",
+        "drain_p2p",
+        "drain_and_reset",
+        "recover_imex_domain",
+        "bus_reset",
+        "system_reboot",
+        "action_8",
+        None,
+    ]
+
+
+def test_without_the_library_there_is_no_driver(start, tmp_path):
+    remote = start(tmp_path, opened=False)
+    with pytest.raises(DriverError, match="Not Found") as error:
+        remote.open()
+    assert error.value.absent
+
+
+def test_a_library_that_is_installed_later_is_found_without_a_restart(start, young, tmp_path):
+    path = tmp_path / "later"
+    path.mkdir()
+    remote = start(path, opened=False)
+    with pytest.raises(DriverError):
+        remote.open()
+    shutil.copy(young / "libnvidia-ml.so.1", path)
+    remote.open()
+    assert len(remote.gpus()) == 2
+
+
+@pytest.mark.parametrize(("code", "absent"), [(9, True), (18, False), (4, False), (999, False), (777, False)])
+def test_an_error_of_init_says_whether_there_is_a_driver(start, young, machine, code, absent):
+    machine.set(f"fail nvmlInitWithFlags {code}")
+    remote = start(young, opened=False)
+    with pytest.raises(DriverError, match="nvmlInit") as error:
+        remote.open()
+    assert error.value.absent is absent
+    machine.set(gpu(0))
+    remote.open()
+    assert len(remote.gpus()) == 1
+
+
+ABOUT_A_GPU = (
+    "nvmlDeviceGetHandleByIndex_v2",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetMinorNumber",
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetPciInfo_v3",
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetFieldValues",
+)
+
+
+@pytest.mark.parametrize("call", ABOUT_A_GPU)
+def test_an_error_about_one_gpu_is_its_own_fault_and_nobody_elses(nvml, machine, call):
+    sound = nvml.gpus()
+    for code in (2, 4, 6, 14, 15, 16, 17, 20, 27, 999, 12345):
+        machine.set(gpu(0), gpu(1), gpu(2), f"fail {call} {code} 1")
+        first, second, third = nvml.gpus()
+        assert first == sound[0]
+        assert third.fault is None
+        assert third.uuid == "GPU-2"
+        assert second.index == 1
+        assert second.fault is not None
+        assert call.removesuffix("_v2").removesuffix("_v3") in second.fault
+        assert second.lost is (code == 15)
+        assert (second.recovery_action == "gpu_reset") is (code == 16)
+        assert second.uuid == (None if call in ABOUT_A_GPU[:2] else "GPU-1")
+    machine.set(gpu(0), gpu(1))
+    assert nvml.gpus() == sound
+
+
+@pytest.mark.parametrize("call", ABOUT_A_GPU)
+@pytest.mark.parametrize("code", [1, 9, 18])
+def test_an_error_about_the_driver_is_no_gpus_fault(nvml, machine, call, code):
+    machine.set(gpu(0), gpu(1), f"fail {call} {code} 1")
+    with pytest.raises(DriverError) as error:
+        nvml.gpus()
+    assert error.value.absent is (code == 9)
+
+
+@pytest.mark.parametrize("call", ABOUT_A_GPU[2:])
+def test_what_a_driver_does_not_support_is_no_fault(nvml, machine, call):
+    machine.set(gpu(0), f"fail {call} 3")
+    assert nvml.gpus()[0].fault is None
+
+
+def test_an_error_of_counting_is_the_drivers(nvml, machine):
+    machine.set(gpu(0), "fail nvmlDeviceGetCount_v2 999")
+    with pytest.raises(DriverError, match="nvmlDeviceGetCount: Unknown Error"):
+        nvml.gpus()
+
+
+def test_a_driver_that_does_not_say_its_version_is_used_all_the_same(nvml, machine):
+    machine.set(gpu(0), "fail nvmlSystemGetDriverVersion 999")
+    assert nvml.version() is None
+    assert len(nvml.gpus()) == 1
+
+
+@pytest.mark.parametrize("call", ["nvmlEventSetFree", "nvmlShutdown"])
+def test_a_driver_that_does_not_close_is_left_and_can_be_opened_again(nvml, machine, call):
+    machine.set(gpu(0), f"fail {call} 999")
+    nvml.close()
+    with pytest.raises(DriverError, match="not open"):
+        nvml.gpus()
+    nvml.open()
+    assert len(nvml.gpus()) == 1
+
+
+def test_an_event_set_that_cannot_be_made_is_an_error_and_one_that_is_unsupported_is_none(
+    start, young, machine
+):
+    machine.set(gpu(0), "fail nvmlEventSetCreate 999")
+    remote = start(young, opened=False)
+    with pytest.raises(DriverError, match="nvmlEventSetCreate"):
+        remote.open()
+    machine.set(gpu(0), "fail nvmlEventSetCreate 3")
+    remote.open()
+    assert len(remote.gpus()) == 1
+    assert remote.wait(0.01) == ()
+
+
+def test_the_same_xid_twice_is_two_events_and_old_ones_are_not_told_again(nvml, machine):
+    machine.set(gpu(0), gpu(1), f"event 1 1 {XID} 79")
+    nvml.close()
+    nvml.open()
+    nvml.gpus()
+    assert nvml.wait(0.01) == ()
+    lines = [gpu(0), gpu(1), f"event 1 1 {XID} 79", f"event 2 1 {XID} 79", f"event 3 1 {XID} 79"]
+    machine.set(*lines)
+    assert nvml.wait(1) == (GpuEvent("GPU-1", 79), GpuEvent("GPU-1", 79))
+    assert nvml.wait(0.01) == ()
+
+
+def test_an_xid_ends_a_wait_that_is_under_way(nvml, machine):
+    nvml.gpus()
+    nvml.send("wait", 30)
+    machine.set(gpu(0), gpu(1), f"event 1 0 {XID} 48")
+    assert nvml.receive() == [{"uuid": "GPU-0", "xid": 48, "unavailable": False}]
+
+
+def test_an_event_that_is_no_xid_only_asks_for_a_reading(nvml, machine):
+    nvml.gpus()
+    machine.set(gpu(0), gpu(1), f"event 1 0 {RECOVERY} 0", f"event 2 1 {DBE} 0")
+    assert nvml.wait(1) == (GpuEvent("GPU-0", None), GpuEvent("GPU-1", None))
+
+
+def test_a_gpu_that_is_lost_with_its_xid_is_still_named(nvml, machine):
+    nvml.gpus()
+    machine.set(gpu(0), gpu(1, lost=1), f"event 1 1 {XID} 79")
+    assert nvml.wait(1) == (GpuEvent("GPU-1", 79),)
+
+
+def test_waiting_on_a_lost_gpu_fails_and_after_a_new_opening_the_others_are_heard(nvml, machine):
+    nvml.gpus()
+    machine.set(gpu(0), gpu(1, lost=1))
+    with pytest.raises(DriverError, match="lost"):
+        nvml.wait(1)
+    nvml.close()
+    nvml.open()
+    sound, lost = nvml.gpus()
+    assert sound.fault is None
+    assert lost.lost
+    assert lost.uuid is None
+    machine.set(gpu(0), gpu(1, lost=1), f"event 1 0 {XID} 31")
+    assert nvml.wait(1) == (GpuEvent("GPU-0", 31),)
+
+
+@pytest.mark.parametrize("code", [1, 2, 17, 999])
+def test_any_other_error_of_the_wait_is_the_drivers_and_gone_after_a_new_opening(nvml, machine, code):
+    nvml.gpus()
+    machine.set(gpu(0), gpu(1), f"fail nvmlEventSetWait_v2 {code}")
+    with pytest.raises(DriverError, match="nvmlEventSetWait_v2") as error:
+        nvml.wait(1)
+    assert not error.value.absent
+    machine.set(gpu(0), gpu(1))
+    nvml.close()
+    nvml.open()
+    assert [one.fault for one in nvml.gpus()] == [None, None]
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"])
+@pytest.mark.parametrize("code", [2, 3, 15, 999])
+def test_a_gpu_without_events_is_not_condemned_and_the_others_are_heard(start, young, machine, call, code):
+    machine.set(gpu(0), gpu(1), f"fail {call} {code} 0")
+    remote = start(young)
+    assert [one.fault for one in remote.gpus()] == [None, None]
+    machine.set(gpu(0), gpu(1), f"fail {call} {code} 0", f"event 1 1 {XID} 13")
+    assert remote.wait(1) == (GpuEvent("GPU-1", 13),)
+
+
+def test_only_supported_events_are_registered(start, young, machine):
+    machine.set(gpu(0, events=XID))  # the stand-in refuses a mask with anything more
+    remote = start(young)
+    remote.gpus()
+    machine.set(gpu(0, events=XID), f"event 1 0 {XID} 62")
+    assert remote.wait(1) == (GpuEvent("GPU-0", 62),)
+
+
+def test_an_old_driver_lacks_functions_and_still_gives_its_gpus(start, old, machine):
+    remote = start(old)
+    reading = remote.gpus()[0]
+    assert reading.memory_mib == 81559
+    assert (reading.mig, reading.recovery_action, reading.fault) == (False, None, None)
+    assert remote.wait(0.01) == ()
+    assert remote.wait(0.01) == ()
+
+
+SCENARIO = """
+import asyncio, sys
+from nodeagent.host.nvml import Nvml
+from nodeagent.host.sysfs import Tree
+from nodeagent.sources import gpus
+from nodeagent.sources.gpu_health_service import Ledger
+
+async def main():
+    heard = asyncio.Queue()
+    def state(all_gpus):
+        said = (
+            f"{gpu.uuid}={gpu.health.state}:{','.join(reason.key for reason in gpu.health.reasons)}"
+            for gpu in all_gpus
+        )
+        print("state", *said, flush=True)
+    def silence(why):
+        print("silence", why, flush=True)
+    ledger = Ledger()
+    ledger.tell(state)
+    watching = asyncio.create_task(gpus.watch(
+        Nvml, Tree(sys.argv[1]), ledger, silence,
+        pace=gpus.Pace(timeout_s=0.3, interval_s=0.2, vitals_s=0.2, absent_s=0.1)))
+    told = await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    while "freed" in told and gpus.stuck_threads():
+        await asyncio.sleep(0.01)
+    print("stuck", gpus.stuck_threads(), flush=True)
+    watching.cancel()
+
+asyncio.run(main())
+"""
+
+
+class Agent:
+    """The source over the real binding, in a process of its own; says each fact in a line."""
+
+    def __init__(self, machine, library, root):
+        self.child = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", SCENARIO, root],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(machine, library),
+        )
+        self.watchdog = threading.Timer(20, self.child.kill)  # a fact that never comes is a failure
+        self.watchdog.start()
+
+    def until(self, text):
+        for line in self.child.stdout:
+            if text in line:
+                return line.strip()
+        raise AssertionError(f"the agent ended before it said {text!r}")
+
+    def end(self, told=""):
+        self.child.stdin.write(f"{told}\n")
+        self.child.stdin.close()
+        stuck = self.until("stuck")
+        self.child.stdout.close()
+        assert self.child.wait(5) == 0
+        return stuck
+
+
+@pytest.fixture
+def agent(machine, young, tmp_path):
+    agent = Agent(machine, young, tmp_path)
+    yield agent
+    agent.watchdog.cancel()
+    if agent.child.poll() is None:
+        agent.child.kill()
+        agent.child.wait()
+    for stream in (agent.child.stdin, agent.child.stdout):
+        stream.close()
+
+
+def test_through_the_whole_way_a_fatal_xid_and_a_reset_reach_the_inventory(agent, machine):
+    agent.until("GPU-0=healthy: GPU-1=healthy:")
+    machine.set(gpu(0), gpu(1), f"event 1 1 {XID} 48")
+    agent.until("GPU-0=healthy: GPU-1=unhealthy:xid_48")
+    machine.set(gpu(0), gpu(1, action=1), f"event 1 1 {XID} 48", f"event 2 1 {RECOVERY} 1")
+    agent.until("GPU-0=healthy: GPU-1=unhealthy:recovery_gpu_reset,xid_48")
+    machine.set(gpu(0), gpu(1, action=1), f"event 3 0 {XID} 119")
+    agent.until("GPU-0=unhealthy:xid_119 GPU-1=unhealthy:recovery_gpu_reset,xid_48")
+    machine.set(gpu(0), gpu(1, action=0))
+    agent.until("GPU-0=unhealthy:xid_119 GPU-1=healthy:")
+    assert agent.end() == "stuck 0"
+
+
+def test_through_the_whole_way_a_lost_gpu_is_alone_and_comes_back(agent, machine):
+    agent.until("GPU-0=healthy: GPU-1=healthy:")
+    machine.set(gpu(0), gpu(1, lost=1))
+    agent.until("GPU-0=healthy: GPU-1=unhealthy:gpu_lost")
+    machine.set(gpu(0), gpu(1))
+    agent.until("GPU-0=healthy: GPU-1=healthy:")
+    machine.set(gpu(0), gpu(1), "fail nvmlInitWithFlags 9", "fail nvmlDeviceGetCount_v2 1")
+    agent.until("silence nvmlDeviceGetCount")
+    agent.until("GPU-0=unhealthy:gpu_lost GPU-1=unhealthy:gpu_lost")
+    machine.set(gpu(0), gpu(1))
+    agent.until("GPU-0=healthy: GPU-1=healthy:")
+    assert agent.end() == "stuck 0"
+
+
+def test_through_the_whole_way_a_wait_that_fails_condemns_nobody(agent, machine):
+    agent.until("GPU-0=healthy: GPU-1=healthy:")
+    machine.set(gpu(0), gpu(1), "fail nvmlEventSetWait_v2 999")
+    for _ in range(3):  # a new session each time, and both GPUs stand
+        assert agent.until("state") == "state GPU-0=healthy: GPU-1=healthy:"
+    machine.set(gpu(0), gpu(1))
+    agent.until("state")
+    machine.set(gpu(0), gpu(1), f"event 1 0 {XID} 119")
+    agent.until("GPU-0=unhealthy:xid_119 GPU-1=healthy:")
+
+
+@pytest.mark.parametrize("call", ["nvmlInitWithFlags", "nvmlDeviceGetMemoryInfo", "nvmlEventSetWait_v2"])
+def test_a_call_that_hangs_makes_the_source_silent_and_lets_the_process_end(agent, machine, call):
+    agent.until("GPU-0=healthy: GPU-1=healthy:")
+    machine.set(gpu(0), gpu(1), f"hang {call}", "fail nvmlDeviceGetName 1" if "Init" in call else "")
+    agent.until("GPU-0=unknown:driver_silent GPU-1=unknown:driver_silent")
+    agent.until("has not answered")
+    assert int(agent.end().split()[1]) >= 1
+
+
+def test_a_call_that_hung_and_comes_back_gives_the_facts_back(agent, machine):
+    agent.until("GPU-0=healthy: GPU-1=healthy:")
+    machine.set(gpu(0), gpu(1), "hang nvmlDeviceGetCount_v2")
+    agent.until("has not answered")
+    machine.set(gpu(0), gpu(1))
+    agent.until("GPU-0=healthy: GPU-1=healthy:")
+    assert agent.end("freed") == "stuck 0"

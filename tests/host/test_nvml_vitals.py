@@ -1,0 +1,239 @@
+"""The vitals of a GPU, by the real binding from the stand-in library: all there, some there, nonsense, none."""
+
+import pytest
+
+from nodeagent.host.driver import GpuVitals
+from nodeagent.host.nvml_vitals import plausible
+from tests.host import test_nvml as library
+from tests.host.test_nvml import gpu
+
+pytestmark = pytest.mark.needs("pynvml", "cc")
+
+young, old, machine, start, nvml = (
+    library.young,
+    library.old,
+    library.machine,
+    library.start,
+    library.nvml,
+)
+
+STATE, SPEED, REPLAY, RECOVERY, CRC = 165, 164, 161, 162, 163
+NOT_AVAILABLE = 2**64 - 1
+
+
+def vital(index=0, **numbers):
+    return [f"vital {index} {name} {value}" for name, value in numbers.items()]
+
+
+def field(number, value, *, scope=0, index=0, kind=1):
+    return f"field {index} {number}/{scope} {kind} {value}"
+
+
+def links(count=18, *, down=(), index=0):
+    for link in range(count):
+        yield field(STATE, int(link not in down), scope=link, index=index)
+        yield field(SPEED, 26562 if link not in down else 0, scope=link, index=index)
+
+
+def vitals(nvml):
+    nvml.gpus()
+    return [GpuVitals(**one) for one in nvml.ask("vitals")]
+
+
+def test_everything_that_a_hopper_tells(nvml, machine):
+    machine.set(
+        gpu(0, mib=81559),
+        *vital(memory_used=1 << 30, ecc_0_0_7=3, ecc_0_0_2=4, ecc_1_0_7=1, ecc_1_0_2=2),
+        *vital(pcie_generation=4, pcie_generation_max=5, pcie_width=8, pcie_width_max=16),
+        *vital(pstate=0, utilization=37, celsius=41, sram_threshold=1, sram_l2=7),
+        *vital(fabric_state=3, fabric_health=1 | 1 << 4 | 1 << 8),
+        field(82, 52),
+        field(94, 11),
+        field(142, 5),
+        field(143, 6),
+        field(144, 1),
+        field(145, 0),
+        field(173, 9, kind=3),
+        field(180, 0, kind=2),
+        *links(down=(17,)),
+        *(field(REPLAY, 2, scope=link) for link in range(18)),
+        field(RECOVERY, 3, scope=12),
+        field(CRC, 2**40, scope=13, kind=3),
+        "text 0 serial 1654922000123",
+        "text 0 vbios 96.00.74.00.01",
+        "process 0 4242 1048576",
+        f"process 0 4243 {NOT_AVAILABLE}",
+    )
+    (told,) = vitals(nvml)
+    assert told.absurd == []
+    assert told.texts == {
+        "gpu_serial": "1654922000123",
+        "gpu_vbios": "96.00.74.00.01",
+        "gpu_fabric_state": "completed",
+    }
+    assert told.processes == [
+        {"pid": 4242, "memory_bytes": 1048576},
+        {"pid": 4243, "memory_bytes": None},
+    ]
+    states = {f"gpu_nvlink_up/{link}": float(link != 17) for link in range(18)}
+    assert {name: told.values.pop(name) for name in states} == states
+    assert told.values == {
+        "gpu_memory_used_bytes": 1 << 30,
+        "gpu_memory_total_bytes": 81559 << 20,
+        "gpu_ecc_correctable_sram": 3,
+        "gpu_ecc_correctable_dram": 4,
+        "gpu_ecc_uncorrectable_sram": 1,
+        "gpu_ecc_uncorrectable_dram": 2,
+        "gpu_pcie_generation": 4,
+        "gpu_pcie_generation_max": 5,
+        "gpu_pcie_width": 8,
+        "gpu_pcie_width_max": 16,
+        "gpu_performance_state": 0,
+        "gpu_utilization": 0.37,
+        "gpu_celsius": 41,
+        "gpu_memory_celsius": 52,
+        "gpu_sram_threshold_exceeded": 1,
+        **{f"gpu_sram_uncorrectable_lifetime/{part}": 0 for part in ("sm", "pcie", "mcu", "other")},
+        "gpu_sram_uncorrectable_lifetime/l2": 7,
+        "gpu_remapped_correctable": 5,
+        "gpu_remapped_uncorrectable": 6,
+        "gpu_row_remap_pending": 1,
+        "gpu_row_remap_failed": 0,
+        "gpu_pcie_replays": 11,
+        "gpu_pcie_errors/correctable": 9,
+        "gpu_pcie_errors/fatal": 0,
+        "gpu_nvlink_bytes_per_second": 26562e6,
+        "gpu_nvlink_replays": 36,
+        "gpu_nvlink_recoveries": 3,
+        "gpu_nvlink_crc_errors": 2**40,
+        "gpu_fabric_degraded_bandwidth": 1,
+        "gpu_fabric_route_unhealthy": 1,
+        "gpu_fabric_misconfigured": 0,
+    }
+
+
+def test_a_gpu_that_tells_nothing_costs_nothing_but_its_memory(nvml, machine):
+    machine.set(gpu(0))
+    (told,) = vitals(nvml)
+    assert told.values == {"gpu_memory_used_bytes": 0, "gpu_memory_total_bytes": 81559 << 20}
+    assert (told.texts, told.absurd, told.processes) == ({}, [], [])
+
+
+def test_an_old_driver_that_lacks_the_calls_tells_what_it_can(start, old, machine):
+    machine.set(gpu(0), *vital(ecc_1_0_7=1, pcie_width=16, celsius=40, fabric_state=3), field(145, 1))
+    (told,) = vitals(start(old))
+    assert told.values.keys() == {
+        "gpu_ecc_uncorrectable_sram",
+        "gpu_pcie_width",
+        "gpu_celsius",
+        "gpu_memory_used_bytes",
+        "gpu_memory_total_bytes",
+    }
+    assert (told.texts, told.processes) == ({}, None)
+
+
+CALLS = (
+    "nvmlDeviceGetFieldValues",
+    "nvmlDeviceGetMemoryErrorCounter",
+    "nvmlDeviceGetSramEccErrorStatus",
+    "nvmlDeviceGetCurrPcieLinkWidth",
+    "nvmlDeviceGetPerformanceState",
+    "nvmlDeviceGetUtilizationRates",
+    "nvmlDeviceGetTemperature",
+    "nvmlDeviceGetGpuFabricInfoV",
+    "nvmlDeviceGetSerial",
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+)
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("result", [3, 13, 999])  # NOT_SUPPORTED, FUNCTION_NOT_FOUND, UNKNOWN
+def test_a_call_that_fails_costs_its_own_numbers_and_only_those(nvml, machine, call, result):
+    numbers = vital(ecc_1_0_7=1, pcie_width=16, pstate=0, utilization=1, celsius=40, sram_threshold=0)
+    machine.set(gpu(0), *numbers, *vital(fabric_state=3), field(145, 1), "text 0 serial 1")
+    (whole,) = vitals(nvml)
+    nvml.close()
+    nvml.open()
+    machine.set(
+        gpu(0), *numbers, *vital(fabric_state=3), field(145, 1), "text 0 serial 1", f"fail {call} {result}"
+    )
+    (told,) = vitals(nvml)
+    assert told.values.items() <= whole.values.items()
+    assert told.texts.items() <= whole.texts.items()
+    missing = len(whole.values) - len(told.values) + len(whole.texts) - len(told.texts)
+    assert missing >= 1 or told.processes is None
+
+
+def test_what_cannot_be_is_dropped_and_named(nvml, machine):
+    machine.set(
+        gpu(0),
+        *vital(pcie_width=0xFFFFFFFF, pcie_generation=0, celsius=4294967295, utilization=101, pstate=32),
+        *vital(ecc_1_0_7=NOT_AVAILABLE, memory_used=1 << 60),
+        field(82, "nan", kind=0),
+        field(143, 0xFFFFFFFF),
+        field(144, 7),
+        field(94, -1, kind=5),
+        field(173, 1, kind=99),
+        field(REPLAY, NOT_AVAILABLE, scope=3, kind=3),
+        field(REPLAY, 1, scope=4),
+        field(STATE, 2, scope=5),
+    )
+    (told,) = vitals(nvml)
+    assert set(told.absurd) == {
+        "gpu_pcie_width",
+        "gpu_pcie_generation",
+        "gpu_celsius",
+        "gpu_utilization",
+        "gpu_ecc_uncorrectable_sram",
+        "gpu_memory_used_bytes",
+        "gpu_memory_celsius",
+        "gpu_remapped_uncorrectable",
+        "gpu_row_remap_pending",
+        "gpu_pcie_replays",
+        "gpu_pcie_errors/correctable",
+        "gpu_nvlink_replays",
+        "gpu_nvlink_up/5",
+    }
+    assert told.values == {"gpu_memory_total_bytes": 81559 << 20}
+
+
+def test_texts_that_are_none_are_not_told(start, young, machine):
+    nvml = start(young)
+    machine.path.write_bytes(f"driver 1\n{gpu(0)}\ntext 0 serial \xff\xfe\n".encode("latin-1"))
+    (told,) = vitals(nvml)
+    assert "gpu_serial" not in told.texts
+
+
+def test_a_gpu_that_is_lost_meanwhile_has_no_vitals_and_the_others_have_theirs(nvml, machine):
+    machine.set(gpu(0), gpu(1), *vital(0, celsius=40), *vital(1, celsius=41))
+    nvml.gpus()
+    machine.set(gpu(0, lost=1), gpu(1), *vital(0, celsius=40), *vital(1, celsius=41))
+    first, second = (GpuVitals(**one) for one in nvml.ask("vitals"))
+    assert (first.uuid, first.values) == ("GPU-0", {})
+    assert second.values["gpu_celsius"] == 41
+
+
+def test_a_gpu_with_twelve_links_has_twelve_and_one_with_thirty_six_is_asked_again(nvml, machine):
+    machine.set(gpu(0), field(91, 12), *links(12))
+    (told,) = vitals(nvml)
+    assert sum(name.startswith("gpu_nvlink_up/") for name in told.values) == 12
+    machine.set(gpu(0), field(91, 36), *links(36))
+    vitals(nvml)
+    (told,) = vitals(nvml)
+    assert sum(name.startswith("gpu_nvlink_up/") for name in told.values) == 36
+
+
+def test_a_gpu_that_is_unavailable_is_told_apart_from_an_xid(nvml, machine):
+    nvml.gpus()
+    machine.set(gpu(0), gpu(1), "event 1 1 16384 0", "event 2 0 8 13", "event 3 0 32768 1")
+    told = nvml.ask("wait", 5)
+    assert [(one["uuid"], one["xid"], one["unavailable"]) for one in told] == [
+        ("GPU-1", None, True),
+        ("GPU-0", 13, False),
+        ("GPU-0", None, False),
+    ]
+
+
+@pytest.mark.parametrize("name", ["gpu_nvlink_up/x", "gpu_nvlink_up/36", "gpu_nvlink_up/", "gpu_nvlink_up/²"])
+def test_a_link_without_a_number_is_no_link(name):
+    assert plausible("GPU-0", {name: 1.0}, {}) == GpuVitals("GPU-0", {}, {}, (name,))

@@ -1,0 +1,542 @@
+"""The life of resources with a kubelet that behaves as the real one does, its races included."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import grpc
+import pytest
+
+from nodeagent.kinds import Refused
+from nodeagent.kube import deviceplugin_pb2 as pb
+from nodeagent.kubelet import plugin, registration
+from nodeagent.kubelet.plugin import BindError
+from nodeagent.kubelet.registration import DevicePlugins
+from nodeagent.kubelet.rpc_stats import Measure
+from nodeagent.model import (
+    HEALTHY,
+    Allocation,
+    DeviceInfo,
+    Devices,
+    Function,
+    Health,
+    Reason,
+    Snapshot,
+    State,
+)
+from nodeagent.sim.kubelet import Kubelet, PodSpec
+
+DOWN = Health(State.DOWN, (Reason("carrier_down", "no carrier"),), allocatable=False)
+
+
+@dataclass(frozen=True)
+class Lamps:
+    """A kind of device made for these tests: ``count`` lamps of one parent."""
+
+    resource: str
+    count: int = 2
+    health: Health = HEALTHY
+    veto: str = ""
+    device_info: tuple[DeviceInfo, ...] = ()
+
+    def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
+        ids = tuple(f"{self.resource.rpartition('/')[2]}-{n}" for n in range(self.count))
+        return (Devices("parent", ids, (0,), self.health),)
+
+    def prefer(
+        self,
+        snapshot: Snapshot,
+        available: Sequence[str],
+        must_include: Sequence[str],
+        size: int,
+        near: Sequence[Function] = (),
+    ) -> list[str]:
+        if self.veto:
+            raise Refused(self.veto, invalid=False)
+        return sorted(available, reverse=True)[:size]
+
+    def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
+        if unknown := [id_ for id_ in ids if not id_.startswith(self.resource.rpartition("/")[2])]:
+            raise Refused(f"{self.resource} has no device {unknown[0]}", invalid=True)
+        return Allocation(env=(("LAMPS", ",".join(ids)),), device_info=self.device_info)
+
+
+@dataclass(frozen=True)
+class Written:
+    """The files of an allocation, as the test would have them written."""
+
+    write: Callable[[Allocation], object]
+
+    def due(self, allocation: Allocation) -> bool:
+        return bool(allocation.device_info)
+
+
+class World:
+    """A kubelet, and the sink under test."""
+
+    def __init__(self, directory: Path, *, watched: bool = False) -> None:
+        self.directory = directory
+        self.kubelet = Kubelet(directory, seed=1, reconcile_s=0.02)
+        self.written: list[Allocation] = []
+        self.plugins = DevicePlugins(
+            directory, watched=watched, files=Written(self.written.append), measure=Measure()
+        )
+        self.task: asyncio.Task[None] | None = None
+
+    def run(self) -> None:
+        self.task = asyncio.create_task(self.plugins.run())
+
+    async def end(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
+            self.task = None
+
+    async def offered(self, resource: str, count: int) -> None:
+        await self.kubelet.until(lambda: self.kubelet.allocatable().get(resource) == count, 10)
+
+    def registrations(self, resource: str) -> int:
+        return sum(1 for r in self.kubelet.registrations if r.resource == resource and r.error is None)
+
+
+@asynccontextmanager
+async def world(*, watched: bool = False) -> AsyncIterator[World]:
+    # A socket's path may have 107 characters, which pytest's own folders exceed.
+    with TemporaryDirectory(prefix="na-") as folder:
+        made = World(Path(folder), watched=watched)
+        try:
+            yield made
+        finally:
+            await made.end()
+            await made.kubelet.stop()
+
+
+@pytest.mark.parametrize("watched", [False, True])
+async def test_every_resource_is_registered_and_listed_by_both_ways(watched: bool) -> None:
+    async with world(watched=watched) as w:
+        await w.kubelet.start()
+        w.plugins.tell([Lamps("example.com/a"), Lamps("example.com/b", 3)], Snapshot())
+        w.run()
+        await w.offered("example.com/a", 2)
+        await w.offered("example.com/b", 3)
+        await w.kubelet.until(lambda: all(status.registered for status in w.plugins.statuses()))
+        assert [status.resource for status in w.plugins.statuses()] == ["example.com/a", "example.com/b"]
+
+
+@pytest.mark.parametrize("watched", [False, True])
+async def test_resources_with_names_longer_than_a_path_may_be_are_registered(watched: bool) -> None:
+    """A prefix may have 253 characters, the path of a socket 107."""
+    prefix = ".".join(["accelerators"] * 9)
+    async with world(watched=watched) as w:
+        await w.kubelet.start()
+        w.plugins.tell([Lamps(f"{prefix}/a"), Lamps(f"{prefix}/b", 3)], Snapshot())
+        w.run()
+        await w.offered(f"{prefix}/a", 2)
+        await w.offered(f"{prefix}/b", 3)
+
+
+async def test_health_is_told_in_both_directions_and_nothing_is_told_twice() -> None:
+    async with world() as w:
+        await w.kubelet.start()
+        lamps = Lamps("example.com/a")
+        w.plugins.tell([lamps], Snapshot())
+        w.run()
+        await w.offered("example.com/a", 2)
+        w.plugins.tell([replace(lamps, health=DOWN)], Snapshot())
+        await w.offered("example.com/a", 0)
+        assert w.kubelet.capacity() == {"example.com/a": 2}
+        w.plugins.tell([lamps], Snapshot(revision=9))
+        w.plugins.tell([lamps], Snapshot(revision=10))
+        await w.offered("example.com/a", 2)
+        assert not any(update.repeated for update in w.kubelet.updates)
+        assert len(w.kubelet.updates) == 3
+
+
+async def test_a_kubelet_that_is_absent_at_first_is_waited_for() -> None:
+    async with world() as w:
+        w.plugins.tell([Lamps("example.com/a")], Snapshot())
+        w.run()
+        await asyncio.sleep(0)
+        assert not w.plugins.statuses()[0].registered
+        await w.kubelet.start(listen_delay_s=0.05)
+        await w.offered("example.com/a", 2)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+async def test_a_kubelet_that_restarts_gets_every_resource_again(watched: bool) -> None:
+    async with world(watched=watched) as w:
+        await w.kubelet.start()
+        w.plugins.tell([Lamps("example.com/a"), Lamps("example.com/b")], Snapshot())
+        w.run()
+        for _ in range(3):
+            await w.offered("example.com/a", 2)
+            await w.offered("example.com/b", 2)
+            await w.kubelet.restart(listen_delay_s=0.02)
+        await w.offered("example.com/a", 2)
+        await w.offered("example.com/b", 2)
+
+
+async def test_a_kubelet_that_was_killed_and_comes_back_gets_every_resource_again() -> None:
+    async with world() as w:
+        await w.kubelet.start()
+        w.plugins.tell([Lamps("example.com/a")], Snapshot())
+        w.run()
+        await w.offered("example.com/a", 2)
+        await w.kubelet.kill()
+        while w.plugins.statuses()[0].registered:
+            await asyncio.sleep(0.005)
+        await w.kubelet.start()
+        await w.offered("example.com/a", 2)
+
+
+async def test_a_refusal_is_kept_as_the_reason_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "RETRY_FIRST_S", 0.02)
+    async with world() as w:
+        w.kubelet.refuse("the resource name is taken")
+        await w.kubelet.start()
+        w.plugins.tell([Lamps("example.com/a")], Snapshot())
+        w.run()
+        await w.kubelet.until(lambda: len(w.kubelet.registrations) >= 2)
+        assert "the resource name is taken" in w.plugins.statuses()[0].reason
+        w.kubelet.refuse(None)
+        await w.offered("example.com/a", 2)
+
+
+async def test_a_socket_that_was_removed_is_made_again_and_registered_without_the_race() -> None:
+    """The kubelet lives on: its old stream must be closed before the new registration (#127803)."""
+    async with world() as w:
+        await w.kubelet.start()
+        w.plugins.tell([Lamps("example.com/a")], Snapshot())
+        w.run()
+        await w.offered("example.com/a", 2)
+        (socket,) = w.kubelet.socket.parent.glob("nodeagent-*.sock")
+        socket.unlink()
+        await w.kubelet.until(lambda: w.registrations("example.com/a") == 2)
+        await w.offered("example.com/a", 2)
+        assert socket.exists()
+
+
+async def test_a_stream_that_the_kubelet_closed_is_registered_again() -> None:
+    async with world() as w:
+        await w.kubelet.start()
+        w.plugins.tell([Lamps("example.com/a")], Snapshot())
+        w.run()
+        await w.offered("example.com/a", 2)
+        place = w.plugins._places["example.com/a"]
+        await place.endpoint.stop()  # as a connection that broke: the kubelet never opens it again
+        place.lost = True
+        w.plugins._wake.set()
+        await w.kubelet.until(lambda: w.registrations("example.com/a") == 2)
+        await w.offered("example.com/a", 2)
+
+
+async def test_a_second_agent_waits_for_the_first_one_to_end() -> None:
+    async with world() as w:
+        await w.kubelet.start()
+        lock = w.kubelet.socket.parent / registration.LOCK
+        first = os.open(lock, os.O_RDWR | os.O_CREAT)
+        fcntl.flock(first, fcntl.LOCK_EX)
+        w.plugins.tell([Lamps("example.com/a")], Snapshot())
+        w.run()
+        for _ in range(20):
+            await asyncio.sleep(0.005)
+        assert list(w.kubelet.socket.parent.glob("nodeagent-*.sock")) == []
+        os.close(first)
+        await w.offered("example.com/a", 2)
+
+
+async def test_a_resource_that_is_no_longer_offered_gives_up_its_socket_and_a_new_one_appears() -> None:
+    async with world() as w:
+        await w.kubelet.start()
+        w.plugins.tell([Lamps("example.com/a")], Snapshot())
+        w.run()
+        await w.offered("example.com/a", 2)
+        w.plugins.tell([Lamps("example.com/b")], Snapshot())
+        await w.offered("example.com/b", 2)
+        await w.offered("example.com/a", 0)
+        assert [path.name for path in w.kubelet.socket.parent.glob("nodeagent-*.sock")] == [
+            "nodeagent-example.com_b.sock"
+        ]
+
+
+async def test_the_kubelets_folder_may_be_removed_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world() as w:
+        await w.kubelet.start()
+        w.plugins.tell([Lamps("example.com/a")], Snapshot())
+        w.run()
+        await w.offered("example.com/a", 2)
+        await w.kubelet.stop()
+        folder = w.kubelet.socket.parent
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+        await w.kubelet.start()
+        await w.offered("example.com/a", 2)
+
+
+async def test_a_pod_is_given_what_the_plugin_prefers_and_a_veto_reaches_it_in_words() -> None:
+    async with world() as w:
+        await w.kubelet.start()
+        lamps = Lamps("example.com/a", 4)
+        w.plugins.tell([lamps], Snapshot())
+        w.run()
+        await w.offered("example.com/a", 4)
+        given = (await w.kubelet.admit(PodSpec.single("one", {"example.com/a": 2}))).given["main"]
+        assert sorted(dict(given.env)["LAMPS"].split(",")) == ["a-2", "a-3"]
+        w.plugins.tell([replace(lamps, veto="no single lamp is bright enough")], Snapshot())
+        refused = await w.kubelet.admit(PodSpec.single("two", {"example.com/a": 1}))
+        assert (refused.phase, refused.reason) == ("Failed", "UnexpectedAdmissionError")
+        assert "no single lamp is bright enough" in refused.message
+
+
+async def call(w: World, method: str, request: bytes) -> bytes:
+    (socket,) = w.kubelet.socket.parent.glob("nodeagent-*.sock")
+    async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
+        answer: bytes = await channel.unary_unary(f"/v1beta1.DevicePlugin/{method}")(request, timeout=5)
+        return answer
+
+
+def allocate(*ids: str) -> bytes:
+    wanted = pb.ContainerAllocateRequest(devices_ids=ids)
+    return pb.AllocateRequest(container_requests=[wanted]).SerializeToString()
+
+
+async def test_requests_that_make_no_sense_are_refused_and_the_agent_goes_on() -> None:
+    async with world() as w:
+        await w.kubelet.start()
+        w.plugins.tell([Lamps("example.com/a")], Snapshot())
+        w.run()
+        await w.offered("example.com/a", 2)
+        for method in ("Allocate", "GetPreferredAllocation"):
+            with pytest.raises(grpc.aio.AioRpcError) as garbage:
+                await call(w, method, b"\xff\xff\xff")
+            assert garbage.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(grpc.aio.AioRpcError, match="has no device b-1"):
+            await call(w, "Allocate", allocate("b-1"))
+        w.plugins.tell([Lamps("example.com/a", 1)], Snapshot())
+        with pytest.raises(grpc.aio.AioRpcError) as missing:
+            await call(w, "Allocate", allocate("a-1"))
+        assert missing.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert missing.value.details() == "example.com/a: a-1 is no longer found on this node"
+        assert await call(w, "Allocate", allocate("a-0"))
+
+
+async def test_a_full_disk_refuses_the_allocation_and_names_the_file() -> None:
+    async with world() as w:
+
+        def full(_allocation: Allocation) -> None:
+            raise OSError(28, "No space left on device", "/var/run/k8s.cni.cncf.io/devinfo/dp/x-device.json")
+
+        w.plugins = DevicePlugins(w.directory, watched=False, files=Written(full), measure=Measure())
+        await w.kubelet.start()
+        w.plugins.tell([Lamps("example.com/a", device_info=(DeviceInfo("x", "{}"),))], Snapshot())
+        w.run()
+        await w.offered("example.com/a", 2)
+        refused = await w.kubelet.admit(PodSpec.single("one", {"example.com/a": 1}))
+        assert refused.phase == "Failed"
+        assert "x-device.json cannot be written: No space left on device" in refused.message
+
+
+async def test_a_write_that_hangs_is_refused_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "DEADLINE_S", 0.05)
+    async with world() as w:
+        loop, released = asyncio.get_running_loop(), asyncio.Event()
+
+        def hang(_allocation: Allocation) -> None:
+            asyncio.run_coroutine_threadsafe(released.wait(), loop).result(5)
+
+        w.plugins = DevicePlugins(w.directory, watched=False, files=Written(hang), measure=Measure())
+        await w.kubelet.start()
+        w.plugins.tell([Lamps("example.com/a", device_info=(DeviceInfo("x", "{}"),))], Snapshot())
+        w.run()
+        await w.offered("example.com/a", 2)
+        try:
+            refused = await w.kubelet.admit(PodSpec.single("one", {"example.com/a": 1}))
+            assert "were not written within 0.05 s" in refused.message
+        finally:
+            released.set()
+
+
+async def test_a_folder_that_cannot_hold_a_socket_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world() as w:
+        place = Lamps("example.com/" + "x" * 60)
+        w.plugins.tell([place], Snapshot())
+        made = w.plugins._places[place.resource].endpoint
+        with pytest.raises(BindError, match="cannot listen on"):
+            await made.start(w.directory / ("deep" * 30) / "a.sock")
+
+
+async def test_a_folder_that_takes_no_lock_is_the_reason_until_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registration, "LOCK_AGAIN_S", 0.01)
+    async with world() as w:
+        await w.kubelet.start()
+        lock = w.directory / "device-plugins" / registration.LOCK
+        lock.mkdir()
+        w.plugins.tell([Lamps("example.com/a")], Snapshot())
+        w.run()
+        async with asyncio.timeout(10):
+            while "nodeagent.lock cannot be opened: Is a directory" not in w.plugins.statuses()[0].reason:
+                await asyncio.sleep(0.01)
+        assert "mount the kubelet's folder read-write" in w.plugins.statuses()[0].reason
+        lock.rmdir()
+        await w.offered("example.com/a", 2)
+
+
+READ_ONLY = """
+import asyncio, subprocess, sys
+from pathlib import Path
+from nodeagent.model import Snapshot
+from nodeagent.sim.kubelet import Kubelet
+from nodeagent.kubelet import registration
+from tests.kubelet.test_registration import Lamps, World
+
+registration.LOCK_AGAIN_S = 0.01
+
+async def main():
+    w = World(Path(sys.argv[1]))
+    await w.kubelet.start()
+    place = str(w.directory / "device-plugins")
+    subprocess.run(["mount", "--bind", "-o", "ro", place, place], check=True)
+    w.plugins.tell([Lamps("example.com/a")], Snapshot())
+    w.run()
+    while "it is mounted read-only" not in w.plugins.statuses()[0].reason:
+        await asyncio.sleep(0.01)
+    print(w.plugins.statuses()[0].reason)
+    subprocess.run(["umount", place], check=True)
+    await w.offered("example.com/a", 2)
+    await w.end()
+    await w.kubelet.stop()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.needs("root", "unshare", "mount")
+def test_a_folder_that_is_read_only_is_waited_for() -> None:
+    with TemporaryDirectory(prefix="na-") as folder:
+        told = subprocess.run(
+            ["unshare", "-m", "--propagation", "private", sys.executable, "-c", READ_ONLY, folder],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert told.returncode == 0, told.stderr
+    assert f"{folder}/device-plugins/nodeagent.lock cannot be opened: it is mounted read-only" in told.stdout
+
+
+async def test_a_kubelet_whose_socket_listens_late_is_registered_with_as_soon_as_it_does() -> None:
+    async with world() as w:
+        await w.kubelet.start()
+        w.plugins.tell([Lamps("example.com/a")], Snapshot())
+        w.run()
+        await w.offered("example.com/a", 2)
+        await w.kubelet.restart(listen_delay_s=0.5)
+        async with asyncio.timeout(1):
+            await w.offered("example.com/a", 2)
+
+
+async def test_a_folder_where_one_socket_should_be_costs_that_resource_alone() -> None:
+    async with world() as w:
+        await w.kubelet.start()
+        folder = w.kubelet.socket.parent / "nodeagent-example.com_a.sock"
+        folder.mkdir()
+        (w.kubelet.socket.parent / "nodeagent-example.com_b.sock").write_text("left over")
+        w.plugins.tell([Lamps("example.com/a"), Lamps("example.com/b")], Snapshot())
+        w.run()
+        await w.offered("example.com/b", 2)
+        assert "nodeagent-example.com_a.sock" in w.plugins.statuses()[0].reason
+        folder.rmdir()
+        await w.offered("example.com/a", 2)
+        assert w.registrations("example.com/b") == 1
+
+
+async def test_resources_may_change_while_the_loop_closes_others() -> None:
+    async with world() as w:
+        await w.kubelet.start()
+        stays, goes = Lamps("example.com/a"), Lamps("example.com/b")
+        w.plugins.tell([stays, goes], Snapshot())
+        w.run()
+        await w.offered("example.com/a", 2)
+        await w.offered("example.com/b", 2)
+        endpoint = w.plugins._places["example.com/a"].endpoint
+        for socket in w.kubelet.socket.parent.glob("nodeagent-*.sock"):
+            socket.unlink()
+        while endpoint.serving:
+            await asyncio.sleep(0)
+        w.plugins.tell([stays], Snapshot())  # in the middle of closing the first
+        await w.kubelet.until(lambda: w.registrations("example.com/a") == 2)
+        assert w.task is not None
+        assert not w.task.done()
+
+
+async def test_a_resource_that_comes_back_knows_its_ids_and_meets_no_race() -> None:
+    """The old stream's end must be over before the new registration (#127803)."""
+    async with world() as w:
+        await w.kubelet.start()
+        a, b = Lamps("example.com/a", 3), Lamps("example.com/b")
+        w.plugins.tell([a], Snapshot())
+        w.run()
+        await w.offered("example.com/a", 3)
+        for _ in range(5):
+            w.plugins.tell([b], Snapshot())
+            await asyncio.sleep(0.002)
+            w.plugins.tell([a, b], Snapshot())
+            await w.offered("example.com/a", 3)
+        w.plugins.tell([b], Snapshot())
+        await w.offered("example.com/a", 0)
+        w.plugins.tell([replace(a, count=2), b], Snapshot())
+        await w.offered("example.com/a", 2)
+        assert w.kubelet.capacity()["example.com/a"] == 3
+
+
+class FickleKubelet:
+    """Takes every registration, and closes the stream before it answers Register."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self.registered = 0
+        self.server = grpc.aio.server()
+        handler = grpc.unary_unary_rpc_method_handler(self._register)
+        self.server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("v1beta1.Registration", {"Register": handler}),)
+        )
+
+    async def start(self) -> None:
+        self.socket.parent.mkdir(parents=True)
+        self.server.add_insecure_port(f"unix:{self.socket}")
+        await self.server.start()
+
+    async def _register(self, request: bytes, _context: object) -> bytes:
+        path = self.socket.parent / pb.RegisterRequest.FromString(request).endpoint
+        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+            stream = channel.unary_stream("/v1beta1.DevicePlugin/ListAndWatch")(b"")
+            await stream.read()
+            stream.cancel()
+        await asyncio.sleep(0.02)
+        self.registered += 1
+        return b""
+
+
+async def test_a_stream_lost_inside_register_is_seen_at_once_and_losses_are_met_with_growing_pauses() -> None:
+    async with world() as w:
+        kubelet = FickleKubelet(w.kubelet.socket)
+        await kubelet.start()
+        w.plugins.tell([Lamps("example.com/a")], Snapshot())
+        w.run()
+        try:
+            await asyncio.sleep(1.5)
+            assert 3 <= kubelet.registered <= 5  # after 0, 0.1, 0.3, 0.7 and 1.5 s
+        finally:
+            await kubelet.server.stop(None)

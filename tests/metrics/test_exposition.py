@@ -1,0 +1,327 @@
+"""The page: every family in it, read by others' parsers, whole under hostile texts, and cheap to make again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as read_text
+
+from nodeagent.health.samples import DATA, Sample, Source
+from nodeagent.metrics.catalog import CATALOG
+from nodeagent.metrics.exposition import OPENMETRICS, PLAIN, TEXT_MAX, Exposition, label, negotiate
+from nodeagent.metrics.scrape_input import View
+from nodeagent.model import Health, Holding, Identifier, Neighbor, Reason, Snapshot, State
+from tests.support.scrape_inputs import facts, page, samples_of, view
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "metrics-dgx-h100.txt"
+
+
+def values(text: str, name: str) -> dict[tuple[str, ...], float]:
+    """By the values of the labels, in their order on the page."""
+    return {
+        tuple(sample.labels.values()): sample.value
+        for family in read_text(text)
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+def test_a_scrape_of_a_dgx_h100_is_as_reviewed() -> None:
+    text = page(view())
+    if os.environ.get("NODEAGENT_GOLDEN") == "write":
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()
+
+
+@pytest.mark.needs("promtool")
+def test_promtool_finds_nothing_to_mend() -> None:
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=page(view()), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_every_family_of_the_catalog_is_on_the_page_and_is_of_its_type() -> None:
+    found = {family.name: family for family in read_openmetrics(page(view(), openmetrics=True))}
+    missing = CATALOG.keys() - {f"{f.name}_total" if f.type == "counter" else f.name for f in found.values()}
+    assert missing == {
+        "nodeagent_series_dropped_total",
+        "nodeagent_source_silent",
+        "nodeagent_lldp_neighbor_duplicates",
+    }
+    for family in CATALOG.values():
+        if family.name not in missing:
+            assert found[family.base].type == family.type
+            assert found[family.base].documentation == family.help
+
+
+def test_both_formats_say_the_same() -> None:
+    shown = view()
+    text = {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in read_text(page(shown))
+        for sample in family.samples
+    }
+    open_ = {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in read_openmetrics(page(shown, openmetrics=True))
+        for sample in family.samples
+    }
+    assert text == open_
+    assert len(text) > 2000
+
+
+def test_every_name_of_the_vocabulary_is_shown_or_left_out_on_purpose() -> None:
+    fed = {feed.datum for family in CATALOG.values() for feed in family.feeds}
+    assert set(DATA) - fed == {"gpu_xids"}  # the source of GPUs counts them itself
+
+
+def test_values_are_scaled_to_base_units() -> None:
+    device = facts()[0].links[1]
+    sample = Sample(1, device.pci_address, Source.MODES, {"speed_mbps": 400_000})
+    text = page(View(snapshot=facts()[0], samples=(sample,)))
+    assert values(text, "nodeagent_link_speed_bytes") == {(device.netdev,): 50e9}
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        ("", PLAIN),
+        ("*/*", PLAIN),
+        ("text/plain", PLAIN),
+        ("application/openmetrics-text", OPENMETRICS.format("1.0.0")),
+        ("application/openmetrics-text; version=2.0.0, text/plain", PLAIN),
+        ("application/openmetrics-text;q=0.1, text/plain;q=0.9", PLAIN),
+        ("application/openmetrics-text;q=0", PLAIN),
+        ("application/openmetrics-text;q=nonsense", PLAIN),
+        ('application/openmetrics-text; version="0.0.1"', OPENMETRICS.format("0.0.1")),
+        (
+            # Prometheus 2.42
+            "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+            "text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+            OPENMETRICS.format("1.0.0"),
+        ),
+        (
+            # Prometheus 3, protobuf first
+            "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited;q=0.6,"
+            "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,"
+            "text/plain;version=0.0.4;q=0.2,*/*;q=0.1",
+            OPENMETRICS.format("1.0.0"),
+        ),
+    ],
+)
+def test_the_format_is_what_the_client_prefers(accept: str, expected: str) -> None:
+    assert negotiate(accept) == expected
+
+
+# --- hostile texts ------------------------------------------------------------------------------------------
+
+HOSTILE = st.text(
+    st.characters(codec=None) | st.sampled_from('\0\n\r"\\{}%s# \u2028\u202e\udcff\x1b'), max_size=300
+)
+
+
+def hostile(text: str) -> View:
+    snapshot = facts()[0]
+    link = snapshot.links[1]
+    device = link.pci_address
+    return View(
+        snapshot=replace(
+            snapshot,
+            neighbors=(Neighbor(link.netdev, Identifier("local", text), Identifier("local", text), text),),
+            holdings=(Holding(text, text, text, text, (text,)),),
+        ),
+        samples=(
+            Sample(
+                1, device, Source.MODULE, {"module_celsius": 3}, {"module_vendor": text, "module_type": text}
+            ),
+            Sample(1, device, Source.PCIE, {f"aer_fatal/{text}": 7}),
+            Sample(1, device, Source.DRIVER, {f"lane_errors/{text}": 9}, {"firmware": text}),
+        ),
+        restarts={text: 1},
+    )
+
+
+@given(HOSTILE)
+def test_no_text_breaks_a_line(text: str) -> None:
+    for openmetrics, read in ((False, read_text), (True, read_openmetrics)):
+        rendered = page(hostile(text), openmetrics=openmetrics)
+        rendered.encode("utf-8")
+        found = {sample.name: sample for family in read(rendered) for sample in family.samples}
+        assert found["nodeagent_pcie_aer_errors_total"].value == 7
+        assert found["nodeagent_lldp_neighbor_info"].value == 1
+        assert found["nodeagent_transceiver_temperature_celsius"].value == 3
+        for sample in found.values():
+            assert all(value.isprintable() for value in sample.labels.values())
+            assert all(len(value) <= TEXT_MAX for value in sample.labels.values())
+
+
+def test_a_text_of_a_hundred_thousand_characters_is_cut() -> None:
+    text = page(hostile("x" * 100_000))
+    assert max(map(len, text.splitlines())) < 6 * TEXT_MAX
+    assert label("x" * 100_000) == "x" * (TEXT_MAX - 1) + "…"
+
+
+def test_texts_that_are_cut_to_the_same_make_one_series_not_two() -> None:
+    snapshot = facts()[0]
+    long = ["x" * 500 + str(n) for n in range(2)]
+    neighbors = tuple(
+        Neighbor(snapshot.links[0].netdev, Identifier("local", text), Identifier("local", text), text)
+        for text in long
+    )
+    text = page(View(snapshot=replace(snapshot, neighbors=neighbors)))
+    assert len(values(text, "nodeagent_lldp_neighbor_info")) == 1
+
+
+def test_a_flood_of_series_is_cut_and_counted() -> None:
+    snapshot = facts()[0]
+    device = snapshot.links[1].pci_address
+    flood = {f"lane_errors/{n}": n for n in range(1000)}
+    exposition = Exposition(100)
+    shown = View(
+        snapshot=snapshot,
+        samples=(Sample(1, device, Source.DRIVER, flood),),
+        restarts=dict.fromkeys(map(str, range(150)), 1),
+    )
+    first = "".join(exposition.pieces(shown, openmetrics=False))
+    assert len(values(first, "nodeagent_link_lane_bit_errors_total")) == 100
+    assert len(values(first, "nodeagent_task_restarts_total")) == 100
+    second = "".join(exposition.pieces(shown, openmetrics=False))
+    dropped = values(second, "nodeagent_series_dropped_total")
+    assert dropped["nodeagent_link_lane_bit_errors_total",] == 2 * 900
+    assert dropped["nodeagent_task_restarts_total",] == 2 * 50
+
+
+# --- what goes is gone --------------------------------------------------------------------------------------
+
+
+def without(snapshot: Snapshot, *addresses: str) -> Snapshot:
+    """As the sources state it: what has gone stays as a function that is missing."""
+    gone = Health(State.DOWN, (Reason("device_missing", "it is not there"),), allocatable=False)
+    return replace(
+        snapshot,
+        functions=tuple(
+            replace(f, health=gone) if f.pci_address in addresses else f for f in snapshot.functions
+        ),
+        links=tuple(link for link in snapshot.links if link.pci_address not in addresses),
+    )
+
+
+def test_series_of_a_vf_a_nic_a_gpu_and_a_pod_go_with_it() -> None:
+    shown = view()
+    snapshot = shown.snapshot
+    exposition = Exposition(10_000)
+
+    def rendered(**changes: object) -> str:
+        return "".join(exposition.pieces(replace(shown, **changes), openmetrics=False))  # type: ignore[arg-type]
+
+    vf = next(one for one in snapshot.functions if one.vf_index == 0)
+    assert vf.pci_address in rendered()
+    assert f'pci_address="{vf.pci_address}"' not in rendered(
+        snapshot=replace(without(snapshot, vf.pci_address), holdings=())
+    )
+    nic = snapshot.links[1]
+    vfs = [one.pci_address for one in snapshot.functions if one.parent == nic.pci_address]
+    without_nic = rendered(snapshot=without(snapshot, nic.pci_address, *vfs))
+    left = [line for line in without_nic.splitlines() if f'"{nic.netdev}"' in line]
+    assert all(
+        line.startswith(
+            (
+                "nodeagent_link_health",
+                "nodeagent_link_info",
+                "nodeagent_lldp_",
+                "nodeagent_link_device",
+                "nodeagent_link_pre",
+                "nodeagent_link_post",
+                "nodeagent_link_expected",
+                "nodeagent_link_flap",
+                "nodeagent_link_rule",
+            )
+        )
+        for line in left
+    ), left
+    assert (
+        f'nodeagent_link_health_reason{{device="{nic.netdev}",reason="device_missing",severity="fault"}} 1'
+        in left
+    )
+    assert "worker-0" not in rendered(snapshot=replace(snapshot, holdings=()))
+    gpu = snapshot.gpus[-1]
+    without_gpu = rendered(snapshot=replace(snapshot, gpus=snapshot.gpus[:-1]))
+    assert f'gpu="{gpu.index}"' not in without_gpu
+    assert rendered() == "".join(Exposition(10_000).pieces(shown, openmetrics=False))
+
+
+def test_a_nic_that_took_the_name_of_one_that_has_gone_keeps_its_own_state() -> None:
+    """The kernel gives names again; what is left of the other one is called by its address then."""
+    snapshot = facts()[0]
+    gone, heir = snapshot.links[0], snapshot.links[1]
+    left = without(snapshot, gone.pci_address)
+    renamed = replace(
+        left,
+        links=tuple(replace(x, netdev=gone.netdev) if x is heir else x for x in left.links),
+        functions=tuple(
+            replace(f, netdev=gone.netdev) if f.pci_address == heir.pci_address else f for f in left.functions
+        ),
+    )
+    states = values(page(View(snapshot=renamed)), "nodeagent_link_health_state")
+    assert states[gone.netdev, "healthy"] == 1
+    assert states[gone.pci_address, "down"] == 1
+    names = [key[0] for key in values(page(View(snapshot=renamed)), "nodeagent_link_info")]
+    assert len(names) == len(set(names))
+
+
+def test_what_nobody_measured_for_long_is_not_shown() -> None:
+    snapshot = facts()[0]
+    device = snapshot.links[1].pci_address
+    shown = View(snapshot=snapshot, samples=tuple(samples_of(device, [Source.LINK], at=100.0)))
+    exposition = Exposition(100)
+    assert "nodeagent_link_carrier{" in "".join(exposition.pieces(shown, openmetrics=False, now=130.0))
+    assert "nodeagent_link_carrier{" not in "".join(exposition.pieces(shown, openmetrics=False, now=5000.0))
+
+
+def test_the_words_of_what_nobody_measured_for_long_are_not_shown_either() -> None:
+    snapshot = facts()[0]
+    device = snapshot.links[1].pci_address
+    module = Sample(100.0, device, Source.MODULE, {"module_celsius": 40.0}, {"module_vendor": "ACME"})
+    state = Sample(100.0, device, Source.STATE, {}, {"ext_state": "no cable"})
+    exposition = Exposition(100)
+    shown = View(snapshot=snapshot, samples=(module, state))
+    for now, there in ((130.0, True), (5000.0, False)):
+        text = "".join(exposition.pieces(shown, openmetrics=False, now=now))
+        assert ("ACME" in text) is there
+        assert ("no cable" in text) is there
+
+
+# --- cheap --------------------------------------------------------------------------------------------------
+
+
+def test_new_numbers_go_into_the_old_template_and_new_names_make_a_new_one() -> None:
+    snapshot = facts()[0]
+    device = snapshot.links[1].pci_address
+    exposition = Exposition(100)
+
+    def shown(**numbers: float) -> str:
+        sample = Sample(1, device, Source.LINK, numbers)
+        pieces = list(exposition.pieces(View(snapshot=snapshot, samples=(sample,)), openmetrics=False))
+        compiled.append("" in pieces)
+        return "".join(pieces)
+
+    compiled: list[bool] = []
+    name = snapshot.links[1].netdev
+    assert f'carrier{{device="{name}"}} 1\n' in shown(carrier=1, rx_bytes=10)
+    assert f'receive_bytes_total{{device="{name}"}} 11\n' in shown(carrier=0, rx_bytes=11)
+    assert f'mtu_bytes{{device="{name}"}} 9000\n' in shown(carrier=0, rx_bytes=12, mtu_bytes=9000)
+    assert compiled == [True, False, True]
+
+
+def test_no_piece_is_long() -> None:
+    """A piece is what the loop waits for; the facts of a DGX are the longest."""
+    pieces = list(Exposition(10_000).pieces(view(), openmetrics=False))
+    assert max(piece.count("\n") for piece in pieces) < 2500

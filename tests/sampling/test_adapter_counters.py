@@ -1,0 +1,287 @@
+"""Adapters as the readers sample them, where no such hardware is here: the families answer from memory."""
+
+from __future__ import annotations
+
+import threading
+from errno import EINVAL, EIO, ENODEV, EOPNOTSUPP, EPERM
+
+import pytest
+
+from nodeagent.health.samples import Source
+from nodeagent.host.eeprom import ADDRESS, Module
+from nodeagent.host.eeprom.image import Lane, Medium
+from nodeagent.host.netlink.devlink import Reporter
+from nodeagent.host.netlink.link_messages import VfTraffic
+from nodeagent.host.netlink.message import AbsentError, NetlinkError, RefusedError
+from nodeagent.host.sysfs import Tree
+from nodeagent.model import Function, Rdma
+from nodeagent.sampling.adapter_counters import DevlinkReader, ModuleReader, RdmaReader, own_lanes
+from nodeagent.sampling.port_counters import VfReader
+from nodeagent.sampling.reader import Ports
+from nodeagent.sampling.worker_thread import Worker
+from tests.host.test_adapter import PF, PORT, machine
+from tests.host.test_eeprom import Pages, cmis_image
+
+B = "0000:19:00.0"
+
+
+def pf(device: str = PF, rdma: str | None = None, num_vfs: int | None = None) -> Function:
+    return Function(
+        *(device, "15b3", "1021", "mlx5_core", "eth0", "ethernet"),
+        *(Rdma(rdma) if rdma else None, None, None, None, ("pci0000:15", "0000:15:01.0", device)),
+        num_vfs=num_vfs,
+    )
+
+
+# --- transceivers ---------------------------------------------------------------------------------------
+
+
+class Modules:
+    """By ifindex, an EEPROM or the error of reading it. ``refused`` are pages that fail."""
+
+    overruns = 0
+
+    def __init__(self, **modules: Pages | int) -> None:
+        self.modules = {int(index[1:]): module for index, module in modules.items()}
+        self.refused: set[int] = set()
+        self.reads = 0
+
+    def family(self) -> Modules:
+        return self
+
+    def close(self) -> None:
+        pass
+
+    def eeprom(self, ifindex: int, i2c: int, page: int, start: int, length: int) -> bytes:
+        self.reads += 1
+        module = self.modules[ifindex]
+        if isinstance(module, int):
+            raise RefusedError("ethtool", module)
+        if page in self.refused:
+            raise RefusedError("ethtool", EIO)
+        assert i2c == ADDRESS
+        return bytes(module.get((i2c, page), bytearray(256))[start : start + length])
+
+
+def modules(**by_index: Pages | int) -> tuple[ModuleReader, Modules]:
+    reader = ModuleReader(Ports({PF: 1, B: 2}))
+    answers = Modules(**by_index)
+    reader._asked = answers
+    return reader, answers
+
+
+def test_a_module_is_sampled_with_its_limits():
+    reader, answers = modules(_1=cmis_image(), _2=EOPNOTSUPP)
+    (sample,) = reader.read([pf(), pf(B)])
+    assert (sample.device, sample.source, sample.texts["module_serial"]) == (PF, Source.MODULE, "SN0001")
+    assert sample.values["module_ready"] == 1
+    assert sample.values["rx_power_watts/1"] == 0
+    assert sample.values["rx_power_watts_low_alarm"] == pytest.approx(0.0001)
+    assert answers.reads < 12
+    assert not reader.left_out.reasons, "a port without a module is no failure"
+
+
+def test_a_page_that_fails_costs_what_is_on_it():
+    reader, answers = modules(_1=cmis_image(), _2=EOPNOTSUPP)
+    answers.refused = {2, 0x11}
+    (sample,) = reader.read([pf()])
+    assert sample.values["module_celsius"] == 45.5
+    assert not [name for name in sample.values if "power" in name]
+
+
+def test_a_module_that_cannot_be_read_at_all_is_left_out_and_the_others_are_not():
+    reader, answers = modules(_1=cmis_image(), _2=EIO)
+    for _ in range(2):
+        assert [sample.device for sample in reader.read([pf(), pf(B)])] == [PF]
+    assert list(reader.left_out.reasons) == [B]
+    pages = cmis_image()
+    pages[ADDRESS, 0][0] = 0x99
+    answers.modules[1] = pages
+    assert reader.read([pf(), pf(B)]) == []
+    assert "no known kind" in reader.left_out.reasons[PF]
+
+
+def test_without_the_capability_no_module_is_asked_twice_in_vain():
+    reader, answers = modules(_1=EPERM, _2=EPERM)
+    with pytest.raises(NetlinkError, match="CAP_NET_ADMIN"):
+        reader.read([pf(), pf(B)])
+    assert answers.reads == 1
+
+
+# --- VFs, devlink ---------------------------------------------------------------------------------------
+
+
+class Counters:
+    overruns = 0
+
+    def __init__(self, answers: dict[int, tuple[VfTraffic, ...] | int]) -> None:
+        self.answers = answers
+
+    def vfs(self, ifindex: int) -> tuple[VfTraffic, ...]:
+        answer = self.answers[ifindex]
+        if isinstance(answer, int):
+            raise RefusedError("links", answer)
+        return answer
+
+
+def test_only_pfs_with_vfs_are_asked_for_their_traffic():
+    reader = VfReader(Ports({PF: 1, B: 2, "c": 3, "d": 4}))
+    reader._counters = Counters({1: (VfTraffic(0, 1, 2, 3, 4, 5, None, {"trust": "on"}),), 3: EIO, 4: ENODEV})
+    pfs = [pf(num_vfs=1), pf(B, num_vfs=0), pf("c", num_vfs=8), pf("d", num_vfs=1)]
+    (sample,) = reader.read(pfs)
+    assert sample.values == {
+        "vf_rx_packets/0": 1,
+        "vf_tx_packets/0": 2,
+        "vf_rx_bytes/0": 3,
+        "vf_tx_bytes/0": 4,
+        "vf_rx_dropped/0": 5,
+    }
+    assert sample.texts == {"vf_trust/0": "on"}
+    assert list(reader.left_out.reasons) == ["c"], "one that has gone is no failure"
+
+
+class Reporters:
+    overruns = 0
+
+    def reporters(self) -> list[Reporter]:
+        return [
+            Reporter(PF, None, "fw", False, 0, 0),
+            Reporter(PF, None, "tx", False, 2, 2),
+            Reporter(PF, 1, "tx", True, 3, 1),
+            Reporter(None, None, "fw", True, 9, 0),
+            Reporter("0000:ff:00.0", None, "fw", True, 9, 0),
+        ]
+
+
+def test_reporters_of_a_function_and_its_ports_are_one():
+    reader = DevlinkReader()
+    reader._devlink = Reporters()
+    (sample,) = reader.read([pf()])
+    assert sample.device == PF
+    assert sample.values == {
+        **{"devlink_error/fw": 0, "devlink_errors/fw": 0, "devlink_recoveries/fw": 0},
+        **{"devlink_error/tx": 1, "devlink_errors/tx": 5, "devlink_recoveries/tx": 3},
+    }
+
+
+def test_a_kernel_without_devlink_is_no_failure():
+    asked = []
+
+    def absent():
+        asked.append(1)
+        raise AbsentError("this kernel has no netlink family devlink")
+
+    reader = DevlinkReader(absent)
+    assert reader.read([pf()]) == reader.read([pf()]) == []
+    assert len(asked) == 1
+
+
+# --- RDMA -----------------------------------------------------------------------------------------------
+
+
+class RdmaFamily:
+    overruns = 0
+    code = 0
+
+    def devices(self) -> dict[str, int]:
+        return {"mlx5_0": 4}
+
+    def read(self, index: int) -> dict[str, int]:
+        assert index == 4
+        if self.code:
+            raise RefusedError("RDMA counters", self.code)
+        return {"out_of_sequence": 7, "lifespan": 10}
+
+    def close(self) -> None:
+        pass
+
+
+def test_hardware_counters_come_over_netlink_and_else_from_files(tmp_path):
+    made = machine(tmp_path, link_layer="Ethernet", phys_state="5: LinkUp")
+    made.draw(f"{PORT}/ports/1/counters/port_rcv_data", "25")
+    made.draw(f"{PORT}/ports/1/hw_counters/out_of_sequence", "8")
+    reader = RdmaReader(Tree(made.root), live=True)
+    reader._counters = family = RdmaFamily()
+    (sample,) = reader.read([pf(rdma="mlx5_0"), pf(B)])
+    assert sample.values == {"rdma_port_active": 1, "rdma_rx_bytes": 100, "rdma_out_of_sequence": 7}
+    assert sample.texts["rdma_device"] == "mlx5_0"
+    for code in (EOPNOTSUPP, EINVAL):
+        family.code = code
+        (sample,) = reader.read([pf(rdma="mlx5_0")])
+        assert sample.values["rdma_out_of_sequence"] == 8
+    family.code = EIO
+    assert reader.read([pf(rdma="mlx5_0")]) == []
+    assert list(reader.left_out.reasons) == [PF]
+
+
+def test_a_device_in_a_pods_network_namespace_is_not_spoken_of(tmp_path):
+    made = machine(tmp_path)
+    reader = RdmaReader(Tree(made.root), live=False)
+    assert reader.read([pf(rdma="mlx5_7")]) == []
+    assert not reader.left_out.reasons
+
+
+# --- threads --------------------------------------------------------------------------------------------
+
+
+async def test_a_worker_runs_one_call_after_the_other_in_one_thread_until_it_is_closed():
+
+    seen: list[threading.Thread] = []
+    worker = Worker("test")
+    for _ in range(3):
+        await worker.run(lambda: seen.append(threading.current_thread()))
+    assert len(set(seen)) == 1
+    worker.close()
+    seen[0].join(10)
+    assert not seen[0].is_alive()
+    await worker.run(lambda: seen.append(threading.current_thread()))
+    assert seen[-1] is not seen[0]
+    worker.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_call_that_fails_unforeseen_is_told_and_the_next_has_a_thread():
+    worker = Worker("test")
+    done: list[int] = []
+    dead: list[threading.Thread] = []
+
+    def broken() -> None:
+        dead.append(threading.current_thread())
+        raise ZeroDivisionError
+
+    with pytest.raises(RuntimeError, match="thread test died"):
+        await worker.run(broken)
+    await worker.run(lambda: done.append(1))
+    assert done == [1]
+    worker.close()
+    dead[0].join()  # its last words are for this test, not for the next
+
+
+# --- a module that two ports share --------------------------------------------------------------------------
+
+
+def osfp(serial: str = "S1", lanes: int = 8) -> Module:
+    lit = {n: Lane(1e-3 if n < 4 else 0.0, 1e-3, 0.01) for n in range(lanes)}
+    return Module("OSFP", Medium.OPTICAL, "NVIDIA", "MMA4Z00", serial, "A1", lanes=lit)
+
+
+def test_of_a_module_with_two_ports_each_has_its_own_lanes():
+    found = own_lanes({"0000:1b:00.0": osfp(), "0000:1a:00.0": osfp(), "0000:1c:00.0": osfp("S2")})
+    assert {device: sorted(one.lanes) for device, one in found.items()} == {
+        "0000:1a:00.0": [0, 1, 2, 3],
+        "0000:1b:00.0": [0, 1, 2, 3],
+        "0000:1c:00.0": list(range(8)),
+    }
+    assert all(lane.rx_power for lane in found["0000:1a:00.0"].lanes.values()), (
+        "the other port's dark is not ours"
+    )
+    assert not any(lane.rx_power for lane in found["0000:1b:00.0"].lanes.values())
+
+
+def test_modules_that_only_share_a_serial_number_keep_their_lanes():
+    for modules in (
+        {"a": osfp(lanes=4), "b": osfp(lanes=4)},
+        {"a": osfp(""), "b": osfp("")},
+        {"a": osfp("0"), "b": osfp("0"), "c": osfp("0")},
+    ):
+        assert own_lanes(modules) == modules

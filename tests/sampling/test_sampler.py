@@ -1,0 +1,456 @@
+"""The sampler on a real kernel (veth, tap, namespaces) and on simulated machines."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from errno import EIO, EOPNOTSUPP
+from pathlib import Path
+
+import pytest
+
+from nodeagent.health.samples import Sample, Source, known
+from nodeagent.host.netlink import ethtool_messages as ethtool
+from nodeagent.host.netlink.events import LinkEvents
+from nodeagent.host.netlink.message import RefusedError
+from nodeagent.host.sysfs import Tree
+from nodeagent.model import Function
+from nodeagent.sampling.latest_samples import Latest
+from nodeagent.sampling.port_counters import EthtoolReader
+from nodeagent.sampling.reader import Ports
+from nodeagent.sampling.sampler import Rates, Sampler
+from nodeagent.sim.machine import Machine
+from nodeagent.sources import pci
+from tests.support.namespaces import Netns, veth
+from tests.support.tap_devices import Tap
+
+LINKS_ONLY = Rates(
+    link=None, driver=None, rdma=None, pcie=None, devlink=None, vf=None, module=None, kernel=False
+)
+"""Nothing but what hints wake."""
+
+
+def function(address: str, netdev: str | None) -> Function:
+    return Function(
+        *(address, "15b3", "1021", "veth", netdev, "ethernet"),
+        None,
+        None,
+        None,
+        None,
+        ("pci0000:00", address),
+    )
+
+
+class Seen:
+    """A sampler with what it has told; ``functions`` may be replaced."""
+
+    def __init__(self, tree: Tree, functions: Iterable[Function], rates: Rates) -> None:
+        self.functions = tuple(functions)
+        self.told: list[Sample] = []
+        self._news = asyncio.Event()
+        self.sampler = Sampler(tree, lambda: self.functions, self._state, rates)
+
+    def _state(self, samples: Iterable[Sample]) -> None:
+        self.told += samples
+        self._news.set()
+
+    async def once(self) -> Latest:
+        try:
+            await self.sampler.once()
+        finally:
+            self.sampler.close()
+        return self.sampler.latest
+
+    async def until(self, predicate: Callable[[Latest], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not predicate(self.sampler.latest):
+                self._news.clear()
+                await self._news.wait()
+
+    def value(self, device: str, name: str) -> float | None:
+        return self.sampler.latest.values(device).get(name)
+
+
+@asynccontextmanager
+async def sampling(
+    functions: Iterable[Function],
+    rates: Rates = LINKS_ONLY,
+    hints: Iterable[pci.Hint] = (),
+    root: Path | str = "/",
+) -> AsyncIterator[Seen]:
+    seen = Seen(Tree(root), functions, rates)
+    task = asyncio.create_task(seen.sampler.watch(hints))
+    try:
+        yield seen
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+        if not task.cancelled() and task.exception():
+            raise task.exception()
+
+
+A, B = "0000:0a:00.0", "0000:0b:00.0"
+
+
+def carrier(device: str, value: float) -> Callable[[Latest], bool]:
+    return lambda latest: latest.values(device).get("carrier") == value
+
+
+@pytest.mark.needs("root", "ip", "nsenter")
+async def test_a_lost_carrier_is_sampled_at_once_and_so_is_its_return():
+    with Netns() as near, Netns() as far:
+        veth(near, "v0", far, "w0")
+        with near.entered(), LinkEvents() as events:
+            async with sampling([function(A, "v0")], hints=[events]) as seen:
+                await seen.until(carrier(A, 1))
+                far.ip("link set w0 down")
+                await seen.until(carrier(A, 0))
+                far.ip("link set w0 up")
+                await seen.until(carrier(A, 1))
+                near.ip("link set v0 down")
+                await seen.until(lambda latest: latest.values(A).get("admin_up") == 0)
+                assert seen.value(A, "carrier") is None
+
+
+@pytest.mark.needs("root", "ip", "nsenter")
+async def test_a_link_that_changes_is_asked_for_its_speed_and_state_at_once():
+    rates = Rates(
+        link=600, driver=None, rdma=None, pcie=None, devlink=None, vf=None, module=None, kernel=False
+    )
+    with Netns() as near, Netns() as far:
+        veth(near, "v0", far, "w0")
+        with near.entered(), LinkEvents() as events:
+            async with sampling([function(A, "v0")], rates, hints=[events]) as seen:
+                await seen.until(lambda latest: latest.at(A, Source.MODES) is not None)
+                before = seen.sampler.latest.at(A, Source.MODES)
+                far.ip("link set w0 down")
+                await seen.until(lambda latest: latest.at(A, Source.MODES) > before)
+                assert seen.value(A, "carrier") == 0
+
+
+@pytest.mark.needs("root", "ip", "nsenter", "tun")
+async def test_two_hundred_flaps_in_a_burst_are_two_hundred():
+    with Netns() as near, Tap(near, "tap0") as tap, near.entered(), LinkEvents() as events:
+        async with sampling([function(A, "tap0")], hints=[events]) as seen:
+            await seen.until(carrier(A, 1))
+            down, up = seen.value(A, "carrier_down"), seen.value(A, "carrier_up")
+            tap.flap(200)
+            await seen.until(lambda latest: latest.values(A).get("carrier_down") == down + 200)
+            assert seen.value(A, "carrier_up") == up + 200
+            assert seen.value(A, "carrier") == 1
+
+
+@pytest.mark.needs("root", "ip", "nsenter", "tun")
+async def test_a_second_loss_that_linkwatch_holds_back_is_seen_by_the_sweep():
+    with (
+        Netns() as near,
+        Tap(near, "tap0") as one,
+        Tap(near, "tap1") as two,
+        near.entered(),
+        LinkEvents() as events,
+    ):
+        async with sampling([function(A, "tap0"), function(B, "tap1")], hints=[events]) as seen:
+            await seen.until(carrier(B, 1))
+            one.carrier(False)
+            await seen.until(carrier(A, 0))
+            two.carrier(False)
+            await seen.until(carrier(B, 0))
+
+
+@pytest.mark.needs("root", "ip", "nsenter", "tun")
+async def test_events_that_the_kernel_dropped_cost_nothing_but_a_count():
+    with Netns() as near, Tap(near, "tap0") as tap, near.entered(), LinkEvents() as events:
+        events.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)  # the kernel takes its least
+        near.ip("\n".join(f"link add n{n} type veth peer name m{n}" for n in range(20)))
+        tap.flap(3)
+        async with sampling([function(A, "tap0")], hints=[events]) as seen:
+            await seen.until(carrier(A, 1))
+            down = seen.value(A, "carrier_down")
+            tap.carrier(False)
+            await seen.until(carrier(A, 0))
+            assert seen.value(A, "carrier_down") == down + 1
+            assert seen.sampler.overruns()["events"] > 0
+
+
+@pytest.mark.needs("root", "ip", "nsenter")
+async def test_a_link_that_is_renamed_stays_the_same_device():
+    with Netns() as near, Netns() as far:
+        veth(near, "v0", far, "w0")
+        with near.entered(), LinkEvents() as events:
+            async with sampling([function(A, "v0")], hints=[events]) as seen:
+                await seen.until(carrier(A, 1))
+                near.ip("link set v0 name ens9np0")
+                far.ip("link set w0 down")
+                await seen.until(carrier(A, 0))
+                seen.functions = (function(A, "ens9np0"),)
+                far.ip("link set w0 up")
+                await seen.until(carrier(A, 1))
+
+
+@pytest.mark.needs("root", "ip", "nsenter")
+async def test_a_netdev_that_is_away_is_not_spoken_of_and_the_others_are():
+    with Netns() as near, Netns() as far, Netns() as pod:
+        veth(near, "v0", far, "w0")
+        veth(near, "v1", far, "w1")
+        with near.entered():
+            seen = Seen(Tree("/"), [function(A, "v0"), function(B, "v1")], LINKS_ONLY)
+
+            async def told() -> set[str]:
+                seen.told.clear()
+                await seen.once()
+                return {sample.device for sample in seen.told}
+
+            assert await told() == {A, B}
+            near.ip(f"link set v0 netns {pod.path}")
+            assert await told() == {B}
+            pod.ip(f"link set v0 netns {near.path}")
+            near.ip("link set v0 up")
+            assert await told() == {A, B}
+            near.ip("link delete v1")
+            assert await told() == {A}
+            assert seen.sampler.latest.at(B, Source.LINK) is not None
+            seen.functions = (function(A, "v0"),)
+            await told()
+            assert seen.sampler.latest.devices() == (A,)
+
+
+def as_nobody(work: Callable[[], None]) -> None:
+    """In a thread that is nobody: the system call itself is about the thread that makes it."""
+
+    def run() -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.syscall(117, 65534, 65534, 65534) == 0  # setresuid on x86-64
+        work()
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(run).result()
+
+
+@pytest.mark.needs("root", "ip", "nsenter")
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the number of a system call")
+def test_without_privileges_only_the_eeprom_is_lost():
+    async def once() -> dict[Source, str]:
+        seen = Seen(Tree("/"), [function(A, "v0")], Rates())
+        await seen.once()
+        assert {sample.source for sample in seen.told} >= {Source.LINK, Source.MODES, Source.DRIVER}
+        return {source: one.reason for source, one in seen.sampler.sources.items() if one.reason}
+
+    reasons: dict[Source, str] = {}
+    with Netns() as near, Netns() as far:
+        veth(near, "v0", far, "w0")
+        with near.entered():
+            as_nobody(lambda: reasons.update(asyncio.run(once())))
+    assert list(reasons) == [Source.MODULE]
+    assert "CAP_NET_ADMIN" in reasons[Source.MODULE]
+
+
+# --- one port's trouble ---------------------------------------------------------------------------------
+
+
+class Family:
+    """Ethtool's answers where the driver of ifindex 2 fails and that of 3 has none."""
+
+    broken = True
+    asked = 0
+
+    def all(self, question):
+        self.asked += 1
+        if self.broken:
+            raise RefusedError("ethtool", EIO)
+        return [ethtool.Pause(1, 1, 1), ethtool.Pause(2, 2, 2)]
+
+    def one(self, question, ifindex):
+        self.asked += 1
+        if ifindex > 1:
+            raise RefusedError("ethtool", EIO if ifindex == 2 else EOPNOTSUPP)
+        return ethtool.Pause(1, 1, 1)
+
+
+class Asked:
+    def __init__(self) -> None:
+        self.made = Family()
+        self.overruns = 0
+
+    def family(self):
+        return self.made
+
+    def close(self):
+        pass
+
+
+def test_a_driver_that_fails_leaves_out_its_own_port_and_that_is_said_once(caplog):
+    ports = Ports({A: 1, B: 2, "c": 3})
+    asked = Asked()
+    pfs = [function(device, device) for device in ports.ifindex]
+    reader = EthtoolReader(
+        Source.PAUSE, ports, asked, ethtool.PAUSE, lambda one: ({"rx_pause_frames": one.rx_frames}, {})
+    )
+    for _ in range(3):
+        assert [sample.device for sample in reader.read(pfs)] == [A]
+    assert len([record for record in caplog.records if "left out" in record.message]) == 1
+    assert (list(reader.left_out.reasons), reader.left_out.count) == ([B], 1)
+    assert asked.made.asked == 1 + 3 + 2 + 2, "neither the dump nor the port is asked again before its time"
+    asked.made.broken = False
+    reader._dump_again_at = 0
+    assert [sample.device for sample in reader.read(pfs)] == [A, B]
+    assert not reader.left_out.reasons
+
+
+# --- whom to believe ------------------------------------------------------------------------------------
+
+
+def test_a_counter_is_stated_by_one_source_only():
+    latest, spoken = Latest(), set[Source]()
+
+    def take(source: Source, **values: float) -> dict[str, float]:
+        return latest.take([Sample(1, A, source, values)], spoken.__contains__)[0].values
+
+    assert take(Source.LINK, crc_errors=5, rx_bytes=1) == {"rx_bytes": 1}, "the driver may know better"
+    spoken.add(Source.DRIVER)
+    assert take(Source.LINK, crc_errors=5) == {"crc_errors": 5}, "it does not"
+    take(Source.DRIVER, crc_errors=7)
+    assert take(Source.LINK, crc_errors=5) == {}
+    assert latest.values(A)["crc_errors"] == 7
+
+
+# --- simulated machines ---------------------------------------------------------------------------------
+
+SMALL = "two-gpu-two-nic"
+
+
+def machine(tmp_path: Path) -> tuple[Machine, Path, tuple[Function, ...], str]:
+    made, root = Machine.load(SMALL), tmp_path / "m"
+    made.write(root)
+    return made, root, pci.scan(Tree(root)).functions, made.nic(0).address
+
+
+async def test_what_happens_to_a_simulated_nic_is_sampled(tmp_path):
+    made, root, functions, nic = machine(tmp_path)
+    seen = Seen(Tree(root), functions, Rates())
+    await seen.once()
+    before = seen.sampler.latest.values(nic)
+    assert before["carrier"] == before["rdma_port_active"] == before["roce_v2_gids"] == 1
+    assert before["pcie_width"] == before["pcie_expected_width"] == 16
+    assert before["speed_mbps"] == before["supported_mbps"] == 400_000
+    assert seen.sampler.latest.texts(nic)["fec_mode"] == "RS"
+    made.flap(nic, 3)
+    made.count(nic, "symbol_errors", 40)
+    made.count(nic, "fec_uncorrectable_blocks", 2)
+    made.count(nic, "lane_errors/2", 1000)
+    made.count(nic, "rdma_ack_timeouts", 9)
+    made.light(nic, 1, 0.0)
+    made.heat(nic, 78)
+    made.downtrain(nic, "16.0", 8)
+    made.count_aer(nic, "fatal", "DLP")
+    made.fail_reporter(nic)
+    made.set_speed(nic, 200_000)
+    made.set_gids(nic, False)
+    made.count(nic, "kernel_events/unrecoverable")
+    await seen.once()
+    after = seen.sampler.latest.values(nic)
+    changed = {name: value for name, value in after.items() if before.get(name) != value}
+    assert changed == {
+        "carrier_down": before["carrier_down"] + 3,
+        "carrier_up": before["carrier_up"] + 3,
+        "link_down_events": 3,
+        "ext_down": 3,
+        "symbol_errors": 40,
+        "fec_uncorrectable_blocks": 2,
+        "lane_errors/2": 1000,
+        "rdma_ack_timeouts": 9,
+        "rx_power_watts/1": 0,
+        "module_celsius": 78,
+        "pcie_gts": 16,
+        "pcie_width": 8,
+        "aer_fatal/DLP": 1,
+        "devlink_error/fw_fatal": 1,
+        "devlink_errors/fw_fatal": 1,
+        "speed_mbps": 200_000,
+        "roce_v2_gids": 0,
+        "kernel_events/unrecoverable": 1,
+    }
+
+
+async def test_every_name_that_a_simulated_machine_states_is_in_the_vocabulary(tmp_path):
+    _, root, functions, _ = machine(tmp_path)
+    seen = Seen(Tree(root), functions, Rates())
+    await seen.once()
+    assert {sample.source for sample in seen.told} == set(Source) - {Source.GPU}
+    for sample in seen.told:
+        for name in sample.values:
+            datum = known(name)
+            assert datum is not None, name
+            assert datum.source == sample.source or name in ("crc_errors", "fec_corrected_bits"), name
+
+
+async def test_a_machine_without_recorded_samples_tells_what_sysfs_shows(tmp_path):
+    _, root, functions, nic = machine(tmp_path)
+    with_file = Seen(Tree(root), functions, Rates())
+    await with_file.once()
+    (root / ".nodeagent/samples.json").unlink()
+    seen = Seen(Tree(root), functions, Rates())
+    await seen.once()
+    assert {sample.source for sample in seen.told} == {Source.LINK, Source.MODES, Source.PCIE, Source.RDMA}
+    recorded = with_file.sampler.latest.values(nic)
+    for name, value in seen.sampler.latest.values(nic).items():
+        assert recorded.get(name, 0) == value, name
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[{}]", '[{"at":1,"device":"a","source":"tea"}]', "\xff"])
+async def test_a_broken_file_of_samples_silences_the_links_and_is_said_once(tmp_path, text, caplog):
+    _, root, functions, _ = machine(tmp_path)
+    (root / ".nodeagent/samples.json").write_text(text, "latin-1")
+    seen = Seen(Tree(root), functions, Rates())
+    for _ in range(3):
+        await seen.once()
+    collector = seen.sampler.sources[Source.LINK]
+    assert (collector.errors, collector.successes) == (3, 0)
+    assert "samples.json" in collector.reason
+    assert len([record for record in caplog.records if "failed" in record.message]) == 1
+    assert seen.sampler.sources[Source.PCIE].successes == 3
+
+
+async def test_a_source_that_hangs_is_alone_and_named(tmp_path, caplog):
+    _, root, functions, nic = machine(tmp_path)
+    speed = Path(os.path.realpath(root / f"sys/bus/pci/devices/{nic}")) / "current_link_speed"
+    speed.unlink()
+    os.mkfifo(speed)  # an attribute that blocks
+    rates = Rates(link=0.02, pcie=0.02, rdma=0.02, kernel=False, hangs_s=0.1)
+    async with sampling(functions, rates, root=root) as seen:
+        collectors = seen.sampler.sources
+        await seen.until(lambda _: collectors[Source.PCIE].hanging)
+        links, rdma = collectors[Source.LINK].successes, collectors[Source.RDMA].successes
+        await seen.until(
+            lambda _: (
+                collectors[Source.LINK].successes > links + 2 and collectors[Source.RDMA].successes > rdma + 2
+            )
+        )
+        assert collectors[Source.PCIE].successes == 0
+        assert "not answered" in collectors[Source.PCIE].reason
+        writing = os.open(speed, os.O_WRONLY)
+        speed.unlink()
+        speed.write_text("32.0 GT/s PCIe\n")
+        os.write(writing, b"32.0 GT/s PCIe\n")
+        os.close(writing)
+        await seen.until(lambda _: collectors[Source.PCIE].successes > 0)
+        assert not collectors[Source.PCIE].hanging
+        assert seen.value(nic, "pcie_gts") == 32
+    assert len([record for record in caplog.records if "hangs" in record.message]) == 1
+
+
+async def test_samples_of_the_file_are_timed_when_they_are_read(tmp_path):
+    _, root, functions, nic = machine(tmp_path)
+    path = root / ".nodeagent/samples.json"
+    path.write_text(
+        json.dumps([{"at": 5, "device": nic, "source": "fec"}, {"at": 5, "device": "x", "source": "fec"}])
+    )
+    seen = Seen(Tree(root), functions, Rates())
+    await seen.once()
+    assert [sample.device for sample in seen.told if sample.source is Source.FEC] == [nic]
+    assert seen.sampler.latest.at(nic, Source.FEC) > 5

@@ -1,0 +1,52 @@
+"""The simulated switches are heard by the real receiver, and what they send is valid LLDP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from nodeagent.lldp.ethernet import parse_frame
+from nodeagent.lldp.tlv import decode
+from nodeagent.sim.machine import Machine
+from nodeagent.sim.simulated_switches import Port, rails, speaking
+
+
+def test_an_announcement_is_a_valid_frame() -> None:
+    frame = parse_frame(Port("ens1", "leaf03", 7).announcement())
+    pdu = decode(frame.data, frame.offset)
+    assert (pdu.system_name, pdu.port_id.text, pdu.port_description, pdu.ttl) == (
+        "leaf03",
+        "swp7",
+        "rail 3",
+        120,
+    )
+    assert pdu.warnings == ()
+
+
+@pytest.mark.needs("root", "ip", "nsenter")
+async def test_a_simulated_machine_hears_one_leaf_on_each_rail(tmp_path: Path) -> None:
+    folder = tmp_path
+    machine = Machine.load("two-gpu-two-nic")
+    machine.write(folder / "r")
+    config = folder / "nodeagent.yaml"
+    config.write_text(
+        "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
+        "links: {select: {netdevs: [enp24s0np0, enp154s0np0]}}\n"
+    )
+    async with speaking(rails({0: "enp24s0np0", 1: "enp154s0np0"})) as node:
+        verb = ("neighbors", "--root", str(folder / "r"), "--config", str(config), "--wait", "20", "--json")
+        process = await asyncio.create_subprocess_exec(
+            *node.command(sys.executable, "-m", "nodeagent", *verb),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        printed, _ = await process.communicate()
+    assert process.returncode == 0
+    told = json.dumps(json.loads(printed))
+    assert "leaf00" in told
+    assert "leaf01" in told
+    assert "0000:18:00.0" in told

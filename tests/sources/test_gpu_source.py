@@ -1,0 +1,565 @@
+"""The source over a recorded machine, and over drivers that misbehave as no recording can."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import threading
+import time
+
+import pytest
+
+from nodeagent.health.samples import Source, known
+from nodeagent.host.driver import DriverError, GpuReading, GpuVitals
+from nodeagent.host.recorded_gpus import PATH, Recorded
+from nodeagent.host.sysfs import Tree
+from nodeagent.model import HEALTHY, State
+from nodeagent.sources import gpu_source
+from nodeagent.sources.gpu_health_service import Ledger
+from nodeagent.sources.state_file import Memory, boot_id
+
+
+def recorded(index, **parts):
+    gpu = {"uuid": f"GPU-{index}", "index": index, "minor": index, "name": "NVIDIA H100"}
+    gpu |= {"pci_address": f"0000:{0x1B + index:02x}:00.0", "memory_mib": 81559, "recovery_action": "none"}
+    return gpu | parts
+
+
+class Machine:
+    def __init__(self, root):
+        self.root = root
+        self.path = root / PATH.lstrip("/")
+        self.path.parent.mkdir(parents=True)
+        self.events = []
+
+    def write(self, text):
+        new = self.path.with_suffix(".new")
+        new.write_text(text)
+        new.rename(self.path)
+
+    def set(self, *machines_gpus, **parts):
+        content = {"driver_version": "580.95.05", "gpus": machines_gpus, "events": self.events}
+        self.write(json.dumps(content | parts))
+
+    def place(self, address, bridge, numa):
+        real = self.root / f"sys/devices/pci0000:15/{bridge}/{address}"
+        real.mkdir(parents=True)
+        (real / "numa_node").write_text(f"{numa}\n")
+        devices = self.root / "sys/bus/pci/devices"
+        devices.mkdir(parents=True, exist_ok=True)
+        (devices / address).symlink_to(f"../../../devices/pci0000:15/{bridge}/{address}")
+
+
+class Heard:
+    """What the inventory would hear: the latest facts, and why there are none."""
+
+    def __init__(self):
+        self.gpus = None
+        self.silent = None
+        self.news = asyncio.Event()
+        self.samples = []
+        self.ledger = None
+
+    def sampled(self, samples):
+        self.samples.append(samples)
+
+    def state(self, all_gpus):
+        self.gpus, self.silent = all_gpus, None
+        self.news.set()
+
+    def silence(self, why):
+        self.silent = why
+        self.news.set()
+
+    async def until(self, true):
+        async with asyncio.timeout(10):
+            while not true():
+                self.news.clear()
+                await self.news.wait()
+
+    async def keys(self, *expected):
+        """Until each GPU, by index, has these reasons."""
+
+        def keys():
+            return [" ".join(reason.key for reason in gpu.health.reasons) for gpu in self.gpus or ()]
+
+        await self.until(lambda: self.silent is None and keys() == list(expected))
+
+
+@pytest.fixture
+def machine(tmp_path):
+    machine = Machine(tmp_path)
+    machine.set(recorded(0), recorded(1))
+    return machine
+
+
+@contextlib.asynccontextmanager
+async def watching(driver, root, rules=None, memory=None, **settings):
+    heard = Heard()
+    pace = {"interval_s": 0.05, "vitals_s": 0.05, "absent_s": 0.05, "timeout_s": 5.0}
+    pace |= {name: settings.pop(name) for name in pace if name in settings}
+    heard.ledger = Ledger(rules, memory)
+    heard.ledger.tell(heard.state, heard.sampled)
+    settings["pace"] = gpu_source.Pace(**pace)
+    task = asyncio.create_task(gpu_source.watch(driver, Tree(root), heard.ledger, heard.silence, **settings))
+    task.add_done_callback(lambda _: heard.news.set())
+    try:
+        yield heard
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def on(machine, **settings):
+    return watching(lambda: Recorded(machine.root), machine.root, **settings)
+
+
+async def test_gpus_are_stated_with_their_numa_node_and_pci_path(machine):
+    machine.place("0000:1b:00.0", "0000:15:01.0", 1)
+    machine.place("0000:1c:00.0", "0000:15:02.0", -1)
+    async with on(machine) as heard:
+        await heard.keys("", "")
+    first, second = heard.gpus
+    assert (first.numa_node, first.pci_path) == (1, ("pci0000:15", "0000:15:01.0", "0000:1b:00.0"))
+    assert (second.numa_node, second.pci_path[-1]) == (None, "0000:1c:00.0")
+    assert (first.uuid, first.minor, first.memory_mib, first.health) == ("GPU-0", 0, 81559, HEALTHY)
+
+
+async def test_a_gpu_that_left_sysfs_keeps_the_place_it_had(machine):
+    machine.place("0000:1b:00.0", "0000:15:01.0", 1)
+    async with on(machine) as heard:
+        await heard.keys("", "")
+        (machine.root / "sys/bus/pci/devices/0000:1b:00.0").unlink()
+        machine.set(recorded(0, lost=True), recorded(1))
+        await heard.keys("gpu_lost", "")
+    assert heard.gpus[0].numa_node == 1
+
+
+async def test_an_unreadable_numa_node_costs_only_itself(machine):
+    machine.place("0000:1b:00.0", "0000:15:01.0", "rubbish")
+    async with on(machine) as heard:
+        await heard.keys("", "")
+    assert heard.gpus[0].numa_node is None
+
+
+async def test_an_xid_is_stated_and_counted_each_time_and_a_reset_clears_it(machine):
+    async with on(machine, interval_s=60) as heard:
+        await heard.keys("", "")
+        machine.events = [{"sequence": 1, "uuid": "GPU-1", "xid": 79}] * 1
+        machine.set(recorded(0), recorded(1))
+        await heard.keys("", "xid_79")
+        assert not heard.gpus[1].health.allocatable
+        machine.events += [{"sequence": 2, "uuid": "GPU-1", "xid": 79}]
+        machine.set(recorded(0), recorded(1, recovery_action="gpu_reset"))
+        await heard.keys("", "recovery_gpu_reset xid_79")
+        machine.set(recorded(0), recorded(1))
+        await heard.keys("", "")
+    assert heard.ledger.xids == {("GPU-1", 79): 2}
+
+
+async def test_a_gpu_that_vanishes_is_kept_as_lost_and_comes_back(machine):
+    async with on(machine) as heard:
+        await heard.keys("", "")
+        machine.set(recorded(0))
+        await heard.keys("", "gpu_lost")
+        machine.set(recorded(0), recorded(1), recorded(2))
+        await heard.keys("", "", "")
+
+
+async def test_no_driver_is_zero_gpus_said_once_and_one_installed_later_is_found(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    looked = threading.Semaphore(0)
+
+    class Looking(Recorded):
+        def open(self):
+            looked.release()
+            super().open()
+
+    async with watching(lambda: Looking(tmp_path), tmp_path, absent_s=0.01) as heard:
+        await heard.until(lambda: heard.gpus == ())
+        for _ in range(3):
+            assert await asyncio.to_thread(looked.acquire, timeout=5)
+        assert caplog.text.count("There is no GPU driver") == 1
+        machine = Machine(tmp_path)
+        machine.set(recorded(0))
+        await heard.keys("")
+
+
+async def test_a_hint_finds_a_new_driver_at_once(tmp_path):
+    hints = asyncio.Event()
+    async with watching(lambda: Recorded(tmp_path), tmp_path, absent_s=3600, hints=hints) as heard:
+        await heard.until(lambda: heard.gpus == ())
+        Machine(tmp_path).set(recorded(0))
+        hints.set()
+        await heard.keys("")
+
+
+@pytest.mark.parametrize("broken", ["{", '{"failure": {"call": "list", "error": "Unknown Error"}}'])
+async def test_a_driver_that_fails_is_silent_and_what_was_known_stands(machine, broken):
+    async with on(machine) as heard:
+        await heard.keys("", "")
+        machine.write(broken)
+        await heard.until(lambda: heard.silent is not None)
+        assert [gpu.health.state for gpu in heard.gpus] == [State.UNKNOWN] * 2
+        assert all(gpu.health.allocatable for gpu in heard.gpus)
+        machine.set(recorded(0), recorded(1))
+        await heard.keys("", "")
+
+
+async def test_a_wait_that_fails_silences_and_condemns_nobody(machine):
+    readings = []
+    async with on(machine) as heard:
+        await heard.keys("", "")
+        machine.set(recorded(0), recorded(1), failure={"call": "wait", "error": "Unknown Error"})
+        for _ in range(4):
+            heard.news.clear()
+            async with asyncio.timeout(10):
+                await heard.news.wait()
+            readings.append((heard.silent, [gpu.health for gpu in heard.gpus]))
+        machine.events = [{"sequence": 1, "uuid": "GPU-0", "xid": 48}]
+    assert readings == [(None, [HEALTHY, HEALTHY])] * 4
+
+
+async def test_a_gpu_that_cannot_be_told_is_left_out_and_said_once(machine, caplog):
+    caplog.set_level(logging.INFO)
+    machine.set(recorded(0), {"index": 1, "fault": "Unknown Error"}, recorded(2, memory_mib=None))
+    async with on(machine) as heard:
+        await heard.keys("")
+        for _ in range(3):
+            heard.news.clear()
+            await heard.news.wait()
+    assert caplog.text.count("A GPU cannot be told") == 1
+    assert caplog.text.count("A GPU is not offered") == 1
+
+
+# Vitals
+
+
+async def test_vitals_are_told_as_samples_and_judged(machine):
+    values = {"gpu_celsius": 40, "gpu_row_remap_failed": 0, "gpu_nvlink_up/17": 1}
+    machine.set(recorded(0, values=values, texts={"gpu_serial": "1"}), recorded(1))
+    async with on(machine) as heard:
+        await heard.keys("", "")
+        await heard.until(lambda: heard.samples)
+        machine.events = [{"sequence": n, "uuid": "GPU-0", "xid": 13} for n in (1, 2)]
+        machine.set(recorded(0, values=values | {"gpu_row_remap_failed": 1}), recorded(1))
+        await heard.keys("remap_failed", "")
+        assert not heard.gpus[0].health.allocatable
+    told = heard.samples
+    first, second = told[0]
+    assert (first.device, first.source, second.device) == ("GPU-0", Source.GPU, "GPU-1")
+    assert first.values == values
+    assert told[-1][0].values == values | {"gpu_row_remap_failed": 1, "gpu_xids/13": 2}
+    assert first.texts == {
+        "gpu_serial": "1",
+        "gpu_driver": "580.95.05",
+        "gpu_recovery_action": "none",
+    }
+    assert 0 < first.at <= time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert all(known(name) for sample in told[0] for name in sample.values)
+
+
+async def test_vitals_that_cannot_be_are_left_out_and_named_once(machine, caplog):
+    absurd = {"gpu_pcie_width": 2**32 - 1, "gpu_celsius": -300, "gpu_nvlink_up/x": 1, "rm -rf": 1}
+    machine.set(recorded(0, values=absurd | {"gpu_memory_celsius": 41}))
+    async with on(machine) as heard:
+        await heard.until(lambda: len(heard.samples) > 3)
+    assert [sample.values for sample in heard.samples[-1]] == [{"gpu_memory_celsius": 41}]
+    assert caplog.text.count("tells what cannot be") == 1
+    assert all(repr(name) in caplog.text for name in absurd)
+
+
+async def test_vitals_that_fail_cost_nothing_else_and_are_said_once(machine, caplog):
+    machine.set(recorded(0), recorded(1), failure={"call": "vitals", "error": "Unknown Error"})
+    async with on(machine) as heard:
+        await heard.keys("", "")
+        for _ in range(10):
+            heard.news.clear()
+            await heard.news.wait()
+        assert heard.silent is None
+    assert caplog.text.count("vitals of the GPUs cannot be read") == 1
+
+
+async def test_memory_is_told_by_container_and_never_by_process(machine):
+    inner, outer = "ab" * 32, "cd" * 32
+    scope = f"0::/docker/{outer}/kubepods.slice/kubepods-pod1.slice/cri-containerd-{inner}.scope\n"
+    for pid, text in (("11", scope), ("12", scope), ("13", "0::/user.slice\n")):
+        (machine.root / "proc" / pid).mkdir(parents=True)
+        (machine.root / "proc" / pid / "cgroup").write_text(text)
+    used = [
+        {"pid": pid, "memory_bytes": size} for pid, size in ((11, 5), (12, 7), (13, 9), (14, 1), (13, None))
+    ]
+    machine.set(recorded(0, processes=used), recorded(1, processes=[]))
+    async with on(machine) as heard:
+        await heard.until(lambda: heard.samples)
+    first, second = heard.samples[0]
+    assert first.values == {
+        "gpu_processes": 5,
+        f"gpu_container_memory_bytes/{inner}": 12,
+        "gpu_container_memory_bytes/host": 9,
+        "gpu_container_memory_bytes/unknown": 1,
+    }
+    assert second.values == {"gpu_processes": 0}
+
+
+async def test_an_event_asks_for_vitals_too(machine):
+    async with on(machine, interval_s=3600, vitals_s=3600) as heard:
+        await heard.keys("", "")
+        await heard.until(lambda: heard.samples)
+        machine.set(recorded(0, values={"gpu_row_remap_pending": 1}), recorded(1))
+        await heard.keys("remap_pending", "")
+
+
+async def test_an_unavailable_gpu_is_condemned_alone(machine):
+    async with on(machine) as heard:
+        await heard.keys("", "")
+        machine.events = [{"sequence": 1, "uuid": "GPU-1", "xid": None, "unavailable": True}]
+        machine.set(recorded(0), recorded(1, recovery_action="gpu_reset"))
+        await heard.keys("", "recovery_gpu_reset gpu_unavailable")
+        machine.set(recorded(0), recorded(1))
+        await heard.keys("", "")
+
+
+async def test_a_driver_that_hangs_in_the_vitals_is_still_listened_to_without_them(tmp_path, caplog):
+    hung = []
+
+    def make():
+        hung.append(Scripted(hold=("vitals",)))
+        return hung[-1]
+
+    async with watching(make, tmp_path, timeout_s=0.1) as heard:
+        await heard.keys("")
+        await heard.until(lambda: len(hung) > 1 and hung[1].listed > 3)
+        assert (heard.silent, heard.samples) == (None, [])
+        assert len(hung) == 2
+        for one in hung:
+            one.release.set()
+    assert "no vitals are read for 600 s" in caplog.text
+
+
+async def test_each_gpu_is_explained_and_counted_for_metrics(machine):
+    values = {"gpu_row_remap_failed": 1, "gpu_pcie_width": 16, "gpu_pcie_width_max": 16}
+    async with on(machine) as heard:
+        await heard.keys("", "")
+        machine.set(recorded(0, values=values), recorded(1))
+        await heard.keys("remap_failed", "")
+        first, second = heard.ledger.explained()
+        figures = heard.ledger.figures()
+    assert (first.name, first.state, first.allocatable) == ("GPU0", State.UNHEALTHY, False)
+    assert {rule.phase for rule in second.rules} == {"unknown"}
+    phases = {rule.rule: rule.phase for rule in first.rules}
+    assert (phases["remap_failed"], phases["pcie_width"], phases["nvlink_down"]) == (
+        "active",
+        "quiet",
+        "unknown",
+    )
+    assert figures["GPU-0"].transitions == {("healthy", "unhealthy"): 1}
+    assert figures["GPU-0"].values == {"remap_failed": 1, "pcie_width": 16}
+    assert figures["GPU-1"].transitions == {}
+
+
+async def test_vitals_are_not_asked_again_while_a_call_for_them_hangs(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_source, "VITALS_REST_S", 0.0)
+    made = []
+
+    def make():
+        made.append(Scripted(hold=("vitals",) if not made else ()))
+        return made[-1]
+
+    async with watching(make, tmp_path, timeout_s=0.1, vitals_s=0.01) as heard:
+        await heard.keys("")
+        await heard.until(lambda: len(made) > 1 and made[1].listed > 5)
+        assert heard.samples == []
+        made[0].release.set()
+        await heard.until(lambda: heard.samples)
+    assert len(made) == 2
+
+
+# What outlives the process
+
+
+async def test_what_stood_stands_after_a_restart_and_a_reset_meanwhile_is_seen(machine, tmp_path):
+    folder = tmp_path / "state"
+    memory = Memory.open(folder)
+    writing = asyncio.create_task(memory.run())
+    async with on(machine, memory=memory) as heard:
+        await heard.keys("", "")
+        machine.events = [{"sequence": 1, "uuid": "GPU-1", "xid": 79}]
+        machine.set(recorded(0, values={"gpu_nvlink_up/12": 1}), recorded(1, recovery_action="gpu_reset"))
+        await heard.keys("", "recovery_gpu_reset xid_79")
+    writing.cancel()
+    await asyncio.wait([writing])
+    async with on(machine, memory=Memory.open(folder)) as heard:
+        await heard.keys("", "recovery_gpu_reset xid_79")
+    machine.set(recorded(0), recorded(1))
+    async with on(machine, memory=Memory.open(folder)) as heard:
+        await heard.keys("", "")
+
+
+async def test_another_boot_has_forgotten(machine, tmp_path):
+    memory = Memory.open(tmp_path / "state")
+    writing = asyncio.create_task(memory.run())
+    async with on(machine, memory=memory) as heard:
+        await heard.keys("", "")
+        machine.events = [{"sequence": 1, "uuid": "GPU-1", "xid": 79}]
+        machine.set(recorded(0), recorded(1))
+        await heard.keys("", "xid_79")
+    writing.cancel()
+    await asyncio.wait([writing])
+    file = tmp_path / "state" / "health.json"
+    file.write_text(file.read_text().replace(boot_id(), "0b5a4c8e-0000-4000-8000-000000000000"))
+    async with on(machine, memory=Memory.open(tmp_path / "state")) as heard:
+        await heard.keys("", "")
+
+
+async def test_a_driver_that_is_silent_after_the_restart_leaves_what_was_known(machine, tmp_path):
+    memory = Memory.none()
+    async with on(machine, memory=memory) as heard:
+        await heard.keys("", "")
+        machine.events = [{"sequence": 1, "uuid": "GPU-1", "xid": 79}]
+        machine.set(recorded(0), recorded(1))
+        await heard.keys("", "xid_79")
+    machine.set(failure={"call": "list", "error": "Unknown Error"})
+    async with on(machine, memory=memory) as heard:
+        await heard.until(lambda: heard.silent is not None)
+    assert [gpu.health.allocatable for gpu in heard.gpus] == [True, False]
+
+
+async def test_a_quiet_machine_writes_nothing(machine):
+    kept = []
+
+    class Counting(Memory):
+        def keep(self, room, values):
+            before = self._kept.get(room)
+            super().keep(room, values)
+            kept.append(self._kept[room] is not before)
+
+    async with on(machine, memory=Counting(None, None)) as heard:
+        await heard.keys("", "")
+        await heard.until(lambda: len(kept) > 10)
+    assert kept[1:] == [False] * (len(kept) - 1)
+
+
+class Scripted:
+    """A driver with one GPU whose calls can be held; each instance is one session's."""
+
+    def __init__(self, hold=(), error=None):
+        self.hold, self.error = hold, error
+        self.release = threading.Event()
+        self.waited = threading.Event()
+        self.closed = threading.Event()
+        self.listed = 0
+
+    def enter(self, call):
+        if call in self.hold:
+            self.release.wait(10)
+        if self.error is not None and call == "list":
+            raise self.error
+
+    def open(self):
+        self.enter("open")
+
+    def close(self):
+        self.enter("close")
+        self.closed.set()
+
+    def version(self):
+        return None
+
+    def gpus(self):
+        self.enter("list")
+        self.listed += 1
+        return (GpuReading(0, "GPU-0", 0, "H100", "0000:1b:00.0", 81559),)
+
+    def vitals(self):
+        self.enter("vitals")
+        return (GpuVitals("GPU-0", {"gpu_celsius": 40.0}),)
+
+    def wait(self, timeout_s):
+        self.enter("wait")
+        self.waited.wait(timeout_s)
+        return ()
+
+
+@pytest.mark.parametrize("call", ["open", "list", "wait"])
+async def test_a_call_that_hangs_is_given_up_named_and_replaced(tmp_path, call):
+    hung, sound = Scripted(hold=(call,)), Scripted()
+    drivers = iter([hung, sound])
+    async with watching(lambda: next(drivers), tmp_path, timeout_s=0.1) as heard:
+        await heard.until(lambda: heard.silent is not None)
+        assert f"in {call}" in heard.silent
+        assert gpu_source.stuck_threads() == 1
+        await heard.keys("")
+        hung.release.set()
+        assert await asyncio.to_thread(hung.closed.wait, 10)
+
+
+async def test_a_close_that_hangs_is_given_up_as_well(tmp_path):
+    hung, sound = Scripted(hold=("close",), error=DriverError("Unknown Error")), Scripted()
+    drivers = iter([hung, sound])
+    async with watching(lambda: next(drivers), tmp_path, timeout_s=0.1) as heard:
+        await heard.until(lambda: heard.silent is not None and "in close" in heard.silent)
+        await heard.keys("")
+        hung.release.set()
+
+
+async def test_what_a_given_up_session_says_later_is_not_heard(tmp_path):
+    hung, sound = Scripted(hold=("list",)), Scripted()
+    hung.gpus = lambda: (hung.enter("list"), (GpuReading(9, "GPU-9", 9, "old", "0000:ff:00.0", 1),))[1]
+    drivers = iter([hung, sound])
+    async with watching(lambda: next(drivers), tmp_path, timeout_s=0.1) as heard:
+        await heard.keys("")
+        hung.release.set()
+        assert await asyncio.to_thread(hung.closed.wait, 10)
+        heard.news.clear()
+        await heard.news.wait()
+        assert [gpu.uuid for gpu in heard.gpus] == ["GPU-0"]
+
+
+async def test_hung_threads_are_few_and_one_that_returns_makes_room(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_source, "BACKOFF_MAX_S", 0.02)
+    monkeypatch.setattr(gpu_source, "BACKOFF_FIRST_S", 0.01)
+    made = []
+
+    def make():
+        made.append(Scripted(hold=("open",) if len(made) < gpu_source.STUCK_MAX else ()))
+        return made[-1]
+
+    async with watching(make, tmp_path, timeout_s=0.02) as heard:
+        await heard.until(lambda: gpu_source.stuck_threads() == gpu_source.STUCK_MAX)
+        with pytest.raises(TimeoutError):  # five pauses long, no other is made
+            async with asyncio.timeout(0.1):
+                await heard.keys("")
+        assert len(made) == gpu_source.STUCK_MAX
+        made[0].release.set()
+        await heard.keys("")
+        for one in made[: gpu_source.STUCK_MAX]:
+            one.release.set()
+            assert await asyncio.to_thread(one.closed.wait, 10)
+
+
+async def test_a_hint_asks_a_running_session_for_a_reading(tmp_path):
+    driver, hints = Scripted(), asyncio.Event()
+    async with watching(lambda: driver, tmp_path, interval_s=3600, hints=hints) as heard:
+        await heard.keys("")
+        hints.set()
+        await heard.until(lambda: driver.listed == 2)
+
+
+async def test_ending_the_source_ends_its_thread(tmp_path):
+    driver = Scripted()
+    async with watching(lambda: driver, tmp_path) as heard:
+        await heard.keys("")
+    assert await asyncio.to_thread(driver.closed.wait, 10)
+
+
+async def test_a_defect_in_the_driver_is_told_and_the_supervisors_to_hear(tmp_path, monkeypatch):
+    told, defects = threading.Event(), []
+    monkeypatch.setattr(threading, "excepthook", lambda why: (defects.append(why.exc_type), told.set()))
+    with pytest.raises(RuntimeError, match="thread that talks to the GPU driver died"):
+        await gpu_source.watch(
+            lambda: Scripted(error=ZeroDivisionError()), Tree(tmp_path), Ledger(), lambda _: None
+        )
+    assert await asyncio.to_thread(told.wait, 10)
+    assert defects == [ZeroDivisionError]

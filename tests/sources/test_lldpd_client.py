@@ -1,0 +1,134 @@
+"""lldpd as a source: the real lldpcli, and commands that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.link_selection import LinkSelect
+from nodeagent.lldp.lldpd_json import LldpdError, kept, neighbors_of
+from nodeagent.model import Identifier, Neighbor
+from nodeagent.sources import lldpd_client
+from nodeagent.supervise import keep
+from tests.sources.test_neighbor_table import OFTEN, agent
+from tests.support.namespaces import Lldpd, Netns, veth
+
+
+def answer(*interfaces: dict[str, object]) -> bytes:
+    return json.dumps({"lldp": [{"interface": list(interfaces)}]}).encode()
+
+
+def interface(**fields: object) -> dict[str, object]:
+    return {
+        "name": "swp1",
+        "via": "LLDP",
+        "chassis": [{"id": [{"type": "mac", "value": "02:00:00:00:00:01"}]}],
+        "port": [{"id": [{"type": "ifname", "value": "Ethernet1"}], "ttl": [{"value": "120"}]}],
+        **fields,
+    }
+
+
+ONE = Neighbor(
+    "swp1", Identifier("mac", "02:00:00:00:00:01"), Identifier("ifname", "Ethernet1"), confirmed=True
+)
+
+
+@pytest.mark.needs("root", "ip", "nsenter", "lldpd", "lldpcli")
+async def test_a_real_lldpd_tells_what_our_own_sockets_hear():
+    with Netns() as near, Netns() as far:
+        veth(near, "swp1", far, "b0")
+        far.ip("addr add 192.0.2.17/32 dev b0")
+        settings = (
+            *OFTEN,
+            "configure lldp portidsubtype local Ethernet17/1",
+            "configure lldp portdescription 'node-7 rail 0'",
+            "configure system description 'a switch'",
+            "configure system ip management pattern 192.0.2.17",
+            "configure system capabilities enabled bridge,router",
+        )
+        with Lldpd(far, "leaf-1", settings=settings), Lldpd(near, "node-7", settings=OFTEN) as host:
+            stated: asyncio.Queue[tuple[Neighbor, ...]] = asyncio.Queue()
+            async with agent(near, "swp*") as told:
+
+                async def ask() -> None:
+                    await lldpd_client.watch(
+                        LinkSelect(netdevs=("swp*",)),
+                        tuple,
+                        lambda neighbors, _: stated.put_nowait(neighbors),
+                        host.cli("-f", "json0", "show", "neighbors", "details"),
+                        every_s=0.2,
+                    )
+
+                # As in the agent: lldpd's socket may come later than we do.
+                asking = asyncio.create_task(keep("lldpd", ask, first_s=0.1, max_s=0.1))
+                try:
+                    async with asyncio.timeout(20):
+                        while not (theirs := await stated.get()) or theirs[0].system_description is None:
+                            pass
+                    await told.until(lambda: told.neighbors == theirs)
+                finally:
+                    asking.cancel()
+    assert theirs[0].management_addresses == ("192.0.2.17",)
+    assert theirs[0].system_description == "a switch"
+
+
+def test_absent_values_are_none_and_other_protocols_are_not_lldp():
+    assert neighbors_of(answer(interface(), interface(via="CDPv2"))) == (ONE,)
+
+
+def test_an_lldpd_without_neighbors_has_none():
+    assert neighbors_of(b'{"lldp": [{}]}') == ()
+
+
+@pytest.mark.parametrize("wrong", [b"", b"{}", b"[]", b'{"lldp": [{"interface": [{"name": 1}]}]}', b"\xff"])
+def test_what_is_no_answer_is_one_error_that_shows_its_beginning(wrong):
+    with pytest.raises(LldpdError, match="not lldpcli's json0"):
+        neighbors_of(wrong)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(
+            st.sampled_from(
+                ["lldp", "interface", "name", "chassis", "port", "id", "type", "value", "mfs", "vlan"]
+            ),
+            inner,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@given(json_values)
+def test_any_json_gives_neighbors_or_the_one_error(value):
+    try:
+        found = neighbors_of(json.dumps({"lldp": [{"interface": [value]}]}).encode())
+    except LldpdError:
+        return
+    assert all(isinstance(one, Neighbor) for one in found)
+
+
+def test_a_neighbor_no_longer_shown_is_stale_until_its_link_hears_another():
+    gone = kept([ONE], [])
+    assert [one.stale for one in gone] == [True]
+    assert kept(gone, []) == gone
+    other = Neighbor("swp1", ONE.chassis_id, Identifier("ifname", "Ethernet2"))
+    assert kept(gone, [other]) == (other,)
+
+
+async def test_a_command_that_is_not_there_fails_or_hangs_is_an_error_that_names_it():
+    with pytest.raises(LldpdError, match="no-such-lldpcli cannot be run"):
+        await lldpd_client.ask(("no-such-lldpcli",))
+    with pytest.raises(LldpdError, match="exit code 3: no socket; is lldpd running"):
+        await lldpd_client.ask(
+            (sys.executable, "-c", "import sys; print('no socket', file=sys.stderr); sys.exit(3)")
+        )
+    with pytest.raises(LldpdError, match=r"gave no answer in 0\.1 s"):
+        await lldpd_client.ask((sys.executable, "-c", "import time; time.sleep(60)"), timeout_s=0.1)

@@ -1,0 +1,113 @@
+"""A judge and the machine before it: PFs, links and samples made by hand, and a clock that only tests move."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nodeagent.health import structural
+from nodeagent.health.engine import Engine, Terms
+from nodeagent.health.explain import DeviceView, explain
+from nodeagent.health.rules import Override, effective
+from nodeagent.health.samples import Sample, Source
+from nodeagent.model import Function, Health, Link
+
+
+def pf(number: int, *, device: str = "1021", vfs: int = 2) -> Function:
+    address = f"0000:{number:02x}:00.0"
+    return Function(
+        address, "15b3", device, "mlx5_core", f"eth{number}", "ethernet", None, None, None, 0, (), num_vfs=vfs
+    )
+
+
+def vf(parent: Function, index: int) -> Function:
+    address = parent.pci_address[:-1] + str(index + 1)
+    return replace(
+        parent, pci_address=address, netdev=None, parent=parent.pci_address, vf_index=index, num_vfs=None
+    )
+
+
+def link(one: Function, *, up: bool | None = True, speed: int | None = 400_000, route: bool = False) -> Link:
+    state = None if up is None else "up" if up else "down"
+    return Link(
+        one.netdev or "",
+        one.pci_address,
+        f"02:00:00:00:00:{one.pci_address[5:7]}",
+        True,
+        up,
+        state,
+        speed,
+        9000,
+        route,
+    )
+
+
+class Bench:
+    """``count`` PFs with two VFs each. Times are seconds since the boot; the first look is at 1000."""
+
+    def __init__(self, count: int = 1, terms: Terms | None = None, *, up: bool | None = True) -> None:
+        self.engine = Engine(terms or Terms())
+        self.now = 1000.0
+        self.pfs = [pf(number) for number in range(1, count + 1)]
+        self.links = {one.pci_address: link(one, up=up) for one in self.pfs}
+        self.functions = [one for each in self.pfs for one in (each, vf(each, 0), vf(each, 1))]
+        self.structural: tuple[Function, ...] = ()
+        self.judged: tuple[Function, ...] = ()
+
+    def look(self, at: float | None = None) -> Bench:
+        """A look of the pci source, and the verdict on it."""
+        self.now = self.now if at is None else at
+        self.structural = structural.judge(self.functions, self.links.values(), self.structural)
+        self.engine.now = max(self.engine.now, self.now)
+        self.engine.facts(self.structural, self.links.values())
+        return self.wait(0)
+
+    def set(self, number: int = 1, at: float | None = None, **known: object) -> Bench:
+        one = self.pfs[number - 1]
+        self.links[one.pci_address] = replace(self.links[one.pci_address], **known)  # type: ignore[arg-type]
+        return self.look(at)
+
+    def up(self, number: int = 1, at: float | None = None) -> Bench:
+        return self.set(number, at, carrier=True, operstate="up")
+
+    def down(self, number: int = 1, at: float | None = None) -> Bench:
+        return self.set(number, at, carrier=False, operstate="down")
+
+    def sample(self, source: Source, number: int = 1, at: float | None = None, **values: float) -> Bench:
+        return self.take(source, values, number, at)
+
+    def take(
+        self, source: Source, values: dict[str, float], number: int = 1, at: float | None = None
+    ) -> Bench:
+        self.now = self.now if at is None else at
+        self.engine.samples([Sample(self.now, self.pfs[number - 1].pci_address, source, values)])
+        return self.wait(0)
+
+    def wait(self, seconds: float) -> Bench:
+        """Time passes, and the engine is asked whenever it wants to be."""
+        until = self.now + seconds
+        while (due := self.engine.due()) is not None and due <= until:
+            self.judged = self.engine.judge(due)
+        self.now = until
+        self.judged = self.engine.judge(until)
+        return self
+
+    def health(self, number: int = 1) -> Health:
+        address = self.pfs[number - 1].pci_address
+        return next(one.health for one in self.judged if one.pci_address == address)
+
+    def vfs(self, number: int = 1) -> list[Health]:
+        address = self.pfs[number - 1].pci_address
+        return [one.health for one in self.judged if one.parent == address]
+
+    def reasons(self, number: int = 1) -> list[str]:
+        return [reason.key for reason in self.health(number).reasons]
+
+    def allocatable(self) -> list[bool]:
+        return [self.health(number).allocatable for number in range(1, len(self.pfs) + 1)]
+
+    def explained(self) -> tuple[DeviceView, ...]:
+        return explain(self.engine, {one.pci_address: one.health for one in self.judged}, self.now)
+
+
+def terms(*overrides: Override, **known: object) -> Terms:
+    return replace(Terms(), rules=effective(overrides), **known)  # type: ignore[arg-type]

@@ -1,0 +1,178 @@
+"""A whole view of a simulated DGX H100 for the metrics: real facts, and samples with every name of the vocabulary."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeVar
+
+from nodeagent.commands.scan.listing import once
+from nodeagent.config import Config
+from nodeagent.health.samples import DATA, TEXTS, Sample, Source
+from nodeagent.kubelet.rpc_stats import Measure, Status
+from nodeagent.metrics.exposition import Exposition
+from nodeagent.metrics.scrape_input import Collector, Judged, View
+from nodeagent.model import (
+    Finding,
+    Function,
+    Gpu,
+    Health,
+    Holding,
+    Identifier,
+    Neighbor,
+    Reason,
+    Snapshot,
+    State,
+)
+from nodeagent.offer import Offer
+from nodeagent.sim.machine import Machine
+from nodeagent.web.pages import stock
+
+KEYS = {
+    "lane": ("0", "1"),
+    "priority": ("3",),
+    "error name of the kernel": ("RxErr", "Timeout"),
+    "reporter": ("fw", "fw_fatal"),
+    "pattern": ("cmd_timeout",),
+    "VF index": ("0", "1"),
+    "NVLink": tuple(map(str, range(18))),
+    "XID": ("79",),
+}
+T = TypeVar("T", Function, Gpu)
+WORDS = {"gpu_fabric_state": "completed", "module_vendor": 'AC"ME\\', "rdma_link_layer": "Ethernet"}
+
+
+@cache
+def facts(model: str = "dgx-h100") -> tuple[Snapshot, Offer]:
+    with TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+        Machine.load(model).write(Path(folder))
+        seen = asyncio.run(once(Config(), Path(folder)))
+    offer = Offer(Config())
+    offer.kinds(seen.snapshot)
+    return seen.snapshot, offer
+
+
+def samples_of(device: str, sources: Iterable[Source], at: float = 100.0) -> Iterator[Sample]:
+    """Every name that these sources could state; the numbers are the place of the name."""
+    places = {name: place for place, name in enumerate(DATA, 1)}
+    for source in sources:
+        values: dict[str, float] = {}
+        for name, datum in DATA.items():
+            if datum.source is source:
+                keys = KEYS.get(datum.per, ("x",)) if datum.per else ("",)
+                values.update({f"{name}/{key}" if key else name: places[name] for key in keys})
+        texts = {
+            f"{name}/0" if name.startswith("vf_") else name: WORDS.get(name, name.partition("_")[2] or name)
+            for name in TEXTS
+            if _stated_by(name) is source
+        }
+        yield Sample(at, device, source, values, texts)
+
+
+def _stated_by(text: str) -> Source:
+    heads = {"ext": "state", "fec": "fec", "driver": "driver", "firmware": "driver", "node": "rdma"}
+    head = text.partition("_")[0]
+    return Source(heads.get(head, head))
+
+
+NIC_SOURCES = tuple(source for source in Source if source is not Source.GPU)
+
+
+def samples(snapshot: Snapshot, at: float = 100.0) -> tuple[Sample, ...]:
+    pfs = [one.pci_address for one in snapshot.functions if one.parent is None]
+    nics = (sample for pf in pfs for sample in samples_of(pf, NIC_SOURCES, at))
+    gpus = (sample for gpu in snapshot.gpus for sample in samples_of(gpu.uuid, [Source.GPU], at))
+    return (*nics, *gpus)
+
+
+def sick(snapshot: Snapshot) -> Snapshot:
+    """One link down, one miscabled, one GPU unhealthy; neighbors, findings and two pods."""
+    links = [one.netdev for one in snapshot.links]
+    pfs = [one for one in snapshot.functions if one.parent is None and one.num_vfs]
+    vfs = [one for one in snapshot.functions if one.parent is not None]
+    verdicts = {
+        pfs[0].pci_address: _verdict(State.DOWN, "carrier_down"),
+        pfs[1].pci_address: _verdict(State.MISCABLED, "miscabled"),
+        pfs[2].pci_address: _verdict(State.DEGRADED, "flapping", "speed_reduced"),
+    }
+    return replace(
+        snapshot,
+        functions=tuple(_with(one, verdicts.get(one.pci_address)) for one in snapshot.functions),
+        gpus=tuple(
+            _with(gpu, _verdict(State.UNHEALTHY, "xid_79") if gpu.index == 3 else None)
+            for gpu in snapshot.gpus
+        ),
+        neighbors=tuple(
+            Neighbor(
+                link,
+                Identifier("mac", f"02:00:00:00:00:{n:02x}"),
+                Identifier("ifname", f"swp{n}"),
+                f"leaf-{n}",
+            )
+            for n, link in enumerate(links)
+        ),
+        findings=(Finding(links[0], "pfc_mismatch", "PFC for priorities 3 here, none there"),),
+        holdings=(
+            Holding("train", "worker-0", "main", "nvidia-dgx-h100/nic0", (vfs[0].pci_address,)),
+            Holding(
+                "train", "worker-1", "main", "nvidia-dgx-h100/gpu-mem", (f"{snapshot.gpus[0].uuid}::20",)
+            ),
+            Holding(
+                "train",
+                "worker-0",
+                "main",
+                "nvidia-dgx-h100/gpu-mem",
+                tuple(f"{snapshot.gpus[0].uuid}::{n}" for n in range(20)),
+            ),
+        ),
+    )
+
+
+def _verdict(state: State, *reasons: str) -> Health:
+    return Health(state, tuple(Reason(key, f"because of {key}") for key in reasons), allocatable=False)
+
+
+def _with(one: T, health: Health | None) -> T:
+    return one if health is None else replace(one, health=health)
+
+
+def view(snapshot: Snapshot | None = None, at: float = 100.0, **changes: object) -> View:
+    whole, offer = facts()
+    snapshot = snapshot or sick(whole)
+    measure = Measure()
+    with measure.call("nvidia-dgx-h100/nic0", "Allocate"):
+        pass
+    for durations in measure.durations.values():  # no clock in a golden file
+        durations.counts, durations.sum_s = [1] + [0] * (len(durations.counts) - 1), 0.0004
+    measure.registrations["nvidia-dgx-h100/nic0", "OK"] += 1
+    pf = next(one.pci_address for one in snapshot.functions if one.parent is None and one.num_vfs)
+    values = {"flapping": 1234.5, "pre_fec_ber": 1.5e-7, "post_fec_errors": 0.0}
+    made = View(
+        snapshot=snapshot,
+        samples=samples(snapshot, at),
+        stock=tuple(stock(offer.kinds(snapshot), snapshot)),
+        collectors=tuple(Collector(source.value, True, 0.002, 99.0) for source in Source),
+        judged={
+            pf: Judged(50.0, 1234.5, {("healthy", "down"): 2}, values, 400_000),
+            snapshot.gpus[3].uuid: Judged(60.0, None, {("healthy", "unhealthy"): 1}, {"remap_limit": 3}),
+        },
+        statuses=(Status("nvidia-dgx-h100/nic0", True, "", 8, 8, 1),),
+        measure=measure,
+        restarts={"pods": 1},
+        xids={(snapshot.gpus[3].uuid, 79): 2},
+        xid_times={(snapshot.gpus[3].uuid, 79): 60.0},
+        overruns={"links": 1},
+        heard_at={snapshot.links[0].netdev: 90.0},
+        boot_unix=1_700_000_000.0,
+        certificate=(1_800_000_000.0, True),
+        rails=offer.rails,
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def page(shown: View, *, openmetrics: bool = False, series_max: int = 10_000) -> str:
+    return "".join(Exposition(series_max).pieces(shown, openmetrics))

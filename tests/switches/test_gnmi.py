@@ -1,0 +1,211 @@
+"""gNMI against a stand-in server: whichever way a switch cuts the tree, and whatever it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.switches import gnmi_pb2 as pb
+from nodeagent.switches import openconfig
+from nodeagent.switches.answers import SwitchError
+from nodeagent.switches.gnmi import Gnmi
+from nodeagent.switches.openconfig import Step
+from nodeagent.switches.rounds import Switches, Way
+from nodeagent.switches.secret import Secret
+from tests.support.certificates import Authority
+from tests.support.gnmi_server import Habits, Server, cut, neighbor, tree
+from tests.switches.test_snmp import planner
+
+TREE = tree(
+    "leaf1",
+    {
+        "Ethernet49": [
+            neighbor("spine1", "0200.0000.1101", "Ethernet1", "MAC_BRIDGE", "ROUTER", addresses=["10.0.9.1"])
+        ],
+        "Ethernet50": [
+            neighbor("spine2", "02:00:00:00:11:02", "Ethernet1", "ROUTER", state={"management-address": "10.0.9.2,x"})
+        ],
+        "Ethernet1": [neighbor("node-00", "02:00:00:00:22:01", "eth0", "STATION_ONLY")],
+        "Management0": [
+            neighbor("oob", "02:00:00:00:33:01", "7", "MAC_BRIDGE"),
+            neighbor("oob2", "02:00:00:00:33:02", "8", id="2"),
+        ],
+        "Ethernet2": [],
+    },
+)  # fmt: skip
+SECRET = Secret("/secret", {"username": b"reader\n", "password": b"pa55-of-tests\n"})
+EVERY_WAY = {
+    "subtrees": Habits(),
+    "leaf by leaf": Habits(cut=99),
+    "leaf by leaf, PROTO": Habits(cut=99, encodings=(pb.Encoding.PROTO,)),
+    "whole": Habits(cut=0),
+    "names with modules": Habits(module="openconfig-lldp:", cut=1),
+    "only Get": Habits(subscribe=False),
+    "only Get, JSON": Habits(subscribe=False, encodings=(pb.Encoding.JSON,)),
+    "stays open": Habits(stays_open=True),
+}
+
+
+def plain(port: int, **more: Any) -> Gnmi:
+    return Gnmi(tls=False, port=port, **more)
+
+
+@pytest.mark.parametrize("habits", EVERY_WAY.values(), ids=EVERY_WAY)
+async def test_a_switch_is_understood_in_every_way_in_which_it_answers(habits: Habits):
+    async with Server(TREE, habits) as server, asyncio.timeout(20):
+        asker = plain(server.port)
+        reading = await asker.read("127.0.0.1", SECRET)
+        assert (reading.name, reading.chassis) == ("leaf1", "mac=02:00:00:00:00:01")
+        by_name = {one.name: one for one in reading.neighbors}
+        assert by_name.keys() == {"spine1", "spine2", "node-00", "oob", "oob2"}
+        spine = by_name["spine1"]
+        assert (spine.chassis, spine.port) == ("mac=02:00:00:00:11:01", "ifname=Ethernet1")
+        assert spine.here == ("Ethernet49",)
+        assert spine.addresses == ("10.0.9.1",)
+        assert by_name["spine2"].addresses == ("10.0.9.2",)
+        assert {name: one.forwards for name, one in by_name.items()} == {
+            "spine1": True,
+            "spine2": True,
+            "node-00": False,
+            "oob": True,
+            "oob2": None,
+        }
+        ways = len(habits.asked)
+        assert await asker.read("127.0.0.1", SECRET) == reading
+        assert len(habits.asked) == ways + 1, "the way that has worked is taken at once"
+
+
+@given(st.integers(0, 12))
+def test_however_the_tree_is_cut_it_says_the_same(depth: int):
+    whole = openconfig.reading(openconfig.leaves((), TREE))
+    told = [
+        leaf
+        for at, value in cut((), TREE, depth)
+        for leaf in openconfig.leaves(tuple(openconfig.step(name, keys.items()) for name, keys in at), value)
+    ]
+    assert openconfig.reading(told) == whole
+    assert len(whole.neighbors) == 5
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["id", "name", "state", "neighbor", "interface", "enabled", "x"]), inner)
+    ),
+    max_leaves=20,
+)  # fmt: skip
+NEIGHBORS = ("lldp", "interfaces", "interface", "neighbors", "neighbor")
+
+
+@given(JSON, st.integers(0, 5))
+def test_nonsense_is_passed_over(value: Any, depth: int):
+    openconfig.reading(openconfig.leaves(tuple(Step(name, "1") for name in NEIGHBORS[:depth]), value))
+
+
+async def test_a_password_is_shown_to_the_switch_and_never_repeated():
+    async with Server(TREE, Habits(password="pa55-of-tests")) as server, asyncio.timeout(20):
+        assert (await plain(server.port).read("127.0.0.1", SECRET)).name == "leaf1"
+        wrong = Secret("/secret", {"username": b"reader", "password": b"wr0ng"})
+        with pytest.raises(SwitchError, match="refuses username and password") as caught:
+            await plain(server.port).read("127.0.0.1", wrong)
+        assert caught.value.result == "refused"
+        assert "wr0ng" not in str(caught.value)
+        with pytest.raises(SwitchError, match="ASCII"):
+            await plain(server.port).read("127.0.0.1", Secret("/secret", {"password": "ä".encode()}))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"{", b"[" * 100_000, json.dumps({"a": 1}).encode() * 2, b"\xff"],
+    ids=["half", "deep", "twice", "no text"],
+)
+async def test_an_answer_that_is_none_fails_by_name(raw: bytes):
+    async with Server(TREE, Habits(raw=raw)) as server, asyncio.timeout(20):
+        with pytest.raises(SwitchError):
+            await plain(server.port).read("127.0.0.1", SECRET)
+
+
+async def test_too_many_neighbors_are_refused():
+    many = [neighbor(f"s{n}", f"02:00:00:00:{n >> 8:02x}:{n & 255:02x}", "1", id=str(n)) for n in range(4097)]
+    async with Server(tree("leaf1", {"Ethernet1": many})) as server, asyncio.timeout(60):
+        with pytest.raises(SwitchError, match="more than 4096"):
+            await plain(server.port).read("127.0.0.1", SECRET)
+
+
+async def test_a_switch_that_knows_no_way_or_is_not_there_is_told_of():
+    async with Server(TREE, Habits(encodings=())) as server, asyncio.timeout(20):
+        with pytest.raises(SwitchError, match="neither be subscribed to"):
+            await plain(server.port).read("127.0.0.1", SECRET)
+        port = server.port
+    with pytest.raises(SwitchError) as caught:
+        await plain(port).read("127.0.0.1", SECRET)
+    assert caught.value.result == "unreachable"
+
+
+@pytest.mark.needs("openssl")
+async def test_tls_trusts_the_ca_of_the_credentials_and_no_other(tmp_path: Path):
+    ours, other = Authority(tmp_path / "ours"), Authority(tmp_path / "other")
+    certificate, key = ours.sign("leaf1")
+    client_certificate, client_key = ours.sign("controller")
+    credentials = grpc.ssl_server_credentials(
+        [(key.read_bytes(), certificate.read_bytes())], ours.certificate.read_bytes(), True
+    )
+    files = {
+        "ca.crt": ours.certificate.read_bytes(),
+        "tls.crt": client_certificate.read_bytes(),
+        "tls.key": client_key.read_bytes(),
+    }
+    async with Server(TREE, tls=credentials) as server, asyncio.timeout(30):
+        assert (await Gnmi(port=server.port).read("127.0.0.1", Secret("/s", files))).name == "leaf1"
+        named = Gnmi(server_name="localhost", port=server.port)
+        assert (await named.read("127.0.0.1", Secret("/s", files))).name == "leaf1"
+        for wrong in (
+            {**files, "ca.crt": other.certificate.read_bytes()},
+            {"ca.crt": files["ca.crt"]},
+        ):
+            with pytest.raises(SwitchError) as caught:
+                await Gnmi(port=server.port).read("127.0.0.1", Secret("/s", wrong))
+            assert caught.value.result == "unreachable"
+        with pytest.raises(SwitchError, match="one is missing"):
+            await Gnmi(port=server.port).read("127.0.0.1", Secret("/s", {"tls.crt": b"x"}))
+        with pytest.raises(SwitchError):
+            await Gnmi(server_name="leaf1.example", port=server.port).read("127.0.0.1", Secret("/s", files))
+
+
+async def test_one_switch_that_hangs_holds_up_nobody_and_the_planner_is_told_of_the_others(tmp_path: Path):
+    made = planner()
+    told = []
+    async with Server(TREE, Habits()) as server:
+        asker = plain(server.port)
+
+        class Half:
+            """One of the two hangs at the door."""
+
+            async def read(self, address: str, secret: Secret):
+                if address == "127.0.0.2":
+                    await asyncio.Event().wait()
+                return await asker.read(address, secret)
+
+        way = Way(
+            str(tmp_path),
+            addresses={"leaf1": "127.0.0.1", "leaf2": "127.0.0.2"},
+            timeout_s=1.0,
+            upwards=False,
+            management_ports=("Management*",),
+        )
+        switches = Switches(way, Half(), made, lambda: told.append(1))
+        async with asyncio.timeout(20):
+            await switches.round()
+            await switches.round()
+        assert made.told.heard == {"leaf1": ("spine1", "spine2")}
+        assert told == [1], "the same again is no news"
+        assert switches.reads == {"ok": 2, "timeout": 2}
+        assert "leaf2" in switches.trouble

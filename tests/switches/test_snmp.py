@@ -1,0 +1,298 @@
+"""Two real leaf switches under a real spine, asked by SNMP: snmpd with lldpd's LLDP-MIB, in namespaces of their own.
+
+Beside the spine a server that forwards is heard, and a management switch that hears both: neither is above anybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.config.fabric_settings import FabricConfig
+from nodeagent.config.switch_settings import SnmpSettings, SwitchesSettings
+from nodeagent.controller import Controller, Place
+from nodeagent.fabric import IMMEDIATE, Planner, Rules
+from nodeagent.fabric.nodelinks import Identifier, LinkNeighbor, NodeLink, NodeLinks
+from nodeagent.fabric.uplinks import MANAGEMENT_PORTS
+from nodeagent.kube.access import Access
+from nodeagent.sim.apiserver import ApiServer
+from nodeagent.switches.answers import Reading
+from nodeagent.switches.rounds import SwitchError, Switches, Way
+from nodeagent.switches.secret import Secret, secrets
+from nodeagent.switches.snmp import Snmp
+from tests.controller.test_controller import nodelinks, until
+from tests.support.namespaces import Lldpd, Netns, veth
+from tests.support.snmpd import COMMUNITY, PASSWORD, USERS, Switch, user
+
+pytestmark = pytest.mark.needs("root", "ip", "lldpd", "snmpd")
+
+SWITCH = ("configure lldp tx-interval 1", "configure system capabilities enabled bridge,router")
+V2C = Secret("/secret", {"community": COMMUNITY.encode()})
+
+
+class Rig:
+    """``controller`` is where the questions come from, ``leaf`` the switches by name."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self.controller, first, second, above, server = (stack.enter_context(Netns()) for _ in range(5))
+        for ns in (self.controller, first, second, above, server):
+            ns.ip("link set lo up")
+        for number, leaf in enumerate((first, second), 1):
+            veth(leaf, "swp49", above, f"swp{number}")
+            veth(self.controller, f"leaf{number}", leaf, "mgmt0")
+            self.controller.ip(f"addr add 10.77.{number}.1/24 dev leaf{number}")
+            leaf.ip(f"addr add 10.77.{number}.2/24 dev mgmt0")
+        veth(first, "swp1", server, "eth0")
+        above.ip("addr add 10.77.9.9/32 dev lo")
+        self.leaf = {
+            name: stack.enter_context(Switch(ns, name)) for name, ns in (("leaf1", first), ("leaf2", second))
+        }
+        stack.enter_context(
+            Lldpd(above, "spine1", settings=(*SWITCH, "configure system ip management pattern 10.77.9.*"))
+        )
+        stack.enter_context(Lldpd(server, "node-00", settings=SWITCH))
+        stack.enter_context(Lldpd(self.controller, "management", settings=SWITCH))
+
+    async def read(self, snmp: Snmp, secret: Secret = V2C, address: str = "10.77.1.2") -> Reading:
+        with self.controller.entered():
+            return await snmp.read(address, secret)
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    with contextlib.ExitStack() as stack:
+        rig = Rig(stack)
+
+        async def heard() -> None:
+            snmp = Snmp("v2c", timeout_s=2)
+            for address, names in (("10.77.1.2", 3), ("10.77.2.2", 2)):
+                async with asyncio.timeout(60):
+                    while True:
+                        with contextlib.suppress(SwitchError):
+                            reading = await rig.read(snmp, address=address)
+                            if reading.name and len({one.name for one in reading.neighbors}) == names:
+                                break
+                        await asyncio.sleep(0.1)
+
+        asyncio.run(heard())
+        yield rig
+
+
+async def test_v2c_tells_who_is_heard_where_and_what_it_is(rig: Rig):
+    reading = await rig.read(Snmp("v2c"))
+    assert reading.name == "leaf1"
+    assert reading.chassis.startswith("mac=")
+    by_name = {one.name: one for one in reading.neighbors}
+    assert by_name.keys() == {"spine1", "node-00", "management"}
+    spine = by_name["spine1"]
+    assert spine.forwards is True
+    assert "swp49" in spine.here
+    assert spine.chassis.startswith("mac=")
+    assert spine.port.startswith("mac=")
+    assert "10.77.9.9" in spine.addresses
+    assert "mgmt0" in by_name["management"].here
+
+
+@pytest.mark.parametrize("how", USERS, ids=lambda how: user(*how))
+async def test_v3_reads_the_same_whatever_it_is_secured_with(rig: Rig, how: tuple[str, str]):
+    auth, privacy = how
+    values = {"username": f"{user(*how)}\n".encode(), "authPassword": PASSWORD.encode()}
+    if privacy:
+        values["privPassword"] = PASSWORD.encode()
+    reading = await rig.read(Snmp("v3", auth, privacy or "aes128"), Secret("/secret", values))
+    assert reading.name == "leaf1"
+    assert {one.name for one in reading.neighbors} == {"spine1", "node-00", "management"}
+
+
+@pytest.mark.parametrize(
+    ("version", "wrong", "result"),
+    [
+        ("v2c", {"community": "wr0ng-community"}, "timeout"),
+        ("v3", {"authPassword": "wr0ng-password"}, "refused"),
+        ("v3", {"username": "wr0ng-nobody"}, "refused"),
+        ("v3", {"privPassword": "wr0ng-password"}, "timeout"),
+        ("v3", {"authPassword": "short"}, "refused"),
+    ],
+)
+async def test_a_wrong_credential_fails_and_is_never_repeated(
+    rig: Rig, version: str, wrong: dict[str, str], result: str
+):
+    right = {
+        "community": COMMUNITY,
+        "username": user("sha256", "aes128"),
+        "authPassword": PASSWORD,
+        "privPassword": PASSWORD,
+    }
+    secret = Secret("/secret", {key: value.encode() for key, value in (right | wrong).items()})
+    with pytest.raises(SwitchError) as caught:
+        await rig.read(Snmp(version, timeout_s=1.2), secret)
+    assert caught.value.result == result
+    said = f"{caught.value} {secret!r}"
+    assert not any(value in said for value in (*right.values(), *wrong.values()))
+
+
+async def test_a_switch_that_is_not_there_is_given_up(rig: Rig):
+    with pytest.raises(SwitchError, match=r"10\.77\.1\.77"):
+        await rig.read(Snmp("v2c", timeout_s=0.6), address="10.77.1.77")
+    with pytest.raises(SwitchError, match="cannot be read by SNMP"):
+        await rig.read(Snmp("v2c", timeout_s=0.6), address="192.0.2.1")
+
+
+def report(node: str, leaf: str, address: str) -> NodeLinks:
+    chassis = {"leaf1": "02:00:00:00:01:00", "leaf2": "02:00:00:00:02:00"}[leaf]
+    link = NodeLink(
+        name="nic0",
+        fabric="compute",
+        rail=0,
+        state="healthy",
+        neighbor=LinkNeighbor(
+            chassis_id=Identifier(subtype="mac", value=chassis),
+            port_id=Identifier(subtype="ifname", value=node),
+            system_name=leaf,
+            management_addresses=(address,),
+        ),
+    )
+    return NodeLinks(node_name=node, links=(link,))
+
+
+def planner() -> Planner:
+    """Two nodes below each leaf."""
+    made = Planner(Rules(hysteresis=IMMEDIATE))
+    for number, leaf in ((0, "leaf1"), (1, "leaf1"), (2, "leaf2"), (3, "leaf2")):
+        made.report(f"node-0{number}", report(f"node-0{number}", leaf, f"10.77.{leaf[-1]}.2"))
+    made.plan(0.0)
+    return made
+
+
+@contextlib.asynccontextmanager
+async def asked(
+    rig: Rig, tmp_path: Path, **more: object
+) -> AsyncIterator[tuple[Switches, Planner, Callable[[], dict[str, tuple[str, ...]]]]]:
+    (tmp_path / "community").write_text(COMMUNITY + "\n")
+    made = planner()
+    how = {"networks": ("10.77.0.0/16",), "timeout_s": 5.0, "management_ports": MANAGEMENT_PORTS}
+    way = Way(str(tmp_path), **{**how, **more})  # type: ignore[arg-type]
+    switches = Switches(way, Snmp("v2c", timeout_s=3), made, lambda: None)
+    with rig.controller.entered():
+        yield switches, made, lambda: dict(made.told.heard)
+
+
+async def test_two_leaves_below_one_spine_become_a_tier(rig: Rig, tmp_path: Path):
+    async with asked(rig, tmp_path) as (switches, made, heard):
+        await switches.round()
+        assert heard() == {"leaf1": ("spine1",), "leaf2": ("spine1",)}
+        (root,) = [one for one in made.plan(1.0).hypernodes if one.tier == 2]
+        assert len(root.children) == 2
+        assert ("nodeagent.io/derived-from", "spine-lldp") in root.annotations
+        assert switches.reads["ok"] == 2
+        # The spine tells an address outside of what may be asked, or does not answer there: it alone is silent.
+        assert switches.states["read"] == 2
+
+
+async def test_only_networks_that_are_named_are_asked(rig: Rig, tmp_path: Path):
+    async with asked(rig, tmp_path, networks=("10.77.1.0/24",)) as (switches, _, heard):
+        await switches.round()
+        assert heard() == {"leaf1": ("spine1",)}
+        assert switches.states["no-address"] >= 1
+        assert switches.reads["ok"] == 1
+    told = {"LEAF2.example": "10.77.2.2"}
+    async with asked(rig, tmp_path, networks=(), addresses=told) as (switches, _, heard):
+        await switches.round()
+        assert heard() == {"leaf2": ("spine1",)}
+
+
+async def test_an_address_that_answers_as_another_switch_is_not_believed(rig: Rig, tmp_path: Path):
+    async with asked(rig, tmp_path, addresses={"leaf1": "10.77.2.2"}) as (switches, _, heard):
+        await switches.round()
+        assert heard() == {"leaf2": ("spine1",)}
+        assert switches.reads["other-switch"] == 1
+        assert "answers as leaf2" in switches.trouble["leaf1"]
+
+
+async def test_a_switch_that_falls_silent_keeps_what_it_said_and_is_named_once(
+    rig: Rig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO)
+    async with asked(rig, tmp_path, timeout_s=1.0, upwards=False) as (switches, _, heard):
+        await switches.round()
+        before = heard()
+        rig.leaf["leaf2"].stop_agent()
+        try:
+            await switches.round()
+            await switches.round()
+            assert heard() == before == {"leaf1": ("spine1",), "leaf2": ("spine1",)}
+            assert switches.states == {"read": 1, "silent": 1}
+            assert switches.trouble.keys() == {"leaf2"}
+            said = [record.getMessage() for record in caplog.records if "cannot be asked" in record.message]
+            assert len(said) == 1
+            assert COMMUNITY not in caplog.text
+        finally:
+            rig.leaf["leaf2"].start()
+        async with asyncio.timeout(60):
+            # lldpd comes back to its master by itself, and until then there is an agent without LLDP.
+            while switches.trouble:
+                await switches.round()
+                await asyncio.sleep(0.1)
+        assert heard() == before
+        assert "Switches answer again" in caplog.text
+
+
+async def test_credentials_are_read_again_and_may_be_missing(rig: Rig, tmp_path: Path):
+    async with asked(rig, tmp_path, upwards=False) as (switches, _, heard):
+        (tmp_path / "community").unlink()
+        await switches.round()
+        assert "community is not there" in switches.trouble["leaf1"]
+        assert heard() == {}
+        (tmp_path / "community").write_text(COMMUNITY)
+        await switches.round()
+        assert heard().keys() == {"leaf1", "leaf2"}
+        assert not switches.trouble
+
+
+async def test_the_leader_asks_and_a_tier_appears_in_the_cluster(rig: Rig, tmp_path: Path):
+    (tmp_path / "community").write_text(COMMUNITY)
+    config = FabricConfig(
+        switches=SwitchesSettings(
+            method="snmp",
+            credentials=str(tmp_path),
+            networks=("10.77.0.0/16",),
+            interval_seconds=0.5,
+            timeout_seconds=5.0,
+            snmp=SnmpSettings(version="v2c"),
+        )
+    )
+    with rig.controller.entered():
+        server = await ApiServer().start()
+        for number, leaf in ((0, "leaf1"), (1, "leaf1"), (2, "leaf2"), (3, "leaf2")):
+            name = f"node-0{number}"
+            server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
+            body = nodelinks(name, [leaf])
+            body["links"][0]["neighbor"]["managementAddresses"] = [f"10.77.{leaf[-1]}.2"]
+            server.put(body)
+        place = Place("nodeagent", "a", None, 0.05, 3.0, 2.0, 0.2)
+        controller = Controller(
+            Rules(hysteresis=IMMEDIATE), Access(server.url, token=server.token()), place, config
+        )
+        task = asyncio.create_task(controller.run())
+        try:
+            await until(lambda: [one for one in server.objects("hypernodes") if one["spec"]["tier"] == 2])
+            await until(lambda: controller.switches is not None and controller.switches.rounds)
+            text = controller._metrics("").body.decode()
+            assert 'nodeagent_switches{state="read"} 2.0' in text
+            assert 'nodeagent_switch_reads_total{result="ok"}' in text
+            for found in server.objects("nodelinks") + server.objects("hypernodes"):
+                assert COMMUNITY not in str(found)
+        finally:
+            task.cancel()
+            await asyncio.wait((task,))
+            await server.stop()
+
+
+def test_a_secret_shows_in_no_repr(tmp_path: Path):
+    (tmp_path / "password").write_text(PASSWORD)
+    assert PASSWORD not in repr(secrets(str(tmp_path)))

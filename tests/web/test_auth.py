@@ -1,0 +1,306 @@
+"""Certificate, client CA and tokens: who comes in, and what happens to the files while the agent runs."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.web.auth import Door, Files
+from nodeagent.web.server import Page, Web
+from nodeagent.web.x509 import CertificateError, ends_at
+from tests.support.certificates import Authority
+
+pytestmark = pytest.mark.needs("openssl")
+
+PAGES = {"/metrics": lambda _accept: Page(200, b"numbers\n"), "/healthz": lambda _accept: Page(200, b"ok\n")}
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.fixture(scope="module")
+def first(authority: Authority) -> tuple[Path, Path]:
+    return authority.sign("first")
+
+
+@pytest.fixture(scope="module")
+def second(authority: Authority) -> tuple[Path, Path]:
+    return authority.sign("second", days=30)
+
+
+@pytest.fixture(scope="module")
+def expired(authority: Authority) -> tuple[Path, Path]:
+    return authority.sign("expired", days=-1)
+
+
+class Place:
+    """The mounted secret."""
+
+    def __init__(self, folder: Path) -> None:
+        self.certificate, self.key = folder / "tls.crt", folder / "tls.key"
+        self.tokens, self.ca = folder / "token", folder / "ca.crt"
+
+    def put(self, pair: tuple[Path, Path]) -> None:
+        shutil.copy(pair[0], self.certificate)
+        shutil.copy(pair[1], self.key)
+
+    def door(self, *, tokens: bool = False, mutual: bool = False, probes_open: bool = True) -> Door:
+        files = Files(
+            self.certificate, self.key, self.ca if mutual else None, self.tokens if tokens else None
+        )
+        return Door(files, probes_open=probes_open)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@asynccontextmanager
+async def serving(door: Door) -> AsyncIterator[int]:
+    port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(Web(PAGES, door).run("127.0.0.1", 0, port.set_result))
+    try:
+        async with asyncio.timeout(10):
+            yield await port
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def get(
+    port: int, tls: ssl.SSLContext | None, path: str = "/metrics", token: str = ""
+) -> tuple[int, str]:
+    """The status, and the name in the server's certificate."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
+    try:
+        names = dict(entry[0] for entry in (writer.get_extra_info("peercert") or {}).get("subject", ()))
+        header = f"Authorization: {token}\r\n" if token else ""
+        writer.write(f"GET {path} HTTP/1.1\r\n{header}Connection: close\r\n\r\n".encode())
+        answer = await reader.read()
+        return int(answer.split()[1]), names.get("commonName", "")
+    finally:
+        writer.close()
+
+
+async def test_tls_is_served_and_a_renewed_certificate_is_taken(
+    place: Place, authority: Authority, first: tuple[Path, Path], second: tuple[Path, Path]
+) -> None:
+    place.put(first)
+    door = place.door()
+    async with serving(door) as port:
+        assert await get(port, authority.client()) == (200, "first")
+        place.put(second)
+        door.look()
+        assert await get(port, authority.client()) == (200, "second")
+        with pytest.raises((ssl.SSLError, ConnectionError, IndexError)):
+            await get(port, None)
+
+
+async def test_what_is_wrong_at_a_renewal_keeps_the_old_one_and_is_said_once(
+    place: Place,
+    authority: Authority,
+    first: tuple[Path, Path],
+    second: tuple[Path, Path],
+    expired: tuple[Path, Path],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    place.put(first)
+    door = place.door()
+    async with serving(door) as port:
+        half = second[0].read_bytes()[:300]
+        wrongs = {
+            "holds no whole certificate": lambda: place.certificate.write_bytes(half),
+            "is empty": lambda: place.certificate.write_bytes(b""),
+            "No such file": place.certificate.unlink,
+            "do not belong together": lambda: shutil.copy(second[0], place.certificate),
+            "ended at": lambda: place.put(expired),
+        }
+        for message, go_wrong in wrongs.items():
+            place.put(first)
+            door.look()
+            assert door.fresh
+            caplog.clear()
+            go_wrong()
+            door.look()
+            door.look()
+            assert not door.fresh
+            assert caplog.text.count(message) == 1, caplog.text
+            assert "the old one stays" in caplog.text
+            assert await get(port, authority.client()) == (200, "first")
+        place.put(second)
+        door.look()
+        assert door.fresh
+        assert "in order again" in caplog.text
+        assert await get(port, authority.client()) == (200, "second")
+
+
+async def test_without_a_certificate_nobody_is_served_until_it_comes(
+    place: Place, authority: Authority, first: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    door = place.door()
+    async with serving(door) as port:
+        assert "nobody is served until it is mended" in caplog.text
+        with pytest.raises((ConnectionError, ssl.SSLError)):
+            await get(port, authority.client())
+        place.put(first)
+        door.look()
+        assert await get(port, authority.client()) == (200, "first")
+
+
+async def test_an_expired_certificate_is_better_than_none_at_the_start(
+    place: Place, expired: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    place.put(expired)
+    door = place.door()
+    trusting = ssl.create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    async with serving(door) as port:
+        assert (await get(port, trusting))[0] == 200
+        assert "ended at" in caplog.text
+        assert not door.fresh
+
+
+async def test_a_token_is_asked_for_and_may_be_exchanged(
+    place: Place, authority: Authority, first: tuple[Path, Path]
+) -> None:
+    place.put(first)
+    place.tokens.write_text("old\nnew\n")
+    door = place.door(tokens=True)
+    client = authority.client()
+    async with serving(door) as port:
+        for token, status in (
+            ("Bearer old", 200),
+            ("bearer new", 200),
+            ("Bearer other", 401),
+            ("", 401),
+            ("old", 401),
+        ):
+            assert (await get(port, client, token=token))[0] == status, token
+        assert (await get(port, client, "/healthz"))[0] == 200
+        place.tokens.write_text("new\n")
+        door.look()
+        assert (await get(port, client, token="Bearer old"))[0] == 401
+        place.tokens.write_text("\n")
+        door.look()
+        assert not door.fresh
+        assert (await get(port, client, token="Bearer new"))[0] == 200
+        assert (await get(port, client, token="Bearer "))[0] == 401
+
+
+async def test_a_token_of_any_bytes_is_known(
+    place: Place, authority: Authority, first: tuple[Path, Path]
+) -> None:
+    place.put(first)
+    place.tokens.write_bytes("grün\r\n\r\n  spaced \r\n".encode())
+    async with serving(place.door(tokens=True)) as port:
+        for token, status in (("grün", 200), ("spaced", 200), ("gr", 401), ("grün spaced", 401)):
+            assert (await get(port, authority.client(), token=f"Bearer {token}"))[0] == status, token
+
+
+async def test_who_came_in_by_the_old_client_ca_does_not_stay(
+    place: Place, authority: Authority, first: tuple[Path, Path], second: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """A connection lasts for as long as it is used, and a CA is changed because it is no longer trusted."""
+    place.put(first)
+    shutil.copy(authority.certificate, place.ca)
+    door = place.door(mutual=True)
+    async with serving(door) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=authority.client(second))
+        request = b"GET /metrics HTTP/1.1\r\n\r\n"
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert (head.split()[1], b"Connection: close" in head) == (b"200", False)
+        await reader.readexactly(len(b"numbers\n"))
+        shutil.copy(Authority(tmp_path / "new", "new").certificate, place.ca)
+        door.look()
+        writer.write(request)
+        answer = await reader.read()
+        assert answer == b"" or b" 403 " in answer.splitlines()[0]
+        writer.close()
+
+
+async def test_a_broken_client_ca_is_named(
+    place: Place, authority: Authority, first: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    place.put(first)
+    for text in (authority.certificate.read_bytes()[:200], b"nothing\n", b"\xff\xfe"):
+        place.ca.write_bytes(text)
+        caplog.clear()
+        place.door(mutual=True).look()
+        assert f"{place.ca} holds no" in caplog.text, caplog.text
+    place.ca.write_bytes("# Autorité\n".encode() + authority.certificate.read_bytes())
+    caplog.clear()
+    place.door(mutual=True).look()
+    assert caplog.text == ""
+
+
+async def test_probes_ask_for_the_token_too_where_that_is_wanted(
+    place: Place, authority: Authority, first: tuple[Path, Path]
+) -> None:
+    place.put(first)
+    place.tokens.write_text("secret")
+    async with serving(place.door(tokens=True, probes_open=False)) as port:
+        assert (await get(port, authority.client(), "/healthz"))[0] == 401
+        assert (await get(port, authority.client(), "/healthz", "Bearer secret"))[0] == 200
+
+
+async def test_a_client_certificate_is_asked_for_and_probes_need_none(
+    place: Place, authority: Authority, first: tuple[Path, Path], second: tuple[Path, Path], tmp_path: Path
+) -> None:
+    place.put(first)
+    shutil.copy(authority.certificate, place.ca)
+    stranger = Authority(tmp_path / "other", "other").sign("stranger")
+    async with serving(place.door(mutual=True)) as port:
+        assert (await get(port, authority.client(second)))[0] == 200
+        assert (await get(port, authority.client()))[0] == 403
+        assert (await get(port, authority.client(), "/healthz"))[0] == 200
+        with pytest.raises((ssl.SSLError, ConnectionError, IndexError)):
+            await get(port, authority.client(stranger))
+    async with serving(place.door(mutual=True, probes_open=False)) as port:
+        with pytest.raises((ssl.SSLError, ConnectionError, IndexError)):
+            await get(port, authority.client(), "/healthz")
+
+
+async def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_a_password(
+    place: Place, first: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    place.put(first)
+    process = await asyncio.create_subprocess_exec(
+        *("openssl", "ec", "-aes256", "-passout", "pass:x", "-in", str(first[1]), "-out", str(place.key)),
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    await process.wait()
+    place.door().look()
+    assert "the key is encrypted" in caplog.text
+
+
+def test_the_end_of_a_certificate_is_what_openssl_says(
+    authority: Authority, second: tuple[Path, Path]
+) -> None:
+    ends = {ends_at(pair.read_bytes(), "x") for pair in (second[0], authority.certificate)}
+    context = ssl.create_default_context(cafile=str(authority.certificate))
+    (ca,) = context.get_ca_certs()
+    assert ssl.cert_time_to_seconds(str(ca["notAfter"])) in ends
+    assert len(ends) == 2
+
+
+@given(st.binary(max_size=64), st.integers(0, 600))
+def test_a_broken_certificate_is_an_error_of_ours(noise: bytes, at: int) -> None:
+    whole = ssl.DER_cert_to_PEM_cert(_DER[:at] + noise + _DER[at + len(noise) :]).encode()
+    with suppress(CertificateError):
+        ends_at(whole, "tls.crt")
+
+
+_DER = bytes.fromhex("3082010a3081b1") + bytes(260)

@@ -1,0 +1,90 @@
+"""What the pages show of the running agent: what is free, what was measured, and no reading for a scrape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from nodeagent.config import Config
+from nodeagent.health.samples import Sample, Source
+from nodeagent.inventory import Inventory
+from nodeagent.kubelet.rpc_stats import Measure
+from nodeagent.model import Health, Holding, State
+from nodeagent.sampling.collectors import Collector
+from nodeagent.sources.gpu_health_service import Ledger
+from nodeagent.sources.nvml_session import Measured
+from nodeagent.web.pages import Pages, stock
+from tests.support.scrape_inputs import facts
+
+MEMORY, NIC = "nvidia-dgx-h100/gpu-mem", "nvidia-dgx-h100/nic0"
+
+
+def test_free_is_healthy_and_held_by_nobody_and_unknown_before_the_kubelet_was_heard() -> None:
+    snapshot, offer = facts()
+    unheard = {(one.resource, one.parent): one for one in stock(offer.kinds(snapshot), snapshot)}
+    gpus, vfs = snapshot.gpus, [one for one in snapshot.functions if one.parent is not None]
+    assert unheard[MEMORY, gpus[0].uuid].free is None
+    assert unheard[MEMORY, gpus[0].uuid].devices == 79
+    held = (
+        Holding("ns", "pod", "main", MEMORY, tuple(f"{gpus[0].uuid}::{n}" for n in range(20))),
+        Holding("ns", "pod", "main", NIC, (vfs[0].pci_address,)),
+    )
+    ill = Health(State.UNHEALTHY, (), allocatable=False)
+    heard = replace(snapshot, holdings=held, gpus=(*gpus[:7], replace(gpus[7], health=ill)))
+    found = {(one.resource, one.parent): one for one in stock(offer.kinds(heard), heard)}
+    assert found[MEMORY, gpus[0].uuid].free == 59
+    assert found[MEMORY, gpus[1].uuid].free == 79
+    assert found[MEMORY, gpus[1].uuid].each_bytes == 1 << 30
+    assert (found[MEMORY, gpus[7].uuid].free, found[MEMORY, gpus[7].uuid].allocatable) == (0, 0)
+    assert found[NIC, str(vfs[0].parent)].free == 7
+
+
+class Gpus:
+    xids: ClassVar = {("GPU-0", 79): 1}
+    xid_times: ClassVar = {("GPU-0", 79): 5.0}
+
+    def __init__(self, samples: tuple[Sample, ...]) -> None:
+        self._samples = samples
+
+    def samples(self) -> tuple[Sample, ...]:
+        return self._samples
+
+    def collectors(self) -> tuple[Collector, ...]:
+        return ()
+
+
+def test_how_old_the_numbers_of_gpus_are_is_told_too() -> None:
+    pages, ledger = Pages(Config(), Inventory(), Measure()), Ledger()
+    pages.gpus = ledger
+
+    def told() -> list[tuple[str, bool, float | None, float | None, int]]:
+        return [(o.name, o.up, o.seconds, o.succeeded_at, o.errors) for o in pages.view().collectors]
+
+    assert told() == [], "a machine without GPUs misses nothing"
+    ledger.hear_vitals(Measured(10.0, (), seconds=0.25))
+    assert told() == [("gpu", True, 0.25, 10.0, 0)]
+    ledger.hear_vitals(Measured(25.0, (), why="GPU is lost"))
+    assert told() == [("gpu", False, 0.25, 10.0, 1)]
+    ledger.fall_silent("it hangs")
+    assert told() == [("gpu", False, 0.25, 10.0, 2)]
+    ledger.hear_vitals(Measured(40.0, (), seconds=0.5))
+    assert told() == [("gpu", True, 0.5, 40.0, 2)]
+    ledger.find_absent("no driver", 30.0)
+    assert told() == []
+
+
+def test_a_view_is_made_of_what_others_keep() -> None:
+    snapshot, offer = facts()
+    inventory = Inventory()
+    inventory.state("pci", functions=snapshot.functions, links=snapshot.links)
+    pages = Pages(Config(), inventory, Measure())
+    assert pages.view().samples == ()
+    sample = Sample(1.0, snapshot.gpus[0].uuid, Source.GPU, {"gpu_celsius": 40})
+    pages.gpus = Gpus((sample,))
+    pages.offered = offer.kinds(snapshot)
+    shown = pages.view()
+    assert shown.samples == (sample,)
+    assert shown.snapshot is inventory.snapshot
+    assert pages.view().stock is shown.stock, "it is counted anew although nothing has changed"
+    assert shown.xids == Gpus.xids
+    assert shown.certificate is None

@@ -1,0 +1,341 @@
+"""The web server: three pages, connections that stay, and no client that can hold it up."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from nodeagent.supervise import Fatal
+from nodeagent.web import server
+from nodeagent.web.server import Answer, Page, Web
+
+
+@asynccontextmanager
+async def serving(pages: dict[str, Answer]) -> AsyncIterator[int]:
+    port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(Web(pages).run("127.0.0.1", 0, port.set_result))
+    try:
+        async with asyncio.timeout(5):
+            yield await port
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+class Client:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def open(cls, port: int) -> Client:
+        return cls(*await asyncio.open_connection("127.0.0.1", port))
+
+    async def ask(self, request: bytes) -> tuple[bytes, bytes]:
+        """Head and body; the connection stays open if the server leaves it so."""
+        self.writer.write(request)
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        length = next(int(h.split(b":")[1]) for h in head.split(b"\r\n") if h.startswith(b"Content-Length"))
+        body = b"" if request.startswith(b"HEAD") else await self.reader.readexactly(length)
+        return head, body
+
+    async def ended(self) -> bool:
+        try:
+            return await self.reader.read() == b""
+        except ConnectionError:
+            return True
+        finally:
+            self.writer.close()
+
+
+async def ask(port: int, request: bytes) -> tuple[bytes, bytes]:
+    client = await Client.open(port)
+    try:
+        return await client.ask(request)
+    finally:
+        client.writer.close()
+
+
+async def long_page(pieces: int = 200) -> AsyncIterator[bytes]:
+    for _ in range(pieces):
+        yield b"x" * 10_000
+
+
+PAGES: dict[str, Answer] = {
+    "/healthz": lambda _accept: Page(200, b"ok\n"),
+    "/metrics": lambda accept: Page(200, (accept or "none").encode() * 500),
+    "/long": lambda _accept: Page(200, b"", pieces=long_page()),
+}
+HEALTHZ = b"GET /healthz HTTP/1.1\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("request_", "first_line"),
+    [
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 200 OK"),
+        (b"GET /healthz?verbose=1 HTTP/1.0\r\n\r\n", b"HTTP/1.1 200 OK"),
+        (b"POST /healthz HTTP/1.1\r\n\r\n", b"HTTP/1.1 405 Method Not Allowed"),
+        (b"GET //[ HTTP/1.1\r\n\r\n", b"HTTP/1.1 404 Not Found"),
+        (b"GET /nothing HTTP/1.1\r\n\r\n", b"HTTP/1.1 404 Not Found"),
+        (b"\x16\x03\x01 hello\r\n\r\n", b"HTTP/1.1 400 Bad Request"),
+        (b"GET http://node-1:9808/healthz?x=/ HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK"),  # as a proxy is asked
+        (b"GET http://node-1:9808 HTTP/1.1\r\n\r\n", b"HTTP/1.1 404 Not Found"),
+        (b"\r\nGET /healthz HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK"),  # what old clients send after a body
+        (b"GET /healthz HTTP/1.x\r\n\r\n", b"HTTP/1.1 400 Bad Request"),
+        (b"GET /healthz HTTP/2.0\r\n\r\n", b"HTTP/1.1 400 Bad Request"),
+    ],
+)
+async def test_a_request_gets_its_answer(request_: bytes, first_line: bytes) -> None:
+    async with serving(PAGES) as port:
+        head, _ = await ask(port, request_)
+        assert head.split(b"\r\n")[0] == first_line
+
+
+async def test_what_is_refused_says_what_is_not() -> None:
+    async with serving(PAGES) as port:
+        head, _ = await ask(port, b"DELETE /metrics HTTP/1.1\r\n\r\n")
+        assert b"\r\nAllow: GET, HEAD\r\n" in head
+
+
+async def test_a_header_that_comes_twice_is_one_list() -> None:
+    async with serving(PAGES) as port:
+        _, body = await ask(port, b"GET /metrics HTTP/1.1\r\nAccept: a/b\r\nAccept: c/d\r\n\r\n")
+        assert body.startswith(b"a/b,c/da/b")
+
+
+async def test_head_has_the_length_and_no_body() -> None:
+    async with serving(PAGES) as port:
+        client = await Client.open(port)
+        head, body = await client.ask(b"HEAD /healthz HTTP/1.1\r\nConnection: close\r\n\r\n")
+        assert b"Content-Length: 3" in head
+        assert body == b""
+        assert await client.ended()
+
+
+@pytest.mark.parametrize(
+    ("header", "packed"),
+    [
+        ("gzip", True),
+        ("deflate, gzip;q=0.5", True),
+        ("GZIP", True),
+        ("", False),
+        ("gzip;q=0", False),
+        ("gzip; q=0.0", False),
+        ("identity, x-gzip", False),
+    ],
+)
+async def test_a_large_page_is_gzipped_for_who_takes_it_and_accept_is_passed_on(
+    header: str, packed: bool
+) -> None:
+    async with serving(PAGES) as port:
+        request = f"GET /metrics HTTP/1.1\r\nAccept: text/plain\r\nAccept-Encoding: {header}\r\n\r\n"
+        head, body = await ask(port, request.encode())
+        assert (b"Content-Encoding: gzip" in head) == packed
+        assert (gzip.decompress(body) if packed else body) == b"text/plain" * 500
+
+
+async def test_a_connection_stays_for_the_next_scrape_and_ends_when_told() -> None:
+    async with serving(PAGES) as port:
+        client = await Client.open(port)
+        for _ in range(3):
+            head, body = await client.ask(HEALTHZ)
+            assert body == b"ok\n"
+            assert b"Connection: close" not in head
+        head, _ = await client.ask(b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n")
+        assert b"Connection: close" in head
+        assert await client.ended()
+
+
+@pytest.mark.parametrize(
+    "request_", [b"GET /healthz HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", b"GET /healthz HTTP/1.0\r\n\r\n"]
+)
+async def test_a_connection_whose_rest_cannot_be_told_ends(request_: bytes) -> None:
+    async with serving(PAGES) as port:
+        client = await Client.open(port)
+        await client.ask(request_)
+        assert await client.ended()
+
+
+async def test_a_page_in_pieces_lets_others_be_answered_meanwhile() -> None:
+    gate = asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield b"first"
+        await gate.wait()
+        yield b"last"
+
+    async with serving({**PAGES, "/slow": lambda _accept: Page(200, b"", pieces=slowly())}) as port:
+        slow = asyncio.create_task(ask(port, b"GET /slow HTTP/1.1\r\n\r\n"))
+        assert (await ask(port, HEALTHZ))[1] == b"ok\n"
+        assert not slow.done()
+        gate.set()
+        assert (await slow)[1] == b"firstlast"
+
+
+async def test_concurrent_scrapes_are_all_answered() -> None:
+    async with serving(PAGES) as port:
+        request = b"GET /long HTTP/1.1\r\nAccept-Encoding: gzip\r\n\r\n"
+        answers = await asyncio.gather(*(ask(port, request) for _ in range(server.CONNECTIONS_MAX)))
+        assert {len(gzip.decompress(body)) for _, body in answers} == {2_000_000}
+
+
+async def test_a_request_that_is_too_long_or_never_ends_is_dropped_and_others_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "REQUEST_S", 0.2)
+    async with serving(PAGES) as port:
+        assert await dropped(port, b"GET /" + b"x" * (2 * server.REQUEST_MAX_BYTES))
+        silent = asyncio.create_task(dropped(port, b"GET /healthz HT"))
+        mute = asyncio.create_task(dropped(port, b""))
+        assert (await ask(port, HEALTHZ))[1] == b"ok\n"
+        assert await silent
+        assert await mute
+
+
+async def dropped(port: int, request: bytes) -> bool:
+    client = await Client.open(port)
+    client.writer.write(request)
+    return await client.ended()
+
+
+async def test_a_client_that_never_reads_is_dropped_and_others_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "REQUEST_S", 0.3)
+    never: Callable[[str], Page] = lambda _accept: Page(200, b"", pieces=long_page(2000))  # noqa: E731 - 20 MB
+    async with serving({**PAGES, "/huge": never}) as port:
+        with socket.create_connection(("127.0.0.1", port)) as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.sendall(b"GET /huge HTTP/1.1\r\n\r\n")
+            assert (await ask(port, HEALTHZ))[1] == b"ok\n"
+            deaf.setblocking(False)
+            loop = asyncio.get_running_loop()
+            closed = asyncio.create_task(reset(loop, deaf))
+            assert (await ask(port, HEALTHZ))[1] == b"ok\n"
+            assert await closed < 20_000_000
+
+
+async def reset(loop: asyncio.AbstractEventLoop, deaf: socket.socket) -> int:
+    """Wait until the server has given up, then count what had been sent."""
+    while True:  # what is written after the end is answered with a reset
+        try:
+            await loop.sock_sendall(deaf, b"x")
+        except ConnectionError:
+            break
+        await asyncio.sleep(0.02)
+    count = 0
+    try:
+        while part := await loop.sock_recv(deaf, 1 << 16):
+            count += len(part)
+    except ConnectionError:
+        pass
+    return count
+
+
+async def test_who_keeps_a_place_gives_it_up_to_who_needs_it() -> None:
+    async with serving(PAGES) as port:
+        keepers = [await Client.open(port) for _ in range(server.CONNECTIONS_MAX)]
+        for keeper in keepers:
+            await keeper.ask(HEALTHZ)
+        assert (await ask(port, HEALTHZ))[1] == b"ok\n"
+        assert await keepers[0].ended()
+        assert (await keepers[-1].ask(HEALTHZ))[1] == b"ok\n"
+        for keeper in keepers:
+            keeper.writer.close()
+
+
+@pytest.mark.parametrize("beginning", [b"", b"GET /healthz HT", b"GET /huge HTTP/1.1\r\n\r\n"])
+async def test_who_lets_the_server_wait_gives_up_his_place_too(
+    beginning: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or 32 silent connections keep the kubelet's probes out, and the agent is restarted."""
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 4)
+    huge: Callable[[str], Page] = lambda _accept: Page(200, b"x" * 20_000_000)  # noqa: E731
+    async with serving({**PAGES, "/huge": huge}) as port:
+        held = []
+        for _ in range(server.CONNECTIONS_MAX):
+            one = socket.create_connection(("127.0.0.1", port))
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.sendall(beginning)
+            held.append(one)
+            await asyncio.sleep(0)
+        async with asyncio.timeout(server.REQUEST_S / 2):
+            for _ in range(3):
+                assert await knocked(port)
+        for one in held:
+            one.close()
+
+
+async def knocked(port: int) -> bool:
+    """Whether somebody opened: a probe is tried again after a refusal, and so is this, twice."""
+    for _ in range(3):
+        try:
+            return (await ask(port, HEALTHZ))[1] == b"ok\n"
+        except (ConnectionError, asyncio.IncompleteReadError):
+            await asyncio.sleep(0.05)
+    return False
+
+
+async def test_a_thousand_questions_at_once_let_others_have_their_turn() -> None:
+    turns = 0
+    seen: list[int] = []
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def counted(_accept: str) -> Page:
+        seen.append(turns)
+        return Page(200, b"x")
+
+    other = asyncio.create_task(others())
+    async with serving({"/": counted}) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n" * 1000 + b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
+        assert (await reader.read()).count(b"HTTP/1.1 200") == 1001
+        writer.close()
+    other.cancel()
+    assert len(set(seen)) == 1001
+
+
+async def test_a_page_that_fails_is_said_and_the_next_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(_accept: str) -> Page:
+        raise KeyError("carrier")
+
+    async with serving({**PAGES, "/metrics": broken}) as port:
+        assert await dropped(port, b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert (await ask(port, HEALTHZ))[1] == b"ok\n"
+    assert "A request could not be answered. reason=\"KeyError: 'carrier'\"" in caplog.text
+
+
+async def test_a_name_that_is_no_address_is_fatal_and_names_the_setting() -> None:
+    # Longer than a label may be, so that no name server is asked.
+    with pytest.raises(Fatal, match=r"cannot listen on x{64}:0: .*--listen"):
+        async with asyncio.timeout(10):
+            await Web({}).run("x" * 64, 0)
+
+
+async def test_a_port_in_use_is_fatal_and_says_how_to_find_its_owner() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Fatal, match=rf"cannot listen on 127.0.0.1:{port}.*ss -ltnp.*--listen"):
+            await Web({}).run("127.0.0.1", port)
+
+
+async def test_an_empty_host_is_every_address_on_one_port() -> None:
+    port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(Web(PAGES).run("", 0, port.set_result))
+    async with asyncio.timeout(5):
+        assert (await ask(await port, HEALTHZ))[1] == b"ok\n"
+        if socket.has_dualstack_ipv6():
+            reader, writer = await asyncio.open_connection("::1", await port)
+            assert (await Client(reader, writer).ask(HEALTHZ))[1] == b"ok\n"
+            writer.close()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
