@@ -50,6 +50,12 @@ def test_the_folders_that_it_names_are_there(name: str) -> None:
         assert found.exists(), path
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_files_of_the_code_that_it_names_are_there(page: Path) -> None:
+    for path in re.findall(r"`((?:nodeagent|tests|hack|protos)/[\w./-]+)`", page.read_text()):
+        assert (ROOT / path).exists(), path
+
+
 def messages() -> dict[Path, list[str]]:
     """The text literals of each module without docstrings, and the messages of the admission policies.
 
