@@ -1,12 +1,12 @@
-"""What hearing LLDP costs, on real veth pairs with the sender in a process of its own. Needs root.
+"""Measure the reception of LLDP on real veth pairs, with the sender in a process of its own. Needs root.
 
     python hack/bench_lldp_wire.py [--quick]
 
-wire → fact   from just before the sender's send() to the moment the facts are stated, each frame a change
-idle cost     33 links, each heard ``SPEED`` times as often as in life; CPU time of the whole process,
-              less what it takes without frames, divided by ``SPEED``
-flood         10,000 frames a second for 10 s on one link, half of them well formed and all different; beside
-              it, another link changes every 50 ms
+wire → fact   from just before the sender's send() until the facts are published; each frame is a change
+idle cost     33 links with frames at ``SPEED`` times the normal rate; CPU time of the whole process, less its
+              time without frames, divided by ``SPEED``
+flood         10,000 frames a second for 10 s on one link, all different and half of them well formed, while
+              another link changes every 50 ms
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def flood(hostile, quiet, ends: float) -> None:
 
 
 class Bench:
-    """The source at work, and how long each change of link 0 took to become a fact."""
+    """A running LLDP source, and the latency from each change of link 0 to its fact."""
 
     def __init__(self) -> None:
         self.latencies: list[float] = []
@@ -142,12 +142,12 @@ class Bench:
 
 
 async def run(ns: Netns, kind: str, seconds: float, lags: list[float] | None = None) -> tuple[float, str]:
-    """CPU seconds of this process while the sender runs, and what the sender said."""
+    """CPU seconds of this process while the sender runs, and the sender's output."""
     sender = send(ns, kind, seconds) if kind else None
     before = time.process_time()
     ends = time.monotonic() + seconds + (1.0 if kind else 0.0)
     while time.monotonic() < ends:
-        # The heart of whatever else the agent does: it beats every 10 ms, or later.
+        # Stands for the other work of the agent's loop: it is due every 10 ms.
         at = time.monotonic()
         await asyncio.sleep(0.01 if lags is not None else 1.0)
         if lags is not None:

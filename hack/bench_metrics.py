@@ -1,14 +1,14 @@
-"""What a scrape costs: the agent and node_exporter side by side, in one namespace with 72 veth interfaces.
+"""Measure scrapes of the agent and of node_exporter, in one namespace with 72 veth interfaces.
 
     python hack/bench_metrics.py [--quick] [--json FILE]
 
-Needs root and Debian's prometheus-node-exporter; counts system calls where strace is. Each program serves its
-whole page over HTTP on a connection that stays open, gzipped, as Prometheus asks; they are asked in turn. The agent
-is `nodeagent run` with everything on, on a simulated machine whose 72 NICs have the names of the interfaces:
-netlink and ethtool are the real kernel's.
+Needs root and Debian's prometheus-node-exporter; counts system calls if strace is installed. Each program serves its
+whole page over HTTP, gzipped, on a connection that stays open, as for Prometheus; they are scraped in turn. The agent
+is `nodeagent run` with all features on, on a simulated machine whose 72 NICs have the names of the interfaces, so that
+netlink and ethtool are those of the real kernel.
 
-node_exporter reads the kernel when it is scraped and the agent does not, so what the agent spends between two
-scrapes is told beside it: "CPU at 15 s" is one scrape and 15 s of everything that the agent does meanwhile.
+node_exporter reads the kernel during a scrape, the agent between scrapes. So "CPU at 15 s" adds to one scrape the
+agent's CPU time of 15 s.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from nodeagent.sim.netns import Netns  # noqa: E402
 LINKS = 72
 EVERY_S = 15.0
 PERIOD_S = 30.0
-"""The slowest of what the agent does again and again, its full look at the machine."""
+"""The longest period of the agent, that of its full scan of the machine."""
 PROGRAM = "prometheus-node-exporter"
 NODE = ("--collector.disable-defaults", "--collector.netdev", "--collector.netclass", "--collector.ethtool")
 ACCEPT = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
@@ -71,7 +71,7 @@ def model() -> str:
 
 @dataclass
 class Target:
-    """One program and its figures."""
+    """A program and its figures."""
 
     title: str
     port: int
@@ -108,7 +108,7 @@ def targets(folder: Path) -> list[Target]:
     (folder / "model.yaml").write_text(model())
     machine = Machine.load(folder / "model.yaml")
     machine.write(root)
-    shutil.rmtree(root / ".nodeagent")  # not a recorded machine: the samples are this kernel's
+    shutil.rmtree(root / ".nodeagent")  # without recorded samples the agent reads this kernel
     config.write_text(
         "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
         'listen: "127.0.0.1:9808"\nlinks: {select: {netdevs: ["rail*"]}}\n'
@@ -138,7 +138,7 @@ def targets(folder: Path) -> list[Target]:
 
 @contextlib.contextmanager
 def running(ns: Netns, made: list[Target], folder: Path) -> Iterator[None]:
-    """/sys is mounted anew, so that it shows the namespace's interfaces."""
+    """Run the programs. /sys is mounted again, so that it shows the namespace's interfaces."""
     processes = []
     try:
         for n, one in enumerate(made):
@@ -166,7 +166,7 @@ def running(ns: Netns, made: list[Target], folder: Path) -> Iterator[None]:
 
 
 class Client:
-    """Asks over a connection that stays open."""
+    """Scrapes over a connection that stays open."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
@@ -187,11 +187,11 @@ def wait_for(port: int) -> None:
             Client(port).scrape()
             return
         time.sleep(0.1)
-    raise SystemExit(f"nobody answers on port {port}")
+    raise SystemExit(f"no answer on port {port}")
 
 
 def cpu_ns(pid: int) -> int:
-    """Time on a CPU, all threads, those that have ended too (to a hundredth of a second)."""
+    """CPU time of all threads, with those that have ended (to a hundredth of a second)."""
     alive = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):
@@ -210,7 +210,7 @@ def measure(made: list[Target], *, scrapes: int, idle_s: float) -> None:
     clients = {one.title: Client(one.port) for one in made}
     for one in made:
         wait_for(one.port)
-    time.sleep(20)  # the agent's collectors have all had their turn, and its late parts are loaded
+    time.sleep(20)  # by now all collectors have run once, and late imports are done
     for one in made:
         for _ in range(3):
             body = clients[one.title].scrape()
@@ -218,7 +218,7 @@ def measure(made: list[Target], *, scrapes: int, idle_s: float) -> None:
         lines = [line for line in page.splitlines() if line and not line.startswith("#")]
         one.packed, one.plain, one.samples = len(body), len(page), len(lines)
         one.of_links = sum('="rail' in line for line in lines)
-    for _ in range(scrapes):  # in turn, so that a busy moment of the machine is everybody's
+    for _ in range(scrapes):  # in turn, so that a busy moment of the machine affects all of them
         for one in made:
             before, began = cpu_ns(one.pid), time.perf_counter()
             clients[one.title].scrape()
@@ -234,7 +234,7 @@ def measure(made: list[Target], *, scrapes: int, idle_s: float) -> None:
         for one in made:
             one.idle_syscalls_per_s = count(one, None, 0, PERIOD_S) / PERIOD_S
             if one is made[0]:
-                # A scrape is the main thread's alone; collectors have threads of their own.
+                # Only the main thread serves a scrape; collectors have threads of their own.
                 rest = count(one, None, 0, 10.0, threads=False) / 10.0
                 took = count(one, clients[one.title], 200, 10.0, threads=False)
                 one.syscalls = max(0.0, took - 10.0 * rest) / 200
@@ -243,7 +243,7 @@ def measure(made: list[Target], *, scrapes: int, idle_s: float) -> None:
 
 
 def count(one: Target, client: Client | None, scrapes: int, seconds: float, *, threads: bool = True) -> float:
-    """System calls of the process within some seconds, while it is scraped so often."""
+    """System calls of the process within these seconds, with this number of scrapes."""
     with tempfile.NamedTemporaryFile("r") as told:
         tracing = subprocess.Popen(
             [
@@ -268,7 +268,7 @@ def count(one: Target, client: Client | None, scrapes: int, seconds: float, *, t
         tracing.terminate()
         tracing.wait(timeout=20)
         rows = [line.split() for line in told.read().splitlines()]
-    extra = (seconds + 1.0) / seconds if not scrapes else 1.0  # strace listened before the clock ran
+    extra = (seconds + 1.0) / seconds if not scrapes else 1.0  # strace counts from one second before
     return (
         sum(int(row[0]) for row in rows if len(row) == 2 and row[0].isdigit() and row[1] != "total") / extra
     )
@@ -326,7 +326,7 @@ def table(made: list[Target]) -> str:
 
 
 def verdicts(made: list[Target]) -> list[str]:
-    """The goals, each with what was reached."""
+    """The goals with the values reached."""
     ours, default, netlink = made
     p50 = {one.title: statistics.median(one.durations) for one in made}
     goals = [
@@ -348,7 +348,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="few scrapes: a look, not a figure to quote")
+    parser.add_argument("--quick", action="store_true", help="few scrapes: for a quick look, not to quote")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--client", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

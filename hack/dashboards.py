@@ -1,6 +1,6 @@
-"""Grafana's dashboards, from tables that a person can review: ``fleet`` for all nodes, ``node`` for one.
+"""Grafana dashboards as reviewable tables: ``fleet`` for all nodes, ``node`` for one.
 
-A panel is a title, its queries, a unit and what to look for. Everything else (places, numbers, colors) is made.
+A panel has a title, a hint, its queries and a unit; places, numbers and colors are computed.
 Written to ``daemonset/monitoring/dashboards/`` by ``hack/monitoring.py``.
 """
 
@@ -26,10 +26,10 @@ BER_LIMITS = {"pre": 2.4e-4, "post": 1e-12}
 
 @dataclass(frozen=True)
 class Panel:
-    """``queries`` are (expression, legend). ``lines`` are drawn across: a value and its color."""
+    """``queries`` are (expression, legend). ``lines`` are horizontal lines: a value and its color."""
 
     title: str
-    what: str
+    hint: str
     queries: tuple[tuple[str, str], ...]
     unit: str = "short"
     kind: str = "timeseries"
@@ -38,7 +38,7 @@ class Panel:
     logarithmic: bool = False
     lines: dict[float, str] = field(default_factory=dict)
     columns: str = ""
-    """Of a matrix: the label that its columns are."""
+    """For a matrix: the label whose values are the columns."""
     states: bool = False
 
 
@@ -46,13 +46,13 @@ class Panel:
 class Dashboard:
     uid: str
     title: str
-    what: str
+    description: str
     rows: dict[str, tuple[Panel, ...]]
     one_node: bool
 
 
 def code(where: str) -> str:
-    """The state of each link as a number, the higher the worse, with the rail that it is."""
+    """The state of each link as a number; higher is worse."""
     parts = " or ".join(
         f'{number} * nodeagent_link_health_state{{{where}state="{state}"}}'
         for number, (state, _) in STATES.items()
@@ -62,7 +62,7 @@ def code(where: str) -> str:
 
 
 def links(where: str) -> tuple[Panel, ...]:
-    """What both dashboards show of links; ``where`` is the selector, with its comma."""
+    """The panels for links of both dashboards; ``where`` is the selector, with its comma."""
     only = where.rstrip(",")
     of = f"{{{only}}}"
     return (
@@ -72,7 +72,7 @@ def links(where: str) -> tuple[Panel, ...]:
             ((f"increase(nodeagent_link_carrier_down_total{of}[1h]) > 0", "{{instance}} {{device}}"),),
         ),
         Panel(
-            "Speed as a share of what is expected",
+            "Speed as a share of the expected speed",
             "Below 100 %: renegotiate, then change the cable.",
             (
                 (
@@ -85,7 +85,7 @@ def links(where: str) -> tuple[Panel, ...]:
         ),
         Panel(
             "Bit error ratio before FEC",
-            "The line is where FEC gives up. One rail that climbs is an optic.",
+            "FEC fails above the line. If one rail rises, check its optics.",
             ((f"nodeagent_link_pre_fec_bit_error_ratio{of} > 0", "{{instance}} {{device}}"),),
             unit="sci",
             logarithmic=True,
@@ -93,7 +93,7 @@ def links(where: str) -> tuple[Panel, ...]:
         ),
         Panel(
             "Bit error ratio after FEC",
-            "Anything at the line or above loses traffic.",
+            "At or above the line, traffic is lost.",
             ((f"nodeagent_link_post_fec_bit_error_ratio{of}", "{{instance}} {{device}}"),),
             unit="sci",
             logarithmic=True,
@@ -101,7 +101,7 @@ def links(where: str) -> tuple[Panel, ...]:
         ),
         Panel(
             "Paused by the network (PFC received)",
-            "Congestion; not the node's fault. The line is the rule's.",
+            "Congestion in the fabric, not caused by the node. The line is the threshold of the rule.",
             (
                 (
                     f"max by (instance, device) "
@@ -150,7 +150,7 @@ def links(where: str) -> tuple[Panel, ...]:
         ),
         Panel(
             "Discards",
-            "Packets that the adapter could not take or send.",
+            "Packets that the adapter could not receive or send.",
             (
                 (f"rate(nodeagent_link_receive_discards_total{of}[5m])", "{{instance}} {{device}} received"),
                 (f"rate(nodeagent_link_transmit_discards_total{of}[5m])", "{{instance}} {{device}} to send"),
@@ -158,8 +158,8 @@ def links(where: str) -> tuple[Panel, ...]:
             unit="pps",
         ),
         Panel(
-            "Light received, darkest lane",
-            "Lanes and rails of a kind lie within 2 dB.",
+            "Received optical power, darkest lane",
+            "Lanes and rails of the same kind differ by less than 2 dB.",
             (
                 (
                     f"10 * log10(1000 * min by (instance, device) "
@@ -171,7 +171,7 @@ def links(where: str) -> tuple[Panel, ...]:
         ),
         Panel(
             "Temperature of transceivers",
-            "Against the module's own limits.",
+            "Compare with the module's own limits.",
             (
                 (f"nodeagent_transceiver_temperature_celsius{of}", "{{instance}} {{device}}"),
                 (
@@ -183,8 +183,8 @@ def links(where: str) -> tuple[Panel, ...]:
             unit="celsius",
         ),
         Panel(
-            "PCIe lanes as a share of what is possible",
-            "Below 100 %: reseat card or riser.",
+            "PCIe lanes as a share of the possible lanes",
+            "Below 100 %: reseat the card or the riser.",
             (
                 (
                     f"nodeagent_pcie_link_width_lanes{of} / nodeagent_pcie_expected_link_width_lanes{of}",
@@ -196,7 +196,7 @@ def links(where: str) -> tuple[Panel, ...]:
         ),
         Panel(
             "PCIe errors and stalls",
-            "Errors by severity; the share of seconds in which the NIC waited.",
+            "Errors by severity, and the share of seconds with a stall.",
             (
                 (
                     f"sum by (instance, severity) (increase(nodeagent_pcie_aer_errors_total{of}[1h]))",
@@ -216,7 +216,7 @@ def gpus(where: str) -> tuple[Panel, ...]:
     return (
         Panel(
             "XIDs",
-            "Since the agents began; the same one twice counts twice.",
+            "Since the start of the agents; a repeated XID counts each time.",
             (
                 (
                     f"sum by (instance, gpu, xid) (nodeagent_gpu_xid_errors_total{of})",
@@ -226,12 +226,12 @@ def gpus(where: str) -> tuple[Panel, ...]:
         ),
         Panel(
             "NVLinks down",
-            "Any: jobs across GPUs fail.",
+            "Any NVLink down: jobs across GPUs fail.",
             ((f"count by (instance, gpu) (nodeagent_gpu_nvlink_up{of} == 0)", "{{instance}} GPU {{gpu}}"),),
         ),
         Panel(
             "Unhealthy GPUs",
-            "Kept from new pods.",
+            "Withheld from new pods.",
             (
                 (
                     f'sum by (instance) (nodeagent_gpu_health_state{{{where}state="unhealthy"}})',
@@ -245,7 +245,7 @@ def gpus(where: str) -> tuple[Panel, ...]:
 FLEET = Dashboard(
     "nodeagent-fleet",
     "nodeagent: fleet",
-    "Every node's rails at one look, and what goes wrong with them.",
+    "The rails of every node, and their problems.",
     {
         "Now": (
             Panel(
@@ -269,14 +269,14 @@ FLEET = Dashboard(
             ),
             Panel(
                 "Agents that cannot be scraped",
-                "Faults there are seen by nobody.",
+                "Faults of these nodes are not reported.",
                 (('count(up{job=~"(.*/)?nodeagent"} == 0) or vector(0)', "agents"),),
                 kind="stat",
                 height=5,
             ),
             Panel(
                 "Rails",
-                "A node a row, a rail a column.",
+                "One row per node, one column per rail.",
                 (
                     (
                         f"max by (instance, rail) ({code('')} * on (instance, device) group_left (rail) "
@@ -296,12 +296,12 @@ FLEET = Dashboard(
         "Agents": (
             Panel(
                 "Largest free block",
-                "The most slices that one GPU of a node can still give.",
+                "The most slices that one GPU of a node still has free.",
                 (("nodeagent_resource_largest_free_block", "{{instance}} {{resource}}"),),
             ),
             Panel(
-                "Age of the numbers",
-                "A collector that hangs shows here.",
+                "Age of the values",
+                "High for a collector that hangs.",
                 (
                     (
                         "max by (collector) (time() - nodeagent_collector_last_success_timestamp_seconds)",
@@ -327,7 +327,7 @@ FLEET = Dashboard(
 
 HERE = 'instance="$instance",'
 VF_PODS = (
-    # Without the GPUs: several pods hold one, and Prometheus refuses a join that has two answers anywhere.
+    # Without GPUs: several pods hold one, and Prometheus refuses a join with several matches.
     "max by (instance, pci_address, namespace, pod) (label_replace("
     f'nodeagent_device_pod_info{{{HERE}device_id=~"[0-9a-f]+:.+"}}, "pci_address", "$1", "device_id", "(.+)"))'
 )
@@ -359,7 +359,7 @@ NODE = Dashboard(
             ),
             Panel(
                 "Links and their neighbors",
-                "Who is at the other end.",
+                "The switch port of each link.",
                 (
                     (
                         f"nodeagent_lldp_neighbor_info{{{HERE[:-1]}}} * on (instance, device) "
@@ -372,8 +372,8 @@ NODE = Dashboard(
                 width=12,
             ),
             Panel(
-                "Who holds what",
-                "Devices of each pod: VFs by PCI address, slices by GPU.",
+                "Devices of pods",
+                "VFs by PCI address, slices by GPU.",
                 ((f"nodeagent_device_pod_devices{{{HERE[:-1]}}}", ""),),
                 kind="table",
                 width=12,
@@ -383,7 +383,7 @@ NODE = Dashboard(
         "Traffic": (
             Panel(
                 "On the wire",
-                "RDMA included where the driver tells.",
+                "With RDMA traffic if the driver counts it.",
                 (
                     (
                         f"8 * rate(nodeagent_link_phy_receive_bytes_total{{{HERE[:-1]}}}[5m])",
@@ -431,7 +431,7 @@ NODE = Dashboard(
             *gpus(HERE),
             Panel(
                 "Memory in use",
-                "By everyone, and what pods were promised.",
+                "Used memory, and the memory allocated to pods.",
                 (
                     (f"nodeagent_gpu_memory_used_bytes{{{HERE[:-1]}}}", "GPU {{gpu}}"),
                     (
@@ -439,14 +439,14 @@ NODE = Dashboard(
                         + HERE[:-1]
                         + "} * on (instance, resource) "
                         "group_left () nodeagent_resource_device_bytes{" + HERE[:-1] + "})",
-                        "promised of {{device_id}}",
+                        "allocated of {{device_id}}",
                     ),
                 ),
                 unit="bytes",
             ),
             Panel(
                 "Temperature",
-                "One hotter than the others: airflow.",
+                "If one is hotter than the others, check the airflow.",
                 ((f"nodeagent_gpu_temperature_celsius{{{HERE[:-1]}}}", "GPU {{gpu}} {{sensor}}"),),
                 unit="celsius",
             ),
@@ -457,7 +457,7 @@ NODE = Dashboard(
             ),
             Panel(
                 "GPU and NIC",
-                "How near they are: PIX is best.",
+                "Their PCIe distance; PIX is best.",
                 ((f"nodeagent_gpu_nic_affinity_info{{{HERE[:-1]}}}", ""),),
                 kind="table",
                 width=24,
@@ -466,7 +466,7 @@ NODE = Dashboard(
         "Agent": (
             Panel(
                 "Calls of the kubelet, 99th percentile",
-                "Pods wait for them.",
+                "Pods wait for these calls.",
                 (
                     (
                         f"histogram_quantile(0.99, sum by (le, method) "
@@ -478,14 +478,14 @@ NODE = Dashboard(
                 unit="s",
             ),
             Panel(
-                "Time that collectors take",
-                "None of it within a scrape.",
+                "Duration of collectors",
+                "Not part of a scrape.",
                 ((f"nodeagent_collector_duration_seconds{{{HERE[:-1]}}}", "{{collector}}"),),
                 unit="s",
             ),
             Panel(
-                "Age of the numbers",
-                "A collector that hangs shows here.",
+                "Age of the values",
+                "High for a collector that hangs.",
                 (
                     (
                         f"time() - nodeagent_collector_last_success_timestamp_seconds{{{HERE[:-1]}}}",
@@ -503,7 +503,7 @@ DASHBOARDS = {"fleet": FLEET, "node": NODE}
 
 
 def model(board: Dashboard) -> dict[str, Any]:
-    """As Grafana imports it (schema of Grafana 10)."""
+    """The JSON that Grafana imports (schema of Grafana 10)."""
     panels: list[dict[str, Any]] = []
     top = 0
     for title, row in board.rows.items():
@@ -529,7 +529,7 @@ def model(board: Dashboard) -> dict[str, Any]:
     return {
         "uid": board.uid,
         "title": board.title,
-        "description": board.what,
+        "description": board.description,
         "tags": ["nodeagent"],
         "schemaVersion": 39,
         "editable": True,
@@ -581,7 +581,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
     made: dict[str, Any] = {
         "type": panel.kind,
         "title": panel.title,
-        "description": panel.what,
+        "description": panel.hint,
         "datasource": SOURCE,
         "targets": targets,
         "fieldConfig": {"defaults": _field(panel), "overrides": []},

@@ -1,13 +1,13 @@
-"""Coverage-guided fuzzing of the LLDP room: codec, table, captures, and what is printed of them.
+"""Coverage-guided fuzzing of ``nodeagent/lldp``: codec, table, captures, and their printed form.
 
-    python hack/fuzz_lldp.py [seconds]          60 unless told
+    python hack/fuzz_lldp.py [seconds]          60 by default
 
-With atheris, coverage guides the mutation; without it, Hypothesis draws the bytes and nothing guides it.
+With atheris, coverage guides the mutation; without it, Hypothesis draws random bytes.
 The first byte of an input chooses the target. The properties:
 
-* any bytes are an LLDPDU or ``LldpError``, and what was decoded survives encode and decode;
-* any frame gets an outcome of the table, which stays within its capacity;
-* any file gives frames and at most ``PcapError``; every line printed is one line of printable text.
+* any bytes decode to an LLDPDU or raise ``LldpError``; a decoded LLDPDU survives encode and decode;
+* the table accepts any frame and stays within its capacity;
+* any file gives frames or raises ``PcapError``; every printed line is one line of printable text.
 
 Run of 2026-11-21, Python 3.11, atheris, one core: 61 s, 369,536 inputs (6,057 a second), 450 edges, peak
 44 MiB, the slowest input under a second; no finding.

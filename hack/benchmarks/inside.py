@@ -1,10 +1,10 @@
-"""What runs in the agent's process where the bench has to look inside it.
+"""Run the agent with probes inside its process.
 
-    inside.py run --config FILE --root DIR ...   the agent, with stamps of its start and a watch on its loop
-    inside.py endpoint SOCKET IDS                one endpoint with that many slices on eight GPUs, nothing else
+    inside.py run --config FILE --root DIR ...   the agent, with timestamps of its start and a probe of its loop
+    inside.py endpoint SOCKET IDS                only one plugin, with this number of slices on eight GPUs
 
-Answers are JSON lines on stdout, to questions on stdin: ``lag`` (the loop's longest stall since the last
-question, ms) and, of an endpoint, ``flip`` (the first GPU changes its health; when it was told).
+It answers commands on stdin with JSON lines on stdout: ``lag`` (the loop's longest stall since the last command, ms)
+and, for a plugin, ``flip`` (changes the health of the first GPU; the time of it).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TICK_S = 0.001
 
 
 class Lag:
-    """A task that wants to run every millisecond, and how much too late it ran at the worst."""
+    """Measure the longest delay of a task that is due every millisecond."""
 
     def __init__(self) -> None:
         self._worst = 0.0
@@ -49,7 +49,7 @@ def say(**facts: object) -> None:
 
 
 async def answer(questions: dict[str, Callable[[], dict[str, object]]]) -> None:
-    """Until stdin ends."""
+    """Answer until stdin ends."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -85,7 +85,7 @@ async def run(arguments: list[str]) -> None:
 
 
 class NoFiles:
-    """Slices by CDI of the vendor's: nothing has to lie on the disk before the answer."""
+    """No files: slices with the vendor's CDI spec need none before the answer."""
 
     def due(self, _allocation: object) -> bool:
         return False
@@ -95,7 +95,7 @@ class NoFiles:
 
 
 async def endpoint(socket: Path, ids: int) -> None:
-    """As the agent puts it together, without the guard that refuses a list that the kubelet could not take."""
+    """A plugin as in the agent, without the check that refuses a list that is too long for the kubelet."""
     from dataclasses import replace  # noqa: PLC0415
 
     from nodeagent.kinds.gpu_memory import Slices  # noqa: PLC0415

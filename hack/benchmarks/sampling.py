@@ -1,8 +1,8 @@
-"""What it costs to sample the links of a node with 73 interfaces, beside pyroute2 doing the same reads; and how
-soon a lost carrier is a sample.
+"""Measure the sampling of 73 interfaces beside pyroute2 with the same reads, and the time from a lost carrier to a
+sample.
 
-The interfaces are veths in a network namespace of the benchmark's own, the carriers those of taps: linkwatch
-applies to taps, and to veths it does not.
+The interfaces are veths in a network namespace of its own. Carriers are lost on taps, because linkwatch delays the
+events of taps, but not those of veths.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ PYROUTE2_TIMES = 8.0
 PAIRS = 36
 _FAST = Rates(driver=None, rdma=None, pcie=None, devlink=None, vf=None, module=None, kernel=False)
 _NOTE = (
-    "72 veths and lo. A cycle is a dump each of links with counters, modes, link state, FEC and pauses, the "
-    "thread's hand-over, decoding, and samples stated"
+    "72 veths and lo. A cycle is one dump each of links with counters, modes, link state, FEC and pauses, the "
+    "hand-over from the thread, decoding, and publishing the samples"
 )
 _BESIDE = (
-    "get_links, and link modes and link state of each interface: pyroute2 has neither dumps of those nor FEC "
+    "get_links, then link modes and link state of each interface: pyroute2 has neither dumps of these nor FEC "
     "and pauses"
 )
 
@@ -59,7 +59,7 @@ async def sampling(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
             theirs = await asyncio.to_thread(_theirs, 3 if quick else 10)
             yield Figure(group, "  pyroute2, the same reads", "ms", theirs, {}, _BESIDE)
             ratio = sorted(theirs)[len(theirs) // 2] / sorted(ours)[len(ours) // 2]
-            yield Figure(group, f"  so many times cheaper (goal: {PYROUTE2_TIMES:g} or more)", "", [ratio])
+            yield Figure(group, f"  ratio (goal: {PYROUTE2_TIMES:g} or more)", "", [ratio])
         if shutil.which("strace"):
             few, many = await _syscalls(ns, 10), await _syscalls(ns, 60)
             calls = (many - few) / 50
@@ -69,11 +69,11 @@ async def sampling(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
         group = "From a carrier lost on a tap to the sample"
         yield Figure(
             group, "the first", "ms", first, {},
-            "30 ms of it are waited for, by intent: the kubelet is told first, which `taps` measures",
+            "it includes a deliberate wait of 30 ms: the kubelet gets the change first, which `taps` measures",
         )  # fmt: skip
         yield Figure(
             group, "another NIC's, 100 ms later", "ms", second, {},
-            "the kernel announces it up to a second late; the sweep after the first one sees it",
+            "the kernel announces it up to a second late; the repeated reads after the first one find it",
         )  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def _theirs(times: int) -> list[float]:
 
 
 async def _syscalls(ns: Netns, count: int) -> int:
-    """Of a whole process, its start included."""
+    """System calls of a whole process, with its start."""
     here = Path(__file__).parent.parent
     code = f"import asyncio; from benchmarks.sampling import cycles; asyncio.run(cycles({count}))"
     done = await asyncio.to_thread(
@@ -154,11 +154,11 @@ _TUNSETIFF, _TUNSETCARRIER = 0x400454CA, 0x400454E2
 _IFF_TAP_NO_PI = 0x0002 | 0x1000
 _APART_S = 0.1
 _QUIET_S = 2.5
-"""linkwatch is quiet a second after it last spoke, which is up to a second after the change."""
+"""linkwatch sends an event up to a second after the change, and then none for a second."""
 
 
 async def _losses(count: int) -> tuple[list[float], list[float]]:
-    """Milliseconds to the sample, of the first loss after a quiet time and of another one 100 ms later."""
+    """Milliseconds to the sample: of the first loss after a quiet time, and of another loss 100 ms later."""
     news = asyncio.Event()
     carrier: dict[str, float | None] = {}
 
