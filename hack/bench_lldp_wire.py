@@ -27,13 +27,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from nodeagent.host.netlink.events import LinkEvents  # noqa: E402
-from nodeagent.link_selection import LinkSelect  # noqa: E402
+from nodeagent.host.netlink.kernel_events import LinkEvents  # noqa: E402
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame  # noqa: E402
 from nodeagent.lldp.tlv import encode  # noqa: E402
 from nodeagent.lldp.values import Capabilities, ChassisId, Lldpdu, ManagementAddress, PortId  # noqa: E402
 from nodeagent.sources.lldp_receiver import Ear  # noqa: E402
 from nodeagent.sources.neighbor_table import watch  # noqa: E402
+from nodeagent.sources.source_settings import LinkSelect  # noqa: E402
 from tests.support.namespaces import Netns, veth  # noqa: E402
 
 LINKS = 33

@@ -29,12 +29,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent import discovery
+from nodeagent.agent_config import Config, load
 from nodeagent.cluster import publish
-from nodeagent.config import Config, ConfigError, Fault, VfResource, load
+from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.host.inotify import CONTENT, InotifyError, Watch
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kinds.gpu_memory import Slices
+from nodeagent.kinds.resource_settings import VfResource
 from nodeagent.kinds.vf import VfPool
 from nodeagent.kubelet.cdi_files import CdiSpecs
 from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
@@ -124,7 +126,7 @@ class Agent:
             measure=self.measure,
             handed_out=self._ask_pods.set,
         )
-        self.pages = Pages(config, self.inventory, self.measure)
+        self.pages = Pages(config.web, self.inventory, self.measure)
         self.pages.statuses = self.plugins.statuses
         self.pages.judged = lambda: {**self.verdicts.figures(), **self.gpu_ledger.figures()}
         self.pages.explained = lambda: discovery.explained(self.verdicts, self.gpu_ledger)
@@ -135,19 +137,18 @@ class Agent:
         """Until cancelled. Raises ``Fatal`` or ``ConfigError`` for what cannot work on this machine."""
         try:
             async with asyncio.TaskGroup() as group:
-                watching = group.create_task(
-                    discovery.watch(
-                        self.inventory,
-                        self._config,
-                        self._place.root,
-                        self._place.node_name,
-                        self.verdicts,
-                        self.gpu_ledger,
-                        self._sampled,
-                        self._hears,
-                    )
+                sources = discovery.Discovery(
+                    self.inventory,
+                    self._config,
+                    self._place.root,
+                    node_name=self._place.node_name,
+                    nic_health=self.verdicts,
+                    gpu_health=self.gpu_ledger,
+                    on_sampler=self._sampled,
+                    on_lldp_receiver=self._hears,
                 )
-                await discovery.first_word(self.inventory)
+                watching = group.create_task(sources.run())
+                await discovery.first_facts(self.inventory)
                 self._refuse_fatal()
                 jobs = {
                     "offer": self._tell,
@@ -198,7 +199,9 @@ class Agent:
         name = str(self._place.config_file or "the default configuration")
         fatal = [trouble for trouble in self._offer.troubles(self.inventory.snapshot) if trouble.fatal]
         if fatal:
-            raise ConfigError(name, [Fault("resources", None, None, trouble.message) for trouble in fatal])
+            raise ConfigError(
+                name, [ConfigFault("resources", None, None, trouble.message) for trouble in fatal]
+            )
 
     async def _tell(self) -> None:
         said: tuple[str, ...] = ()
@@ -324,7 +327,7 @@ class Agent:
             faults = [t.message for t in offer.troubles(snapshot) if t.fatal]
             faults += self._held_slices(offer, snapshot)
             if faults:
-                raise ConfigError(name, [Fault("resources", None, None, message) for message in faults])
+                raise ConfigError(name, [ConfigFault("resources", None, None, message) for message in faults])
         except ConfigError as error:
             for line in str(error).splitlines():
                 log.error("The changed configuration is refused, the running one stays. fault=%r", line)

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _explain(error: Exception) -> int:
     """One line (or one for each fault of a configuration) on stderr, and the exit code."""
-    from nodeagent.config import ConfigError
+    from nodeagent.config.faults import ConfigError
 
     if isinstance(error, ConfigError):
         print(error, file=sys.stderr)

@@ -23,7 +23,6 @@ import asyncio
 import gc
 import logging
 import os
-import random
 import signal
 import socket
 import time
@@ -31,14 +30,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from nodeagent.cluster.controller_marks import Marks, NodeMarks
+from nodeagent.backoff import JITTER, Backoff
 from nodeagent.cluster.fabric_events import FabricEvents
 from nodeagent.cluster.hypernodes import HyperNodes, Result
+from nodeagent.cluster.min_links_marks import MinLinksMarker, MinLinksRule
 from nodeagent.cluster.mirrors import Cluster
-from nodeagent.cluster.node_labels import Labelled, NodeLabels
+from nodeagent.cluster.node_labels import LabelResult, NodeLabeler
 from nodeagent.cluster.overlaps import Overlaps
-from nodeagent.config import host_port
-from nodeagent.config.fabric_settings import FabricConfig
+from nodeagent.config.formats import host_port
+from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import Outcome, Planner, Rules
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiError, Client
@@ -117,7 +117,7 @@ class Controller:
         self._writer = Client(access, manager="nodeagent-controller", guard=self.lease.check)
         self.cluster = Cluster(self._reader, place.namespace, self.planner, rules.label_keys)
         self.hypernodes = HyperNodes(self._writer)
-        self.labels = NodeLabels(self._writer)
+        self.labels = NodeLabeler(self._writer)
         self.events = FabricEvents(self._writer, place.namespace, place.identity, LEASE)
         self.marks = _marks(config, self._writer)
         self.overlaps = Overlaps(self._writer, on=config.overlap_condition)
@@ -162,32 +162,32 @@ class Controller:
             self.progress.outcome, self.progress.held = None, False
 
     async def _work(self) -> None:
-        backoff_s, full, loop = RETRY_FIRST_S, True, asyncio.get_running_loop()
+        backoff, full, loop = _backoff(), True, asyncio.get_running_loop()
         while True:
             revision = self.cluster.revision
             outcome = self._plan(full=full)
             full = False
             result = await self._write(outcome)
             self.progress.held = outcome.breaker is not None
-            await self.events.tell(outcome)
-            labelled = Labelled(left_out=len(outcome.relabel))
+            event_s = await self.events.tell(outcome)
+            labelled = LabelResult(left_out=len(outcome.relabel))
             if loop.time() >= self._alone_until:
                 label_s = min(_left_s(outcome, self._place.label_s), self._place.label_s)
                 labelled = await self.labels.label(outcome.relabel, label_s)
             if result.versions:
                 await self.cluster.caught_up(result.versions, self._place.catch_up_s)
             again_s = await self.overlaps.mark(outcome.overlapping, self.cluster.hypernodes.objects)
-            wake_s = min((one for one in (_left_s(outcome, None), again_s) if one is not None), default=None)
+            waits = (_left_s(outcome, None), again_s, event_s)
+            wake_s = min((wait_s for wait_s in waits if wait_s is not None), default=None)
             if not (result.failed or result.left_out or labelled.failed):
-                backoff_s = RETRY_FIRST_S
+                backoff.reset()
                 if labelled.left_out:
                     wake_s = min(PAUSE_S, wake_s) if wake_s is not None else PAUSE_S
             else:
                 alone_s = max(result.retry_after_s, labelled.retry_after_s)
                 self._alone_until = max(self._alone_until, loop.time() + alone_s)
-                wait_s = max(alone_s, backoff_s * random.uniform(0.5, 1.5))  # noqa: S311
+                wait_s = max(alone_s, backoff.next_s())
                 wake_s = wait_s if wake_s is None else min(wake_s, wait_s)
-                backoff_s = min(2 * backoff_s, RETRY_MAX_S)
                 await asyncio.sleep(min(wait_s, RETRY_FIRST_S))
             if revision == self.cluster.revision or not result.versions:
                 await self._quiet(revision, wake_s)
@@ -231,7 +231,7 @@ class Controller:
             await asyncio.Event().wait()
             return
         self.marks.forget()
-        backoff_s = RETRY_FIRST_S
+        backoff = _backoff()
         while True:
             self._planned.clear()
             outcome = self.progress.outcome
@@ -243,10 +243,10 @@ class Controller:
                 return
             wait_s = self.marks.next_s()
             if good:
-                backoff_s = RETRY_FIRST_S
+                backoff.reset()
             else:
-                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))  # noqa: S311
-                backoff_s, wait_s = min(2 * backoff_s, RETRY_MAX_S), 0.0
+                await asyncio.sleep(backoff.next_s())
+                wait_s = 0.0
             try:
                 async with asyncio.timeout(wait_s):
                     await self._planned.wait()
@@ -315,23 +315,27 @@ class Controller:
         return Page(200 if good else 503, "".join(f"{line}\n" for line in lines).encode())
 
 
+def _backoff() -> Backoff:
+    return Backoff(RETRY_FIRST_S, RETRY_MAX_S, jitter=JITTER)
+
+
 def _left_s(outcome: Outcome, never: T) -> float | T:
     """Until time alone changes the answer."""
     return never if outcome.next_at is None else max(0.0, outcome.next_at - time.monotonic())
 
 
-def _marks(config: FabricConfig, client: Client) -> NodeMarks | None:
+def _marks(config: FabricConfig, client: Client) -> MinLinksMarker | None:
     nodes = config.nodes
     if not (nodes.min_links_condition or nodes.min_links_taint):
         return None
-    marks = Marks(
+    rule = MinLinksRule(
         nodes.min_links_condition,
         nodes.min_links_taint,
         nodes.after_seconds,
         nodes.taint_percent,
         config.min_links,
     )
-    return NodeMarks(client, marks)
+    return MinLinksMarker(client, rule)
 
 
 def _switches(config: FabricConfig, planner: Planner, changed: Callable[[], object]) -> Switches | None:

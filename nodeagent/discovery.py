@@ -1,8 +1,6 @@
-"""The sources of one node put together: they state what the machine is to an inventory.
+"""Run the sources of one node: each publishes facts about the machine to the inventory.
 
-A root with ``/.nodeagent/gpus.json`` is a captured or simulated machine: its GPU facts are the recorded
-ones, and the folder ``/.nodeagent`` is watched in place of the kernel's own announcements. Everywhere else
-the kernel announces (rtnetlink and uevents of this network namespace) and NVML is asked.
+The modules of LLDP and of the samplers are imported by their tasks, after the devices are registered.
 """
 
 from __future__ import annotations
@@ -11,95 +9,56 @@ import asyncio
 import logging
 import math
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from nodeagent.config import Config, GpuSettings, HealthSettings, override
+from nodeagent.agent_config import Config
 from nodeagent.health.engine import Expected, Terms
 from nodeagent.health.gpu_rules import Limits, Mark
 from nodeagent.health.gpuguard import Guard
+from nodeagent.health.health_settings import HealthSettings, override
 from nodeagent.health.rules import effective
 from nodeagent.health.xids import Rules
-from nodeagent.host.driver import DriverError, GpuReading, GpuVitals
-from nodeagent.host.inotify import CONTENT, Watch
-from nodeagent.host.netlink.events import LinkEvents, NetlinkError, Uevents
-from nodeagent.host.netlink.netdevs import Netdevs
+from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.nvml import Nvml
-from nodeagent.host.recorded_gpus import PATH as RECORDED
 from nodeagent.host.recorded_gpus import Recorded
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
 from nodeagent.model import Finding, Gpu, Neighbor
-from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci
+from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
 from nodeagent.sources.gpu_health_service import Ledger
+from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
 from nodeagent.sources.nic_health_service import Verdicts
+from nodeagent.sources.scan_hints import ScanRequest
+from nodeagent.sources.source_settings import GpuSettings
 from nodeagent.sources.state_file import Memory
 from nodeagent.supervise import keep
 
-if TYPE_CHECKING:  # a neighbor can wait, a device cannot: see watch_lldp
-    from nodeagent.link_selection import LinkSelect
-    from nodeagent.sampling.collectors import Rates
+if TYPE_CHECKING:  # loaded after registration
     from nodeagent.sampling.sampler import Sampler
     from nodeagent.sources.lldp_receiver import Ear
-    from nodeagent.sources.lldp_source import LldpSettings
 
 log = logging.getLogger(__name__)
 
-SOURCES = ("pci", "gpus", "paths")
-"""Those that speak at once. LLDP does not: a switch may take 30 s to speak again."""
-SPEAKING = frozenset({"pci", "gpus", "paths", "lldp"})
-"""What states its facts at each start: whoever else is called silent is so for ever."""
-LLDP_LATER_S = 0.5
-"""After the first word: its modules are not to be loaded while the devices are registered."""
-FIRST_WORD_S = 10.0
-"""How long the first facts are waited for; a driver that hangs must not keep the NICs from the kubelet."""
-
-
-class NoDriver:
-    """The driver of a machine whose GPUs are to be left alone (``gpu.driver: none``)."""
-
-    def open(self) -> None:
-        raise DriverError("gpu.driver is none", absent=True)
-
-    def close(self) -> None:
-        """Nothing was opened."""
-
-    def version(self) -> str | None:
-        return None
-
-    def gpus(self) -> tuple[GpuReading, ...]:
-        return ()
-
-    def vitals(self) -> tuple[GpuVitals, ...]:
-        return ()
-
-    def wait(self, timeout_s: float) -> tuple[()]:
-        raise DriverError(f"there is no driver to wait {timeout_s} s for", absent=True)
-
-
-class FolderHint:
-    """Wakes at any change in one folder: the stand-in for uevents of a simulated machine."""
-
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
-
-    async def wait(self) -> None:
-        await self._watch.changes()
-
-
-def recorded(tree: Tree) -> bool:
-    return tree.exists(RECORDED)
+FIRST_SOURCES = ("pci", "gpus", "paths")
+"""The sources that publish at once. LLDP is not among them: a switch sends a frame every 30 s."""
+FACT_SOURCES = frozenset({"pci", "gpus", "paths", "lldp"})
+"""The sources that publish at every start, so that a failure of one is silence until it publishes again."""
+LATER_S = 0.5
+"""Between the first facts and the import of what registration does not need."""
+FIRST_FACTS_S = 10.0
+"""A driver that hangs must not keep the NICs from the kubelet for longer."""
 
 
 def driver(tree: Tree, settings: GpuSettings) -> nvml_session.Driver:
-    """A fresh driver for one session."""
+    """Make a new driver for one session."""
     if settings.driver == "none":
         return NoDriver()
-    return Recorded(tree.root) if recorded(tree) else Nvml(processes=settings.health.processes)
+    return Recorded(tree.root) if is_recorded(tree) else Nvml(processes=settings.health.processes)
 
 
 def rules(settings: GpuSettings) -> Rules:
@@ -126,10 +85,10 @@ def rules(settings: GpuSettings) -> Rules:
 
 
 def terms(settings: HealthSettings) -> Terms:
-    """What NICs are judged by."""
+    """Return the terms that the health of NICs is derived by."""
     return Terms(
         effective(map(override, settings.rules)),
-        tuple(Expected(one.links, one.speed_mbps) for one in settings.expected),
+        tuple(Expected(expected.links, expected.speed_mbps) for expected in settings.expected),
         settings.unused,
         settings.guard.share,
         settings.guard.seconds,
@@ -137,17 +96,17 @@ def terms(settings: HealthSettings) -> Terms:
 
 
 def memory(settings: HealthSettings, root: Path) -> Memory:
-    """What outlives the agent: one file for the judge of the NICs and the ledger of the GPUs."""
+    """Open the state file that the health of NICs and of GPUs share."""
     return Memory.open(Tree(root).path(settings.state_directory))
 
 
 def verdicts(settings: HealthSettings, memory: Memory) -> Verdicts:
-    """A judge that remembers over a restart."""
+    """Return the health service of the NICs, with its state file."""
     return Verdicts(terms(settings), memory)
 
 
 def adopt(judge: Verdicts, begun: HealthSettings, now: HealthSettings) -> None:
-    """Judge by a changed configuration; ``begun`` is the one that the agent was started with."""
+    """Apply changed health settings. ``begun`` are the settings at the start of the agent."""
     for setting in ("cabling_plan", "state_directory"):
         if getattr(now, setting) != getattr(begun, setting):
             log.warning(
@@ -157,230 +116,184 @@ def adopt(judge: Verdicts, begun: HealthSettings, now: HealthSettings) -> None:
 
 
 def explained(judge: Verdicts, ledger: Ledger) -> bytes:
-    """Every PF and GPU with what stands behind its health: a JSON array of ``DeviceView``."""
+    """Return the health of every PF and GPU with its rules and values: a JSON array of ``DeviceView``."""
     return msgspec.json.encode((*judge.explained(), *ledger.explained())) + b"\n"
 
 
-def permanent_macs() -> dict[str, str | None]:
-    """Of the NICs in this network namespace, by PCI address; empty where the kernel does not say."""
-    try:
-        with Netdevs() as netdevs:
-            found = netdevs.read()
-    except NetlinkError:
-        return {}
-    return {
-        one.pci_address: one.permanent_mac.hex(":") if one.permanent_mac else None
-        for one in found
-        if one.pci_address is not None
-    }
-
-
 def gpus_ledger(config: Config, memory: Memory | None = None) -> Ledger:
-    """What stands against the GPUs. Those that are to be left alone are not those that were remembered."""
+    """Return the health service of the GPUs. With ``gpu.driver: none`` it leaves the state file alone."""
     guard = Guard(config.health.guard.share, config.health.guard.seconds)
     return Ledger(rules(config.gpu), memory if config.gpu.driver != "none" else None, guard)
 
 
-@contextmanager
-def hints(tree: Tree) -> Iterator[list[pci.Hint]]:
-    """What wakes the look at the machine. Without any, the timer alone does, and that is said."""
-    opened: list[Watch | LinkEvents | Uevents] = []
-    found: list[pci.Hint] = []
-    try:
-        if recorded(tree):
-            watch = Watch()
-            opened.append(watch)
-            watch.add(tree.path("/.nodeagent"), CONTENT)
-            found.append(FolderHint(watch))
-        else:
-            for make in (LinkEvents, Uevents):
-                try:
-                    events = make()
-                except NetlinkError as error:
-                    log.warning("The kernel's announcements are not heard. reason=%r", str(error))
-                    continue
-                opened.append(events)
-                found.append(events)
-        yield found
-    finally:
-        for one in opened:
-            one.close()
+def receives_lldp(config: Config, tree: Tree) -> bool:
+    """Whether the LLDP source runs. A captured or simulated machine does not have the netdevs of this host:
+    there the source runs only if the settings name netdevs."""
+    return config.lldp.source != "none" and (not is_recorded(tree) or bool(config.links.select.netdevs))
 
 
-def link_select(config: Config) -> LinkSelect:
-    from nodeagent.link_selection import LinkSelect  # noqa: PLC0415
+class Discovery:
+    """The sources of one machine. Each is a supervised task that publishes facts to the inventory.
 
-    wanted = config.links.select
-    return LinkSelect(wanted.netdevs, wanted.drivers, wanted.pci_addresses, wanted.exclude)
+    Without ``nic_health`` or ``gpu_health`` this object makes its own, without a state file.
+    """
 
+    def __init__(
+        self,
+        inventory: Inventory,
+        config: Config,
+        root: Path,
+        *,
+        node_name: str | None = None,
+        nic_health: Verdicts | None = None,
+        gpu_health: Ledger | None = None,
+        on_sampler: Callable[[Sampler], object] | None = None,
+        on_lldp_receiver: Callable[[Ear], object] = lambda _receiver: None,
+    ) -> None:
+        """``node_name`` is the system name that this node sends to switches. ``on_sampler`` takes the sampler at
+        each start of its task; without it nothing is sampled. ``on_lldp_receiver`` does the same for LLDP."""
+        self._tree = Tree(root)
+        if not self._tree.exists("/sys"):
+            raise SysfsError(
+                f"{root} has no /sys: --root takes the root of a machine, a capture or a simulation"
+            )
+        self._inventory = inventory
+        self._config = config
+        self._node_name = node_name
+        self._on_sampler = on_sampler
+        self._on_lldp_receiver = on_lldp_receiver
+        self._nic_health = nic_health if nic_health is not None else Verdicts(terms(config.health))
+        self._gpu_health = gpu_health if gpu_health is not None else gpus_ledger(config)
+        self._nic_health.tell(lambda functions: inventory.state("health", functions=functions))
+        self._gpu_health.tell(self._publish_gpus)
+        self._last_scan: pci_source.PciFacts | None = None
+        """What a restarted PCI source continues from."""
+        self._gpu_hint = asyncio.Event()
+        self._lldp_hint = ScanRequest()
 
-def lldp_settings(config: Config, node_name: str | None = None) -> LldpSettings:
-    from nodeagent.sources.lldp_source import LldpSettings  # noqa: PLC0415
+    async def run(self) -> None:
+        """Run every source until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for name, source in self._sources().items():
+                failed = partial(self._inventory.silence, name) if name in FACT_SOURCES else None
+                group.create_task(keep(name, source, failed=failed), name=name)
 
-    settings = config.lldp
-    return LldpSettings(
-        source="lldpd" if settings.source == "lldpd" else "socket",
-        command=settings.command,
-        transmit=settings.transmit,
-        system_name=node_name,
-    )
+    def _sources(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        """The tasks by name, those that the kubelet's devices depend on first."""
+        config = self._config
+        table: tuple[tuple[str, bool, Callable[[], Awaitable[None]]], ...] = (
+            ("pci", True, self._watch_pci),
+            ("gpus", True, self._watch_gpus),
+            ("paths", True, self._watch_paths),
+            ("health", True, self._nic_health.run),
+            ("memory", True, self._nic_health.memory.run),
+            ("samples", self._on_sampler is not None, self._sample),
+            ("cabling", config.health.cabling_plan is not None, self._watch_cabling_plan),
+            ("lldp", receives_lldp(config, self._tree), self._watch_lldp),
+        )
+        return {name: source for name, enabled, source in table if enabled}
 
+    async def _watch_pci(self) -> None:
+        if not is_recorded(self._tree):
+            self._nic_health.identify(await asyncio.to_thread(permanent_macs))
+        with hints(self._tree) as opened:
+            await pci_source.watch(
+                self._tree,
+                opened,
+                self._publish_pci,
+                interval_s=self._config.scan_seconds,
+                before=self._last_scan,
+            )
 
-def rates(config: Config) -> Rates:
-    from nodeagent.sampling.collectors import Rates  # noqa: PLC0415
-
-    wanted = config.samples
-    return Rates(
-        link=wanted.link_seconds,
-        driver=wanted.driver_seconds,
-        rdma=wanted.rdma_seconds,
-        pcie=wanted.pcie_seconds,
-        devlink=wanted.devlink_seconds,
-        vf=wanted.vf_seconds,
-        module=wanted.module_seconds,
-        kernel=wanted.kernel_log,
-        hangs_s=wanted.hang_seconds,
-    )
-
-
-def hears(config: Config, tree: Tree) -> bool:
-    """Whether LLDP is listened to. The netdevs of this host are not those of a captured or simulated machine,
-    unless they are named."""
-    return config.lldp.source != "none" and (not recorded(tree) or bool(config.links.select.netdevs))
-
-
-async def watch(
-    inventory: Inventory,
-    config: Config,
-    root: Path,
-    node_name: str | None = None,
-    judge: Verdicts | None = None,
-    gpu_ledger: Ledger | None = None,
-    sampling: Callable[[Sampler], object] | None = None,
-    hearing: Callable[[Ear], object] = lambda _ear: None,
-) -> None:
-    """State everything, for ever. ``node_name`` is how this node calls itself to switches. Without a ``judge``
-    or a ``gpu_ledger``, one that remembers nothing. ``sampling`` is given the sampler, and each that follows one
-    that failed; without it nothing is sampled."""
-    tree = Tree(root)
-    if not tree.exists("/sys"):
-        raise SysfsError(f"{root} has no /sys: --root takes the root of a machine, a capture or a simulation")
-    judging = judge if judge is not None else Verdicts(terms(config.health))
-    judging.tell(lambda functions: inventory.state("health", functions=functions))
-    asked = asyncio.Event()
-    looked = pci.Request()
-    last: pci.PciFacts | None = None
-
-    async def watch_pci() -> None:
-        if not recorded(tree):
-            judging.identify(await asyncio.to_thread(permanent_macs))
-        with hints(tree) as waking:
-            await pci.watch(tree, waking, stated, interval_s=config.scan_seconds, before=last)
-
-    def stated(facts: pci.PciFacts) -> None:
-        nonlocal last
-        last = facts
-        inventory.state(
+    def _publish_pci(self, facts: pci_source.PciFacts) -> None:
+        self._last_scan = facts
+        snapshot = self._inventory.snapshot
+        self._inventory.state(
             "pci",
-            # A machine does not change its name: one that cannot be read just now would rename every resource.
-            product=facts.product or inventory.snapshot.product,
-            functions=judging.facts(facts.functions, facts.links, inventory.snapshot.gpus),
+            # A product name that cannot be read for a moment would rename every resource.
+            product=facts.product or snapshot.product,
+            functions=self._nic_health.facts(facts.functions, facts.links, facts.faults, snapshot.gpus),
             links=facts.links,
             unreadable=facts.unreadable,
         )
-        asked.set()
-        looked.make()
+        self._gpu_hint.set()
+        self._lldp_hint.make()
 
-    ledger = gpu_ledger if gpu_ledger is not None else gpus_ledger(config)
-
-    def found_gpus(found: tuple[Gpu, ...]) -> None:
-        inventory.state("gpus", gpus=found)
-        judging.gpus(found)
-
-    ledger.tell(found_gpus)
-
-    async def watch_gpus() -> None:
+    async def _watch_gpus(self) -> None:
+        settings = self._config.gpu
         await gpu_source.watch(
-            lambda: driver(tree, config.gpu),
-            tree,
-            ledger,
-            lambda why: inventory.silence("gpus", why),
-            pace=gpu_source.Pace(
-                timeout_s=config.gpu.timeout_seconds, vitals_s=config.gpu.health.read_seconds
-            ),
-            hints=asked,
+            lambda: driver(self._tree, settings),
+            self._tree,
+            self._gpu_health,
+            partial(self._inventory.silence, "gpus"),
+            pace=gpu_source.Pace(timeout_s=settings.timeout_seconds, vitals_s=settings.health.read_seconds),
+            hints=self._gpu_hint,
         )
 
-    async def watch_paths() -> None:
-        while True:
-            inventory.state(
-                "paths", paths=await asyncio.to_thread(host_paths.look, tree, config.cdi.directory)
-            )
-            await asyncio.sleep(config.scan_seconds)
+    def _publish_gpus(self, gpus: tuple[Gpu, ...]) -> None:
+        self._inventory.state("gpus", gpus=gpus)
+        self._nic_health.gpus(gpus)
 
-    async def watch_lldp() -> None:
-        await first_word(inventory)
-        await asyncio.sleep(LLDP_LATER_S)
+    async def _watch_paths(self) -> None:
+        while True:
+            paths = await asyncio.to_thread(host_paths.look, self._tree, self._config.cdi.directory)
+            self._inventory.state("paths", paths=paths)
+            await asyncio.sleep(self._config.scan_seconds)
+
+    async def _watch_lldp(self) -> None:
+        await self._after_registration()
         from nodeagent.sources import lldp_source  # noqa: PLC0415
 
         with LinkEvents() as events:
             await lldp_source.watch(
-                lldp_settings(config, node_name),
-                link_select(config),
-                lambda: inventory.snapshot.functions,
-                [events, looked],
-                heard,
-                hearing,
+                self._config.lldp,
+                self._config.links.select,
+                lambda: self._inventory.snapshot.functions,
+                [events, self._lldp_hint],
+                self._publish_lldp,
+                self._on_lldp_receiver,
+                self._node_name,
             )
 
-    def heard(neighbors: tuple[Neighbor, ...], findings: tuple[Finding, ...]) -> None:
-        inventory.state("lldp", neighbors=neighbors, findings=findings)
-        judging.neighbors(neighbors)
+    def _publish_lldp(self, neighbors: tuple[Neighbor, ...], findings: tuple[Finding, ...]) -> None:
+        self._inventory.state("lldp", neighbors=neighbors, findings=findings)
+        self._nic_health.neighbors(neighbors)
 
-    async def watch_plan() -> None:
-        plan = config.health.cabling_plan
+    async def _watch_cabling_plan(self) -> None:
+        plan = self._config.health.cabling_plan
         assert plan is not None
-        await cabling_plan.watch(
-            Path(plan), node_name or socket.gethostname(), judging.plan, config.scan_seconds
-        )
+        node_name = self._node_name or socket.gethostname()
+        await cabling_plan.watch(Path(plan), node_name, self._nic_health.plan, self._config.scan_seconds)
 
-    async def watch_samples() -> None:
-        await first_word(inventory)
-        await asyncio.sleep(LLDP_LATER_S)
+    async def _sample(self) -> None:
+        await self._after_registration()
         from nodeagent.sampling.sampler import Sampler  # noqa: PLC0415
 
-        sampler = Sampler(tree, lambda: inventory.snapshot.functions, judging.samples, rates(config))
-        assert sampling is not None
-        sampling(sampler)
-        with hints(tree) as waking:
-            await sampler.watch(waking)
+        sampler = Sampler(
+            self._tree,
+            lambda: self._inventory.snapshot.functions,
+            self._nic_health.samples,
+            self._config.samples,
+        )
+        assert self._on_sampler is not None
+        self._on_sampler(sampler)
+        with hints(self._tree) as opened:
+            await sampler.watch(opened)
 
-    works = {"pci": watch_pci, "gpus": watch_gpus, "paths": watch_paths, "health": judging.run}
-    works["memory"] = judging.memory.run
-    if sampling is not None:
-        works["samples"] = watch_samples
-    if config.health.cabling_plan is not None:
-        works["cabling"] = watch_plan
-    if hears(config, tree):
-        works["lldp"] = watch_lldp
-    async with asyncio.TaskGroup() as group:
-        for name, work in works.items():
-
-            def silence(why: str, name: str = name) -> None:
-                if name in SPEAKING:
-                    inventory.silence(name, why)
-
-            group.create_task(keep(name, work, failed=silence), name=name)
+    async def _after_registration(self) -> None:
+        """Wait until the devices are known and the kubelet has had time to list them."""
+        await first_facts(self._inventory)
+        await asyncio.sleep(LATER_S)
 
 
-async def first_word(inventory: Inventory, timeout_s: float = FIRST_WORD_S) -> None:
-    """Return when every source has spoken or said that it cannot, or after ``timeout_s``."""
+async def first_facts(inventory: Inventory, timeout_s: float = FIRST_FACTS_S) -> None:
+    """Return when every source of ``FIRST_SOURCES`` has published or is silent, or after ``timeout_s``."""
     try:
         async with asyncio.timeout(timeout_s):
             while True:
                 snapshot = inventory.snapshot
                 silent = {entry.source for entry in snapshot.silent}
-                if all(inventory.heard(source) or source in silent for source in SOURCES):
+                if all(inventory.heard(source) or source in silent for source in FIRST_SOURCES):
                     return
                 await inventory.changed(snapshot.revision)
     except TimeoutError:

@@ -15,18 +15,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from nodeagent import cdi
-from nodeagent.config import (
-    Config,
-    GpuMemResource,
-    GpuResource,
-    GpuSelect,
-    PfSelect,
-    VfResource,
-    index_range,
-    slices_complaint,
-)
+from nodeagent.agent_config import Config
+from nodeagent.config.formats import index_range
 from nodeagent.kinds import gpu_access
+from nodeagent.kinds.device_list_size import slices_complaint
 from nodeagent.kinds.gpu_memory import Slices
+from nodeagent.kinds.resource_settings import GpuMemResource, GpuResource, GpuSelect, PfSelect, VfResource
 from nodeagent.kinds.vf import VfPool
 from nodeagent.kinds.whole_gpu import WholeGpus
 from nodeagent.model import Function, Gpu, HostPaths, Link, Snapshot

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from nodeagent.backoff import Backoff
+
 log = logging.getLogger(__name__)
 
 BACKOFF_FIRST_S = 0.5
@@ -32,7 +34,7 @@ async def keep(
     name: str,
     work: Callable[[], Awaitable[object]],
     *,
-    failed: Callable[[str], None] | None = None,
+    failed: Callable[[str], object] | None = None,
     first_s: float = BACKOFF_FIRST_S,
     max_s: float = BACKOFF_MAX_S,
 ) -> None:
@@ -40,7 +42,7 @@ async def keep(
 
     Work that returns is started again as well: a task that is to run for ever and ends is broken.
     """
-    backoff = first_s
+    backoff = Backoff(first_s, max_s)
     while True:
         began = time.monotonic()
         try:
@@ -53,19 +55,19 @@ async def keep(
             reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             trace = True
         if time.monotonic() - began > STEADY_S:
-            backoff = first_s
+            backoff.reset()
         restarts[name] += 1
+        wait_s = backoff.next_s()
         log.error(
             "A part of the agent failed and will be started again. task=%s reason=%r again_in_s=%.1f",
             name,
             reason,
-            backoff,
+            wait_s,
             exc_info=trace and log.isEnabledFor(logging.DEBUG),
         )
         if failed is not None:
             failed(reason)
-        await asyncio.sleep(backoff)
-        backoff = min(backoff * 2, max_s)
+        await asyncio.sleep(wait_s)
 
 
 async def either(*waits: Coroutine[Any, Any, object]) -> None:

@@ -1,8 +1,7 @@
-"""What holds for every test: tools that are missing, where files go, and how Hypothesis looks for examples.
+"""Fixtures for every test: missing tools, temporary files, and the profiles of Hypothesis.
 
-No example has a deadline, for the machines that run this are shared and a pause proves nothing. On a
-person's machine every run looks at new examples; ``--hypothesis-profile=ci`` looks at the same ones each
-time, so that a gate fails for what has changed and for nothing else.
+Examples have no deadline, because test machines are shared. On a developer's machine every run tries new examples.
+``--hypothesis-profile=ci`` repeats the same examples, so that CI fails only because of a change.
 """
 
 import logging
@@ -17,7 +16,7 @@ from tests.support.needs import pytest_runtest_setup
 
 __all__ = ["pytest_runtest_setup"]
 
-# A simulated machine is thousands of small files, which a disk makes slowly.
+# A simulated machine is thousands of small files, which are slow to create on a disk.
 if Path("/dev/shm").is_dir():
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
@@ -30,7 +29,7 @@ settings.load_profile("explore")
 
 @pytest.fixture(autouse=True)
 def _root_logger_as_it_was() -> Iterator[None]:
-    """A verb sets the level and the handlers for its process; the next test is another process to us."""
+    """Restore the level and handlers of the root logger, which a verb sets for its whole process."""
     root = logging.getLogger()
     level = root.level
     yield

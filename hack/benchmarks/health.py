@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 
 from benchmarks.figures import Figure
 from benchmarks.stage import QUIET_S, Stage, change
-from nodeagent.host.netlink.events import LinkEvents
+from nodeagent.host.netlink.kernel_events import LinkEvents
 
 FIRST_FAULT_P99_MS = 10.0
 PREFIX = "nvidia-dgx-h100"

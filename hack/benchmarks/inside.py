@@ -59,7 +59,7 @@ async def answer(questions: dict[str, Callable[[], dict[str, object]]]) -> None:
 
 async def run(arguments: list[str]) -> None:
     from nodeagent.agent import Agent, Place  # noqa: PLC0415
-    from nodeagent.config import load  # noqa: PLC0415
+    from nodeagent.agent_config import load  # noqa: PLC0415
 
     parser = argparse.ArgumentParser()
     for name in ("--config", "--root", "--kubelet-dir"):

@@ -22,17 +22,26 @@ from pathlib import Path
 from benchmarks.figures import Figure
 from benchmarks.stage import Stage
 from nodeagent.health.samples import Sample
-from nodeagent.host.netlink.events import LinkEvents
+from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.sysfs import Tree
 from nodeagent.model import Function
-from nodeagent.sampling.sampler import Rates, Sampler
+from nodeagent.sampling.sampler import Sampler
+from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sim.netns import Netns
 
 CPU_MS = 3.0
 SYSCALLS = 120.0
 PYROUTE2_TIMES = 8.0
 PAIRS = 36
-_FAST = Rates(driver=None, rdma=None, pcie=None, devlink=None, vf=None, module=None, kernel=False)
+_FAST = SamplesSettings(
+    driver_seconds=None,
+    rdma_seconds=None,
+    pcie_seconds=None,
+    devlink_seconds=None,
+    vf_seconds=None,
+    module_seconds=None,
+    kernel_log=False,
+)
 _NOTE = (
     "72 veths and lo. A cycle is one dump each of links with counters, modes, link state, FEC and pauses, the "
     "hand-over from the thread, decoding, and publishing the samples"

@@ -1,7 +1,7 @@
-"""What the cluster is to know of this node's devices: which have a fault, and which pods hold one that failed.
+"""The devices of this node whose health the cluster learns, and the pods that hold a failed one. Pure.
 
-Pure. VFs are their PF's here, and each pod's own device where a pod holds it; a thousand VFs of one dead port are
-one sentence about the node.
+A VF is reported as its PF; for a pod, the VF that the pod holds is named. A port with a thousand VFs that goes
+down is therefore one notice on the Node.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from nodeagent.model import Devices, Health, Reason, Snapshot, State
 
 FAILED = (State.DOWN, State.UNHEALTHY)
 QUIET = (State.HEALTHY, State.UNKNOWN, State.UNUSED)
-"""States in which nothing is known to be wrong."""
+"""States without a known fault."""
 
 MISSING = Health(
     State.DOWN, (Reason("device_missing", "the device is gone from this node"),), allocatable=False
 )
 
 Offered = Sequence[tuple[str, Sequence[Devices]]]
-"""What is offered: each resource with its devices."""
+"""Each offered resource with its devices."""
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """A link or a GPU with its health; ``title`` is for people."""
+class ReportedDevice:
+    """A link or a GPU with its health. ``title`` names it for people."""
 
     key: str
     title: str
@@ -34,61 +34,66 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
-    """A pod that holds devices of one parent which have failed."""
+class AffectedPod:
+    """A pod that holds failed devices of one parent."""
 
     namespace: str
     pod: str
     resource: str
     device_ids: tuple[str, ...]
-    subject: Subject
+    device: ReportedDevice
 
 
-def subjects(snapshot: Snapshot) -> tuple[Subject, ...]:
-    """The PFs with a link to judge, then the GPUs."""
+def reported_devices(snapshot: Snapshot) -> tuple[ReportedDevice, ...]:
+    """The PFs whose link is in use, then the GPUs."""
     links = [
-        Subject(one.pci_address, _named(one.netdev, one.pci_address), True, one.health)
-        for one in snapshot.functions
-        if one.parent is None and one.health.state is not State.UNUSED
+        ReportedDevice(pf.pci_address, _link_title(pf.netdev, pf.pci_address), True, pf.health)
+        for pf in snapshot.functions
+        if pf.parent is None and pf.health.state is not State.UNUSED
     ]
-    gpus = [Subject(one.uuid, f"GPU {one.index} ({one.uuid})", False, one.health) for one in snapshot.gpus]
+    gpus = [
+        ReportedDevice(gpu.uuid, f"GPU {gpu.index} ({gpu.uuid})", False, gpu.health) for gpu in snapshot.gpus
+    ]
     return (*links, *gpus)
 
 
-def hits(snapshot: Snapshot, offered: Offered) -> tuple[Hit, ...]:
-    """The pods whose devices may not be handed out any more. Nothing is concluded from a source that is silent."""
+def affected_pods(snapshot: Snapshot, offered: Offered) -> tuple[AffectedPod, ...]:
+    """The pods that hold devices which are no longer allocatable.
+
+    A held device that no longer exists counts as failed, unless a source is silent.
+    """
     held: dict[tuple[str, str, str], set[str]] = {}
     for holding in snapshot.holdings or ():
         held.setdefault((holding.resource, holding.namespace, holding.pod), set()).update(holding.device_ids)
     by_resource = dict(offered)
-    titles = {one.key: one for one in subjects(snapshot)}
-    found = []
+    parents = {device.key: device for device in reported_devices(snapshot)}
+    affected = []
     for (resource, namespace, pod), ids in sorted(held.items()):
-        devices = by_resource.get(resource)
-        if devices is None:
+        offered_devices = by_resource.get(resource)
+        if offered_devices is None:
             continue
-        left = set(ids)
-        for one in devices:
-            mine = left.intersection(one.ids)
-            left -= mine
-            if mine and not one.health.allocatable and one.health.state not in QUIET:
-                subject = _subject(one, titles.get(one.parent), mine)
-                found.append(Hit(namespace, pod, resource, tuple(sorted(mine)), subject))
-        if left and devices and not snapshot.silent:
-            name = min(left)
-            gone = Subject(name, name, False, MISSING)
-            found.append(Hit(namespace, pod, resource, tuple(sorted(left)), gone))
-    return tuple(found)
+        remaining = set(ids)
+        for devices in offered_devices:
+            pod_ids = remaining.intersection(devices.ids)
+            remaining -= pod_ids
+            if pod_ids and not devices.health.allocatable and devices.health.state not in QUIET:
+                device = _held_device(devices, parents.get(devices.parent), pod_ids)
+                affected.append(AffectedPod(namespace, pod, resource, tuple(sorted(pod_ids)), device))
+        if remaining and offered_devices and not snapshot.silent:
+            name = min(remaining)
+            missing = ReportedDevice(name, name, False, MISSING)
+            affected.append(AffectedPod(namespace, pod, resource, tuple(sorted(remaining)), missing))
+    return tuple(affected)
 
 
-def _subject(devices: Devices, parent: Subject | None, mine: Iterable[str]) -> Subject:
-    """The device in the words of what it is a part of, with the health of its own."""
+def _held_device(devices: Devices, parent: ReportedDevice | None, pod_ids: Iterable[str]) -> ReportedDevice:
+    """The held device, titled after its parent, with its own health."""
     title = parent.title if parent else devices.parent
-    first = min(mine)
+    first = min(pod_ids)
     if parent is None or (parent.link and first != parent.key):
         title = f"VF {first} of {title}"
-    return Subject(devices.parent, title, parent.link if parent else True, devices.health)
+    return ReportedDevice(devices.parent, title, parent.link if parent else True, devices.health)
 
 
-def _named(netdev: str | None, address: str) -> str:
+def _link_title(netdev: str | None, address: str) -> str:
     return f"{netdev} ({address})" if netdev else address

@@ -1,13 +1,13 @@
-"""Where a Node stands in the fabric, as labels on it.
+"""Write the controller's topology labels on Nodes.
 
-The law of this file:
+Rules:
 
-* A Node is seen by every scheduler and every agent that watches Nodes, so it is written once per move, and no
-  more than ``PER_SECOND`` are.
-* Only the labels handed in are touched. A Node that has gone meanwhile is no fault.
-* The tree does not wait for labels: they are written for a while, and later from where that ended.
-* One Node that is refused keeps no other from its labels; a server that refuses several in a row, wants to be left
-  alone or does not answer is asked for no more.
+* Schedulers and agents watch every Node, so a Node is written once per move, and at most ``PER_SECOND`` Nodes in
+  a second.
+* Only the given labels are written. A Node that was deleted meanwhile is no failure.
+* The tree does not wait for labels: they are written for a limited time, and the next call continues there.
+* A Node whose labels are refused does not block the others. After several refusals in a row, a timeout or a
+  ``Retry-After``, nothing more is sent.
 """
 
 from __future__ import annotations
@@ -18,69 +18,66 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from nodeagent.cluster.node_marks import NodeMarks
 from nodeagent.kube.client import ApiError, Client
-from nodeagent.kube.resource import NODES, Partial
 
 log = logging.getLogger(__name__)
 
 PER_SECOND = 50.0
 REFUSED_MAX = 3
 
-_NODE = NODES.typed(Partial)
-
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
-    """``failed``: something is worth another try, after ``retry_after_s``; ``left_out`` Nodes were not come to."""
+class LabelResult:
+    """``failed``: retry after ``retry_after_s``. ``left_out`` Nodes were not written for lack of time."""
 
     failed: bool = False
     left_out: int = 0
     retry_after_s: float = 0.0
 
 
-class NodeLabels:
+class NodeLabeler:
     def __init__(self, client: Client, per_second: float = PER_SECOND) -> None:
-        self._client = client
+        self._node_marks = NodeMarks(client)
         self._gap_s = 1.0 / per_second
         self.writes: Counter[str] = Counter()
         """By result: ``ok``, ``gone`` or ``failed``."""
-        self._trouble: str | None = None
+        self._failure: str | None = None
         self._last = ""
 
-    async def label(self, relabel: Mapping[str, Mapping[str, str | None]], for_s: float) -> Labelled:
-        """Patch the labels of these Nodes, for no longer than so many seconds."""
+    async def label(self, relabel: Mapping[str, Mapping[str, str | None]], for_s: float) -> LabelResult:
+        """Write the labels of these Nodes, for at most ``for_s`` seconds."""
         names = sorted(relabel)
         first = bisect_right(names, self._last)
         until = asyncio.get_running_loop().time() + for_s
         failed, refused = False, 0
         for done, name in enumerate((*names[first:], *names[:first])):
             if done and asyncio.get_running_loop().time() >= until:
-                return Labelled(failed, len(names) - done)
+                return LabelResult(failed, len(names) - done)
             self._last = name
-            error = await self._patch(name, {"metadata": {"labels": dict(relabel[name])}})
+            error = await self._write(name, relabel[name])
             failed = failed or error is not None
             refused = 0 if error is None else refused + 1
             if error is not None and (
                 refused >= REFUSED_MAX or error.status is None or error.retry_after_s is not None
             ):
-                return Labelled(True, len(names) - done - 1, error.retry_after_s or 0.0)
-        return Labelled(failed)
+                return LabelResult(True, len(names) - done - 1, error.retry_after_s or 0.0)
+        return LabelResult(failed)
 
-    async def _patch(self, name: str, body: dict[str, Any]) -> ApiError | None:
-        """The error, where another try may help."""
+    async def _write(self, name: str, labels: Mapping[str, str | None]) -> ApiError | None:
+        """Write the labels of one Node. Return the error if a retry may help."""
         failure = None
+        result = "ok"
         try:
-            await self._client.patch(_NODE, name, body)
-            self._trouble = None
-            result = "ok"
+            await self._node_marks.set_labels(name, labels)
+            self._failure = None
         except ApiError as error:
             result = "gone" if error.missing else "failed"
             failure = None if error.missing else error
-            if failure is not None and self._trouble != error.reason:
-                self._trouble = error.reason
-                log.warning("The labels of a Node cannot be written. node=%s reason=%r", name, str(error))
+            if failure is not None and self._failure != error.reason:
+                self._failure = error.reason
+                log.warning("The labels of a node cannot be written. node=%s reason=%r", name, str(error))
         self.writes[result] += 1
         await asyncio.sleep(self._gap_s)
         return failure

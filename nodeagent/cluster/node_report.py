@@ -15,20 +15,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
+from nodeagent.backoff import JITTER, Backoff, jittered
 from nodeagent.fabric.nodelinks import Identifier, LinkNeighbor, Metadata, NodeLink, NodeLinks
 from nodeagent.inventory import Inventory
 from nodeagent.kube.claims import NodeClaim
 from nodeagent.kube.client import ApiError, Client
 from nodeagent.kube.resource import NODELINKS
 from nodeagent.model import Function, Link, Neighbor, Snapshot, State
+from nodeagent.rfc3339 import rfc3339
 
 log = logging.getLogger(__name__)
 
@@ -56,13 +57,13 @@ def report(
     rails: Names,
     before: NodeLinks | None,
     *,
-    now: datetime,
+    now: float,
     patient: bool = False,
     namespace: str | None = None,
 ) -> NodeLinks:
     """The report of this moment. ``before`` is the last one; ``patient``: who is not heard yet may still be."""
     last = {link.name: link for link in before.links} if before else {}
-    stamp = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    stamp = rfc3339(now)
     links = {link.pci_address: link for link in snapshot.links}
     said = {}
     for function in snapshot.functions:
@@ -216,7 +217,7 @@ class Report:
         loop = asyncio.get_running_loop()
         await self._until_read()
         if self._said is None:
-            await asyncio.sleep(random.uniform(0, self._jitter_s))  # noqa: S311 - spreads load
+            await asyncio.sleep(jittered(self._jitter_s, 0.0, 1.0))
         patient_until = loop.time() + self._patience_s
         check_at = _later(loop.time())
         while True:
@@ -233,14 +234,14 @@ class Report:
 
     async def _say(self, snapshot: Snapshot, *, patient: bool) -> None:
         """Write the report if it is another than the last; what fails is tried with what is true by then."""
-        backoff_s = RETRY_FIRST_S
+        backoff = _backoff()
         while True:
             told = report(
                 snapshot,
                 self._node,
                 self._rails(snapshot),
                 self._said,
-                now=datetime.now(UTC),
+                now=time.time(),
                 patient=patient,
                 namespace=self._namespace,
             )
@@ -249,7 +250,7 @@ class Report:
             try:
                 await self._client.apply(REPORT, body(told, self._owner), force=True)
             except ApiError as error:
-                backoff_s = await self._wait_out(error, backoff_s)
+                await self._wait_out(error, backoff)
                 snapshot = self._inventory.snapshot
                 continue
             self._told("written")
@@ -259,26 +260,25 @@ class Report:
             return
 
     async def _until_read(self) -> None:
-        backoff_s = RETRY_FIRST_S
+        backoff = _backoff()
         while True:
             try:
                 self._said = await self._client.get(REPORT, self._node, namespace=self._namespace)
             except ApiError as error:
                 if not error.missing:
-                    backoff_s = await self._wait_out(error, backoff_s)
+                    await self._wait_out(error, backoff)
                     continue
                 self._said = None
             self._told("read")
             return
 
-    async def _wait_out(self, error: ApiError, backoff_s: float) -> float:
+    async def _wait_out(self, error: ApiError, backoff: Backoff) -> None:
         if self._trouble != str(error):
             self._trouble = str(error)
             log.warning(
                 "The report of this node's links does not reach the API server. reason=%r", self._trouble
             )
-        await asyncio.sleep(max(error.retry_after_s or 0.0, backoff_s * random.uniform(0.5, 1.5)))  # noqa: S311
-        return min(2 * backoff_s, RETRY_MAX_S)
+        await asyncio.sleep(max(error.retry_after_s or 0.0, backoff.next_s()))
 
     def _told(self, what: str) -> None:
         if self._trouble is not None:
@@ -287,4 +287,8 @@ class Report:
 
 
 def _later(now: float) -> float:
-    return now + CHECK_S * random.uniform(0.5, 1.5)  # noqa: S311
+    return now + jittered(CHECK_S)
+
+
+def _backoff() -> Backoff:
+    return Backoff(RETRY_FIRST_S, RETRY_MAX_S, jitter=JITTER)

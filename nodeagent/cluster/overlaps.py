@@ -12,14 +12,15 @@ The law of this file:
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Collection, Mapping, Sequence
-from datetime import UTC, datetime
 
 import msgspec
 
 from nodeagent.fabric.hypernode import OURS, SOURCE_LABEL
 from nodeagent.kube.client import ApiError, Client
 from nodeagent.kube.resource import HYPERNODES, Json, Meta, Partial
+from nodeagent.rfc3339 import rfc3339
 
 log = logging.getLogger(__name__)
 
@@ -129,5 +130,5 @@ def _condition(others: Sequence[str]) -> Json:
         "status": "True",
         "reason": REASON,
         "message": f"{names} of another owner holds members of this HyperNode; the tree is not written until one goes",
-        "lastTransitionTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lastTransitionTime": rfc3339(time.time()),
     }

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from nodeagent.config import ClusterSettings
+from nodeagent.cluster.cluster_settings import ClusterSettings
 from nodeagent.inventory import Inventory
 from nodeagent.kubelet.plugin import Kind
 from nodeagent.model import Snapshot
@@ -100,15 +100,15 @@ async def run(
         report = Report(client, inventory, found.node, found.access.namespace, named, owner=owner)
         parts["nodelinks"] = report.run
     if settings.events:
-        from nodeagent.cluster.events import Events  # noqa: PLC0415
+        from nodeagent.cluster.device_events import DeviceEvents  # noqa: PLC0415
 
-        parts["events"] = Events(client, inventory, found.node, offered).run
+        parts["events"] = DeviceEvents(client, inventory, found.node, offered).run
     if settings.conditions or settings.label or settings.taint.enabled:
-        from nodeagent.cluster.node_marks import Marks, NodeState  # noqa: PLC0415
+        from nodeagent.cluster.device_marks import DeviceMarker, EnabledMarks  # noqa: PLC0415
 
         rails_down = settings.taint.rails_down if settings.taint.enabled else None
-        marks = Marks(settings.conditions, settings.label, rails_down)
-        parts["nodestate"] = NodeState(client, inventory, found.node, marks).run
+        marks = EnabledMarks(settings.conditions, settings.label, rails_down)
+        parts["nodestate"] = DeviceMarker(client, inventory, found.node, marks).run
     if settings.evict.enabled:
         from nodeagent.cluster.evictions import Evictions  # noqa: PLC0415
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from nodeagent.commands.options import GOOD, ROOT, Add, text
 
@@ -37,15 +38,27 @@ def _config_check(options: argparse.Namespace) -> int:
     return GOOD
 
 
-def _config_defaults(_options: argparse.Namespace) -> int:
-    from nodeagent.config import defaults
+def default_file() -> str:
+    """The default configuration as YAML, with the meaning of every setting."""
+    from nodeagent.agent_config import ABOUT, Config
+    from nodeagent.config.reference import commented
 
-    print(defaults(), end="")
+    return commented(Config(), ABOUT)
+
+
+def json_schema() -> dict[str, Any]:
+    """A JSON schema of the configuration."""
+    from nodeagent.agent_config import Config
+    from nodeagent.config.reference import schema
+
+    return schema(Config, "nodeagent configuration")
+
+
+def _config_defaults(_options: argparse.Namespace) -> int:
+    print(default_file(), end="")
     return GOOD
 
 
 def _config_schema(_options: argparse.Namespace) -> int:
-    from nodeagent.config import schema
-
-    print(json.dumps(schema(), indent=2))
+    print(json.dumps(json_schema(), indent=2))
     return GOOD

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nodeagent.config import Config
+    from nodeagent.agent_config import Config
 
 GOOD, FAILED, USAGE = 0, 1, 2
 
@@ -37,7 +37,7 @@ def json_option(parser: argparse.ArgumentParser) -> None:
 
 
 def address(text: str) -> str:
-    from nodeagent.config import host_port
+    from nodeagent.config.formats import host_port
 
     try:
         host_port(text)
@@ -54,20 +54,20 @@ def seconds(text: str) -> float:
 
 
 def load(path: Path | None) -> Config:
-    from nodeagent.config import Config
-    from nodeagent.config import load as parse
+    from nodeagent.agent_config import Config
+    from nodeagent.agent_config import load as parse
 
     return Config() if path is None else parse(text(path), name=str(path))
 
 
 def text(path: Path) -> str:
-    from nodeagent.config import ConfigError, Fault
+    from nodeagent.config.faults import ConfigError, ConfigFault
 
     try:
         return path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
-        raise ConfigError(str(path), [Fault("", None, None, why)]) from error
+        raise ConfigError(str(path), [ConfigFault("", None, None, why)]) from error
 
 
 def terminal_width() -> int | None:

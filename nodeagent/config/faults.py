@@ -1,29 +1,28 @@
-"""What is wrong with a configuration file: one fault per problem, each with its place.
+"""The faults of a settings file, each with its place.
 
-Nothing that stands in a file reaches a terminal raw: ``quote`` shortens and escapes it.
+Text from a file never reaches a terminal raw: ``quote`` shortens and escapes it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 Path = tuple[str | int, ...]
+"""Where a setting stands: keys, and indexes into lists."""
 
 FAULTS_MAX = 100
-"""Faults that are told of one file; more would bury the first."""
-_SHOWN = 60  # characters of a value that a message repeats
-_COMPARED = 64  # longer words are not compared: difflib takes quadratic time
+"""Faults reported for one file; more would bury the first."""
+_SHOWN_MAX = 60  # characters of a value that a message repeats
+_COMPARED_MAX = 64  # longer words are not compared: difflib takes quadratic time
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,60}")
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One problem. ``path`` is as in ``resources[2].sliceMiB``, empty for the file as a whole.
+class ConfigFault(NamedTuple):
+    """One fault. ``path`` reads like ``resources[2].sliceMiB`` and is empty for the file as a whole.
 
     ``line`` and ``column`` count from 1 and are ``None`` where no text was read.
     """
@@ -37,10 +36,26 @@ class Fault:
         return f"{self.path}: {self.message}" if self.path else self.message
 
 
-class ConfigError(Exception):
-    """A configuration that cannot be used; ``faults`` holds all that is wrong, in the file's order."""
+class Conflict(NamedTuple):
+    """Settings that do not go together. The conflict stands at the first path and rests on the others.
 
-    def __init__(self, name: str, faults: Iterable[Fault]) -> None:
+    A conflict that rests on a setting with a fault of its own is not reported: the correction may remove it.
+    ``first`` is the path of an earlier entry, whose line the message gets.
+    """
+
+    paths: tuple[Path, ...]
+    message: str
+    first: Path | None = None
+
+    def below(self, *section: str | int) -> Conflict:
+        """The same conflict, with its paths counted from further up."""
+        return self._replace(paths=tuple((*section, *path) for path in self.paths))
+
+
+class ConfigError(Exception):
+    """A settings file that cannot be used. ``faults`` holds all its faults in the file's order."""
+
+    def __init__(self, name: str, faults: Iterable[ConfigFault]) -> None:
         self.name = name
         self.faults = tuple(sorted(faults, key=lambda fault: (fault.line or 0, fault.column or 0)))
         super().__init__(name, self.faults)
@@ -54,33 +69,40 @@ class ConfigError(Exception):
 
 
 class HaltError(Exception):
-    """No more can be told of a file than the faults that were found so far."""
+    """Reading stops here: only the faults found so far can be reported."""
 
 
-class Faults(list[Fault]):
-    """The faults of one file while it is read."""
+class FaultList:
+    """Collects the faults of one file while it is read."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._told: set[tuple[tuple[int, int], Path, str]] = set()
+        self._faults: list[ConfigFault] = []
+        self._known: set[tuple[tuple[int, int], Path, str]] = set()
+
+    def __iter__(self) -> Iterator[ConfigFault]:
+        return iter(self._faults)
+
+    def __len__(self) -> int:
+        return len(self._faults)
 
     def add(self, path: Path, at: tuple[int, int], message: str) -> None:
-        """One fault of the setting that ``path`` names; what an alias repeats is told once."""
+        """Add the fault of one setting. A fault that an alias repeats is added once."""
         key = (at, path[-1:], message)
-        if key in self._told:
+        if key in self._known:
             return
-        self._told.add(key)
+        self._known.add(key)
         if len(self) >= FAULTS_MAX:
-            self.halt(at, f"more than {FAULTS_MAX} faults; the rest is not told")
-        self.append(Fault(dotted(path), *at, message))
+            self.halt(at, f"more than {FAULTS_MAX} faults; the rest is not listed")
+        self._faults.append(ConfigFault(dotted(path), *at, message))
 
     def halt(self, at: tuple[int, int], message: str) -> NoReturn:
-        """The last fault, of the file as a whole."""
-        self.append(Fault("", *at, message))
+        """Add the last fault, one of the file as a whole. Raises ``HaltError``."""
+        self._faults.append(ConfigFault("", *at, message))
         raise HaltError(message)
 
 
 def dotted(path: Path) -> str:
+    """``("resources", 2, "sliceMiB")`` → ``resources[2].sliceMiB``."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -94,18 +116,18 @@ def dotted(path: Path) -> str:
 
 def quote(text: str) -> str:
     """Text for a message: shortened, in double quotes, in plain ASCII."""
-    return json.dumps(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
+    return json.dumps(text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + "...")
 
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:
-    """The end of a message: the nearest of the options, or nothing where none is near."""
-    if len(word) > _COMPARED:
+    """The end of a message: the most similar option, or nothing where none is similar."""
+    if len(word) > _COMPARED_MAX:
         return ""
     folded = {_fold(option): option for option in options}
-    near = get_close_matches(_fold(word), folded, n=1)
-    return f"; did you mean {folded[near[0]]}?" if near else ""
+    similar = get_close_matches(_fold(word), folded, n=1)
+    return f"; did you mean {folded[similar[0]]}?" if similar else ""
 
 
 def _fold(word: str) -> str:
-    """``slice_mib``, ``slice-mib`` and ``sliceMiB`` are one word to a person."""
+    """``slice_mib``, ``slice-mib`` and ``sliceMiB`` count as one word."""
     return word.lower().replace("_", "").replace("-", "")

@@ -159,6 +159,7 @@ PCI_ADDRESS = form(
     mend=_mend_pci,
 )
 GLOB = form(r"[^\s/]+", "a name or a glob without spaces and slashes")
+SYSTEM_NAME = form(r"\S|\S.*\S", "a system name")
 MODEL = form(r"\S|\S.*\S", "a product name or a glob, such as *H100*")
 UUID = form(
     r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
@@ -173,7 +174,7 @@ INDEX_RANGE = form(
     digits=True,
 )
 DRIVER = form(r"[A-Za-z0-9_-]+", "a kernel driver's name, such as vfio-pci")
-DIRECTORY = form(r"/[^\x00-\x1f]*", "an absolute path", at_most=4095)
+ABSOLUTE_PATH = form(r"/[^\x00-\x1f]*", "an absolute path", at_most=4095)
 ARGUMENT = form(r"[^\x00]+", "an argument of a command", at_most=4095)
 PREFIX = form(_SUBDOMAIN, "a DNS subdomain", at_most=PREFIX_MAX, check=prefix_complaint)
 NAME = form(_NAME, _NAME_MEANING, at_most=NAME_MAX, check=name_complaint)

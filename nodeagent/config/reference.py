@@ -1,6 +1,6 @@
-"""The settings shown: a commented default for people, a JSON schema for editors, a table for the documentation.
+"""Settings shown: a commented default for people, a JSON schema for editors, a table for the documentation.
 
-All three are made from the structs; a test loads the default back and compares it with ``Config()``.
+All three are made from the structs; a test reads the default back and compares it.
 """
 
 from __future__ import annotations
@@ -14,59 +14,37 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from nodeagent.config.health_settings import ExpectedLinks, RuleSettings
-from nodeagent.config.structs import Config, GpuResource, GpuSelect, PfSelect, VfsEntry
-from nodeagent.config.validate import bare, choices, config_type
+from nodeagent.config.setting import Settings
+from nodeagent.config.validate import bare, choices, struct_type
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _WIDTH = 100
-_HEAD = """\
-The configuration of nodeagent, with all settings at their defaults.
-Every setting but apiVersion and kind may be left out. `nodeagent config check FILE`
-tells all that is wrong with a file, `nodeagent config schema` prints a JSON schema for editors.
-"""
-# Entries that the default has none of: shown behind a comment sign.
-_EXAMPLES: dict[str, tuple[str, msgspec.Struct]] = {
-    "resources": (
-        "Whole GPUs; those of an entry like this must be left out of gpu-mem by its select:",
-        GpuResource(select=GpuSelect(indexes=("0", "1"))),
-    ),
-    "vfs": (
-        "Eight VFs on each Mellanox PF:",
-        VfsEntry(select=PfSelect(vendors=("15b3",), drivers=("mlx5_core",)), count=8),
-    ),
-    "expected": ("All links of the fabric, at 400G:", ExpectedLinks(links=("ens*np0",), speed_mbps=400_000)),
-    "rules": (
-        "A link is given back after two minutes with carrier:",
-        RuleSettings(rule="carrier_down", clear_for_seconds=120),
-    ),
-}
 
 
-def defaults() -> str:
-    """A YAML file that says what ``Config()`` says, with the meaning of every setting."""
-    return "\n".join([*_comment(_HEAD), "", *_settings(Config(), config_type(), ())]) + "\n"
+def commented(settings: Settings, about: str) -> str:
+    """A YAML file with the values of ``settings`` and the meaning of each, below the text ``about``."""
+    return "\n".join([*_comment(about), "", *_settings(settings, struct_type(type(settings)), ())]) + "\n"
 
 
-def schema() -> dict[str, Any]:
+def schema(settings: type[Settings], title: str) -> dict[str, Any]:
     """A JSON schema (draft 2020-12) of the file.
 
     It says what can be said of one setting at a time. ``load`` refuses more (how settings go together) and
     takes more spellings: YAML that an editor reads as a number, where a text is meant, is that text.
     """
-    found = msgspec.json.schema(Config)
+    found = msgspec.json.schema(settings)
     definitions = found["$defs"]
-    definitions["Config"]["required"] = [
-        field.encode_name for field in config_type().fields if bare(field.type)[1].get("required")
+    definitions[settings.__name__]["required"] = [
+        field.encode_name for field in struct_type(settings).fields if bare(field.type)[1].get("required")
     ]
     _tidy(definitions)
-    return {"$schema": DIALECT, "title": "nodeagent configuration", **found}
+    return {"$schema": DIALECT, "title": title, **found}
 
 
-def table(type_: inspect.StructType | None = None) -> str:
+def table(settings: type[Settings]) -> str:
     """A Markdown table of all settings: path, type, default, meaning."""
     rows = ["| setting | type | default | meaning |", "|---|---|---|---|"]
-    for path, field in _rows(type_ or config_type(), ""):
+    for path, field in _rows(struct_type(settings), ""):
         words = _type_words(field.type).replace("|", "\\|")
         meaning = _meaning(field).replace("|", "\\|")
         rows.append(f"| `{path}` | {words} | {_default_words(field)} | {meaning} |")
@@ -93,7 +71,7 @@ def _value(key: str, value: Any, field: inspect.Field, path: tuple[str, ...]) ->
             yield from _comment((type(entry).__doc__ or "").strip())
             yield from _entry(entry, entries[type(entry)], path)
             yield ""
-        text, example = _EXAMPLES[key]
+        text, example = bare(field.type)[1]["example"]
         yield from _comment(text)
         yield from _indent(_entry(example, entries[type(example)], path), "# ")
     else:

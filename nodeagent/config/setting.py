@@ -1,4 +1,12 @@
-"""How a setting is declared: what every struct of the configuration is made from."""
+"""How a room declares a setting.
+
+A setting is a field ``Annotated[type, setting("meaning", ...)]`` of a ``Settings`` struct. The loader, the commented
+default, the JSON schema and the table in the docs are made from these structs:
+
+* In the file the field's name is in camelCase. The name says the unit.
+* Absent is ``None``. Lists are tuples and mean sets.
+* A default suits a plain node; a setting that changes hardware does nothing by default.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +16,7 @@ import msgspec
 
 from nodeagent.config import formats
 
-AUTO = "auto"
 RATE_MAX = 2**32 - 1  # IFLA_VF_RATE carries 32-bit values
-MTU_MAX = 65535
 SECONDS_MAX = 86400
 ENTRIES_MAX = 64
 
@@ -21,14 +27,25 @@ def wire(name: str) -> str:
     return first + "".join("MiB" if part == "mib" else part.capitalize() for part in rest)
 
 
-def setting(meaning: str, *, required: bool = False, exponent: bool = False, **bounds: Any) -> msgspec.Meta:
-    """``required``: the file must hold the key although the struct has a default. ``exponent``: a number that
-    may be written as 1e-12."""
-    return msgspec.Meta(description=meaning, extra={"required": required, "exponent": exponent}, **bounds)
+def setting(
+    meaning: str,
+    *,
+    required: bool = False,
+    exponent: bool = False,
+    example: tuple[str, msgspec.Struct] | None = None,
+    **bounds: Any,
+) -> msgspec.Meta:
+    """Declare a setting with its meaning and bounds.
+
+    ``required``: the file must hold the key although the struct has a default. ``exponent``: the number may be
+    written as 1e-12. ``example``: a line of text and an entry that the commented default shows for a list.
+    """
+    extra = {"required": required, "exponent": exponent, "example": example}
+    return msgspec.Meta(description=meaning, extra=extra, **bounds)
 
 
 def listed(meaning: str, at_most: int = 256) -> msgspec.Meta:
-    """A setting that is a set of values, each standing once."""
+    """Declare a setting that is a set of values."""
     return setting(meaning, max_length=at_most, extra_json_schema={"uniqueItems": True})
 
 
@@ -39,20 +56,18 @@ Model = Annotated[str, formats.MODEL]
 Uuid = Annotated[str, formats.UUID]
 IndexRange = Annotated[str, formats.INDEX_RANGE]
 Driver = Annotated[str, formats.DRIVER]
-Directory = Annotated[str, formats.DIRECTORY]
+AbsolutePath = Annotated[str, formats.ABSOLUTE_PATH]
 Argument = Annotated[str, formats.ARGUMENT]
 Prefix = Annotated[str, formats.PREFIX]
 Name = Annotated[str, formats.NAME]
 Template = Annotated[str, formats.TEMPLATE]
 Address = Annotated[str, formats.LISTEN]
+SystemName = Annotated[str, formats.SYSTEM_NAME]
 Count = Annotated[int, msgspec.Meta(ge=0, le=formats.VF_INDEX_MAX)]
-Xid = Annotated[int, msgspec.Meta(ge=1, le=65535)]
-Mtu = Annotated[int, msgspec.Meta(ge=68, le=MTU_MAX)]
 Rate = Annotated[int, msgspec.Meta(ge=0, le=RATE_MAX)]
 Seconds = Annotated[float, msgspec.Meta(ge=0.1, le=SECONDS_MAX)]
 LinkType = Literal["ethernet", "infiniband"]
-Strategy = Literal["cdi", "envvar"]
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=wire):
-    """What all the structs here have in common."""
+    """The root of all settings structs."""

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from msgspec import inspect
 
-from nodeagent.config.faults import Faults, Path, did_you_mean, quote
-from nodeagent.config.structs import Config
-from nodeagent.config.yaml_tree import EMPTY, Node, locate
+from nodeagent.config.faults import FaultList, Path, did_you_mean, quote
+from nodeagent.config.setting import Settings
+from nodeagent.config.yaml_tree import EMPTY, YamlNode, locate
 
 NULLS = ("", "~", "null", "Null", "NULL")
 NO_VALUE = "has no value; give one, or leave the key out"
@@ -29,18 +29,19 @@ _SCIENTIFIC = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?")
 _DIGITS_MAX = 15  # any more are not exact in JSON, and no setting is so large
 
 
-class _Bad:
-    """What stands for a value that does not fit."""
+class _Invalid:
+    """Stands for a value that does not fit its setting."""
 
 
-BAD: Final = _Bad()
+INVALID: Final = _Invalid()
 
 
 @functools.cache
-def config_type() -> inspect.StructType:
-    found = inspect.type_info(Config)
-    assert isinstance(found, inspect.StructType)
-    return found
+def struct_type(settings: type[Settings]) -> inspect.StructType:
+    """What msgspec knows of a struct: its fields, types and bounds."""
+    type_ = inspect.type_info(settings)
+    assert isinstance(type_, inspect.StructType)
+    return type_
 
 
 def bare(type_: inspect.Type) -> tuple[inspect.Type, Mapping[str, Any]]:
@@ -58,10 +59,10 @@ def choices(type_: inspect.UnionType) -> tuple[list[inspect.Type], bool]:
     return kept, len(kept) < len(type_.types)
 
 
-def fit(root: Node, faults: Faults, type_: inspect.StructType | None = None) -> dict[str, Any]:
-    """The builtins to make a ``Config`` of, or another struct. What does not fit is told of and left out.
+def fit(root: YamlNode, faults: FaultList, settings: type[Settings]) -> dict[str, Any]:
+    """The builtins from which msgspec makes ``settings``. A value that does not fit becomes a fault and is left out.
 
-    A list keeps the places of its mappings: one that cannot be made is ``BAD``.
+    A list keeps the places of its mappings: an invalid mapping is ``INVALID``.
     """
     if not isinstance(root.value, dict):
         message = f"the file must hold a mapping, settings with a colon, not {_named(root)}"
@@ -69,15 +70,15 @@ def fit(root: Node, faults: Faults, type_: inspect.StructType | None = None) -> 
             message = EMPTY
         faults.add((), (root.line, root.column), message)
         return {}
-    found = _Walk(faults).struct(root, type_ or config_type(), ())
-    return found if isinstance(found, dict) else {}
+    built = _Walk(faults).struct(root, struct_type(settings), ())
+    return built if isinstance(built, dict) else {}
 
 
 class _Walk:
-    def __init__(self, faults: Faults) -> None:
+    def __init__(self, faults: FaultList) -> None:
         self._faults = faults
 
-    def value(self, node: Node, type_: inspect.Type, path: Path) -> Any:
+    def value(self, node: YamlNode, type_: inspect.Type, path: Path) -> Any:
         type_, extra = bare(type_)
         if isinstance(type_, inspect.UnionType):
             kept, null = choices(type_)
@@ -92,7 +93,7 @@ class _Walk:
         if isinstance(type_, inspect.VarTupleType):
             return self._list(node, type_, path)
         complaint = None
-        read: Any = BAD
+        read: Any = INVALID
         if _is_null(node):
             complaint = NO_VALUE
         elif not isinstance(node.value, str):
@@ -102,12 +103,12 @@ class _Walk:
         if complaint is None:
             return read
         self._faults.add(path, (node.line, node.column), complaint)
-        return BAD
+        return INVALID
 
-    def struct(self, node: Node, type_: inspect.StructType, path: Path) -> Any:
+    def struct(self, node: YamlNode, type_: inspect.StructType, path: Path) -> Any:
         if not isinstance(node.value, dict):
             self._refuse(node, "a mapping", path)
-            return BAD
+            return INVALID
         known = {field.encode_name: field for field in type_.fields}
         built: dict[str, Any] = {}
         whole = True
@@ -122,7 +123,7 @@ class _Walk:
                 self._faults.add((*path, key), (entry.line, entry.column), f"unknown key{hint}")
                 continue
             value = self.value(entry.node, field.type, (*path, key))
-            if value is not BAD:
+            if value is not INVALID:
                 built[key] = value
             else:
                 whole = whole and not field.required
@@ -131,53 +132,53 @@ class _Walk:
                 message = f"is missing; it must be {_wanted(bare(field.type)[0])}"
                 self._faults.add((*path, key), locate(node, ()), message)
                 whole = whole and not field.required
-        return built if whole else BAD
+        return built if whole else INVALID
 
-    def _tagged(self, node: Node, kept: Iterable[inspect.Type], path: Path) -> Any:
+    def _tagged(self, node: YamlNode, kept: Iterable[inspect.Type], path: Path) -> Any:
         structs = {one.tag: one for one in kept if isinstance(one, inspect.StructType)}
         tag_field = next(iter(structs.values())).tag_field or ""
         names = [str(tag) for tag in structs]
         if not isinstance(node.value, dict):
             self._refuse(node, "a mapping", path)
-            return BAD
+            return INVALID
         if (entry := node.value.get(tag_field)) is None:
             message = f"is missing; it must be {_one_of(names)}"
             self._faults.add((*path, tag_field), (node.line, node.column), message)
-            return BAD
+            return INVALID
         tag = entry.node.value
         if not isinstance(tag, str) or tag not in structs:
             said = quote(tag) if isinstance(tag, str) else _named(entry.node)
             hint = did_you_mean(tag, names) if isinstance(tag, str) else ""
             message = NO_VALUE if _is_null(entry.node) else _choice_complaint(said, names, hint)
             self._faults.add((*path, tag_field), (entry.node.line, entry.node.column), message)
-            return BAD
+            return INVALID
         return self.struct(node, structs[tag], path)
 
-    def _list(self, node: Node, type_: inspect.VarTupleType, path: Path) -> Any:
+    def _list(self, node: YamlNode, type_: inspect.VarTupleType, path: Path) -> Any:
         item_type = type_.item_type
         entries = isinstance(bare(item_type)[0], inspect.StructType | inspect.UnionType)
         if not isinstance(node.value, tuple):
             self._refuse(node, "a list", path, scalars=not entries)
-            return BAD
+            return INVALID
         least, most = type_.min_length or 0, type_.max_length or len(node.value)
         if not least <= len(node.value) <= most:
             wanted = (
                 f"at most {most} are allowed" if least <= len(node.value) else f"at least {least} are needed"
             )
             self._faults.add(path, (node.line, node.column), f"holds {len(node.value)} values, {wanted}")
-            return BAD
+            return INVALID
         items = [self.value(item, item_type, (*path, i)) for i, item in enumerate(node.value)]
         if entries:
             return items
         first: dict[Any, int] = {}
         for i, item in enumerate(items):
             at = node.value[i]
-            if item is not BAD and (before := first.setdefault(item, i)) != i:
+            if item is not INVALID and (before := first.setdefault(item, i)) != i:
                 message = f"{quote(str(item))} stands in the list already, in line {node.value[before].line}"
                 self._faults.add((*path, i), (at.line, at.column), message)
-        return [item for item in items if item is not BAD]
+        return [item for item in items if item is not INVALID]
 
-    def _refuse(self, node: Node, wanted: str, path: Path, *, scalars: bool = False) -> None:
+    def _refuse(self, node: YamlNode, wanted: str, path: Path, *, scalars: bool = False) -> None:
         message = f"must be {wanted}, is {_named(node)}"
         if _is_null(node):
             message = NO_VALUE
@@ -194,22 +195,22 @@ def _scalar(text: str, quoted: bool, type_: inspect.Type, extra: Mapping[str, An
         names = [str(value) for value in type_.values]
         if text in names:
             return text, None
-        return BAD, _choice_complaint(quote(text), names, did_you_mean(text, names))
+        return INVALID, _choice_complaint(quote(text), names, did_you_mean(text, names))
     wanted = _wanted(type_)
     if quoted:
         hint = "; remove the quotes" if _unquoted_fits(text, type_) else ""
-        return BAD, f"must be {wanted}, is the text {quote(text)}{hint}"
+        return INVALID, f"must be {wanted}, is the text {quote(text)}{hint}"
     if isinstance(type_, inspect.BoolType):
         if _TRUE.fullmatch(text):
             return True, None
-        return (False, None) if _FALSE.fullmatch(text) else (BAD, f"must be {wanted}, is {quote(text)}")
+        return (False, None) if _FALSE.fullmatch(text) else (INVALID, f"must be {wanted}, is {quote(text)}")
     if isinstance(type_, inspect.IntType | inspect.FloatType):
         whole = isinstance(type_, inspect.IntType)
         fits = _INTEGER if whole else _SCIENTIFIC if extra.get("exponent") else _DECIMAL
         if not fits.fullmatch(text):
-            return BAD, f"must be {wanted}, is {quote(text)}{_number_hint(text, whole)}"
+            return INVALID, f"must be {wanted}, is {quote(text)}{_number_hint(text, whole)}"
         if len(text) > _DIGITS_MAX:
-            return BAD, f"{quote(text)} has more than {_DIGITS_MAX} digits"
+            return INVALID, f"{quote(text)} has more than {_DIGITS_MAX} digits"
         number = int(text) if whole else float(text)
         return number, _bound_complaint(number, text, type_)
     raise TypeError(f"a setting of type {type_} is not known here")
@@ -296,7 +297,7 @@ def _wanted(type_: inspect.Type) -> str:
             return "a text"
 
 
-def _named(node: Node) -> str:
+def _named(node: YamlNode) -> str:
     if isinstance(node.value, dict):
         return "a mapping"
     if isinstance(node.value, tuple):
@@ -304,5 +305,5 @@ def _named(node: Node) -> str:
     return f"the text {quote(node.value)}"
 
 
-def _is_null(node: Node) -> bool:
+def _is_null(node: YamlNode) -> bool:
     return isinstance(node.value, str) and not node.quoted and node.value in NULLS

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from nodeagent.config.faults import Faults, Path, quote
+from nodeagent.config.faults import FaultList, Path, quote
 
 SIZE_MAX = 1 << 20
 """Characters in a file; a Kubernetes ConfigMap holds no more than 1 MiB (bytes) either."""
@@ -35,14 +35,14 @@ _STRING_TAGS = ("!", "tag:yaml.org,2002:str")
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class YamlNode:
     """A value in the file: a scalar's text, a list's items or a mapping's entries.
 
     ``quoted`` is true for a scalar that is text by its writing. ``weight`` counts the values below and
     this one, ``height`` the levels below.
     """
 
-    value: str | tuple[Node, ...] | dict[str, Entry]
+    value: str | tuple[YamlNode, ...] | dict[str, YamlEntry]
     quoted: bool
     line: int
     column: int
@@ -51,15 +51,15 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class YamlEntry:
     """What stands under a key, and where the key stands."""
 
     line: int
     column: int
-    node: Node
+    node: YamlNode
 
 
-def parse(text: str, faults: Faults, *, values_max: int = NODES_MAX) -> Node:
+def parse(text: str, faults: FaultList, *, values_max: int = NODES_MAX) -> YamlNode:
     """The root of the only document; what is wrong in the way that it is written goes to ``faults``.
 
     Raises ``HaltError`` where there is no tree to look at.
@@ -76,12 +76,12 @@ def parse(text: str, faults: Faults, *, values_max: int = NODES_MAX) -> Node:
         faults.halt(*_syntax_complaint(error))
 
 
-def locate(root: Node, path: Path) -> tuple[int, int]:
+def locate(root: YamlNode, path: Path) -> tuple[int, int]:
     """Line and column of the value at a path, or of the nearest thing above it that is in the file."""
     node = root
     line, column = root.line, root.column
     for part in path:
-        found: Node | Entry | None = None
+        found: YamlNode | YamlEntry | None = None
         if isinstance(node.value, dict) and isinstance(part, str):
             found = node.value.get(part)
         elif isinstance(node.value, tuple) and isinstance(part, int) and part < len(node.value):
@@ -89,20 +89,20 @@ def locate(root: Node, path: Path) -> tuple[int, int]:
         if found is None:
             break
         line, column = found.line, found.column
-        node = found.node if isinstance(found, Entry) else found
+        node = found.node if isinstance(found, YamlEntry) else found
     return line, column
 
 
 class _Composer:
     """Builds the tree from the parser's events, the bounds kept on the way."""
 
-    def __init__(self, text: str, faults: Faults, values_max: int) -> None:
+    def __init__(self, text: str, faults: FaultList, values_max: int) -> None:
         self._faults = faults
         self._values_max = values_max
         self._events: Iterator[Any] = yaml.parse(text, Loader=_LOADER)
-        self._anchors: dict[str, Node] = {}
+        self._anchors: dict[str, YamlNode] = {}
 
-    def document(self) -> Node:
+    def document(self) -> YamlNode:
         next(self._events)  # the start of the stream
         event: Any = next(self._events)
         if isinstance(event, yaml.StreamEndEvent):
@@ -115,7 +115,7 @@ class _Composer:
             self._faults.halt(_place(event), message)
         return root
 
-    def _node(self, event: Any, path: Path) -> Node:
+    def _node(self, event: Any, path: Path) -> YamlNode:
         line, column = _place(event)
         if isinstance(event, yaml.AliasEvent):
             return self._alias(str(event.anchor), path, line, column)
@@ -126,7 +126,7 @@ class _Composer:
             self._faults.add(path, (line, column), message)
         if isinstance(event, yaml.ScalarEvent):
             quoted = event.style not in (None, "") or event.tag in _STRING_TAGS
-            node = Node(event.value, quoted, line, column)
+            node = YamlNode(event.value, quoted, line, column)
         elif isinstance(event, yaml.SequenceStartEvent):
             node = self._sequence(path, line, column)
         else:
@@ -135,7 +135,7 @@ class _Composer:
             self._anchors[event.anchor] = node
         return node
 
-    def _alias(self, anchor: str, path: Path, line: int, column: int) -> Node:
+    def _alias(self, anchor: str, path: Path, line: int, column: int) -> YamlNode:
         node = self._anchors.get(anchor)
         if node is None:
             message = f"not YAML: the alias *{anchor[:60]} has no anchor that ends before it"
@@ -144,19 +144,19 @@ class _Composer:
             self._faults.halt((line, column), f"values are nested more than {DEPTH_MAX} deep")
         return node
 
-    def _sequence(self, path: Path, line: int, column: int) -> Node:
-        items: list[Node] = []
+    def _sequence(self, path: Path, line: int, column: int) -> YamlNode:
+        items: list[YamlNode] = []
         weight = 1
         while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
             item = self._node(event, (*path, len(items)))
             items.append(item)
             weight = self._bounded(weight + item.weight, event)
         height = 1 + max((item.height for item in items), default=0)
-        return Node(tuple(items), False, line, column, weight, height)
+        return YamlNode(tuple(items), False, line, column, weight, height)
 
-    def _mapping(self, path: Path, line: int, column: int) -> Node:
-        entries: dict[str, Entry] = {}
-        merged: list[Node] = []
+    def _mapping(self, path: Path, line: int, column: int) -> YamlNode:
+        entries: dict[str, YamlEntry] = {}
+        merged: list[YamlNode] = []
         weight, height = 1, 1
         first_merge: int | None = None
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
@@ -165,7 +165,7 @@ class _Composer:
             node = self._node(next(self._events), (*path, text))
             weight = self._bounded(weight + key.weight + node.weight, event)
             height = max(height, 1 + node.height)
-            here = Entry(*_place(event), node)
+            here = YamlEntry(*_place(event), node)
             if not isinstance(key.value, str):
                 message = "a key must be a word, this one is a list or a mapping"
                 self._faults.add(path, (here.line, here.column), message)
@@ -183,7 +183,7 @@ class _Composer:
             if isinstance(source.value, dict):
                 for text, entry in source.value.items():
                     entries.setdefault(text, entry)
-        return Node(entries, False, line, column, weight, height)
+        return YamlNode(entries, False, line, column, weight, height)
 
     def _bounded(self, weight: int, event: Any) -> int:
         """The weight, checked while it grows: a bomb must not be put together before it is weighed."""
@@ -192,7 +192,7 @@ class _Composer:
             self._faults.halt(_place(event), message)
         return weight
 
-    def _merge_sources(self, node: Node, path: Path) -> list[Node]:
+    def _merge_sources(self, node: YamlNode, path: Path) -> list[YamlNode]:
         sources = list(node.value) if isinstance(node.value, tuple) else [node]
         if all(isinstance(source.value, dict) for source in sources):
             return sources
@@ -200,7 +200,7 @@ class _Composer:
         self._faults.add(path, (node.line, node.column), message)
         return []
 
-    def _twice(self, path: Path, here: Entry, first: int) -> None:
+    def _twice(self, path: Path, here: YamlEntry, first: int) -> None:
         message = f"the key stands twice, in line {first} and in line {here.line}; keep one"
         self._faults.add(path, (here.line, here.column), message)
 

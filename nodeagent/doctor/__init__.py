@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nodeagent import discovery
-from nodeagent.config import Config
+from nodeagent.agent_config import Config
 from nodeagent.doctor import (
     api_server,
     capabilities,
@@ -39,6 +38,7 @@ from nodeagent.doctor.timeouts import Outcome, Task
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.model import Snapshot
 from nodeagent.sources import host_paths
+from nodeagent.sources.machine_access import is_recorded
 
 __all__ = [
     "TIMEOUT_S",
@@ -127,7 +127,7 @@ def examine(place: Place) -> Report:
         {"configuration": Task(lambda: configuration_checks.look(place.config_file), place.timeout_s)}
     )
     configured = first["configuration"].value or Configuration("the default configuration", Config())
-    recorded = discovery.recorded(tree)
+    recorded = is_recorded(tree)
     subject = Subject(
         tree,
         configured.config,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nodeagent.config import Config
+from nodeagent.agent_config import Config
 from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, some
 from nodeagent.doctor.target import Subject
 from nodeagent.host.sysfs import SysfsError, Tree

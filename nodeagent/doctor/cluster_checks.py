@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from nodeagent.config import Config
+from nodeagent.agent_config import Config
 from nodeagent.doctor.api_server import GROUPS, OURS, Cluster, Node
 from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, count, some
 from nodeagent.doctor.rbac import ACCOUNTS

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeagent.config import Config, ConfigError, load
+from nodeagent.agent_config import Config, load
+from nodeagent.config.faults import ConfigError
 from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, count
 from nodeagent.model import Snapshot
 from nodeagent.offer import Offer

@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from nodeagent.config import Config, GpuMemResource
+from nodeagent.agent_config import Config
 from nodeagent.doctor.driver_checks import Answer, answer, ask
 from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, count, some
 from nodeagent.doctor.target import Subject
-from nodeagent.host.driver import GpuReading
+from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.kinds.resource_settings import GpuMemResource
 from nodeagent.model import Gpu
 from nodeagent.sources.host_paths import GPU_NODES
 

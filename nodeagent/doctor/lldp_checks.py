@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from nodeagent import discovery
-from nodeagent.config import Config
+from nodeagent.agent_config import Config
 from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, count, some
 from nodeagent.doctor.target import Subject
-from nodeagent.host.netlink.events import LinkEvents, NetlinkError
+from nodeagent.host.netlink.kernel_events import LinkEvents, NetlinkError
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.packet import PacketError
-from nodeagent.link_selection import select
 from nodeagent.lldp import link_remarks as odd
 from nodeagent.lldp.link_remarks import Near, silence_reason
 from nodeagent.lldp.lldpd_json import LldpdError
 from nodeagent.model import Finding as LldpFinding
 from nodeagent.model import Function, Neighbor
 from nodeagent.sources import lldp_source
-from nodeagent.sources.pci import scan
+from nodeagent.sources.link_selection import select
+from nodeagent.sources.pci_source import scan
 
 TOPIC = Topic(
     "lldp",
@@ -78,10 +78,10 @@ class Lldp:
 
 async def look(subject: Subject) -> Lldp:
     config, tree = subject.config, subject.tree
-    if not discovery.hears(config, tree):
+    if not discovery.receives_lldp(config, tree):
         return Lldp()
     functions = scan(tree).functions
-    wanted = discovery.link_select(config)
+    wanted = config.links.select
     try:
         with Netdevs() as netdevs:
             links = select(wanted, netdevs.read(), functions)
@@ -107,7 +107,7 @@ async def _listen(subject: Subject, seen: Lldp, functions: tuple[Function, ...])
     names = {near.link for near in seen.up or ()}
     everybody = asyncio.Event()
     # A farewell of ours would be believed by the switches.
-    settings = replace(discovery.lldp_settings(subject.config), transmit=False)
+    settings = replace(subject.config.lldp, transmit=False)
 
     def state(neighbors: tuple[Neighbor, ...], findings: tuple[LldpFinding, ...]) -> None:
         nonlocal heard
@@ -117,9 +117,7 @@ async def _listen(subject: Subject, seen: Lldp, functions: tuple[Function, ...])
 
     async def listen() -> None:
         with LinkEvents() as events:
-            await lldp_source.watch(
-                settings, discovery.link_select(subject.config), lambda: functions, [events], state
-            )
+            await lldp_source.watch(settings, subject.config.links.select, lambda: functions, [events], state)
 
     listening, waiting = asyncio.create_task(listen()), asyncio.create_task(everybody.wait())
     trouble = None

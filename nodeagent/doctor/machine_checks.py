@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nodeagent.config import Config
+from nodeagent.agent_config import Config
 from nodeagent.doctor.finding import FACT, Entry, Finding, Topic
 from nodeagent.doctor.target import Subject
 from nodeagent.host.sysfs import SysfsError, Tree

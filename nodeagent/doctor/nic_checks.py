@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from nodeagent.config import Config, VfResource
+from nodeagent.agent_config import Config
 from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, count, some
 from nodeagent.doctor.target import Subject
-from nodeagent.host.netlink.events import NetlinkError
+from nodeagent.host.ethtool import Ethtool, EthtoolError
+from nodeagent.host.netlink.kernel_events import NetlinkError
 from nodeagent.host.netlink.netdevs import Netdevs
-from nodeagent.host.privflags import priv_flags
 from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.kinds.resource_settings import VfResource
 from nodeagent.model import Function
 from nodeagent.offer import selected_pf
-from nodeagent.sources.pci import PciFacts, scan
+from nodeagent.sources.pci_source import PciFacts, scan
 
 TOPIC = Topic(
     "nics",
@@ -247,14 +248,15 @@ def _domain(tree: Tree, address: str) -> str | None:
 
 
 def _flags(pfs: Iterable[Function]) -> dict[str, dict[str, bool]]:
-    found = {}
-    for pf in pfs:
-        if pf.netdev and pf.driver in _FLAG:
-            try:
-                found[pf.netdev] = priv_flags(pf.netdev)
-            except OSError:
-                continue  # as unknown as a driver that has none
-    return found
+    flags = {}
+    with Ethtool() as ethtool:
+        for pf in pfs:
+            if pf.netdev and pf.driver in _FLAG:
+                try:
+                    flags[pf.netdev] = ethtool.private_flags(pf.netdev)
+                except EthtoolError:
+                    continue  # as unknown as for a driver without flags
+    return flags
 
 
 def _here() -> frozenset[str] | None:

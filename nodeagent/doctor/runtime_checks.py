@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from nodeagent import cdi
-from nodeagent.config import Config, GpuMemResource, GpuResource, VfResource
+from nodeagent.agent_config import Config
 from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, count, some
 from nodeagent.doctor.target import Subject
 from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.kinds.resource_settings import GpuMemResource, GpuResource, VfResource
 from nodeagent.model import Gpu
 from nodeagent.sources.host_paths import CDI_FOLDERS, VENDOR_KIND, parsed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeagent.config import Config
+from nodeagent.agent_config import Config
 from nodeagent.host.sysfs import Tree
 
 

@@ -25,7 +25,7 @@ from nodeagent.health.measures import Seen
 from nodeagent.health.nic_state import STRUCTURAL, Pf, Remembered
 from nodeagent.health.rules import DEFAULTS, Rule, windows
 from nodeagent.health.samples import Sample
-from nodeagent.health.structural import Fault
+from nodeagent.health.structural import NO_FAULTS, Fault, Faults
 from nodeagent.model import HEALTHY, Function, Health, Link, Neighbor, Reason, State
 
 ROLE_SHARE = 0.75
@@ -65,6 +65,7 @@ class Engine:
     pfs: dict[str, Pf] = field(default_factory=dict)
     now: float = 0.0
     _functions: tuple[Function, ...] = ()
+    _faults: Faults = field(default_factory=dict)
     role_of: Mapping[str, str] = field(default_factory=dict)
     _neighbors: dict[str, list[Neighbor]] = field(default_factory=dict)
     _plan: cabling.Plan = field(default_factory=dict)
@@ -85,13 +86,14 @@ class Engine:
             pf.history.follow(windows(terms.rules))
             pf.stirred = True
 
-    def facts(self, functions: Iterable[Function], links: Iterable[Link]) -> None:
-        """As ``nic.judge`` gives them: with the missing ones, and with what the facts alone say of each."""
-        self._functions = tuple(functions)
+    def facts(self, functions: Iterable[Function], links: Iterable[Link], faults: Faults = NO_FAULTS) -> None:
+        """All functions, the missing ones too, and their faults as ``structural.find_faults`` gives them."""
+        self._functions, self._faults = tuple(functions), faults
         by_pf = {link.pci_address: link for link in links}
         for function in self._functions:
             if function.parent is None:
-                self._pf(function).facts(function, by_pf.get(function.pci_address), self.now)
+                address = function.pci_address
+                self._pf(function).facts(function, by_pf.get(address), faults.get(address, ()), self.now)
 
     def _pf(self, function: Function) -> Pf:
         pf = self.pfs.get(function.pci_address)
@@ -300,7 +302,7 @@ class Engine:
         elif self._unseen(pf):
             state = max(state, State.UNKNOWN, key=_ORDER.index)
             told = pf.structural(Fault.LINK_UNSEEN)
-            why = told.detail if told else f"{pf.name} does not tell whether it has carrier"
+            why = told.detail if told else f"{pf.name} does not report whether it has carrier"
             reasons.append(Reason("link_unseen", why))
         elif pf.watched and (silent := pf.history.stale()):
             names = ", ".join(silent)
@@ -328,10 +330,9 @@ class Engine:
 
     def _vf(self, vf: Function, pf: Health | None) -> Health:
         """Its PF's health, and worse where its own facts are."""
+        own = self._faults.get(vf.pci_address, ())
         if pf is None or vf.parent is None:
-            return vf.health
-        inherited = self.pfs[vf.parent].function.health.reasons
-        own = tuple(reason for reason in vf.health.reasons if reason not in inherited)
+            return Health(State.DOWN, own, allocatable=False) if own else HEALTHY
         if self.pfs[vf.parent].held_since is not None and self.pfs[vf.parent].gone:
             # It went with its PF, on the same word.
             own = tuple(reason for reason in own if reason.key != Fault.DEVICE_MISSING)

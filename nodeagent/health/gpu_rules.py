@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from nodeagent.host.driver import GpuVitals
+from nodeagent.host.gpu_driver import GpuVitals
 from nodeagent.model import Reason
 
 

@@ -72,8 +72,10 @@ class Pf:
     def __init__(self, function: Function, rules: Sequence[Rule]) -> None:
         self.function = function
         self.link: Link | None = None
+        self.reasons: tuple[Reason, ...] = ()
+        """Its structural faults."""
         self._faults: frozenset[str] | None = None
-        """Of the facts; ``None`` before the first."""
+        """Their keys; ``None`` before the first facts."""
         self.stirred = True
         """Something is new since it was judged, and any rule may see it."""
         self.sampled = False
@@ -109,15 +111,16 @@ class Pf:
 
     # --- what is known --------------------------------------------------------------------------------
 
-    def facts(self, function: Function, link: Link | None, now: float) -> None:
+    def facts(self, function: Function, link: Link | None, faults: tuple[Reason, ...], now: float) -> None:
         before, self.facts_at = self._up, now
-        if function == self.function and link == self.link and self._faults is not None:
+        unchanged = function == self.function and link == self.link and faults == self.reasons
+        if unchanged and self._faults is not None:
             # A look at sysfs that is newer than the last sample is believed again.
             self.stirred = self.stirred or self._up != before
             return
         self.stirred = True
-        self.function, self.link = function, link
-        self._faults = frozenset(reason.key for reason in function.health.reasons)
+        self.function, self.link, self.reasons = function, link, faults
+        self._faults = frozenset(reason.key for reason in faults)
         self.netdev = link.netdev if link is not None else self.netdev
 
     def take(self, sample: Sample, half_life_s: float, reuse: float) -> bool:
@@ -155,7 +158,7 @@ class Pf:
         return f"PF {self.address}" + (f" ({self.netdev})" if self.netdev else "")
 
     def structural(self, fault: Fault) -> Reason | None:
-        return next((one for one in self.function.health.reasons if one.key == fault.value), None)
+        return next((reason for reason in self.reasons if reason.key == fault.value), None)
 
     def _is(self, *faults: Fault) -> bool:
         return self._faults is not None and not self._faults.isdisjoint(faults)
@@ -311,7 +314,7 @@ class Pf:
 
     def _sentence(self, key: str) -> str:
         if key == "device_missing":
-            return f"PF {self.address} is not there"
+            return f"PF {self.address} is missing"
         if key == "driver_unbound":
             return f"PF {self.address} has no driver"
         if key == "admin_down":

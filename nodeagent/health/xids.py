@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
 from nodeagent.health.gpu_rules import LIMITS, NO_CHART, Chart, Limits, Mark, note, reasons
-from nodeagent.host.driver import GpuEvent, GpuReading, GpuVitals
+from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.model import Health, Reason, State
 
 

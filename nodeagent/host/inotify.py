@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from errno import ENOSPC
 
-from nodeagent.host.readable import readable
+from nodeagent.host.fd import wait_readable
 
 # include/uapi/linux/inotify.h
 IN_MODIFY = 0x002
@@ -122,7 +122,7 @@ class Watch:
     async def changes(self) -> tuple[Change, ...]:
         """Wait, then everything that has happened so far, in order of first appearance."""
         while True:
-            await readable(self._fd)
+            await wait_readable(self._fd)
             if changes := self._drain():
                 return changes
 

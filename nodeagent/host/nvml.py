@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, TypeVar
 
-from nodeagent.host.driver import DriverError, GpuEvent, GpuReading, GpuVitals
+from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading, GpuVitals
 from nodeagent.host.nvml_vitals import Vitals
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeVar
 
-from nodeagent.host.driver import DriverError, GpuProcess, GpuVitals
+from nodeagent.host.gpu_driver import DriverError, GpuProcess, GpuVitals
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from nodeagent.host.attributes import Attributes
-from nodeagent.host.sysfs import SysfsError
+from nodeagent.host.sysfs import OpenAttributes, SysfsError
 
 _DEVICES = "/sys/bus/pci/devices"
 _ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -30,7 +29,7 @@ class PcieReading:
     errors: dict[tuple[str, str], int] = field(default_factory=dict)
 
 
-def read(attributes: Attributes, path: tuple[str, ...]) -> PcieReading:
+def read(attributes: OpenAttributes, path: tuple[str, ...]) -> PcieReading:
     """``path`` is a function's way from the root complex. Raises ``SysfsError``."""
     address = path[-1]
     gts, width = _link(attributes, address, "current")
@@ -58,7 +57,7 @@ def aer(text: str) -> dict[str, int]:
     return found
 
 
-def _link(attributes: Attributes, address: str, which: str) -> tuple[float | None, int | None]:
+def _link(attributes: OpenAttributes, address: str, which: str) -> tuple[float | None, int | None]:
     folder = f"{_DEVICES}/{address}"
     speed = _SPEED.match(attributes.text(f"{folder}/{which}_link_speed") or "")
     text = attributes.text(f"{folder}/{which}_link_width") or "0"

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nodeagent.host.attributes import Attributes
-from nodeagent.host.sysfs import SysfsError
+from nodeagent.host.sysfs import OpenAttributes, SysfsError
 
 _CLASS = "/sys/class/infiniband"
 PORT_COUNTERS = ("port_rcv_data", "port_xmit_data")
@@ -34,7 +33,7 @@ class PortState:
 class RdmaPorts:
     """For one thread at a time. ``refused`` are files that are not asked for again, with the reason."""
 
-    attributes: Attributes
+    attributes: OpenAttributes
     refused: dict[str, str] = field(default_factory=dict)
     _gids: dict[str, tuple[int, ...]] = field(default_factory=dict)
 

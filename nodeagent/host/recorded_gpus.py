@@ -19,7 +19,7 @@ from typing import Literal
 
 import msgspec
 
-from nodeagent.host.driver import DriverError, GpuEvent, GpuProcess, GpuReading, GpuVitals
+from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuProcess, GpuReading, GpuVitals
 from nodeagent.host.nvml_vitals import plausible
 
 PATH = "/.nodeagent/gpus.json"

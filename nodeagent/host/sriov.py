@@ -19,13 +19,12 @@ from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from nodeagent.host.sysfs import Tree
+from nodeagent.host.sysfs import NET, Tree
 
 if TYPE_CHECKING:  # 0.1 s and 13 MiB, for what only a change of VFs needs
     from pyroute2 import IPRoute
 
 BUS = "/sys/bus/pci"
-NET = "/sys/class/net"
 
 _WRITABLE = "it takes root and a writable /sys: a privileged container, or the host's /sys mounted read-write"
 _REMEDIES: Mapping[int, str] = {
@@ -124,19 +123,6 @@ def is_open(tree: Tree, node: str) -> bool | None:
     except OSError as error:
         return True if error.errno == errno.EBUSY else None
     return False
-
-
-def is_live(tree: Tree) -> bool:
-    """Whether the tree's ``/sys`` is a kernel's own and no capture or simulation of one."""
-    try:
-        device = tree.path("/sys").stat().st_dev
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            mounts = [line.split() for line in file]
-    except OSError:
-        return False
-    number = f"{os.major(device)}:{os.minor(device)}"
-    # proc_pid_mountinfo(5): the type stands after a lone hyphen.
-    return any(mount[2] == number and mount[mount.index("-") + 1] == "sysfs" for mount in mounts)
 
 
 def _write(

@@ -1,34 +1,43 @@
-"""Reading files of a machine that may lie under any root folder.
+"""Read files of a machine whose root may be any folder.
 
-Absent is ``None``, broken is ``SysfsError``: a file that is not there is an answer, one that cannot be
-read (EIO, EINVAL, EACCES: drivers return all of them from attributes) is a fault. Symbolic links resolve
-inside the root, absolute ones included, so that a captured machine never shows the host that looks at it.
-What could not be read where a machine was captured fails here in the same way: ``UNREADABLE`` lists it.
+Absent is ``None``, broken is ``SysfsError``: a missing file is an answer, and a file that cannot be read (drivers
+return EIO, EINVAL and EACCES from attributes) is a fault. Symbolic links resolve inside the root, absolute ones
+included, so a captured machine never shows files of the host. ``UNREADABLE`` lists the files that could not be
+read when a machine was captured: they fail here in the same way.
 """
 
-# A look at the links reads forty files and a lost carrier waits for it: a Path for each would double the time.
+# A sweep of the links reads forty files, and a lost carrier waits for it: a Path for each would double the time.
 # ruff: noqa: PTH110
 
 from __future__ import annotations
 
 import errno
 import os
+import re
+from collections.abc import Callable
+from errno import EINVAL, ENODEV, EOPNOTSUPP
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+T = TypeVar("T")
+
+NET = "/sys/class/net"
 
 _LINKS_MAX = 40  # the kernel's own limit (MAXSYMLINKS, include/linux/namei.h)
 _ABSENT = (FileNotFoundError, NotADirectoryError)
 _CHUNK = 65536
+_ATTRIBUTE_MAX = 4096  # an attribute is a page
 
 UNREADABLE = "/.nodeagent/unreadable"
 """Lines of an errno's name, a space and a real path."""
 
 
 class SysfsError(Exception):
-    """A file that is there and cannot be read; the message names it as the machine would."""
+    """A file that exists and cannot be read; the message has its path on the machine."""
 
 
 class Tree:
-    """Files below ``root``. Every path given and returned is the machine's own: ``/sys/class/net``."""
+    """Files below ``root``. All paths, arguments and results, are paths of the machine: ``/sys/class/net``."""
 
     def __init__(self, root: str | os.PathLike[str] = "/") -> None:
         self.root = Path(root).resolve()
@@ -39,9 +48,9 @@ class Tree:
             self._unreadable[path] = getattr(errno, name, errno.EIO)
 
     def path(self, path: str) -> Path:
-        """Where a path of the machine lies on the host, every symbolic link on the way resolved.
+        """The path on the host of a path of the machine, with every symbolic link resolved.
 
-        For the last component too; a link that leads nowhere gives the place that it points at.
+        This includes the last component; a dangling link gives its target.
         """
         return Path(self._full(path))
 
@@ -88,7 +97,7 @@ class Tree:
         return os.path.exists(self._full(path))
 
     def link(self, path: str) -> str | None:
-        """The last component of where a symbolic link points: a driver's or a subsystem's name."""
+        """The last component of a symbolic link's target: the name of a driver or a subsystem."""
         folder, _, name = path.rpartition("/")
         try:
             return os.readlink(f"{self._full(folder)}/{name}").rpartition("/")[2]
@@ -98,7 +107,7 @@ class Tree:
             raise _broken(path, error) from error
 
     def real(self, path: str) -> str | None:
-        """The path with every symbolic link resolved, or ``None`` where it leads nowhere."""
+        """The path with every symbolic link resolved, or ``None`` where its target is missing."""
         if self._prefix:
             real = self._resolve(path)
             return real if os.path.lexists(self._prefix + real) else None
@@ -120,8 +129,8 @@ class Tree:
     def _resolve(self, path: str) -> str:
         """``realpath`` that stays in the root.
 
-        The kernel resolves a path in one call and is believed where it ends inside the root, which is so
-        for all but absolute links, links out of the root and what is not there. ``O_PATH`` opens no device.
+        The kernel resolves a path in one call. Its result is used if it lies inside the root; absolute links,
+        links out of the root and missing files need the walk. ``O_PATH`` does not open a device.
         """
         try:
             descriptor = os.open(self._prefix + path, os.O_PATH | os.O_CLOEXEC)
@@ -135,7 +144,7 @@ class Tree:
         return real[len(self._prefix) :] if inside else self._walk(path)
 
     def _walk(self, path: str) -> str:
-        """The same, link by link."""
+        """Resolve a path link by link."""
         todo = [part for part in reversed(PurePosixPath(path).parts) if part != "/"]
         done: list[str] = []
         links = 0
@@ -164,3 +173,104 @@ class Tree:
 
 def _broken(path: str, error: OSError) -> SysfsError:
     return SysfsError(f"{path} cannot be read: {error.strerror or error}")
+
+
+class OpenAttributes:
+    """Attributes that are read repeatedly, with their files kept open. For one thread at a time.
+
+    On a kernel's own sysfs a file that stays open costs a tenth of one that is opened for each reading. In a
+    capture or a simulation files are replaced, so they are opened each time.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self._live = is_live(tree)
+        self._open: dict[str, int] = {}
+
+    def close(self) -> None:
+        for fd in self._open.values():
+            os.close(fd)
+        self._open.clear()
+
+    def text(self, path: str) -> str | None:
+        """As ``Tree.text``."""
+        if not self._live:
+            return self.tree.text(path)
+        fd = self._open.get(path)
+        if fd is None:
+            try:
+                fd = self._open[path] = os.open(self.tree.path(path), os.O_RDONLY | os.O_CLOEXEC)
+            except _ABSENT:
+                return None
+            except OSError as error:
+                raise _broken(path, error) from error
+        try:
+            return os.pread(fd, _ATTRIBUTE_MAX, 0).decode("utf-8", "surrogateescape").rstrip("\n")
+        except OSError as error:
+            os.close(self._open.pop(path))
+            if error.errno == ENODEV:  # the device was removed; another may have its name by now
+                return self.tree.text(path)
+            raise _broken(path, error) from error
+
+    def forget(self, prefix: str) -> None:
+        """Close the files below a path."""
+        for path in [path for path in self._open if path.startswith(prefix)]:
+            os.close(self._open.pop(path))
+
+
+class SysfsScan:
+    """One scan that does not raise: an unreadable file counts as absent, and ``problems`` lists it."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self._problems: set[str] = set()
+
+    def note(self, problem: str) -> None:
+        self._problems.add(problem)
+
+    def problems(self) -> tuple[str, ...]:
+        """Sentences in alphabetical order."""
+        return tuple(sorted(self._problems))
+
+    def read(self, get: Callable[[str], T | None], path: str) -> T | None:
+        try:
+            return get(path)
+        except SysfsError as error:
+            self.note(str(error))
+            return None
+
+    def names(self, path: str) -> tuple[str, ...]:
+        return self.read(self.tree.names, path) or ()
+
+    def netdev(self, get: Callable[[str], T | None], name: str, attribute: str) -> T | None:
+        """An attribute of a netdev; ``None`` where the kernel refuses it because it does not apply.
+
+        EINVAL for carrier and speed while admin down and for any attribute of a netdev that is being
+        unregistered, EOPNOTSUPP where the driver lacks it (net/core/net-sysfs.c).
+        """
+        try:
+            return get(f"{NET}/{name}/{attribute}")
+        except SysfsError as error:
+            cause = error.__cause__
+            if not (isinstance(cause, OSError) and cause.errno in (EINVAL, ENODEV, EOPNOTSUPP)):
+                self.note(str(error))
+            return None
+
+
+def natural_order(name: str) -> tuple[tuple[int, int, str], ...]:
+    """A sort key: ``eth2`` before ``eth10``, ``ib0`` before its child ``ib0.8001``."""
+    parts = re.findall(r"\d+|\D+", name)
+    return tuple((0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts)
+
+
+def is_live(tree: Tree) -> bool:
+    """Whether the tree's ``/sys`` is a kernel's own and not a capture or simulation."""
+    try:
+        device = tree.path("/sys").stat().st_dev
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            mounts = [line.split() for line in file]
+    except OSError:
+        return False
+    number = f"{os.major(device)}:{os.minor(device)}"
+    # proc_pid_mountinfo(5): the type follows a lone hyphen.
+    return any(mount[2] == number and mount[mount.index("-") + 1] == "sysfs" for mount in mounts)

@@ -16,17 +16,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import msgspec
 
+from nodeagent.backoff import jittered
 from nodeagent.kube.failure import ApiError
 from nodeagent.kube.resource import LEASES, Json, Meta, Resource
+from nodeagent.rfc3339 import rfc3339
 
 log = logging.getLogger(__name__)
 
@@ -133,13 +133,13 @@ class Lease:
                 async with asyncio.timeout(self.renew_s / 2):
                     await self._try()
             if not self.leading:
-                await asyncio.sleep(self.retry_s * random.uniform(0.8, 1.6))  # noqa: S311 - no secret
+                await asyncio.sleep(jittered(self.retry_s, 0.8, 1.6))
         log.info("This replica leads. lease=%s/%s identity=%s", self._namespace, self._name, self.identity)
 
     async def hold(self) -> None:
         """Renew until the lease is lost: to time, or to somebody else. Returns no later than the time is over."""
         while self.leading:
-            await asyncio.sleep(min(self.retry_s * random.uniform(0.9, 1.1), max(self.left_s, 0)))  # noqa: S311
+            await asyncio.sleep(min(jittered(self.retry_s, 0.9, 1.1), max(self.left_s, 0)))
             if not self.leading:
                 break
             with self._noting():
@@ -288,4 +288,4 @@ async def _end(working: asyncio.Future[object], lease: Lease) -> None:
 
 
 def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return rfc3339(time.time(), "microseconds")

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
+from nodeagent.backoff import JITTER, Backoff
 from nodeagent.kube.client import Client
 from nodeagent.kube.failure import ApiError
 from nodeagent.kube.resource import Resource, metadata
@@ -85,7 +85,7 @@ class Reflector(Generic[U]):
 
     async def run(self) -> None:
         """Keep the copy until cancelled. An ``ApiError`` is said once, counted and tried again with back-off."""
-        backoff = self._first_s
+        backoff = Backoff(self._first_s, self._max_s, jitter=JITTER)
         cause = "start"
         while True:
             began = time.monotonic()
@@ -111,10 +111,9 @@ class Reflector(Generic[U]):
                 if not error.gone:
                     self._ill(error)
             if failed and time.monotonic() - began < self._max_s:
-                await asyncio.sleep(max(wait or 0.0, backoff * random.uniform(0.5, 1.5)))  # noqa: S311 - no secret
-                backoff = min(backoff * 2, self._max_s)
+                await asyncio.sleep(max(wait or 0.0, backoff.next_s()))
             else:
-                backoff = self._first_s
+                backoff.reset()
 
     async def _list(self) -> None:
         found: dict[str, U] = {}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import fields
-from datetime import UTC, datetime
 from typing import Any
 
 from nodeagent.lldp.escaping import family_word, mac, object_identifier, plain, printable
@@ -29,6 +28,7 @@ from nodeagent.lldp.values import (
     Med,
     capability_words,
 )
+from nodeagent.rfc3339 import rfc3339
 
 Json = dict[str, Any]
 
@@ -158,10 +158,9 @@ def _clock(time: float | None) -> str:
     if time is None:
         return "-"
     try:
-        moment = datetime.fromtimestamp(time, UTC)
+        return rfc3339(time, "microseconds")
     except (ValueError, OverflowError, OSError):  # a capture may claim any year
         return f"{time:.6f}"
-    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _shown(text: str) -> str:

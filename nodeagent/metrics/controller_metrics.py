@@ -37,7 +37,7 @@ class Asked(Protocol):
 
 
 class Marked(Protocol):
-    """``cluster.controller_marks.NodeMarks``."""
+    """``cluster.min_links_marks.MinLinksMarker``."""
 
     writes: Counter[tuple[str, str]]
     spared: int

@@ -9,13 +9,12 @@ from errno import EINVAL, ENODEV, EOPNOTSUPP, EPERM
 
 from nodeagent.health.samples import Sample, Source
 from nodeagent.host import eeprom, pcie_link
-from nodeagent.host.attributes import Attributes
 from nodeagent.host.ethtool import DriverInfo, Ethtool, EthtoolError
 from nodeagent.host.netlink.devlink import Devlink
-from nodeagent.host.netlink.message import AbsentError, NetlinkError, RefusedError
-from nodeagent.host.netlink.rdma_links import RdmaCounters
+from nodeagent.host.netlink.message import NetlinkAbsentError, NetlinkError, NetlinkRefusedError
+from nodeagent.host.netlink.rdma_counters import RdmaCounters
 from nodeagent.host.rdma_ports import PORT_COUNTERS, RdmaPorts
-from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.host.sysfs import OpenAttributes, SysfsError, Tree
 from nodeagent.model import Function, Rdma
 from nodeagent.sampling.driver_counters import RDMA, Names, rdma_values
 from nodeagent.sampling.port_counters import Asked
@@ -80,7 +79,7 @@ class RdmaReader(FromSysfs):
     """State, GIDs and traffic from sysfs; hardware counters over netlink where that is this machine's own."""
 
     def __init__(self, tree: Tree, *, live: bool) -> None:
-        super().__init__(Source.RDMA, Attributes(tree))
+        super().__init__(Source.RDMA, OpenAttributes(tree))
         self.ports = RdmaPorts(self.attributes)
         self._live = live
         self._counters: RdmaCounters | None = None
@@ -158,7 +157,7 @@ class RdmaReader(FromSysfs):
         if self._counters is not None and index is not None:
             try:
                 return self._counters.read(index)
-            except RefusedError as error:
+            except NetlinkRefusedError as error:
                 if error.code not in (EOPNOTSUPP, EINVAL, ENODEV):
                     raise
         return self.ports.counters(device, tuple(RDMA), "hw_counters")
@@ -180,7 +179,7 @@ class PcieReader(FromSysfs):
     """Speed and width of the link, and what AER counted."""
 
     def __init__(self, tree: Tree) -> None:
-        super().__init__(Source.PCIE, Attributes(tree))
+        super().__init__(Source.PCIE, OpenAttributes(tree))
 
     def read(self, pfs: Sequence[Function]) -> list[Sample]:
         found = []
@@ -231,7 +230,7 @@ class DevlinkReader(Plain):
             return []
         try:
             self._devlink = self._devlink or self._family()
-        except AbsentError:
+        except NetlinkAbsentError:
             self._absent_until = now + RETRY_S
             return []
         wanted = {pf.pci_address for pf in pfs}
@@ -271,7 +270,7 @@ class ModuleReader(Plain):
                 continue
             try:
                 module = self._module(ifindex)
-            except RefusedError as error:
+            except NetlinkRefusedError as error:
                 if error.code == EPERM:
                     raise NetlinkError(
                         "the EEPROMs of transceivers can be read with CAP_NET_ADMIN alone"
@@ -298,7 +297,7 @@ class ModuleReader(Plain):
                 tried.add(area)
                 try:
                     data = self._asked.family().eeprom(ifindex, area.i2c, area.page, area.start, area.length)
-                except RefusedError:
+                except NetlinkRefusedError:
                     if area.page == 0 and area.i2c == eeprom.ADDRESS:
                         raise
                     continue

@@ -1,28 +1,10 @@
-"""How often each source is read, and how it does."""
+"""How each source of samples does."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from nodeagent.health.samples import Source
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Seconds between two readings; ``None`` leaves a source out. ``hangs_s`` is when a source is said to hang.
-
-    ``link`` is for modes, state, FEC and pauses too, and without it links are read at hints alone.
-    """
-
-    link: float | None = 5.0
-    driver: float | None = 15.0
-    rdma: float | None = 15.0
-    pcie: float | None = 30.0
-    devlink: float | None = 30.0
-    vf: float | None = 30.0
-    module: float | None = 60.0
-    kernel: bool = True
-    hangs_s: float = 10.0
 
 
 @dataclass(slots=True)

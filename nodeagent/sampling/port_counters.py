@@ -12,12 +12,12 @@ from typing import Generic, TypeVar
 
 from nodeagent.health.samples import Sample, Source
 from nodeagent.host.netlink import ethtool_messages as ethtool
-from nodeagent.host.netlink.link_messages import LinkCounters, LinkReading, VfTraffic
-from nodeagent.host.netlink.message import NetlinkError, RefusedError
+from nodeagent.host.netlink.message import NetlinkError, NetlinkRefusedError
+from nodeagent.host.netlink.netdevs import NetdevCounters, Netdevs, VfTraffic
 from nodeagent.model import Function
 from nodeagent.sampling.reader import RETRY_S, LeftOut, Plain, Ports, boottime, known
 
-A = TypeVar("A", bound=ethtool.Answer)
+A = TypeVar("A", bound=ethtool.PortAnswer)
 
 _COUNTED = (
     *("rx_packets", "tx_packets", "rx_bytes", "tx_bytes"),
@@ -36,42 +36,43 @@ class LinkReader(Plain):
     def __init__(self, ports: Ports) -> None:
         super().__init__(Source.LINK)
         self._ports = ports
-        self._counters: LinkCounters | None = None
+        self._netdevs: Netdevs | None = None
 
     @property
     def overruns(self) -> int:
-        return self._counters.overruns if self._counters else 0
+        return self._netdevs.overruns if self._netdevs else 0
 
     def close(self) -> None:
-        if self._counters is not None:
-            self._counters.close()
-            self._counters = None
+        if self._netdevs is not None:
+            self._netdevs.close()
+            self._netdevs = None
 
     def read(self, pfs: Sequence[Function]) -> list[Sample]:
-        if self._counters is None:
-            self._counters = LinkCounters()
+        if self._netdevs is None:
+            self._netdevs = Netdevs()
         now = boottime()
-        readings = self._counters.read()
-        by_name = {one.name: one for one in readings}
-        by_ifindex = {one.ifindex: one for one in readings}
+        readings = self._netdevs.counters()
+        by_name = {one.netdev.name: one for one in readings}
+        by_ifindex = {one.netdev.ifindex: one for one in readings}
         before = self._ports.ifindex
-        mine: dict[str, LinkReading] = {}
+        mine: dict[str, NetdevCounters] = {}
         for pf in pfs:
             # A name that has changed is known again by its number until the PCI source knows it too.
             one = by_name.get(pf.netdev or "") or by_ifindex.get(before.get(pf.pci_address, 0))
             if one is not None:
                 mine[pf.pci_address] = one
-        self._ports.ifindex = {device: one.ifindex for device, one in mine.items()}
-        self._ports.netdev = {device: one.name for device, one in mine.items()}
+        self._ports.ifindex = {device: one.netdev.ifindex for device, one in mine.items()}
+        self._ports.netdev = {device: one.netdev.name for device, one in mine.items()}
         return [Sample(now, device, Source.LINK, link_values(one)) for device, one in mine.items()]
 
 
-def link_values(one: LinkReading) -> dict[str, float]:
-    values: dict[str, float] = {"admin_up": int(one.admin_up), "oper_up": int(one.oper_up)}
-    if one.carrier is not None:
-        values["carrier"] = int(one.carrier)
-    if one.mtu is not None:
-        values["mtu_bytes"] = one.mtu
+def link_values(one: NetdevCounters) -> dict[str, float]:
+    netdev = one.netdev
+    values: dict[str, float] = {"admin_up": int(netdev.admin_up), "oper_up": int(one.oper_up)}
+    if netdev.carrier is not None:
+        values["carrier"] = int(netdev.carrier)
+    if netdev.mtu is not None:
+        values["mtu_bytes"] = netdev.mtu
     if one.queue_length is not None:
         values["tx_queue_length"] = one.queue_length
     if one.carrier_up is not None:
@@ -88,11 +89,11 @@ class Asked:
     """The one socket of the ethtool family, opened when it is needed."""
 
     def __init__(self) -> None:
-        self._family: ethtool.Ports | None = None
+        self._family: ethtool.EthtoolSocket | None = None
 
-    def family(self) -> ethtool.Ports:
+    def family(self) -> ethtool.EthtoolSocket:
         if self._family is None:
-            self._family = ethtool.Ports()
+            self._family = ethtool.EthtoolSocket()
         return self._family
 
     @property
@@ -113,7 +114,7 @@ class EthtoolReader(Generic[A]):
         source: Source,
         ports: Ports,
         asked: Asked,
-        question: ethtool.Question[A],
+        question: ethtool.PortQuery[A],
         sample: Callable[[A], tuple[dict[str, float], dict[str, str]]],
     ) -> None:
         self.source = source
@@ -147,7 +148,7 @@ class EthtoolReader(Generic[A]):
         if now >= self._dump_again_at:
             try:
                 answers = self._asked.family().all(self._question)
-            except RefusedError:
+            except NetlinkRefusedError:
                 self._dump_again_at = now + RETRY_S
             else:
                 for device in list(self.left_out.reasons):
@@ -164,7 +165,7 @@ class EthtoolReader(Generic[A]):
             return []
         try:
             answer = self._asked.family().one(self._question, ifindex)
-        except RefusedError as error:
+        except NetlinkRefusedError as error:
             if error.code not in (EOPNOTSUPP, ENODEV):
                 self.left_out.add(device, str(error), now)
             return []
@@ -175,10 +176,10 @@ class EthtoolReader(Generic[A]):
 def ethtool_readers(
     ports: Ports,
 ) -> tuple[
-    EthtoolReader[ethtool.Modes],
+    EthtoolReader[ethtool.LinkModes],
     EthtoolReader[ethtool.LinkState],
-    EthtoolReader[ethtool.Fec],
-    EthtoolReader[ethtool.Pause],
+    EthtoolReader[ethtool.FecCounters],
+    EthtoolReader[ethtool.PauseCounters],
 ]:
     asked = Asked()
     return (
@@ -192,7 +193,7 @@ def ethtool_readers(
 _Told = tuple[dict[str, float], dict[str, str]]
 
 
-def _modes(one: ethtool.Modes) -> _Told:
+def _modes(one: ethtool.LinkModes) -> _Told:
     return known(speed_mbps=one.speed_mbps, lanes=one.lanes, supported_mbps=one.supported_mbps), {}
 
 
@@ -201,7 +202,7 @@ def _state(one: ethtool.LinkState) -> _Told:
     return known(ext_down=one.down_events), {name: text for name, text in texts.items() if text is not None}
 
 
-def _fec(one: ethtool.Fec) -> _Told:
+def _fec(one: ethtool.FecCounters) -> _Told:
     values = known(
         fec_corrected_blocks=one.corrected_blocks,
         fec_uncorrectable_blocks=one.uncorrectable_blocks,
@@ -210,7 +211,7 @@ def _fec(one: ethtool.Fec) -> _Told:
     return values, {} if one.mode is None else {"fec_mode": one.mode}
 
 
-def _pause(one: ethtool.Pause) -> _Told:
+def _pause(one: ethtool.PauseCounters) -> _Told:
     return known(rx_pause_frames=one.rx_frames, tx_pause_frames=one.tx_frames), {}
 
 
@@ -220,20 +221,20 @@ class VfReader(Plain):
     def __init__(self, ports: Ports) -> None:
         super().__init__(Source.VF)
         self._ports = ports
-        self._counters: LinkCounters | None = None
+        self._netdevs: Netdevs | None = None
 
     @property
     def overruns(self) -> int:
-        return self._counters.overruns if self._counters else 0
+        return self._netdevs.overruns if self._netdevs else 0
 
     def close(self) -> None:
-        if self._counters is not None:
-            self._counters.close()
-            self._counters = None
+        if self._netdevs is not None:
+            self._netdevs.close()
+            self._netdevs = None
 
     def read(self, pfs: Sequence[Function]) -> list[Sample]:
-        if self._counters is None:
-            self._counters = LinkCounters()
+        if self._netdevs is None:
+            self._netdevs = Netdevs()
         found = []
         for pf in pfs:
             now = boottime()
@@ -241,9 +242,9 @@ class VfReader(Plain):
             if not pf.num_vfs or ifindex is None or self.left_out.skips(pf.pci_address, now):
                 continue
             try:
-                vfs = self._counters.vfs(ifindex)
+                vfs = self._netdevs.vfs(ifindex)
             except NetlinkError as error:
-                if not (isinstance(error, RefusedError) and error.code == ENODEV):
+                if not (isinstance(error, NetlinkRefusedError) and error.code == ENODEV):
                     self.left_out.add(pf.pci_address, str(error), now)
                 continue
             self.left_out.take_back(pf.pci_address)

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from nodeagent.health.samples import Sample, Source
-from nodeagent.host.attributes import Attributes
 from nodeagent.host.ethtool import EthtoolError
 from nodeagent.host.kmsg import KernelLogError
 from nodeagent.host.netlink.message import NetlinkError
-from nodeagent.host.sysfs import SysfsError
+from nodeagent.host.sysfs import OpenAttributes, SysfsError
 from nodeagent.model import Function
 
 log = logging.getLogger(__name__)
@@ -114,7 +113,7 @@ class Plain:
 class FromSysfs(Plain):
     """A reader of attributes that it keeps open."""
 
-    def __init__(self, source: Source, attributes: Attributes) -> None:
+    def __init__(self, source: Source, attributes: OpenAttributes) -> None:
         super().__init__(source)
         self.attributes = attributes
 

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 import msgspec
 
 from nodeagent.health.samples import Sample, Source
-from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree
 from nodeagent.model import Function
 from nodeagent.sampling.reader import Plain, boottime, known
-from nodeagent.sources.sysfs_reading import Look
 
 PATH = "/.nodeagent/samples.json"
 _IFF_UP = 1
@@ -90,11 +89,11 @@ class ReplicaReader(Plain):
         return self._loaded[1]
 
     def _sysfs(self, device: str, netdev: str, now: float) -> list[Sample]:
-        look = Look(self._tree)
+        sysfs = SysfsScan(self._tree)
         number = self._tree.integer
 
         def say(attribute: str) -> int | None:
-            return look.netdev(number, netdev, attribute)
+            return sysfs.netdev(number, netdev, attribute)
 
         flags = say("flags")
         if flags is None:
@@ -102,7 +101,7 @@ class ReplicaReader(Plain):
         up = bool(flags & _IFF_UP)
         values = known(
             admin_up=int(up),
-            oper_up=int(look.netdev(self._tree.text, netdev, "operstate") == "up"),
+            oper_up=int(sysfs.netdev(self._tree.text, netdev, "operstate") == "up"),
             carrier=say("carrier") if up else None,
             mtu_bytes=say("mtu"),
             carrier_up=say("carrier_up_count"),

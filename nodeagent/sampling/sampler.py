@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 from nodeagent.health.samples import Sample, Source
 from nodeagent.host import recorded_gpus
+from nodeagent.host.fd import wait_readable
 from nodeagent.host.kmsg import PATTERNS, Event, KernelLog
-from nodeagent.host.readable import readable
 from nodeagent.host.sysfs import Tree
 from nodeagent.model import Function
 from nodeagent.sampling.adapter_counters import (
@@ -34,15 +34,16 @@ from nodeagent.sampling.adapter_counters import (
     PcieReader,
     RdmaReader,
 )
-from nodeagent.sampling.collectors import Collector, Rates
+from nodeagent.sampling.collectors import Collector
 from nodeagent.sampling.latest_samples import Latest
 from nodeagent.sampling.port_counters import LinkReader, VfReader, ethtool_readers
 from nodeagent.sampling.reader import TROUBLES, LeftOut, Ports, Reader, boottime
 from nodeagent.sampling.recorded_samples import ReplicaReader
+from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sampling.worker_thread import Worker
-from nodeagent.sources.pci import Hint
+from nodeagent.sources.scan_hints import ScanHint
 
-__all__ = ["Collector", "Rates", "Sampler", "watch"]
+__all__ = ["Collector", "Sampler", "watch"]
 
 log = logging.getLogger(__name__)
 
@@ -75,15 +76,15 @@ class Sampler:
         tree: Tree,
         functions: Callable[[], tuple[Function, ...]],
         state: Callable[[Sequence[Sample]], None],
-        rates: Rates | None = None,
+        rates: SamplesSettings | None = None,
     ) -> None:
         self.latest = Latest()
         self.sources: dict[Source, Collector] = {}
         self._tree = tree
         self._functions = functions
         self._state = state
-        self._rates = rates or Rates()
-        self._hints: tuple[Hint, ...] = ()
+        self._rates = rates or SamplesSettings()
+        self._hints: tuple[ScanHint, ...] = ()
         self._rung = asyncio.Event()
         self._other = asyncio.Event()  # a link is another than it was: what of its speed, what of its FEC?
         self._replica = ReplicaReader(tree) if tree.exists(recorded_gpus.PATH) else None
@@ -103,16 +104,16 @@ class Sampler:
         """What is read beside the links: how often, and which readers one after the other."""
         rates, live = self._rates, self._replica is None
         wanted: list[tuple[float | None, tuple[Reader, ...]]] = [
-            (rates.pcie, (PcieReader(self._tree),)),
-            (rates.rdma, (RdmaReader(self._tree, live=live),)),
+            (rates.pcie_seconds, (PcieReader(self._tree),)),
+            (rates.rdma_seconds, (RdmaReader(self._tree, live=live),)),
         ]
         if live:
             wanted += [
-                (rates.link, ethtool_readers(self._ports)),
-                (rates.driver, (DriverReader(self._ports),)),
-                (rates.devlink, (DevlinkReader(),)),
-                (rates.vf, (VfReader(self._ports),)),
-                (rates.module, (ModuleReader(self._ports),)),
+                (rates.link_seconds, ethtool_readers(self._ports)),
+                (rates.driver_seconds, (DriverReader(self._ports),)),
+                (rates.devlink_seconds, (DevlinkReader(),)),
+                (rates.vf_seconds, (VfReader(self._ports),)),
+                (rates.module_seconds, (ModuleReader(self._ports),)),
             ]
         return [(every, tuple(map(self._add, readers))) for every, readers in wanted if every is not None]
 
@@ -154,7 +155,7 @@ class Sampler:
 
     # The life
 
-    async def watch(self, hints: Iterable[Hint] = ()) -> None:
+    async def watch(self, hints: Iterable[ScanHint] = ()) -> None:
         """Sample until cancelled. Raises what the hints raise; the readers are closed then."""
         self._hints = tuple(hints)
         try:
@@ -166,7 +167,7 @@ class Sampler:
                 for every, readers in self._rounds:
                     woken = self._other if readers[0].source is Source.MODES else None
                     group.create_task(self._repeat(every, readers, first, woken))
-                if self._rates.kernel and self._replica is None:
+                if self._rates.kernel_log and self._replica is None:
                     group.create_task(self._follow_kernel(first))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
@@ -187,14 +188,14 @@ class Sampler:
         await self._round((self._link,))
         await asyncio.gather(*(self._round(readers) for _, readers in self._rounds))
 
-    async def _listen(self, hint: Hint) -> None:
+    async def _listen(self, hint: ScanHint) -> None:
         while True:
             await hint.wait()
             self._rung.set()
 
     async def _follow_links(self, first: asyncio.Event) -> None:
         now = asyncio.get_running_loop().time
-        every = self._rates.link or float("inf")
+        every = self._rates.link_seconds or float("inf")
         full_at = sweep_until = now()
         while True:
             full = now() >= full_at
@@ -258,7 +259,7 @@ class Sampler:
         worker = self._workers.setdefault(first, Worker(f"sample-{first}"))
         working = worker.run(work)
         while not working.done():
-            await asyncio.wait((working,), timeout=self._rates.hangs_s)
+            await asyncio.wait((working,), timeout=self._rates.hang_seconds)
             if not working.done():
                 self._hangs((current or readers)[-1].source)
         working.result()
@@ -266,7 +267,7 @@ class Sampler:
     def _hangs(self, source: Source) -> None:
         if self.sources[source].hanging:
             return
-        reason = f"it has not answered for {self._rates.hangs_s:g} s"
+        reason = f"it has not answered for {self._rates.hang_seconds:g} s"
         self.sources[source].hanging = True
         self.sources[source].failed(reason)
         log.warning("A source of samples hangs. source=%s reason=%r", source, reason)
@@ -345,7 +346,7 @@ class Sampler:
                     await asyncio.sleep(_KERNEL_GAP_S)
                     with suppress(TimeoutError):
                         async with asyncio.timeout(_KERNEL_AGAIN_S):
-                            await readable(kernel.fileno())
+                            await wait_readable(kernel.fileno())
         except TROUBLES as error:
             self._failed(Source.KERNEL, str(error), duration_s)
 
@@ -370,8 +371,8 @@ async def watch(
     tree: Tree,
     functions: Callable[[], tuple[Function, ...]],
     state: Callable[[Sequence[Sample]], None],
-    rates: Rates | None = None,
-    hints: Iterable[Hint] = (),
+    rates: SamplesSettings | None = None,
+    hints: Iterable[ScanHint] = (),
 ) -> None:
     """For who wants nothing but samples."""
     await Sampler(tree, functions, state, rates).watch(hints)

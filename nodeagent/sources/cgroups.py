@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from nodeagent.host.driver import GpuProcess
+from nodeagent.host.gpu_driver import GpuProcess
 from nodeagent.host.sysfs import SysfsError, Tree
 
 HOST = "host"

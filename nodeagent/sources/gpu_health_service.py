@@ -19,7 +19,7 @@ from nodeagent.health.gpuguard import Guard
 from nodeagent.health.gpuview import explain_gpu
 from nodeagent.health.samples import Sample, Source, known
 from nodeagent.health.xids import Latch, Rules, judge, severity, unknown, verdict
-from nodeagent.host.driver import GpuEvent, GpuReading, GpuVitals
+from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.model import Gpu, Health
 from nodeagent.sampling.collectors import Collector
 from nodeagent.sources.nvml_session import NOWHERE, Measured, Place, Reading, boottime

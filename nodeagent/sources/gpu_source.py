@@ -18,7 +18,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nodeagent.host.driver import DriverError, GpuEvent
+from nodeagent.backoff import Backoff
+from nodeagent.host.gpu_driver import DriverError, GpuEvent
 from nodeagent.host.sysfs import Tree
 from nodeagent.sources.gpu_health_service import Ledger
 from nodeagent.sources.nvml_session import Driver, End, Measured, Session
@@ -93,7 +94,7 @@ class _Watcher:
                 self.session.read_now.set()
 
     async def run(self) -> None:
-        backoff_s = BACKOFF_FIRST_S
+        backoff = Backoff(BACKOFF_FIRST_S, BACKOFF_MAX_S)
         while True:
             if stuck_threads() >= STUCK_MAX:
                 await self._pause(BACKOFF_MAX_S)
@@ -117,21 +118,20 @@ class _Watcher:
                     "the thread that talks to the GPU driver died; its traceback is in the log"
                 )
             if time.monotonic() - began > STEADY_S:
-                backoff_s = BACKOFF_FIRST_S
+                backoff.reset()
             if end.error.absent:
                 self.ledger.find_absent(str(end.error), self.pace.absent_s)
                 await self._pause(self.pace.absent_s)
-                backoff_s = BACKOFF_FIRST_S
+                backoff.reset()
                 continue
             if end.call in ("wait", "vitals"):
                 again = f"Listening to the GPU driver failed; its GPUs are read again. {end.error}"
                 self.ledger.say(end.call, again)
-                await self._pause(min(backoff_s, self.pace.interval_s))
+                await self._pause(min(backoff.next_s(), self.pace.interval_s))
             else:
                 self.ledger.fall_silent(str(end.error))
                 self.silence(str(end.error))
-                await self._pause(backoff_s)
-            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+                await self._pause(backoff.next_s())
 
     async def _follow(self, session: Session) -> End:
         """Hear a session out, or give it up."""

@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 
 from nodeagent.host.netlink.netdevs import Netdev
 from nodeagent.host.packet import PacketError, Receiver
-from nodeagent.link_selection import Selected
 from nodeagent.lldp.link_remarks import SILENT_AFTER_S, Near, findings
 from nodeagent.lldp.table import Entry, Outcome, Own, Table
 from nodeagent.model import Ets, Finding, Function, Neighbor
+from nodeagent.sources.link_selection import Selected
 from nodeagent.sources.lldp_sender import Announcement, Announcer, Speaker
 
 log = logging.getLogger(__name__)

@@ -12,11 +12,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from nodeagent.host.netlink.netdevs import Netdev, Netdevs
-from nodeagent.link_selection import LinkSelect, Selected, select
 from nodeagent.lldp.link_remarks import SILENT_AFTER_S, Near, findings
 from nodeagent.lldp.lldpd_json import LldpdError, kept, neighbors_of
 from nodeagent.model import Function, Neighbor
+from nodeagent.sources.link_selection import Selected, select
 from nodeagent.sources.lldp_receiver import Stated
+from nodeagent.sources.source_settings import LinkSelect
 
 COMMAND = ("lldpcli", "-f", "json0", "show", "neighbors", "details")
 EVERY_S = 5.0

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from nodeagent.host.netlink.netdevs import Netdev, Netdevs
 from nodeagent.host.packet import PacketError, open_on
-from nodeagent.link_selection import LinkSelect, Selected, select
 from nodeagent.model import Function
+from nodeagent.sources.link_selection import Selected, select
 from nodeagent.sources.lldp_receiver import Dcb, Ear, Opened
-from nodeagent.sources.pci import Hint
+from nodeagent.sources.scan_hints import ScanHint
+from nodeagent.sources.source_settings import LinkSelect
 
 LOOK_GAP_S = 0.1
 
@@ -25,7 +26,7 @@ async def watch(
     ear: Ear,
     wanted: LinkSelect,
     functions: Callable[[], tuple[Function, ...]],
-    hints: Iterable[Hint],
+    hints: Iterable[ScanHint],
     interval_s: float = 30.0,
     dcb: Callable[[str], Dcb] = lambda _netdev: Dcb(),
 ) -> None:
@@ -47,7 +48,7 @@ async def watch(
         ear.close()
 
 
-async def _listen(hint: Hint, rung: asyncio.Event) -> None:
+async def _listen(hint: ScanHint, rung: asyncio.Event) -> None:
     while True:
         await hint.wait()
         rung.set()

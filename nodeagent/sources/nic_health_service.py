@@ -23,6 +23,7 @@ from nodeagent.health.engine import Engine, Terms
 from nodeagent.health.explain import DeviceView, explain
 from nodeagent.health.nic_state import Pf, Remembered, sound
 from nodeagent.health.samples import Sample
+from nodeagent.health.structural import NO_FAULTS, Faults
 from nodeagent.model import HEALTHY, Function, Gpu, Health, Link, Neighbor
 from nodeagent.sources.state_file import Memory, Who
 
@@ -92,13 +93,17 @@ class Verdicts:
             self._rejudge()
 
     def facts(
-        self, functions: Iterable[Function], links: Iterable[Link], gpus: Iterable[Gpu] = ()
+        self,
+        functions: Iterable[Function],
+        links: Iterable[Link],
+        faults: Faults = NO_FAULTS,
+        gpus: Iterable[Gpu] = (),
     ) -> tuple[Function, ...]:
         """The functions as judged, now. They are not stated besides."""
         functions, links = tuple(functions), tuple(links)
         self._recall(functions, links)
         self.engine.now = max(self.engine.now, self._clock())
-        self.engine.facts(functions, links)
+        self.engine.facts(functions, links, faults)
         self.engine.roles(roles(functions, tuple(gpus)))
         return self._judge()
 

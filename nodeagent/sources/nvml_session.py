@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from nodeagent.affinity import path_of
-from nodeagent.host.driver import DriverError, GpuEvent, GpuReading, GpuVitals
+from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading, GpuVitals
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.sources.cgroups import memory_by_container
 

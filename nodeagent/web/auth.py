@@ -14,9 +14,10 @@ import logging
 import os
 import ssl
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
+from nodeagent.rfc3339 import rfc3339
+from nodeagent.web.web_settings import WebSettings
 from nodeagent.web.x509 import CertificateError, ends_at
 
 log = logging.getLogger(__name__)
@@ -26,25 +27,11 @@ LOOK_S = 10.0
 FILE_MAX = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Files:
-    """``key`` may be the certificate's own file. ``None`` is what is not asked of anybody."""
-
-    certificate: Path | None = None
-    key: Path | None = None
-    client_ca: Path | None = None
-    tokens: Path | None = None
-
-    def __bool__(self) -> bool:
-        return any((self.certificate, self.client_ca, self.tokens))
-
-
 class Door:
-    """``probes_open``: whoever asks for a probe needs neither token nor client certificate."""
+    """Decides which requests the web server answers, by certificate, client CA and tokens."""
 
-    def __init__(self, files: Files, *, probes_open: bool = True) -> None:
-        self.files = files
-        self.probes_open = probes_open
+    def __init__(self, settings: WebSettings) -> None:
+        self.settings = settings
         self.context: ssl.SSLContext | None = None
         self.ends_at: float | None = None
         """When the certificate in force ends, Unix time."""
@@ -57,7 +44,7 @@ class Door:
     @property
     def shut(self) -> bool:
         """TLS is asked for and there is nothing to do it with."""
-        return self.files.certificate is not None and self.context is None
+        return self.settings.certificate_file is not None and self.context is None
 
     async def watch(self) -> None:
         """Look at the files again and again, in a thread: a disk that hangs must not hold up the loop."""
@@ -82,15 +69,15 @@ class Door:
 
     def trusts(self, context: ssl.SSLContext | None) -> bool:
         """Whether a connection that came in by ``context`` may go on: not by a client CA that was replaced."""
-        return self.files.client_ca is None or context is self.context
+        return self.settings.client_ca_file is None or context is self.context
 
     def admits(self, probe: bool, authorization: str, certified: bool) -> int:
         """200, or the status to refuse with. ``certified``: the client's certificate was verified."""
-        if probe and self.probes_open:
+        if probe and self.settings.probes_open:
             return 200
-        if self.files.client_ca is not None and not certified:
+        if self.settings.client_ca_file is not None and not certified:
             return 403
-        if self.files.tokens is None:
+        if self.settings.token_file is None:
             return 200
         scheme, _, token = authorization.partition(" ")
         given = token.strip().encode("latin-1", "replace")  # as the header was decoded
@@ -98,24 +85,30 @@ class Door:
         return 200 if scheme.lower() == "bearer" and right else 401
 
     def _look(self) -> None:
-        files = self.files
-        chosen = (files.certificate, files.key or files.certificate, files.client_ca, files.tokens)
-        texts = tuple(b"" if path is None else _read(path) for path in chosen)
+        settings = self.settings
+        certificate_file = settings.certificate_file
+        files = (
+            certificate_file,
+            settings.key_file or certificate_file,
+            settings.client_ca_file,
+            settings.token_file,
+        )
+        texts = tuple(b"" if file is None else _read(Path(file)) for file in files)
         if texts == self._taken:
             self._not_over(self.ends_at)
             return
         certificate, key, client_ca, tokens = texts
         context, end = None, None
-        if files.certificate is not None:
-            end = ends_at(certificate, str(files.certificate))
+        if certificate_file is not None:
+            end = ends_at(certificate, certificate_file)
             if self._taken is not None:
                 self._not_over(end)
             context = _context(certificate, key)
-            if files.client_ca is not None:
-                _ask_clients(context, client_ca, files.client_ca, optional=self.probes_open)
+            if settings.client_ca_file is not None:
+                _ask_clients(context, client_ca, settings.client_ca_file, optional=settings.probes_open)
         lines = tuple(filter(None, (line.strip() for line in tokens.splitlines())))
-        if files.tokens is not None and not lines:
-            raise CertificateError(f"{files.tokens} holds no token")
+        if settings.token_file is not None and not lines:
+            raise CertificateError(f"{settings.token_file} holds no token")
         if self._taken is not None:
             log.info("The web's certificate or token was renewed.")
         self._taken, self.context, self.ends_at, self._tokens = texts, context, end, lines
@@ -123,8 +116,8 @@ class Door:
 
     def _not_over(self, end: float | None) -> None:
         if end is not None and end <= time.time():
-            day = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(end))
-            raise CertificateError(f"{self.files.certificate} ended at {day}; renew it")
+            day = rfc3339(end)
+            raise CertificateError(f"{self.settings.certificate_file} ended at {day}; renew it")
 
 
 def _read(path: Path) -> bytes:
@@ -145,7 +138,7 @@ def _context(certificate: bytes, key: bytes) -> ssl.SSLContext:
     return context
 
 
-def _ask_clients(context: ssl.SSLContext, authorities: bytes, path: Path, *, optional: bool) -> None:
+def _ask_clients(context: ssl.SSLContext, authorities: bytes, path: str, *, optional: bool) -> None:
     try:
         context.load_verify_locations(cadata=authorities.decode("ascii", "ignore"))  # names stand beside them
     except (ssl.SSLError, ValueError) as error:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from nodeagent import supervise
-from nodeagent.config import Config, host_port
+from nodeagent.config.formats import host_port
 from nodeagent.health.samples import Sample, Source
 from nodeagent.inventory import Inventory
 from nodeagent.kinds.gpu_memory import Slices
@@ -21,8 +20,9 @@ from nodeagent.kubelet.plugin import Kind
 from nodeagent.kubelet.rpc_stats import Measure, Status
 from nodeagent.metrics.scrape_input import Collector, Judged, Stock, View
 from nodeagent.model import Snapshot
-from nodeagent.web.auth import Door, Files
+from nodeagent.web.auth import Door
 from nodeagent.web.server import Answer, Page, Web
+from nodeagent.web.web_settings import WebSettings
 
 if TYPE_CHECKING:
     from nodeagent.web.metrics_page import Metrics
@@ -81,13 +81,13 @@ class Pages:
     """``offered`` are the kinds that the kubelet is told of, ``withheld`` why others are not; ``remarks`` are what
     is offered otherwise than configured, which is no reason not to be ready."""
 
-    def __init__(self, config: Config, inventory: Inventory, measure: Measure) -> None:
-        self._config = config
+    def __init__(self, settings: WebSettings, inventory: Inventory, measure: Measure) -> None:
+        self._settings = settings
         self._inventory = inventory
         self._measure = measure
         self._stocked: tuple[Snapshot | None, tuple[Kind, ...], tuple[Stock, ...]] = (None, (), ())
         self._metrics: Metrics | None = None
-        self.door = _door(config)
+        self.door = Door(settings)
         self.offered: tuple[Kind, ...] = ()
         self.withheld: tuple[str, ...] = ()
         self.remarks: tuple[str, ...] = ()
@@ -106,15 +106,15 @@ class Pages:
         web = Web({"/metrics": self._scrape, "/health": self._health, **probes}, self.door)
         async with asyncio.TaskGroup() as group:
             group.create_task(web.run(*host_port(listen), listening))
-            if self._config.web.probe_listen is not None:
-                group.create_task(Web(probes).run(*host_port(self._config.web.probe_listen)))
+            if self._settings.probe_listen is not None:
+                group.create_task(Web(probes).run(*host_port(self._settings.probe_listen)))
 
     def _scrape(self, accept: str) -> Page:
         if self._metrics is None:
             # The catalog takes 15 ms to load, and the kubelet waits for nothing else while the agent starts.
             from nodeagent.web.metrics_page import Metrics  # noqa: PLC0415
 
-            self._metrics = Metrics(self.view, self._config.web.series_max)
+            self._metrics = Metrics(self.view, self._settings.series_max)
         return self._metrics.page(accept)
 
     def view(self) -> View:
@@ -137,7 +137,9 @@ class Pages:
             heard_at=self.heard_at(),
             stuck_threads=self.stuck_threads(),
             boot_unix=time.time() - time.clock_gettime(time.CLOCK_BOOTTIME),
-            certificate=(self.door.ends_at or 0.0, self.door.fresh) if self.door.files.certificate else None,
+            certificate=(self.door.ends_at or 0.0, self.door.fresh)
+            if self._settings.certificate_file
+            else None,
             rails=self.rails,
         )
 
@@ -208,9 +210,3 @@ def _judged(told: Figures) -> Judged:
     values = dict(told.values)
     expected = values.pop("expected_speed_mbps", None)
     return Judged(told.since, told.penalty, told.transitions, values, expected)
-
-
-def _door(config: Config) -> Door:
-    web = config.web
-    names = (web.certificate_file, web.key_file, web.client_ca_file, web.token_file)
-    return Door(Files(*(None if name is None else Path(name) for name in names)), probes_open=web.probes_open)

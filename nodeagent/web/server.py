@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.supervise import Fatal
-from nodeagent.web.auth import Door, Files
+from nodeagent.web.auth import Door
+from nodeagent.web.web_settings import WebSettings
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class _Request:
 class Web:
     def __init__(self, pages: dict[str, Answer], door: Door | None = None) -> None:
         self._pages = pages
-        self._door = door or Door(Files())
+        self._door = door or Door(WebSettings())
         self._said = ""
         self._open: dict[asyncio.Task[None], _Turn] = {}
         """Connections, those whose turn has lasted for longest first."""
@@ -103,12 +104,12 @@ class Web:
         listening = await _listen(host, port)
         try:
             port = listening[0].getsockname()[1]
-            tls = "yes" if self._door.files.certificate else "no"
+            tls = "yes" if self._door.settings.certificate_file else "no"
             log.info("Serving metrics and probes. host=%s port=%d tls=%s", host or "*", port, tls)
             async with asyncio.TaskGroup() as group:
                 for one in listening:
                     group.create_task(self._accept(one))
-                if self._door.files:
+                if self._door.settings.restricted:
                     group.create_task(self._door.watch())
                 ready(port)
         finally:

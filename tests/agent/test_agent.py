@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from nodeagent.config import ConfigError
+from nodeagent.config.faults import ConfigError
 from nodeagent.host.sysfs import SysfsError
 from nodeagent.sim.kubelet import PodSpec
 from tests.support.running_agent import Node, node

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.config import Config, ConfigError
-from nodeagent.discovery import watch
+from nodeagent.agent_config import Config
+from nodeagent.config.faults import ConfigError
+from nodeagent.discovery import Discovery
 from nodeagent.inventory import Inventory
 from nodeagent.metrics.exposition import Exposition
 from nodeagent.sim.kubelet import Kubelet, PodSpec
@@ -262,7 +263,7 @@ async def test_a_part_that_failed_and_works_again_leaves_nobody_silent(tmp_path:
             raise KeyError("once")
         again.set()
 
-    task = asyncio.create_task(watch(inventory, Config(), tmp_path, sampling=sampling))
+    task = asyncio.create_task(Discovery(inventory, Config(), tmp_path, on_sampler=sampling).run())
     try:
         async with asyncio.timeout(30):
             await again.wait()

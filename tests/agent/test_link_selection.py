@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.host.netlink.netdevs import Netdev
-from nodeagent.link_selection import LinkSelect, select
 from nodeagent.model import Function
+from nodeagent.sources.link_selection import select
+from nodeagent.sources.source_settings import LinkSelect
 
 
 def netdev(

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from nodeagent import offer
-from nodeagent.config import Config, load
+from nodeagent.agent_config import Config, load
 from nodeagent.kinds.gpu_memory import Slices
 from nodeagent.kinds.vf import VfPool
 from nodeagent.kinds.whole_gpu import WholeGpus

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from nodeagent.cluster import publish
-from nodeagent.config import ClusterSettings
+from nodeagent.cluster.cluster_settings import ClusterSettings
 from nodeagent.sim.apiserver import ApiServer
 from nodeagent.sim.kubelet import PodSpec
 from nodeagent.supervise import Fatal

@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -24,7 +24,7 @@ from nodeagent.model import Function, Health, Identifier, Link, Neighbor, Reason
 from nodeagent.sim.apiserver import ApiServer
 from tests.support.manifests import built, of_kind
 
-NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
 RAILS = {f"0000:{0x18 + n:02x}:00.0": (f"nic{n}", n) for n in range(8)}
 
 
@@ -73,9 +73,7 @@ def snapshot(*neighbors: Neighbor, count: int = 8) -> Snapshot:
 def told(
     facts: Snapshot, before: NodeLinks | None = None, later_s: float = 0.0, **options: bool
 ) -> NodeLinks:
-    return report(
-        facts, "gpu-0", RAILS, before, now=NOON + timedelta(seconds=later_s), namespace="nodeagent", **options
-    )
+    return report(facts, "gpu-0", RAILS, before, now=NOON + later_s, namespace="nodeagent", **options)
 
 
 def test_eight_links_are_one_small_object_that_reads_back():

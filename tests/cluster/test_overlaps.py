@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.overlaps import AT_ONCE, MANAGER, PAUSE_S, RETRY_S, Overlaps
-from nodeagent.config.fabric_settings import FabricConfig
 from nodeagent.controller import Controller, Place
+from nodeagent.controller_config import FabricConfig
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import Client
 from nodeagent.kube.resource import HYPERNODES
@@ -169,7 +169,7 @@ async def test_the_controller_marks_those_of_ours_that_overlap_where_it_is_asked
                 entry = server.one("hypernodes", ours)["metadata"]["managedFields"]
                 assert {one["manager"] for one in entry if one.get("subresource") == "status"} == {MANAGER}
             server.remove("hypernodes", "ufm-leaf")
-            await until(lambda: not controller.events._said)
+            await until(lambda: not controller.events._obstacles)
             await until(lambda: not marked(server))
             assert writes(server) == (2 if on else 0)
             assert controller.hypernodes.writes.total() == 2

@@ -16,15 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent import discovery
+from nodeagent.agent_config import Config
 from nodeagent.cli import main
 from nodeagent.commands.capture import machine as captures
 from nodeagent.commands.capture.machine import CaptureError, Scrambler, capture
 from nodeagent.commands.vfs import apply
-from nodeagent.config import Config, PfSelect, VfsEntry
 from nodeagent.host.recorded_gpus import Recorded
 from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.kinds.resource_settings import PfSelect, VfsEntry
 from nodeagent.sim.machine import Machine
-from nodeagent.sources import host_paths, nvml_session, pci
+from nodeagent.sources import host_paths, nvml_session, pci_source
+from nodeagent.sources.machine_access import is_recorded
 from tests.support import drawn_trees
 
 CDI = "/var/run/cdi"
@@ -73,7 +75,7 @@ def facts(root: Path) -> object:
     finally:
         driver.close()
     places = [nvml_session.place(tree, reading.pci_address or "") for reading in readings]
-    return pci.scan(tree), host_paths.look(tree, CDI), readings, version, places
+    return pci_source.scan(tree), host_paths.look(tree, CDI), readings, version, places
 
 
 def test_a_capture_is_looked_at_as_the_machine_itself(root: Path, tmp_path: Path) -> None:
@@ -100,14 +102,14 @@ def test_a_capture_can_be_captured(root: Path, tmp_path: Path) -> None:
     capture(root, tmp_path / "one", scramble=False)
     capture(tmp_path / "one", tmp_path / "two", scramble=False)
     assert facts(tmp_path / "two") == facts(root)
-    assert "cannot be read: Input/output error" in pci.scan(Tree(tmp_path / "two")).unreadable[0]
+    assert "cannot be read: Input/output error" in pci_source.scan(Tree(tmp_path / "two")).unreadable[0]
 
 
 def test_this_machine_is_captured_with_its_real_files(tmp_path: Path) -> None:
     capture(Path("/"), tmp_path / "c", scramble=False)
-    assert pci.scan(Tree(tmp_path / "c")) == pci.scan(Tree("/"))
+    assert pci_source.scan(Tree(tmp_path / "c")) == pci_source.scan(Tree("/"))
     assert host_paths.look(Tree(tmp_path / "c"), CDI) == host_paths.look(Tree("/"), CDI)
-    assert discovery.recorded(Tree(tmp_path / "c")), "or the driver here would be asked for the GPUs there"
+    assert is_recorded(Tree(tmp_path / "c")), "or the driver here would be asked for the GPUs there"
 
 
 def test_whatever_the_kernel_refused_to_read_is_refused_again(tmp_path: Path) -> None:
@@ -120,12 +122,12 @@ def test_whatever_the_kernel_refused_to_read_is_refused_again(tmp_path: Path) ->
         "EINVAL /sys/devices/pci0000:15/0000:15:01.0/0000:18:00.0/net/pf0/carrier\n"
         "EACCES /sys/class/dmi/id/product_name\n"
     )
-    before = pci.scan(Tree(tmp_path / "m"))
+    before = pci_source.scan(Tree(tmp_path / "m"))
     assert before.product is None
     assert before.links[0].carrier is None, "EINVAL is the kernel's word for a link that is down"
     assert len(before.unreadable) == 3
     summary = capture(tmp_path / "m", tmp_path / "c", scramble=False)
-    assert pci.scan(Tree(tmp_path / "c")) == before
+    assert pci_source.scan(Tree(tmp_path / "c")) == before
     assert "Of the files 4 could not be read" in summary
 
 
@@ -189,7 +191,7 @@ def test_a_driver_that_fails_is_recorded_as_failing(root: Path, tmp_path: Path) 
 
 def test_scrambled_it_is_the_same_machine_with_other_names(root: Path, tmp_path: Path) -> None:
     capture(root, tmp_path / "c", scramble=True)
-    before, after = pci.scan(Tree(root)), pci.scan(Tree(tmp_path / "c"))
+    before, after = pci_source.scan(Tree(root)), pci_source.scan(Tree(tmp_path / "c"))
     assert after.functions == before.functions
     for old, new in zip(before.links, after.links, strict=True):
         assert old.mac is not None
@@ -204,7 +206,7 @@ def test_scrambled_it_is_the_same_machine_with_other_names(root: Path, tmp_path:
 def secrets_of(root: Path) -> list[str]:
     recording = json.loads((root / ".nodeagent/gpus.json").read_text())
     found = [gpu["uuid"] for gpu in recording["gpus"]]
-    found += [link.mac for link in pci.scan(Tree(root)).links]
+    found += [link.mac for link in pci_source.scan(Tree(root)).links]
     return [*found, (root / "proc/sys/kernel/random/boot_id").read_text().strip()]
 
 
@@ -218,7 +220,7 @@ def test_a_gpu_has_the_same_new_uuid_wherever_it_is_named(root: Path, tmp_path: 
 def test_no_two_captures_scramble_alike(root: Path, tmp_path: Path) -> None:
     capture(root, tmp_path / "one", scramble=True)
     capture(root, tmp_path / "two", scramble=True)
-    one, two = (pci.scan(Tree(tmp_path / name)).links for name in ("one", "two"))
+    one, two = (pci_source.scan(Tree(tmp_path / name)).links for name in ("one", "two"))
     assert [link.mac for link in one] != [link.mac for link in two]
 
 

@@ -77,8 +77,8 @@ def test_a_scan_of_a_dgx_h100_is_as_reviewed(dgx: Path, capsys: pytest.CaptureFi
 def test_a_scan_on_a_narrow_terminal_shortens_uuids_as_far_as_they_differ(dgx: Path) -> None:
     import asyncio
 
+    from nodeagent.agent_config import Config
     from nodeagent.commands.scan import listing
-    from nodeagent.config import Config
 
     seen = asyncio.run(listing.once(Config(), dgx))
     wide, narrow = listing.as_table(seen, 200), listing.as_table(seen, 100)

@@ -11,15 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent import discovery
+from nodeagent.agent_config import Config, load
 from nodeagent.commands.neighbors import live
 from nodeagent.commands.scan import listing
-from nodeagent.config import Config, load
 from nodeagent.host.packet import open_on
-from nodeagent.link_selection import LinkSelect
 from nodeagent.lldp.lldpd_json import LldpdError
 from nodeagent.sim.machine import Machine
-from nodeagent.sources.lldp_source import LldpSettings
+from nodeagent.sources.source_settings import LinkSelect, LldpSettings
 from tests.sources.test_neighbor_table import announce
 from tests.support.namespaces import Netns, veth
 
@@ -149,7 +147,7 @@ async def test_whoever_looks_says_nothing_to_the_switches(links, root):
     with heard as switch:
         async with asyncio.timeout(10):
             await listing.once(talkative(), root, wait_s=0.3)
-            looks = live.watch(SWP, discovery.lldp_settings(talkative()), root)
+            looks = live.watch(SWP, talkative().lldp, root)
             await anext(looks)
             with far.raw("b1") as wire:
                 wire.send(announce("leaf-1"))
@@ -204,12 +202,10 @@ def test_want_of_a_capability_ends_the_look_with_its_name(links):
     near, _ = links
     code = """
 import asyncio, pathlib
-from nodeagent import neighbors, node, scan
-from nodeagent.config import Config, load
-from nodeagent.host.packet import open_on
-from nodeagent.link_selection import LinkSelect
-from nodeagent.sources.lldp_source import LldpSettings
-asyncio.run(neighbors.once(LinkSelect(netdevs=("swp*",)), LldpSettings(), pathlib.Path("/")))
+from nodeagent.commands.neighbors import live
+from nodeagent.sources.source_settings import LinkSelect
+from nodeagent.sources.source_settings import LldpSettings
+asyncio.run(live.once(LinkSelect(netdevs=("swp*",)), LldpSettings(), pathlib.Path("/")))
 """
     nobody = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", sys.executable, "-c", code)
     done = subprocess.run(

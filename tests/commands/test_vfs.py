@@ -18,17 +18,18 @@ from typing import Any
 import grpc
 import pytest
 
+from nodeagent.agent_config import Config
 from nodeagent.cli import main
 from nodeagent.commands.vfs import apply
 from nodeagent.commands.vfs.provision import Provision, different, spans
 from nodeagent.commands.vfs.uses import Uses
 from nodeagent.commands.vfs.want import PfWant, wanted
-from nodeagent.config import Config, PfSelect, VfsEntry
 from nodeagent.host.sriov import Links, SriovError, VfSettings
 from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.kinds.resource_settings import PfSelect, VfsEntry
 from nodeagent.kube import podresources_pb2 as pb
 from nodeagent.sim.machine import Machine
-from nodeagent.sources import pci
+from nodeagent.sources import pci_source
 from tests.host.test_netlink_events import Namespace
 from tests.support import drawn_trees
 
@@ -343,7 +344,7 @@ def test_a_vf_that_is_up_with_an_address_is_used(tmp_path: Path) -> None:
         address = drawn.vf(FIRST, 0)
         drawn.netdev("vf0", address, ifindex=str(veth["ifindex"]), address=veth["address"], flags="0x1002")
         tree = Tree(tmp_path)
-        (vf,) = (function for function in pci.scan(tree).functions if function.parent)
+        (vf,) = (function for function in pci_source.scan(tree).functions if function.parent)
 
         def ask() -> tuple[str, ...]:
             with Links(tree) as links:
@@ -456,7 +457,7 @@ class Reacting(Tree):
 
 
 def provision(machine: Machine, root: Path, lives: int = 1 << 30) -> Reacting:
-    facts = pci.scan(Tree(root))
+    facts = pci_source.scan(Tree(root))
     (pf,) = (function for function in facts.functions if function.pci_address == FIRST)
     link = next(link for link in facts.links if link.pci_address == FIRST)
     of_pf = tuple(function for function in facts.functions if function.parent == FIRST)

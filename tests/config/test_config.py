@@ -14,8 +14,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from nodeagent import config
-from nodeagent.config import Config, ConfigError, Fault, GpuMemResource, GpuResource, VfResource, load
+from nodeagent.agent_config import Config, load
+from nodeagent.config.faults import ConfigError, ConfigFault
+from nodeagent.config.formats import host_port, prefix_complaint
+from nodeagent.kinds.resource_settings import GpuMemResource, GpuResource, VfResource
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
 GOLDEN = Path(__file__).parents[1] / "golden" / "config-faults.txt"
@@ -94,7 +96,7 @@ def test_faults_are_told_up_to_a_hundred() -> None:
     with pytest.raises(ConfigError) as caught:
         load(HEAD + "".join(f"key{i}: 1\n" for i in range(500)), name="file")
     assert len(caught.value.faults) == 101
-    assert caught.value.faults[-1].message == "more than 100 faults; the rest is not told"
+    assert caught.value.faults[-1].message == "more than 100 faults; the rest is not listed"
 
 
 def test_a_rule_that_rests_on_a_faulty_value_waits_until_that_is_mended() -> None:
@@ -115,7 +117,7 @@ def test_an_unknown_key_does_not_hide_what_the_rules_say() -> None:
     assert [fault.path for fault in faults(text)] == ["resources[0].slice", "resources[1].select"]
 
 
-def faults(text: str) -> tuple[Fault, ...]:
+def faults(text: str) -> tuple[ConfigFault, ...]:
     with pytest.raises(ConfigError) as caught:
         load(text, name="file")
     return caught.value.faults
@@ -255,8 +257,8 @@ def test_what_may_be_right_on_some_machine_is_accepted(body: str) -> None:
 def test_a_prefix_leaves_room_for_the_quota_that_kubernetes_makes_of_a_resource() -> None:
     fits, too_long = (".".join(["a" * 60] * 3 + ["a" * n]) for n in (61, 62))
     assert (len(fits), len("requests." + fits)) == (244, 253)
-    assert config.prefix_complaint(fits) is None
-    assert config.prefix_complaint(too_long) == "is 245 characters long, at most 244 are allowed"
+    assert prefix_complaint(fits) is None
+    assert prefix_complaint(too_long) == "is 245 characters long, at most 244 are allowed"
 
 
 @pytest.mark.parametrize(
@@ -270,7 +272,7 @@ def test_a_prefix_leaves_room_for_the_quota_that_kubernetes_makes_of_a_resource(
     ],
 )
 def test_an_address_is_host_and_port(text: str, parts: tuple[str, int]) -> None:
-    assert config.host_port(text) == parts
+    assert host_port(text) == parts
     assert only(f"listen: '{text}'\n").listen == text
 
 
@@ -279,7 +281,7 @@ def test_an_address_is_host_and_port(text: str, parts: tuple[str, int]) -> None:
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not an address"):
-        config.host_port(text)
+        host_port(text)
 
 
 def test_the_structs_are_frozen() -> None:
@@ -290,6 +292,6 @@ def test_the_structs_are_frozen() -> None:
 
 def test_importing_the_configuration_imports_nothing_heavy() -> None:
     """It stands between the start of the agent and its first registration."""
-    script = "import sys, nodeagent.config; print(*sorted(sys.modules))"
+    script = "import sys, nodeagent.agent_config; print(*sorted(sys.modules))"
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not {"jsonschema", "grpc", "asyncio", "google.protobuf"} & set(out.stdout.split())

@@ -3,8 +3,9 @@
 import pytest
 
 from nodeagent import discovery
-from nodeagent.config import ConfigError, load
-from nodeagent.config.gpu_health_settings import GpuHealthSettings
+from nodeagent.agent_config import load
+from nodeagent.config.faults import ConfigError
+from nodeagent.health.gpu_health_settings import GpuHealthSettings
 from nodeagent.health.gpu_rules import GRAVE, Limits, Mark
 from nodeagent.health.xids import Rules
 

@@ -10,11 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.config import Config, ConfigError, defaults, load, schema, yaml_tree
+from nodeagent.agent_config import Config, load
+from nodeagent.commands.config import default_file, json_schema
+from nodeagent.config import yaml_tree
+from nodeagent.config.faults import ConfigError
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
-VALIDATOR = jsonschema.Draft202012Validator(schema())
-LINES = defaults().splitlines(keepends=True)
+VALIDATOR = jsonschema.Draft202012Validator(json_schema())
+LINES = default_file().splitlines(keepends=True)
 PIECES = [
     *(
         "null",

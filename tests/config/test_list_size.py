@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.config import (
+from nodeagent.agent_config import Config, check
+from nodeagent.config.faults import ConfigError
+from nodeagent.kinds.device_list_size import (
+    ASSUMED_MIB,
     LIMIT,
-    Config,
-    ConfigError,
-    GpuMemResource,
-    GpuSelect,
-    check,
     device_size,
-    list_size,
-    size_fault,
+    size_conflicts,
+    slices,
     slices_complaint,
+    slices_size,
+    smallest_slice,
 )
-from nodeagent.config.list_size import ASSUMED_MIB, slices, slices_size, smallest_slice
+from nodeagent.kinds.resource_settings import GpuMemResource, GpuSelect
 
 H100 = 81559
 UUID = "GPU-5c8e1a50-0d1f-4c43-a3d6-1f2e3d4c5b6a"
@@ -67,11 +67,13 @@ def test_the_size_of_a_device_is_the_length_of_its_bytes(
 def test_the_size_of_a_list_of_slices_is_the_length_of_its_bytes(counts: list[int]) -> None:
     encoded = gpu_slices(counts)
     assert slices_size(counts) == len(encoded)
-    assert list_size((len(f"{UUID}::{n}"), True) for count in counts for n in range(count)) == len(encoded)
+    assert sum(device_size(len(f"{UUID}::{n}"), (1,)) for count in counts for n in range(count)) == len(
+        encoded
+    )
 
 
 def test_a_device_without_a_numa_node_carries_no_topology() -> None:
-    assert list_size([(12, False)]) == len(device("0000:1a:00.3", "Unhealthy", []))
+    assert device_size(12) == len(device("0000:1a:00.3", "Unhealthy", []))
 
 
 def test_a_gpu_offers_what_its_memory_less_the_reserve_holds() -> None:
@@ -91,29 +93,28 @@ def test_the_smallest_slice_fits_and_one_less_does_not(memories: list[int], rese
 
 
 def test_the_default_fits_every_machine_there_is() -> None:
-    assert size_fault(Config()) is None
-    assert size_fault(Config(), (288 * 1024,) * 16) is None
-    assert size_fault(Config(), ()) is None
+    assert not [*size_conflicts(Config().resources)]
+    assert not [*size_conflicts(Config().resources, (288 * 1024,) * 16)]
+    assert not [*size_conflicts(Config().resources, ())]
 
 
 def test_slices_of_a_mebibyte_are_refused_with_the_numbers_and_the_remedy() -> None:
-    fault = size_fault(Config(resources=(GpuMemResource(slice_mib=1),)))
-    assert fault is not None
-    assert (fault.path, fault.line) == ("resources[0].sliceMiB", None)
-    assert fault.message == (
+    (conflict,) = size_conflicts((GpuMemResource(slice_mib=1),))
+    assert conflict.paths == (("resources", 0, "sliceMiB"),)
+    assert conflict.message == (
         "1 MiB makes 648376 devices on 8 GPUs (assumed: 8 GPUs of 81559 MiB), a list of 44000688 bytes; the "
         "kubelet refuses more than 4194304, the limit here is 3145728; sliceMiB: 14 is the least that fits"
     )
-    assert size_fault(Config(resources=(GpuMemResource(slice_mib=14),))) is None
-    assert size_fault(Config(resources=(GpuMemResource(slice_mib=13),))) is not None
+    assert not [*size_conflicts((GpuMemResource(slice_mib=14),))]
+    assert [*size_conflicts((GpuMemResource(slice_mib=13),))]
 
 
 def test_only_the_gpus_that_an_entry_selects_count() -> None:
-    assert size_fault(Config(resources=(GpuMemResource(slice_mib=2),)), ASSUMED_MIB) is not None
+    assert [*size_conflicts((GpuMemResource(slice_mib=2),), ASSUMED_MIB)]
     one = GpuSelect(indexes=("3",))
-    assert size_fault(Config(resources=(GpuMemResource(slice_mib=2, select=one),)), ASSUMED_MIB) is None
+    assert not [*size_conflicts((GpuMemResource(slice_mib=2, select=one),), ASSUMED_MIB)]
     two = GpuSelect(uuids=(UUID,))
-    assert size_fault(Config(resources=(GpuMemResource(slice_mib=2, select=two),)), ASSUMED_MIB) is None
+    assert not [*size_conflicts((GpuMemResource(slice_mib=2, select=two),), ASSUMED_MIB)]
 
 
 def test_a_slice_larger_than_every_gpu_is_refused_on_a_known_machine_only() -> None:
@@ -123,7 +124,7 @@ def test_a_slice_larger_than_every_gpu_is_refused_on_a_known_machine_only() -> N
     )
     assert slices_complaint(resource, [H100, 200_000]) is None
     assert slices_complaint(resource, []) is None
-    assert size_fault(Config(resources=(resource,))) is None
+    assert not [*size_conflicts((resource,))]
 
 
 def test_check_tells_the_line() -> None:

@@ -10,7 +10,11 @@ import msgspec
 import pytest
 import yaml
 
-from nodeagent.config import Config, ConfigError, GpuResource, defaults, load, schema, table
+from nodeagent.agent_config import Config, load
+from nodeagent.commands.config import default_file, json_schema
+from nodeagent.config.faults import ConfigError
+from nodeagent.config.reference import table
+from nodeagent.kinds.resource_settings import GpuResource
 
 HEAD = {"apiVersion": "nodeagent.io/v1alpha1", "kind": "NodeAgentConfig"}
 
@@ -21,7 +25,7 @@ def plain(value: msgspec.Struct) -> Any:
 
 
 def problems(value: Any) -> list[str]:
-    validator = jsonschema.Draft202012Validator(schema())
+    validator = jsonschema.Draft202012Validator(json_schema())
     return [error.message for error in validator.iter_errors(value)]
 
 
@@ -34,18 +38,18 @@ def loads(value: Any) -> bool:
 
 
 def test_the_default_file_says_what_the_default_is() -> None:
-    assert load(defaults(), name="default") == Config()
+    assert load(default_file(), name="default") == Config()
 
 
 def test_the_default_file_shows_every_setting_at_its_default() -> None:
     """Read by an ordinary YAML reader, and nothing is left to a default."""
-    assert yaml.safe_load(defaults()) == plain(Config())
+    assert yaml.safe_load(default_file()) == plain(Config())
 
 
 @pytest.mark.parametrize("key", ["resources", "vfs"])
 def test_the_examples_in_the_default_file_are_right(key: str) -> None:
     """Without the comment signs, each is an entry with every setting."""
-    section = re.search(rf"^{key}:.*?(?=\n\n# [^\n]*\n[a-z])", defaults(), re.MULTILINE | re.DOTALL)
+    section = re.search(rf"^{key}:.*?(?=\n\n# [^\n]*\n[a-z])", default_file(), re.MULTILINE | re.DOTALL)
     assert section is not None
     lines = section[0].splitlines()
     start = max(i for i, line in enumerate(lines) if line.startswith("# - "))
@@ -58,13 +62,13 @@ def test_the_examples_in_the_default_file_are_right(key: str) -> None:
 
 
 def test_every_line_of_the_default_file_fits_a_terminal() -> None:
-    assert max(len(line) for line in defaults().splitlines()) <= 110
-    assert all(line == line.rstrip() for line in defaults().splitlines())
+    assert max(len(line) for line in default_file().splitlines()) <= 110
+    assert all(line == line.rstrip() for line in default_file().splitlines())
 
 
 def test_the_schema_is_a_schema_and_takes_the_default() -> None:
-    jsonschema.Draft202012Validator.check_schema(schema())
-    assert problems(yaml.safe_load(defaults())) == []
+    jsonschema.Draft202012Validator.check_schema(json_schema())
+    assert problems(yaml.safe_load(default_file())) == []
     assert problems(HEAD) == []
 
 
@@ -147,13 +151,13 @@ def objects(node: Any) -> list[dict[str, Any]]:
 
 
 def test_every_setting_of_the_schema_is_described_and_no_object_takes_other_keys() -> None:
-    definitions = schema()["$defs"].values()
+    definitions = json_schema()["$defs"].values()
     for definition in definitions:
         assert definition["additionalProperties"] is False
         assert definition["description"]
         for key, value in definition["properties"].items():
             assert value.get("description") or (key == "kind" and value.get("enum")), key
-    assert not [found for found in objects(schema()) if "x-digits" in found]
+    assert not [found for found in objects(json_schema()) if "x-digits" in found]
 
 
 def leaves(node: Any, path: str = "") -> set[str]:
@@ -173,7 +177,7 @@ def leaves(node: Any, path: str = "") -> set[str]:
 
 
 def test_the_table_has_a_row_for_every_setting() -> None:
-    rows = [re.split(r"(?<!\\)\|", line) for line in table().splitlines()[2:]]
+    rows = [re.split(r"(?<!\\)\|", line) for line in table(Config).splitlines()[2:]]
     assert {len(row) for row in rows} == {6}
     shown = [row[1].strip().strip("`") for row in rows]
     assert len(shown) == len(set(shown))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.config import ConfigError
-from nodeagent.config.fabric_settings import FabricConfig, load_fabric
+from nodeagent.config.faults import ConfigError
+from nodeagent.controller_config import FabricConfig, load_fabric
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: FabricConfig\n"
 
@@ -38,7 +38,7 @@ def test_a_whole_section_is_read():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("switches: {method: snmp}", "nothing could be asked"),
+        ("switches: {method: snmp}", "no switch may be asked"),
         ("switches: {networks: [10.0.0.1/8]}", "has host bits set"),
         ("switches: {addresses: [{switch: a, address: leaf1}]}", "names are not looked up"),
         (

@@ -1,4 +1,4 @@
-"""An agent speaks for its own node, and for no other: the admission policies on good and on forged requests."""
+"""Admission policies: an agent writes about its own node only; valid and forged requests."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_forged_report_is_refused_by_name(case: str, everything: list[Manifest
     assert any(message in one for one in refusals(everything, request))
 
 
-def test_who_is_no_agent_is_not_meant(everything: list[Manifest]) -> None:
+def test_the_policies_apply_to_agents_only(everything: list[Manifest]) -> None:
     for user in ("kubernetes-admin", "system:serviceaccount:other:nodeagent"):
         assert refusals(everything, replace(write(report("dgx-002")), user=user, extra={})) == []
 
@@ -91,7 +91,7 @@ def event(**of: Any) -> Request:
     return Request("CREATE", ":events", "dgx-001.17", AGENT, TOKEN, obj, None, "default")
 
 
-def test_an_agent_tells_of_its_node_and_of_pods(everything: list[Manifest]) -> None:
+def test_an_agent_creates_events_about_its_node_and_about_pods(everything: list[Manifest]) -> None:
     assert refusals(everything, event()) == []
     assert refusals(everything, event(source={}, reportingInstance="dgx-001")) == []
     pod = event(involvedObject={"kind": "Pod", "name": "trainer", "namespace": "ml"})
@@ -108,11 +108,13 @@ def test_an_agent_tells_of_its_node_and_of_pods(everything: list[Manifest]) -> N
         {"source": {}},
     ],
 )
-def test_an_event_in_anothers_name_is_refused(change: dict[str, Any], everything: list[Manifest]) -> None:
+def test_an_event_with_the_component_of_another_is_refused(
+    change: dict[str, Any], everything: list[Manifest]
+) -> None:
     assert refusals(everything, event(**change))
 
 
-def test_an_event_of_another_is_not_rewritten(everything: list[Manifest]) -> None:
+def test_an_event_of_another_component_cannot_be_changed(everything: list[Manifest]) -> None:
     old = event(source={"component": "kubelet", "host": "dgx-002"}).object
     assert refusals(everything, replace(event(), operation="UPDATE", old=old))
 
@@ -168,7 +170,7 @@ WRONG_FOR_ALL: dict[str, Callable[[dict[str, Any]], object]] = {
     "its provider": lambda made: made["spec"].update(providerID="aws:///i-0"),
     "its pods' network": lambda made: made["spec"].update(podCIDRs=["192.0.2.0/24"]),
     "its pods' first network": lambda made: made["spec"].update(podCIDR="192.0.2.0/24"),
-    # An owner that is not there has the garbage collector delete the Node.
+    # With an owner that does not exist the garbage collector deletes the Node.
     "an owner": lambda made: made["metadata"].update(ownerReferences=[OWNER | {"uid": "0000"}]),
     "a finalizer": lambda made: made["metadata"].update(finalizers=["x.io/stay"]),
     "an annotation": lambda made: made["metadata"]["annotations"].update(note="2"),
@@ -225,7 +227,7 @@ def test_the_controller_changes_nothing_else_of_a_node(case: str, everything: li
     assert refusals(everything, patch(CONTROLLER, WRONG_FOR_ALL[case]))
 
 
-def test_the_controller_neither_makes_nor_deletes_nodes(everything: list[Manifest]) -> None:
+def test_the_controller_neither_creates_nor_deletes_nodes(everything: list[Manifest]) -> None:
     request = patch(CONTROLLER, lambda _made: None)
     assert refusals(everything, replace(request, operation="DELETE", object=None))
     assert refusals(everything, replace(request, operation="CREATE", old=None))
@@ -234,7 +236,7 @@ def test_the_controller_neither_makes_nor_deletes_nodes(everything: list[Manifes
 # The policies themselves
 
 
-def test_every_policy_is_bound_and_means_accounts_that_exist(everything: list[Manifest]) -> None:
+def test_every_policy_is_bound_and_names_existing_accounts(everything: list[Manifest]) -> None:
     accounts = {
         f"system:serviceaccount:{one['metadata']['namespace']}:{one['metadata']['name']}"
         for one in of_kind(everything, "ServiceAccount")
@@ -250,8 +252,8 @@ def test_every_policy_is_bound_and_means_accounts_that_exist(everything: list[Ma
     "policy",
     ["nodeagent-reports", "nodeagent-events", "nodeagent-node-conditions", "nodeagent-controller-nodes"],
 )
-def test_without_a_rule_something_forged_passes(policy: str) -> None:
-    """Each validation stands for something: without it, one of the forged requests is let in."""
+def test_each_validation_refuses_a_forged_request_that_the_others_allow(policy: str) -> None:
+    """Each validation is needed: without it, one of the forged requests passes."""
     manifests = built("overlays/node-conditions")
     (spec,) = (
         one["spec"]
@@ -278,7 +280,7 @@ def test_without_a_rule_something_forged_passes(policy: str) -> None:
         assert any(refusals(manifests, one) and not refusals(weaker, one) for one in forged), left_out
 
 
-def test_policies_of_the_oldest_version_use_no_function_that_came_later(everything: list[Manifest]) -> None:
+def test_the_policies_use_only_functions_of_the_oldest_supported_version(everything: list[Manifest]) -> None:
     for policy in of_kind(everything, "ValidatingAdmissionPolicy"):
         for word in ("optional.", ".?", "[?", "cel.bind", "format.", "sets.", ".join("):
             assert word not in str(policy["spec"])

@@ -1,4 +1,4 @@
-"""The chart is the kustomization in another form: Helm renders from it the objects that kustomize builds."""
+"""The chart and the kustomization are equivalent: Helm renders the objects that kustomize builds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def render(values: dict[str, Any] | None = None, namespace: str = "nodeagent") -
     return [one for name, text in files.items() if name.endswith(".yaml") for one in parsed(text)]
 
 
-def test_its_templates_are_made_from_the_kustomization() -> None:
+def test_the_templates_are_generated_from_the_kustomization() -> None:
     made = chart.templates(which("kubectl"))
     if os.environ.get("NODEAGENT_GOLDEN") == "write":
         for name, text in made.items():
@@ -88,17 +88,17 @@ OVERLAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_it_renders_what_kustomize_builds(overlay: str) -> None:
+def test_helm_renders_the_objects_that_kustomize_builds(overlay: str) -> None:
     assert by_key(render(OVERLAYS[overlay])) == by_key(built(overlay))
 
 
-def test_a_configuration_may_be_a_map() -> None:
+def test_the_configuration_may_be_a_map() -> None:
     config = {"apiVersion": "nodeagent.io/v1alpha1", "kind": "NodeAgentConfig", "listen": None}
     held = named(render({"config": config}), "ConfigMap", "nodeagent")["data"]["nodeagent.yaml"]
     assert yaml.safe_load(held) == config
 
 
-def test_what_is_set_is_there_and_nothing_else_changes() -> None:
+def test_a_value_changes_its_field_and_nothing_else() -> None:
     values = {
         "image": {"repository": "registry.example/nodeagent", "tag": "9", "pullPolicy": "Always"},
         "imagePullSecrets": [{"name": "pull"}],
@@ -129,7 +129,7 @@ def test_what_is_set_is_there_and_nothing_else_changes() -> None:
     assert by_key(rest) == by_key([one for one in built("overlays/controller") if one["kind"] not in changed])
 
 
-def test_another_namespace_is_meant_throughout() -> None:
+def test_another_namespace_is_used_in_every_object() -> None:
     on = ("controller", "nodeConditions", "marks")
     manifests = render({one: {"enabled": True} for one in on}, "gpu-system")
     text = json.dumps(manifests)
@@ -155,25 +155,25 @@ def test_another_namespace_is_meant_throughout() -> None:
         {"pools": {"big": {"config": ""}}},
     ],
 )
-def test_a_value_that_nobody_knows_is_refused(values: dict[str, Any]) -> None:
+def test_an_unknown_value_is_refused(values: dict[str, Any]) -> None:
     import helm_python as helm
 
     with helm.Chart.load(str(CHART)) as loaded, pytest.raises(helm.HelmError):
         loaded.validate_schema(values)
 
 
-def test_helm_finds_nothing_to_complain_of() -> None:
+def test_helm_lint_reports_nothing() -> None:
     import helm_python as helm
 
     assert helm.lint(str(CHART))["errors"] == []
 
 
-def test_it_is_of_this_version() -> None:
+def test_the_chart_has_the_version_of_the_package() -> None:
     about = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert about["version"] == about["appVersion"] == __version__
 
 
-def test_it_packs_into_an_archive_as_a_registry_takes_it(tmp_path: Path) -> None:
+def test_the_chart_packs_into_an_archive_for_a_registry(tmp_path: Path) -> None:
     import helm_python as helm
 
     helm.package(str(CHART), destination=str(tmp_path))

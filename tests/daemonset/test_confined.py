@@ -1,6 +1,6 @@
-"""The agent with exactly what its manifest grants: a read-only root, its mounts, root without capabilities but one.
+"""Run the agent with exactly the rights of its manifest: read-only root, its mounts, user root with one capability.
 
-Whatever it writes elsewhere, opens or asks the kernel for without the right would be an error here.
+Any other write, open or privileged system call fails here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ENVIRONMENT = {
 
 @pytest.fixture
 def base() -> Iterator[Path]:
-    """A folder with a name that leaves room for a socket's."""
+    """A folder whose path is short enough for the path of a socket."""
     folder = Path(tempfile.mkdtemp(prefix="na-"))
     yield folder
     shutil.rmtree(folder)
@@ -45,7 +45,7 @@ def base() -> Iterator[Path]:
 
 @pytest.fixture
 def host(base: Path) -> Path:
-    """A node's disk."""
+    """The disk of a node."""
     host = base / "h"
     Machine.load("dgx-h100").write(host)
     shutil.copytree(host / "proc" / "net", host / "proc" / "1" / "net")
@@ -86,10 +86,10 @@ async def contained(
 
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["with-gpus", "of-the-kernel"])
-async def test_the_agent_serves_with_what_it_is_granted_and_no_more(
+async def test_the_agent_serves_with_exactly_the_rights_of_the_manifest(
     base: Path, host: Path, recorded: bool
 ) -> None:
-    """With the recorded GPUs beside, or as on a real node: netlink, AF_PACKET sockets and NVML are asked."""
+    """Run with recorded GPUs, and as on a real node with netlink, AF_PACKET sockets and NVML."""
     (spec,) = pod_specs(named(built(), "DaemonSet", "nodeagent"))
     (container,) = spec["containers"]
     if recorded:
@@ -145,7 +145,7 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("part", WRITTEN)
-async def test_what_it_may_write_it_can_and_nothing_else(base: Path, host: Path, part: str) -> None:
+async def test_only_the_writable_mounts_can_be_written(base: Path, host: Path, part: str) -> None:
     (spec,) = pod_specs(named(built(), "DaemonSet", "nodeagent"))
     (container,) = spec[part]
     given = {"config": configured(base, "base"), "token": base / "token"}
@@ -158,7 +158,7 @@ async def test_what_it_may_write_it_can_and_nothing_else(base: Path, host: Path,
     assert log == [path for path, may in WRITTEN[part].items() if may]
 
 
-async def test_the_init_container_is_content_with_what_it_is_granted(base: Path, host: Path) -> None:
+async def test_the_rights_of_the_init_container_are_enough(base: Path, host: Path) -> None:
     (spec,) = pod_specs(named(built(), "DaemonSet", "nodeagent"))
     (container,) = spec["initContainers"]
     given = {"config": configured(base, "dgx-h100")}
@@ -169,10 +169,10 @@ async def test_the_init_container_is_content_with_what_it_is_granted(base: Path,
     assert not [one for one in log if REFUSED.search(one)]
 
 
-async def test_the_doctor_in_the_pod_complains_of_nothing_that_the_manifest_leaves_out(
+async def test_the_doctor_in_the_pod_reports_nothing_that_the_manifest_withholds_on_purpose(
     base: Path, host: Path
 ) -> None:
-    """As docs/install.md has it run: what the container itself can tell is not missed below --root."""
+    """The command of docs/install.md: files of the container itself are not expected below --root."""
     (spec,) = pod_specs(named(built(), "DaemonSet", "nodeagent"))
     (container,) = spec["containers"]
     given = {"config": configured(base, "base"), "token": base / "token"}

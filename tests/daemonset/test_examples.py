@@ -1,4 +1,4 @@
-"""The examples ask for what nodeagent registers, by its names and labels, and each kind's owner would take them."""
+"""The examples use registered resources and written labels, and match the schemas of their owners."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from nodeagent.agent_config import load
 from nodeagent.commands.scan import listing
-from nodeagent.config import load
 from nodeagent.kinds.vf import VfPool
 from nodeagent.metrics.catalog import CATALOG
 from nodeagent.model import Allocation
@@ -24,7 +24,7 @@ from tests.support.manifests import DAEMONSET, Manifest, built, files, of_kind, 
 
 EXAMPLES = DAEMONSET / "examples"
 FOLDERS = sorted(path for path in EXAMPLES.iterdir() if path.is_dir())
-PLAIN = ("node-group-tags.yaml",)  # read by other programs than kubectl
+PLAIN = ("node-group-tags.yaml",)  # files for other programs than kubectl
 FILES = [path for folder in FOLDERS for path in files(folder) if path.name not in PLAIN]
 A100 = {"nvidia-dgx-a100/gpu-mem"} | {f"nvidia-dgx-a100/nic{rail}" for rail in range(8)}
 TOPOLOGY = {f"topology.nodeagent.io/tier-{tier}" for tier in (1, 2, 3)}
@@ -47,7 +47,7 @@ ALL = list(manifests())
 
 @pytest.fixture(scope="module")
 def registered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
-    """What the default configuration registers on a DGX H100: resource → devices."""
+    """Resources of the default configuration on a DGX H100: name → number of devices."""
     root = tmp_path_factory.mktemp("dgx")
     Machine.load("dgx-h100").write(root)
     seen = asyncio.run(
@@ -56,7 +56,7 @@ def registered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     return {name: sum(len(one.ids) for one in devices) for name, devices in seen.resources}
 
 
-def test_there_is_one_for_every_system() -> None:
+def test_every_supported_system_has_an_example() -> None:
     assert [folder.name for folder in FOLDERS] == [
         "autoscaling",
         "kuberay",
@@ -70,13 +70,13 @@ def test_there_is_one_for_every_system() -> None:
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_each_says_what_it_shows_and_how_to_see_that_it_works(folder: Path) -> None:
+def test_each_example_has_a_readme_with_a_check(folder: Path) -> None:
     text = (folder / "README.md").read_text()
     assert len(text.splitlines()) < 80
     assert "works if" in text
     for path in files(folder):
         assert path.name in text, f"{path.name} is not spoken of"
-    # What a README names with a path is there.
+    # Every path in a README exists.
     for name in re.findall(r"`((?:\.\./|overlays/)[\w/.-]+)`", text):
         assert ((DAEMONSET if name.startswith("overlays") else folder) / name).exists(), name
 
@@ -84,12 +84,12 @@ def test_each_says_what_it_shows_and_how_to_see_that_it_works(folder: Path) -> N
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 @pytest.mark.parametrize("found", ALL, ids=ids)
 @pytest.mark.needs("kubernetes_validate")
-def test_a_cluster_takes_it(found: tuple[Path, Manifest], version: str) -> None:
+def test_the_schemas_accept_each_example(found: tuple[Path, Manifest], version: str) -> None:
     assert complaints(found[1], version) == []
 
 
 def named_resources(value: Any) -> Iterator[tuple[str, Any]]:
-    """Every resource name of ours in an object, wherever it stands, with its amount."""
+    """Yield each of our resource names in an object, at any depth, with its amount."""
     if isinstance(value, dict):
         if str(value.get("name", "")).startswith("nvidia-dgx-") and "/" in value["name"]:
             yield value["name"], value.get("nominalQuota")
@@ -107,7 +107,7 @@ def named_resources(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("found", ALL, ids=ids)
-def test_its_resources_are_those_that_are_registered(
+def test_the_examples_request_only_registered_resources(
     found: tuple[Path, Manifest], registered: dict[str, int]
 ) -> None:
     for name, _ in named_resources(found[1]):
@@ -115,9 +115,7 @@ def test_its_resources_are_those_that_are_registered(
 
 
 @pytest.mark.parametrize("found", [one for one in ALL if pod_specs(one[1])], ids=ids)
-def test_a_node_can_give_what_a_pod_asks_for(
-    found: tuple[Path, Manifest], registered: dict[str, int]
-) -> None:
+def test_one_node_can_satisfy_each_pod(found: tuple[Path, Manifest], registered: dict[str, int]) -> None:
     per_gpu = registered["nvidia-dgx-h100/gpu-mem"] // 8
     for spec in pod_specs(found[1]):
         for container in spec["containers"]:
@@ -125,16 +123,16 @@ def test_a_node_can_give_what_a_pod_asks_for(
             for name, amount in resources["limits"].items():
                 if name in registered:
                     assert 0 < amount <= registered[name]
-                    # Extended resources cannot be asked for and limited apart.
+                    # Requests and limits of an extended resource are equal.
                     assert resources.get("requests", {}).get(name, amount) == amount
                 if name.endswith("/gpu-mem"):
-                    # Of one GPU, or all of several: nothing else is granted.
+                    # Allocate grants slices of one GPU, or all slices of several.
                     assert amount <= per_gpu or amount % per_gpu == 0
             assert {"cpu", "memory"} <= resources["requests"].keys()
 
 
 @pytest.mark.parametrize("found", [one for one in ALL if pod_specs(one[1])], ids=ids)
-def test_a_pod_has_a_network_for_each_rail_that_it_takes(found: tuple[Path, Manifest]) -> None:
+def test_a_pod_has_one_network_for_each_rail_that_it_requests(found: tuple[Path, Manifest]) -> None:
     networks = {
         one["metadata"]["name"]: one["metadata"]["annotations"]["k8s.v1.cni.cncf.io/resourceName"]
         for path, one in ALL
@@ -154,14 +152,14 @@ def test_a_pod_has_a_network_for_each_rail_that_it_takes(found: tuple[Path, Mani
     for meta, spec in look(found[1]):
         asked = [name for c in spec["containers"] for name in c["resources"]["limits"] if "/nic" in name]
         text = meta.get("annotations", {}).get("k8s.v1.cni.cncf.io/networks", "")
-        # The networks are applied to the namespace default; a pod elsewhere must say so.
+        # The networks are in the namespace default; a pod in another namespace must name it.
         head = "default/" if found[1]["metadata"].get("namespace") else ""
         plugged = [name for name in text.split(", ") if name]
         assert all(name.startswith(head) for name in plugged)
         assert [networks[name.removeprefix(head)] for name in plugged] == asked
 
 
-def test_a_network_hands_its_pod_the_vf_of_its_rail() -> None:
+def test_a_network_gives_the_pod_a_vf_of_its_rail() -> None:
     definitions = [one for _, one in ALL if one["kind"] == "NetworkAttachmentDefinition"]
     assert len(definitions) == 8
     ranges = set()
@@ -177,7 +175,7 @@ def test_a_network_hands_its_pod_the_vf_of_its_rail() -> None:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The names of the variables that a container with one of each resource is given."""
+    """Return the names of the variables of a container with one of each resource."""
     root = tmp_path_factory.mktemp("env")
     Machine.load("dgx-h100").write(root)
     config = load((DAEMONSET / "base/node/nodeagent.yaml").read_text(), name="base")
@@ -191,7 +189,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     return names
 
 
-def test_the_variables_that_are_spoken_of_are_those_that_pods_are_given(environment: set[str]) -> None:
+def test_the_variables_in_the_examples_are_those_that_allocate_sets(environment: set[str]) -> None:
     spoken = set()
     for path in [*EXAMPLES.rglob("*.yaml"), *EXAMPLES.rglob("*.md")]:
         spoken |= set(re.findall(r"\b(?:PCIDEVICE_|NODEAGENT_)[A-Z0-9_]*[A-Z0-9]\b", path.read_text()))
@@ -199,7 +197,7 @@ def test_the_variables_that_are_spoken_of_are_those_that_pods_are_given(environm
     assert spoken <= environment
 
 
-def test_the_labels_that_are_spoken_of_are_those_that_are_written() -> None:
+def test_the_labels_in_the_examples_are_those_that_the_controller_writes() -> None:
     spoken = set()
     for path in [*EXAMPLES.rglob("*.yaml"), *EXAMPLES.rglob("*.md")]:
         spoken |= set(re.findall(r"topology\.nodeagent\.io/[\w-]+", path.read_text()))
@@ -209,10 +207,10 @@ def test_the_labels_that_are_spoken_of_are_those_that_are_written() -> None:
 # Kueue
 
 
-def test_each_flavor_lists_what_is_covered_in_that_order() -> None:
+def test_each_flavor_lists_the_covered_resources_in_order() -> None:
     flavors = {one["metadata"]["name"] for one in of_kind(built("overlays/kueue"), "ResourceFlavor")}
     for queue in (one for _, one in ALL if one["kind"] == "ClusterQueue"):
-        # Placed by topology is only what has all resources from one flavor, CPU included.
+        # Kueue places by topology only if all resources, CPU included, come from one flavor.
         (group,) = queue["spec"]["resourceGroups"]
         assert {"cpu", "memory"} <= set(group["coveredResources"])
         for flavor in group["flavors"]:
@@ -231,7 +229,7 @@ def test_quotas_add_up_to_whole_nodes(registered: dict[str, int]) -> None:
     assert totals == {name: 32 * count for name, count in registered.items()}
 
 
-def test_queued_work_names_queues_and_priorities_that_are_there() -> None:
+def test_queued_jobs_name_existing_queues_and_priorities() -> None:
     objects = [one for _, one in ALL]
     queues = {
         (one["metadata"]["namespace"], one["metadata"]["name"]) for one in of_kind(objects, "LocalQueue")
@@ -259,7 +257,7 @@ def test_queued_work_names_queues_and_priorities_that_are_there() -> None:
 # Volcano
 
 
-def test_a_volcano_job_is_a_gang_in_a_queue_that_is_there() -> None:
+def test_a_volcano_job_is_a_gang_in_an_existing_queue() -> None:
     objects = [one for _, one in ALL]
     queues = {one["metadata"]["name"] for one in of_kind(objects, "Queue")}
     jobs = [one for one in of_kind(objects, "Job") if one["apiVersion"].startswith("batch.volcano")]
@@ -276,7 +274,7 @@ def test_a_volcano_job_is_a_gang_in_a_queue_that_is_there() -> None:
 # Autoscaling
 
 
-def test_the_autoscaler_asks_for_metrics_that_the_adapter_makes_of_recorded_ones() -> None:
+def test_the_autoscaler_uses_metrics_that_the_adapter_derives_from_recording_rules() -> None:
     folder = EXAMPLES / "autoscaling"
     adapter = yaml.safe_load((folder / "values.yaml").read_text())["rules"]["custom"]
     (rules,) = parsed((folder / "recording-rules.yaml").read_text())
@@ -289,13 +287,13 @@ def test_the_autoscaler_asks_for_metrics_that_the_adapter_makes_of_recorded_ones
     assert asked == {one["name"]["as"] for one in adapter}
 
 
-def test_the_rules_are_made_of_metrics_that_the_agent_has() -> None:
+def test_the_recording_rules_use_metrics_of_the_agent() -> None:
     (rules,) = parsed((EXAMPLES / "autoscaling" / "recording-rules.yaml").read_text())
     known = {name: set(family.labels) for name, family in CATALOG.items()}
     for rule in (rule for group in rules["spec"]["groups"] for rule in group["rules"]):
         used = set(re.findall(r"\bnodeagent_[a-z0-9_]+", rule["expr"]))
         assert used <= known.keys()
-        # What is joined on or grouped by is a label of one of them, of Prometheus' own, or made on the spot.
+        # Labels in joins and groupings belong to one of the metrics, to Prometheus, or to a label_replace.
         labels = {
             label.strip()
             for group in re.findall(r"(?:by|on|group_left) \(([^)]+)\)", rule["expr"])
@@ -305,7 +303,7 @@ def test_the_rules_are_made_of_metrics_that_the_agent_has() -> None:
         assert labels <= set().union(*(known[name] for name in used)) | made | {"instance"}
 
 
-def test_a_node_group_at_zero_advertises_what_a_node_registers(registered: dict[str, int]) -> None:
+def test_an_empty_node_group_advertises_the_resources_of_a_node(registered: dict[str, int]) -> None:
     tags = yaml.safe_load((EXAMPLES / "autoscaling" / PLAIN[0]).read_text())
     head = "k8s.io/cluster-autoscaler/node-template/resources/"
     told = {key.removeprefix(head): int(value) for key, value in tags.items() if key.startswith(head)}
@@ -313,7 +311,7 @@ def test_a_node_group_at_zero_advertises_what_a_node_registers(registered: dict[
 
 
 @pytest.mark.needs("kubectl")
-def test_the_agent_is_measured_under_its_own_name() -> None:
+def test_the_vertical_autoscaler_targets_the_daemonset() -> None:
     (scaler,) = parsed((EXAMPLES / "autoscaling" / "vpa.yaml").read_text())
     assert scaler["spec"]["updatePolicy"]["updateMode"] == "Off"
     target = scaler["spec"]["targetRef"]
@@ -331,7 +329,7 @@ LARGE = EXAMPLES / "large-clusters"
 
 
 @pytest.mark.needs("kubectl", "kubernetes_validate")
-def test_the_large_cluster_is_the_base_with_other_numbers() -> None:
+def test_the_large_cluster_example_differs_from_the_base_in_numbers_only() -> None:
     manifests = parsed(rendered(LARGE))
     assert not [faults for one in manifests if (faults := complaints(one, NEWEST))]
     (daemonset,) = of_kind(manifests, "DaemonSet")
@@ -349,7 +347,7 @@ def test_the_large_cluster_is_the_base_with_other_numbers() -> None:
     assert flows == accounts
     shards = parsed((LARGE / "prometheus.yaml").read_text())
     (prometheus,) = of_kind(shards, "Prometheus")
-    # Without a right to list the agents' pods it finds none of them.
+    # Prometheus needs the right to list pods to find the agents.
     (account,), (role,), (binding,) = (
         of_kind(shards, kind) for kind in ("ServiceAccount", "Role", "RoleBinding")
     )
@@ -367,7 +365,7 @@ def test_the_large_cluster_is_the_base_with_other_numbers() -> None:
         assert all(wanted <= one["metadata"]["labels"].items() for one in of_kind(manifests, kind))
 
 
-def test_its_numbers_are_right() -> None:
+def test_the_numbers_of_the_large_cluster_readme_are_right() -> None:
     text = (LARGE / "README.md").read_text()
     rows = {
         line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]]

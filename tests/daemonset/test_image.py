@@ -1,5 +1,4 @@
-"""The image, without a container engine: the Dockerfile's own commands are run in a folder, and what they leave is
-used as the image would be."""
+"""Build the image without a container engine: run the commands of the Dockerfile in a folder and use the result."""
 
 from __future__ import annotations
 
@@ -19,11 +18,11 @@ from tests.support.needs import lack, which
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 SITE_PACKAGES_MAX_MIB = 40
-"""Measured 34 MiB with byte code, of which 13 are gRPC."""
+"""Measured: 34 MiB with byte code, of which gRPC is 13."""
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Keyword and the rest of each instruction, continuation lines joined and comments left out."""
+    """Yield keyword and arguments of each instruction, with continuation lines joined and without comments."""
     lines = "\n".join(line for line in DOCKERFILE.splitlines() if not line.lstrip().startswith("#"))
     joined = re.sub(r"\\\n", " ", lines)
     return [
@@ -43,12 +42,12 @@ def stages() -> list[list[tuple[str, str]]]:
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``/opt/nodeagent`` as the first stage makes it, with the paths of the image moved below a folder."""
+    """Create ``/opt/nodeagent`` as the first stage does, with the paths of the image below a folder."""
     base = tmp_path_factory.mktemp("image")
     opt, tmp, bin_ = base / "opt" / "nodeagent", base / "tmp", base / "bin"
     for folder in (opt.parent, tmp, bin_):
         folder.mkdir()
-    # The base image's python and pip.
+    # Python and pip of the base image.
     for name, command in (("python", sys.executable), ("pip", f"{sys.executable} -m pip")):
         program = bin_ / name
         program.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
@@ -72,7 +71,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(image: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The entry point with the image's environment and no other."""
+    """Run the entry point with the environment of the image only."""
     settings = dict(
         pair.split("=", 1)
         for word, rest in stages()[-1]
@@ -94,7 +93,7 @@ def files(image: Path) -> dict[str, int]:
     }
 
 
-def test_it_runs_and_writes_nothing_into_itself(image: Path, tmp_path: Path) -> None:
+def test_the_image_runs_and_writes_nothing_into_itself(image: Path, tmp_path: Path) -> None:
     before = files(image)
     assert run(image, "--version").stdout == f"nodeagent {__version__}\n"
     (default,) = (re.findall(r'"([^"]+)"', rest) for word, rest in stages()[-1] if word == "CMD")
@@ -106,7 +105,7 @@ def test_it_runs_and_writes_nothing_into_itself(image: Path, tmp_path: Path) -> 
     assert files(image) == before
 
 
-def test_every_module_is_compiled_for_good(image: Path) -> None:
+def test_every_module_is_compiled_without_source_check(image: Path) -> None:
     site = next(image.glob("lib/python3*/site-packages"))
     sources = list(site.rglob("*.py"))
     assert len(sources) > 300
@@ -116,7 +115,7 @@ def test_every_module_is_compiled_for_good(image: Path) -> None:
         assert flags == 1, f"{compiled}: not an unchecked hash"  # PEP 552: hash-based, check_source clear
 
 
-def test_it_holds_no_tool_and_is_small(image: Path) -> None:
+def test_the_image_holds_no_tool_and_is_small(image: Path) -> None:
     site = next(image.glob("lib/python3*/site-packages"))
     names = {path.name for path in site.iterdir()}
     assert not names & {"pip", "setuptools", "wheel", "pytest", "kubernetes", "scapy", "tests"}
@@ -126,7 +125,7 @@ def test_it_holds_no_tool_and_is_small(image: Path) -> None:
     assert size < SITE_PACKAGES_MAX_MIB << 20, f"{size >> 20} MiB"
 
 
-def test_the_last_stage_brings_nothing_but_what_the_first_has_made() -> None:
+def test_the_last_stage_copies_only_the_result_of_the_first() -> None:
     last = stages()[-1]
     assert [rest for word, rest in last if word == "COPY"] == ["--from=build /opt/nodeagent /opt/nodeagent"]
     assert [rest for word, rest in last if word == "USER"] == ["65532:65532"]
@@ -149,14 +148,14 @@ def test_the_last_stage_brings_nothing_but_what_the_first_has_made() -> None:
     )
 
 
-def test_its_labels_are_those_of_oci_and_of_this_version() -> None:
+def test_the_labels_follow_oci_and_this_version() -> None:
     labels = " ".join(rest for word, rest in stages()[-1] if word == "LABEL")
     for name in ("title", "description", "licenses", "version", "revision", "created"):
         assert f"org.opencontainers.image.{name}=" in labels
     assert f"ARG VERSION={__version__}\n" in DOCKERFILE
 
 
-def test_its_packages_are_those_that_are_tested() -> None:
+def test_the_packages_of_the_image_are_the_tested_versions() -> None:
     def pins(name: str) -> set[str]:
         return set(re.findall(r"^([a-z0-9-]+==\S+)", (ROOT / "hack" / name).read_text(), re.M))
 
@@ -164,7 +163,7 @@ def test_its_packages_are_those_that_are_tested() -> None:
     assert len(pins("requirements-run.txt")) > 6
 
 
-def test_the_build_context_holds_what_is_copied_and_nothing_else() -> None:
+def test_the_build_context_holds_only_copied_files() -> None:
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     kept = {line[1:] for line in lines if line.startswith("!")}
     assert "*" in lines
@@ -172,7 +171,7 @@ def test_the_build_context_holds_what_is_copied_and_nothing_else() -> None:
 
 
 @pytest.mark.needs("hadolint")
-def test_a_linter_of_dockerfiles_has_nothing_to_say() -> None:
+def test_hadolint_reports_nothing() -> None:
     done = subprocess.run(
         [which("hadolint"), ROOT / "Dockerfile"], capture_output=True, text=True, check=False
     )
@@ -180,7 +179,7 @@ def test_a_linter_of_dockerfiles_has_nothing_to_say() -> None:
 
 
 @pytest.mark.parametrize("builder", ["docker", "podman", "buildah", "buildctl"])
-def test_any_builder_will_do(builder: str, tmp_path: Path) -> None:
+def test_the_script_works_with_each_builder(builder: str, tmp_path: Path) -> None:
     program = tmp_path / builder
     program.write_text('#!/bin/sh\nprintf "%s\\n" "$0" "$@"\n')
     program.chmod(0o755)
@@ -199,7 +198,7 @@ def test_any_builder_will_do(builder: str, tmp_path: Path) -> None:
     assert "registry.example/nodeagent:1" in done.stdout
 
 
-def test_without_a_builder_it_says_which_would_do(tmp_path: Path) -> None:
+def test_without_a_builder_the_script_names_those_it_can_use(tmp_path: Path) -> None:
     for name in ("dirname", "sed", "git"):
         (tmp_path / name).symlink_to(which(name) or name)
     done = subprocess.run(

@@ -1,5 +1,5 @@
-"""The manifests fit the code: configurations load and offer what they say, paths are the agent's own, and no
-container has more rights than it needs."""
+"""The manifests match the code: configurations load and offer the documented resources, paths agree, and
+no container has more rights than it needs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import yaml
 from msgspec.structs import replace
 
 from nodeagent import __version__, cli
+from nodeagent.agent_config import Config, load
 from nodeagent.commands.scan import listing
-from nodeagent.config import Config, load
-from nodeagent.config.fabric_settings import FabricConfig, load_fabric
 from nodeagent.controller import LEASE
+from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.kubelet.device_info import DEVICE_INFO
 from nodeagent.kubelet.registration import LOCK
 from nodeagent.offer import Offer
@@ -79,7 +79,7 @@ def daemon(pod: Manifest) -> Manifest:
 
 
 def arguments(container: Manifest) -> list[str]:
-    """What the program is called with, its own name left out."""
+    """Return the arguments of the program, without its name."""
     if "args" in container:
         return container["args"]
     shell, option, script = container["command"]
@@ -90,7 +90,7 @@ def arguments(container: Manifest) -> list[str]:
 
 
 def mount_of(container: Manifest, path: str) -> Manifest:
-    """The mount that a path of the container lies in: the deepest one."""
+    """Return the deepest mount that contains a path of the container."""
     found = [one for one in container["volumeMounts"] if PurePosixPath(path).is_relative_to(one["mountPath"])]
     assert found, f"{path} is in no mount of {container['name']}"
     return max(found, key=lambda one: len(one["mountPath"]))
@@ -101,7 +101,7 @@ def volume(pod: Manifest, name: str) -> Manifest:
     return one
 
 
-# What is offered
+# Offered resources
 
 
 @pytest.fixture(scope="module")
@@ -118,11 +118,11 @@ async def offered(name: str, root: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", ["base", "dgx-h100"])
-async def test_a_dgx_h100_offers_what_pods_are_told_to_ask_for(name: str, root: Path) -> None:
+async def test_a_dgx_h100_offers_the_documented_resources(name: str, root: Path) -> None:
     assert await offered(name, root) == RESOURCES
 
 
-async def test_the_laptops_machine_offers_the_same_and_no_node_that_a_laptop_lacks(
+async def test_the_simulated_laptop_offers_the_same_without_numa_nodes_that_a_laptop_lacks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (spec,) = pod_specs(named(built("overlays/kind"), "DaemonSet", "nodeagent"))
@@ -137,13 +137,13 @@ async def test_the_laptops_machine_offers_the_same_and_no_node_that_a_laptop_lac
         given = kind.allocate(seen.snapshot, (first,))
         assert not given.device_nodes
         assert not given.cdi_devices
-    # An init container that is run again finds what it has made.
+    # A second run of the init container finds its own VFs.
     assert cli.main(written) == 0
     assert "already" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_each_configuration_is_good_and_in_its_config_map(name: str) -> None:
+def test_each_configuration_is_valid_and_stands_in_its_config_map(name: str) -> None:
     config(name)
     pool = name in ("dgx-h100", "dgx-a100")
     overlay = "" if name == "base" else "overlays/node-pool" if pool else f"overlays/{name}"
@@ -152,13 +152,13 @@ def test_each_configuration_is_good_and_in_its_config_map(name: str) -> None:
     assert held == CONFIGS[name].read_text()
 
 
-def test_the_base_changes_no_machine_and_asks_for_no_right_that_it_lacks() -> None:
+def test_the_base_changes_no_machine_and_needs_no_right_that_it_lacks() -> None:
     assert config().vfs == ()
     cluster = config().cluster
     assert not any((cluster.conditions, cluster.label, cluster.taint.enabled, cluster.evict.enabled))
 
 
-def test_overlays_that_grant_more_ask_for_it_and_are_the_base_otherwise() -> None:
+def test_an_overlay_with_more_rights_enables_their_use_and_equals_the_base_otherwise() -> None:
     marks, evictions = config("node-conditions"), config("evictions")
     assert all((marks.cluster.conditions, marks.cluster.label, marks.cluster.taint.enabled))
     assert not marks.cluster.evict.enabled
@@ -172,11 +172,11 @@ def test_overlays_that_grant_more_ask_for_it_and_are_the_base_otherwise() -> Non
     assert replace(processes, gpu=config().gpu) == config()
 
 
-def test_each_containers_memory_is_told_with_the_hosts_processes_and_only_then() -> None:
+def test_memory_per_container_is_enabled_only_with_the_processes_of_the_host() -> None:
     (spec,) = pod_specs(named(built("overlays/gpu-processes"), "DaemonSet", "nodeagent"))
     (daemon,) = spec["containers"]
     assert spec["hostPID"] is True
-    # /proc/net lies in it, and is the host's in the host's network namespace.
+    # It contains /proc/net, which shows the host in the host's network namespace.
     for path in ("/host/proc/17/cgroup", "/host/proc/net/route"):
         mount = mount_of(daemon, path)
         assert mount["readOnly"] is True
@@ -184,7 +184,7 @@ def test_each_containers_memory_is_told_with_the_hosts_processes_and_only_then()
     assert spec["hostNetwork"] is True
 
 
-async def test_the_pod_in_the_readme_asks_for_what_is_offered() -> None:
+async def test_the_pod_in_the_readme_requests_offered_resources() -> None:
     readme = (ROOT / "README.md").read_text()
     (text,) = (
         one
@@ -199,17 +199,17 @@ async def test_the_pod_in_the_readme_asks_for_what_is_offered() -> None:
             assert "/" not in name or 0 < int(count) <= RESOURCES[name]
 
 
-# Whether it runs
+# Command lines, mounts and probes
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_its_command_lines_are_understood(overlay: str) -> None:
+def test_the_command_line_parser_accepts_the_command_lines(overlay: str) -> None:
     for spec in (spec for one in of_kind(built(overlay), "DaemonSet") for spec in pod_specs(one)):
         for container in (*spec["initContainers"], *spec["containers"]):
             options = cli._parser().parse_args(arguments(container))
             if (file := getattr(options, "config", None)) is None:
                 continue
-            # The whole ConfigMap is mounted: a file mounted by subPath would never change.
+            # The whole ConfigMap is mounted: a file mounted by subPath never changes.
             mount = mount_of(container, str(file))
             assert "subPath" not in mount
             held = named(built(overlay), "ConfigMap", volume(spec, mount["name"])["configMap"]["name"])
@@ -227,10 +227,12 @@ READ = (
 
 
 @pytest.mark.parametrize("path", READ)
-def test_what_is_read_is_mounted_from_where_it_lies(path: str, pod: Manifest, daemon: Manifest) -> None:
+def test_each_path_that_the_agent_reads_is_mounted_from_the_host(
+    path: str, pod: Manifest, daemon: Manifest
+) -> None:
     mount = mount_of(daemon, f"/host{path}")
     lies_at = volume(pod, mount["name"])["hostPath"]["path"]
-    # /proc/net is a link to the reader's own; the first process of the host has the host's.
+    # /proc/net is a link to the namespace of the reader; process 1 of the host shows the host.
     assert f"/host{lies_at.replace('/proc/1/net', '/proc/net')}" == mount["mountPath"]
 
 
@@ -244,7 +246,7 @@ def test_what_is_read_is_mounted_from_where_it_lies(path: str, pod: Manifest, da
         "/var/lib/kubelet/plugins_registry/nodeagent.sock",
     ],
 )
-def test_what_is_written_can_be(path: str, daemon: Manifest) -> None:
+def test_each_path_that_the_agent_writes_is_writable(path: str, daemon: Manifest) -> None:
     assert not mount_of(daemon, path).get("readOnly", False)
 
 
@@ -256,7 +258,7 @@ def test_nothing_else_of_the_host_can_be_written(init: Manifest, daemon: Manifes
     assert writable(init) == {"sys"}
 
 
-def test_its_probes_and_its_port_are_where_it_listens(daemon: Manifest) -> None:
+def test_probes_and_port_match_the_listening_address(daemon: Manifest) -> None:
     (port,) = daemon["ports"]
     for name in CONFIGS:
         assert config(name).listen == f":{port['containerPort']}"
@@ -274,7 +276,7 @@ def test_an_update_never_runs_two_agents_on_a_node() -> None:
     assert strategy["rollingUpdate"]["maxSurge"] == 0
 
 
-def test_a_stop_runs_nothing_that_could_take_devices_away(daemon: Manifest) -> None:
+def test_the_manifest_has_no_stop_hook(daemon: Manifest) -> None:
     assert "lifecycle" not in daemon
 
 
@@ -282,7 +284,7 @@ def test_a_stop_runs_nothing_that_could_take_devices_away(daemon: Manifest) -> N
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_its_objects_have_names_of_their_own_and_our_labels(overlay: str) -> None:
+def test_objects_have_unique_names_and_our_labels(overlay: str) -> None:
     for (_, kind, namespace, _), one in by_key(built(overlay)).items():
         labels = one["metadata"]["labels"]
         assert labels["app.kubernetes.io/part-of"] == "nodeagent", kind
@@ -290,7 +292,7 @@ def test_its_objects_have_names_of_their_own_and_our_labels(overlay: str) -> Non
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_volume_is_mounted_and_every_mount_has_one(overlay: str) -> None:
+def test_every_volume_is_mounted_and_every_mount_has_a_volume(overlay: str) -> None:
     for spec in (spec for one in built(overlay) for spec in pod_specs(one)):
         containers = (*spec.get("initContainers", ()), *spec["containers"])
         mounted = {one["name"] for container in containers for one in container.get("volumeMounts", ())}
@@ -305,7 +307,7 @@ GRANTED_IN = {
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_no_container_has_more_rights_than_it_says(overlay: str) -> None:
+def test_no_container_has_more_rights_than_listed_here(overlay: str) -> None:
     for spec in (spec for one in built(overlay) for spec in pod_specs(one)):
         assert spec.get("hostPID", False) is (overlay == "overlays/gpu-processes")
         assert not spec.get("hostIPC", False)
@@ -318,13 +320,13 @@ def test_no_container_has_more_rights_than_it_says(overlay: str) -> None:
             assert context["allowPrivilegeEscalation"] is False
             assert context["readOnlyRootFilesystem"] is True
             assert context["seccompProfile"] == {"type": "RuntimeDefault"}
-            # Root is who must be: the owner of the kubelet's folders and of sysfs.
+            # The user is root, the owner of the kubelet's folders and of sysfs.
             assert (context["runAsUser"] == 0) is (container["name"] != "controller")
             assert context.get("runAsNonRoot", False) is (container["name"] == "controller")
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_tokens_are_mounted_where_they_are_used_and_nowhere_else(overlay: str) -> None:
+def test_service_account_tokens_are_mounted_only_where_used(overlay: str) -> None:
     for account in of_kind(built(overlay), "ServiceAccount"):
         assert account["automountServiceAccountToken"] is False
     for one in of_kind(built(overlay), "DaemonSet"):
@@ -340,7 +342,7 @@ def test_tokens_are_mounted_where_they_are_used_and_nowhere_else(overlay: str) -
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_the_image_is_of_this_version(overlay: str) -> None:
+def test_the_image_tag_is_this_version(overlay: str) -> None:
     images = {
         container["image"]
         for one in built(overlay)
@@ -353,7 +355,7 @@ def test_the_image_is_of_this_version(overlay: str) -> None:
 @pytest.mark.parametrize(
     "overlay", [one for one in OVERLAYS if (DAEMONSET / one / "kustomization.yaml").exists()]
 )
-def test_the_controllers_command_line_and_its_fabric_are_understood(overlay: str) -> None:
+def test_the_parsers_accept_the_command_line_and_the_fabric_file_of_the_controller(overlay: str) -> None:
     for one in of_kind(built(overlay), "Deployment"):
         (spec,) = pod_specs(one)
         (container,) = spec["containers"]
@@ -370,7 +372,7 @@ def test_the_controllers_command_line_and_its_fabric_are_understood(overlay: str
         }
 
 
-def test_the_controller_leads_by_the_lease_that_it_may_have() -> None:
+def test_the_controller_uses_the_lease_that_its_role_grants() -> None:
     (role,) = (
         one
         for one in of_kind(built("overlays/controller"), "Role")
@@ -380,8 +382,8 @@ def test_the_controller_leads_by_the_lease_that_it_may_have() -> None:
     assert names == [LEASE]
 
 
-def test_the_switches_credentials_are_where_they_are_looked_for_and_can_be_read() -> None:
-    """The kubelet gives a Secret's files to root and to the pod's fsGroup."""
+def test_the_switch_credentials_are_readable_at_the_configured_path() -> None:
+    """The files of a Secret belong to root and to the fsGroup of the pod."""
     (spec,) = pod_specs(named(built("overlays/controller"), "Deployment", "nodeagent-controller"))
     (container,) = spec["containers"]
     mount = mount_of(container, FabricConfig().switches.credentials)
@@ -401,7 +403,7 @@ def test_the_switches_credentials_are_where_they_are_looked_for_and_can_be_read(
     assert mode & 0o337 == 0, "nobody else reads a credential"
 
 
-def test_the_overlay_that_may_mark_asks_for_marks_and_no_other_does() -> None:
+def test_only_the_overlay_with_the_right_to_mark_enables_marks() -> None:
     for overlay in OVERLAYS:
         for one in of_kind(built(overlay), "ConfigMap"):
             if "fabric.yaml" in one["data"]:
@@ -412,14 +414,16 @@ def test_the_overlay_that_may_mark_asks_for_marks_and_no_other_does() -> None:
 
 @pytest.fixture
 def short() -> Iterator[Path]:
-    """A folder with a name that leaves room for a socket's."""
+    """A folder whose path is short enough for the path of a socket."""
     folder = Path(tempfile.mkdtemp(prefix="na-"))
     yield folder
     shutil.rmtree(folder)
 
 
-async def test_on_a_laptop_the_agent_registers_what_the_machine_has(tmp_path: Path, short: Path) -> None:
-    """The overlay's own command lines, and a stand-in for the laptop's kubelet."""
+async def test_in_the_kind_overlay_the_agent_registers_the_devices_of_the_machine(
+    tmp_path: Path, short: Path
+) -> None:
+    """Run the command lines of the overlay with a stand-in kubelet."""
     (spec,) = pod_specs(named(built("overlays/kind"), "DaemonSet", "nodeagent"))
     machine, kubelet = tmp_path / "machine", Kubelet(short, seed=1)
 
@@ -449,7 +453,7 @@ async def test_on_a_laptop_the_agent_registers_what_the_machine_has(tmp_path: Pa
         await kubelet.stop()
 
 
-def test_two_controllers_never_share_a_node_and_one_stays_through_a_drain() -> None:
+def test_controllers_run_on_different_nodes_and_a_drain_keeps_one() -> None:
     manifests = built("overlays/controller")
     deployment = named(manifests, "Deployment", "nodeagent-controller")["spec"]
     assert deployment["replicas"] == 2
@@ -470,7 +474,7 @@ def test_two_controllers_never_share_a_node_and_one_stays_through_a_drain() -> N
     assert budget["maxUnavailable"] == 1
 
 
-def test_no_selector_of_one_takes_the_pods_of_another() -> None:
+def test_selectors_of_agent_and_controller_do_not_overlap() -> None:
     manifests = built("overlays/controller")
     agent = named(manifests, "DaemonSet", "nodeagent")["spec"]["selector"]["matchLabels"]
     controller = named(manifests, "Deployment", "nodeagent-controller")["spec"]["template"]["metadata"]

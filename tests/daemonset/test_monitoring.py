@@ -1,4 +1,4 @@
-"""Alerts, dashboards and monitors: each is tested by the tools that will read it, and speaks of metrics that exist."""
+"""Alerts, dashboards and monitors: the tools that read them accept them, and their metrics exist."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rules(kind: str) -> dict[str, dict[str, Any]]:
 
 
 def expressions(board: str) -> list[tuple[str, str]]:
-    """Title and expression of every panel."""
+    """Yield title and expression of every panel."""
     panels = json.loads((FOLDER / "dashboards" / f"{board}.json").read_text())["panels"]
     return [(panel["title"], target["expr"]) for panel in panels for target in panel.get("targets", ())]
 
@@ -52,7 +52,7 @@ def names(expression: str) -> set[str]:
 
 @cache
 def fabric() -> frozenset[str]:
-    """What the controller tells that asks switches too."""
+    """Return the metrics page of a controller that asks switches."""
     progress = Progress(outcome=compute(()))
     writes = Counter({("create", "ok"): 1})
     asked = SimpleNamespace(reads=Counter({"ok": 1}), states=Counter({"silent": 1}), round_s=1.0, rounds=1)
@@ -78,14 +78,14 @@ def promtool(*arguments: object) -> str:
 
 
 @pytest.mark.needs("promtool")
-def test_the_rules_are_rules_and_do_what_they_say() -> None:
+def test_promtool_accepts_the_rules_and_their_tests_pass() -> None:
     assert f"SUCCESS: {len(rules('alert')) + len(rules('record'))} rules found" in promtool(
         "check", "rules", "--lint-fatal", "rules.yaml"
     )
     assert "SUCCESS" in promtool("test", "rules", "rules_test.yaml")
 
 
-def test_every_alert_is_tested_both_ways() -> None:
+def test_every_alert_has_a_case_that_fires_and_one_that_does_not() -> None:
     tested: dict[str, set[float]] = {}
     for test in yaml.safe_load((FOLDER / "rules_test.yaml").read_text())["tests"]:
         alert = test["name"].split()[0]
@@ -95,31 +95,31 @@ def test_every_alert_is_tested_both_ways() -> None:
 
 
 @pytest.mark.parametrize("alert", rules("alert"))
-def test_an_alert_says_what_it_is_and_where_to_read_on(alert: str) -> None:
+def test_an_alert_has_a_summary_a_description_and_a_runbook_link(alert: str) -> None:
     rule = rules("alert")[alert]
     assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
     assert rule["labels"]["severity"] in ("critical", "warning")
     assert rule["annotations"]["runbook_url"].endswith(f"/runbook#{alert.lower()}")
     assert f"\n### {alert}\n" in RUNBOOK
-    # What is missing everywhere has no instance.
+    # A metric that no target has carries no instance label.
     where = "job" if " by (cluster, job) " in rule["expr"] else "instance"
     assert f"{{{{ $labels.{where} }}}}" in rule["annotations"]["summary"]
 
 
-def test_the_runbook_has_no_section_without_an_alert_and_names_every_reason() -> None:
+def test_the_runbook_covers_every_alert_and_every_reason_and_nothing_else() -> None:
     assert set(re.findall(r"^### (\w+)$", RUNBOOK, re.M)) == rules("alert").keys()
     told = set(re.findall(r"`([a-z_]+)`", RUNBOOK.partition("## Reasons")[2].partition("## Links")[0]))
     assert keys(DEFAULTS) - told == set()
 
 
-def test_rules_and_panels_ask_for_metrics_that_exist() -> None:
+def test_rules_and_panels_query_existing_metrics() -> None:
     asked = {("rule", name) for group in groups() for rule in group["rules"] for name in names(rule["expr"])}
     asked |= {(board, name) for board in BOARDS for _, expr in expressions(board) for name in names(expr)}
     assert {name for _, name in asked} - exposed() == set()
 
 
 def shared() -> str:
-    """What a node tells where two pods share a GPU and one of them has a VF."""
+    """Return the metrics page of a node where two pods share a GPU and one of them holds a VF."""
     snapshot = sick(facts()[0])
     vf, *_, slices = snapshot.holdings or ()
     gpu = snapshot.gpus[0].uuid
@@ -134,7 +134,7 @@ def autoscaling() -> list[str]:
 
 
 def asked() -> list[str]:
-    """Every query that we ship or show: of panels, recording rules, alerts, examples and the page of the metrics."""
+    """Yield every shipped query: of panels, recording rules, alerts, examples and docs/metrics.md."""
     found = [expr for board in BOARDS for _, expr in expressions(board)]
     found += [rule["expr"] for group in groups() for rule in group["rules"]]
     found += autoscaling()
@@ -144,8 +144,8 @@ def asked() -> list[str]:
 
 
 @pytest.mark.needs("promtool")
-def test_every_query_can_be_answered_where_pods_share_a_gpu(tmp_path: Path) -> None:
-    """A join whose side that must be unique is not so is an error of the whole query."""
+def test_every_query_is_valid_where_pods_share_a_gpu(tmp_path: Path) -> None:
+    """If the "one" side of a join is not unique, the whole query fails."""
     series = []
     for line in shared().splitlines():
         if not line.startswith("#"):
@@ -164,7 +164,7 @@ def test_every_query_can_be_answered_where_pods_share_a_gpu(tmp_path: Path) -> N
         }
         for one in queries
     ]
-    # Who has no answer scales nothing: both pods share the GPU, one has a VF.
+    # An autoscaler without a result scales nothing: both pods share the GPU, one holds a VF.
     tests += [{"expr": f"count({one})", "eval_time": "9m", "exp_samples": [{"value": n, "labels": "{}"}]}
               for n, one in zip((2, 1), autoscaling(), strict=True)]  # fmt: skip
     file = tmp_path / "queries.yaml"
@@ -174,7 +174,7 @@ def test_every_query_can_be_answered_where_pods_share_a_gpu(tmp_path: Path) -> N
     promtool("test", "rules", file)
 
 
-def test_what_is_made_is_made_from_its_source(tmp_path: Path) -> None:
+def test_generated_files_match_their_sources(tmp_path: Path) -> None:
     subprocess.run([sys.executable, ROOT / "hack" / "monitoring.py", tmp_path], check=True)
     made = sorted(path for path in tmp_path.rglob("*") if path.is_file())
     assert len(made) == 1 + len(BOARDS)
@@ -184,7 +184,7 @@ def test_what_is_made_is_made_from_its_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("board", BOARDS)
-def test_a_dashboard_is_whole(board: str) -> None:
+def test_a_dashboard_is_complete(board: str) -> None:
     model = json.loads((FOLDER / "dashboards" / f"{board}.json").read_text())
     ids = [panel["id"] for panel in model["panels"]]
     assert len(set(ids)) == len(ids)
@@ -197,7 +197,7 @@ def test_a_dashboard_is_whole(board: str) -> None:
     assert all(panel["description"].endswith(".") for panel in model["panels"] if panel["type"] != "row")
 
 
-def test_the_monitors_select_the_agent_s_pods_and_ask_its_port() -> None:
+def test_the_monitors_select_the_pods_and_the_port_of_the_agent() -> None:
     monitor, _controller = yaml.safe_load_all((FOLDER / "podmonitor.yaml").read_text())
     *_, service_monitor = yaml.safe_load_all((FOLDER / "servicemonitor.yaml").read_text())
     manifests = yaml.safe_load_all((ROOT / "daemonset" / "base" / "node" / "daemonset.yaml").read_text())
@@ -207,7 +207,7 @@ def test_the_monitors_select_the_agent_s_pods_and_ask_its_port() -> None:
         assert spec["selector"]["matchLabels"] == labels
     assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == "metrics"
     endpoints = (*monitor["spec"]["podMetricsEndpoints"], *service_monitor["spec"]["endpoints"])
-    # Or Prometheus calls our pod and namespace exported_pod and exported_namespace, and no join finds them.
+    # Otherwise Prometheus renames our labels pod and namespace to exported_pod and exported_namespace, and joins fail.
     assert all(endpoint["honorLabels"] for endpoint in endpoints)
     (container,) = node["spec"]["template"]["spec"]["containers"]
     assert "metrics" in {port["name"] for port in container["ports"]}

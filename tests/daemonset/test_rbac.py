@@ -1,5 +1,5 @@
-"""The shipped roles are enough and not too much: the real agent and the real controller against an API server that
-enforces exactly them, and then each verb of each rule taken away."""
+"""The shipped roles are sufficient and minimal: the real agent and controller against an API server that enforces
+them, then again with each verb of each rule removed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 from msgspec import structs
 
 from nodeagent.cluster.affected_devices import Offered
-from nodeagent.cluster.controller_marks import CONDITION, TAINT
-from nodeagent.cluster.events import Events
+from nodeagent.cluster.device_events import DeviceEvents
+from nodeagent.cluster.device_marks import DeviceMarker, EnabledMarks
 from nodeagent.cluster.evictions import Evictions
-from nodeagent.cluster.node_marks import Marks, NodeState
+from nodeagent.cluster.min_links_marks import CONDITION, TAINT
 from nodeagent.cluster.node_report import Report
-from nodeagent.config.fabric_settings import FabricConfig, load_fabric
 from nodeagent.controller import Controller, Place
+from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access
 from nodeagent.kube.claims import NodeClaim
@@ -40,11 +40,11 @@ CONTROLLER = "system:serviceaccount:nodeagent:nodeagent-controller"
 PATIENCE_S = 30.0
 
 Grant = tuple[str, str, str]
-"""Verb, group and resource."""
+"""(verb, group, resource)"""
 
 
 def grants(manifests: list[Manifest], account: str) -> Iterator[tuple[Manifest, dict[str, Any], Grant]]:
-    """What the account is granted: the role, the rule and one verb of it."""
+    """One granted right of the account: role, rule and verb."""
     name = account.rpartition(":")[2]
     bound = {
         (one["roleRef"]["kind"], one["roleRef"]["name"])
@@ -61,7 +61,7 @@ def grants(manifests: list[Manifest], account: str) -> Iterator[tuple[Manifest, 
 
 
 def without(manifests: list[Manifest], role: Manifest, rule: dict[str, Any], verb: str) -> list[Manifest]:
-    """The manifests less one verb of one rule."""
+    """Return the manifests without one verb of one rule."""
     weaker = {**rule, "verbs": [one for one in rule["verbs"] if one != verb]}
     rules = [weaker if one is rule else one for one in role["rules"]]
     return [{**one, "rules": rules} if one is role else one for one in manifests]
@@ -69,13 +69,13 @@ def without(manifests: list[Manifest], role: Manifest, rule: dict[str, Any], ver
 
 @asynccontextmanager
 async def cluster(manifests: list[Manifest]) -> AsyncIterator[ApiServer]:
-    """An API server with our definition, roles and policies in force, and eight nodes of two units."""
+    """Start an API server that enforces our definition, roles and policies, with eight nodes in two units."""
     server = await ApiServer(rbac=True).start()
     for one in (*of_kind(manifests, "CustomResourceDefinition"), *manifests):
         try:
             server.put(one)
         except LookupError:
-            continue  # a kind that the stand-in does not keep; roles and bindings it does
+            continue  # the stand-in stores roles and bindings, but not this kind
     assert server.one("clusterroles", "nodeagent") is not None
     populate(server)
 
@@ -121,7 +121,7 @@ HELD = Holding("ml", "trainer", "main", "nvidia-dgx-h100/nic0", ("0000:18:00.1",
 
 
 def facts(health: Health, port: str = "Ethernet1/1") -> Snapshot:
-    """Eight links, of which the first is as it is said to be, and a pod that holds a VF of it."""
+    """Return a snapshot of eight links, the first with the given health, and a pod that holds a VF of it."""
     made = snapshot(*(neighbor(n, port) for n in range(8)))
     first = replace(made.functions[0], health=health)
     return replace(made, functions=(first, *made.functions[1:]), holdings=(HELD,))
@@ -138,22 +138,26 @@ def tell(inventory: Inventory, now: Snapshot) -> None:
 
 
 async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
-    """A report is made and changes, a link fails, returns and fails again; with ``marks`` the Node is marked and the
-    pod evicted. Goes on until it is cancelled where a right is missing."""
+    """Run the agent: a report is created and changed, a link fails, recovers and fails again. With ``marks`` the
+    agent marks the Node and evicts the pod. Without a needed right this runs until it is cancelled."""
     inventory = Inventory()
     client = Client(Access(server.url, token=server.token(AGENT)), manager="nodeagent")
     report = Report(
         client, inventory, "gpu-0", "nodeagent", lambda _: RAILS,
         owner=NodeClaim("gpu-0", "u-0"), jitter_s=0, gather_s=0.01, gap_s=0.05, patience_s=0,
     )  # fmt: skip
-    jobs = [report.run(), Events(client, inventory, "gpu-0", offered).run()]
+    jobs = [report.run(), DeviceEvents(client, inventory, "gpu-0", offered).run()]
     if marks:
-        # The label has facts of its own: a Node is marked once in 10 s at most, and this one begins as degraded.
+        # The label needs its own snapshot: a Node is marked at most once in 10 s, and this one starts as degraded.
         worse = Inventory()
         tell(worse, facts(DEGRADED))
         jobs += [
-            NodeState(client, worse, "gpu-0", Marks(conditions=False, label=True, rails_down=None)).run(),
-            NodeState(client, inventory, "gpu-0", Marks(conditions=True, label=False, rails_down=None)).run(),
+            DeviceMarker(
+                client, worse, "gpu-0", EnabledMarks(conditions=False, label=True, rails_down=None)
+            ).run(),
+            DeviceMarker(
+                client, inventory, "gpu-0", EnabledMarks(conditions=True, label=False, rails_down=None)
+            ).run(),
             Evictions(client, inventory, offered, 0.01).run(),
         ]
     server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-0", "uid": "u-0"}})
@@ -197,12 +201,12 @@ def allowed(manifests: list[Manifest], account: str) -> list[Grant]:
 
 
 PODS: Grant = ("get", "", "pods")
-"""Of use for the UID in a pod's Event, and gone without where it is not granted."""
+"""Rights for the UID in the Event of a pod; the agent works without them."""
 CREATE: Grant = ("create", "nodeagent.io", "nodelinks")
-"""An object that is applied for the first time is asked for as create as well as patch, in one request."""
+"""The first apply of an object needs both create and patch, in one request."""
 
 
-async def test_the_agents_rights_are_enough_and_all_are_used() -> None:
+async def test_the_rights_of_the_agent_are_sufficient_and_all_are_used() -> None:
     manifests = built()
     async with asyncio.timeout(PATIENCE_S), cluster(manifests) as server:
         await agent_at_work(server)
@@ -214,7 +218,7 @@ async def test_the_agents_rights_are_enough_and_all_are_used() -> None:
     assert sorted(asked | {CREATE}) == allowed(manifests, AGENT)
 
 
-async def test_marks_and_evictions_take_the_rights_that_they_are_shipped_with_and_no_others() -> None:
+async def test_marks_and_evictions_need_exactly_the_rights_of_their_overlays() -> None:
     manifests = [*built("overlays/node-conditions"), *built("overlays/evictions")]
     manifests = list({str(key(one)): one for one in manifests}.values())
     async with asyncio.timeout(PATIENCE_S), cluster(manifests) as server:
@@ -241,7 +245,9 @@ OPTIONAL_GRANTS = [
 
 
 @pytest.mark.parametrize("grant", AGENT_GRANTS, ids="-".join)
-async def test_without_a_right_the_agent_says_which(grant: Grant, caplog: pytest.LogCaptureFixture) -> None:
+async def test_without_a_right_the_agent_names_the_missing_right(
+    grant: Grant, caplog: pytest.LogCaptureFixture
+) -> None:
     manifests = built()
     assert sorted(AGENT_GRANTS) == allowed(manifests, AGENT)
     (found,) = (one for one in grants(manifests, AGENT) if one[2] == grant)
@@ -251,10 +257,10 @@ async def test_without_a_right_the_agent_says_which(grant: Grant, caplog: pytest
 
 
 @pytest.mark.parametrize("grant", [one for one in OPTIONAL_GRANTS if one[0] != "get"], ids="-".join)
-async def test_what_was_asked_for_and_is_not_granted_is_said(
+async def test_a_configured_feature_without_its_right_is_logged(
     grant: Grant, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The two rights to read are done without: what an earlier life wrote, and a pod's UID, are then not known."""
+    """Without the two read rights the agent does not know the marks of an earlier run or the UID of a pod."""
     assert sorted(AGENT_GRANTS + OPTIONAL_GRANTS) == allowed(
         list(
             {
@@ -269,7 +275,7 @@ async def test_what_was_asked_for_and_is_not_granted_is_said(
 
 
 async def missed(server: ApiServer, work: Any, grant: Grant, caplog: pytest.LogCaptureFixture) -> None:
-    """Wait until the log names what is forbidden."""
+    """Wait until the log names the forbidden request."""
     verb, _, resource = grant
 
     def named() -> bool:
@@ -284,7 +290,7 @@ async def missed(server: ApiServer, work: Any, grant: Grant, caplog: pytest.LogC
 # Forged requests, over the wire
 
 
-async def test_an_agent_that_writes_anothers_report_is_refused_by_the_policy() -> None:
+async def test_the_policy_refuses_a_report_about_another_node() -> None:
     async with asyncio.timeout(PATIENCE_S), cluster(built()) as server:
         client = Client(Access(server.url, token=server.token(AGENT)))
         try:
@@ -303,7 +309,7 @@ async def test_an_agent_that_writes_anothers_report_is_refused_by_the_policy() -
 
 
 async def controller_at_work(server: ApiServer) -> None:
-    """A tree is made, a node moves, a unit goes, and somebody else's HyperNode stands in the way."""
+    """Run the controller: it creates a tree, a node moves, a unit leaves, and a foreign HyperNode conflicts."""
     token = server.token(CONTROLLER)
     place = Place("nodeagent", "one", None, 0.02, 3.0, 2.0, 0.1)
     config = FabricConfig(overlap_condition=True)
@@ -334,7 +340,7 @@ def foreign(member: str) -> dict[str, Any]:
     }
 
 
-async def test_the_controllers_rights_are_enough_and_all_are_used() -> None:
+async def test_the_rights_of_the_controller_are_sufficient_and_all_are_used() -> None:
     manifests = built("overlays/controller")
     async with asyncio.timeout(PATIENCE_S), cluster(manifests) as server:
         await controller_at_work(server)
@@ -355,7 +361,7 @@ CONTROLLER_GRANTS = [
 
 
 @pytest.mark.parametrize("grant", CONTROLLER_GRANTS, ids="-".join)
-async def test_without_a_right_the_controller_says_which(
+async def test_without_a_right_the_controller_names_the_missing_right(
     grant: Grant, caplog: pytest.LogCaptureFixture
 ) -> None:
     manifests = built("overlays/controller")
@@ -370,8 +376,8 @@ async def test_without_a_right_the_controller_says_which(
 
 
 async def marks_at_work(server: ApiServer) -> None:
-    """Who has lost its links is marked and, once they are back, free again; by the fabric file of the overlay, but
-    without its patience."""
+    """The controller marks a node that has lost its links and removes the mark when they return. The fabric file is
+    that of the overlay, with shorter times."""
     held = named(built("overlays/marks"), "ConfigMap", "nodeagent-controller")["data"]["fabric.yaml"]
     config = load_fabric(held, name="overlays/marks")
     config = structs.replace(config, nodes=structs.replace(config.nodes, after_seconds=0.1))
@@ -383,7 +389,7 @@ async def marks_at_work(server: ApiServer) -> None:
         node = server.one("nodes", FIRST[0]) or {}
         conditions = node.get("status", {}).get("conditions") or ()
         taints = node.get("spec", {}).get("taints") or ()
-        return any(one["type"] == CONDITION for one in conditions), TAINT in taints
+        return any(one["type"] == CONDITION for one in conditions), any(TAINT.matches(one) for one in taints)
 
     server.put(nodelinks(FIRST[0], leaves(0), state="down"))
     async with running(Controller(rules, access, place, config).run()):
@@ -395,7 +401,7 @@ async def marks_at_work(server: ApiServer) -> None:
 MARKS_GRANTS = [("get", "", "nodes"), ("patch", "", "nodes/status")]
 
 
-async def test_marks_take_the_two_rights_that_they_are_shipped_with() -> None:
+async def test_marks_need_exactly_the_two_rights_of_their_overlay() -> None:
     manifests = built("overlays/marks")
     async with asyncio.timeout(PATIENCE_S), cluster(manifests) as server:
         await marks_at_work(server)
@@ -406,7 +412,7 @@ async def test_marks_take_the_two_rights_that_they_are_shipped_with() -> None:
 
 
 @pytest.mark.parametrize("grant", MARKS_GRANTS, ids="-".join)
-async def test_without_a_right_to_mark_the_controller_says_which(
+async def test_without_a_right_to_mark_the_controller_names_the_missing_right(
     grant: Grant, caplog: pytest.LogCaptureFixture
 ) -> None:
     manifests = built("overlays/marks")
@@ -416,7 +422,7 @@ async def test_without_a_right_to_mark_the_controller_says_which(
         await missed(server, marks_at_work(server), grant, caplog)
 
 
-async def test_without_the_part_no_node_is_marked_and_the_tree_is_made(
+async def test_without_the_setting_no_node_is_marked_and_the_tree_is_written(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)

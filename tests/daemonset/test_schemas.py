@@ -1,4 +1,4 @@
-"""A cluster takes the manifests: the oldest and the newest version of Kubernetes, and whoever defines a kind."""
+"""Schemas accept the manifests: those of the oldest and newest Kubernetes version and of third-party definitions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.needs("kubectl", "kubernetes_validate")
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_overlay_is_taken(overlay: str, version: str) -> None:
+def test_the_schemas_accept_every_overlay(overlay: str, version: str) -> None:
     manifests = built(overlay)
     assert len(manifests) > 10
     found = {one["metadata"]["name"]: complaints(one, version) for one in manifests}
@@ -35,7 +35,7 @@ def test_every_overlay_is_taken(overlay: str, version: str) -> None:
         lambda spec: spec.update(updateStrategy="RollingUpdate"),
     ],
 )
-def test_the_check_finds_what_is_wrong(break_it: Any) -> None:
+def test_the_check_finds_errors(break_it: Any) -> None:
     from tests.support.kubernetes_schemas import _copy
 
     (one,) = of_kind(built(), "DaemonSet")
@@ -44,7 +44,7 @@ def test_the_check_finds_what_is_wrong(break_it: Any) -> None:
     assert complaints(one, NEWEST)
 
 
-def test_the_small_schemas_refuse_what_they_do_not_know() -> None:
+def test_the_small_schemas_refuse_unknown_fields() -> None:
     topology = next(one for one in built("overlays/kueue") if one["kind"] == "Topology")
     assert not complaints(topology, NEWEST)
     assert complaints(topology | {"spec": {"levels": []}}, NEWEST)
@@ -93,7 +93,7 @@ def faults(report: dict[str, Any]) -> list[str]:
     return [error.message for error in jsonschema.Draft202012Validator(from_crd(crd())).iter_errors(report)]
 
 
-def test_its_schema_is_structural_and_bounded() -> None:
+def test_the_definition_is_structural_and_bounded() -> None:
     for version in crd()["spec"]["versions"]:
         assert not list(structural(version["schema"]["openAPIV3Schema"]))
 
@@ -104,7 +104,7 @@ def test_a_report_passes_and_loses_no_field() -> None:
     assert not faults({key: value for key, value in REPORT.items() if key not in ("links", "summary")})
 
 
-def test_what_an_agent_writes_passes() -> None:
+def test_the_report_of_a_real_agent_passes() -> None:
     made = told(snapshot(*map(neighbor, range(8))))
     written = json.loads(json.dumps(body(made, NodeClaim("gpu-0", "u-0"))))
     assert not faults({"apiVersion": "nodeagent.io/v1alpha1", "kind": "NodeLinks", **written})
@@ -124,11 +124,11 @@ def test_what_an_agent_writes_passes() -> None:
         {"heartbeat": "2026-11-21T12:00:00Z"},
     ],
 )
-def test_a_report_that_is_none_is_refused(change: dict[str, Any]) -> None:
+def test_an_invalid_report_is_refused(change: dict[str, Any]) -> None:
     assert faults(REPORT | change)
 
 
-def test_what_people_see_of_it_is_in_it() -> None:
+def test_the_printed_columns_exist_in_the_schema() -> None:
     (version,) = crd()["spec"]["versions"]
     columns = {one["name"]: one["jsonPath"] for one in version["additionalPrinterColumns"]}
     assert list(columns) == ["Links Up", "Switches", "Health", "Systems", "Age"]

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from nodeagent import cli
-from nodeagent.config import load
+from nodeagent.agent_config import load
 from tests.support.manifests import DAEMONSET, ROOT, parsed, pod_specs
 
 PAGES = sorted(

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from nodeagent import doctor
-from nodeagent.config import Config, load
+from nodeagent.agent_config import Config, load
 from nodeagent.doctor import (
     capabilities,
     cluster_checks,
@@ -24,11 +24,11 @@ from nodeagent.doctor.api_server import Cluster, Denied, Node
 from nodeagent.doctor.driver_checks import Answer
 from nodeagent.doctor.finding import Finding
 from nodeagent.doctor.rbac import DEMANDS
-from nodeagent.host.driver import GpuReading
+from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.lldp.link_remarks import Near
 from nodeagent.model import Finding as LldpFinding
 from nodeagent.model import Function, Gpu, HostPaths, Identifier, Link, Neighbor, Rdma, Snapshot
-from nodeagent.sources.pci import PciFacts
+from nodeagent.sources.pci_source import PciFacts
 
 
 def config(text: str = "") -> Config:

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from nodeagent import doctor
-from nodeagent.config import Config
+from nodeagent.agent_config import Config
 from nodeagent.doctor import api_server, cluster_checks
 from nodeagent.doctor.api_server import Cluster, Denied, Node, Where
 from nodeagent.doctor.finding import Finding

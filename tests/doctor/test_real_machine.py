@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from nodeagent import doctor
-from nodeagent.config import Config, load
+from nodeagent.agent_config import Config, load
 from nodeagent.doctor import capabilities, driver_checks, kubelet_checks, lldp_checks, nic_checks
 from nodeagent.doctor.target import Subject
-from nodeagent.host.privflags import priv_flags, strings
+from nodeagent.host.ethtool import Ethtool
 from nodeagent.host.sysfs import Tree
 from nodeagent.kube import deviceplugin_pb2 as pb
 from tests.commands.test_neighbors import announce, links, root
@@ -218,9 +218,10 @@ def test_a_library_that_ends_the_process_is_a_finding(
 
 
 def test_the_kernel_tells_a_netdevs_names_and_flags() -> None:
-    assert "rx-checksum" in strings("lo", FEATURES)
-    assert priv_flags("lo") == {}
-    assert priv_flags("absent0") == {}
+    with Ethtool() as ethtool:
+        assert "rx-checksum" in ethtool.names("lo", FEATURES)
+        assert ethtool.private_flags("lo") == {}
+        assert ethtool.private_flags("absent0") == {}
 
 
 SWP = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\nlinks: {select: {netdevs: ['swp*']}}\n"

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.health import structural
 from nodeagent.health.engine import Terms
 from nodeagent.health.nic_state import Latched, Remembered
 from nodeagent.health.rules import Override
 from nodeagent.health.samples import DATA, Source
+from nodeagent.health.structural import find_faults
 from nodeagent.model import State
 from nodeagent.sources.nic_health_service import ROOM, Verdicts
 from nodeagent.sources.state_file import Memory, Who
@@ -100,7 +100,8 @@ def test_a_memory_of_what_is_yet_to_come_is_left_out(
     memory, one = Memory.none(), pf(1)
     memory.keep(ROOM, {Who(one.pci_address): kept})
     judge = Verdicts(Terms(), memory, clock=lambda: 5000.0)
-    (judged,) = judge.facts(structural.judge([one], [link(one)]), [link(one)])
+    functions, faults = find_faults([one], [link(one)])
+    (judged,) = judge.facts(functions, [link(one)], faults)
     assert judged.health.reasons == ()
     assert "cannot be so" in caplog.text
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.health import structural
 from nodeagent.health.cabling import Port
 from nodeagent.health.engine import Engine, Expected, Terms
 from nodeagent.health.rules import DEFAULTS, Override
 from nodeagent.health.samples import Source
+from nodeagent.health.structural import find_faults
 from nodeagent.model import HEALTHY, Identifier, Neighbor, State
 from tests.support.judged_machine import Bench, pf, terms, vf
 
@@ -538,7 +538,8 @@ def test_an_unknown_device_and_an_empty_node_are_borne() -> None:
     engine = Engine()
     assert engine.judge(1.0) == ()
     assert engine.due() is None
-    engine.facts(structural.judge([pf(1)], []), [])
+    functions, faults = find_faults([pf(1)], [])
+    engine.facts(functions, [], faults)
     assert engine.judge(2.0)[0].health.state is State.UNKNOWN
 
 

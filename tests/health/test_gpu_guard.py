@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.health.gpuguard import Guard
-from nodeagent.host.driver import GpuReading
+from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.model import HEALTHY, Health, Reason, State
 from nodeagent.sources.gpu_health_service import Ledger
 from nodeagent.sources.nvml_session import Reading as Session

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nodeagent.health.gpu_record import lasting, same, sound
 from nodeagent.health.gpu_rules import GRAVE, Limits, Mark
 from nodeagent.health.xids import Fault, Latch, Rules, judge, verdict
-from nodeagent.host.driver import GpuEvent, GpuReading, GpuVitals
+from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.model import HEALTHY, State
 
 SOUND = {

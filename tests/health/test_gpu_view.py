@@ -5,7 +5,7 @@ import math
 from nodeagent.health.gpu_rules import Limits, Mark
 from nodeagent.health.gpuview import explain_gpu
 from nodeagent.health.xids import Rules, judge
-from nodeagent.host.driver import GpuEvent, GpuReading, GpuVitals
+from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.model import State
 from tests.health.test_gpu_rules import SOUND, Case
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from nodeagent.config import ConfigError, HealthSettings, load, override
+from nodeagent.agent_config import load
+from nodeagent.config.faults import ConfigError
 from nodeagent.health.engine import Terms
+from nodeagent.health.health_settings import HealthSettings, override
 from nodeagent.health.history import History
 from nodeagent.health.rules import DEFAULTS, KEYS, Override, default, effective
 from nodeagent.health.samples import Sample, Source

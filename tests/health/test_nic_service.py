@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.health import structural
 from nodeagent.health.cabling import PlanError, Port
 from nodeagent.health.rules import Override
 from nodeagent.health.samples import Sample, Source
+from nodeagent.health.structural import find_faults
 from nodeagent.model import HEALTHY, Function, Gpu, Identifier, Link, Neighbor, State
 from nodeagent.sources import cabling_plan
 from nodeagent.sources.nic_health_service import Verdicts, roles
@@ -27,7 +27,8 @@ DOWN = (link(PFS[0], up=False), UP[1])
 
 
 def told(judge: Verdicts, links: tuple[Link, ...]) -> tuple[Function, ...]:
-    return judge.facts(structural.judge(ALL, links), links)
+    functions, faults = find_faults(ALL, links)
+    return judge.facts(functions, links, faults)
 
 
 async def test_a_hold_expires_by_time_alone() -> None:
@@ -127,8 +128,8 @@ def test_pfs_behind_a_gpus_switch_are_of_another_role() -> None:
     near = replace(PFS[0], pci_path=(*switch, "0000:17:01.0", "0000:01:00.0"))
     far = replace(PFS[1], pci_path=("pci0000:80", "0000:80:01.0", "0000:02:00.0"))
     judge = Verdicts(terms())
-    functions = structural.judge([near, far], UP)
-    judge.facts(functions, UP)
+    functions, faults = find_faults([near, far], UP)
+    judge.facts(functions, UP, faults)
     assert set(judge.engine.role_of.values()) == {"15b3:1021 other"}
     judge.gpus([gpu])
     assert sorted(judge.engine.role_of.values()) == ["15b3:1021 compute", "15b3:1021 other"]

@@ -1,4 +1,4 @@
-"""Verdicts on PFs and VFs, from facts alone."""
+"""The structural faults of PFs and VFs, and the health that the judge derives from them."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.health.structural import Fault, judge
+from nodeagent.health.engine import Engine, Expected, Terms
+from nodeagent.health.rules import Override, effective
+from nodeagent.health.structural import Fault, find_faults
 from nodeagent.model import HEALTHY, Function, Health, Link, Reason, State
 
 PF = Function(
@@ -32,6 +34,26 @@ ALL = (PF, VF, GUEST)
 UP = Link(
     "eth0", PF.pci_address, None, admin_up=True, carrier=True, operstate="up", speed_mbps=None, mtu=None
 )
+
+
+class Judged:
+    """A judge without holds, gate and guard: its health follows the facts of the moment."""
+
+    def __init__(self) -> None:
+        rules = effective(Override(key, clear_for_s=0) for key in ("device_missing", "carrier_down"))
+        self.engine = Engine(Terms(rules, expected=(Expected(("*",)),), guard_share=1.0))
+        self.known: tuple[Function, ...] = ()
+        self.now = 0.0
+
+    def look(self, functions: Any, links: Any) -> tuple[Function, ...]:
+        self.now += 1
+        self.known, faults = find_faults(functions, links, self.known)
+        self.engine.facts(self.known, links, faults)
+        return self.engine.judge(self.now)
+
+
+def judge(functions: Any, links: Any) -> tuple[Function, ...]:
+    return Judged().look(functions, links)
 
 
 def keys(function: Function) -> list[str]:
@@ -74,8 +96,9 @@ def test_the_fault_of_a_pf_is_not_another_pfs() -> None:
 
 
 def test_recovery_is_immediate() -> None:
-    down = judge(ALL, [replace(UP, carrier=False)])
-    assert judge(ALL, [UP], down) == ALL
+    judged = Judged()
+    assert judged.look(ALL, [replace(UP, carrier=False)]) != ALL
+    assert judged.look(ALL, [UP]) == ALL
 
 
 @pytest.mark.parametrize("operstate", ["down", "unknown", None, "dormant"])
@@ -93,19 +116,23 @@ def test_on_infiniband_ipoib_being_set_down_is_no_fault(carrier: bool | None, st
 
 
 def test_a_vf_that_a_pod_took_into_its_namespace_is_healthy() -> None:
-    judged = judge((PF, replace(VF, netdev=None, rdma=None)), [UP], judge((PF, VF), [UP]))
-    assert verdicts(judged) == [(State.HEALTHY, True)] * 2
+    judged = Judged()
+    judged.look((PF, VF), [UP])
+    assert (
+        verdicts(judged.look((PF, replace(VF, netdev=None, rdma=None)), [UP])) == [(State.HEALTHY, True)] * 2
+    )
 
 
 @pytest.mark.parametrize("allocatable", [True, False])
 def test_a_pf_that_hides_its_link_is_unknown_and_changes_nothing(allocatable: bool) -> None:
-    before = judge(ALL, [replace(UP, carrier=allocatable)])
+    node = Judged()
+    node.look(ALL, [replace(UP, carrier=allocatable)])
     moved = (replace(PF, netdev=None), VF, GUEST)
-    judged = judge(moved, [], before)
-    assert verdicts(judged) == [(State.UNKNOWN, allocatable)] * 3
-    assert [keys(function) for function in judged] == [[Fault.LINK_UNSEEN]] * 3
-    again = judge(moved, [], judged)
-    assert again == judged
+    judged = node.look(moved, [])
+    known = [] if allocatable else ["carrier_down"]
+    assert verdicts(judged) == [(State.UNKNOWN if allocatable else State.DOWN, allocatable)] * 3
+    assert [keys(function) for function in judged] == [[*known, Fault.LINK_UNSEEN]] * 3
+    assert node.look(moved, []) == judged
 
 
 def test_a_link_that_was_never_seen_is_unknown_and_may_be_used() -> None:
@@ -147,18 +174,21 @@ def test_a_vf_whose_pf_is_not_there_is_down() -> None:
 
 
 def test_a_function_that_vanished_stays_as_missing_until_it_is_back() -> None:
-    before = judge(ALL, [UP])
-    gone = judge((PF, VF), [UP], before)
+    node = Judged()
+    node.look(ALL, [UP])
+    gone = node.look((PF, VF), [UP])
     assert [function.pci_address for function in gone] == [function.pci_address for function in ALL]
     assert verdicts(gone) == [(State.HEALTHY, True), (State.HEALTHY, True), (State.DOWN, False)]
-    assert gone[2].health.reasons[0].detail == "VF 0000:1a:00.2 is not there; its PF has 2 VFs now"
-    assert judge((PF, VF), [UP], gone) == gone
-    assert judge(ALL, [UP], gone) == ALL
+    assert gone[2].health.reasons[0].detail == "VF 0000:1a:00.2 is missing; its PF has 2 VFs now"
+    assert node.look((PF, VF), [UP]) == gone
+    assert node.look(ALL, [UP]) == ALL
 
 
 def test_a_pf_that_vanished_takes_its_vfs_down() -> None:
-    judged = judge([VF], [], judge(ALL, [UP]))
-    assert [keys(function) for function in judged] == [[Fault.DEVICE_MISSING]] * 3
+    node = Judged()
+    node.look(ALL, [UP])
+    judged = node.look([VF], [])
+    assert [set(keys(function)) for function in judged] == [{Fault.DEVICE_MISSING}] * 3
     assert verdicts(judged) == [(State.DOWN, False)] * 3
 
 
@@ -179,18 +209,25 @@ facts = st.tuples(
 
 
 @given(st.lists(facts, min_size=1, max_size=4))
-def test_whatever_happens_verdicts_are_consistent_and_ids_never_go(history: list[Any]) -> None:
+def test_health_is_consistent_with_the_faults_and_no_function_disappears(history: list[Any]) -> None:
     closed = {fault.value for fault in Fault}
-    before: tuple[Function, ...] = ()
+    known: tuple[Function, ...] = ()
+    node = Judged()
     for functions, links in history:
-        judged = judge(functions, links, before)
-        addresses = [function.pci_address for function in judged]
-        assert addresses == sorted({f.pci_address for f in (*functions, *before)})
+        listed, faults = find_faults(functions, links, known)
+        assert [function.pci_address for function in listed] == sorted(
+            {function.pci_address for function in (*functions, *known)}
+        )
+        assert {reason.key for reasons in faults.values() for reason in reasons} <= closed
+        assert all(function.health == HEALTHY for function in listed), "a source has no verdict"
+        assert find_faults(functions, links, listed) == (listed, faults), "the same facts change no fault"
+        known = listed
+        judged = node.look(functions, links)
         for function in judged:
             health: Health = function.health
-            assert {reason.key for reason in health.reasons} <= closed
             assert (health.state == State.HEALTHY) == (health == HEALTHY)
             if health.state == State.DOWN:
                 assert not health.allocatable
-        assert judge(functions, links, judged) == judged, "the same facts change no verdict"
-        before = judged
+            own = {reason.key for reason in faults.get(function.pci_address, ())}
+            assert own <= {reason.key for reason in health.reasons}
+        assert node.look(functions, links) == judged, "the same facts change no verdict"

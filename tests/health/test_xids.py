@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.health.xids import FATAL, IGNORE, WATCH, Rules, Severity, judge, severity, unknown, verdict
-from nodeagent.host.driver import GpuEvent, GpuReading
+from nodeagent.host.gpu_driver import GpuEvent, GpuReading
 from nodeagent.model import HEALTHY, State
 
 RULES = Rules(clear_after_s=600, unreadable_after_s=30)

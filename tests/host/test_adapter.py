@@ -8,10 +8,9 @@ import os
 import pytest
 
 from nodeagent.host import pcie_link
-from nodeagent.host.attributes import Attributes
 from nodeagent.host.ethtool import Ethtool, EthtoolError
 from nodeagent.host.rdma_ports import RdmaPorts
-from nodeagent.host.sysfs import UNREADABLE, SysfsError, Tree
+from nodeagent.host.sysfs import UNREADABLE, OpenAttributes, SysfsError, Tree
 from tests.support.drawn_trees import Machine
 from tests.support.namespaces import Netns, veth
 
@@ -48,7 +47,7 @@ def machine(tmp_path, **port: str) -> Machine:
 
 def test_the_pcie_link_stands_beside_what_it_should_be(tmp_path):
     made = machine(tmp_path)
-    reading = pcie_link.read(Attributes(Tree(made.root)), PATH)
+    reading = pcie_link.read(OpenAttributes(Tree(made.root)), PATH)
     assert (reading.gts, reading.width) == (16, 8)
     assert (reading.expected_gts, reading.expected_width) == (32, 16)
     assert reading.errors == {("correctable", "RxErr"): 3, ("correctable", "BadTLP"): 0}
@@ -58,7 +57,7 @@ def test_a_slower_slot_is_no_fault_of_the_nic(tmp_path):
     made = machine(tmp_path)
     made.draw("/sys/devices/pci0000:15/0000:15:01.0/max_link_speed", "16.0 GT/s PCIe")
     made.draw("/sys/devices/pci0000:15/0000:15:01.0/max_link_width", "8")
-    reading = pcie_link.read(Attributes(Tree(made.root)), PATH)
+    reading = pcie_link.read(OpenAttributes(Tree(made.root)), PATH)
     assert (reading.expected_gts, reading.expected_width) == (16, 8)
 
 
@@ -66,11 +65,11 @@ def test_an_unknown_speed_and_an_absurd_width_are_none(tmp_path):
     made = machine(tmp_path)
     made.draw(f"{made.folders[PF]}/current_link_speed", "Unknown")
     made.draw(f"{made.folders[PF]}/current_link_width", "255")
-    reading = pcie_link.read(Attributes(Tree(made.root)), PATH)
+    reading = pcie_link.read(OpenAttributes(Tree(made.root)), PATH)
     assert (reading.gts, reading.width) == (None, None)
     made.draw(f"{made.folders[PF]}/current_link_width", "wide")
     with pytest.raises(SysfsError, match="wide"):
-        pcie_link.read(Attributes(Tree(made.root)), PATH)
+        pcie_link.read(OpenAttributes(Tree(made.root)), PATH)
 
 
 def test_aer_is_read_line_by_line():
@@ -85,7 +84,7 @@ def test_a_port_that_refuses_one_counter_keeps_the_others(tmp_path):
     for name, text in {"port_rcv_data": "25", "port_xmit_data": "N/A (no PMA)", "VL15_dropped": "0"}.items():
         made.draw(f"{PORT}/ports/1/counters/{name}", text)
     made.draw(UNREADABLE, f"EINVAL {PORT}/ports/1/counters/VL15_dropped")
-    ports = RdmaPorts(Attributes(Tree(made.root)))
+    ports = RdmaPorts(OpenAttributes(Tree(made.root)))
     names = ("VL15_dropped", "port_rcv_data", "port_xmit_data", "absent")
     assert ports.counters("mlx5_0", names) == {"port_rcv_data": 25}
     assert [path.rpartition("/")[2] for path in ports.refused] == ["VL15_dropped"]
@@ -97,19 +96,19 @@ def test_a_port_that_refuses_one_counter_keeps_the_others(tmp_path):
 
 def test_the_state_of_a_port(tmp_path):
     made = machine(tmp_path, link_layer="Ethernet", phys_state="5: LinkUp")
-    state = RdmaPorts(Attributes(Tree(made.root))).state("mlx5_0")
+    state = RdmaPorts(OpenAttributes(Tree(made.root))).state("mlx5_0")
     assert (state.active, state.link_layer, state.phys_state, state.node_guid) == (
         True,
         "Ethernet",
         "LinkUp",
         None,
     )
-    assert RdmaPorts(Attributes(Tree(made.root))).state("mlx5_9").active is None
+    assert RdmaPorts(OpenAttributes(Tree(made.root))).state("mlx5_9").active is None
 
 
 def test_gids_are_counted_wherever_in_the_table_they_are(tmp_path):
     made = machine(tmp_path)
-    ports = RdmaPorts(Attributes(Tree(made.root)))
+    ports = RdmaPorts(OpenAttributes(Tree(made.root)))
     assert ports.roce_v2_gids("mlx5_0", again=False) is None, "there is no table"
 
     def gid(place: int, kind: str, value: str) -> None:
@@ -127,11 +126,11 @@ def test_gids_are_counted_wherever_in_the_table_they_are(tmp_path):
     gid(3, "RoCE v2", "fe80:0000:0000:0000:0000:0000:0000:0001")
     assert ports.roce_v2_gids("mlx5_0", again=False) == 1, "after a flap it may be at another place"
     made.draw(UNREADABLE, f"EINVAL {PORT}/ports/1/gids/3")
-    assert RdmaPorts(Attributes(Tree(made.root))).roce_v2_gids("mlx5_0", again=True) == 0
+    assert RdmaPorts(OpenAttributes(Tree(made.root))).roce_v2_gids("mlx5_0", again=True) == 0
 
 
 def test_attributes_of_the_kernel_stay_open():
-    attributes = Attributes(Tree("/"))
+    attributes = OpenAttributes(Tree("/"))
     try:
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(3):

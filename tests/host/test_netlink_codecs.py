@@ -1,4 +1,4 @@
-"""What netlink answers about links, ports, firmware and RDMA: dumps as the kernel lays them out, and broken ones."""
+"""Decode netlink answers about links, ports, firmware and RDMA: kernel layouts and malformed messages."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.host.netlink import ethtool_messages
-from nodeagent.host.netlink.devlink import Reporter, reporter_of
-from nodeagent.host.netlink.link_messages import LinkCounters, link_of, vfs_of
+from nodeagent.host.netlink.devlink import HealthReporter, reporter_of
 from nodeagent.host.netlink.message import (
     DONE,
     ERROR,
     F_DUMP_INTERRUPTED,
     MESSAGE,
     NetlinkError,
-    RefusedError,
+    NetlinkRefusedError,
     attribute,
     attributes,
     listed,
@@ -28,8 +27,10 @@ from nodeagent.host.netlink.message import (
     u8,
     u32,
 )
-from nodeagent.host.netlink.rdma_links import counters_of, device_of
-from nodeagent.host.netlink.socket import Dialog
+from nodeagent.host.netlink.netdevs import Netdevs, counters_of, netdev_of, vfs_of
+from nodeagent.host.netlink.rdma_counters import counters_of as rdma_counters_of
+from nodeagent.host.netlink.rdma_counters import device_of
+from nodeagent.host.netlink.socket import NetlinkSocket
 from tests.support.namespaces import Netns, veth
 
 GENERIC = b"\x01\x01\0\0"
@@ -64,18 +65,26 @@ def link(*more: bytes, flags: int = 0x1_0043) -> bytes:
     )
 
 
-def test_a_link_is_read_with_its_counters_and_unknown_attributes_are_passed_over():
-    one = link_of(link(attribute(23, struct.pack("=25Q", *range(25)))))
-    assert (one.ifindex, one.name, one.mtu, one.parent) == (7, "ens1np0", 9216, "0000:1a:00.0")
-    assert (one.admin_up, one.oper_up, one.carrier) == (True, True, True)
-    assert (one.carrier_up, one.carrier_down) == (5, 4)
-    assert one.counters == tuple(range(24))
-    assert one.permanent_mac == b"\2\0\0\0\0\2"
+def test_a_link_is_decoded_with_its_counters_and_unknown_attributes_are_skipped():
+    raw = link(attribute(57, b"pci\0"), attribute(23, struct.pack("=25Q", *range(25))))
+    reading = counters_of(raw)
+    netdev = reading.netdev
+    assert (netdev.ifindex, netdev.name, netdev.mtu, netdev.pci_address) == (
+        7,
+        "ens1np0",
+        9216,
+        "0000:1a:00.0",
+    )
+    assert (netdev.admin_up, reading.oper_up, netdev.carrier) == (True, True, True)
+    assert (reading.carrier_up, reading.carrier_down) == (5, 4)
+    assert reading.counters == tuple(range(24))
+    assert netdev.permanent_mac == b"\2\0\0\0\0\2"
+    assert netdev == netdev_of(raw)
 
 
-def test_a_link_that_is_down_has_no_carrier_to_speak_of():
-    assert link_of(link(flags=0x1002)).carrier is None
-    assert link_of(ROUTE).counters is None
+def test_an_admin_down_link_has_no_carrier_value():
+    assert counters_of(link(flags=0x1002)).netdev.carrier is None
+    assert counters_of(ROUTE).counters is None
 
 
 def vf_info(index: int, counted: int | None) -> bytes:
@@ -88,7 +97,7 @@ def vf_info(index: int, counted: int | None) -> bytes:
 
 
 @pytest.mark.parametrize("count", [0, 8, 127])
-def test_the_traffic_of_so_many_vfs_is_read(count):
+def test_the_traffic_of_all_vfs_is_decoded(count):
     raw = link(nest(22, *(vf_info(index, 1000 * index) for index in range(count))))
     vfs = vfs_of(raw)
     assert [vf.index for vf in vfs] == list(range(count))
@@ -103,7 +112,7 @@ def test_the_traffic_of_so_many_vfs_is_read(count):
         assert (vf.rx_dropped, vf.tx_dropped) == (base + 7, base + 8)
 
 
-def test_how_a_vf_is_set_up_is_read_as_far_as_the_driver_tells():
+def test_the_settings_of_a_vf_are_decoded_as_far_as_the_driver_reports_them():
     words = (
         attribute(1, u32(3) + b"\2\0\0\0\0\1" + b"\0" * 26),
         attribute(2, u32(3) + u32(120) + u32(0)),
@@ -120,7 +129,7 @@ def test_how_a_vf_is_set_up_is_read_as_far_as_the_driver_tells():
         "link_state": "disable",
         "trust": "off",
     }
-    unknown = u32(3) + u32(0xFFFF_FFFF)  # what the driver does not know
+    unknown = u32(3) + u32(0xFFFF_FFFF)  # the driver reports no value
     cut = (
         words[0],
         attribute(2, b"\3"),
@@ -148,8 +157,8 @@ def modes(speed: int, *more: bytes, supported: int = 1 << 85 | 1 << 62 | 1 << 50
     return GENERIC + header() + bits + attribute(5, u32(speed)) + b"".join(more)
 
 
-def test_modes_tell_speed_lanes_and_what_the_port_could_do():
-    assert ethtool_messages.modes_of(modes(200_000, attribute(9, u32(4)))) == ethtool_messages.Modes(
+def test_link_modes_hold_speed_lanes_and_the_fastest_supported_mode():
+    assert ethtool_messages.modes_of(modes(200_000, attribute(9, u32(4)))) == ethtool_messages.LinkModes(
         7, 200_000, 4, 400_000
     )
 
@@ -159,12 +168,12 @@ def test_an_unknown_speed_is_none(speed):
     assert ethtool_messages.modes_of(modes(speed)).speed_mbps is None
 
 
-def test_a_port_of_modes_that_nobody_knows_supports_none_that_is_known():
+def test_unknown_link_modes_are_ignored():
     assert ethtool_messages.modes_of(modes(5, supported=1 << 95 | 1 << 94)).supported_mbps == 800_000
     assert ethtool_messages.modes_of(modes(5, supported=1 << 50 | 1 << 6)).supported_mbps is None
 
 
-def test_the_state_of_a_link_is_in_words():
+def test_the_state_of_a_link_is_decoded_to_names():
     raw = GENERIC + header() + attribute(2, u8(0))
     down = raw + attribute(5, u8(3)) + attribute(6, u8(2)) + attribute(7, u32(11))
     assert ethtool_messages.state_of(down) == ethtool_messages.LinkState(
@@ -175,7 +184,7 @@ def test_the_state_of_a_link_is_in_words():
 
 
 @pytest.mark.parametrize("lanes", [0, 4, 8])
-def test_fec_is_a_total_whatever_the_number_of_lanes(lanes):
+def test_fec_counters_are_totals_for_any_number_of_lanes(lanes):
     def array(total: int) -> bytes:
         return b"".join(map(u64, (total, *range(lanes))))
 
@@ -184,32 +193,34 @@ def test_fec_is_a_total_whatever_the_number_of_lanes(lanes):
     )
     assert ethtool_messages.fec_of(
         GENERIC + header() + attribute(4, u32(50)) + counted
-    ) == ethtool_messages.Fec(7, "RS", 10, 20, 30)
+    ) == ethtool_messages.FecCounters(7, "RS", 10, 20, 30)
 
 
-def test_fec_that_is_not_counted_is_none_and_not_zero():
-    assert ethtool_messages.fec_of(GENERIC + header()) == ethtool_messages.Fec(7, None, None, None, None)
+def test_fec_counters_that_the_driver_lacks_are_none_and_not_zero():
+    assert ethtool_messages.fec_of(GENERIC + header()) == ethtool_messages.FecCounters(
+        7, None, None, None, None
+    )
     counted = nest(5, attribute(2, b""), attribute(3, u64(2**64 - 1)))
     assert ethtool_messages.fec_of(GENERIC + header() + counted).uncorrectable_blocks is None
-    with pytest.raises(NetlinkError, match="no array"):
+    with pytest.raises(NetlinkError, match="not an array"):
         ethtool_messages.fec_of(GENERIC + header() + nest(5, attribute(2, b"\0" * 7)))
 
 
-def test_pauses_of_both_directions():
+def test_pause_counters_of_both_directions_are_decoded():
     raw = GENERIC + header() + nest(5, attribute(2, u64(3)), attribute(3, u64(4)))
-    assert ethtool_messages.pause_of(raw) == ethtool_messages.Pause(7, rx_frames=4, tx_frames=3)
-    assert ethtool_messages.pause_of(GENERIC + header()) == ethtool_messages.Pause(7, None, None)
+    assert ethtool_messages.pause_of(raw) == ethtool_messages.PauseCounters(7, rx_frames=4, tx_frames=3)
+    assert ethtool_messages.pause_of(GENERIC + header()) == ethtool_messages.PauseCounters(7, None, None)
 
 
-def test_an_answer_about_nobody_is_none():
-    with pytest.raises(NetlinkError, match="which netdev"):
+def test_an_answer_without_a_netdev_is_an_error():
+    with pytest.raises(NetlinkError, match="does not name its netdev"):
         ethtool_messages.modes_of(GENERIC)
 
 
 # --- devlink and RDMA -----------------------------------------------------------------------------------
 
 
-def test_a_reporter_of_devlink():
+def test_a_devlink_health_reporter_is_decoded():
     inner = (
         attribute(115, b"fw_fatal\0"),
         attribute(116, u8(1)),
@@ -217,31 +228,32 @@ def test_a_reporter_of_devlink():
         attribute(118, u64(1)),
     )
     raw = GENERIC + attribute(1, b"pci\0") + attribute(2, b"0000:1a:00.0\0") + nest(114, *inner)
-    assert reporter_of(raw) == Reporter("0000:1a:00.0", None, "fw_fatal", True, 2, 1)
+    assert reporter_of(raw) == HealthReporter("0000:1a:00.0", None, "fw_fatal", True, 2, 1)
     assert reporter_of(GENERIC + attribute(1, b"auxiliary\0") + attribute(2, b"x\0")).pci_address is None
 
 
-def test_all_hardware_counters_of_a_port_are_in_one_answer():
+def test_one_answer_holds_all_hardware_counters_of_a_port():
     def entry(name: bytes, value: int) -> bytes:
         return nest(81, attribute(82, name + b"\0"), attribute(83, u64(value)))
 
     raw = attribute(1, u32(0)) + nest(80, entry(b"out_of_sequence", 5), entry(b"np_cnp_sent", 2**40))
-    assert counters_of(raw) == {"out_of_sequence": 5, "np_cnp_sent": 2**40}
+    assert rdma_counters_of(raw) == {"out_of_sequence": 5, "np_cnp_sent": 2**40}
     assert device_of(attribute(1, u32(3)) + attribute(2, b"mlx5_3\0")) == (3, "mlx5_3")
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_are_an_answer_or_the_one_error(data):
+def test_any_bytes_decode_or_raise_netlink_error(data):
     reads = (
         *(
-            link_of,
+            counters_of,
+            netdev_of,
             vfs_of,
             ethtool_messages.modes_of,
             ethtool_messages.state_of,
             ethtool_messages.fec_of,
             ethtool_messages.pause_of,
             reporter_of,
-            counters_of,
+            rdma_counters_of,
         ),
         *(device_of, lambda raw: list(messages(raw)), lambda raw: list(listed(raw)), attributes),
     )
@@ -254,17 +266,17 @@ def test_any_bytes_are_an_answer_or_the_one_error(data):
 
 
 @given(st.lists(st.tuples(st.integers(0, 0x3FFF), st.binary(max_size=40)), max_size=8))
-def test_attributes_are_read_as_they_were_written(written):
+def test_attributes_decode_as_they_were_encoded(written):
     raw = b"".join(attribute(kind, value) for kind, value in written)
     assert list(listed(raw)) == written
     assert attributes(raw) == dict(written)
 
 
-# --- a dialog -------------------------------------------------------------------------------------------
+# --- sockets -------------------------------------------------------------------------------------------
 
 
-class Kernel(Dialog):
-    """A dialog whose other side is a list of answers: each a list of datagrams, or an error."""
+class Kernel(NetlinkSocket):
+    """A socket that reads from a list of answers, each a list of datagrams or errors."""
 
     def __init__(self, *answers: list[bytes | OSError]) -> None:
         super().__init__(socket.NETLINK_ROUTE, "links")
@@ -301,7 +313,7 @@ def test_a_dump_of_several_datagrams_is_one_answer():
         assert kernel.dump(18, b"", bytes) == [b"aaaa", b"bbbb", b"cccc"]
 
 
-def test_a_dump_that_was_interrupted_is_asked_for_again():
+def test_an_interrupted_dump_is_repeated():
     torn = [message(16, b"aaaa", F_DUMP_INTERRUPTED), END]
     with Kernel(torn, [message(16, b"bbbb"), END]) as kernel:
         assert kernel.dump(18, b"", bytes) == [b"bbbb"]
@@ -310,26 +322,26 @@ def test_a_dump_that_was_interrupted_is_asked_for_again():
 
 
 @pytest.mark.parametrize("end", [message(ERROR, code(EIO)), message(DONE, code(EIO))])
-def test_an_error_in_the_middle_of_a_dump_is_told_by_its_number(end):
+def test_an_error_inside_a_dump_raises_its_errno(end):
     with Kernel([message(16, b"aaaa") + end]) as kernel:
-        with pytest.raises(RefusedError) as refused:
+        with pytest.raises(NetlinkRefusedError) as refused:
             kernel.dump(18, b"", bytes)
         assert refused.value.code == EIO
 
 
-def test_the_end_of_an_answer_that_was_given_up_is_passed_over():
+def test_the_rest_of_an_abandoned_answer_is_skipped():
     stale = message(16, b"old!", sequence=u32(99)) + message(DONE, b"\0" * 4, sequence=u32(99))
     with Kernel([stale + message(16, b"aaaa") + END]) as kernel:
         assert kernel.dump(18, b"", bytes) == [b"aaaa"]
 
 
-def test_messages_that_the_kernel_lost_are_counted_and_asked_for_again():
+def test_a_dump_with_lost_messages_is_counted_and_repeated():
     with Kernel([message(16, b"aaaa"), OSError(105, "ENOBUFS")], [message(16, b"bbbb"), END]) as kernel:
         assert kernel.dump(18, b"", bytes) == [b"bbbb"]
         assert kernel.overruns == 1
 
 
-def test_a_kernel_that_does_not_answer_is_an_error():
+def test_a_missing_answer_is_an_error():
     with (
         Kernel([BlockingIOError(11, "EAGAIN")]) as kernel,
         pytest.raises(NetlinkError, match="did not answer"),
@@ -337,15 +349,15 @@ def test_a_kernel_that_does_not_answer_is_an_error():
         kernel.dump(18, b"", bytes)
 
 
-def test_a_datagram_cut_short_is_an_error():
+def test_a_truncated_datagram_is_an_error():
     with Kernel([message(16, b"aaaa")[:-1]]) as kernel, pytest.raises(NetlinkError, match="cut short"):
         kernel.dump(18, b"", bytes)
 
 
-def test_a_single_answer_and_a_single_refusal():
+def test_a_request_returns_its_answer_or_raises_its_errno():
     with Kernel([message(16, b"aaaa")], [message(ERROR, code(ENODEV))]) as kernel:
         assert kernel.ask(18, b"") == b"aaaa"
-        with pytest.raises(RefusedError) as refused:
+        with pytest.raises(NetlinkRefusedError) as refused:
             kernel.ask(18, b"")
         assert refused.value.code == ENODEV
         assert str(refused.value) == "links: No such device (ENODEV)"
@@ -354,31 +366,31 @@ def test_a_single_answer_and_a_single_refusal():
 # --- the real kernel ------------------------------------------------------------------------------------
 
 
-def test_what_this_kernel_says_of_its_loopback():
-    with LinkCounters() as counters:
-        lo = next(one for one in counters.read() if one.name == "lo")
+def test_this_kernel_reports_the_counters_of_its_loopback():
+    with Netdevs() as netdevs:
+        lo = next(reading for reading in netdevs.counters() if reading.netdev.name == "lo")
         assert lo.counters is not None
-        assert counters.vfs(lo.ifindex) == ()
-        with pytest.raises(RefusedError) as refused:
-            counters.vfs(2**31 - 2)
+        assert netdevs.vfs(lo.netdev.ifindex) == ()
+        with pytest.raises(NetlinkRefusedError) as refused:
+            netdevs.vfs(2**31 - 2)
         assert refused.value.code == ENODEV
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
-def test_ports_of_a_namespace_answer_dumps_and_single_questions_alike():
+def test_dumps_and_single_requests_give_the_same_answer():
     with Netns() as near, Netns() as far:
         veth(near, "v0", far, "w0")
         with near.entered():
-            family = ethtool_messages.Ports()
+            ethtool = ethtool_messages.EthtoolSocket()
         index = near.ifindex("v0")
-        with family:
-            assert [one.ifindex for one in family.all(ethtool_messages.MODES)] == [index]
-            assert family.one(ethtool_messages.MODES, index).speed_mbps == 10_000
-            assert index in [one.ifindex for one in family.all(ethtool_messages.STATE)]
-            assert family.all(ethtool_messages.FEC) == []
-            with pytest.raises(RefusedError) as refused:
-                family.one(ethtool_messages.FEC, index)
+        with ethtool:
+            assert [answer.ifindex for answer in ethtool.all(ethtool_messages.MODES)] == [index]
+            assert ethtool.one(ethtool_messages.MODES, index).speed_mbps == 10_000
+            assert index in [answer.ifindex for answer in ethtool.all(ethtool_messages.STATE)]
+            assert ethtool.all(ethtool_messages.FEC) == []
+            with pytest.raises(NetlinkRefusedError) as refused:
+                ethtool.one(ethtool_messages.FEC, index)
             assert refused.value.code == EOPNOTSUPP
-            with pytest.raises(RefusedError) as refused:
-                family.eeprom(index, 0x50, 0, 0, 1)
+            with pytest.raises(NetlinkRefusedError) as refused:
+                ethtool.eeprom(index, 0x50, 0, 0, 1)
             assert refused.value.code in (EOPNOTSUPP, EBUSY)

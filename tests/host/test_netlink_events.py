@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from nodeagent.host.netlink.events import LinkEvents, NetlinkError, Uevents, subsystem
+from nodeagent.health.structural import Fault
+from nodeagent.host.netlink.kernel_events import LinkEvents, NetlinkError, Uevents, subsystem
 from nodeagent.host.sysfs import Tree
-from nodeagent.sources.pci import PciFacts, watch
+from nodeagent.sources.pci_source import PciFacts, watch
 from tests.support.drawn_trees import Link, Machine
 from tests.support.needs import lack, need
 
@@ -211,18 +212,22 @@ def taps(namespace: Namespace, tmp_path: Path) -> Iterator[list[Tap]]:
             tap.close()
 
 
-async def test_a_second_link_lost_is_stated_before_the_kernel_would_announce_it(
+async def test_a_second_lost_link_is_published_before_the_kernel_announces_it(
     namespace: Namespace, taps: list[Tap], tmp_path: Path
 ) -> None:
     """Linkwatch holds the second announcement back until a second after the first (0.91 s measured)."""
-    stated: asyncio.Queue[PciFacts] = asyncio.Queue()
+    published: asyncio.Queue[PciFacts] = asyncio.Queue()
     with namespace.run(LinkEvents) as events:
-        watching = asyncio.create_task(watch(Tree(tmp_path), [events], stated.put_nowait))
+        watching = asyncio.create_task(watch(Tree(tmp_path), [events], published.put_nowait))
 
-        async def until(*allocatable: bool) -> None:
+        async def until(*carrier: bool) -> None:
             while True:
-                facts = await stated.get()
-                if tuple(pf.health.allocatable for pf in facts.functions) == allocatable:
+                facts = await published.get()
+                down = [
+                    [fault.key for fault in facts.faults.get(pf.pci_address, ())] == [Fault.CARRIER_DOWN]
+                    for pf in facts.functions
+                ]
+                if down == [not up for up in carrier]:
                     return
 
         try:

@@ -1,4 +1,4 @@
-"""Netdevs and DCB from rtnetlink: real namespaces, and messages as the kernel writes them."""
+"""Netdevs and DCB settings from rtnetlink: real namespaces and encoded messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.namespaces import Netns, veth
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
-def test_the_netdevs_of_a_namespace_are_listed_with_what_they_are():
+def test_the_netdevs_of_a_namespace_are_listed_with_their_properties():
     with Netns() as near, Netns() as far:
         veth(near, "swp1", far, "b0")
         near.ip("""link set swp1 mtu 9000 address 02:00:00:00:00:07
@@ -25,28 +25,28 @@ def test_the_netdevs_of_a_namespace_are_listed_with_what_they_are():
         with near.entered():
             netdevs = Netdevs()
         with netdevs:
-            found = {one.name: one for one in netdevs.read()}
-            assert list(found) == ["br0", "lo", "swp1", "tap0"]
-            swp1 = found["swp1"]
+            by_name = {netdev.name: netdev for netdev in netdevs.read()}
+            assert list(by_name) == ["br0", "lo", "swp1", "tap0"]
+            swp1 = by_name["swp1"]
             assert (swp1.kind, swp1.hardware, swp1.mtu) == ("veth", 1, 9000)
             assert swp1.mac == bytes.fromhex("020000000007")
             assert (swp1.admin_up, swp1.carrier) == (True, True)
-            assert found["lo"].hardware == 772
-            assert found["tap0"].kind == "tun"
-            assert (found["br0"].admin_up, found["br0"].carrier) == (False, None)
+            assert by_name["lo"].hardware == 772
+            assert by_name["tap0"].kind == "tun"
+            assert (by_name["br0"].admin_up, by_name["br0"].carrier) == (False, None)
             far.ip("link set b0 down")
-            assert {one.name: one.carrier for one in netdevs.read()}["swp1"] is False
+            assert {netdev.name: netdev.carrier for netdev in netdevs.read()}["swp1"] is False
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
-def test_hundreds_of_netdevs_are_more_than_one_datagram():
+def test_a_dump_of_hundreds_of_netdevs_spans_several_datagrams():
     with Netns() as near:
         near.ip("\n".join(f"link add dummy{n:03} type veth peer name peer{n:03}" for n in range(150)))
         with near.entered(), Netdevs() as netdevs:
             assert len(netdevs.read()) == 301
 
 
-def test_a_physical_netdev_tells_its_parent():
+def test_a_physical_netdev_has_its_parent_device():
     link = struct.pack("=BxHiII", 0, 1, 7, 0x1_0043, 0)
     raw = link + b"".join(
         (
@@ -59,14 +59,20 @@ def test_a_physical_netdev_tells_its_parent():
             attribute(57, b"pci\0"),
         )
     )
-    one = netdev_of(raw)
-    assert (one.ifindex, one.name, one.kind, one.mtu, one.carrier) == (7, "ens1np0", None, 9216, True)
-    assert (one.bus, one.pci_address) == ("pci", "0000:1a:00.0")
-    assert (one.mac, one.permanent_mac) == (b"\2\0\0\0\0\1", b"\2\0\0\0\0\2")
+    netdev = netdev_of(raw)
+    assert (netdev.ifindex, netdev.name, netdev.kind, netdev.mtu, netdev.carrier) == (
+        7,
+        "ens1np0",
+        None,
+        9216,
+        True,
+    )
+    assert (netdev.bus, netdev.pci_address) == ("pci", "0000:1a:00.0")
+    assert (netdev.mac, netdev.permanent_mac) == (b"\2\0\0\0\0\1", b"\2\0\0\0\0\2")
 
 
 @given(st.binary(max_size=200))
-def test_any_message_is_a_netdev_or_the_one_error(data):
+def test_any_message_decodes_or_raises_netlink_error(data):
     for read in (netdev_of, lambda raw: list(messages(raw)), ieee_of):
         try:
             read(data)
@@ -74,7 +80,7 @@ def test_any_message_is_a_netdev_or_the_one_error(data):
             continue
 
 
-def test_pfc_and_ets_are_read_as_the_kernel_lays_them_out():
+def test_pfc_and_ets_are_decoded_from_the_kernels_layout():
     ets = bytes(
         (0, 8, 0)
         + (50, 0, 0, 50, 0, 0, 0, 0)
@@ -99,7 +105,7 @@ def test_pfc_and_ets_are_read_as_the_kernel_lays_them_out():
     )
 
 
-def test_a_netdev_without_dcb_or_not_there_says_nothing():
+def test_a_netdev_without_dcb_and_a_missing_netdev_have_unknown_settings():
     with DcbSocket() as dcb:
         assert dcb.read("lo") == (None, None)
         assert dcb.read("no-such-netdev") == (None, None)

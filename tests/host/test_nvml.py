@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.host.driver import DriverError, GpuEvent, GpuReading
+from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading
 
 pytestmark = pytest.mark.needs("pynvml", "cc")
 
@@ -392,7 +392,7 @@ SCENARIO = """
 import asyncio, sys
 from nodeagent.host.nvml import Nvml
 from nodeagent.host.sysfs import Tree
-from nodeagent.sources import gpus
+from nodeagent.sources import gpu_source
 from nodeagent.sources.gpu_health_service import Ledger
 
 async def main():
@@ -407,13 +407,13 @@ async def main():
         print("silence", why, flush=True)
     ledger = Ledger()
     ledger.tell(state)
-    watching = asyncio.create_task(gpus.watch(
+    watching = asyncio.create_task(gpu_source.watch(
         Nvml, Tree(sys.argv[1]), ledger, silence,
-        pace=gpus.Pace(timeout_s=0.3, interval_s=0.2, vitals_s=0.2, absent_s=0.1)))
+        pace=gpu_source.Pace(timeout_s=0.3, interval_s=0.2, vitals_s=0.2, absent_s=0.1)))
     told = await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
-    while "freed" in told and gpus.stuck_threads():
+    while "freed" in told and gpu_source.stuck_threads():
         await asyncio.sleep(0.01)
-    print("stuck", gpus.stuck_threads(), flush=True)
+    print("stuck", gpu_source.stuck_threads(), flush=True)
     watching.cancel()
 
 asyncio.run(main())

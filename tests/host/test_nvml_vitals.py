@@ -2,7 +2,7 @@
 
 import pytest
 
-from nodeagent.host.driver import GpuVitals
+from nodeagent.host.gpu_driver import GpuVitals
 from nodeagent.host.nvml_vitals import plausible
 from tests.host import test_nvml as library
 from tests.host.test_nvml import gpu

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.host.driver import DriverError, GpuEvent, GpuReading
+from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading
 from nodeagent.host.recorded_gpus import PATH, Recorded, record
 
 H100 = {

@@ -13,8 +13,8 @@ import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from nodeagent.host import sriov
-from nodeagent.host.sriov import Links, SriovError, VfSettings, is_live, is_open, vf_settings
-from nodeagent.host.sysfs import Tree
+from nodeagent.host.sriov import Links, SriovError, VfSettings, is_open, vf_settings
+from nodeagent.host.sysfs import Tree, is_live
 from tests.host.test_netlink_events import Namespace
 from tests.support.drawn_trees import grow
 

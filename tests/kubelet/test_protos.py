@@ -20,7 +20,7 @@ from nodeagent.switches import gnmi_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOS = ("deviceplugin", "pluginregistration", "podresources", "gnmi")
-PACKAGE = dict.fromkeys(PROTOS, "nodeagent/kube") | {"gnmi": "nodeagent/sources/switches"}
+PACKAGE = dict.fromkeys(PROTOS, "nodeagent/kube") | {"gnmi": "nodeagent/switches"}
 MODULES = {
     "deviceplugin": deviceplugin_pb2,
     "pluginregistration": pluginregistration_pb2,

@@ -20,9 +20,10 @@ import pytest
 import yaml
 
 from nodeagent.sim.kubelet import PodSpec
-from nodeagent.web.auth import Door, Files
+from nodeagent.web.auth import Door
 from nodeagent.web.metrics_page import Metrics
 from nodeagent.web.server import Web
+from nodeagent.web.web_settings import WebSettings
 from tests.daemonset.test_monitoring import BOARDS, FOLDER, expressions, groups
 from tests.support.certificates import Authority
 from tests.support.running_agent import Node, node
@@ -192,7 +193,8 @@ async def test_every_panel_and_every_rule_is_answered(tmp_path: Path) -> None:
     await asyncio.to_thread(facts)  # which runs a loop of its own
     authority, tokens, _ = secured(tmp_path)
     certificate, key = authority.sign("all")
-    door = Door(Files(certificate, key, None, tokens))
+    files = {"certificate_file": certificate, "key_file": key, "token_file": tokens}
+    door = Door(WebSettings(**{setting: str(path) for setting, path in files.items()}))
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     metrics = Metrics(lambda: view(at=time.clock_gettime(time.CLOCK_BOOTTIME)), 10_000)
     web = asyncio.create_task(Web({"/metrics": metrics.page}, door).run("127.0.0.1", 0, port.set_result))

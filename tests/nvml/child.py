@@ -5,7 +5,7 @@ import json
 import logging
 import sys
 
-from nodeagent.host.driver import DriverError
+from nodeagent.host.gpu_driver import DriverError
 from nodeagent.host.nvml import Nvml
 
 logging.basicConfig(level=logging.INFO)

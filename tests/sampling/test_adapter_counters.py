@@ -10,9 +10,9 @@ import pytest
 from nodeagent.health.samples import Source
 from nodeagent.host.eeprom import ADDRESS, Module
 from nodeagent.host.eeprom.image import Lane, Medium
-from nodeagent.host.netlink.devlink import Reporter
-from nodeagent.host.netlink.link_messages import VfTraffic
-from nodeagent.host.netlink.message import AbsentError, NetlinkError, RefusedError
+from nodeagent.host.netlink.devlink import HealthReporter
+from nodeagent.host.netlink.message import NetlinkAbsentError, NetlinkError, NetlinkRefusedError
+from nodeagent.host.netlink.netdevs import VfTraffic
 from nodeagent.host.sysfs import Tree
 from nodeagent.model import Function, Rdma
 from nodeagent.sampling.adapter_counters import DevlinkReader, ModuleReader, RdmaReader, own_lanes
@@ -56,9 +56,9 @@ class Modules:
         self.reads += 1
         module = self.modules[ifindex]
         if isinstance(module, int):
-            raise RefusedError("ethtool", module)
+            raise NetlinkRefusedError("ethtool", module)
         if page in self.refused:
-            raise RefusedError("ethtool", EIO)
+            raise NetlinkRefusedError("ethtool", EIO)
         assert i2c == ADDRESS
         return bytes(module.get((i2c, page), bytearray(256))[start : start + length])
 
@@ -120,13 +120,13 @@ class Counters:
     def vfs(self, ifindex: int) -> tuple[VfTraffic, ...]:
         answer = self.answers[ifindex]
         if isinstance(answer, int):
-            raise RefusedError("links", answer)
+            raise NetlinkRefusedError("links", answer)
         return answer
 
 
 def test_only_pfs_with_vfs_are_asked_for_their_traffic():
     reader = VfReader(Ports({PF: 1, B: 2, "c": 3, "d": 4}))
-    reader._counters = Counters({1: (VfTraffic(0, 1, 2, 3, 4, 5, None, {"trust": "on"}),), 3: EIO, 4: ENODEV})
+    reader._netdevs = Counters({1: (VfTraffic(0, 1, 2, 3, 4, 5, None, {"trust": "on"}),), 3: EIO, 4: ENODEV})
     pfs = [pf(num_vfs=1), pf(B, num_vfs=0), pf("c", num_vfs=8), pf("d", num_vfs=1)]
     (sample,) = reader.read(pfs)
     assert sample.values == {
@@ -143,13 +143,13 @@ def test_only_pfs_with_vfs_are_asked_for_their_traffic():
 class Reporters:
     overruns = 0
 
-    def reporters(self) -> list[Reporter]:
+    def reporters(self) -> list[HealthReporter]:
         return [
-            Reporter(PF, None, "fw", False, 0, 0),
-            Reporter(PF, None, "tx", False, 2, 2),
-            Reporter(PF, 1, "tx", True, 3, 1),
-            Reporter(None, None, "fw", True, 9, 0),
-            Reporter("0000:ff:00.0", None, "fw", True, 9, 0),
+            HealthReporter(PF, None, "fw", False, 0, 0),
+            HealthReporter(PF, None, "tx", False, 2, 2),
+            HealthReporter(PF, 1, "tx", True, 3, 1),
+            HealthReporter(None, None, "fw", True, 9, 0),
+            HealthReporter("0000:ff:00.0", None, "fw", True, 9, 0),
         ]
 
 
@@ -169,7 +169,7 @@ def test_a_kernel_without_devlink_is_no_failure():
 
     def absent():
         asked.append(1)
-        raise AbsentError("this kernel has no netlink family devlink")
+        raise NetlinkAbsentError("this kernel has no netlink family devlink")
 
     reader = DevlinkReader(absent)
     assert reader.read([pf()]) == reader.read([pf()]) == []
@@ -189,7 +189,7 @@ class RdmaFamily:
     def read(self, index: int) -> dict[str, int]:
         assert index == 4
         if self.code:
-            raise RefusedError("RDMA counters", self.code)
+            raise NetlinkRefusedError("RDMA counters", self.code)
         return {"out_of_sequence": 7, "lifespan": 10}
 
     def close(self) -> None:

@@ -17,21 +17,30 @@ import pytest
 
 from nodeagent.health.samples import Sample, Source, known
 from nodeagent.host.netlink import ethtool_messages as ethtool
-from nodeagent.host.netlink.events import LinkEvents
-from nodeagent.host.netlink.message import RefusedError
+from nodeagent.host.netlink.kernel_events import LinkEvents
+from nodeagent.host.netlink.message import NetlinkRefusedError
 from nodeagent.host.sysfs import Tree
 from nodeagent.model import Function
 from nodeagent.sampling.latest_samples import Latest
 from nodeagent.sampling.port_counters import EthtoolReader
 from nodeagent.sampling.reader import Ports
-from nodeagent.sampling.sampler import Rates, Sampler
+from nodeagent.sampling.sampler import Sampler
+from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sim.machine import Machine
-from nodeagent.sources import pci
+from nodeagent.sources import pci_source
+from nodeagent.sources.scan_hints import ScanHint
 from tests.support.namespaces import Netns, veth
 from tests.support.tap_devices import Tap
 
-LINKS_ONLY = Rates(
-    link=None, driver=None, rdma=None, pcie=None, devlink=None, vf=None, module=None, kernel=False
+LINKS_ONLY = SamplesSettings(
+    link_seconds=None,
+    driver_seconds=None,
+    rdma_seconds=None,
+    pcie_seconds=None,
+    devlink_seconds=None,
+    vf_seconds=None,
+    module_seconds=None,
+    kernel_log=False,
 )
 """Nothing but what hints wake."""
 
@@ -50,7 +59,7 @@ def function(address: str, netdev: str | None) -> Function:
 class Seen:
     """A sampler with what it has told; ``functions`` may be replaced."""
 
-    def __init__(self, tree: Tree, functions: Iterable[Function], rates: Rates) -> None:
+    def __init__(self, tree: Tree, functions: Iterable[Function], rates: SamplesSettings) -> None:
         self.functions = tuple(functions)
         self.told: list[Sample] = []
         self._news = asyncio.Event()
@@ -80,8 +89,8 @@ class Seen:
 @asynccontextmanager
 async def sampling(
     functions: Iterable[Function],
-    rates: Rates = LINKS_ONLY,
-    hints: Iterable[pci.Hint] = (),
+    rates: SamplesSettings = LINKS_ONLY,
+    hints: Iterable[ScanHint] = (),
     root: Path | str = "/",
 ) -> AsyncIterator[Seen]:
     seen = Seen(Tree(root), functions, rates)
@@ -120,8 +129,15 @@ async def test_a_lost_carrier_is_sampled_at_once_and_so_is_its_return():
 
 @pytest.mark.needs("root", "ip", "nsenter")
 async def test_a_link_that_changes_is_asked_for_its_speed_and_state_at_once():
-    rates = Rates(
-        link=600, driver=None, rdma=None, pcie=None, devlink=None, vf=None, module=None, kernel=False
+    rates = SamplesSettings(
+        link_seconds=600,
+        driver_seconds=None,
+        rdma_seconds=None,
+        pcie_seconds=None,
+        devlink_seconds=None,
+        vf_seconds=None,
+        module_seconds=None,
+        kernel_log=False,
     )
     with Netns() as near, Netns() as far:
         veth(near, "v0", far, "w0")
@@ -236,7 +252,7 @@ def as_nobody(work: Callable[[], None]) -> None:
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the number of a system call")
 def test_without_privileges_only_the_eeprom_is_lost():
     async def once() -> dict[Source, str]:
-        seen = Seen(Tree("/"), [function(A, "v0")], Rates())
+        seen = Seen(Tree("/"), [function(A, "v0")], SamplesSettings())
         await seen.once()
         assert {sample.source for sample in seen.told} >= {Source.LINK, Source.MODES, Source.DRIVER}
         return {source: one.reason for source, one in seen.sampler.sources.items() if one.reason}
@@ -262,14 +278,14 @@ class Family:
     def all(self, question):
         self.asked += 1
         if self.broken:
-            raise RefusedError("ethtool", EIO)
-        return [ethtool.Pause(1, 1, 1), ethtool.Pause(2, 2, 2)]
+            raise NetlinkRefusedError("ethtool", EIO)
+        return [ethtool.PauseCounters(1, 1, 1), ethtool.PauseCounters(2, 2, 2)]
 
     def one(self, question, ifindex):
         self.asked += 1
         if ifindex > 1:
-            raise RefusedError("ethtool", EIO if ifindex == 2 else EOPNOTSUPP)
-        return ethtool.Pause(1, 1, 1)
+            raise NetlinkRefusedError("ethtool", EIO if ifindex == 2 else EOPNOTSUPP)
+        return ethtool.PauseCounters(1, 1, 1)
 
 
 class Asked:
@@ -327,12 +343,12 @@ SMALL = "two-gpu-two-nic"
 def machine(tmp_path: Path) -> tuple[Machine, Path, tuple[Function, ...], str]:
     made, root = Machine.load(SMALL), tmp_path / "m"
     made.write(root)
-    return made, root, pci.scan(Tree(root)).functions, made.nic(0).address
+    return made, root, pci_source.scan(Tree(root)).functions, made.nic(0).address
 
 
 async def test_what_happens_to_a_simulated_nic_is_sampled(tmp_path):
     made, root, functions, nic = machine(tmp_path)
-    seen = Seen(Tree(root), functions, Rates())
+    seen = Seen(Tree(root), functions, SamplesSettings())
     await seen.once()
     before = seen.sampler.latest.values(nic)
     assert before["carrier"] == before["rdma_port_active"] == before["roce_v2_gids"] == 1
@@ -379,7 +395,7 @@ async def test_what_happens_to_a_simulated_nic_is_sampled(tmp_path):
 
 async def test_every_name_that_a_simulated_machine_states_is_in_the_vocabulary(tmp_path):
     _, root, functions, _ = machine(tmp_path)
-    seen = Seen(Tree(root), functions, Rates())
+    seen = Seen(Tree(root), functions, SamplesSettings())
     await seen.once()
     assert {sample.source for sample in seen.told} == set(Source) - {Source.GPU}
     for sample in seen.told:
@@ -391,10 +407,10 @@ async def test_every_name_that_a_simulated_machine_states_is_in_the_vocabulary(t
 
 async def test_a_machine_without_recorded_samples_tells_what_sysfs_shows(tmp_path):
     _, root, functions, nic = machine(tmp_path)
-    with_file = Seen(Tree(root), functions, Rates())
+    with_file = Seen(Tree(root), functions, SamplesSettings())
     await with_file.once()
     (root / ".nodeagent/samples.json").unlink()
-    seen = Seen(Tree(root), functions, Rates())
+    seen = Seen(Tree(root), functions, SamplesSettings())
     await seen.once()
     assert {sample.source for sample in seen.told} == {Source.LINK, Source.MODES, Source.PCIE, Source.RDMA}
     recorded = with_file.sampler.latest.values(nic)
@@ -406,7 +422,7 @@ async def test_a_machine_without_recorded_samples_tells_what_sysfs_shows(tmp_pat
 async def test_a_broken_file_of_samples_silences_the_links_and_is_said_once(tmp_path, text, caplog):
     _, root, functions, _ = machine(tmp_path)
     (root / ".nodeagent/samples.json").write_text(text, "latin-1")
-    seen = Seen(Tree(root), functions, Rates())
+    seen = Seen(Tree(root), functions, SamplesSettings())
     for _ in range(3):
         await seen.once()
     collector = seen.sampler.sources[Source.LINK]
@@ -421,7 +437,9 @@ async def test_a_source_that_hangs_is_alone_and_named(tmp_path, caplog):
     speed = Path(os.path.realpath(root / f"sys/bus/pci/devices/{nic}")) / "current_link_speed"
     speed.unlink()
     os.mkfifo(speed)  # an attribute that blocks
-    rates = Rates(link=0.02, pcie=0.02, rdma=0.02, kernel=False, hangs_s=0.1)
+    rates = SamplesSettings(
+        link_seconds=0.02, pcie_seconds=0.02, rdma_seconds=0.02, kernel_log=False, hang_seconds=0.1
+    )
     async with sampling(functions, rates, root=root) as seen:
         collectors = seen.sampler.sources
         await seen.until(lambda _: collectors[Source.PCIE].hanging)
@@ -450,7 +468,7 @@ async def test_samples_of_the_file_are_timed_when_they_are_read(tmp_path):
     path.write_text(
         json.dumps([{"at": 5, "device": nic, "source": "fec"}, {"at": 5, "device": "x", "source": "fec"}])
     )
-    seen = Seen(Tree(root), functions, Rates())
+    seen = Seen(Tree(root), functions, SamplesSettings())
     await seen.once()
     assert [sample.device for sample in seen.told if sample.source is Source.FEC] == [nic]
     assert seen.sampler.latest.at(nic, Source.FEC) > 5

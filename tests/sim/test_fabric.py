@@ -10,7 +10,7 @@ from nodeagent.model import Snapshot
 from nodeagent.sim.machine import Machine
 from nodeagent.sim.simulated_fabric import Fabric
 
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
+NOW = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 
 
 def fabric(nodes: int) -> Fabric:

@@ -4,7 +4,7 @@ import pytest
 
 from nodeagent.health.samples import DATA, TEXTS, known
 from nodeagent.health.xids import Rules, judge, verdict
-from nodeagent.host.driver import GpuEvent
+from nodeagent.host.gpu_driver import GpuEvent
 from nodeagent.host.recorded_gpus import Recorded
 from nodeagent.model import HEALTHY
 from nodeagent.sim.machine import Machine

@@ -19,7 +19,7 @@ from nodeagent.host.sysfs import Tree
 from nodeagent.sim.machine import Machine, MachineError, ModelError
 from nodeagent.sim.machine.blueprint import MACHINES, parse, vf_address
 from nodeagent.sim.machine.files import relative
-from nodeagent.sources.pci import PciFacts, scan
+from nodeagent.sources.pci_source import PciFacts, scan
 
 SMALL = "two-gpu-two-nic"
 PF, VF2 = "0000:18:00.0", "0000:18:00.3"

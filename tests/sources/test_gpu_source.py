@@ -10,7 +10,7 @@ import time
 import pytest
 
 from nodeagent.health.samples import Source, known
-from nodeagent.host.driver import DriverError, GpuReading, GpuVitals
+from nodeagent.host.gpu_driver import DriverError, GpuReading, GpuVitals
 from nodeagent.host.recorded_gpus import PATH, Recorded
 from nodeagent.host.sysfs import Tree
 from nodeagent.model import HEALTHY, State

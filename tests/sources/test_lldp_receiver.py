@@ -14,8 +14,8 @@ import pytest
 from nodeagent.commands.neighbors.live import Row, _seen
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.packet import PacketError, open_on
-from nodeagent.link_selection import Selected
 from nodeagent.model import Function
+from nodeagent.sources.link_selection import Selected
 from nodeagent.sources.lldp_receiver import AWAY_S, Ear
 from tests.sources.test_neighbor_table import Agent, announce
 from tests.support.namespaces import Netns, veth

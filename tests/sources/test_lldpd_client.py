@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.link_selection import LinkSelect
 from nodeagent.lldp.lldpd_json import LldpdError, kept, neighbors_of
 from nodeagent.model import Identifier, Neighbor
 from nodeagent.sources import lldpd_client
+from nodeagent.sources.source_settings import LinkSelect
 from nodeagent.supervise import keep
 from tests.sources.test_neighbor_table import OFTEN, agent
 from tests.support.namespaces import Lldpd, Netns, veth

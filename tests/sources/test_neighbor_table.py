@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from nodeagent.host.netlink.events import LinkEvents
-from nodeagent.link_selection import LinkSelect
+from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.lldp import link_remarks
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
 from nodeagent.lldp.tlv import encode
@@ -23,6 +22,7 @@ from nodeagent.model import Finding, Neighbor
 from nodeagent.sources.lldp_receiver import GAP_S, Ear
 from nodeagent.sources.lldp_sender import Announcement
 from nodeagent.sources.neighbor_table import watch
+from nodeagent.sources.source_settings import LinkSelect
 from tests.support.namespaces import Lldpd, Netns, veth
 
 pytestmark = pytest.mark.needs("root", "ip", "nsenter")

@@ -11,9 +11,10 @@ import pytest
 
 from nodeagent.health.structural import Fault
 from nodeagent.host.sysfs import SysfsError, Tree
-from nodeagent.model import Function, Rdma, State
-from nodeagent.sources.netdev_links import links
-from nodeagent.sources.pci import Hint, PciFacts, Request, Sweep, remember, scan, watch
+from nodeagent.model import Function, Rdma
+from nodeagent.sources.pci_source import PciFacts, Sweep, remember, scan, watch
+from nodeagent.sources.pf_links import links
+from nodeagent.sources.scan_hints import ScanHint, ScanRequest
 from tests.support.drawn_trees import BROKEN, Link, Machine, grow, routes
 
 PF = "0000:1a:00.0"
@@ -400,7 +401,7 @@ class Stated(asyncio.Queue[PciFacts]):
         return await asyncio.wait_for(super().get(), 5)
 
 
-Start = Callable[..., Awaitable[tuple[Stated, Request]]]
+Start = Callable[..., Awaitable[tuple[Stated, ScanRequest]]]
 
 
 @pytest.fixture
@@ -409,10 +410,10 @@ async def start(machine: Machine):
     tasks = []
 
     async def started(
-        *hints: Hint, interval_s: float = 60.0, sweep: Sweep | None = None
-    ) -> tuple[Stated, Request]:
+        *hints: ScanHint, interval_s: float = 60.0, sweep: Sweep | None = None
+    ) -> tuple[Stated, ScanRequest]:
         stated = Stated()
-        request = Request()
+        request = ScanRequest()
         watching = watch(
             Tree(machine.root), [request, *hints], stated.put_nowait, interval_s, sweep or Sweep()
         )
@@ -426,13 +427,20 @@ async def start(machine: Machine):
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_the_first_look_is_judged_and_stated_at_once(machine: Machine) -> None:
+def faults(facts: PciFacts) -> list[list[str]]:
+    """The keys of the structural faults of each function."""
+    return [
+        [fault.key for fault in facts.faults.get(function.pci_address, ())] for function in facts.functions
+    ]
+
+
+async def test_the_first_scan_is_published_at_once_with_its_faults(machine: Machine) -> None:
     stated = Stated()
     machine.draw(f"{machine.folders[PF]}/net/enp26s0f0np0/carrier", "0")
     task = asyncio.create_task(watch(Tree(machine.root), [], stated.put_nowait))
     facts = await stated.get()
     task.cancel()
-    assert [function.health.state for function in facts.functions] == [State.DOWN] * 3
+    assert faults(facts) == [[Fault.CARRIER_DOWN], [], []]
     with pytest.raises(asyncio.CancelledError):
         await task
 
@@ -448,9 +456,9 @@ async def test_the_interval_alone_brings_new_facts(machine: Machine, start: Star
     stated, _ = await start(interval_s=0.01)
     machine.vanish("0000:1a:00.1")
     facts = await stated.get()
-    while facts.functions[1].health.allocatable:
+    while not facts.faults:
         facts = await stated.get()
-    assert facts.functions[1].health.reasons[0].key == Fault.DEVICE_MISSING
+    assert faults(facts)[1] == [Fault.DEVICE_MISSING]
 
 
 async def test_a_carrier_that_is_lost_after_the_hint_is_found_by_the_sweep(
@@ -462,10 +470,10 @@ async def test_a_carrier_that_is_lost_after_the_hint_is_found_by_the_sweep(
     await asyncio.sleep(0.1)  # the announcement is over, and the second loss is not announced
     machine.draw(f"{machine.folders[PF]}/net/enp26s0f0np0/carrier", "0")
     facts = await stated.get()
-    assert [function.health.allocatable for function in facts.functions] == [False] * 3
+    assert faults(facts) == [[Fault.CARRIER_DOWN], [], []]
     machine.draw(f"{machine.folders[PF]}/net/enp26s0f0np0/carrier", "1")
     facts = await stated.get()
-    assert [function.health.allocatable for function in facts.functions] == [True] * 3
+    assert faults(facts) == [[], [], []]
 
 
 async def test_a_vf_that_vanished_stays_missing_when_a_sweep_finds_a_change(
@@ -480,8 +488,7 @@ async def test_a_vf_that_vanished_stays_missing_when_a_sweep_finds_a_change(
         carrier = "0" if carrier == "1" else "1"
         machine.draw(f"{machine.folders[PF]}/net/enp26s0f0np0/carrier", carrier)
         facts = await stated.get()
-        missing = facts.functions[1].health
-        assert [reason.key for reason in missing.reasons] == [Fault.DEVICE_MISSING]
+        assert faults(facts)[1] == [Fault.DEVICE_MISSING]
 
 
 async def test_a_sweep_that_finds_nothing_states_nothing(start: Start) -> None:
@@ -501,7 +508,7 @@ async def test_a_hundred_hints_in_a_burst_are_one_scan(start: Start) -> None:
     assert stated.empty()
 
 
-async def test_a_pf_that_comes_back_is_healthy_again(machine: Machine, start: Start) -> None:
+async def test_a_pf_that_comes_back_has_no_fault(machine: Machine, start: Start) -> None:
     stated, request = await start()
     link = machine.root / f"sys/bus/pci/devices/{PF}"
     target = link.readlink()
@@ -510,12 +517,12 @@ async def test_a_pf_that_comes_back_is_healthy_again(machine: Machine, start: St
     facts = await stated.get()
     while len(facts.unreadable) == 0:
         facts = await stated.get()
-    assert [function.health.state for function in facts.functions] == [State.DOWN] * 3
+    assert faults(facts) == [[Fault.DEVICE_MISSING], [], []]
     link.symlink_to(target)
     request.make()
-    while not facts.functions[0].health.allocatable:
+    while faults(facts)[0]:
         facts = await stated.get()
-    assert [function.health.state for function in facts.functions] == [State.HEALTHY] * 3
+    assert faults(facts) == [[], [], []]
 
 
 async def test_a_watch_that_goes_on_from_an_earlier_one_forgets_nothing(machine: Machine) -> None:
@@ -525,7 +532,7 @@ async def test_a_watch_that_goes_on_from_an_earlier_one_forgets_nothing(machine:
     task = asyncio.create_task(watch(Tree(machine.root), [], stated.put_nowait, before=before))
     facts = await stated.get()
     task.cancel()
-    assert [function.health.allocatable for function in facts.functions] == [True, False, True]
+    assert faults(facts) == [[], [Fault.DEVICE_MISSING], []]
     with pytest.raises(asyncio.CancelledError):
         await task
 

@@ -1,7 +1,7 @@
 """A container without a container engine: a read-only root, the mounts, user and capabilities of a manifest.
 
-Namespaces and ``setpriv`` do what a runtime does with the same words. What is left out is said: no seccomp profile, no
-device cgroup, no masked paths of /proc; the image is this machine's own programs, read-only.
+Namespaces and ``setpriv`` apply the fields of the manifest as a runtime does. Left out: seccomp profile, device cgroup
+and masked paths of /proc. This machine's own programs, mounted read-only, stand for the image.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 from tests.support.manifests import ROOT, Manifest
 
 PROGRAMS = ("bin", "lib", "lib64", "sbin", "usr", "opt")
-"""What of this machine stands for the image; where the interpreter and the source lie comes on top."""
+"""Folders of this machine that stand for the image, besides those of the interpreter and the source."""
 
 
 def command(
     spec: Manifest, container: Manifest, host: Path, scratch: Path, words: list[str], given: dict[str, Path]
 ) -> list[str]:
-    """What runs ``words`` as that container of that pod, where ``host`` is the root of the node's disk.
+    """Return the command that runs ``words`` as that container of that pod. ``host`` is the root of the node's disk.
 
-    ``given``: by name, what is mounted for a volume that is no host path.
+    ``given`` maps the name of a volume that is not a host path to the folder to mount.
     """
     new = scratch / "root"
     lines = ["set -e", f"mkdir -p {new}", f"mount -t tmpfs tmpfs {new}"]

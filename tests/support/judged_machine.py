@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeagent.health import structural
 from nodeagent.health.engine import Engine, Terms
 from nodeagent.health.explain import DeviceView, explain
 from nodeagent.health.rules import Override, effective
 from nodeagent.health.samples import Sample, Source
+from nodeagent.health.structural import find_faults
 from nodeagent.model import Function, Health, Link
 
 
@@ -56,9 +56,9 @@ class Bench:
     def look(self, at: float | None = None) -> Bench:
         """A look of the pci source, and the verdict on it."""
         self.now = self.now if at is None else at
-        self.structural = structural.judge(self.functions, self.links.values(), self.structural)
+        self.structural, faults = find_faults(self.functions, self.links.values(), self.structural)
         self.engine.now = max(self.engine.now, self.now)
-        self.engine.facts(self.structural, self.links.values())
+        self.engine.facts(self.structural, self.links.values(), faults)
         return self.wait(0)
 
     def set(self, number: int = 1, at: float | None = None, **known: object) -> Bench:

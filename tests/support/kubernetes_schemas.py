@@ -1,8 +1,8 @@
-"""Whether a cluster would take a manifest: the schemas of Kubernetes' own versions, and for definitions of others
-the small ones in ``tests/schemas/``, which hold what our manifests use and refuse every other field.
+"""Validate manifests: with the schemas of each Kubernetes version, and for other definitions with the small schemas
+in ``tests/schemas/``, which hold the fields that our manifests use and refuse every other field.
 
-A small schema says ``x-pod: spec`` where a PodSpec stands and ``x-pod: template`` where a PodTemplateSpec does;
-those are judged by Kubernetes' own schema. ``x-quantities: true`` is a map of resource names to amounts.
+In a small schema ``x-pod: spec`` marks a PodSpec and ``x-pod: template`` a PodTemplateSpec: Kubernetes' own schema
+validates these. ``x-quantities: true`` marks a map of resource names to amounts.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import yaml
 from tests.support.needs import need
 
 OLDEST, NEWEST = "1.30", "1.37"
-"""From where a token names its node (ServiceAccountTokenPodNodeInfo) and admission policies are v1."""
+"""The first version whose tokens name their node (ServiceAccountTokenPodNodeInfo) and with admission policies v1."""
 
 _FOLDER = Path(__file__).parents[1] / "schemas"
 _QUANTITY = re.compile(r"([0-9]+|[0-9]*\.[0-9]+)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
 
 
 def complaints(manifest: dict[str, Any], version: str) -> list[str]:
-    """Everything that is wrong with an object in this version of Kubernetes."""
+    """Return all errors of an object in this version of Kubernetes."""
     small = small_schemas().get((manifest["apiVersion"], manifest["kind"]))
     if small is None:
         return _builtin(manifest, version)
@@ -36,7 +36,7 @@ def complaints(manifest: dict[str, Any], version: str) -> list[str]:
 
 @functools.cache
 def small_schemas() -> dict[tuple[str, str], dict[str, Any]]:
-    """By apiVersion and kind."""
+    """Schemas by apiVersion and kind."""
     found = {}
     for path in sorted(_FOLDER.glob("*.yaml")):
         for document in yaml.safe_load_all(path.read_text()):
@@ -57,7 +57,7 @@ def small_schemas() -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def from_crd(crd: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a definition's stored version as the API server applies it, refusing what it would prune."""
+    """Return the schema of the stored version as the API server applies it: fields that it prunes are errors here."""
     (version,) = (one for one in crd["spec"]["versions"] if one["storage"])
     schema = _copy(version["schema"]["openAPIV3Schema"])
     _close(schema)
@@ -66,7 +66,7 @@ def from_crd(crd: dict[str, Any]) -> dict[str, Any]:
 
 
 def structural(schema: Any, path: str = "$") -> Iterator[str]:
-    """What keeps a schema from being structural (Kubernetes, "Specifying a structural schema")."""
+    """Return why a schema is not structural (Kubernetes, "Specifying a structural schema")."""
     if "type" not in schema and not schema.get("x-kubernetes-int-or-string"):
         yield f"{path}: no type"
     for word in (
@@ -127,7 +127,7 @@ def _line(error: Any) -> str:
 
 
 def _close(schema: Any) -> None:
-    """Refuse unknown fields wherever fields are listed."""
+    """Refuse unknown fields in every object with listed fields."""
     if not isinstance(schema, dict):
         return
     if schema.pop("x-quantities", False):
@@ -144,7 +144,7 @@ def _close(schema: Any) -> None:
 
 
 def _pods(value: Any, schema: Any) -> Iterator[dict[str, Any]]:
-    """What the schema says is a pod, as an object that Kubernetes has a schema for."""
+    """Return the parts that the schema marks as a pod, as objects with a Kubernetes schema."""
     if not isinstance(schema, dict):
         return
     if (what := schema.get("x-pod")) is not None:

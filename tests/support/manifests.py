@@ -1,4 +1,4 @@
-"""What ``kubectl apply -k`` would send: the manifests built by the real kubectl, and read back."""
+"""Build the manifests with the real kubectl, as ``kubectl apply -k`` does, and parse them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.needs import need, which
 ROOT = Path(__file__).parents[2]
 DAEMONSET = ROOT / "daemonset"
 OVERLAYS = ("", *sorted(f"overlays/{path.name}" for path in (DAEMONSET / "overlays").iterdir()))
-"""What a person may apply; the first is daemonset/ itself."""
+"""Every kustomization that a user can apply; the first is daemonset/ itself."""
 
 Manifest = dict[str, Any]
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -22,7 +22,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @functools.cache
 def rendered(folder: Path) -> str:
-    """The output of ``kubectl kustomize``; the running test is skipped where there is no kubectl."""
+    """Return the output of ``kubectl kustomize``; skip the running test if kubectl is missing."""
     need("kubectl")
     done = subprocess.run(
         [which("kubectl"), "kustomize", folder], capture_output=True, text=True, check=False
@@ -41,14 +41,14 @@ def parsed(text: str) -> list[Manifest]:
 
 
 def files(folder: Path) -> list[Path]:
-    """The manifests of a folder of examples, without what is read by other programs."""
+    """Return the manifests of a folder of examples, without files for other programs."""
     return sorted(
         path for path in folder.rglob("*.yaml") if path.name not in ("kustomization.yaml", "values.yaml")
     )
 
 
 def key(manifest: Manifest) -> tuple[str, str, str, str]:
-    """What no two objects of a cluster share."""
+    """Return the identity of an object: unique in a cluster."""
     meta = manifest["metadata"]
     group = manifest["apiVersion"].rpartition("/")[0]
     return group, manifest["kind"], meta.get("namespace", ""), meta["name"]
@@ -70,7 +70,7 @@ def named(manifests: list[Manifest], kind: str, name: str) -> Manifest:
 
 
 def pod_specs(manifest: Manifest) -> list[Manifest]:
-    """The specs of the pods that an object makes, wherever they stand in it."""
+    """Yield the specs of the pods that an object creates, at any depth."""
     found: list[Manifest] = []
 
     def look(value: Any) -> None:

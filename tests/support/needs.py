@@ -1,7 +1,7 @@
-"""What a test needs of the machine, said where the test is: ``pytestmark = pytest.mark.needs("root", "lldpd")``.
+"""Tools that a test needs, declared beside the test: ``pytestmark = pytest.mark.needs("root", "lldpd")``.
 
-Without it the test is skipped, and the reason names what is missing. ``NODEAGENT_TESTS_REQUIRE`` lists (with
-commas or spaces) what must be there: a skip for one of those is a failure. ``.ci/run`` sets it.
+A test whose tool is missing is skipped, and the reason names the tool. ``NODEAGENT_TESTS_REQUIRE`` lists required
+tools, separated by commas or spaces: a skip for a required tool is a failure. ``.ci/run`` sets it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MODULES = ("pynvml", "scapy", "kubernetes_validate", "cel", "helm_python", "kub
 
 @functools.cache
 def missing(tool: str) -> str | None:
-    """Why the tool cannot be used; ``None`` where it can. ``root`` means that namespaces can be made."""
+    """Return why the tool cannot be used, or ``None``. ``root`` means that the test can create namespaces."""
     if tool == "root":
         return None if _can_unshare() else "root, who may make network namespaces"
     if tool == "tun":
@@ -34,19 +34,19 @@ def missing(tool: str) -> str | None:
 
 
 def which(tool: str) -> str | None:
-    """Where a program is: those that come with the packages for development first."""
+    """Find a program; programs of the development packages come first."""
     return shutil.which(tool, path=sysconfig.get_path("scripts")) or shutil.which(tool)
 
 
 def need(*tools: str) -> None:
-    """Skip the running test, or fail it where a missing tool is required."""
+    """Skip the running test, or fail it if the missing tool is required."""
     for tool in tools:
         if why := missing(tool):
             lack(tool, why)
 
 
 def lack(tool: str, why: str) -> NoReturn:
-    """The tool cannot be used, as the running test itself has found."""
+    """Skip or fail the running test for a tool that it found unusable."""
     if tool in os.environ.get("NODEAGENT_TESTS_REQUIRE", "").replace(",", " ").split():
         pytest.fail(f"needs {why}, and NODEAGENT_TESTS_REQUIRE lists {tool}", pytrace=False)
     pytest.skip(f"needs {why}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from nodeagent.agent import Agent, Place
-from nodeagent.config import Config, load
+from nodeagent.agent_config import Config, load
 from nodeagent.sim.kubelet import Kubelet
 from nodeagent.sim.machine import Machine
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
+from nodeagent.agent_config import Config
 from nodeagent.commands.scan.listing import once
-from nodeagent.config import Config
 from nodeagent.health.samples import DATA, TEXTS, Sample, Source
 from nodeagent.kubelet.rpc_stats import Measure, Status
 from nodeagent.metrics.exposition import Exposition

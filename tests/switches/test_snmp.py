@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.config.fabric_settings import FabricConfig
-from nodeagent.config.switch_settings import SnmpSettings, SwitchesSettings
 from nodeagent.controller import Controller, Place
+from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import IMMEDIATE, Planner, Rules
 from nodeagent.fabric.nodelinks import Identifier, LinkNeighbor, NodeLink, NodeLinks
 from nodeagent.fabric.uplinks import MANAGEMENT_PORTS
@@ -25,6 +24,7 @@ from nodeagent.switches.answers import Reading
 from nodeagent.switches.rounds import SwitchError, Switches, Way
 from nodeagent.switches.secret import Secret, secrets
 from nodeagent.switches.snmp import Snmp
+from nodeagent.switches.switch_settings import SnmpSettings, SwitchesSettings
 from tests.controller.test_controller import nodelinks, until
 from tests.support.namespaces import Lldpd, Netns, veth
 from tests.support.snmpd import COMMUNITY, PASSWORD, USERS, Switch, user

@@ -1,6 +1,6 @@
-"""One boot for all the tests here: what the guest wrote down, to be judged outside.
+"""Boot the guest once for all tests of this folder and load its results.
 
-``make test-vm`` runs them; an ordinary ``make test`` leaves them out (the marker ``vm``).
+``make test-vm`` runs them; ``make test`` leaves them out (marker ``vm``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEPS = (
 
 @dataclass(frozen=True)
 class Run:
-    """``step`` gives what a step wrote down, or fails with the traceback it ended with."""
+    """``step`` returns the results of a step, or fails with the traceback of the step."""
 
     machine: dict[str, Any]
     manifest: dict[str, Any]
@@ -63,7 +63,7 @@ def run() -> Run:
 
     wanted = build.machine()
     plan = {**wanted["nic"], "switch_mac": boot.SWITCH_MAC, "steps": STEPS}
-    # Kept until the next run, for a person to look at; hard links want it beside the cache.
+    # Kept until the next run, for inspection; hard links need the same file system as the cache.
     last = build.CACHE / "last"
     shutil.rmtree(last, ignore_errors=True)
     share, out = last / "share", last / "out"
@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Record:
-    """Writes ``docs/verified.md`` after a whole run; a partial or a failed one does not touch it."""
+    """Write ``docs/verified.md`` after a complete and successful run only."""
 
     def __init__(self) -> None:
         self.run: Run | None = None

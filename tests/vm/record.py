@@ -1,4 +1,4 @@
-"""``docs/verified.md``: what a whole run has shown, with its figures and its limits."""
+"""Write ``docs/verified.md``: the results of a complete run, with figures and limits."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
 HEAD = """\
 # What was verified where
 
-Written by `make test-vm` after a run in which every test passed; not to be edited. What is said of the
-machine is what the guest itself reported.
+`make test-vm` writes this page after a run in which every test passes; do not edit it. The guest itself reports
+the facts about the machine.
 """
 
 LIMITS = """\
-## What no test here can reach
+## Limits of these tests
 
-- **Other NICs.** The VFs are real to the kernel, the silicon is QEMU's model of an Intel 82576. What firmware
-  does (mlx5 above all: VF limits, trust, eswitch modes, LLDP that the NIC keeps for itself) is not there.
-- **RDMA and InfiniBand.** The model has none: RDMA devices, their exclusive mode, GUIDs and IPoIB are tested
-  against recorded and simulated trees alone.
-- **GPUs.** There are none in the guest; NVML is tested against a stand-in library.
-- **A kubelet.** The one in the guest is `nodeagent.sim.kubelet`, written after the kubelet's source. It runs no
-  containers, so that a CNI plugin moves the VF is played by `ip link set netns`.
-- **A DGX.** Its PCIe switches and its number of NICs are simulated, its firmware is not.
-- **Time.** With the accelerator tcg everything is emulated by software, on a machine that others share: the
-  figures say that nothing waits for a timer, not how fast a node is.
+- **Other NICs.** The VFs are real to the kernel; the NIC is QEMU's model of an Intel 82576. Functions of NIC firmware
+  are missing, above all those of mlx5: VF limits, trust, eswitch modes, LLDP agents in the NIC.
+- **RDMA and InfiniBand.** The model has none: RDMA devices, their exclusive mode, GUIDs and IPoIB are tested only
+  with recorded and simulated trees.
+- **GPUs.** The guest has none; NVML is tested against a stand-in library.
+- **A kubelet.** The one in the guest is `nodeagent.sim.kubelet`, which follows the source of the real one.
+  It runs no containers: `ip link set netns` moves the VF in place of a CNI plugin.
+- **A DGX.** Its PCIe switches and its number of NICs are simulated; its firmware is not.
+- **Time.** The accelerator tcg emulates everything in software on a shared machine: the figures show that nothing
+  waits for a timer; they do not show the speed of a node.
 """
 
 
@@ -56,18 +56,22 @@ def text(run: Run, passed: Iterable[str]) -> str:
     lines += ["", "Each line is a test:", ""]
     lines += [f"- {sentence(name)}" for name in passed]
     cable, removed, restart = run.step("cable"), run.step("removed"), run.step("restart")
-    lines += ["", "Seconds, from the cause in the kernel or in QEMU until the kubelet has been told:", ""]
+    lines += [
+        "",
+        "Seconds from the event in the kernel or in QEMU until the kubelet receives the device list:",
+        "",
+    ]
     lines += table(
         ("cause", "s"),
         [
-            ("the cable of a PF is pulled (the worst of three)", worst(cable, "down_s")),
-            ("it is plugged in again, negotiation included", worst(cable, "up_s")),
+            ("the cable of a PF is pulled (worst of three)", worst(cable, "down_s")),
+            ("the cable is plugged in again, with negotiation", worst(cable, "up_s")),
             ("the VFs of a PF are removed", f"{removed['gone_s']:.2f}"),
-            ("… of which the kernel takes", f"{removed['kernel_s']:.2f}"),
-            ("they are made again and their driver has probed them", f"{removed['back_s']:.2f}"),
+            ("of these in the kernel", f"{removed['kernel_s']:.2f}"),
+            ("the VFs are created again and probed by their driver", f"{removed['back_s']:.2f}"),
             ("the driver of all VFs is loaded", f"{run.step('late')['healthy_s']:.2f}"),
-            ("the agent is started again", f"{restart['again_s']:.2f}"),
-            ("the whole run, boot included", f"{run.seconds:.0f}"),
+            ("the agent is restarted", f"{restart['again_s']:.2f}"),
+            ("the whole run, with boot", f"{run.seconds:.0f}"),
         ],
     )
     return "\n".join([*lines, "", LIMITS])

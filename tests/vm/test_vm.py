@@ -1,6 +1,6 @@
-"""The installed agent on a real kernel whose NICs have real VFs: what the guest wrote down is judged here.
+"""Check the results of the guest: the installed agent on a real kernel whose NICs have real VFs.
 
-Each test is about one step of ``guest/guest.py``. Its name is a line of ``docs/verified.md``.
+Each test checks one step of ``guest/guest.py``. Its name becomes a line of ``docs/verified.md``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def ids(told: dict) -> dict[str, list[str]]:
 
 
 def only(run: Run, told: dict, rail: int) -> None:
-    """All devices of one PF are Unhealthy and no other is; none has vanished."""
+    """Check that exactly the devices of one PF are Unhealthy and that every device is listed."""
     for number, pf in enumerate(run.pfs):
         resource = run.resource(number)
         assert sorted(told[resource]) == addresses(run)[pf]
@@ -69,7 +69,7 @@ def test_vfs_apply_creates_the_configured_vfs_and_a_second_run_changes_nothing(r
     assert data["after"] == data["there"]
 
 
-def test_vfs_apply_sets_up_the_vfs_of_the_pf_that_was_meant_and_the_kernel_says_so(run: Run) -> None:
+def test_vfs_apply_configures_the_vfs_of_the_selected_pf_and_the_kernel_confirms_it(run: Run) -> None:
     by_address = {link.get("parentdev"): link for link in run.step("apply")["ip"]}
     for number, pf in enumerate(run.pfs):
         link = by_address[pf]
@@ -86,13 +86,13 @@ def test_vf_addresses_follow_offset_and_stride_across_device_numbers(run: Run) -
 
 
 def routed(pf: str, further: int) -> str:
-    """The PCI address so many routing IDs after the PF's (PCIe Base, SR-IOV: First VF Offset, VF Stride)."""
+    """Return the PCI address ``offset`` routing IDs after the PF's (PCIe Base, SR-IOV: First VF Offset, VF Stride)."""
     domain, bus, device, function = re.fullmatch(r"(\w+):(\w+):(\w+)\.(\w)", pf).groups()  # type: ignore[union-attr]
     number = (int(bus, 16) << 8 | int(device, 16) << 3 | int(function)) + further
     return f"{domain}:{number >> 8:02x}:{number >> 3 & 31:02x}.{number & 7}"
 
 
-def test_vfs_whose_mac_the_pf_has_not_set_are_offered_like_any(run: Run) -> None:
+def test_vfs_without_a_mac_set_by_the_pf_are_offered(run: Run) -> None:
     links = {link.get("parentdev"): link for link in run.step("apply")["ip"]}
     assert {vf["address"] for pf in run.pfs for vf in links[pf]["vfinfo_list"]} == {UNSET}
     told = run.step("late")["after"]
@@ -102,7 +102,7 @@ def test_vfs_whose_mac_the_pf_has_not_set_are_offered_like_any(run: Run) -> None
 # --- discovery --------------------------------------------------------------------------------------------
 
 
-def test_vfs_without_a_driver_are_unhealthy_and_healthy_as_soon_as_it_is_loaded(run: Run) -> None:
+def test_vfs_without_a_driver_are_unhealthy_and_become_healthy_when_it_is_loaded(run: Run) -> None:
     data = run.step("late")
     for rail, pf in enumerate(run.pfs):
         resource = run.resource(rail)
@@ -111,7 +111,7 @@ def test_vfs_without_a_driver_are_unhealthy_and_healthy_as_soon_as_it_is_loaded(
         assert sorted(data["after"][resource]) == addresses(run)[pf]
         assert data["capacity"][resource] == run.nic["vfs"][rail]
     assert data["ready"]["status"] == 200
-    # Well under the 30 s between two looks without a hint: the kernel's announcement was heard.
+    # Much less than the 30 s between two scans without a hint: the uevent triggered the scan.
     assert data["healthy_s"] < 15
 
 
@@ -166,7 +166,7 @@ def test_scan_agrees_with_sysfs(run: Run) -> None:
         assert seen[pf]["num_vfs"] == len(vfs)
 
 
-def test_the_kubelet_is_told_the_numa_node_of_every_vf(run: Run) -> None:
+def test_the_device_list_holds_the_numa_node_of_every_vf(run: Run) -> None:
     told, sysfs = run.step("late")["after"], run.step("agree")["sysfs"]
     for rail, node in enumerate(run.nic["numa_nodes"]):
         for vf, device in told[run.resource(rail)].items():
@@ -177,7 +177,7 @@ def test_the_kubelet_is_told_the_numa_node_of_every_vf(run: Run) -> None:
 # --- use --------------------------------------------------------------------------------------------------
 
 
-def test_a_pod_is_given_its_vfs_as_cni_plugins_expect_and_nobody_takes_them_from_it(run: Run) -> None:
+def test_a_pod_gets_its_vfs_as_cni_plugins_expect_and_keeps_them(run: Run) -> None:
     data = run.step("pod")
     assert data["phase"] == "Running", data["message"]
     assert data["env"]["PCIDEVICE_NODEAGENT_IO_NIC3"].split(",") == data["held"]
@@ -210,7 +210,7 @@ def test_the_vfs_of_a_pf_are_not_removed_while_a_program_has_a_vfio_group_open(r
     assert data["numvfs"] == run.nic["vfs"][0]
 
 
-def test_a_vf_in_a_network_namespace_stays_healthy_and_its_pf_is_left_alone(run: Run) -> None:
+def test_a_vf_in_a_network_namespace_stays_healthy_and_its_pf_is_unchanged(run: Run) -> None:
     data = run.step("namespace")
     assert data["netdev"] in data["inside"]
     assert data["away"]["netdev"] is None
@@ -225,30 +225,30 @@ def test_a_vf_in_a_network_namespace_stays_healthy_and_its_pf_is_left_alone(run:
 # --- faults -----------------------------------------------------------------------------------------------
 
 
-def test_a_pulled_cable_turns_exactly_the_vfs_of_that_pf_unhealthy_and_back(run: Run) -> None:
+def test_a_pulled_cable_makes_exactly_the_vfs_of_that_pf_unhealthy_and_later_healthy_again(run: Run) -> None:
     for one in run.step("cable"):
         only(run, one["down"], 0)
         told = [(update["resource"], update["healthy"]) for update in one["updates"]]
-        # One message down, one up: nothing is repeated and no other resource is disturbed.
+        # One message for down, one for up: no repetition, and no message for another resource.
         assert told == [(run.resource(0), 0), (run.resource(0), run.nic["vfs"][0])]
         assert one["down_s"] < 5
         assert one["up_s"] < 10
 
 
-def test_removed_vfs_turn_unhealthy_none_vanishes_and_they_return(run: Run) -> None:
+def test_removed_vfs_become_unhealthy_stay_listed_and_recover(run: Run) -> None:
     data = run.step("removed")
     only(run, data["gone"], 1)
     held = data["health"]["main"][run.resource(1)]
     assert set(held.values()) == {"Unhealthy"}
     assert data["back"] == data["before"]
     assert data["panics"] == []
-    # An agent that looks for the first time gives no other PF the name of this one.
+    # At its first scan the agent gives the name of this PF to no other PF.
     offered = {entry["resource"]: entry["devices"] for entry in data["scan"]["resources"]}
     assert offered[run.resource(1)] == []
     assert {device["parent"] for device in offered[run.resource(2)]} == {run.pfs[2]}
 
 
-def test_a_pf_that_loses_its_driver_takes_its_vfs_down_alone_and_gets_them_again(run: Run) -> None:
+def test_a_pf_without_its_driver_loses_only_its_own_vfs_and_recovers_them(run: Run) -> None:
     data = run.step("unbound")
     only(run, data["gone"], 2)
     assert [reason["key"] for reason in data["health"]["reasons"]] == ["driver_unbound"]
@@ -261,7 +261,7 @@ def test_a_pf_that_loses_its_driver_takes_its_vfs_down_alone_and_gets_them_again
     assert data["back"] == data["before"]
 
 
-def test_a_restarted_agent_finds_everything_as_it_was_and_pods_keep_their_vfs(run: Run) -> None:
+def test_a_restarted_agent_reports_the_same_and_pods_keep_their_vfs(run: Run) -> None:
     data = run.step("restart")
     assert data["code"] == 0
     assert data["still"] == data["held"]
@@ -269,7 +269,7 @@ def test_a_restarted_agent_finds_everything_as_it_was_and_pods_keep_their_vfs(ru
     assert data["errors"] == [None] * len(run.pfs)
 
 
-def test_an_agent_that_starts_while_vfs_are_gone_names_the_one_that_a_pod_holds(run: Run) -> None:
+def test_an_agent_that_starts_without_vfs_lists_the_vf_that_a_pod_holds(run: Run) -> None:
     data = run.step("bereft")
     resource = run.resource(1)
     assert sorted(data["gone"][resource]) == data["held"]
@@ -283,7 +283,7 @@ def test_an_agent_that_starts_while_vfs_are_gone_names_the_one_that_a_pod_holds(
 # --- the rest ---------------------------------------------------------------------------------------------
 
 
-def test_a_real_lldpd_on_the_cable_of_a_pf_is_heard(run: Run) -> None:
+def test_the_agent_receives_frames_of_a_real_lldpd_on_the_cable_of_a_pf(run: Run) -> None:
     data = run.step("lldp")
     assert data["neighbors"]["code"] == 0
     links = {link["link"]: link for link in data["neighbors"]["answer"]["links"]}
@@ -294,7 +294,7 @@ def test_a_real_lldpd_on_the_cable_of_a_pf_is_heard(run: Run) -> None:
     assert [entry["link"] for entry in data["scan"]["answer"]["neighbors"]] == [data["pf"]]
 
 
-def test_metrics_count_what_the_kubelet_was_told(run: Run) -> None:
+def test_metrics_count_the_devices_that_the_kubelet_received(run: Run) -> None:
     data = run.step("metrics")
     assert (data["metrics"]["status"], data["ready"]["status"]) == (200, 200)
     shown = page(run)
@@ -312,7 +312,7 @@ def page(run: Run) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     }
 
 
-def test_metrics_of_a_real_driver_are_what_ethtool_ip_and_sysfs_say(run: Run) -> None:
+def test_metrics_of_a_real_driver_equal_ethtool_ip_and_sysfs(run: Run) -> None:
     data, shown = run.step("metrics"), page(run)
     for before, after in zip(data["before"], data["after"], strict=True):
         device = (("device", before["netdev"]),)
@@ -332,7 +332,7 @@ def test_metrics_of_a_real_driver_are_what_ethtool_ip_and_sysfs_say(run: Run) ->
             for what in ("bytes", "packets", "errors", "dropped"):
                 value = shown[f"nodeagent_link_{word}_{what}_total", device]
                 first, last = (each["link"]["stats64"][direction][what] for each in (before, after))
-                # The agent looks every five seconds: what it shows may be that much older than the page.
+                # The agent samples every five seconds: its values may be five seconds older than the page.
                 assert value <= last, (what, value, last)
                 assert value >= 0.5 * first or first < 100, (what, value, first)
         changes = (
@@ -342,7 +342,7 @@ def test_metrics_of_a_real_driver_are_what_ethtool_ip_and_sysfs_say(run: Run) ->
         assert changes == before["carrier_changes"]
 
 
-def test_the_pcie_link_and_aer_of_a_real_port_are_what_sysfs_says(run: Run) -> None:
+def test_pcie_link_and_aer_of_a_real_port_equal_sysfs(run: Run) -> None:
     data, shown = run.step("metrics"), page(run)
     for before in data["before"]:
         address = (("pci_address", before["pf"]),)
@@ -363,13 +363,13 @@ def test_the_pcie_link_and_aer_of_a_real_port_are_what_sysfs_says(run: Run) -> N
         }
 
 
-def test_every_vf_of_a_real_pf_has_its_series(run: Run) -> None:
+def test_every_vf_of_a_real_pf_has_its_metrics(run: Run) -> None:
     data, shown = run.step("metrics"), page(run)
     there = {dict(labels)["pci_address"] for name, labels in shown if name == "nodeagent_vf_info"}
     assert there == {vf for before in data["before"] for vf in before["vfs"]}
 
 
-def test_the_doctor_finds_nothing_that_must_be_fixed_on_a_machine_that_works(run: Run) -> None:
+def test_the_doctor_finds_nothing_to_fix_on_a_working_machine(run: Run) -> None:
     data = run.step("doctor")
     findings = data["answer"]["findings"]
     assert [one for one in findings if one["level"] == "fix"] == []
@@ -384,6 +384,6 @@ def test_the_agent_logs_no_error_from_start_to_end(run: Run) -> None:
     assert [line for line in run.log.splitlines() if " ERROR " in line or "Traceback" in line] == []
 
 
-def test_the_kernel_is_the_one_of_the_package_and_sees_two_numa_nodes(run: Run) -> None:
+def test_the_kernel_is_that_of_the_package_and_has_two_numa_nodes(run: Run) -> None:
     assert run.step("facts")["kernel"] == run.manifest["kernel"]
     assert run.step("facts")["nodes"] == "0-1"

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.web.auth import Door, Files
+from nodeagent.web.auth import Door
 from nodeagent.web.server import Page, Web
+from nodeagent.web.web_settings import WebSettings
 from nodeagent.web.x509 import CertificateError, ends_at
 from tests.support.certificates import Authority
 
@@ -55,10 +56,15 @@ class Place:
         shutil.copy(pair[1], self.key)
 
     def door(self, *, tokens: bool = False, mutual: bool = False, probes_open: bool = True) -> Door:
-        files = Files(
-            self.certificate, self.key, self.ca if mutual else None, self.tokens if tokens else None
+        return Door(
+            WebSettings(
+                certificate_file=str(self.certificate),
+                key_file=str(self.key),
+                client_ca_file=str(self.ca) if mutual else None,
+                token_file=str(self.tokens) if tokens else None,
+                probes_open=probes_open,
+            )
         )
-        return Door(files, probes_open=probes_open)
 
 
 @pytest.fixture

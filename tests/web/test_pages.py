@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from nodeagent.config import Config
 from nodeagent.health.samples import Sample, Source
 from nodeagent.inventory import Inventory
 from nodeagent.kubelet.rpc_stats import Measure
@@ -14,6 +13,7 @@ from nodeagent.sampling.collectors import Collector
 from nodeagent.sources.gpu_health_service import Ledger
 from nodeagent.sources.nvml_session import Measured
 from nodeagent.web.pages import Pages, stock
+from nodeagent.web.web_settings import WebSettings
 from tests.support.scrape_inputs import facts
 
 MEMORY, NIC = "nvidia-dgx-h100/gpu-mem", "nvidia-dgx-h100/nic0"
@@ -54,7 +54,7 @@ class Gpus:
 
 
 def test_how_old_the_numbers_of_gpus_are_is_told_too() -> None:
-    pages, ledger = Pages(Config(), Inventory(), Measure()), Ledger()
+    pages, ledger = Pages(WebSettings(), Inventory(), Measure()), Ledger()
     pages.gpus = ledger
 
     def told() -> list[tuple[str, bool, float | None, float | None, int]]:
@@ -77,7 +77,7 @@ def test_a_view_is_made_of_what_others_keep() -> None:
     snapshot, offer = facts()
     inventory = Inventory()
     inventory.state("pci", functions=snapshot.functions, links=snapshot.links)
-    pages = Pages(Config(), inventory, Measure())
+    pages = Pages(WebSettings(), inventory, Measure())
     assert pages.view().samples == ()
     sample = Sample(1.0, snapshot.gpus[0].uuid, Source.GPU, {"gpu_celsius": 40})
     pages.gpus = Gpus((sample,))

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nodeagent import discovery
-from nodeagent.config import Config
+from nodeagent.agent_config import Config
 from nodeagent.health.recording import Subject
 from nodeagent.health.samples import Sample, Source
 from nodeagent.health.xids import Latch
-from nodeagent.host.driver import GpuEvent
+from nodeagent.host.gpu_driver import GpuEvent
 from nodeagent.host.sysfs import Tree
 from nodeagent.model import Gpu
 from nodeagent.sources import gpu_source

@@ -36,15 +36,14 @@ from hashlib import blake2b
 from pathlib import Path
 
 from nodeagent import __version__, discovery
+from nodeagent.agent_config import Config
 from nodeagent.commands.capture import snapshot
-from nodeagent.config import Config
 from nodeagent.host import recorded_gpus
-from nodeagent.host.driver import DriverError, GpuReading, GpuVitals
-from nodeagent.host.sysfs import UNREADABLE, SysfsError, Tree
+from nodeagent.host.gpu_driver import DriverError, GpuReading, GpuVitals
+from nodeagent.host.sysfs import NET, UNREADABLE, SysfsError, SysfsScan, Tree
 from nodeagent.model import Function
 from nodeagent.sampling.recorded_samples import PATH as SAMPLES
-from nodeagent.sources import host_paths, nvml_session, pci
-from nodeagent.sources.sysfs_reading import NET, Look
+from nodeagent.sources import host_paths, nvml_session, pci_source
 
 MARKER = "/.nodeagent/machine.yaml"
 _ORIGIN = (
@@ -67,7 +66,7 @@ def capture(root: Path, directory: Path, *, scramble: bool) -> str:
     """
     _check(directory)
     tree = Remembering(root)
-    facts = pci.scan(tree)
+    facts = pci_source.scan(tree)
     host_paths.look(tree, Config().cdi.directory)
     readings, why = _gpus(tree)
     _also(tree, facts.functions, readings)
@@ -281,20 +280,20 @@ def _also(tree: Remembering, functions: tuple[Function, ...], readings: tuple[Gp
         if reading.pci_address is not None:
             nvml_session.place(tree, reading.pci_address)
         tree.exists(f"/dev/nvidia{reading.minor}")
-    look = Look(tree)
+    sysfs = SysfsScan(tree)
     for function in functions:
-        look.names(f"/sys/bus/pci/devices/{function.pci_address}/net")
-        look.read(tree.text, f"/sys/bus/pci/devices/{function.pci_address}/sriov_drivers_autoprobe")
+        sysfs.names(f"/sys/bus/pci/devices/{function.pci_address}/net")
+        sysfs.read(tree.text, f"/sys/bus/pci/devices/{function.pci_address}/sriov_drivers_autoprobe")
         if function.netdev is not None:
-            look.names(f"{NET}/{function.netdev}")
-            look.netdev(tree.text, function.netdev, "flags")
+            sysfs.names(f"{NET}/{function.netdev}")
+            sysfs.netdev(tree.text, function.netdev, "flags")
         rdma = function.rdma
         nodes = (function.vdpa, *((rdma.uverbs, rdma.umad, rdma.issm) if rdma else ()))
         for path in (*nodes, function.vfio_group and f"/dev/vfio/{function.vfio_group}"):
             if path is not None:
                 tree.exists(path)
     for path in _ORIGIN:
-        look.read(tree.text, path)
+        sysfs.read(tree.text, path)
 
 
 # --- what is written ------------------------------------------------------------------------------------

@@ -14,13 +14,14 @@ from pathlib import Path
 from nodeagent import __version__
 from nodeagent.commands.capture import gpu_recorder as cards
 from nodeagent.commands.capture.machine import CaptureError
-from nodeagent.discovery import hints, permanent_macs, recorded
 from nodeagent.health.recording import Header, Subject, encode
 from nodeagent.health.samples import Sample
 from nodeagent.host.sysfs import Tree
 from nodeagent.model import Function, Link
-from nodeagent.sampling.sampler import Rates, Sampler
-from nodeagent.sources import gpu_source, pci
+from nodeagent.sampling.sampler import Sampler
+from nodeagent.sampling.sampling_settings import SamplesSettings
+from nodeagent.sources import gpu_source, pci_source
+from nodeagent.sources.machine_access import hints, is_recorded, permanent_macs
 
 Writer = Callable[[bytes], object]
 
@@ -28,7 +29,11 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def record(
-    root: Path, file: Path, seconds: float, rates: Rates | None = None, pace: gpu_source.Pace | None = None
+    root: Path,
+    file: Path,
+    seconds: float,
+    rates: SamplesSettings | None = None,
+    pace: gpu_source.Pace | None = None,
 ) -> str:
     """Record the machine under ``root`` for so long; answers a summary for a person. Raises ``CaptureError``."""
     try:
@@ -42,11 +47,16 @@ def record(
 
 
 async def _record(
-    tree: Tree, write: Writer, file: Path, seconds: float, rates: Rates | None, pace: gpu_source.Pace | None
+    tree: Tree,
+    write: Writer,
+    file: Path,
+    seconds: float,
+    rates: SamplesSettings | None,
+    pace: gpu_source.Pace | None,
 ) -> str:
-    facts = await asyncio.to_thread(pci.scan, tree)
+    facts = await asyncio.to_thread(pci_source.scan, tree)
     pfs = tuple(one for one in facts.functions if one.parent is None)
-    macs = {} if recorded(tree) else await asyncio.to_thread(permanent_macs)
+    macs = {} if is_recorded(tree) else await asyncio.to_thread(permanent_macs)
     early: list[Sample] | None = []
     count = 0
 

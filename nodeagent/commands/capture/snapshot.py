@@ -13,8 +13,8 @@ import msgspec
 from nodeagent.health.samples import Sample
 from nodeagent.host.sysfs import Tree
 from nodeagent.model import Function
-from nodeagent.sampling.collectors import Rates
 from nodeagent.sampling.sampler import Sampler
+from nodeagent.sampling.sampling_settings import SamplesSettings
 
 _PATIENCE_S = 30.0
 """After so long those that have answered are what there is."""
@@ -26,7 +26,7 @@ def samples(tree: Tree, functions: tuple[Function, ...]) -> bytes:
     taken: list[Sample] = []
 
     async def look() -> None:
-        sampler = Sampler(tree, lambda: functions, taken.extend, Rates(kernel=False))
+        sampler = Sampler(tree, lambda: functions, taken.extend, SamplesSettings(kernel_log=False))
         await sampler.once()
         sampler.close()
 

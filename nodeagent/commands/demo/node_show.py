@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
+from nodeagent.agent_config import Config
 from nodeagent.commands.demo.run import DemoError, Stage, command, free_port, printed, running, tail
 from nodeagent.commands.scan.listing import as_table
 from nodeagent.commands.scan.listing import once as look
-from nodeagent.config import Config
 from nodeagent.model import Devices
 from nodeagent.sim.kubelet import Admission, Kubelet, PodSpec
 from nodeagent.sim.machine import Machine

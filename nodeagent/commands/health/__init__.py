@@ -22,7 +22,7 @@ from nodeagent.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from nodeagent.config import Config
+    from nodeagent.agent_config import Config
     from nodeagent.health.explain import DeviceView
 
 ALONE = "no agent runs here: a short look of our own, without samples of the past, holds or penalties"

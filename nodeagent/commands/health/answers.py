@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 
 from nodeagent import discovery
-from nodeagent.config import Config, host_port
+from nodeagent.agent_config import Config
+from nodeagent.config.formats import host_port
 from nodeagent.health.explain import DeviceView
 from nodeagent.inventory import Inventory
 from nodeagent.sources.nic_health_service import Verdicts
@@ -101,11 +102,15 @@ class _Looking:
         ledger = discovery.gpus_ledger(self.config)
         quiet = msgspec.structs.replace(self.config.lldp, transmit=False)
         config = msgspec.structs.replace(self.config, lldp=quiet)
-        watching = asyncio.create_task(
-            discovery.watch(
-                inventory, config, self.root, judge=judge, gpu_ledger=ledger, sampling=lambda _sampler: None
-            )
+        sources = discovery.Discovery(
+            inventory,
+            config,
+            self.root,
+            nic_health=judge,
+            gpu_health=ledger,
+            on_sampler=lambda _sampler: None,
         )
+        watching = asyncio.create_task(sources.run())
         self._tasks.append(watching)
         await asyncio.wait((watching,), timeout=LOOK_S)
         if watching.done():

@@ -13,7 +13,7 @@ from nodeagent.health.gpuguard import Guard
 from nodeagent.health.recording import Subject
 from nodeagent.health.samples import Sample, Source
 from nodeagent.health.xids import Latch, Rules, judge, verdict
-from nodeagent.host.driver import GpuEvent, GpuReading, GpuVitals
+from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.model import Health
 
 READ_S = 5.0

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 import msgspec
 
 from nodeagent.commands.health.gpu_replay import Gpus
 from nodeagent.commands.health.tables import seconds
-from nodeagent.health import structural
 from nodeagent.health.engine import Engine, Terms
 from nodeagent.health.gpuguard import Guard
 from nodeagent.health.recording import Header, Subject
 from nodeagent.health.samples import Sample, Source
+from nodeagent.health.structural import find_faults
 from nodeagent.health.xids import Rules
 from nodeagent.model import HEALTHY, Function, Gpu, Health, Link
+from nodeagent.rfc3339 import rfc3339
 from nodeagent.sources.nic_health_service import roles
 from nodeagent.text_table import plain, section
 
@@ -74,7 +74,8 @@ def replay(
     cards = tuple(one for one in header.devices if one.kind == "gpu")
     functions = tuple(_function(one) for one in subjects.values())
     links = tuple(_link(one) for one in subjects.values())
-    engine.facts(structural.judge(functions, links), links)
+    functions, faults = find_faults(functions, links)
+    engine.facts(functions, links, faults)
     engine.roles(roles(functions, tuple(map(_gpu, cards))))
     gpus = Gpus(cards, rules or Rules(), Guard(terms.guard_share, terms.guard_s))
     told: dict[str, Health] = {}
@@ -165,7 +166,7 @@ def moment(at: float, header: Header) -> str:
     if not header.booted_at:
         return f"{at:12.3f}"
     with suppress(ValueError, OverflowError):
-        return datetime.fromtimestamp(header.booted_at + at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+        return rfc3339(header.booted_at + at, "milliseconds")
     return f"{at:12.3f}"
 
 

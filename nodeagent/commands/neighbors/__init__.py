@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 from pathlib import Path
 
@@ -37,15 +36,11 @@ def add_neighbors(add: Add) -> None:
 
 
 def _neighbors(options: argparse.Namespace) -> int:
-    from nodeagent import discovery
     from nodeagent.commands.neighbors import live
 
     config = load(options.config)
     log_to_stderr("warning")
-    wanted, settings = (
-        discovery.link_select(config),
-        discovery.lldp_settings(config, os.environ.get("NODE_NAME")),
-    )
+    wanted, settings = config.links.select, config.lldp
     render = live.as_json if options.json else live.as_table
 
     async def watch() -> None:

@@ -16,16 +16,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from nodeagent.host.netlink.dcb import DcbSocket
-from nodeagent.host.netlink.events import LinkEvents
+from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sysfs import Tree
-from nodeagent.link_selection import LinkSelect, Selected, select
 from nodeagent.lldp.link_remarks import OWN_FRAMES, SILENT, SILENT_AFTER_S, findings
 from nodeagent.model import Finding, Function, Neighbor
 from nodeagent.sources import lldpd_client, neighbor_table
+from nodeagent.sources.link_selection import Selected, select
 from nodeagent.sources.lldp_receiver import Dcb, Ear, Line
-from nodeagent.sources.lldp_source import LldpSettings
-from nodeagent.sources.pci import scan
+from nodeagent.sources.pci_source import scan
+from nodeagent.sources.source_settings import LinkSelect, LldpSettings
 from nodeagent.text_table import columns
 
 WAIT_S = 35.0

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nodeagent.commands.plan.objects import Objects, merged
-from nodeagent.config import ConfigError, Fault
-from nodeagent.config.fabric_settings import FabricConfig, load_fabric, rules_of
-from nodeagent.config.topology_file import load_topology
+from nodeagent.config.faults import ConfigError, ConfigFault
+from nodeagent.controller_config import FabricConfig, load_fabric, rules_of
 from nodeagent.fabric import IMMEDIATE, HyperNode, Outcome, Planner, Rules
 from nodeagent.fabric.rules import Hysteresis
+from nodeagent.fabric.topology_file import load_topology
 
 
 class SourceError(Exception):
@@ -73,4 +73,4 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
-        raise ConfigError(str(path), [Fault("", None, None, why)]) from error
+        raise ConfigError(str(path), [ConfigFault("", None, None, why)]) from error

@@ -13,14 +13,15 @@ from msgspec import structs
 
 from nodeagent import discovery
 from nodeagent.affinity import affinity
-from nodeagent.config import Config, ConfigError, Fault, load
-from nodeagent.config import check as check_config
+from nodeagent.agent_config import Config, load
+from nodeagent.agent_config import check as check_config
+from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
-from nodeagent.link_selection import select
 from nodeagent.model import Devices, Function, Gpu, Health, Link, Snapshot
 from nodeagent.offer import Offer, Trouble
+from nodeagent.sources.link_selection import select
 from nodeagent.text_table import remarks, section
 
 
@@ -36,7 +37,7 @@ class Seen:
 async def once(config: Config, root: Path, wait_s: float = 0.0) -> Seen:
     """One look. With ``wait_s``, LLDP is listened to for so long, or until every link with carrier was heard."""
     async with _looking(config, root) as inventory:
-        if wait_s > 0 and discovery.hears(config, Tree(root)):
+        if wait_s > 0 and discovery.receives_lldp(config, Tree(root)):
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     while _unheard(config, inventory.snapshot):
@@ -49,7 +50,7 @@ def _unheard(config: Config, snapshot: Snapshot) -> set[str]:
     if any(silence.source == "lldp" for silence in snapshot.silent):
         return set()
     with Netdevs() as netdevs:
-        links = select(discovery.link_select(config), netdevs.read(), snapshot.functions)
+        links = select(config.links.select, netdevs.read(), snapshot.functions)
     up = {link.name for link in links if link.netdev.carrier}
     return up - {neighbor.link for neighbor in snapshot.neighbors}
 
@@ -74,7 +75,9 @@ def check(text: str, root: Path | None, *, name: str) -> Config:
         return check_config(text, name=name)
     seen = asyncio.run(once(load(text, name=name), root))
     config = check_config(text, name=name, gpu_memories_mib=[gpu.memory_mib for gpu in seen.snapshot.gpus])
-    faults = [Fault("resources", None, None, trouble.message) for trouble in seen.troubles if trouble.fatal]
+    faults = [
+        ConfigFault("resources", None, None, trouble.message) for trouble in seen.troubles if trouble.fatal
+    ]
     if faults:
         raise ConfigError(name, faults)
     return config
@@ -85,8 +88,8 @@ async def _looking(config: Config, root: Path) -> AsyncIterator[Inventory]:
     """Says nothing to the switches: they would take its farewell for that of the daemon."""
     config = structs.replace(config, lldp=structs.replace(config.lldp, transmit=False))
     inventory = Inventory()
-    watching = asyncio.create_task(discovery.watch(inventory, config, root))
-    waiting = asyncio.create_task(discovery.first_word(inventory))
+    watching = asyncio.create_task(discovery.Discovery(inventory, config, root).run())
+    waiting = asyncio.create_task(discovery.first_facts(inventory))
     try:
         await asyncio.wait((watching, waiting), return_when=asyncio.FIRST_COMPLETED)
         if watching.done():

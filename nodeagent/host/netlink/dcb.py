@@ -1,8 +1,8 @@
-"""What the node's own side of a link is set to do about priorities: IEEE 802.1Qaz over rtnetlink (dcbnl).
+"""The PFC and ETS settings of the node's own links: IEEE 802.1Qaz over rtnetlink (dcbnl).
 
-Only a few drivers answer (mlx5, bnxt, ice, i40e, qede…); the others, and a kernel without CONFIG_DCB, say
-EOPNOTSUPP, and then nothing is known. Reading needs no capability. Where a NIC's firmware runs DCBX by
-itself the driver shows what the firmware negotiated.
+A few drivers support it (mlx5, bnxt, ice, i40e, qede…). Others, and a kernel without CONFIG_DCB, return
+EOPNOTSUPP: the settings are then unknown. Reading needs no capability. Where the NIC's firmware runs DCBX, the
+driver reports what the firmware negotiated.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import struct
 from errno import EINVAL, ENODEV, EOPNOTSUPP
 from typing import Self
 
-from nodeagent.host.netlink.message import NetlinkError, RefusedError, attribute, attributes
-from nodeagent.host.netlink.socket import Dialog
+from nodeagent.host.netlink.message import NetlinkError, NetlinkRefusedError, attribute, attributes
+from nodeagent.host.netlink.socket import NetlinkSocket
 from nodeagent.model import Ets
 
 # include/uapi/linux/rtnetlink.h, dcbnl.h
@@ -27,44 +27,44 @@ _ETS_AT, _ETS_SIZE = 3, 3 + 7 * 8
 _PFC_SIZE = 2  # struct ieee_pfc: pfc_cap, pfc_en, …
 _ALGORITHMS = {0: "strict", 1: "credit-based-shaper", 2: "ets", 255: "vendor"}
 
-_NOTHING: tuple[None, None] = (None, None)
+_UNKNOWN: tuple[None, None] = (None, None)
 
 
 class DcbSocket:
-    """A socket of the network namespace in which it was made; ``read`` may be called from any one thread."""
+    """A socket of the network namespace in which it was made; use it from one thread at a time."""
 
     def __init__(self) -> None:
-        self._dialog = Dialog(socket.NETLINK_ROUTE, "DCB")
+        self._socket = NetlinkSocket(socket.NETLINK_ROUTE, "DCB")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._dialog.close()
+        self._socket.close()
 
     def read(self, netdev: str) -> tuple[tuple[int, ...] | None, Ets | None]:
-        """The priorities with PFC, and ETS; ``None`` for what the driver does not say."""
+        """The priorities with PFC, and ETS; ``None`` for a part that the driver does not report."""
         name = netdev.encode("utf-8", "surrogateescape") + b"\0"
         body = struct.pack("=BBH", socket.AF_UNSPEC, _CMD_IEEE_GET, 0) + attribute(_ATTR_IFNAME, name)
         try:
-            return ieee_of(self._dialog.ask(_GETDCB, body))
-        except RefusedError as refusal:
+            return ieee_of(self._socket.ask(_GETDCB, body))
+        except NetlinkRefusedError as refusal:
             if refusal.code in (EOPNOTSUPP, ENODEV, EINVAL):
-                return _NOTHING
+                return _UNKNOWN
             raise NetlinkError(f"DCB of {netdev} cannot be read: {refusal}") from refusal
 
 
 def ieee_of(payload: bytes) -> tuple[tuple[int, ...] | None, Ets | None]:
-    """The payload of an answer to DCB_CMD_IEEE_GET."""
-    told = attributes(attributes(payload, 4).get(_ATTR_IEEE, b""))
-    pfc, ets = told.get(_IEEE_PFC, b""), told.get(_IEEE_ETS, b"")
+    """Decode an answer to DCB_CMD_IEEE_GET."""
+    attrs = attributes(attributes(payload, 4).get(_ATTR_IEEE, b""))
+    pfc, ets = attrs.get(_IEEE_PFC, b""), attrs.get(_IEEE_ETS, b"")
     return (
-        tuple(p for p in range(8) if pfc[1] >> p & 1) if len(pfc) >= _PFC_SIZE else None,
+        tuple(priority for priority in range(8) if pfc[1] >> priority & 1) if len(pfc) >= _PFC_SIZE else None,
         _ets(ets) if len(ets) >= _ETS_SIZE else None,
     )
 
 
 def _ets(data: bytes) -> Ets:
     bandwidth, _, algorithms, classes = (tuple(data[at : at + 8]) for at in range(_ETS_AT, _ETS_AT + 32, 8))
-    words = tuple(_ALGORITHMS.get(each, f"algorithm-{each}") for each in algorithms)
-    return Ets(classes=classes, bandwidth=bandwidth, algorithms=words)
+    names = tuple(_ALGORITHMS.get(number, f"algorithm-{number}") for number in algorithms)
+    return Ets(classes=classes, bandwidth=bandwidth, algorithms=names)

@@ -1,15 +1,17 @@
-"""Devlink's health reporters: what a driver says of its own firmware and queues.
+"""Devlink's health reporters: the faults that a driver reports for its firmware and queues.
 
-A dump names all of them, those of ports too. Needs no capability. Constants: include/uapi/linux/devlink.h.
+One dump lists all reporters, including those of ports. Needs no capability.
+Constants: include/uapi/linux/devlink.h.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Self
 
-from nodeagent.host.netlink.generic import HEADER_BYTES, Generic
+from msgspec import Struct
+
 from nodeagent.host.netlink.message import attributes, number, text
+from nodeagent.host.netlink.socket import HEADER_BYTES, GenericSocket
 
 _REPORTER_GET = 52
 _BUS, _DEVICE, _PORT, _REPORTER = 1, 2, 3, 114
@@ -17,11 +19,10 @@ _NAME, _STATE, _ERRORS, _RECOVERIES = 115, 116, 117, 118
 _STATE_ERROR = 1  # DEVLINK_HEALTH_REPORTER_STATE_ERROR
 
 
-@dataclass(frozen=True, slots=True)
-class Reporter:
+class HealthReporter(Struct, frozen=True):
     """``pci_address`` is ``None`` for devices on other buses. ``port`` is set for a reporter of a port.
 
-    ``failing``: it has reported an error and not recovered from it.
+    ``failing``: it has reported an error from which the device has not recovered.
     """
 
     pci_address: str | None
@@ -36,7 +37,7 @@ class Devlink:
     """A socket of the network namespace in which it was made, for one thread at a time."""
 
     def __init__(self) -> None:
-        self._family = Generic("devlink")
+        self._socket = GenericSocket("devlink")
 
     def __enter__(self) -> Self:
         return self
@@ -45,24 +46,24 @@ class Devlink:
         self.close()
 
     def close(self) -> None:
-        self._family.close()
+        self._socket.close()
 
     @property
     def overruns(self) -> int:
-        return self._family.overruns
+        return self._socket.overruns
 
-    def reporters(self) -> list[Reporter]:
-        return self._family.dump(_REPORTER_GET, b"", reporter_of)
+    def reporters(self) -> list[HealthReporter]:
+        return self._socket.dump(_REPORTER_GET, b"", reporter_of)
 
 
-def reporter_of(payload: bytes) -> Reporter:
-    told = attributes(payload, HEADER_BYTES)
-    mine = attributes(told.get(_REPORTER, b""))
-    return Reporter(
-        pci_address=text(told.get(_DEVICE)) if text(told.get(_BUS)) == "pci" else None,
-        port=number(told.get(_PORT)),
-        name=text(mine.get(_NAME)) or "",
-        failing=number(mine.get(_STATE)) == _STATE_ERROR,
-        errors=number(mine.get(_ERRORS)) or 0,
-        recoveries=number(mine.get(_RECOVERIES)) or 0,
+def reporter_of(payload: bytes) -> HealthReporter:
+    attrs = attributes(payload, HEADER_BYTES)
+    reporter = attributes(attrs.get(_REPORTER, b""))
+    return HealthReporter(
+        pci_address=text(attrs.get(_DEVICE)) if text(attrs.get(_BUS)) == "pci" else None,
+        port=number(attrs.get(_PORT)),
+        name=text(reporter.get(_NAME)) or "",
+        failing=number(reporter.get(_STATE)) == _STATE_ERROR,
+        errors=number(reporter.get(_ERRORS)) or 0,
+        recoveries=number(reporter.get(_RECOVERIES)) or 0,
     )

@@ -1,25 +1,23 @@
-"""Ethtool over netlink: how fast a port is, why it is down, what FEC corrects, who pauses whom.
+"""Ethtool over netlink: port speed, the reason why a link is down, FEC and pause counters, module EEPROMs.
 
-One dump is one send and a receive or two for all netdevs; drivers that have no answer are left out by the
-kernel. A driver that fails ends the dump: then each port is asked by itself (``one``). Needs no
-capability but for the pages of a module's EEPROM (CAP_NET_ADMIN).
-Constants: include/uapi/linux/ethtool_netlink.h and ethtool.h.
+One dump is one send and one or two receives for all netdevs; the kernel leaves out drivers without an answer.
+A driver that fails ends the dump with its error; ``one`` then asks one port at a time. Only EEPROM pages need a
+capability (CAP_NET_ADMIN). Constants: include/uapi/linux/ethtool_netlink.h and ethtool.h.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Generic as Of
-from typing import Self, TypeVar
+from typing import Generic, Self, TypeVar
 
-from nodeagent.host.netlink.generic import HEADER_BYTES, Generic
+from msgspec import Struct
+
 from nodeagent.host.netlink.message import NetlinkError, attribute, attributes, nest, number, u8, u32
-from nodeagent.host.netlink.words import FEC_MODES, LINK_MODES, STATES, SUBSTATES
+from nodeagent.host.netlink.socket import HEADER_BYTES, GenericSocket
 
-T = TypeVar("T", bound="Answer")
+A = TypeVar("A", bound="PortAnswer")
 
 _HEADER, _DEV_INDEX, _FLAGS = 1, 1, 3
 _COMPACT_BITSETS, _STATISTICS = 1, 4
@@ -28,35 +26,99 @@ _BITSET_MASK = 5
 _SPEED_UNKNOWN = 0xFFFF_FFFF
 _NOT_COUNTED = 2**64 - 1  # ETHTOOL_STAT_NOT_SET
 
+_MODE_BITS: dict[int, str] = {
+    10: "0-1",
+    100: "2-3 67 90-91",
+    1_000: "4-5 17 41 68",
+    2_500: "15 47",
+    5_000: "48",
+    10_000: "12 18-20 42-46",
+    20_000: "21-22",
+    25_000: "31-33",
+    40_000: "23-26",
+    50_000: "34-35 40 52-56",
+    56_000: "27-30",
+    100_000: "36-39 57-61 75-79",
+    200_000: "62-66 80-84 103-108",
+    400_000: "69-73 85-89 109-114",
+    800_000: "93-98 115-120",
+    1_600_000: "121-126",
+}
+"""Mbit/s: bits of enum ethtool_link_mode_bit_indices."""
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """``ifindex`` says whose it is."""
+
+def _bits(spans: str) -> list[int]:
+    bits: list[int] = []
+    for span in spans.split():
+        first, _, last = span.partition("-")
+        bits += range(int(first), int(last or first) + 1)
+    return bits
+
+
+_LINK_MODES: dict[int, int] = {bit: speed for speed, spans in _MODE_BITS.items() for bit in _bits(spans)}
+"""Speed in Mbit/s by bit. Bits for ports, FEC and pause are no modes and are left out."""
+
+_FEC_MODES = {49: "Off", 50: "RS", 51: "BASER", 74: "LLRS"}
+"""Name by bit, as ``ethtool --show-fec`` prints them."""
+
+_STATES = (
+    *("autoneg", "link-training-failure", "link-logical-mismatch", "bad-signal-integrity", "no-cable"),
+    *("cable-issue", "eeprom-issue", "calibration-failure", "power-budget-exceeded", "overheat", "module"),
+)
+"""By enum ethtool_link_ext_state."""
+
+_AUTONEG, _TRAINING, _MISMATCH, _SIGNAL, _CABLE, _MODULE = 0, 1, 2, 3, 5, 10
+_SUBSTATES = {
+    (_AUTONEG, 1): "no-partner-detected",
+    (_AUTONEG, 2): "ack-not-received",
+    (_AUTONEG, 3): "next-page-exchange-failed",
+    (_AUTONEG, 4): "no-partner-detected-force-mode",
+    (_AUTONEG, 5): "fec-mismatch-during-override",
+    (_AUTONEG, 6): "no-highest-common-denominator",
+    (_TRAINING, 1): "kr-frame-lock-not-acquired",
+    (_TRAINING, 2): "kr-link-inhibit-timeout",
+    (_TRAINING, 3): "kr-link-partner-did-not-set-receiver-ready",
+    (_TRAINING, 4): "remote-fault",
+    (_MISMATCH, 1): "pcs-did-not-acquire-block-lock",
+    (_MISMATCH, 2): "pcs-did-not-acquire-am-lock",
+    (_MISMATCH, 3): "pcs-did-not-get-align-status",
+    (_MISMATCH, 4): "fc-fec-not-locked",
+    (_MISMATCH, 5): "rs-fec-not-locked",
+    (_SIGNAL, 1): "large-number-of-physical-errors",
+    (_SIGNAL, 2): "unsupported-rate",
+    (_SIGNAL, 3): "serdes-reference-clock-lost",
+    (_SIGNAL, 4): "serdes-alos",
+    (_CABLE, 1): "unsupported-cable",
+    (_CABLE, 2): "cable-test-failure",
+    (_MODULE, 1): "cmis-not-ready",
+}
+"""By state and enum ethtool_link_ext_substate_*."""
+
+
+class PortAnswer(Struct, frozen=True):
+    """An answer about one netdev."""
 
     ifindex: int
 
 
-@dataclass(frozen=True, slots=True)
-class Modes(Answer):
-    """``speed_mbps`` is ``None`` where nothing is negotiated; ``supported_mbps`` is the fastest known mode."""
+class LinkModes(PortAnswer, frozen=True):
+    """``speed_mbps`` is ``None`` where nothing is negotiated; ``supported_mbps`` is the fastest mode of the port."""
 
     speed_mbps: int | None
     lanes: int | None
     supported_mbps: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class LinkState(Answer):
-    """Why a link is down, in the kernel's words, and how often the PHY lost it."""
+class LinkState(PortAnswer, frozen=True):
+    """Why a link is down, as the kernel names it, and how often the PHY lost it."""
 
     state: str | None
     substate: str | None
     down_events: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Fec(Answer):
-    """Sums over all lanes since the port began to count."""
+class FecCounters(PortAnswer, frozen=True):
+    """Sums over all lanes since the port started to count."""
 
     mode: str | None
     corrected_blocks: int | None
@@ -64,80 +126,80 @@ class Fec(Answer):
     corrected_bits: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Pause(Answer):
-    """Frames of IEEE 802.3x; those of priority flow control are in the driver's own statistics alone."""
+class PauseCounters(PortAnswer, frozen=True):
+    """Frames of IEEE 802.3x. Only the driver's own statistics count frames of priority flow control."""
 
     rx_frames: int | None
     tx_frames: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Question(Of[T]):
-    """A command, the flags it is asked with, and how its answer is read."""
+class PortQuery(Struct, Generic[A], frozen=True):
+    """A command, its flags and the decoder of its answer."""
 
     name: str
     command: int
     flags: int
-    read: Callable[[bytes], T]
+    read: Callable[[bytes], A]
 
 
-def modes_of(payload: bytes) -> Modes:
-    told = attributes(payload, HEADER_BYTES)
-    speed = number(told.get(5))
-    return Modes(
-        ifindex=_ifindex(told),
+def modes_of(payload: bytes) -> LinkModes:
+    attrs = attributes(payload, HEADER_BYTES)
+    speed = number(attrs.get(5))
+    return LinkModes(
+        ifindex=_ifindex(attrs),
         speed_mbps=speed if speed and speed != _SPEED_UNKNOWN else None,
-        lanes=number(told.get(9)) or None,
-        supported_mbps=_fastest(told.get(3, b"")),
+        lanes=number(attrs.get(9)) or None,
+        supported_mbps=_fastest(attrs.get(3, b"")),
     )
 
 
 def state_of(payload: bytes) -> LinkState:
-    told = attributes(payload, HEADER_BYTES)
-    state, substate = number(told.get(5)), number(told.get(6))
+    attrs = attributes(payload, HEADER_BYTES)
+    state, substate = number(attrs.get(5)), number(attrs.get(6))
     return LinkState(
-        ifindex=_ifindex(told),
-        state=None if state is None else STATES.get(state, f"state-{state}"),
+        ifindex=_ifindex(attrs),
+        state=None if state is None else _STATES[state] if state < len(_STATES) else f"state-{state}",
         substate=None
         if state is None or substate is None
-        else SUBSTATES.get((state, substate), f"substate-{substate}"),
-        down_events=number(told.get(7)),
+        else _SUBSTATES.get((state, substate), f"substate-{substate}"),
+        down_events=number(attrs.get(7)),
     )
 
 
-def fec_of(payload: bytes) -> Fec:
-    told = attributes(payload, HEADER_BYTES)
-    mode = number(told.get(4))
-    counted = attributes(told.get(5, b""))
-    return Fec(
-        ifindex=_ifindex(told),
-        mode=None if mode is None else FEC_MODES.get(mode, f"mode-{mode}"),
-        corrected_blocks=_total(counted.get(2)),
-        uncorrectable_blocks=_total(counted.get(3)),
-        corrected_bits=_total(counted.get(4)),
+def fec_of(payload: bytes) -> FecCounters:
+    attrs = attributes(payload, HEADER_BYTES)
+    mode = number(attrs.get(4))
+    statistics = attributes(attrs.get(5, b""))
+    return FecCounters(
+        ifindex=_ifindex(attrs),
+        mode=None if mode is None else _FEC_MODES.get(mode, f"mode-{mode}"),
+        corrected_blocks=_total(statistics.get(2)),
+        uncorrectable_blocks=_total(statistics.get(3)),
+        corrected_bits=_total(statistics.get(4)),
     )
 
 
-def pause_of(payload: bytes) -> Pause:
-    told = attributes(payload, HEADER_BYTES)
-    counted = attributes(told.get(5, b""))
-    return Pause(_ifindex(told), rx_frames=number(counted.get(3)), tx_frames=number(counted.get(2)))
+def pause_of(payload: bytes) -> PauseCounters:
+    attrs = attributes(payload, HEADER_BYTES)
+    statistics = attributes(attrs.get(5, b""))
+    return PauseCounters(
+        _ifindex(attrs), rx_frames=number(statistics.get(3)), tx_frames=number(statistics.get(2))
+    )
 
 
-# What hardly ever changes is the same bytes each time.
+# These answers rarely change, so the same bytes come each time.
 _PORTS_MAX = 1024
-MODES = Question("link modes", _LINKMODES_GET, _COMPACT_BITSETS, lru_cache(_PORTS_MAX)(modes_of))
-STATE = Question("link state", _LINKSTATE_GET, _STATISTICS, lru_cache(_PORTS_MAX)(state_of))
-FEC = Question("FEC", _FEC_GET, _COMPACT_BITSETS | _STATISTICS, fec_of)
-PAUSE = Question("pause", _PAUSE_GET, _STATISTICS, pause_of)
+MODES = PortQuery("link modes", _LINKMODES_GET, _COMPACT_BITSETS, lru_cache(_PORTS_MAX)(modes_of))
+STATE = PortQuery("link state", _LINKSTATE_GET, _STATISTICS, lru_cache(_PORTS_MAX)(state_of))
+FEC = PortQuery("FEC", _FEC_GET, _COMPACT_BITSETS | _STATISTICS, fec_of)
+PAUSE = PortQuery("pause", _PAUSE_GET, _STATISTICS, pause_of)
 
 
-class Ports:
+class EthtoolSocket:
     """A socket of the network namespace in which it was made, for one thread at a time."""
 
     def __init__(self) -> None:
-        self._family = Generic("ethtool")
+        self._socket = GenericSocket("ethtool")
 
     def __enter__(self) -> Self:
         return self
@@ -146,22 +208,22 @@ class Ports:
         self.close()
 
     def close(self) -> None:
-        self._family.close()
+        self._socket.close()
 
     @property
     def overruns(self) -> int:
-        return self._family.overruns
+        return self._socket.overruns
 
-    def all(self, question: Question[T]) -> list[T]:
-        """The answers of all netdevs that have one. Raises ``RefusedError`` where one driver fails."""
-        return self._family.dump(question.command, _header(None, question.flags), question.read)
+    def all(self, query: PortQuery[A]) -> list[A]:
+        """The answers of all netdevs whose driver has one. Raises ``NetlinkRefusedError`` where a driver fails."""
+        return self._socket.dump(query.command, _header(None, query.flags), query.read)
 
-    def one(self, question: Question[T], ifindex: int) -> T:
-        """Raises ``RefusedError``: EOPNOTSUPP where the driver has no answer."""
-        return question.read(self._family.ask(question.command, _header(ifindex, question.flags)))
+    def one(self, query: PortQuery[A], ifindex: int) -> A:
+        """Raises ``NetlinkRefusedError``: EOPNOTSUPP where the driver has no answer."""
+        return query.read(self._socket.ask(query.command, _header(ifindex, query.flags)))
 
     def eeprom(self, ifindex: int, i2c: int, page: int, offset: int, length: int) -> bytes:
-        """A piece of a page of a module's EEPROM. Needs CAP_NET_ADMIN, and milliseconds on a slow bus."""
+        """Part of a page of a module's EEPROM. Needs CAP_NET_ADMIN; takes milliseconds on a slow bus."""
         body = _header(ifindex, 0) + b"".join(
             (
                 attribute(2, u32(offset)),
@@ -171,10 +233,10 @@ class Ports:
                 attribute(6, u8(i2c)),
             )
         )
-        told = attributes(self._family.ask(_EEPROM_GET, body), HEADER_BYTES)
-        data = told.get(7, b"")
+        attrs = attributes(self._socket.ask(_EEPROM_GET, body), HEADER_BYTES)
+        data = attrs.get(7, b"")
         if len(data) != length:
-            raise NetlinkError(f"the module gave {len(data)} of {length} bytes of page {page}")
+            raise NetlinkError(f"the module returned {len(data)} of {length} bytes of page {page}")
         return data
 
 
@@ -183,24 +245,24 @@ def _header(ifindex: int | None, flags: int) -> bytes:
     return nest(_HEADER, whose, attribute(_FLAGS, u32(flags)))
 
 
-def _ifindex(told: dict[int, bytes]) -> int:
-    found = number(attributes(told.get(_HEADER, b"")).get(_DEV_INDEX))
-    if found is None:
-        raise NetlinkError("an answer of ethtool does not say which netdev it is about")
-    return found
+def _ifindex(attrs: dict[int, bytes]) -> int:
+    ifindex = number(attributes(attrs.get(_HEADER, b"")).get(_DEV_INDEX))
+    if ifindex is None:
+        raise NetlinkError("an ethtool answer does not name its netdev")
+    return ifindex
 
 
 def _fastest(bitset: bytes) -> int | None:
-    """Of the modes in the mask, which are those that the port supports; the value has those it advertises."""
+    """The fastest mode in the mask, which holds the supported modes; the value holds the advertised ones."""
     bits = number(attributes(bitset).get(_BITSET_MASK)) or 0
-    return max((speed for bit, speed in LINK_MODES.items() if bits >> bit & 1), default=None)
+    return max((speed for bit, speed in _LINK_MODES.items() if bits >> bit & 1), default=None)
 
 
 def _total(array: bytes | None) -> int | None:
-    """Of a total and, where the driver counts them, one number for each lane."""
+    """The first number of the array, the total. A driver that counts per lane adds one number for each lane."""
     if not array:
         return None
     if len(array) % 8:
-        raise NetlinkError(f"FEC statistics of {len(array)} bytes are no array of 64-bit numbers")
+        raise NetlinkError(f"FEC statistics of {len(array)} bytes are not an array of 64-bit numbers")
     (total,) = struct.unpack_from("=Q", array)
     return None if total == _NOT_COUNTED else int(total)

@@ -1,7 +1,7 @@
-"""Netlink's messages and attributes, in bytes: what all families have in common. No sockets here.
+"""Encode and decode netlink messages and attributes, for all families. No sockets here.
 
-A message that is cut short is a ``NetlinkError``; an attribute that nobody asked for is passed over, for
-kernels add some with each release.
+A message that is cut short is a ``NetlinkError``. Unknown attributes are skipped: kernels add some with each
+release.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _NESTED = 0x8000  # NLA_F_NESTED
 
 
 class NetlinkError(Exception):
-    """A netlink socket that cannot be had, or an answer that is none; the message says which and what helps."""
+    """No netlink socket, or a malformed answer; the message names the cause and the remedy."""
 
 
-class AbsentError(NetlinkError):
-    """This kernel has no such family: an answer, and no failure."""
+class NetlinkAbsentError(NetlinkError):
+    """This kernel has no such family, which is normal on many machines."""
 
 
-class RefusedError(NetlinkError):
+class NetlinkRefusedError(NetlinkError):
     """The kernel answered with an error. ``code`` is its errno."""
 
-    def __init__(self, what: str, code: int) -> None:
+    def __init__(self, family: str, code: int) -> None:
         self.code = code
-        super().__init__(f"{what}: {os.strerror(code)} ({errno.errorcode.get(code, code)})")
+        super().__init__(f"{family}: {os.strerror(code)} ({errno.errorcode.get(code, code)})")
 
 
 def request(kind: int, flags: int, sequence: int, body: bytes) -> bytes:
-    """One message to the kernel."""
+    """Encode one message to the kernel."""
     return MESSAGE.pack(MESSAGE.size + len(body), kind, F_REQUEST | flags, sequence, 0) + body
 
 
@@ -54,7 +54,7 @@ def messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
 
 
 def listed(data: bytes, at: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Type and content of each attribute from ``at`` on, in order: for those that may stand several times."""
+    """Type and content of each attribute from ``at`` on, in order: for types that may repeat."""
     size = len(data)
     while at + 4 <= size:
         length, kind = ATTRIBUTE.unpack_from(data, at)
@@ -65,16 +65,16 @@ def listed(data: bytes, at: int = 0) -> Iterator[tuple[int, bytes]]:
 
 
 def attributes(data: bytes, at: int = 0) -> dict[int, bytes]:
-    """The attributes from ``at`` on, by type; flags for nesting and byte order are cut off."""
-    found = {}
+    """The attributes from ``at`` on, by type without the flags for nesting and byte order."""
+    attrs = {}
     size, unpack = len(data), ATTRIBUTE.unpack_from
     while at + 4 <= size:
         length, kind = unpack(data, at)
         if length < 4 or at + length > size:
             raise NetlinkError("a netlink attribute is cut short")
-        found[kind & TYPE_BITS] = data[at + 4 : at + length]
+        attrs[kind & TYPE_BITS] = data[at + 4 : at + length]
         at += (length + 3) & ~3
-    return found
+    return attrs
 
 
 def attribute(kind: int, value: bytes) -> bytes:
@@ -98,10 +98,10 @@ def text(raw: bytes | None) -> str | None:
 
 
 def number(raw: bytes | None) -> int | None:
-    """An unsigned number of whatever size the kernel gave it; ``None`` where it is absent or empty."""
+    """An unsigned number of any size; ``None`` where it is absent or empty."""
     return int.from_bytes(raw, sys.byteorder) if raw else None
 
 
 def error_of(payload: bytes) -> int:
-    """The errno of an NLMSG_ERROR, or of an NLMSG_DONE that ends a dump early; 0 where it is none."""
+    """The errno of an NLMSG_ERROR, or of an NLMSG_DONE that ends a dump early; 0 without an error."""
     return -int.from_bytes(payload[:4], sys.byteorder, signed=True) if len(payload) >= 4 else 0

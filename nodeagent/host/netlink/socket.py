@@ -1,9 +1,9 @@
-"""A netlink socket on which one asks and hears the answer.
+"""Netlink sockets for requests and dumps, over netlink protocols and over generic netlink families.
 
-It belongs to the network namespace in which it was made, and to one thread at a time. What the kernel does
-for an answer may take as long as a driver holds its locks, whatever time-out is set here: ask in a thread.
-A dump during which the world changed (NLM_F_DUMP_INTR) and one of which the kernel lost a part (ENOBUFS) are
-asked for again; the latter is counted in ``overruns``.
+A socket belongs to the network namespace in which it was made, and to one thread at a time. The kernel may take
+as long as a driver holds its locks, whatever timeout is set here: call it in a thread. A dump during which
+objects changed (NLM_F_DUMP_INTR) or of which the kernel lost a part (ENOBUFS) is repeated; ``overruns`` counts
+the latter.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Callable
-from errno import EAGAIN, ENOBUFS
+from errno import EAGAIN, ENOBUFS, ENOENT
 from typing import Self, TypeVar
 
 from nodeagent.host.netlink.message import (
@@ -19,10 +19,14 @@ from nodeagent.host.netlink.message import (
     ERROR,
     F_DUMP,
     F_DUMP_INTERRUPTED,
+    NetlinkAbsentError,
     NetlinkError,
-    RefusedError,
+    NetlinkRefusedError,
+    attribute,
+    attributes,
     error_of,
     messages,
+    number,
     request,
 )
 
@@ -33,14 +37,20 @@ _TIMEOUT_S = 10
 _DATAGRAM_MAX = 64 * 1024
 """The kernel fills at most 32 KiB in a dump."""
 
+_GENERIC = 16  # NETLINK_GENERIC
+_CONTROL = 16  # GENL_ID_CTRL
+_GET_FAMILY, _FAMILY_ID, _FAMILY_NAME = 3, 1, 2  # CTRL_CMD_*, CTRL_ATTR_*, include/uapi/linux/genetlink.h
+_HEADER = struct.Struct("=BBH")  # command, version, reserved
+HEADER_BYTES = _HEADER.size
 
-class Dialog:
-    """``what`` names the family in errors. ``datagram_max`` is for single answers beyond 64 KiB."""
 
-    def __init__(self, protocol: int, what: str, datagram_max: int = _DATAGRAM_MAX) -> None:
+class NetlinkSocket:
+    """``family`` is the name in errors. ``datagram_max`` is for single answers beyond 64 KiB."""
+
+    def __init__(self, protocol: int, family: str, datagram_max: int = _DATAGRAM_MAX) -> None:
         self.overruns = 0
         self._protocol = protocol
-        self._what = what
+        self._family = family
         self._sequence = 0
         self._datagram_max = datagram_max
         self._socket = self._open()
@@ -56,55 +66,55 @@ class Dialog:
 
     def _open(self) -> socket.socket:
         try:
-            made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, self._protocol)
+            opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, self._protocol)
         except OSError as error:
-            why = f"no netlink socket for {self._what}: {error.strerror}; allow AF_NETLINK"
+            why = f"no netlink socket for {self._family}: {error.strerror}; allow AF_NETLINK"
             raise NetlinkError(why) from error
-        # Python's own time-out would cost a poll before each receive.
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", _TIMEOUT_S, 0))
-        return made
+        # Python's own timeout would cost a poll before each receive.
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", _TIMEOUT_S, 0))
+        return opened
 
     def dump(self, kind: int, body: bytes, read: Callable[[bytes], T]) -> list[T]:
-        """What ``read`` makes of each message of the answer.
+        """Apply ``read`` to the payload of each message of the answer.
 
-        Raises ``RefusedError`` where the kernel ends the dump with an error, wherever in it that stands.
+        Raises ``NetlinkRefusedError`` where the kernel ends the dump with an error, at any position.
         """
         for _ in range(_TRIES):
-            found = self._dump(kind, body, read)
-            if found is not None:
-                return found
-        raise NetlinkError(f"{self._what}: they change faster than they can be listed")
+            values = self._dump(kind, body, read)
+            if values is not None:
+                return values
+        raise NetlinkError(f"{self._family}: they change faster than they can be listed")
 
     def ask(self, kind: int, body: bytes) -> bytes:
-        """The payload of a single answer. Raises ``RefusedError``."""
+        """The payload of a single answer. Raises ``NetlinkRefusedError``."""
         for _ in range(_TRIES):
             try:
                 sequence = self._send(kind, 0, body)
                 while True:
-                    for told, _, number, payload in messages(self._receive()):
-                        if number == sequence and told == ERROR:
-                            raise RefusedError(self._what, error_of(payload))
-                        if number == sequence:
+                    for answer, _, answered, payload in messages(self._receive()):
+                        if answered == sequence and answer == ERROR:
+                            raise NetlinkRefusedError(self._family, error_of(payload))
+                        if answered == sequence:
                             return payload
             except OSError as error:
                 self._failed(error)
-        raise NetlinkError(f"{self._what}: the kernel has no memory for its answers")
+        raise NetlinkError(f"{self._family}: the kernel has no memory for its answers")
 
     def _dump(self, kind: int, body: bytes, read: Callable[[bytes], T]) -> list[T] | None:
-        found: list[T] = []
+        values: list[T] = []
         interrupted = False
         try:
             sequence = self._send(kind, F_DUMP, body)
             while True:
-                for told, flags, number, payload in messages(self._receive()):
-                    if number != sequence:
+                for answer, flags, answered, payload in messages(self._receive()):
+                    if answered != sequence:
                         continue
                     interrupted = interrupted or bool(flags & F_DUMP_INTERRUPTED)
-                    if told in (DONE, ERROR):
+                    if answer in (DONE, ERROR):
                         if code := error_of(payload):
-                            raise RefusedError(self._what, code)
-                        return None if interrupted else found
-                    found.append(read(payload))
+                            raise NetlinkRefusedError(self._family, code)
+                        return None if interrupted else values
+                    values.append(read(payload))
         except OSError as error:
             self._failed(error)
             return None
@@ -117,14 +127,67 @@ class Dialog:
     def _receive(self) -> bytes:
         data, _, flags, sender = self._socket.recvmsg(self._datagram_max)
         if flags & socket.MSG_TRUNC:
-            raise NetlinkError(f"{self._what}: an answer is longer than {self._datagram_max} bytes")
-        return data if sender[0] == 0 else b""  # the kernel is port 0; anybody may write to us
+            raise NetlinkError(f"{self._family}: an answer is longer than {self._datagram_max} bytes")
+        return data if sender[0] == 0 else b""  # the kernel is port 0; any process may send to this socket
 
     def _failed(self, error: OSError) -> None:
-        """Begin anew: on the old socket the kernel would refuse a second dump beside the first (EBUSY)."""
+        """Open a new socket: on the old one the kernel refuses a second dump beside the first (EBUSY)."""
         self._socket.close()
         self._socket = self._open()
         if error.errno != ENOBUFS:
             why = "the kernel did not answer" if error.errno == EAGAIN else error.strerror
-            raise NetlinkError(f"{self._what}: {why}") from error
+            raise NetlinkError(f"{self._family}: {why}") from error
         self.overruns += 1
+
+
+class GenericSocket:
+    """A socket for one generic netlink family; ``version`` is the family's own.
+
+    Raises ``NetlinkAbsentError`` where this kernel has no such family.
+    """
+
+    def __init__(self, family: str, version: int = 1) -> None:
+        self._socket = NetlinkSocket(_GENERIC, family)
+        self._version = version
+        try:
+            self._kind = _resolve(self._socket, family)
+        except NetlinkError:
+            self._socket.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    @property
+    def overruns(self) -> int:
+        return self._socket.overruns
+
+    def dump(self, command: int, body: bytes, read: Callable[[bytes], T]) -> list[T]:
+        """``read`` gets payloads whose attributes begin at ``HEADER_BYTES``. Raises ``NetlinkRefusedError``."""
+        return self._socket.dump(self._kind, self._message(command, body), read)
+
+    def ask(self, command: int, body: bytes) -> bytes:
+        return self._socket.ask(self._kind, self._message(command, body))
+
+    def _message(self, command: int, body: bytes) -> bytes:
+        return _HEADER.pack(command, self._version, 0) + body
+
+
+def _resolve(control: NetlinkSocket, family: str) -> int:
+    """The message type of a family, which the kernel assigns at boot."""
+    body = _HEADER.pack(_GET_FAMILY, 1, 0) + attribute(_FAMILY_NAME, family.encode() + b"\0")
+    try:
+        kind = number(attributes(control.ask(_CONTROL, body), HEADER_BYTES).get(_FAMILY_ID))
+    except NetlinkRefusedError as error:
+        if error.code != ENOENT:
+            raise
+        kind = None
+    if kind is None:
+        raise NetlinkAbsentError(f"this kernel has no netlink family {family}")
+    return kind

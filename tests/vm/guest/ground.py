@@ -1,5 +1,6 @@
-"""What the guest is made of, seen without the agent: the kernel, other people's tools, QEMU; and the agent's
-command line as a person would use it. Raises ``OSError`` where the machine is not what a step thinks it is.
+"""Access to the guest without the agent: kernel, third-party tools, QEMU; and the command line of the agent.
+
+Raises ``OSError`` if the machine is not in the state that a step expects.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ Json = Any
 
 
 def find_pfs() -> list[str]:
-    """The functions with SR-IOV, in PCI order: what the kernel itself says, without the agent."""
+    """Return the functions with SR-IOV in PCI order, read from the kernel without the agent."""
     return sorted(path.parent.name for path in DEVICES.glob("*/sriov_totalvfs"))
 
 
 class Qmp:
-    """QEMU's monitor, on a virtio serial port."""
+    """The monitor of QEMU, on a virtio serial port."""
 
     def __init__(self) -> None:
         port = next(p.parent.name for p in Path("/sys/class/virtio-ports").glob("*/name") if read(p) == "qmp")
@@ -67,7 +68,7 @@ class Qmp:
 
 
 async def sh(*command: str) -> Json:
-    """Run and wait; a program that fails raises, for the machine is then not what a step thinks it is."""
+    """Run a program and wait for its end. Raises ``OSError`` if it fails."""
     result = await program(*command)
     if result["code"]:
         raise OSError(f"{' '.join(command)}: {result['code']}: {result['err']}")
@@ -126,7 +127,7 @@ def read(path: str | Path) -> str:
 
 
 async def write(path: Path, text: str) -> float:
-    """Returns the seconds that the kernel took, in which the kubelet goes on."""
+    """Return the seconds that the kernel took. The kubelet runs meanwhile."""
     began = time.monotonic()
     await asyncio.to_thread(path.write_text, text)
     return time.monotonic() - began
@@ -137,7 +138,7 @@ def integer(pf: str, name: str) -> int:
 
 
 def virtual_functions(pf: str) -> list[str]:
-    """As the kernel lists them, in their own order."""
+    """Return them in the order of the kernel."""
     links = sorted((DEVICES / pf).glob("virtfn*"), key=lambda path: int(path.name[6:]))
     return [os.readlink(path).rpartition("/")[2] for path in links]
 
@@ -158,7 +159,7 @@ def network_functions() -> list[str]:
 
 
 def sysfs(name: str) -> Json:
-    """One function, read with nothing of the agent's."""
+    """Read one function without code of the agent."""
     folder = DEVICES / name
 
     def link(of: str) -> str | None:

@@ -1,9 +1,8 @@
-"""What happens inside the guest: the installed agent and the stand-in kubelet on a kernel with real VFs.
+"""Run the steps inside the guest: the installed agent and the stand-in kubelet on a kernel with real VFs.
 
-Runs as the guest's only program, with nothing but the wheel and its dependencies beside Python. It does one
-thing after the other to the machine and writes down what the kernel, the agent and the kubelet then say, in
-``/out/results.json``. It judges nothing: the tests do, outside. A step that fails is written down with its
-traceback, and the next one runs.
+This is the only program of the guest, with the wheel, its dependencies and Python. Each step changes the machine
+and writes the state of kernel, agent and kubelet to ``/out/results.json``. The tests outside the guest check it.
+A failed step is recorded with its traceback, and the next step runs.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ PFS: list[str] = []
 
 
 def config(counts: list[int], **changes: Json) -> str:
-    """JSON is YAML. One entry for each PF, so that each may have another number of VFs."""
+    """Return the configuration as JSON (a subset of YAML), with one entry for each PF."""
     entries = [
         {"select": {"pciAddresses": [pf]}, "count": count} for pf, count in zip(PFS, counts, strict=True)
     ]
@@ -74,7 +73,7 @@ def config(counts: list[int], **changes: Json) -> str:
             "resources": [{"kind": "vf", "name": "nic{rail}"}],
             "gpu": {"driver": "none"},
             "vfs": entries,
-            # What is good again is given back at once, and cables are pulled more often here than they may be.
+            # Without hold times, because the steps pull cables more often than the default rules allow.
             "health": {
                 "rules": [
                     {"rule": "carrier_down", "clearForSeconds": 0},
@@ -89,7 +88,7 @@ def config(counts: list[int], **changes: Json) -> str:
 
 
 async def measured(pf: str) -> Json:
-    """A PF as ethtool, ip and sysfs tell of it."""
+    """Return the counters of a PF as ethtool, ip and sysfs show them."""
     netdev = netdev_of(pf)
     (link,) = json.loads((await sh("ip", "-s", "-s", "-j", "link", "show", netdev))["out"])
     folder = DEVICES / pf
@@ -119,7 +118,7 @@ class Guest:
     # --- steps, in this order ---------------------------------------------------------------------------
 
     async def facts(self) -> Json:
-        """Of the machine, before anything is done to it."""
+        """Record the machine before the first change."""
         version = await agent("--version")
         return {
             "uptime_s": float(Path("/proc/uptime").read_text().split()[0]),
@@ -133,7 +132,7 @@ class Guest:
         }
 
     async def bare(self) -> Json:
-        """PFs without VFs. The driver of VFs is not loaded yet."""
+        """PFs without VFs; the driver of the VFs is not loaded yet."""
         await sh("modprobe", PLAN["pf_driver"])
         PFS[:] = find_pfs()
         for pf in PFS:
@@ -142,7 +141,7 @@ class Guest:
         return {"pfs": PFS, "config": await agent("config", "check", str(CONFIG)), "scan": await scan()}
 
     async def apply(self) -> Json:
-        """Twice; and what is there in between and afterwards."""
+        """Run ``vfs apply`` twice and record the VFs after each run."""
         show = await agent_json("vfs", "show", "--json", "--config", str(CONFIG))
         first = await agent_json("vfs", "apply", "--json", "--config", str(CONFIG))
         there = {pf: virtual_functions(pf) for pf in PFS}
@@ -158,7 +157,7 @@ class Guest:
         }
 
     async def late(self) -> Json:
-        """The agent is there before the driver of the VFs is."""
+        """Start the agent before the driver of the VFs is loaded."""
         await self.kubelet.start()
         began = time.monotonic()
         await self.start_agent()
@@ -181,7 +180,7 @@ class Guest:
         }
 
     async def agree(self) -> Json:
-        """The same machine in the agent's words and in those of three others."""
+        """Record the machine as the agent and three other tools show it."""
         return {
             "scan": await scan(),
             "table": (await agent("scan", "--config", str(CONFIG)))["out"],
@@ -191,7 +190,7 @@ class Guest:
         }
 
     async def pod(self) -> Json:
-        """A pod takes two VFs, and nobody takes them from it."""
+        """A pod gets two VFs and keeps them."""
         resource = self.resources()[3]
         pod = PodSpec.single("trainer", {resource: 2})
         admission = await self.kubelet.admit(pod)
@@ -211,7 +210,7 @@ class Guest:
         }
 
     async def vfio(self) -> Json:
-        """A VF is given to vfio-pci and back."""
+        """Bind a VF to vfio-pci and back."""
         resource, vf = self.resources()[0], virtual_functions(PFS[0])[1]
         await sh("modprobe", "vfio-pci")
         mark = len(self.kubelet.updates)
@@ -243,7 +242,7 @@ class Guest:
         }
 
     async def namespace(self) -> Json:
-        """A VF's netdev goes into a network namespace, as a CNI plugin moves it, and comes back."""
+        """Move the netdev of a VF into a network namespace, as a CNI plugin does, and back."""
         vf = virtual_functions(PFS[1])[0]
         netdev = netdev_of(vf)
         mark = len(self.kubelet.updates)
@@ -270,7 +269,7 @@ class Guest:
         }
 
     async def cable(self) -> Json:
-        """QEMU takes the link of a PF away and gives it back."""
+        """QEMU takes the link of a PF down and up again."""
         rounds = []
         for _ in range(3):
             mark = len(self.kubelet.updates)
@@ -286,7 +285,7 @@ class Guest:
         return rounds
 
     async def removed(self) -> Json:
-        """The VFs of a PF go under the agent, while a pod has one of them, and come back."""
+        """Remove and re-create the VFs of a PF while a pod holds one of them."""
         resource = self.resources()[1]
         pod = PodSpec.single("victim", {resource: 1})
         admission = await self.kubelet.admit(pod)
@@ -315,7 +314,7 @@ class Guest:
         }
 
     async def unbound(self) -> Json:
-        """The driver leaves a PF, which takes its VFs along, and returns without them."""
+        """Unbind the driver of a PF, which removes its VFs, and bind it again."""
         pf = PFS[2]
         before = self.told()
         began = time.monotonic()
@@ -341,10 +340,10 @@ class Guest:
         }
 
     async def metrics(self) -> Json:
-        """What a scrape shows of the NICs, between two looks at the same with nothing of the agent's."""
+        """Scrape the NIC metrics between two readings of the same counters without the agent."""
         before = [await measured(pf) for pf in PFS]
         seen = {"at": time.monotonic()}
-        # The slowest of the sources asked about here looks every 30 s.
+        # The slowest of these readers runs every 30 s.
         while (page := await http("/metrics"))["body"].count("nodeagent_pcie_link_width_lanes{") < len(PFS):
             if time.monotonic() - seen["at"] > PATIENCE_S:
                 break
@@ -358,11 +357,11 @@ class Guest:
         }
 
     async def doctor(self) -> Json:
-        """What the doctor finds here, with the agent running."""
+        """Run the doctor beside the running agent."""
         return await agent_json("doctor", "--json", "--config", str(CONFIG), "--timeout", "60")
 
     async def restart(self) -> Json:
-        """The agent ends by SIGTERM while a pod holds a VF, and starts again."""
+        """End the agent by SIGTERM while a pod holds a VF, and start it again."""
         resource = self.resources()[0]
         pod, _, held = await self.admit("holder", resource, 1)
         stopped = await self.stop_agent()
@@ -382,7 +381,7 @@ class Guest:
         }
 
     async def bereft(self) -> Json:
-        """The agent starts while a PF has no VFs, one of which a pod holds; then they are there again."""
+        """Start the agent while the VFs of a PF are removed, one of them held by a pod; then create them again."""
         resource = self.resources()[1]
         pod, _, held = await self.admit("orphan", resource, 1)
         before = self.told()
@@ -403,7 +402,7 @@ class Guest:
         }
 
     async def lldp(self) -> Json:
-        """A real lldpd speaks on the cable of the first PF, as a leaf would."""
+        """A real lldpd sends frames on the cable of the first PF, as a leaf does."""
         port = next(one["ifname"] for one in await links() if one["address"] == PLAN["switch_mac"])
         await sh("ip", "netns", "add", "leaf")
         await sh("ip", "link", "set", port, "netns", "leaf", "name", "swp1")
@@ -428,10 +427,10 @@ class Guest:
         await self.kubelet.stop()
         return stopped
 
-    # --- what the steps are made of -----------------------------------------------------------------------
+    # --- parts of the steps ---------------------------------------------------------------------------------
 
     async def admit(self, name: str, resource: str, count: int) -> tuple[PodSpec, Admission, list[str]]:
-        """A pod that must run, how it fared, and the devices that it holds."""
+        """Admit a pod that must run; return its status and its devices."""
         pod = PodSpec.single(name, {resource: count})
         admission = await self.kubelet.admit(pod)
         if admission.phase != "Running":
@@ -454,8 +453,8 @@ class Guest:
         return {"code": await self.agent.wait(), "stopped_s": time.monotonic() - began}
 
     async def start_agent_again(self) -> None:
-        """Until every resource has been registered and its devices have been told: until then the kubelet
-        has the old ones in mind, and gives none of them."""
+        """Wait until every resource is registered with a device list: before that the kubelet allocates
+        no device of it."""
         registrations, updates = len(self.kubelet.registrations), len(self.kubelet.updates)
 
         def so() -> bool:
@@ -471,7 +470,7 @@ class Guest:
         return [f"{PREFIX}/nic{rail}" for rail in range(len(PFS))]
 
     def told(self) -> Json:
-        """What the kubelet has been told: resource, device, health and NUMA nodes."""
+        """Return the device lists that the kubelet received: resource, device, health and NUMA nodes."""
         return {
             resource: {
                 name: {"health": seen.health, "numa": list(seen.numa_nodes)}
@@ -492,7 +491,7 @@ class Guest:
         ]
 
     async def until_healthy(self, wanted: Callable[[int], bool]) -> None:
-        """Until the kubelet has, of each PF, all VFs Healthy or all Unhealthy, as ``wanted`` says."""
+        """Wait until the kubelet lists the VFs of each PF as Healthy or Unhealthy, as ``wanted`` requires."""
 
         def so() -> bool:
             for rail, resource in enumerate(self.resources()):
@@ -507,14 +506,14 @@ class Guest:
         return await self.until_json(functions, holds)
 
     async def until_json(self, ask: Callable[[], Awaitable[Json]], holds: Callable[[Json], bool]) -> Json:
-        """What the agent says once that holds; each look is a process of its own."""
+        """Return the output of ``nodeagent scan`` once the condition holds; each try is a new process."""
         async with asyncio.timeout(PATIENCE_S):
             while not holds(seen := await ask()):
                 pass
         return seen
 
     async def apply_counts(self, rail: int, count: int) -> Json:
-        """Ask for another number of VFs of one PF, in a file of its own: the agent's stays."""
+        """Apply another number of VFs for one PF, with a file of its own; the file of the agent is unchanged."""
         counts = list(PLAN["vfs"])
         counts[rail] = count
         other = Path("/tmp/other.yaml")

@@ -1,0 +1,135 @@
+"""The agent's configuration: the settings of all rooms, composed to one file of kind ``NodeAgentConfig``.
+
+``load`` reads a file, ``Config()`` is the default. The settings themselves stand in the rooms that use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal
+
+import msgspec
+
+from nodeagent.cluster.cluster_settings import ClusterSettings, cluster_conflicts
+from nodeagent.config.faults import ConfigError, ConfigFault, Conflict, dotted
+from nodeagent.config.setting import ENTRIES_MAX, SECONDS_MAX, Address, Prefix, Settings, setting
+from nodeagent.config.settings_file import Built, entries, read_settings, section
+from nodeagent.config.yaml_tree import locate
+from nodeagent.health.gpu_health_settings import GpuHealthSettings, gpu_health_conflicts
+from nodeagent.health.health_settings import HealthSettings, RuleSettings, rule_conflicts
+from nodeagent.kinds.device_list_size import size_conflicts
+from nodeagent.kinds.resource_conflicts import resource_conflicts
+from nodeagent.kinds.resource_settings import (
+    EXAMPLE_GPU,
+    EXAMPLE_VFS,
+    GpuMemResource,
+    ResourceSettings,
+    VfResource,
+    VfsEntry,
+)
+from nodeagent.kubelet.kubelet_settings import CdiSettings, KubeletSettings
+from nodeagent.sampling.sampling_settings import SamplesSettings
+from nodeagent.sources.source_settings import GpuSettings, LinksSettings, LldpSettings
+from nodeagent.web.web_settings import WebSettings, web_conflicts
+
+AUTO = "auto"
+ABOUT = """\
+The configuration of nodeagent, with all settings at their defaults.
+Every setting but apiVersion and kind may be left out. `nodeagent config check FILE`
+tells all that is wrong with a file, `nodeagent config schema` prints a JSON schema for editors.
+"""
+"""The head of the commented default."""
+
+
+class LogSettings(Settings, frozen=True, kw_only=True):
+    """What the agent tells on stderr."""
+
+    level: Annotated[Literal["debug", "info", "warning", "error"], setting("The least grave level.")] = "info"
+
+
+class Config(Settings, frozen=True, kw_only=True):
+    """The configuration of one node's agent."""
+
+    api_version: Annotated[
+        Literal["nodeagent.io/v1alpha1"], setting("The version of this file's form.", required=True)
+    ] = "nodeagent.io/v1alpha1"
+    kind: Annotated[Literal["NodeAgentConfig"], setting("What this file is.", required=True)] = (
+        "NodeAgentConfig"
+    )
+    resource_prefix: Annotated[
+        Prefix,
+        setting(
+            "What stands before the slash in the names of all resources: a DNS subdomain. auto makes it "
+            "from the machine's DMI product name, nvidia-dgx-h100 on a DGX H100, or takes nodeagent.io "
+            "where there is none."
+        ),
+    ] = AUTO
+    resources: Annotated[
+        tuple[ResourceSettings, ...],
+        setting(
+            "What is offered to the kubelet: entries of kind vf, gpu-mem or gpu.",
+            max_length=ENTRIES_MAX,
+            example=EXAMPLE_GPU,
+        ),
+    ] = (VfResource(), GpuMemResource())
+    kubelet: Annotated[KubeletSettings, setting("How the agent talks to the kubelet.")] = KubeletSettings()
+    cdi: Annotated[CdiSettings, setting("Container Device Interface specs.")] = CdiSettings()
+    gpu: Annotated[GpuSettings, setting("How the GPUs are found and watched.")] = GpuSettings()
+    links: Annotated[LinksSettings, setting("The links of this node.")] = LinksSettings()
+    lldp: Annotated[LldpSettings, setting("How the switch ports at the other end are learnt.")] = (
+        LldpSettings()
+    )
+    health: Annotated[HealthSettings, setting("How links are judged.")] = HealthSettings()
+    cluster: Annotated[ClusterSettings, setting("What the API server is told.")] = ClusterSettings()
+    samples: Annotated[SamplesSettings, setting("How often what is measured on NICs is read.")] = (
+        SamplesSettings()
+    )
+    vfs: Annotated[
+        tuple[VfsEntry, ...],
+        setting(
+            "VFs that `nodeagent vfs apply` creates and sets up; empty changes nothing on the machine.",
+            max_length=ENTRIES_MAX,
+            example=EXAMPLE_VFS,
+        ),
+    ] = ()
+    listen: Annotated[
+        Address | None,
+        setting(
+            "Where /metrics, /healthz and /readyz are served: :9808, 10.0.0.1:9808, [::1]:9808; or null."
+        ),
+    ] = ":9808"
+    web: Annotated[WebSettings, setting("How they are served: TLS, who may scrape.")] = WebSettings()
+    scan_seconds: Annotated[
+        Annotated[float, msgspec.Meta(ge=1, le=SECONDS_MAX)],
+        setting("A full look at the machine at least this often; what the kernel announces is seen at once."),
+    ] = 30.0
+    log: Annotated[LogSettings, setting("What the agent tells on stderr.")] = LogSettings()
+
+
+def load(text: str, *, name: str) -> Config:
+    """The configuration in a file's text. Raises ``ConfigError`` with all faults of the file."""
+    return read_settings(text, Config, name=name, conflicts=_conflicts)[0]
+
+
+def check(text: str, *, name: str, gpu_memories_mib: Sequence[int] | None = None) -> Config:
+    """``load``, and check the size of the device lists on the given GPUs, or on assumed ones."""
+    config, root = read_settings(text, Config, name=name, conflicts=_conflicts)
+    faults = [
+        ConfigFault(dotted(path), *locate(root, path), message)
+        for (path, *_), message, _ in size_conflicts(config.resources, gpu_memories_mib)
+    ]
+    if faults:
+        raise ConfigError(name, faults)
+    return config
+
+
+def _conflicts(built: Built) -> Iterator[Conflict]:
+    resources = tuple(entries(built, ("resources",), ResourceSettings, Config().resources))
+    yield from resource_conflicts(resources, tuple(entries(built, ("vfs",), VfsEntry)))
+    yield from rule_conflicts(tuple(entries(built, ("health", "rules"), RuleSettings)))
+    for conflict in web_conflicts(section(built, ("web",), WebSettings)):
+        yield conflict.below("web")
+    for conflict in cluster_conflicts(section(built, ("cluster",), ClusterSettings)):
+        yield conflict.below("cluster")
+    for conflict in gpu_health_conflicts(section(built, ("gpu", "health"), GpuHealthSettings)):
+        yield conflict.below("gpu", "health")

@@ -1,0 +1,314 @@
+"""Write Kubernetes Events: one object for each fault of each target, counted up when the fault returns.
+
+Rules:
+
+* The desired state is a level: the notices that stand now. ``NoticeLedger`` compares it with what was written, so
+  an API server outage only delays Events. A fault that came and went during the outage is written too.
+* With ``aggregate`` the Event's name is a hash of its target, device and reason. A restarted process therefore
+  writes no fault twice, and a fault that returns increases the count of the Event of an earlier process.
+* An hourly notice is written at most once an hour.
+* The number of records and the rate of writes are bounded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from nodeagent.backoff import RateLimit
+from nodeagent.cluster.retry import ApiRetry, refused
+from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.resource import EVENTS, PODS
+from nodeagent.rfc3339 import rfc3339
+
+log = logging.getLogger(__name__)
+
+RECORDS_MAX = 512
+HOURLY_S = 3600.0
+"""By the API server's default, an Event lives for an hour too."""
+BURST, PER_S = 25, 0.1
+MESSAGE_MAX = 1024
+"""The API server's limit (ValidateEvent)."""
+RECOVERED = "Recovered"
+
+
+@dataclass(frozen=True, slots=True)
+class EventTarget:
+    """The object that an Event is about. ``namespace`` is empty for an object without a namespace."""
+
+    kind: str
+    namespace: str
+    name: str
+    api_version: str = "v1"
+
+
+NoticeKey = tuple[EventTarget, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A fault, or its end, that one Event reports. Target, ``about`` (the device) and ``reason`` identify it."""
+
+    target: EventTarget
+    about: str
+    reason: str
+    message: str
+    warning: bool = True
+    hourly: bool = False
+
+    @property
+    def key(self) -> NoticeKey:
+        return self.target, self.about, self.reason
+
+
+@dataclass(slots=True)
+class NoticeRecord:
+    """What is known about the Event of one notice. Times are Unix seconds, except ``written_at``.
+
+    ``count``: how often the notice began. ``written``: the count of the last write. ``at_start``: the notice stood
+    at the first observation, so that an earlier process may have written it. ``before``: the count of that Event.
+    """
+
+    notice: Notice
+    first: float
+    last: float
+    active: bool = True
+    count: int = 1
+    written: int = 0
+    written_at: float = float("-inf")
+    at_start: bool = False
+    before: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.before + self.count
+
+
+def _nothing_unknown(_about: str) -> bool:
+    return False
+
+
+@dataclass(slots=True)
+class NoticeLedger:
+    """The notices that stand, those that ended, and what was written of each.
+
+    ``now`` is any clock that never goes back; ``wall`` is Unix time, for the Events. With ``recovery`` the end of
+    all faults of a device is a notice too.
+    """
+
+    recovery: bool = True
+    records: dict[NoticeKey, NoticeRecord] = field(default_factory=dict)
+    observed: bool = False
+
+    def observe(
+        self,
+        notices: Iterable[Notice],
+        now: float,
+        wall: float,
+        unknown: Callable[[str], bool] = _nothing_unknown,
+    ) -> None:
+        """Take the notices that stand now. Every other notice has ended, unless its device is ``unknown``."""
+        current = {notice.key: notice for notice in notices}
+        current |= {
+            key: record.notice
+            for key, record in self.records.items()
+            if key not in current and record.active and unknown(record.notice.about)
+        }
+        if self.recovery:
+            current |= {notice.key: notice for notice in self._recovered(current, unknown)}
+        for key, notice in current.items():
+            record = self.records.get(key)
+            if record is None:
+                self.records[key] = NoticeRecord(notice, wall, wall, at_start=not self.observed)
+                continue
+            if not record.active:
+                record.active, record.last = True, wall
+                record.count += 1
+            record.notice = notice
+        for key, record in self.records.items():
+            if key not in current:
+                record.active = False
+        self.observed = True
+        self._prune(now)
+
+    def due(self, now: float) -> list[NoticeRecord]:
+        """The records to write, oldest first."""
+        return sorted(
+            (
+                record
+                for record in self.records.values()
+                if record.count > record.written
+                and (not record.notice.hourly or now - record.written_at >= HOURLY_S)
+            ),
+            key=lambda record: record.last,
+        )
+
+    def _recovered(
+        self, current: dict[NoticeKey, Notice], unknown: Callable[[str], bool]
+    ) -> Iterable[Notice]:
+        """A notice for each device with a written Warning and without a standing one."""
+        faulty = {(notice.target, notice.about) for notice in current.values() if notice.warning}
+        for record in self.records.values():
+            notice = record.notice
+            if unknown(notice.about):
+                continue
+            if notice.warning and record.written and (notice.target, notice.about) not in faulty:
+                title = notice.message.partition(":")[0].partition(", held as ")[0]
+                message = f"{title}: its faults have ended"
+                yield Notice(notice.target, notice.about, RECOVERED, message, warning=False)
+
+    def _prune(self, now: float) -> None:
+        done = [
+            key
+            for key, record in self.records.items()
+            if not record.active and record.written and now - record.written_at > HOURLY_S
+        ]
+        for key in done:
+            del self.records[key]
+        if len(self.records) > RECORDS_MAX:
+            order = sorted(self.records, key=lambda key: (self.records[key].active, self.records[key].last))
+            for key in order[: len(self.records) - RECORDS_MAX]:
+                del self.records[key]
+
+
+class EventWriter:
+    """Write what is due in ``ledger``.
+
+    ``component`` and ``instance`` name the reporting process, ``host`` its Node. Without ``aggregate`` each
+    occurrence becomes an Event of its own, which needs only the right to create Events.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        component: str,
+        instance: str,
+        *,
+        host: str | None = None,
+        aggregate: bool = True,
+        recovery: bool = True,
+    ) -> None:
+        self.ledger = NoticeLedger(recovery)
+        self._client, self._component, self._instance = client, component, instance
+        self._host, self._aggregate = host, aggregate
+        self._rate = RateLimit(BURST, PER_S)
+        self._retry = ApiRetry("Events do not reach the API server")
+        self._uids: dict[EventTarget, str] = {}
+        self._may_read_pods = True
+
+    async def deliver(self) -> float | None:
+        """Write the Events that are due. Return the seconds until the rest may be written; ``None``: no rest."""
+        if (wait := self._retry.wait(time.monotonic())) > 0:
+            return wait
+        for record in self.ledger.due(time.monotonic()):
+            if (wait := self._rate.wait_s(time.monotonic())) > 0:
+                return wait
+            self._rate.take(time.monotonic())
+            count, now = record.count, time.monotonic()
+            try:
+                await self._write(record)
+            except ApiError as error:
+                if not refused(error):
+                    return self._retry.failed(error, time.monotonic())
+                log.warning("The API server rejects an Event; it is dropped. reason=%r", str(error))
+            else:
+                self._retry.succeeded()
+            record.written, record.written_at = count, now
+        return None
+
+    async def _write(self, record: NoticeRecord) -> None:
+        target = record.notice.target
+        namespace = target.namespace or "default"
+        body = self._body(record, await self._uid(target))
+        if self._aggregate and record.written:
+            try:
+                await self._client.patch(EVENTS, body["metadata"]["name"], _update(body), namespace=namespace)
+            except ApiError as error:
+                if not error.missing:
+                    raise  # else the Event has expired
+            else:
+                return
+        try:
+            await self._client.create(EVENTS, body, namespace=namespace)
+        except ApiError as error:
+            if error.conflict:
+                if self._aggregate:
+                    await self._continue(record, body, namespace)
+            elif not (error.missing and target.kind == "Pod"):  # the pod's namespace is deleted
+                raise
+
+    async def _continue(self, record: NoticeRecord, body: dict[str, Any], namespace: str) -> None:
+        """Add to the Event of an earlier process.
+
+        That process has counted a notice that stood at the first observation; a later one is a return. An empty
+        patch reads the Event without the right to get it.
+        """
+        name = body["metadata"]["name"]
+        existing = await self._client.patch(EVENTS, name, {}, namespace=namespace)
+        counted = existing.get("count")
+        counted = counted if isinstance(counted, int) else 1
+        record.before = counted - 1 if record.at_start else counted
+        if record.total > counted:
+            update = _update(body | {"count": record.total})
+            await self._client.patch(EVENTS, name, update, namespace=namespace)
+
+    def _body(self, record: NoticeRecord, uid: str | None) -> dict[str, Any]:
+        notice, target = record.notice, record.notice.target
+        regarding = {"kind": target.kind, "apiVersion": target.api_version, "name": target.name}
+        regarding |= {"namespace": target.namespace} if target.namespace else {}
+        regarding |= {"uid": uid} if uid else {}
+        return {
+            "metadata": {"name": self._name(record), "namespace": target.namespace or "default"},
+            "involvedObject": regarding,
+            "type": "Warning" if notice.warning else "Normal",
+            "reason": notice.reason,
+            "message": shortened(notice.message),
+            "count": record.total if self._aggregate else 1,
+            "firstTimestamp": rfc3339(record.first if self._aggregate else record.last),
+            "lastTimestamp": rfc3339(record.last),
+            "source": {"component": self._component} | ({"host": self._host} if self._host else {}),
+            "reportingComponent": self._component,
+            "reportingInstance": self._instance,
+        }
+
+    def _name(self, record: NoticeRecord) -> str:
+        target, about, reason = record.notice.key
+        parts: tuple[str, ...] = (target.kind, target.namespace, target.name, about, reason)
+        if not self._aggregate:
+            parts += (self._instance, repr(record.last))
+        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+        return f"{target.name[:200]}.{digest[:16]}"
+
+    async def _uid(self, target: EventTarget) -> str | None:
+        """The UID under which `kubectl describe` looks for Events.
+
+        A Node's is its name, as in the kubelet's Events. A pod's is read; without that right it is left out.
+        """
+        if target.kind == "Node":
+            return target.name
+        if target.kind != "Pod":
+            return None
+        if target not in self._uids and self._may_read_pods:
+            try:
+                pod = await self._client.get(PODS.partial, target.name, namespace=target.namespace)
+            except ApiError as error:
+                self._may_read_pods = error.status != 403
+                return None
+            if len(self._uids) >= RECORDS_MAX:
+                self._uids.clear()
+            self._uids[target] = pod.metadata.uid or ""
+        return self._uids.get(target)
+
+
+def shortened(message: str) -> str:
+    """A message of at most ``MESSAGE_MAX`` characters, for an Event or a condition."""
+    return message if len(message) <= MESSAGE_MAX else message[: MESSAGE_MAX - 1] + "…"
+
+
+def _update(body: dict[str, Any]) -> dict[str, Any]:
+    """The fields of an Event that change when its fault returns."""
+    return {name: body[name] for name in ("count", "lastTimestamp", "message")}

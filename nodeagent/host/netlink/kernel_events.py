@@ -1,0 +1,113 @@
+"""Wait for kernel events about links (rtnetlink) and devices (uevents).
+
+An event is a hint to scan again: it is decoded only as far as the decision to wake needs. Messages that queue
+up meanwhile cause one wake-up. Messages that the kernel dropped (ENOBUFS) cause a wake-up too, and ``resyncs``
+counts it; the following scan makes up for the loss.
+
+Both sockets belong to the network namespace of the thread that makes them. The kernel sends PCI events to every
+namespace that the initial user namespace owns, but events of netdevs and RDMA devices only to the device's own:
+make these sockets in the host's network namespace (``hostNetwork: true``).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from errno import ENOBUFS
+from typing import Self
+
+from nodeagent.host.fd import wait_readable
+from nodeagent.host.netlink.message import NetlinkError
+
+__all__ = ["SUBSYSTEMS", "LinkEvents", "NetlinkError", "Uevents", "subsystem"]
+
+_RTMGRP_LINK = 1  # include/uapi/linux/rtnetlink.h
+_KERNEL_UEVENTS = 1  # the multicast group of the kernel itself; udevd repeats its own on group 2
+_NETLINK_KOBJECT_UEVENT = 15  # include/uapi/linux/netlink.h
+_UEVENT_MAX = 8 * 1024  # the kernel's own environment is 2 KiB (UEVENT_BUFFER_SIZE)
+_DRAIN_MAX = 4096  # bounds the time that a storm of events holds the event loop
+
+SUBSYSTEMS = frozenset({"pci", "net", "infiniband"})
+
+
+class _KernelEvents:
+    """One subscribed socket. One task at a time may wait on it."""
+
+    def __init__(self, protocol: int, groups: int, what: str, matches: Callable[[bytes], bool]) -> None:
+        self._matches = matches
+        try:
+            self.socket = socket.socket(
+                socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol
+            )
+        except OSError as error:
+            raise NetlinkError(f"no netlink socket for {what}: {error.strerror}; allow AF_NETLINK") from error
+        try:
+            self.socket.bind((0, groups))
+        except OSError as error:
+            self.socket.close()
+            raise NetlinkError(f"cannot subscribe to {what}: {error.strerror}") from error
+        self.resyncs = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.socket.close()
+
+    async def wait(self) -> None:
+        """Return after an event, with the queue drained."""
+        while True:
+            await wait_readable(self.socket.fileno())
+            if self._drain():
+                return
+
+    def _drain(self) -> bool:
+        woken = False
+        for _ in range(_DRAIN_MAX):
+            try:
+                message, sender = self.socket.recvfrom(_UEVENT_MAX)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno != ENOBUFS:
+                    raise
+                self.resyncs += 1
+                woken = True
+            else:
+                # Port 0 is the kernel; messages of other processes are ignored.
+                woken = woken or (sender[0] == 0 and self._matches(message))
+        return woken
+
+
+class LinkEvents(_KernelEvents):
+    """A link of this network namespace was added, changed or removed (RTMGRP_LINK)."""
+
+    def __init__(self) -> None:
+        super().__init__(socket.NETLINK_ROUTE, _RTMGRP_LINK, "link events", lambda _: True)
+
+
+class Uevents(_KernelEvents):
+    """A device of one of ``subsystems`` was added, removed, changed, bound to or unbound from a driver."""
+
+    def __init__(self, subsystems: frozenset[str] = SUBSYSTEMS) -> None:
+        super().__init__(
+            _NETLINK_KOBJECT_UEVENT,
+            _KERNEL_UEVENTS,
+            "kernel device events",
+            lambda message: subsystem(message) in subsystems,
+        )
+
+
+def subsystem(message: bytes) -> str | None:
+    """The subsystem in a kernel uevent: ``ACTION@devpath``, then ``KEY=value``, each with a NUL at its end."""
+    head, *fields = message.split(b"\0")
+    if b"@" not in head:
+        return None
+    for field in fields:
+        key, _, value = field.partition(b"=")
+        if key == b"SUBSYSTEM":
+            return value.decode("ascii", "replace")
+    return None

@@ -1,0 +1,126 @@
+"""How large a list of devices grows on the wire, and the slice size that keeps it in bounds.
+
+The kubelet's gRPC client takes messages up to 4 MiB, and a list that passes it takes the whole resource
+away (ResourceExhausted, again at each try). The limit here is 3 MiB, counted with every device Unhealthy,
+the longer word: a list must still fit on the day that the GPU fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from nodeagent.config.faults import Conflict
+from nodeagent.config.formats import index_range
+from nodeagent.kinds.resource_settings import GpuMemResource, ResourceSettings
+
+KUBELET_LIMIT = 4 << 20
+LIMIT = 3 << 20
+ASSUMED_MIB: tuple[int, ...] = (81559,) * 8
+"""A DGX H100, as NVML gives its memory: assumed where no machine is at hand."""
+_PREFIX_LENGTH = len("GPU-00000000-0000-0000-0000-000000000000::")
+_NUMA_ASSUMED = (1,)  # any node but 0, which protobuf leaves out: the longest form below node 128
+
+
+def device_size(id_length: int, numa_nodes: Sequence[int] = (), *, healthy: bool = False) -> int:
+    """Bytes that one device takes in a ``v1beta1.ListAndWatchResponse``, its own tag and length included.
+
+    ``Device{ID = 1, health = 2, topology = 3}`` with ``TopologyInfo{nodes = 1}`` of ``NUMANode{ID = 1}``;
+    proto3 leaves a zero and an empty string out. All field numbers are below 16: a tag is one byte.
+    """
+    nodes = sum(_field(1 + _varint(node) if node else 0) for node in numa_nodes)
+    body = _field(id_length) if id_length else 0
+    body += _field(len("Healthy" if healthy else "Unhealthy"))
+    body += _field(nodes) if numa_nodes else 0
+    return _field(body)
+
+
+def slices(memory_mib: int, resource: GpuMemResource, slice_mib: int | None = None) -> int:
+    """How many slices a GPU offers."""
+    return max(0, memory_mib - resource.reserved_mib) // (slice_mib or resource.slice_mib)
+
+
+def slices_size(counts: Iterable[int]) -> int:
+    """Bytes of the list of so many slices per GPU, ``GPU-<uuid>::0`` up to ``::<count - 1>``."""
+    total = 0
+    for count in counts:
+        first, digits = 0, 1
+        while first < count:  # the IDs of one length together
+            end = min(count, 10**digits)
+            total += (end - first) * device_size(_PREFIX_LENGTH + digits, _NUMA_ASSUMED)
+            first, digits = end, digits + 1
+    return total
+
+
+def smallest_slice(resource: GpuMemResource, memories_mib: Sequence[int]) -> int:
+    """The least ``sliceMiB`` whose list fits. Larger slices never make a longer list, so halve."""
+    low, high = 1, max(memories_mib, default=1)
+    while low < high:
+        middle = (low + high) // 2
+        if slices_size(slices(memory, resource, middle) for memory in memories_mib) <= LIMIT:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def slices_complaint(
+    resource: GpuMemResource,
+    memories_mib: Sequence[int],
+    machine: str = "this machine",
+    *,
+    assumed: bool = False,
+) -> str | None:
+    """Why a resource cannot be offered on the GPUs that it selects, if so. ``machine`` says whose they are.
+
+    That no slice fits says nothing about GPUs that are only ``assumed``: the real ones may be larger.
+    """
+    counts = [slices(memory, resource) for memory in memories_mib]
+    if memories_mib and not any(counts) and not assumed:
+        return (
+            f"no GPU holds a slice of {resource.slice_mib} MiB beside {resource.reserved_mib} MiB reserved: "
+            f"the largest has {max(memories_mib)} MiB ({machine})"
+        )
+    if (size := slices_size(counts)) <= LIMIT:
+        return None
+    return (
+        f"{resource.slice_mib} MiB makes {sum(counts)} devices on {len(counts)} GPUs ({machine}), a list of "
+        f"{size} bytes; the kubelet refuses more than {KUBELET_LIMIT}, the limit here is {LIMIT}; sliceMiB: "
+        f"{smallest_slice(resource, memories_mib)} is the least that fits"
+    )
+
+
+def size_conflicts(
+    resources: Sequence[ResourceSettings], gpu_memories_mib: Sequence[int] | None = None
+) -> Iterator[Conflict]:
+    """Entries of kind gpu-mem whose device list the kubelet would refuse.
+
+    The memories are those of the node's GPUs in the driver's order, or ``None`` where there is no machine
+    to look at. Of the selectors only ``indexes`` and the number of ``uuids`` can be told from memories; the
+    agent, which knows the GPUs, asks ``slices_complaint`` for each entry.
+    """
+    assumed = gpu_memories_mib is None
+    machine = f"assumed: {len(ASSUMED_MIB)} GPUs of {ASSUMED_MIB[0]} MiB" if assumed else "this machine"
+    memories = ASSUMED_MIB if gpu_memories_mib is None else gpu_memories_mib
+    for i, resource in enumerate(resources):
+        if isinstance(resource, GpuMemResource):
+            selected = _selected(resource, memories)
+            if (complaint := slices_complaint(resource, selected, machine, assumed=assumed)) is not None:
+                yield Conflict((("resources", i, "sliceMiB"),), complaint)
+
+
+def _selected(resource: GpuMemResource, memories: Sequence[int]) -> list[int]:
+    select = resource.select
+    wanted = [index_range(text) for text in select.indexes]
+    kept = [m for i, m in enumerate(memories) if not wanted or any(i in one for one in wanted)]
+    if select.uuids:
+        kept = sorted(kept, reverse=True)[: len(select.uuids)]
+    return kept
+
+
+def _field(length: int) -> int:
+    """A length-delimited field with a tag of one byte."""
+    return 1 + _varint(length) + length
+
+
+def _varint(value: int) -> int:
+    return max(1, (value.bit_length() + 6) // 7)

@@ -1,0 +1,157 @@
+"""Conflicts between the entries of ``resources`` and of ``vfs``.
+
+Only a conflict that is certain without a machine is refused here. What depends on the GPUs and PFs of a node (two
+globs that match the same GPU) is reported by the agent.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from nodeagent.config.faults import Conflict, Path
+from nodeagent.config.formats import index_range
+from nodeagent.kinds.resource_settings import (
+    GpuResource,
+    GpuSelect,
+    PfSelect,
+    ResourceSettings,
+    VfResource,
+    VfSelect,
+    VfsEntry,
+)
+
+Placed = tuple[Path, ResourceSettings]
+PlacedVfs = tuple[Path, VfsEntry]
+
+
+def resource_conflicts(resources: Sequence[Placed], vfs: Sequence[PlacedVfs]) -> Iterator[Conflict]:
+    """All conflicts between the entries that could be read."""
+    yield from _same_name(resources)
+    yield from _no_gpus(resources)
+    yield from _gpu_twice(resources)
+    yield from _vf_twice(resources)
+    for path, entry in vfs:
+        yield from _vfs_entry(path, entry)
+    yield from _pf_twice(vfs)
+
+
+def _named(path: Path) -> str:
+    return f"{path[0]}[{path[1]}]"
+
+
+def _same_name(resources: Sequence[Placed]) -> Iterator[Conflict]:
+    first: dict[str, Path] = {}
+    for path, entry in resources:
+        if "{netdev}" in entry.name:
+            continue  # a PF has one netdev, and which ones meet is known on the machine only
+        before = first.setdefault(entry.name.replace("{rail}", "0"), path)
+        if before != path:
+            message = f'"{entry.name}" is the name of {_named(before)} too; resources need names of their own'
+            yield Conflict(((*path, "name"), (*before, "name")), message)
+
+
+def _no_gpus(resources: Sequence[Placed]) -> Iterator[Conflict]:
+    for path, entry in resources:
+        if isinstance(entry, GpuResource) and entry.select == GpuSelect():
+            message = "must name the GPUs that are offered whole, by uuids, indexes, pciAddresses or models"
+            yield Conflict(((*path, "select"),), message)
+
+
+def _gpu_twice(resources: Sequence[Placed]) -> Iterator[Conflict]:
+    before: list[tuple[Path, GpuSelect]] = []
+    for path, entry in resources:
+        if isinstance(entry, VfResource) or (isinstance(entry, GpuResource) and entry.select == GpuSelect()):
+            continue
+        for path_a, select in before:
+            if (shared := _shared_gpus(select, entry.select)) is not None:
+                message = f"a GPU offered twice: by {_named(path_a)} and by {_named(path)} ({shared})"
+                yield Conflict(((*path, "select"), (*path_a, "select")), message)
+                break
+        before.append((path, entry.select))
+
+
+def _shared_gpus(a: GpuSelect, b: GpuSelect) -> str | None:
+    """Which GPUs two selections certainly share, in words."""
+    if GpuSelect() in (a, b):
+        return "both select all GPUs" if a == b else "one of them selects all GPUs"
+    if a == b:
+        return "both select the same"
+    asked_a, asked_b = ([f for f in one.__struct_fields__ if getattr(one, f)] for one in (a, b))
+    if asked_a != asked_b or len(asked_a) != 1:
+        return None
+    if asked_a == ["indexes"]:
+        both = _mask(a.indexes) & _mask(b.indexes)
+        return f"index {(both & -both).bit_length() - 1}" if both else None
+    shared = set(getattr(a, asked_a[0])) & set(getattr(b, asked_a[0]))
+    return min(shared, default=None)
+
+
+def _vf_twice(resources: Sequence[Placed]) -> Iterator[Conflict]:
+    before: list[tuple[Path, VfResource]] = []
+    for path, entry in resources:
+        if not isinstance(entry, VfResource):
+            continue
+        for path_a, a in before:
+            if _shares_vfs(a, entry):
+                message = (
+                    f"a VF offered twice: by {_named(path_a)} and by {_named(path)}; "
+                    "part them by select, select.vfIndexes or vfDriver"
+                )
+                paths = [(*one, key) for one in (path, path_a) for key in ("select", "vfDriver")]
+                yield Conflict(tuple(paths), message)
+                break
+        before.append((path, entry))
+
+
+def _shares_vfs(a: VfResource, b: VfResource) -> bool:
+    """Certainly, where both select anything at all."""
+    pfs_a, pfs_b = (msgspec.structs.replace(one.select, vf_indexes=()) for one in (a, b))
+    return (
+        (a.vf_driver == b.vf_driver or "any" in (a.vf_driver, b.vf_driver))
+        and (pfs_a == pfs_b or VfSelect() in (pfs_a, pfs_b))
+        and _mask(a.select.vf_indexes) & _mask(b.select.vf_indexes) != 0
+    )
+
+
+def _vfs_entry(path: Path, entry: VfsEntry) -> Iterator[Conflict]:
+    if entry.select == PfSelect():
+        yield Conflict(((*path, "select"),), 'must name some PFs; pciAddresses: ["*"] names all of them')
+    low, high = entry.min_tx_rate_mbps, entry.max_tx_rate_mbps
+    if low and high and low > high:
+        message = f"{low} is more than maxTxRateMbps, {high}"
+        yield Conflict(((*path, "minTxRateMbps"), (*path, "maxTxRateMbps")), message)
+    for i, text in enumerate(entry.vf_indexes):
+        if index_range(text)[-1] >= entry.count:
+            message = f'"{text}" goes past the last VF: count is {entry.count}, the indexes begin at 0'
+            yield Conflict(((*path, "vfIndexes", i), (*path, "vfIndexes"), (*path, "count")), message)
+
+
+def _pf_twice(vfs: Sequence[PlacedVfs]) -> Iterator[Conflict]:
+    """Two entries may set up different VFs of one PF, but must agree about the PF itself."""
+    settings: tuple[tuple[str, Callable[[VfsEntry], int | None]], ...] = (
+        ("count", lambda entry: entry.count),
+        ("mtu", lambda entry: entry.mtu),
+    )
+    for key, value in settings:
+        first: dict[PfSelect, tuple[Path, int]] = {}
+        for path, entry in vfs:
+            if (here := value(entry)) is None or entry.select == PfSelect():
+                continue
+            path_a, there = first.setdefault(entry.select, (path, here))
+            if here != there:
+                message = f"is {here}, but {there} in {_named(path_a)}, which selects the same PFs"
+                paths = [(*one, part) for one in (path, path_a) for part in (key, "select")]
+                yield Conflict(tuple(paths), message)
+
+
+@functools.lru_cache(maxsize=256)
+def _mask(ranges: tuple[str, ...]) -> int:
+    """The indexes as the bits of a number; no ranges mean all indexes."""
+    mask = 0 if ranges else -1
+    for text in ranges:
+        indexes = index_range(text)
+        mask |= ((1 << len(indexes)) - 1) << indexes.start
+    return mask

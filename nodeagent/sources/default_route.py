@@ -1,0 +1,74 @@
+"""Which netdevs the host's own default route needs, down to the physical ones.
+
+``/proc/net/route`` names the upper netdev only, a bond or a VLAN say, and so each netdev that lies under it
+counts too. Of a multipath IPv4 route the kernel prints the first hop alone here.
+"""
+
+from __future__ import annotations
+
+from nodeagent.host.sysfs import NET, SysfsScan
+
+# include/uapi/linux/route.h
+_RTF_UP = 0x0001
+_RTF_REJECT = 0x0200
+
+
+def default_route_netdevs(sysfs: SysfsScan) -> frozenset[str]:
+    """The netdevs that any default route of the main table leaves by, and all that are under them."""
+    uppers = _v4(sysfs.read(sysfs.tree.text, "/proc/net/route") or "")
+    uppers |= _v6(sysfs.read(sysfs.tree.text, "/proc/net/ipv6_route") or "")
+    found: set[str] = set()
+    todo = list(uppers)
+    while todo:
+        netdev = todo.pop()
+        if netdev not in found:
+            found.add(netdev)
+            todo.extend(_under(sysfs, netdev))
+    return frozenset(found)
+
+
+def _v4(table: str) -> set[str]:
+    """Columns: Iface Destination Gateway Flags RefCnt Use Metric Mask ..., numbers in hex."""
+    rows = [line.split() for line in table.splitlines()]
+    return {row[0] for row in rows if row[1:2] == row[7:8] == ["00000000"] and _usable(row[3])}
+
+
+def _v6(table: str) -> set[str]:
+    """Columns: destination, its length, source, its length, next hop, metric, counts (2), flags, netdev."""
+    rows = [line.split() for line in table.splitlines()]
+    return {row[9] for row in rows if len(row) == 10 and row[:2] == ["0" * 32, "00"] and _usable(row[8])}
+
+
+def _usable(flags: str) -> bool:
+    try:
+        return int(flags, 16) & (_RTF_UP | _RTF_REJECT) == _RTF_UP
+    except ValueError:
+        return False
+
+
+def _under(sysfs: SysfsScan, netdev: str) -> list[str]:
+    """The netdevs directly under a bond, team, bridge, VLAN, macvlan, or an Open vSwitch bridge."""
+    folder = f"{NET}/{netdev}"
+    names = sysfs.names(folder)
+    under = [name.removeprefix("lower_") for name in names if name.startswith("lower_")]
+    # Kernels since 3.14 link every lower netdev; these two say the same in a captured tree without links.
+    if not under and "bonding" in names:
+        under = (sysfs.read(sysfs.tree.text, f"{folder}/bonding/slaves") or "").split()
+    if not under and "brif" in names:
+        under = list(sysfs.names(f"{folder}/brif"))
+    if not under and "device" not in names:
+        under = _under_openvswitch(sysfs, folder)
+    return under
+
+
+def _under_openvswitch(sysfs: SysfsScan, folder: str) -> list[str]:
+    """Ports of the datapath that share the bridge's MAC address.
+
+    The kernel links an Open vSwitch bridge to nothing: its ports have the datapath for a master. But a
+    bridge that took over the default route of a NIC took its MAC address as well.
+    """
+    mac = sysfs.read(sysfs.tree.text, f"{folder}/address")
+    ports = [
+        name.removeprefix("lower_") for name in sysfs.names(f"{NET}/ovs-system") if name.startswith("lower_")
+    ]
+    return [port for port in ports if mac and sysfs.read(sysfs.tree.text, f"{NET}/{port}/address") == mac]

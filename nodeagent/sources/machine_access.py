@@ -1,0 +1,95 @@
+"""Access to the machine under a root folder: kernel events and GPU driver, live or recorded.
+
+A root with ``/.nodeagent/gpus.json`` is a captured or simulated machine. Changes in its folder ``/.nodeagent``
+take the place of rtnetlink messages and uevents.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from nodeagent.host.gpu_driver import DriverError, GpuReading, GpuVitals
+from nodeagent.host.inotify import CONTENT, Watch
+from nodeagent.host.netlink.kernel_events import LinkEvents, NetlinkError, Uevents
+from nodeagent.host.netlink.netdevs import Netdevs
+from nodeagent.host.recorded_gpus import PATH
+from nodeagent.host.sysfs import Tree
+from nodeagent.sources.scan_hints import ScanHint
+
+log = logging.getLogger(__name__)
+
+
+def is_recorded(tree: Tree) -> bool:
+    """Whether the root is a captured or simulated machine."""
+    return tree.exists(PATH)
+
+
+class NoDriver:
+    """A driver without GPUs, for ``gpu.driver: none``."""
+
+    def open(self) -> None:
+        raise DriverError("gpu.driver is none", absent=True)
+
+    def close(self) -> None:
+        """Do nothing: ``open`` always fails."""
+
+    def version(self) -> str | None:
+        return None
+
+    def gpus(self) -> tuple[GpuReading, ...]:
+        return ()
+
+    def vitals(self) -> tuple[GpuVitals, ...]:
+        return ()
+
+    def wait(self, timeout_s: float) -> tuple[()]:
+        raise DriverError(f"there is no driver to wait {timeout_s} s for", absent=True)
+
+
+class FolderHint:
+    """Wakes at any change in one folder. A simulated machine has this in place of uevents."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    async def wait(self) -> None:
+        await self._watch.changes()
+
+
+@contextmanager
+def hints(tree: Tree) -> Iterator[list[ScanHint]]:
+    """Open what wakes a scan before its timer. If nothing can be opened, log it: the timer alone remains."""
+    with ExitStack() as stack:
+        opened: list[ScanHint] = []
+        if is_recorded(tree):
+            watch = stack.enter_context(Watch())
+            watch.add(tree.path("/.nodeagent"), CONTENT)
+            opened.append(FolderHint(watch))
+        else:
+            for make in (LinkEvents, Uevents):
+                try:
+                    events = stack.enter_context(make())
+                except NetlinkError as error:
+                    log.warning("Kernel events are not available. reason=%r", str(error))
+                    continue
+                opened.append(events)
+        yield opened
+
+
+def permanent_macs() -> dict[str, str | None]:
+    """Return the permanent MAC addresses by PCI address, for the NICs of this network namespace.
+
+    The result is empty if the kernel does not answer.
+    """
+    try:
+        with Netdevs() as netdevs:
+            entries = netdevs.read()
+    except NetlinkError:
+        return {}
+    return {
+        netdev.pci_address: netdev.permanent_mac.hex(":") if netdev.permanent_mac else None
+        for netdev in entries
+        if netdev.pci_address is not None
+    }

@@ -1,0 +1,94 @@
+"""The links: the state of each PF's netdev, from sysfs.
+
+On InfiniBand the RDMA port decides, for RDMA works without IPoIB, whose netdev is often down: carrier is
+"the port is active", and the speed is the port's rate. Where there is no IPoIB netdev at all the link bears
+the name of the RDMA device.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from nodeagent.host.sysfs import SysfsScan, Tree
+from nodeagent.model import Function, Link
+
+_PCI = "/sys/bus/pci/devices"
+_IFF_UP = 1
+_SPEED_UNKNOWN = 0xFFFF_FFFF  # -1 as drivers with an unsigned speed print it
+_PORT_ACTIVE = "4"  # of "4: ACTIVE" (enum ib_port_state)
+
+
+def links(tree: Tree, functions: Iterable[Function], before: Iterable[Link]) -> tuple[Link, ...]:
+    """The links again, at the price of three small files each.
+
+    Only what a carrier event changes is read; a link whose carrier did change, or is new, is read in full.
+    What cannot be read is not said: the next ``scan`` does.
+    """
+    known = {link.pci_address: link for link in before}
+    default_route = frozenset(link.netdev for link in known.values() if link.default_route)
+    return read_links(SysfsScan(tree), functions, default_route, known)
+
+
+def read_links(
+    sysfs: SysfsScan,
+    functions: Iterable[Function],
+    default_route: frozenset[str],
+    known: dict[str, Link] | None = None,
+) -> tuple[Link, ...]:
+    """The links of the PFs, sorted by name; with ``known`` (by PCI address) at the price of ``links``."""
+    found = []
+    for pf in functions:
+        name = pf.netdev
+        if name is None and pf.link_type == "infiniband" and pf.rdma is not None:
+            name = pf.rdma.device
+        if pf.parent is None and name is not None:
+            before = known.get(pf.pci_address) if known else None
+            link = _link(sysfs, pf, name, name in default_route, before)
+            if link is not None:
+                found.append(link)
+    return tuple(sorted(found, key=lambda link: link.netdev))
+
+
+def _link(sysfs: SysfsScan, pf: Function, name: str, default_route: bool, before: Link | None) -> Link | None:
+    """``None`` when the netdev has gone."""
+    tree = sysfs.tree
+    flags = sysfs.netdev(tree.integer, name, "flags") if pf.netdev else _IFF_UP
+    if flags is None:
+        return None
+    admin_up = bool(flags & _IFF_UP)
+    port = f"{_PCI}/{pf.pci_address}/infiniband/{pf.rdma.device}/ports/1" if pf.rdma else None
+    state = sysfs.read(tree.text, f"{port}/state") if port and pf.link_type == "infiniband" else None
+    if state is not None:
+        carrier: bool | None = state.startswith(_PORT_ACTIVE)
+    else:
+        digit = sysfs.netdev(tree.integer, name, "carrier") if admin_up else None
+        carrier = None if digit is None else digit == 1
+    operstate = sysfs.netdev(tree.text, name, "operstate") if pf.netdev else None
+    if before is not None and before.netdev == name and before.carrier == carrier:
+        if before.admin_up == admin_up and before.operstate == operstate:
+            return before
+        return replace(before, admin_up=admin_up, operstate=operstate)
+    return Link(
+        netdev=name,
+        pci_address=pf.pci_address,
+        mac=sysfs.netdev(tree.text, name, "address") if pf.netdev else None,
+        admin_up=admin_up,
+        carrier=carrier,
+        operstate=operstate,
+        speed_mbps=_rate(sysfs, f"{port}/rate") if state is not None else _speed(sysfs, name, admin_up),
+        mtu=sysfs.netdev(tree.integer, name, "mtu") if pf.netdev else None,
+        default_route=default_route,
+    )
+
+
+def _speed(sysfs: SysfsScan, name: str, admin_up: bool) -> int | None:
+    speed = sysfs.netdev(sysfs.tree.integer, name, "speed") if admin_up else None
+    return speed if speed is not None and 0 < speed < _SPEED_UNKNOWN else None
+
+
+def _rate(sysfs: SysfsScan, path: str) -> int | None:
+    """Of ``400 Gb/sec (4X NDR)`` or ``2.5 Gb/sec (1X SDR)``."""
+    match = re.match(r"(\d+(?:\.\d+)?) Gb/sec", sysfs.read(sysfs.tree.text, path) or "")
+    return round(float(match[1]) * 1000) if match else None

@@ -1,0 +1,252 @@
+"""The agent's Events: one for each fault, counted up on return, at a bounded rate, through outages and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.backoff import Backoff, RateLimit
+from nodeagent.cluster.device_events import DeviceEvents, notices, unknown_devices
+from nodeagent.cluster.event_writer import BURST, HOURLY_S, PER_S, EventTarget, Notice, NoticeLedger
+from nodeagent.inventory import Inventory
+from nodeagent.model import Holding, Silence
+from tests.support.cluster_node import (
+    BLIND,
+    DOWN,
+    LOST,
+    SLOW,
+    STRAY,
+    UNHEARD,
+    WARM,
+    offered,
+    publish,
+    snapshot,
+)
+
+
+def test_each_fault_becomes_a_notice_with_a_reason_and_a_message():
+    made = snapshot([SLOW, DOWN, WARM, BLIND, STRAY], [LOST])
+    standing = notices(made, "n", offered(made))
+    assert [(n.target.kind, n.target.name, n.reason, n.warning, n.message) for n in standing] == [
+        ("Node", "n", "LinkSpeedReduced", True, "ens0np0 (0000:10:00.0): 200 Gb/s of 400 Gb/s"),
+        ("Node", "n", "LinkCarrierDown", True, "ens1np0 (0000:11:00.0): no carrier"),
+        ("Node", "n", "LinkOpticsTemperature", False, "ens2np0 (0000:12:00.0): 71 °C of 70 °C"),
+        ("Node", "n", "LinkMiscabled", True, "ens4np0 (0000:14:00.0): is on leaf02, planned leaf01"),
+        ("Node", "n", "GpuXid", True, "GPU 0 (GPU-0): XID 79: the GPU has fallen off the bus"),
+        (
+            "Pod", "a", "DeviceFailed", True,
+            "GPU 0 (GPU-0), held as x/mem (GPU-0::0 and 1 more), has failed: XID 79: the GPU has fallen off the bus",
+        ),
+        (
+            "Pod", "b", "DeviceFailed", True,
+            "VF 0000:11:00.1 of ens1np0 (0000:11:00.0), held as x/nic (0000:11:00.1), has failed: no carrier",
+        ),
+    ]  # fmt: skip
+
+
+# --- the ledger ---
+
+NODE = EventTarget("Node", "", "n")
+FAULT = Notice(NODE, "d", "LinkCarrierDown", "d: no carrier")
+WARNING = Notice(NODE, "d", "LinkOptics", "d: warm", warning=False, hourly=True)
+
+
+def write_due(ledger, now):
+    due = ledger.due(now)
+    for record in due:
+        record.written, record.written_at = record.count, now
+    return [(record.notice.reason, record.count) for record in due]
+
+
+def test_a_fault_its_end_and_its_return_are_each_written_once():
+    ledger = NoticeLedger()
+    ledger.observe([FAULT], 0, 0)
+    assert write_due(ledger, 0) == [("LinkCarrierDown", 1)]
+    ledger.observe([FAULT], 1, 1)
+    assert write_due(ledger, 1) == []
+    ledger.observe([], 2, 2)
+    assert write_due(ledger, 2) == [("Recovered", 1)]
+    ledger.observe([FAULT], 3, 3)
+    assert write_due(ledger, 3) == [("LinkCarrierDown", 2)]
+    ledger.observe([], 4, 4)
+    assert write_due(ledger, 4) == [("Recovered", 2)]
+    ledger.observe([], 5 + HOURLY_S, 5)
+    ledger.observe([], 6 + HOURLY_S, 6)
+    assert ledger.records == {}
+
+
+def test_a_fault_that_came_and_went_during_an_outage_is_written():
+    ledger = NoticeLedger()
+    for now in range(10):
+        ledger.observe([FAULT] if now % 2 else [], now, now)
+    assert write_due(ledger, 10) == [("LinkCarrierDown", 5)]
+    ledger.observe([], 11, 11)
+    assert write_due(ledger, 11) == [("Recovered", 1)]
+
+
+def test_a_gpu_whose_driver_becomes_silent_has_not_recovered():
+    ledger = NoticeLedger()
+
+    def observe(made, now):
+        ledger.observe(notices(made, "n", offered(made)), now, now, unknown_devices(made))
+
+    observe(snapshot([None, None], [LOST]), 0)
+    assert write_due(ledger, 0) == [("GpuXid", 1), ("DeviceFailed", 1)]
+    observe(snapshot([None, None], [UNHEARD]), 1)
+    assert write_due(ledger, 1) == []
+    observe(snapshot([None, None], [LOST]), 2)
+    assert write_due(ledger, 2) == [], "a fault that lasted all the time did not return"
+    observe(snapshot([None, None], [UNHEARD]), 3)
+    observe(snapshot([None, None], [None]), 4)
+    assert write_due(ledger, 4) == [("Recovered", 1), ("Recovered", 1)]
+
+
+def test_a_missing_device_has_not_recovered_when_a_source_becomes_silent():
+    ledger = NoticeLedger()
+    gone = snapshot([None])
+    quiet = replace(gone, silent=(Silence("pci", "hangs"),))
+    for made in (gone, quiet):
+        ledger.observe(notices(made, "n", offered(made)), 0, 0, unknown_devices(made))
+        assert write_due(ledger, 0) == ([("DeviceFailed", 1)] if made is gone else [])
+
+
+def test_ten_flaps_a_second_for_an_hour_are_a_handful_of_events():
+    ledger, rate, written = NoticeLedger(), RateLimit(BURST, PER_S), 0
+    flapping = [
+        notice
+        for number in range(8)
+        for notice in (replace(FAULT, about=str(number)), replace(WARNING, about=str(number)))
+    ]
+    for tick in range(36_000):
+        now = tick / 10
+        ledger.observe(flapping if tick % 2 else [], now, now)
+        for record in ledger.due(now):
+            if rate.wait_s(now):
+                break
+            rate.take(now)
+            record.written, record.written_at, written = record.count, now, written + 1
+    assert written <= BURST + 3600 * PER_S + 1
+    assert len(ledger.records) == 24
+
+
+def test_a_warning_is_written_at_most_once_an_hour():
+    ledger = NoticeLedger()
+    for now in range(100):
+        ledger.observe([WARNING] if now % 2 else [], now, now)
+        assert len(write_due(ledger, now)) == (now == 1)
+    assert write_due(ledger, HOURLY_S) == []
+    assert write_due(ledger, HOURLY_S + 2) == [("LinkOptics", 50)]
+
+
+@given(st.lists(st.lists(st.integers(0, 3000), max_size=900), max_size=6))
+def test_the_ledger_is_bounded(rounds):
+    ledger = NoticeLedger()
+    for now, devices in enumerate(rounds):
+        ledger.observe([Notice(NODE, str(one), "x", "m") for one in devices], now, now)
+        assert len(ledger.records) <= 512
+
+
+# --- Events ---
+
+
+async def test_events_are_read_back_by_the_official_client(server, client, running):
+    pytest.importorskip("kubernetes")
+    from kubernetes import client as official
+
+    inventory = Inventory()
+    publish(inventory, snapshot([DOWN, DOWN], [LOST]))
+    running(DeviceEvents(client, inventory, "gpu-0", offered).run())
+    await server.until(lambda: len(server.objects("events")) == 5)
+    configuration = official.Configuration()
+    configuration.host = server.url
+    configuration.api_key = {name: f"Bearer {server.token()}" for name in ("authorization", "BearerToken")}
+    with official.ApiClient(configuration) as api:
+        found = await asyncio.to_thread(official.CoreV1Api(api).list_namespaced_event, "default")
+    by_object = {}
+    for one in found.items:
+        by_object.setdefault(
+            (one.involved_object.kind, one.involved_object.name, one.involved_object.uid), []
+        ).append(one)
+        assert one.source.host == one.reporting_instance == "gpu-0"
+        assert (one.type, one.count) == ("Warning", 1)
+    assert sorted(by_object) == [
+        ("Node", "gpu-0", "gpu-0"), ("Pod", "a", "pods-default/a"), ("Pod", "b", "pods-default/b"),
+    ]  # fmt: skip
+    assert len(by_object["Node", "gpu-0", "gpu-0"]) == 3
+
+
+async def test_a_return_increases_the_count_and_a_restart_writes_nothing_twice(server, client, running):
+    inventory = Inventory()
+    publish(inventory, snapshot([DOWN], holdings=()))
+    running(DeviceEvents(client, inventory, "gpu-0", offered).run())
+    await server.until(lambda: server.objects("events"))
+    publish(inventory, snapshot([None], holdings=()))
+    await server.until(lambda: len(server.objects("events")) == 2)
+    publish(inventory, snapshot([DOWN], holdings=()))
+
+    def counts():
+        return {one["reason"]: one["count"] for one in server.objects("events")}
+
+    await server.until(lambda: counts()["LinkCarrierDown"] == 2)
+    asked = server.counts["create", "events"]
+    running(DeviceEvents(client, inventory, "gpu-0", offered).run())
+    await server.until(lambda: server.counts["create", "events"] == asked + 1)
+    assert any(request.status == 409 for request in server.requests)
+    assert counts() == {"LinkCarrierDown": 2, "Recovered": 1}
+
+
+async def test_the_count_continues_after_a_restart(server, client, running):
+    earlier = DeviceEvents(client, Inventory(), "gpu-0", offered)
+    earlier.writer.ledger.observe(notices(snapshot([DOWN], holdings=()), "gpu-0", ()), 0, 1_000_000)
+    (record,) = earlier.writer.ledger.due(0)
+    record.count = 7
+    await earlier.writer._write(record)
+    inventory = Inventory()
+    publish(inventory, snapshot([None], holdings=()))
+    running(DeviceEvents(client, inventory, "gpu-0", offered).run())
+    await asyncio.sleep(0)  # it has observed the first snapshot
+    publish(inventory, snapshot([DOWN], holdings=()))
+    await server.until(lambda: server.objects("events")[0]["count"] == 8)
+    assert server.objects("events")[0]["lastTimestamp"] > "2000"
+    publish(inventory, snapshot([None], holdings=()))
+    await server.until(lambda: len(server.objects("events")) == 2)
+    publish(inventory, snapshot([DOWN], holdings=()))
+    await server.until(lambda: max(one["count"] for one in server.objects("events")) == 9)
+
+
+async def test_events_of_an_outage_are_written_after_it(server, client, running, caplog):
+    server.fail("500", times=3, resource="events")
+    inventory = Inventory()
+    publish(inventory, snapshot([DOWN], holdings=()))
+    events = DeviceEvents(client, inventory, "gpu-0", offered)
+    events.writer._retry._backoff = Backoff(0.01, 120.0)
+    running(events.run())
+    await server.until(lambda: server.objects("events"))
+    assert [record.message for record in caplog.records if "do not reach" in record.message][1:] == []
+
+
+async def test_a_deleted_namespace_does_not_block_other_events(server, client, running):
+    inventory = Inventory()
+    held = (Holding("gone", "p", "main", "x/nic", ("0000:10:00.1",)),)
+    publish(inventory, snapshot([DOWN], holdings=held))
+    events = DeviceEvents(client, inventory, "gpu-0", offered)
+    running(events.run())
+    await server.until(lambda: server.counts["create", "events"] == 2)
+    assert [one["involvedObject"]["kind"] for one in server.objects("events")] == ["Node"]
+
+
+async def test_without_the_right_to_read_pods_events_have_no_uid(server, client, running):
+    server.fail("403", resource="pods", times=None)
+    inventory = Inventory()
+    publish(inventory, snapshot([DOWN, DOWN], [LOST]))
+    running(DeviceEvents(client, inventory, "gpu-0", offered).run())
+    await server.until(lambda: len(server.objects("events")) == 5)
+    assert server.counts["get", "pods"] == 1
+    pods = [
+        one["involvedObject"] for one in server.objects("events") if one["involvedObject"]["kind"] == "Pod"
+    ]
+    assert all("uid" not in one for one in pods)

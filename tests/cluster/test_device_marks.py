@@ -1,0 +1,211 @@
+"""The agent's marks on its Node: conditions, a label and a taint, beside those of other owners."""
+
+from __future__ import annotations
+
+from nodeagent.backoff import RateLimit
+from nodeagent.cluster.affected_devices import reported_devices
+from nodeagent.cluster.device_events import DeviceEvents
+from nodeagent.cluster.device_marks import LABEL, TAINT, DeviceMarker, EnabledMarks, StateTimes
+from nodeagent.inventory import Inventory
+from nodeagent.model import State
+from tests.support.cluster_node import (
+    BLIND,
+    DOWN,
+    LOST,
+    SLOW,
+    STRAY,
+    UNHEARD,
+    WARM,
+    offered,
+    publish,
+    snapshot,
+)
+
+
+def conditions(times, made, now, silent=None):
+    marks = times.marks(reported_devices(made), now, silent=silent)
+    return [(one.type.partition("/")[2], one.status, one.reason, one.message) for one in marks.conditions]
+
+
+def test_a_link_counts_as_down_after_30_s_and_the_worst_state_is_the_reason():
+    times = StateTimes()
+    bad = snapshot([DOWN, SLOW, STRAY, None], [None])
+    assert conditions(times, bad, 0) == [
+        (
+            "LinkHealthy",
+            "False",
+            "Degraded",
+            "1 of 4 links is degraded: ens1np0 (0000:11:00.0), 200 Gb/s of 400 Gb/s",
+        ),
+        ("GpuHealthy", "True", "Healthy", "1 GPUs are healthy"),
+    ]
+    assert times.due_s(0) == 30
+    assert conditions(times, bad, 30)[0] == (
+        "LinkHealthy", "False", "LinkDown", "1 of 4 links is down: ens0np0 (0000:10:00.0), no carrier",
+    )  # fmt: skip
+    assert times.marks(reported_devices(bad), 30).degraded == 3
+    assert times.marks(reported_devices(bad), 30).down == 1
+    good = snapshot([None, None, STRAY, WARM], [LOST])
+    assert conditions(times, good, 31) == [
+        ("LinkHealthy", "False", "Miscabled",
+         "1 of 4 links is miscabled: ens2np0 (0000:12:00.0), is on leaf02, planned leaf01"),
+        ("GpuHealthy", "False", "Unhealthy",
+         "1 of 1 GPUs is unhealthy: GPU 0 (GPU-0), XID 79: the GPU has fallen off the bus"),
+    ]  # fmt: skip
+    calm = snapshot([None, WARM])
+    assert conditions(times, calm, 32)[0] == (
+        "LinkHealthy", "True", "Healthy",
+        "2 links are healthy; warnings: ens1np0 (0000:11:00.0), 71 °C of 70 °C",
+    )  # fmt: skip
+
+
+def test_unknown_is_published_after_five_minutes():
+    times = StateTimes()
+    blind = snapshot([BLIND, None])
+    assert conditions(times, blind, 0)[0][1:3] == ("True", "Healthy")
+    assert conditions(times, blind, 300)[0][1:3] == ("Unknown", "Unknown")
+    assert conditions(times, snapshot([None]), 301, "pci: hangs")[0][1:3] == ("True", "Healthy")
+    assert conditions(times, snapshot([None]), 601, "pci: hangs")[0] == (
+        "LinkHealthy", "Unknown", "Unknown", "no current data: pci: hangs",
+    )  # fmt: skip
+
+
+def test_a_faulty_device_that_becomes_unknown_keeps_its_fault_for_five_minutes():
+    times = StateTimes()
+    conditions(times, snapshot([DOWN], [LOST]), 0)
+    assert [one[1] for one in conditions(times, snapshot([DOWN], [LOST]), 30)] == ["False", "False"]
+    blind = snapshot([BLIND], [UNHEARD])
+    assert [one[1:3] for one in conditions(times, blind, 31)] == [
+        ("False", "LinkDown"), ("False", "Unhealthy"),
+    ]  # fmt: skip
+    assert times.marks(reported_devices(blind), 32).down == 1
+    assert [one[1] for one in conditions(times, blind, 331)] == ["Unknown", "Unknown"]
+    assert [one[1] for one in conditions(times, snapshot([None], [None]), 332)] == ["True", "True"]
+
+
+def test_a_node_without_links_has_no_conditions():
+    assert StateTimes().marks((), 0).conditions == ()
+
+
+async def test_marks_of_other_owners_stay(server, client, running):
+    other = {"key": "dedicated", "effect": "NoSchedule", "value": "gpu"}
+    ready = {"type": "Ready", "status": "True"}
+    server.put(
+        {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": "gpu-0", "labels": {"a": "b"}},
+            "spec": {"taints": [other]},
+            "status": {"conditions": [ready]},
+        }
+    )
+    inventory = Inventory()
+    publish(inventory, snapshot([SLOW, None]))
+    marker = DeviceMarker(client, inventory, "gpu-0", EnabledMarks(conditions=True, label=True, rails_down=1))
+    marker._rate = RateLimit(100, 100)
+    running(marker.run())
+
+    def node():
+        return server.one("nodes", "gpu-0")
+
+    await server.until(lambda: LABEL in node()["metadata"]["labels"])
+    assert node()["metadata"]["labels"] == {"a": "b", LABEL: "1"}
+    first, ours = node()["status"]["conditions"]
+    assert first == ready
+    assert (ours["type"], ours["status"], ours["reason"]) == ("nodeagent.io/LinkHealthy", "False", "Degraded")
+    marker._times.since = {("0000:10:00.0", State.DOWN): -1e9}
+    publish(inventory, snapshot([DOWN, None]))
+    await server.until(lambda: len(node()["spec"]["taints"]) == 2)
+    assert node()["spec"]["taints"] == [other, {"key": TAINT.key, "effect": "NoSchedule"}]
+    publish(inventory, snapshot([None, None]))
+    await server.until(lambda: LABEL not in node()["metadata"]["labels"])
+    assert node()["spec"]["taints"] == [other]
+    assert node()["status"]["conditions"][1]["status"] == "True"
+
+
+async def test_a_restart_keeps_the_transition_time_and_removes_a_taint_that_is_disabled(
+    server, client, running
+):
+    long_ago = "2026-01-01T00:00:00Z"
+    condition = {"type": "nodeagent.io/LinkHealthy", "status": "False", "lastTransitionTime": long_ago}
+    server.put(
+        {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": "gpu-0"},
+            "spec": {"taints": [{"key": TAINT.key, "effect": "NoSchedule"}]},
+            "status": {"conditions": [condition]},
+        }
+    )
+    inventory = Inventory()
+    publish(inventory, snapshot([SLOW]))
+    running(
+        DeviceMarker(
+            client, inventory, "gpu-0", EnabledMarks(conditions=True, label=False, rails_down=None)
+        ).run()
+    )
+    await server.until(lambda: "message" in server.one("nodes", "gpu-0")["status"]["conditions"][0])
+    node = server.one("nodes", "gpu-0")
+    assert node["status"]["conditions"][0]["lastTransitionTime"] == long_ago
+    assert not node["spec"].get("taints")
+
+
+async def test_a_restart_changes_no_mark_of_links_that_stay_down(server, client, running):
+    def condition(status):
+        kind = {"type": "nodeagent.io/LinkHealthy", "status": status}
+        return kind | {"lastTransitionTime": "2026-01-01T00:00:00Z"}
+
+    server.put(
+        {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": "gpu-0", "labels": {LABEL: "2"}},
+            "spec": {"taints": [{"key": TAINT.key, "effect": "NoSchedule"}]},
+            "status": {"conditions": [condition("False")]},
+        }
+    )
+    inventory = Inventory()
+    publish(inventory, snapshot([DOWN, DOWN]))
+    marker = DeviceMarker(client, inventory, "gpu-0", EnabledMarks(conditions=True, label=True, rails_down=2))
+    marker._rate = RateLimit(100, 100)
+    running(marker.run())
+    await server.until(lambda: server.counts["patch", "nodes"])
+    node = server.one("nodes", "gpu-0")
+    assert node["spec"]["taints"] == [{"key": TAINT.key, "effect": "NoSchedule"}]
+    assert node["metadata"]["labels"] == {LABEL: "2"}
+    assert node["status"]["conditions"][0]["status"] == "False"
+    assert node["status"]["conditions"][0]["lastTransitionTime"] == "2026-01-01T00:00:00Z"
+    assert server.counts["patch", "nodes"] == 1, "the label; the taint was there"
+
+
+async def test_a_missing_right_for_the_taint_does_not_block_the_conditions(server, client, running, caplog):
+    server.fail("403", verb="get", resource="nodes", times=None)
+    server.fail("403", verb="patch", resource="nodes", times=None)
+    inventory = Inventory()
+    publish(inventory, snapshot([SLOW]))
+    running(
+        DeviceMarker(
+            client, inventory, "gpu-0", EnabledMarks(conditions=True, label=True, rails_down=1)
+        ).run()
+    )
+    await server.until(lambda: server.counts["patch", "nodes/status"])
+    conditions = server.one("nodes", "gpu-0")["status"]["conditions"]
+    assert [one["reason"] for one in conditions] == ["Degraded"]
+    assert "The taint of the Node cannot be written" in caplog.text
+
+
+async def test_nothing_is_written_before_links_are_known_and_at_most_one_write_in_ten_seconds(
+    server, client, running
+):
+    inventory = Inventory()
+    marker = DeviceMarker(
+        client, inventory, "gpu-0", EnabledMarks(conditions=True, label=True, rails_down=None)
+    )
+    running(marker.run())
+    publish(inventory, snapshot([SLOW]))
+    await server.until(lambda: server.counts["patch", "nodes/status"])
+    publish(inventory, snapshot([None]))
+    running(DeviceEvents(client, inventory, "gpu-0", offered).run())
+    publish(inventory, snapshot([DOWN]))
+    await server.until(lambda: server.objects("events"))
+    assert server.counts["patch", "nodes"] + server.counts["patch", "nodes/status"] == 1

@@ -1,0 +1,298 @@
+"""Marks on Nodes with too few links, against the stand-in API server: level by level, beside what others have set."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from nodeagent.cluster.min_links_marks import CHECK_AGAIN_S, CONDITION, TAINT, MinLinksMarker, MinLinksRule
+from nodeagent.cluster.min_links_settings import NodesSettings
+from nodeagent.controller import Controller, Place
+from nodeagent.controller_config import FabricConfig
+from nodeagent.fabric import Hysteresis, Rules
+from nodeagent.kube.access import Access
+from nodeagent.kube.client import Client
+from nodeagent.sim.apiserver import ApiServer
+from tests.controller.test_controller import nodelinks, until
+
+THEIRS = {
+    "key": "example.com/gpu",
+    "value": "yes",
+    "effect": "NoExecute",
+    "timeAdded": "2026-01-01T00:00:00Z",
+}
+READY = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
+NAMES = [f"node-{number}" for number in range(10)]
+BOTH = MinLinksRule(condition=True, taint=True, after_s=60.0, percent=100, min_links=2)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Stage:
+    """``marks`` on a server with ten Nodes that others have marked too."""
+
+    def __init__(self, server: ApiServer, client: Client, marks: MinLinksRule) -> None:
+        self.server, self.clock, self._client, self._asked = server, Clock(), client, marks
+        self.marks = self.another()
+
+    def another(self) -> MinLinksMarker:
+        """A new leader's."""
+        return MinLinksMarker(self._client, self._asked, per_second=1000.0, clock=self.clock)
+
+    async def mark(self, below: Iterable[str]) -> bool:
+        return await self.marks.mark(below, len(NAMES))
+
+    def node(self, name: str) -> dict[str, Any]:
+        found = self.server.one("nodes", name)
+        assert found is not None
+        return found
+
+    def tainted(self) -> list[str]:
+        return [
+            name for name in NAMES if any(t["key"] == TAINT.key for t in self.node(name)["spec"].get("taints", ()))
+        ]  # fmt: skip
+
+    def conditioned(self) -> list[str]:
+        return [
+            name for name in NAMES if any(c["type"] == CONDITION for c in self.node(name)["status"]["conditions"])
+        ]  # fmt: skip
+
+    def untouched(self) -> bool:
+        return all(
+            THEIRS in self.node(name)["spec"]["taints"] and READY in self.node(name)["status"]["conditions"]
+            for name in NAMES
+        )
+
+
+def put(server: ApiServer, name: str) -> None:
+    server.put(
+        {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": name},
+            "spec": {"taints": [THEIRS]},
+            "status": {"conditions": [READY]},
+        }
+    )
+
+
+@asynccontextmanager
+async def stage(marks: MinLinksRule = BOTH) -> AsyncIterator[Stage]:
+    server = await ApiServer(rbac=True).start()
+    client = Client(Access(server.url, token=server.token()), manager="nodeagent-controller")
+    try:
+        for name in NAMES:
+            put(server, name)
+        async with asyncio.timeout(60):
+            yield Stage(server, client, marks)
+    finally:
+        await client.close()
+        await server.stop()
+
+
+async def test_a_node_is_marked_when_it_has_been_below_for_a_while_and_free_at_once():
+    async with stage() as it:
+        assert await it.mark(["node-3"])
+        assert it.tainted() == it.conditioned() == []
+        assert it.marks.next_s() == 60.0
+        it.clock.now += 60
+        assert await it.mark(["node-3"])
+        assert it.tainted() == it.conditioned() == ["node-3"]
+        (condition,) = [one for one in it.node("node-3")["status"]["conditions"] if one["type"] == CONDITION]
+        assert (condition["status"], condition["reason"]) == ("False", "BelowMinLinks")
+        assert "2 links" in condition["message"]
+        assert it.untouched()
+        assert await it.mark([])
+        assert it.tainted() == it.conditioned() == []
+        assert it.untouched()
+        assert it.marks.writes == {("condition", "ok"): 2, ("taint", "ok"): 2}
+
+
+async def test_who_flaps_is_not_marked_and_the_same_level_writes_nothing():
+    async with stage() as it:
+        for _ in range(3):
+            await it.mark(["node-1"])
+            it.clock.now += 59
+            await it.mark([])
+        assert it.marks.writes.total() == 0
+        await it.mark(["node-1"])
+        it.clock.now += 60
+        for _ in range(3):
+            await it.mark(["node-1"])
+        assert it.marks.writes.total() == 2
+
+
+async def test_another_leader_finds_the_marks_and_takes_them_off():
+    async with stage() as it:
+        await it.mark(["node-1", "node-2"])
+        it.clock.now += 60
+        await it.mark(["node-1", "node-2"])
+        it.marks = it.another()
+        assert await it.mark(["node-2"])
+        assert it.tainted() == it.conditioned() == ["node-2"], (
+            "what is marked stays so, before its time is up"
+        )
+        it.clock.now += 60
+        assert await it.mark(["node-2"])
+        assert it.tainted() == ["node-2"]
+        assert it.marks.writes == {("condition", "ok"): 1, ("taint", "ok"): 1}
+
+
+async def test_a_node_that_registers_anew_is_marked_anew():
+    async with stage() as it:
+        await it.mark(["node-1"])
+        it.clock.now += 60
+        await it.mark(["node-1"])
+        put(it.server, "node-1")
+        assert it.tainted() == []
+        assert it.marks.next_s() == CHECK_AGAIN_S
+        it.clock.now += CHECK_AGAIN_S
+        assert await it.mark(["node-1"])
+        assert it.tainted() == it.conditioned() == ["node-1"]
+
+
+async def test_no_more_than_a_share_is_tainted_and_the_taint_does_not_wander():
+    async with stage(MinLinksRule(condition=True, taint=True, after_s=0.0, percent=20)) as it:
+        assert await it.mark(["node-8"])
+        assert await it.mark(NAMES)
+        assert it.tainted() == ["node-0", "node-8"]
+        assert it.conditioned() == NAMES
+        assert it.marks.spared == 8
+        assert await it.mark(NAMES[1:])
+        assert it.tainted() == ["node-1", "node-8"]
+    async with stage(MinLinksRule(taint=True, after_s=0.0, percent=0)) as it:
+        assert await it.mark(NAMES)
+        assert it.tainted() == []
+
+
+@pytest.mark.parametrize("fault", ["500", "403", "half", "close", "lost"])
+@pytest.mark.parametrize(("verb", "subresource"), [("list", ""), ("get", ""), ("patch", "")])
+async def test_what_fails_is_done_the_next_time(fault: str, verb: str, subresource: str):
+    async with stage(MinLinksRule(condition=True, taint=True, after_s=0.0, percent=100)) as it:
+        it.server.fail(fault, verb=verb, resource="nodes", times=1)
+        good = await it.mark(["node-5"])
+        while not good:
+            good = await it.mark(["node-5"])
+        assert it.tainted() == it.conditioned() == ["node-5"]
+        assert it.untouched()
+
+
+class Raced(Client):
+    """Somebody else writes after each of the first two times that a Node is read."""
+
+    def __init__(self, server: ApiServer, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._server, self.races = server, 0
+
+    async def get(self, resource: Any, name: str, **more: Any) -> Any:
+        found = await super().get(resource, name, **more)
+        if self.races < 2:
+            self.races += 1
+            live = self._server.one("nodes", name)
+            assert live is not None
+            live["spec"]["taints"].append({"key": f"example.com/{self.races}", "effect": "NoExecute"})
+            self._server.put(live)
+        return found
+
+
+async def test_a_taint_that_another_writes_meanwhile_is_kept():
+    async with stage() as it:
+        client = Raced(it.server, it.marks._client.access)
+        try:
+            marks = MinLinksMarker(
+                client, MinLinksRule(taint=True, after_s=0.0, percent=100), per_second=1000.0
+            )
+            assert await marks.mark(["node-5"], 10)
+        finally:
+            await client.close()
+        keys = {taint["key"] for taint in it.node("node-5")["spec"]["taints"]}
+        assert keys == {"example.com/gpu", "example.com/1", "example.com/2", TAINT.key}
+
+
+async def test_a_node_that_is_gone_is_no_fault():
+    async with stage(MinLinksRule(condition=True, taint=True, after_s=0.0, percent=100)) as it:
+        assert await it.mark(["ghost"])
+        assert it.marks.writes == {("condition", "gone"): 1, ("taint", "gone"): 1}
+
+
+ACCOUNT = "system:serviceaccount:nodeagent:nodeagent-controller"
+CONTROLLER = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch", "patch"]}]
+FOR_MARKS = [
+    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
+    {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},
+]
+
+
+def grant(server: ApiServer, name: str, rules: list[dict[str, Any]]) -> None:
+    rbac = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": name}}
+    account = {"kind": "ServiceAccount", "namespace": "nodeagent", "name": "nodeagent-controller"}
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
+    server.put({**rbac, "kind": "ClusterRole", "rules": rules})
+    server.put({**rbac, "kind": "ClusterRoleBinding", "roleRef": reference, "subjects": [account]})
+
+
+async def test_two_rights_more_are_enough_and_without_them_it_says_which_is_missing(
+    caplog: pytest.LogCaptureFixture,
+):
+    async with stage() as it:
+        grant(it.server, "nodeagent-controller", CONTROLLER)
+        client = Client(Access(it.server.url, token=it.server.token(ACCOUNT)))
+        try:
+            marks = MinLinksMarker(client, MinLinksRule(True, True, 0.0, 100, 2), per_second=1000.0)
+            assert not await marks.mark(["node-1"], 10)
+            assert "get" in caplog.text
+            assert "nodes" in caplog.text
+            assert it.tainted() == it.conditioned() == []
+            grant(it.server, "nodeagent-controller-marks", FOR_MARKS)
+            assert await marks.mark(["node-1"], 10)
+            assert it.tainted() == it.conditioned() == ["node-1"]
+            assert await marks.mark([], 10)
+            assert it.tainted() == it.conditioned() == []
+        finally:
+            await client.close()
+
+
+async def test_the_leader_marks_nodes_below_the_minimum_and_says_so_in_its_metrics():
+    server = await ApiServer().start()
+    try:
+        for number in range(4):
+            server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"node-0{number}"}})
+            server.put(nodelinks(f"node-0{number}", ["leaf0", "leaf1"][: 1 + (number > 0)]))
+        rules = Rules(min_links=2, hysteresis=Hysteresis(move_s=0.3, settle_s=0.0, grace_s=0.3, hold_s=1.0))
+        config = FabricConfig(
+            min_links=2,
+            nodes=NodesSettings(min_links_condition=True, min_links_taint=True, after_seconds=0.1),
+        )
+        place = Place("nodeagent", "a", None, 0.05, 3.0, 2.0, 0.2)
+        controller = Controller(rules, Access(server.url, token=server.token()), place, config)
+        task = asyncio.create_task(controller.run())
+        try:
+
+            def taints(name: str) -> list[dict[str, Any]]:
+                found = server.one("nodes", name)
+                assert found is not None
+                return found.get("spec", {}).get("taints") or []
+
+            await until(
+                lambda: taints("node-00") == [{"key": TAINT.key, "effect": "NoSchedule"}], "the taint"
+            )
+            assert taints("node-01") == []
+            line = 'nodeagent_fabric_marked_nodes{mark="taint"} 1.0'
+            await until(lambda: line in controller._metrics("").body.decode(), "the metric")
+            server.put(nodelinks("node-00", ["leaf0", "leaf1"]))
+            await until(lambda: taints("node-00") == [], "the taint to go")
+        finally:
+            task.cancel()
+            await asyncio.wait((task,))
+    finally:
+        await server.stop()
