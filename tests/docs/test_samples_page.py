@@ -9,7 +9,7 @@ import os
 import re
 from pathlib import Path
 
-from nodeagent.config import Config
+from nodeagent.agent_config import Config
 from nodeagent.health.samples import DATA, HEARD, TEXTS, Source
 
 PAGE = Path(__file__).parents[2] / "docs" / "samples.md"
