@@ -111,7 +111,7 @@ def main() -> None:
     if "scapy.contrib.lldp, frame" in figures:
         ours = statistics.median(figures["frame parse and decode"])
         theirs = statistics.median(figures["scapy.contrib.lldp, frame"])
-        print(f"scapy / ours: {theirs / ours:.0f}")
+        print(f"scapy / nodeagent: {theirs / ours:.0f}")
 
 
 if __name__ == "__main__":

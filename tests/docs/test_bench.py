@@ -1,4 +1,4 @@
-"""The bench is a program like any other: the parts that look into the agent fit it."""
+"""The benchmark runs, and its probes fit the agent."""
 
 import json
 import subprocess
@@ -8,8 +8,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_quick_look_at_the_calls_gives_figures(tmp_path: Path) -> None:
-    """``calls`` starts both the agent and the lone endpoint; its times are nobody's business here."""
+def test_a_quick_run_of_the_calls_gives_figures(tmp_path: Path) -> None:
+    """``calls`` starts the agent and the single plugin. The measured times are not checked."""
     found = tmp_path / "bench.json"
     command = [sys.executable, "hack/bench.py", "--quick", "--only", "calls", "--json", str(found)]
     done = subprocess.run(

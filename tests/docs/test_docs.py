@@ -1,4 +1,4 @@
-"""What the pages say can be done: files and verbs that they name are there, and configurations in them are good."""
+"""The pages name existing files, commands, overlays and messages, and valid configurations."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def verbs() -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_its_links_lead_somewhere(page: Path) -> None:
+def test_its_links_exist(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), target
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_verbs_that_it_names_are_there(page: Path) -> None:
+def test_the_commands_that_it_names_exist(page: Path) -> None:
     text = page.read_text()
     named = set(re.findall(r"(?:^|`|-- )nodeagent ([a-z][a-z-]+)\b", text, re.M))
     assert named <= verbs()
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_the_folders_that_it_names_are_there(name: str) -> None:
+def test_the_folders_that_it_names_exist(name: str) -> None:
     text = (ROOT / "docs" / f"{name}.md").read_text()
     for path in re.findall(r"`((?:daemonset|hack|tests|overlays)/[\w./-]+)`", text):
         found = DAEMONSET / path if path.startswith("overlays") else ROOT / path
@@ -51,7 +51,7 @@ def test_the_folders_that_it_names_are_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_files_of_the_code_that_it_names_are_there(page: Path) -> None:
+def test_the_code_that_it_names_exists(page: Path) -> None:
     for path in re.findall(r"`((?:nodeagent|tests|hack|protos)/[\w./-]+)`", page.read_text()):
         assert (ROOT / path).exists(), path
 
@@ -98,7 +98,7 @@ def test_the_messages_that_it_quotes_exist(page: str) -> None:
         )
 
 
-def test_every_configuration_in_the_migration_notes_is_good() -> None:
+def test_every_configuration_in_the_migration_notes_is_valid() -> None:
     blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "migration.md").read_text(), re.S)
     assert len(blocks) == 3
     for block in blocks:
@@ -109,7 +109,7 @@ def test_every_configuration_in_the_migration_notes_is_good() -> None:
 
 @pytest.mark.needs("kubectl")
 @pytest.mark.parametrize("page", ["README.md", "docs/install.md"])
-def test_what_it_says_to_apply_runs_the_image_that_it_says_to_push(page: str) -> None:
+def test_the_applied_manifests_run_the_pushed_image(page: str) -> None:
     text = (ROOT / page).read_text()
     (pushed,) = set(re.findall(r"docker push (\S+)", text))
     (line,) = set(re.findall(r"^(kubectl kustomize .*) \| kubectl apply -f -$", text, re.M))
@@ -123,7 +123,7 @@ def test_what_it_says_to_apply_runs_the_image_that_it_says_to_push(page: str) ->
     assert f"--set image.repository={pushed.rpartition(':')[0]}" in text
 
 
-def test_every_overlay_is_spoken_of() -> None:
+def test_every_overlay_is_listed() -> None:
     text = (DAEMONSET / "README.md").read_text()
     for folder in (DAEMONSET / "overlays").iterdir():
         assert f"`overlays/{folder.name}`" in text
