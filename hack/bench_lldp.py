@@ -12,9 +12,7 @@ import statistics
 import time
 
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame, parse_frame
-from nodeagent.lldp.table import Table
-from nodeagent.lldp.tlv import decode, encode
-from nodeagent.lldp.values import (
+from nodeagent.lldp.lldpdu import (
     Application,
     Capabilities,
     ChassisId,
@@ -29,6 +27,8 @@ from nodeagent.lldp.values import (
     PortId,
     Vlan,
 )
+from nodeagent.lldp.lldpdu_codec import decode, encode
+from nodeagent.lldp.neighbor_table import NeighborTable
 
 _CLASSES = (0, 0, 0, 3, 0, 0, 6, 7)
 _BANDWIDTH = (50, 0, 0, 50, 0, 0, 0, 0)
@@ -79,15 +79,15 @@ def microseconds(work, calls: int) -> float:
 def main() -> None:
     pdu = encode(PDU)
     assert decode(FRAME, parse_frame(FRAME).offset) == PDU
-    table = Table()
-    table.hear("eth0", FRAME, 0.0)
+    table = NeighborTable()
+    table.receive("eth0", FRAME, 0.0)
     copies = [
         bytes(bytearray(FRAME)) for _ in range(1000)
     ]  # as from a socket: equal bytes without a cached hash
 
     def refresh() -> None:
         for copy in copies:
-            table.hear("eth0", bytes(memoryview(copy)), 1.0)
+            table.receive("eth0", bytes(memoryview(copy)), 1.0)
 
     works = {
         "LLDPDU decode": (lambda: decode(pdu), 2000, 1),

@@ -29,10 +29,10 @@ sys.path.insert(0, str(ROOT))
 
 from nodeagent.host.netlink.kernel_events import LinkEvents  # noqa: E402
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame  # noqa: E402
-from nodeagent.lldp.tlv import encode  # noqa: E402
-from nodeagent.lldp.values import Capabilities, ChassisId, Lldpdu, ManagementAddress, PortId  # noqa: E402
-from nodeagent.sources.lldp_receiver import Ear  # noqa: E402
-from nodeagent.sources.neighbor_table import watch  # noqa: E402
+from nodeagent.lldp.lldpdu import Capabilities, ChassisId, Lldpdu, ManagementAddress, PortId  # noqa: E402
+from nodeagent.lldp.lldpdu_codec import encode  # noqa: E402
+from nodeagent.sources.lldp_receiver import LldpReceiver  # noqa: E402
+from nodeagent.sources.lldp_source import run_receiver  # noqa: E402
 from nodeagent.sources.source_settings import LinkSelect  # noqa: E402
 from tests.support.namespaces import Netns, veth  # noqa: E402
 
@@ -110,16 +110,16 @@ def flood(hostile, quiet, ends: float) -> None:
 
 
 class Bench:
-    """A running LLDP source, and the latency from each change of link 0 to its fact."""
+    """Run the receiver and record how long each change of link 0 takes to become a fact."""
 
     def __init__(self) -> None:
         self.latencies: list[float] = []
-        self.told = 0
+        self.publications = 0
         self._last = ""
 
-    def state(self, neighbors, _findings) -> None:
+    def publish(self, neighbors, _remarks) -> None:
         now = time.monotonic_ns()
-        self.told += 1
+        self.publications += 1
         for one in neighbors:
             name = one.system_name or ""
             if one.link == "swp0" and name.isdecimal() and name != self._last:
@@ -129,12 +129,12 @@ class Bench:
     @contextlib.asynccontextmanager
     async def agent(self):
         with LinkEvents() as events:
-            ear = Ear(self.state)
-            task = asyncio.create_task(watch(ear, LinkSelect(netdevs=("swp*",)), tuple, [events]))
-            await ear.looked.wait()
+            receiver = LldpReceiver(self.publish)
+            task = asyncio.create_task(run_receiver(receiver, LinkSelect(netdevs=("swp*",)), tuple, [events]))
+            await receiver.updated.wait()
             await asyncio.sleep(0.5)
             try:
-                yield ear
+                yield receiver
             finally:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -177,10 +177,10 @@ async def main(scale: float) -> dict[str, object]:
                 await run(far, "changes", 20 * scale)
                 figures["wire_to_fact_ms"] = quantiles(bench.latencies)
             bench = Bench()
-            async with bench.agent() as ear:
+            async with bench.agent() as receiver:
                 still, _ = await run(far, "", 10 * scale)
                 spent, _ = await run(far, "life", 10 * scale)
-                frames = sum(sum(ear.counts(f"swp{n}").values()) for n in range(LINKS))
+                frames = sum(sum(receiver.counts(f"swp{n}").values()) for n in range(LINKS))
                 each = max(0.0, spent - still) / frames
                 figures["idle"] = {
                     "frames": frames,
@@ -189,17 +189,17 @@ async def main(scale: float) -> dict[str, object]:
                     "cpu_percent_without_frames": still / (10 * scale) * 100,
                 }
             bench, lags = Bench(), []
-            async with bench.agent() as ear:
+            async with bench.agent() as receiver:
                 before = resident_mib()
                 spent, sent = await run(far, "flood", 10 * scale, lags)
                 figures["flood"] = {
                     "sent": int(sent),
                     "cpu_percent": spent / (10 * scale) * 100,
                     "rss_growth_mib": resident_mib() - before,
-                    "told": bench.told,
+                    "told": bench.publications,
                     "other_link_ms": quantiles(bench.latencies),
                     "loop_lag_ms": quantiles(lags),
-                    "fate": dict(ear.counts("swp1")),
+                    "fate": dict(receiver.counts("swp1")),
                 }
     return figures
 

@@ -51,13 +51,13 @@ def codec(data: bytes) -> None:
 
 def neighbors(data: bytes) -> None:
     """Frames separated by their lengths, on one link, a second apart."""
-    known = table.Table(table.Own(frozenset((b"\2\0\0\0\0\1",)), frozenset(("node",))))
+    known = table.NeighborTable(table.OwnIdentity(frozenset((b"\2\0\0\0\0\1",)), frozenset(("node",))))
     now = 0.0
     while data:
         size, data = data[0], data[1:]
         part, data = data[:size], data[size:]
         for frame in (part, _FRAME + part):
-            known.hear("eth0", frame, now)
+            known.receive("eth0", frame, now)
         now += 1.0
         known.expire(now)
         facts = known.neighbors()

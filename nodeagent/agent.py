@@ -1,16 +1,7 @@
-"""The daemon put together: sources state facts, the offer turns them into kinds, the sinks tell them.
+"""The agent of one node: sources publish facts, the offer makes kinds of them, the sinks pass them on.
 
-Knows everyone and is known by the command line alone. What runs, each under its own supervision:
-
-    node      the sources: pci, gpus, paths
-    pods      which pod holds what, asked of the kubelet
-    offer     inventory and configuration → kinds → the kubelet, and our CDI spec
-    kubelet   sockets and registrations
-    config    the configuration file, looked at again when it changes and at SIGHUP
-    cluster   what the API server is told, where there is one
-    web       /metrics, /healthz, /readyz
-
-On SIGTERM everything stops and nothing is unpublished: that the agent ends says nothing about the hardware.
+Each part runs under its own supervision. On SIGTERM everything stops and nothing is unpublished: the end of the
+agent does not concern the hardware, and pods keep running.
 """
 
 from __future__ import annotations
@@ -30,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent import discovery
 from nodeagent.agent_config import Config, load
-from nodeagent.cluster import publish
+from nodeagent.cluster import agent_tasks
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.host.inotify import CONTENT, InotifyError, Watch
 from nodeagent.host.sysfs import Tree
@@ -41,7 +32,7 @@ from nodeagent.kinds.vf import VfPool
 from nodeagent.kubelet.cdi_files import CdiSpecs
 from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
 from nodeagent.kubelet.registration import DevicePlugins
-from nodeagent.kubelet.rpc_stats import Measure
+from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.slice_sizes import Sizes
 from nodeagent.model import Allocation, Snapshot
 from nodeagent.offer import Kind, Offer, prefix
@@ -51,7 +42,7 @@ from nodeagent.web.pages import Pages
 
 if TYPE_CHECKING:
     from nodeagent.sampling.sampler import Sampler
-    from nodeagent.sources.lldp_receiver import Ear
+    from nodeagent.sources.lldp_receiver import LldpReceiver
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +93,7 @@ class Agent:
         self, config: Config, place: Place, listening: Callable[[int], None] = lambda _port: None
     ) -> None:
         self.inventory = Inventory()
-        self.measure = Measure()
+        self.rpc_stats = RpcStats()
         self._config = config
         self._place = place
         self._listening = listening
@@ -123,10 +114,10 @@ class Agent:
             place.kubelet_dir,
             watched=config.kubelet.registration == "plugins_registry",
             files=_Files(self._device_info, self._cdi),
-            measure=self.measure,
-            handed_out=self._ask_pods.set,
+            stats=self.rpc_stats,
+            on_allocate=self._ask_pods.set,
         )
-        self.pages = Pages(config.web, self.inventory, self.measure)
+        self.pages = Pages(config.web, self.inventory, self.rpc_stats)
         self.pages.statuses = self.plugins.statuses
         self.pages.judged = lambda: {**self.verdicts.figures(), **self.gpu_ledger.figures()}
         self.pages.explained = lambda: discovery.explained(self.verdicts, self.gpu_ledger)
@@ -157,9 +148,11 @@ class Agent:
                     "pods": self._watch_pods,
                     "web": self._serve,
                 }
-                if (found := publish.way(self._config.cluster, self._place.node_name)) is not None:
-                    told = (self._config.cluster, found, self.inventory, self.pages, self.settled)
-                    jobs["cluster"] = partial(publish.run, *told)
+                if (
+                    access := agent_tasks.node_access(self._config.cluster, self._place.node_name)
+                ) is not None:
+                    arguments = (self._config.cluster, access, self.inventory, self.pages, self.settled)
+                    jobs["cluster"] = partial(agent_tasks.run, *arguments)
                 for name, job in jobs.items():
                     group.create_task(keep(name, job), name=name)
                 group.create_task(self._settle(), name="settle")
@@ -170,8 +163,8 @@ class Agent:
     def _sampled(self, sampler: Sampler) -> None:
         self.pages.measured = sampler
 
-    def _hears(self, ear: Ear) -> None:
-        self.pages.heard_at = ear.heard_at
+    def _hears(self, receiver: LldpReceiver) -> None:
+        self.pages.heard_at = receiver.last_received
 
     def reload(self) -> None:
         """Look at the configuration file now (SIGHUP)."""
@@ -210,7 +203,7 @@ class Agent:
             kinds = self._kinds(snapshot)
             await self._write_cdi(kinds, snapshot)
             await self._sizes.remember(kinds)
-            self.plugins.tell(kinds, snapshot)
+            self.plugins.update(kinds, snapshot)
             await asyncio.sleep(0)  # the streams send now; what follows can wait
             await self._sweep(snapshot)
             now = tuple(trouble.message for trouble in self._offer.troubles(snapshot))

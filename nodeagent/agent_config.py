@@ -35,75 +35,82 @@ from nodeagent.web.web_settings import WebSettings, web_conflicts
 AUTO = "auto"
 ABOUT = """\
 The configuration of nodeagent, with all settings at their defaults.
-Every setting but apiVersion and kind may be left out. `nodeagent config check FILE`
-tells all that is wrong with a file, `nodeagent config schema` prints a JSON schema for editors.
+Every setting except apiVersion and kind is optional. `nodeagent config check FILE`
+lists all faults of a file, `nodeagent config schema` prints a JSON schema for editors.
 """
 """The head of the commented default."""
 
 
 class LogSettings(Settings, frozen=True, kw_only=True):
-    """What the agent tells on stderr."""
+    """Log lines on stderr."""
 
-    level: Annotated[Literal["debug", "info", "warning", "error"], setting("The least grave level.")] = "info"
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"], setting("Least severe level that is logged.")
+    ] = "info"
 
 
 class Config(Settings, frozen=True, kw_only=True):
     """The configuration of one node's agent."""
 
     api_version: Annotated[
-        Literal["nodeagent.io/v1alpha1"], setting("The version of this file's form.", required=True)
+        Literal["nodeagent.io/v1alpha1"], setting("Version of this file's format.", required=True)
     ] = "nodeagent.io/v1alpha1"
-    kind: Annotated[Literal["NodeAgentConfig"], setting("What this file is.", required=True)] = (
+    kind: Annotated[Literal["NodeAgentConfig"], setting("Kind of this file.", required=True)] = (
         "NodeAgentConfig"
     )
     resource_prefix: Annotated[
         Prefix,
         setting(
-            "What stands before the slash in the names of all resources: a DNS subdomain. auto makes it "
-            "from the machine's DMI product name, nvidia-dgx-h100 on a DGX H100, or takes nodeagent.io "
-            "where there is none."
+            "DNS subdomain before the slash in the names of all resources. auto: derived from the DMI product "
+            "name of the machine (nvidia-dgx-h100 on a DGX H100), or nodeagent.io where there is none."
         ),
     ] = AUTO
     resources: Annotated[
         tuple[ResourceSettings, ...],
         setting(
-            "What is offered to the kubelet: entries of kind vf, gpu-mem or gpu.",
+            "Resources offered to the kubelet: entries of kind vf, gpu-mem or gpu.",
             max_length=ENTRIES_MAX,
             example=EXAMPLE_GPU,
         ),
     ] = (VfResource(), GpuMemResource())
-    kubelet: Annotated[KubeletSettings, setting("How the agent talks to the kubelet.")] = KubeletSettings()
+    kubelet: Annotated[
+        KubeletSettings, setting("How the agent registers with the kubelet and learns what pods hold.")
+    ] = KubeletSettings()
     cdi: Annotated[CdiSettings, setting("Container Device Interface specs.")] = CdiSettings()
-    gpu: Annotated[GpuSettings, setting("How the GPUs are found and watched.")] = GpuSettings()
-    links: Annotated[LinksSettings, setting("The links of this node.")] = LinksSettings()
-    lldp: Annotated[LldpSettings, setting("How the switch ports at the other end are learnt.")] = (
-        LldpSettings()
-    )
-    health: Annotated[HealthSettings, setting("How links are judged.")] = HealthSettings()
-    cluster: Annotated[ClusterSettings, setting("What the API server is told.")] = ClusterSettings()
-    samples: Annotated[SamplesSettings, setting("How often what is measured on NICs is read.")] = (
+    gpu: Annotated[GpuSettings, setting("How the agent finds and watches GPUs.")] = GpuSettings()
+    links: Annotated[LinksSettings, setting("Which netdevs are links.")] = LinksSettings()
+    lldp: Annotated[
+        LldpSettings, setting("How the agent learns the switch port at the other end of each link.")
+    ] = LldpSettings()
+    health: Annotated[
+        HealthSettings, setting("Rules for the health of NICs, and a guard for NICs and GPUs.")
+    ] = HealthSettings()
+    cluster: Annotated[ClusterSettings, setting("Writes to the API server.")] = ClusterSettings()
+    samples: Annotated[SamplesSettings, setting("How often each collector reads the NICs.")] = (
         SamplesSettings()
     )
     vfs: Annotated[
         tuple[VfsEntry, ...],
         setting(
-            "VFs that `nodeagent vfs apply` creates and sets up; empty changes nothing on the machine.",
+            "VFs that `nodeagent vfs apply` creates and configures. Empty by default: nothing on the machine "
+            "changes.",
             max_length=ENTRIES_MAX,
             example=EXAMPLE_VFS,
         ),
     ] = ()
     listen: Annotated[
         Address | None,
-        setting(
-            "Where /metrics, /healthz and /readyz are served: :9808, 10.0.0.1:9808, [::1]:9808; or null."
-        ),
+        setting("Address of the web server: :9808, 10.0.0.1:9808 or [::1]:9808; null: no web server."),
     ] = ":9808"
-    web: Annotated[WebSettings, setting("How they are served: TLS, who may scrape.")] = WebSettings()
+    web: Annotated[WebSettings, setting("TLS and access control of the web server.")] = WebSettings()
     scan_seconds: Annotated[
         Annotated[float, msgspec.Meta(ge=1, le=SECONDS_MAX)],
-        setting("A full look at the machine at least this often; what the kernel announces is seen at once."),
+        setting(
+            "Longest time in seconds between two full scans of the machine. Changes that the kernel announces "
+            "trigger a scan at once."
+        ),
     ] = 30.0
-    log: Annotated[LogSettings, setting("What the agent tells on stderr.")] = LogSettings()
+    log: Annotated[LogSettings, setting("Log lines on stderr.")] = LogSettings()
 
 
 def load(text: str, *, name: str) -> Config:

@@ -32,20 +32,20 @@ from typing import TypeVar
 
 from nodeagent.backoff import JITTER, Backoff
 from nodeagent.cluster.fabric_events import FabricEvents
-from nodeagent.cluster.hypernodes import HyperNodes, Result
-from nodeagent.cluster.min_links_marks import MinLinksMarker, MinLinksRule
-from nodeagent.cluster.mirrors import Cluster
+from nodeagent.cluster.hypernodes import HyperNodeWriter, OverlapMarker, TreeResult
+from nodeagent.cluster.min_links_marks import MinLinksMarker
+from nodeagent.cluster.mirrors import ClusterMirror
 from nodeagent.cluster.node_labels import LabelResult, NodeLabeler
-from nodeagent.cluster.overlaps import Overlaps
 from nodeagent.config.formats import host_port
 from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import Outcome, Planner, Rules
 from nodeagent.kube.access import Access
-from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import Lease, NotLeading, lead
 from nodeagent.metrics.controller_metrics import FabricMetrics, page
 from nodeagent.supervise import Fatal, keep
-from nodeagent.switches.rounds import Asker, Switches, Way
+from nodeagent.switches.rounds import Asker, Switches
+from nodeagent.switches.switch_settings import SwitchesSettings
 from nodeagent.web.server import Page, Web
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class Controller:
         self.progress = Progress()
         self._rules, self._place = rules, place
         # Two clients: that of the lease must not stand in line behind two hundred pages of reports.
-        self._elector = Client(access, manager="nodeagent-controller", timeout_s=place.renew_s / 2)
+        self._elector = ApiClient(access, manager="nodeagent-controller", timeout_s=place.renew_s / 2)
         self.lease = Lease(
             self._elector,
             namespace=place.namespace,
@@ -113,14 +113,14 @@ class Controller:
             renew_s=place.renew_s,
             retry_s=place.retry_s,
         )
-        self._reader = Client(access, manager="nodeagent-controller")
-        self._writer = Client(access, manager="nodeagent-controller", guard=self.lease.check)
-        self.cluster = Cluster(self._reader, place.namespace, self.planner, rules.label_keys)
-        self.hypernodes = HyperNodes(self._writer)
+        self._reader = ApiClient(access, manager="nodeagent-controller")
+        self._writer = ApiClient(access, manager="nodeagent-controller", guard=self.lease.check)
+        self.cluster = ClusterMirror(self._reader, place.namespace, self.planner, rules.label_keys)
+        self.hypernodes = HyperNodeWriter(self._writer)
         self.labels = NodeLabeler(self._writer)
         self.events = FabricEvents(self._writer, place.namespace, place.identity, LEASE)
         self.marks = _marks(config, self._writer)
-        self.overlaps = Overlaps(self._writer, on=config.overlap_condition)
+        self.overlaps = OverlapMarker(self._writer, enabled=config.overlap_condition)
         self.switches = _switches(config, self.planner, self.cluster.stir)
         self._planned = asyncio.Event()
         self._alone_until = float("-inf")
@@ -192,18 +192,18 @@ class Controller:
             if revision == self.cluster.revision or not result.versions:
                 await self._quiet(revision, wake_s)
 
-    async def _write(self, outcome: Outcome) -> Result:
+    async def _write(self, outcome: Outcome) -> TreeResult:
         """The tree's writes, if the plan was made on what is there and the server may be asked."""
         writes = outcome.writes
         if not writes:
-            return Result()
+            return TreeResult()
         if asyncio.get_running_loop().time() < self._alone_until:
-            return Result(left_out=len(writes))
+            return TreeResult(left_out=len(writes))
         try:
             if not await self.cluster.confirmed(self._place.catch_up_s):
-                return Result(left_out=len(writes))
+                return TreeResult(left_out=len(writes))
         except ApiError as error:
-            return Result(left_out=len(writes), retry_after_s=error.retry_after_s or 0.0)
+            return TreeResult(left_out=len(writes), retry_after_s=error.retry_after_s or 0.0)
         return await self.hypernodes.write(writes)
 
     def _plan(self, *, full: bool) -> Outcome:
@@ -324,52 +324,29 @@ def _left_s(outcome: Outcome, never: T) -> float | T:
     return never if outcome.next_at is None else max(0.0, outcome.next_at - time.monotonic())
 
 
-def _marks(config: FabricConfig, client: Client) -> MinLinksMarker | None:
+def _marks(config: FabricConfig, client: ApiClient) -> MinLinksMarker | None:
     nodes = config.nodes
     if not (nodes.min_links_condition or nodes.min_links_taint):
         return None
-    rule = MinLinksRule(
-        nodes.min_links_condition,
-        nodes.min_links_taint,
-        nodes.after_seconds,
-        nodes.taint_percent,
-        config.min_links,
-    )
-    return MinLinksMarker(client, rule)
+    return MinLinksMarker(client, nodes, config.min_links)
 
 
 def _switches(config: FabricConfig, planner: Planner, changed: Callable[[], object]) -> Switches | None:
-    found = config.switches
-    if found.method == "none":
+    settings = config.switches
+    if settings.method == "none":
         return None
-    way = Way(
-        found.credentials,
-        found.networks,
-        {entry.switch: entry.address for entry in found.addresses},
-        found.interval_seconds,
-        found.timeout_seconds,
-        found.parallel,
-        found.upwards,
-        found.name,
-        found.management_ports,
-        config.generic_names,
-    )
-    return Switches(way, _asker(config), planner, changed)
+    return Switches(settings, _asker(settings), planner, changed, config.generic_names)
 
 
-def _asker(config: FabricConfig) -> Asker:
-    """Each protocol is loaded where it is spoken: gRPC costs 10 MiB, and SNMP is an extra."""
-    found = config.switches
-    if found.method == "gnmi":
+def _asker(settings: SwitchesSettings) -> Asker:
+    """Load only the protocol in use: gRPC costs 10 MiB, and SNMP is an extra."""
+    if settings.method == "gnmi":
         from nodeagent.switches import gnmi  # noqa: PLC0415
 
-        return gnmi.Gnmi(found.gnmi.tls, found.gnmi.server_name, found.port or gnmi.PORT)
+        return gnmi.Gnmi(settings.gnmi, settings.port or gnmi.PORT)
     from nodeagent.switches import snmp  # noqa: PLC0415
 
-    how = found.snmp
-    asker = snmp.Snmp(
-        how.version, how.auth, how.privacy, found.port or snmp.PORT, timeout_s=found.timeout_seconds
-    )
+    asker = snmp.Snmp(settings.snmp, settings.port or snmp.PORT, timeout_s=settings.timeout_seconds)
     try:
         asker.check()
     except snmp.MissingError as error:

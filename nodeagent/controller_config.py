@@ -1,7 +1,6 @@
-"""The controller's file (``--fabric``): how links make a fabric, how fast one believes, what is written.
+"""The controller's configuration, a file of kind ``FabricConfig``.
 
-A file of its own with a root of its own, for the controller is another process than the agent; read by the
-same walk, with the same faults. ``load_fabric`` reads it, ``FabricConfig()`` is the default.
+``load_fabric`` reads it, ``FabricConfig()`` is the default.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def _key_complaint(text: str) -> str | None:
                 f"{quote('{' + field + '}')} is not a field; {{tier}}, {{tierName}} and {{fabric}} are{hint}"
             )
     if not {"tier", "tierName"} & set(fields):
-        return f"{quote(text)} is one label for all tiers; {{tier}} or {{tierName}} must stand in it"
+        return f"{quote(text)} is one label for all tiers; it must contain {{tier}} or {{tierName}}"
     return None
 
 
@@ -52,9 +51,11 @@ def _pattern_complaint(text: str) -> str | None:
     try:
         groups = re.compile(text).groupindex
     except (re.error, OverflowError, RecursionError) as error:
-        return f"{quote(text)} is no regular expression: {error}"
+        return f"{quote(text)} is not a regular expression: {error}"
     if not {"tier2", "tier3"} & groups.keys():
-        return f"{quote(text)} names no tier; write (?P<tier2>...) around what the leaves of one spine group share"
+        return (
+            f"{quote(text)} names no tier; put (?P<tier2>...) around what the leaves of one spine group share"
+        )
     return None
 
 
@@ -75,82 +76,98 @@ _TIMES = Hysteresis()
 
 
 class FabricSelect(Settings, frozen=True, kw_only=True):
-    """Links that match all the lists given are of this fabric; the first entry that matches decides."""
+    """Links of one fabric: links that match every list that is not empty. The first entry that matches decides."""
 
-    fabric: Annotated[FabricName, setting("The fabric of these links.")]
-    nodes: Annotated[tuple[Glob, ...], listed("Globs on the name of the node.")] = ()
-    links: Annotated[tuple[Glob, ...], listed("Globs on the name of the link.")] = ()
-    netdevs: Annotated[tuple[Glob, ...], listed("Globs on the name of the netdev: ens*np0.")] = ()
+    fabric: Annotated[FabricName, setting("Fabric of these links.")]
+    nodes: Annotated[tuple[Glob, ...], listed("Globs on the node's name.")] = ()
+    links: Annotated[tuple[Glob, ...], listed("Globs on the link's name.")] = ()
+    netdevs: Annotated[tuple[Glob, ...], listed("Globs on the netdev's name: ens*np0.")] = ()
     pci_addresses: Annotated[
         tuple[PciAddress, ...], listed("Globs on the PCI address in the long form: 0000:1a:00.0.")
     ] = ()
     switches: Annotated[
-        tuple[Glob, ...], listed("Globs on the system name of the switch: mgmt-*. Stale neighbors count.")
+        tuple[Glob, ...], listed("Globs on the switch's system name: mgmt-*. Stale neighbors count.")
     ] = ()
     min_speed_mbps: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=RATE_MAX)],
-        setting("The least speed of the link; one that is down or tells none does not match."),
+        setting(
+            "Minimum speed of the link in Mbit/s. A link that is down or reports no speed does not match."
+        ),
     ] = 0
 
 
 class TierSettings(Settings, frozen=True, kw_only=True):
-    """What is known of the tiers above the leaves. The topology file is trusted first, then what switches hear
-    over LLDP, then patterns, then the assertion."""
+    """Sources for the tiers above the leaves. The order of trust is: topology file, LLDP neighbors of the switches,
+    name patterns, assumeFullBisection."""
 
     name_patterns: Annotated[
         tuple[Pattern, ...],
         listed(
-            "Regular expressions on the names of leaf switches, in Python's notation. What the groups named tier2 "
-            "and tier3 match names the group above: (?P<tier2>pod[0-9]+)-leaf."
+            "Regular expressions (Python) on the names of leaf switches. The named groups tier2 and tier3 "
+            "match the name of the group above: (?P<tier2>pod[0-9]+)-leaf."
         ),
     ] = ()
     assume_full_bisection: Annotated[
         bool,
-        setting("Put everything that has no known tier above it under one, where nothing better is known."),
+        setting(
+            "Put all groups without a known tier above them under one common tier. Off by default, because it "
+            "is a guess."
+        ),
     ] = False
 
 
 class HysteresisSettings(Settings, frozen=True, kw_only=True):
-    """How long a report must stand. Silence never changes anything, whatever is set here."""
+    """How long a report must stand before the tree follows it. A node that does not report changes nothing."""
 
     move_seconds: Annotated[
-        Wait, setting("A node that is in a group moves to another when its report has stood for so long.")
+        Wait, setting("Seconds that a report must stand before a placed node moves to another group.")
     ] = _TIMES.move_s
     settle_seconds: Annotated[
         Wait,
         setting(
-            "A node that is in no group is placed at once, or, while some of its links are up and unheard, after so "
-            "long."
+            "Longest time in seconds before a new node is placed. It is placed at once if each of its links "
+            "that are up has a neighbor."
         ),
     ] = _TIMES.settle_s
     grace_seconds: Annotated[
-        Wait, setting("A node whose Node was deleted leaves its group after so long.")
+        Wait, setting("Seconds after which a node leaves its group when its Node was deleted.")
     ] = _TIMES.grace_s
     hold_seconds: Annotated[
-        Wait, setting("When too many would move at once, nothing moves for so long, and it is told.")
+        Wait,
+        setting(
+            "Seconds for which all moves are held when too many would happen at once; the controller reports "
+            "the hold."
+        ),
     ] = _TIMES.hold_s
     hold_percent: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=100)],
         setting(
-            "More than so many percent of all placed nodes, or of all HyperNodes to delete, are too many."
+            "More moves than this percentage of all placed nodes are too many, and more deletions than this "
+            "percentage of all HyperNodes."
         ),
     ] = round(_TIMES.share * 100)
     hold_nodes: Annotated[
-        Annotated[int, msgspec.Meta(ge=0, le=1_000_000)], setting("So few nodes are never too many.")
+        Annotated[int, msgspec.Meta(ge=0, le=1_000_000)],
+        setting("This number of nodes is never too many, so that small clusters are not held."),
     ] = _TIMES.least_nodes
     debounce_seconds: Annotated[
-        Wait, setting("The controller waits so long after a change for others that belong to it.")
+        Wait,
+        setting(
+            "Seconds without a change that the controller waits for before it plans, so that related changes "
+            "make one plan."
+        ),
     ] = 10.0
 
 
 class LabelSettings(Settings, frozen=True, kw_only=True):
-    """The labels that the controller writes on Nodes; values are names of HyperNodes, unique in the cluster."""
+    """Labels that the controller writes on Nodes. Values are names of HyperNodes, unique in the cluster."""
 
     keys: Annotated[
         tuple[LabelKey, ...],
         listed(
-            "Keys with {tier} (1, 2, 3), {tierName} (leaf, spine, core) or {fabric} in them; each is written for each "
-            "tier. network.topology.nvidia.com/{tierName} adds topograph's.",
+            "Label keys with the fields {tier} (1, 2, 3), {tierName} (leaf, spine, core) or {fabric}; each "
+            "key is written for each tier. network.topology.nvidia.com/{tierName} adds the labels of NVIDIA "
+            "topograph.",
             16,
         ),
     ] = (TIER_LABEL,)
@@ -160,51 +177,62 @@ class FabricConfig(Settings, frozen=True, kw_only=True):
     """The configuration of the controller."""
 
     api_version: Annotated[
-        Literal["nodeagent.io/v1alpha1"], setting("The version of this file's form.", required=True)
+        Literal["nodeagent.io/v1alpha1"], setting("Version of this file's format.", required=True)
     ] = "nodeagent.io/v1alpha1"
-    kind: Annotated[Literal["FabricConfig"], setting("What this file is.", required=True)] = "FabricConfig"
+    kind: Annotated[Literal["FabricConfig"], setting("Kind of this file.", required=True)] = "FabricConfig"
     fabric: Annotated[
-        FabricName, setting("The fabric that makes HyperNodes; there is one tree, so there can be no two.")
+        FabricName,
+        setting("Fabric that HyperNodes are built from. There is one, as there is one tree of HyperNodes."),
     ] = "compute"
     fabrics: Annotated[
         tuple[FabricSelect, ...],
         setting(
-            "Which links are of which fabric, before what nodes say of it themselves. Where a node says it of none "
-            "of its links, those are of the fabric that have at least half the speed of its fastest.",
+            "Which links belong to which fabric; this has priority over the reports of the nodes. Where a "
+            "node reports no fabric for any link, its links with at least half the speed of its fastest link "
+            "belong to `fabric`.",
             max_length=ENTRIES_MAX,
         ),
     ] = ()
     generic_names: Annotated[
         tuple[SystemName, ...],
-        listed("System names that say nothing; such a switch is known by its chassis ID."),
+        listed("System names that identify no switch. Such a switch is identified by its chassis ID."),
     ] = GENERIC_NAMES
     topology: Annotated[
         FilePath | None,
-        setting("A file of kind FabricTopology with what is known of the cabling; relative to this file."),
+        setting(
+            "Path of a file of kind FabricTopology with known cabling, relative to this file; null: none."
+        ),
     ] = None
-    tiers: Annotated[TierSettings, setting("The tiers above the leaves.")] = TierSettings()
+    tiers: Annotated[TierSettings, setting("Sources for the tiers above the leaves.")] = TierSettings()
     min_links: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=128)],
-        setting("Nodes with fewer links up are told of, and marked where nodes says so."),
+        setting(
+            "Minimum number of links up. Nodes with fewer are reported, and marked as `nodes` says; 0: no "
+            "minimum."
+        ),
     ] = 0
-    nodes: Annotated[NodesSettings, setting("How nodes with fewer links are marked.")] = NodesSettings()
-    switches: Annotated[
-        SwitchesSettings, setting("The tiers above the leaves, as the switches hear them.")
-    ] = SwitchesSettings()
-    labels: Annotated[LabelSettings, setting("The labels on Nodes.")] = LabelSettings()
+    nodes: Annotated[NodesSettings, setting("Marks on Nodes with fewer links up than minLinks.")] = (
+        NodesSettings()
+    )
+    switches: Annotated[SwitchesSettings, setting("How switches are asked for their LLDP neighbors.")] = (
+        SwitchesSettings()
+    )
+    labels: Annotated[LabelSettings, setting("Labels on Nodes.")] = LabelSettings()
     hysteresis: Annotated[HysteresisSettings, setting("How long a report must stand.")] = HysteresisSettings()
     foreign: Annotated[
         Literal["refuse", "yield", "own"],
         setting(
-            "Where HyperNodes of another owner hold our nodes: write no HyperNode at all, leave those nodes to them, "
-            "or write all the same. Theirs are never touched."
+            "What happens where HyperNodes of another owner hold our nodes. refuse: write no HyperNode; "
+            "yield: leave those nodes out; own: write nevertheless. HyperNodes of other owners are never "
+            "changed."
         ),
     ] = "refuse"
     overlap_condition: Annotated[
         bool,
         setting(
-            "Where foreign refuses: also mark our HyperNodes that overlap by a condition Overlap. Volcano up to 1.15.1 "
-            "rebuilds a part of its tree at each such write, which is made when an overlap comes or goes."
+            "With foreign: refuse, set the condition Overlap on our HyperNodes that overlap. Off by default: "
+            "Volcano up to 1.15.1 rebuilds part of its tree at each such write, one for each overlap that "
+            "begins or ends."
         ),
     ] = False
 

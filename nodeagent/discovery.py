@@ -28,7 +28,7 @@ from nodeagent.host.nvml import Nvml
 from nodeagent.host.recorded_gpus import Recorded
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
-from nodeagent.model import Finding, Gpu, Neighbor
+from nodeagent.model import Gpu, Neighbor, Remark
 from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
 from nodeagent.sources.gpu_health_service import Ledger
 from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
@@ -40,7 +40,7 @@ from nodeagent.supervise import keep
 
 if TYPE_CHECKING:  # loaded after registration
     from nodeagent.sampling.sampler import Sampler
-    from nodeagent.sources.lldp_receiver import Ear
+    from nodeagent.sources.lldp_receiver import LldpReceiver
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ class Discovery:
         nic_health: Verdicts | None = None,
         gpu_health: Ledger | None = None,
         on_sampler: Callable[[Sampler], object] | None = None,
-        on_lldp_receiver: Callable[[Ear], object] = lambda _receiver: None,
+        on_lldp_receiver: Callable[[LldpReceiver], object] = lambda _receiver: None,
     ) -> None:
         """``node_name`` is the system name that this node sends to switches. ``on_sampler`` takes the sampler at
         each start of its task; without it nothing is sampled. ``on_lldp_receiver`` does the same for LLDP."""
@@ -255,8 +255,8 @@ class Discovery:
                 self._node_name,
             )
 
-    def _publish_lldp(self, neighbors: tuple[Neighbor, ...], findings: tuple[Finding, ...]) -> None:
-        self._inventory.state("lldp", neighbors=neighbors, findings=findings)
+    def _publish_lldp(self, neighbors: tuple[Neighbor, ...], remarks: tuple[Remark, ...]) -> None:
+        self._inventory.state("lldp", neighbors=neighbors, remarks=remarks)
         self._nic_health.neighbors(neighbors)
 
     async def _watch_cabling_plan(self) -> None:

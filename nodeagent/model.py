@@ -227,7 +227,7 @@ class Snapshot:
 
     ``revision`` grows by one with each change and is not part of equality in meaning: compare the parts.
     Functions are sorted by PCI address, GPUs by index, links by netdev, holdings by pod,
-    neighbors and findings by link.
+    neighbors and remarks by link.
     ``holdings`` is ``None`` until the kubelet has been heard once.
     """
 
@@ -239,7 +239,7 @@ class Snapshot:
     holdings: tuple[Holding, ...] | None = None
     paths: HostPaths = HostPaths()
     neighbors: tuple[Neighbor, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    remarks: tuple[Remark, ...] = ()
     silent: tuple[Silence, ...] = ()
     unreadable: tuple[str, ...] = ()
 
@@ -290,7 +290,7 @@ class Neighbor:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Remark:
     """What LLDP shows of a link that somebody should look at: ``key`` is from a closed set
     (``nodeagent.lldp.link_remarks``), ``detail`` a sentence for a person, with the remedy where there is one.
     """

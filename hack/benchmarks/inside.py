@@ -99,8 +99,8 @@ async def endpoint(socket: Path, ids: int) -> None:
     from dataclasses import replace  # noqa: PLC0415
 
     from nodeagent.kinds.gpu_memory import Slices  # noqa: PLC0415
-    from nodeagent.kubelet.plugin import Endpoint, Near  # noqa: PLC0415
-    from nodeagent.kubelet.rpc_stats import Measure  # noqa: PLC0415
+    from nodeagent.kubelet.plugin import Plugin, RecentFunctions  # noqa: PLC0415
+    from nodeagent.kubelet.rpc_stats import RpcStats  # noqa: PLC0415
     from nodeagent.model import Gpu, Health, Snapshot, State  # noqa: PLC0415
 
     gpus = tuple(
@@ -116,9 +116,9 @@ async def endpoint(socket: Path, ids: int) -> None:
         for i in range(8)
     )
     kind = Slices("nodeagent.io/gpu-mem", slice_mib=1)
-    served = Endpoint(kind, NoFiles(), Near(), Measure(), lambda: None)
+    served = Plugin(kind, NoFiles(), RecentFunctions(), RpcStats(), lambda: None)
     told = Snapshot(gpus=gpus)
-    served.tell(kind, told)
+    served.update(kind, told)
     await served.start(socket)
     gc.freeze()  # as the agent does once it has started
     lag = Lag()
@@ -129,10 +129,10 @@ async def endpoint(socket: Path, ids: int) -> None:
         health = Health() if not first.health.allocatable else Health(State.UNHEALTHY, allocatable=False)
         told = replace(told, gpus=(replace(first, health=health), *told.gpus[1:]))
         at = time.monotonic()
-        served.tell(kind, told)
+        served.update(kind, told)
         return {"at": at}
 
-    say(size=len(served.roll.message))
+    say(size=len(served.device_list.message))
     await answer({"lag": lambda: {"lag_ms": lag.take_ms()}, "flip": flip})
     await served.stop()
 

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from benchmarks.figures import Figure
 from benchmarks.stage import Stage
-from nodeagent.health.samples import Sample
 from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.sysfs import Tree
+from nodeagent.measurements.sample import Sample
 from nodeagent.model import Function
 from nodeagent.sampling.sampler import Sampler
 from nodeagent.sampling.sampling_settings import SamplesSettings

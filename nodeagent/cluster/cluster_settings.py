@@ -18,13 +18,17 @@ class TaintSettings(Settings, frozen=True, kw_only=True):
     """The taint nodeagent.io/links-down:NoSchedule on this Node."""
 
     enabled: Annotated[
-        bool, setting("Set it while so many rails are down, and take it away again after.")
+        bool,
+        setting(
+            "Set the taint while `railsDown` rails or more are down, and remove it afterwards. Off by "
+            "default: it needs a right of its own."
+        ),
     ] = False
     rails_down: Annotated[
         Rails,
         setting(
-            "How many rails must have been down for 30 s. A leaf switch that restarts takes a rail from each of its "
-            "nodes: 1 would keep pods from all of them."
+            "Number of rails that must be down for 30 s. The default is 2, because a leaf switch that "
+            "restarts takes one rail from each of its nodes."
         ),
     ] = 2
 
@@ -35,48 +39,57 @@ class EvictSettings(Settings, frozen=True, kw_only=True):
     enabled: Annotated[
         bool,
         setting(
-            "Evict them, as far as their disruption budgets allow. The agent must be granted that right."
+            "Evict such pods, as far as their disruption budgets allow. Off by default: it ends pods, and it "
+            "needs a right of its own."
         ),
     ] = False
     after_seconds: Annotated[
-        Wait, setting("How long the device must have been Unhealthy: a link that returns costs no pod.")
+        Wait,
+        setting(
+            "Seconds that the device must be Unhealthy. The default leaves a link five minutes to return."
+        ),
     ] = 300.0
 
 
 class ClusterSettings(Settings, frozen=True, kw_only=True):
-    """What the agent tells the API server, where there is one; a node without a cluster misses nothing."""
+    """Writes to the API server. Without a cluster the agent works as well and writes nothing."""
 
     access: Annotated[
         Literal["auto", "in-cluster", "kubeconfig", "none"],
         setting(
-            "How the API server is reached. auto: by the pod's service account where it has one, else not at all; "
-            "in-cluster: that, and its absence is an error; kubeconfig: as the file below says; none: not at all."
+            "How the agent reaches the API server. auto: with the pod's service account, or not at all "
+            "without one; in-cluster: with the service account, and without one the agent stops; kubeconfig: "
+            "with the file below; none: not at all."
         ),
     ] = "auto"
     kubeconfig: Annotated[
-        AbsolutePath | None, setting("The kubeconfig to use with access: kubeconfig; null: $KUBECONFIG.")
+        AbsolutePath | None, setting("Path of the kubeconfig for access: kubeconfig; null: $KUBECONFIG.")
     ] = None
     report: Annotated[
-        bool, setting("Keep this node's NodeLinks true, of which the controller makes the fabric's tree.")
+        bool,
+        setting(
+            "Publish this node's links and neighbors as NodeLinks. The controller builds the fabric's tree "
+            "from them."
+        ),
     ] = True
     events: Annotated[
-        bool, setting("Tell of faults by Events, on the Node and on the pods whose device has failed.")
+        bool, setting("Write Events for faults, on the Node and on pods that hold a failed device.")
     ] = True
     conditions: Annotated[
         bool,
         setting(
-            "Keep the conditions nodeagent.io/LinkHealthy and nodeagent.io/GpuHealthy of this Node. The agent must "
-            "be granted that right."
+            "Set the conditions nodeagent.io/LinkHealthy and nodeagent.io/GpuHealthy on this Node. Off by "
+            "default: it needs a right of its own."
         ),
     ] = False
     label: Annotated[
         bool,
         setting(
-            "Keep the label nodeagent.io/link-degraded: how many links are degraded, miscabled or down; none, and "
-            "it is not there. The agent must be granted that right."
+            "Set the label nodeagent.io/link-degraded on this Node to the number of degraded, miscabled and "
+            "down links; without any, there is no label. Off by default: it needs a right of its own."
         ),
     ] = False
-    taint: Annotated[TaintSettings, setting("A taint for a node that has lost its rails.")] = TaintSettings()
+    taint: Annotated[TaintSettings, setting("A taint for a node that has lost rails.")] = TaintSettings()
     evict: Annotated[EvictSettings, setting("Eviction of pods that hold a failed device.")] = EvictSettings()
 
 

@@ -21,7 +21,7 @@ from nodeagent.cluster.affected_devices import (
 )
 from nodeagent.cluster.event_writer import HOURLY_S, EventTarget, EventWriter, Notice
 from nodeagent.inventory import Inventory
-from nodeagent.kube.client import Client
+from nodeagent.kube.client import ApiClient
 from nodeagent.model import Reason, Snapshot, State
 
 COMPONENT = "nodeagent"
@@ -31,7 +31,7 @@ class DeviceEvents:
     """``offered`` returns the devices that each resource has now."""
 
     def __init__(
-        self, client: Client, inventory: Inventory, node: str, offered: Callable[[Snapshot], Offered]
+        self, client: ApiClient, inventory: Inventory, node: str, offered: Callable[[Snapshot], Offered]
     ) -> None:
         self.writer = EventWriter(client, COMPONENT, node, host=node)
         self._inventory, self._node, self._offered = inventory, node, offered

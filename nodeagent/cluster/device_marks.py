@@ -21,11 +21,12 @@ from dataclasses import dataclass, field, replace
 
 from nodeagent.backoff import RateLimit
 from nodeagent.cluster.affected_devices import FAILED, QUIET, ReportedDevice, reported_devices
+from nodeagent.cluster.cluster_settings import ClusterSettings
 from nodeagent.cluster.event_writer import shortened
 from nodeagent.cluster.node_marks import NodeCondition, NodeMarks, NodeTaint
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.inventory import Inventory
-from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.model import Snapshot, State
 from nodeagent.rfc3339 import rfc3339
 
@@ -141,21 +142,12 @@ def _listed(group: Sequence[ReportedDevice]) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class EnabledMarks:
-    """Which marks the configuration enables. ``rails_down`` is ``None`` where no taint is wanted."""
-
-    conditions: bool
-    label: bool
-    rails_down: int | None
-
-
 class DeviceMarker:
     """Keep the marks of this Node up to date. Belongs to one event loop."""
 
-    def __init__(self, client: Client, inventory: Inventory, node: str, enabled: EnabledMarks) -> None:
+    def __init__(self, client: ApiClient, inventory: Inventory, node: str, settings: ClusterSettings) -> None:
         self._node_marks, self._inventory = NodeMarks(client), inventory
-        self._node, self._enabled = node, enabled
+        self._node, self._settings = node, settings
         self._times = StateTimes()
         self._rate = RateLimit(1, PER_S)
         self._retry = ApiRetry("The Node cannot be marked")
@@ -225,11 +217,11 @@ class DeviceMarker:
         return False
 
     async def _write_taint(self, marks: DeviceMarks, _: float) -> bool:
-        if self._enabled.rails_down is None:
+        if not self._settings.taint.enabled:
             # A taint that is there was set under an earlier configuration.
             tainted = False if self._tainted else None
         else:
-            tainted = None if marks.down is None else marks.down >= self._enabled.rails_down
+            tainted = None if marks.down is None else marks.down >= self._settings.taint.rails_down
         if tainted is None or tainted == self._tainted:
             return False
         await self._node_marks.set_taint(self._node, TAINT, on=tainted)
@@ -238,7 +230,7 @@ class DeviceMarker:
 
     async def _write_conditions(self, marks: DeviceMarks, now: float) -> bool:
         stale = marks.conditions != self._conditions or now - self._heartbeat_at >= HEARTBEAT_S
-        if not (self._enabled.conditions and marks.conditions and stale):
+        if not (self._settings.conditions and marks.conditions and stale):
             return False
         dated = [replace(condition, since=self._transition(condition)) for condition in marks.conditions]
         await self._node_marks.set_conditions(self._node, dated)
@@ -255,7 +247,7 @@ class DeviceMarker:
 
     async def _write_label(self, marks: DeviceMarks, _: float) -> bool:
         label = str(marks.degraded) if marks.degraded else None
-        if not self._enabled.label or marks.degraded is None or label == self._label:
+        if not self._settings.label or marks.degraded is None or label == self._label:
             return False
         await self._node_marks.set_labels(self._node, {LABEL: label})
         self._label = label

@@ -21,7 +21,7 @@ from typing import Any
 
 from nodeagent.backoff import RateLimit
 from nodeagent.cluster.retry import ApiRetry, refused
-from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import EVENTS, PODS
 from nodeagent.rfc3339 import rfc3339
 
@@ -184,7 +184,7 @@ class EventWriter:
 
     def __init__(
         self,
-        client: Client,
+        client: ApiClient,
         component: str,
         instance: str,
         *,

@@ -21,7 +21,7 @@ from nodeagent.backoff import RateLimit
 from nodeagent.cluster.affected_devices import FAILED, AffectedPod, Offered, affected_pods
 from nodeagent.cluster.retry import ApiRetry, refused
 from nodeagent.inventory import Inventory
-from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.model import Snapshot
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class Evictions:
     """``offered`` returns the devices that each resource has now."""
 
     def __init__(
-        self, client: Client, inventory: Inventory, offered: Callable[[Snapshot], Offered], after_s: float
+        self, client: ApiClient, inventory: Inventory, offered: Callable[[Snapshot], Offered], after_s: float
     ) -> None:
         self.queue = EvictionQueue(after_s)
         self._client, self._inventory, self._offered = client, inventory, offered

@@ -11,7 +11,7 @@ import time
 
 from nodeagent.cluster.event_writer import EventTarget, EventWriter, Notice
 from nodeagent.fabric.outcome import Outcome, obstacles
-from nodeagent.kube.client import Client
+from nodeagent.kube.client import ApiClient
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ COMPONENT = "nodeagent-controller"
 class FabricEvents:
     """``instance`` is this replica; ``lease`` in ``namespace`` is the Lease that the replicas share."""
 
-    def __init__(self, client: Client, namespace: str, instance: str, lease: str) -> None:
+    def __init__(self, client: ApiClient, namespace: str, instance: str, lease: str) -> None:
         self.writer = EventWriter(client, COMPONENT, instance, aggregate=False, recovery=False)
         self._lease = EventTarget("Lease", namespace, lease, "coordination.k8s.io/v1")
         self._obstacles: dict[str, str] = {}

@@ -4,8 +4,8 @@ Rules:
 
 * A mark is a level: a new leader reads once which Nodes are marked, then writes only differences. Marked Nodes
   are checked again from time to time, because a Node that registers again has lost its marks.
-* A Node is marked after it has been below the minimum for ``after_s``, and unmarked at once when it no longer is.
-* At most ``percent`` of the Nodes are tainted: a failed switch must not stop the whole cluster.
+* A Node is marked after it has been below the minimum for ``afterSeconds``, and unmarked at once when it no longer is.
+* At most ``taintPercent`` of the Nodes are tainted: a failed switch must not stop the whole cluster.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
+from nodeagent.cluster.min_links_settings import NodesSettings
 from nodeagent.cluster.node_marks import STORED_NODES, NodeCondition, NodeMarks, NodeTaint, StoredNode
-from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.client import ApiClient, ApiError
 
 log = logging.getLogger(__name__)
 
@@ -30,32 +30,24 @@ PER_SECOND = 10.0
 CHECK_AGAIN_S = 600.0
 
 
-@dataclass(frozen=True, slots=True)
-class MinLinksRule:
-    """The settings of the marks. ``min_links`` is for the condition's message."""
-
-    condition: bool = False
-    taint: bool = False
-    after_s: float = 60.0
-    percent: int = 20
-    min_links: int = 0
-
-
 class _SetMark(Protocol):
     def __call__(self, name: str, *, on: bool) -> Awaitable[None]: ...
 
 
 class MinLinksMarker:
-    """Call ``forget`` when this replica becomes the leader: another may have written marks before."""
+    """Call ``forget`` when this replica becomes the leader: another may have written marks before.
+    ``min_links`` is for the condition's message."""
 
     def __init__(
         self,
-        client: Client,
-        rule: MinLinksRule,
+        client: ApiClient,
+        settings: NodesSettings,
+        min_links: int = 0,
         per_second: float = PER_SECOND,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._client, self._rule, self._clock = client, rule, clock
+        self._client, self._settings, self._clock = client, settings, clock
+        self._min_links = min_links
         self._node_marks = NodeMarks(client, FIELD_MANAGER)
         self._gap_s = 1.0 / per_second
         self._conditioned: dict[str, float] | None = None
@@ -66,7 +58,7 @@ class MinLinksMarker:
         self.writes: Counter[tuple[str, str]] = Counter()
         """By mark (``condition``, ``taint``) and result: ``ok``, ``gone`` or ``failed``."""
         self.spared = 0
-        """Nodes below the minimum without a taint, because ``percent`` are tainted already."""
+        """Nodes below the minimum without a taint, because ``taintPercent`` are tainted already."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -83,13 +75,13 @@ class MinLinksMarker:
         if self._conditioned is None and not await self._read():
             return False
         assert self._conditioned is not None
-        now, after_s = self._clock(), self._rule.after_s
+        now, after_s = self._clock(), self._settings.after_seconds
         # A Node that another leader has marked has been below for long enough.
         early = dict.fromkeys(self._conditioned.keys() | self._tainted.keys(), now - after_s)
         self._below_since = {name: self._below_since.get(name, early.get(name, now)) for name in below}
         due = [name for name, since in sorted(self._below_since.items()) if now - since >= after_s]
-        conditioned = set(due) if self._rule.condition else set[str]()
-        tainted = self._chosen_for_taint(due, nodes) if self._rule.taint else set[str]()
+        conditioned = set(due) if self._settings.min_links_condition else set[str]()
+        tainted = self._chosen_for_taint(due, nodes) if self._settings.min_links_taint else set[str]()
         good = True
         for mark, marked, wanted in (
             ("condition", self._conditioned, conditioned),
@@ -104,7 +96,7 @@ class MinLinksMarker:
 
     def next_s(self) -> float | None:
         """Seconds until ``mark`` has something to do although nothing changes."""
-        now, after_s = self._clock(), self._rule.after_s
+        now, after_s = self._clock(), self._settings.after_seconds
         waits = [since + after_s - now for since in self._below_since.values() if since + after_s > now]
         checked = [*(self._conditioned or {}).values(), *self._tainted.values()]
         waits += [at + CHECK_AGAIN_S - now for at in checked]
@@ -112,7 +104,7 @@ class MinLinksMarker:
 
     def _chosen_for_taint(self, due: list[str], nodes: int) -> set[str]:
         """The Nodes to taint. Tainted Nodes come first, so that the taint does not move between Nodes."""
-        most = max(1, nodes * self._rule.percent // 100) if self._rule.percent else 0
+        most = max(1, nodes * self._settings.taint_percent // 100) if self._settings.taint_percent else 0
         chosen = sorted(due, key=lambda name: (name not in self._tainted, name))[:most]
         spared = len(due) - len(chosen)
         if spared and not self.spared:
@@ -177,7 +169,7 @@ class MinLinksMarker:
         if not on:
             await self._node_marks.set_conditions(name, ())
         elif not _has_condition(await self._node_marks.read(name)):
-            message = f"fewer than {self._rule.min_links} links to the fabric are up"
+            message = f"fewer than {self._min_links} links to the fabric are up"
             condition = NodeCondition(CONDITION, "False", "BelowMinLinks", message)
             await self._node_marks.set_conditions(name, (condition,))
 

@@ -12,25 +12,26 @@ from nodeagent.config.setting import Settings, setting
 
 
 class NodesSettings(Settings, frozen=True, kw_only=True):
-    """What becomes of nodes with fewer links up than minLinks, beyond being told of. Needs a right of its own."""
+    """Marks on Nodes with fewer links up than minLinks. The controller needs a right of its own for them."""
 
     min_links_condition: Annotated[
         bool, setting("Set the condition nodeagent.io/FabricLinks to False on such a Node.")
     ] = False
     min_links_taint: Annotated[
-        bool, setting("Put the taint nodeagent.io/links-below-minimum:NoSchedule on such a Node.")
+        bool, setting("Set the taint nodeagent.io/links-below-minimum:NoSchedule on such a Node.")
     ] = False
     after_seconds: Annotated[
         Annotated[float, msgspec.Meta(ge=0, le=86400)],
         setting(
-            "A node is marked when it has been below for so long. The mark goes at once when it no longer is."
+            "Seconds that a Node must be below the minimum before it is marked. The mark is removed at once "
+            "when the Node has enough links."
         ),
     ] = 60.0
     taint_percent: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=100)],
         setting(
-            "No more than so many percent of all nodes, but one in any case, are tainted: when a switch fails, a "
-            "cluster must not stop. 0 taints none."
+            "Maximum percentage of all Nodes with the taint, but at least one Node: a failed switch must not "
+            "stop the cluster. 0: no taint."
         ),
     ] = 20
 

@@ -1,13 +1,13 @@
-"""The cluster as the API server has it, told to a planner: reports, Nodes and HyperNodes.
+"""The controller's copies of NodeLinks, Nodes and HyperNodes, kept by watches; every change goes to the planner.
 
-The law of this file:
+Rules:
 
-* What is kept here of an object is the little that tells whether it has changed; what it says is the planner's,
-  told as it is read. A hundred thousand reports would be most of a gigabyte as objects.
-* One object that cannot be read is refused by its name and takes nothing else along.
-* Of a Node only its metadata is asked for, and only labels that we may write are passed on.
-* A watch can fall silent without ending, and the picture with it. What is to be written on it is worth a list of
-  the versions first: each write names the version of one object, and the tree's rules are about all of them.
+* A copy holds just enough of each object to detect a change. The planner receives the content while it is read: a
+  hundred thousand reports as objects would take most of a gigabyte.
+* An object that cannot be decoded is refused by name and does not affect the others.
+* Of a Node only the metadata is requested, and only labels that the controller may write are kept.
+* A watch can stop without ending, and its copy is then outdated. Before a plan is written, the versions of all
+  HyperNodes are listed: a write names the version of one object, but the rules of the tree concern all of them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import msgspec
 
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError, of
 from nodeagent.fabric.nodelinks import Metadata, NodeLink, NodeLinks
-from nodeagent.kube.client import Client
+from nodeagent.kube.client import ApiClient
 from nodeagent.kube.reflector import Reflector
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Meta, Partial
 
 log = logging.getLogger(__name__)
 
 
-class Listener(Protocol):
-    """``fabric.Planner``, as far as it is told what is."""
+class FabricListener(Protocol):
+    """The methods of ``fabric.Planner`` that receive the content. ``None``: the object is gone."""
 
     def report(self, name: str, links: NodeLinks | None) -> None: ...
     def refuse(self, name: str, why: str) -> None: ...
@@ -38,7 +38,7 @@ class Listener(Protocol):
 
 
 class RawReport(msgspec.Struct, rename="camel"):
-    """A NodeLinks whose parts may be anything."""
+    """A NodeLinks object whose fields are not decoded yet."""
 
     metadata: Meta
     node_name: msgspec.Raw = msgspec.Raw(b'""')
@@ -50,43 +50,49 @@ class RawHyperNode(msgspec.Struct):
     spec: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-SeenNode = tuple[tuple[str, str], ...]
-"""The labels of a Node that we may write, by key."""
+OurLabels = tuple[tuple[str, str], ...]
+"""The labels of a Node that the controller may write, sorted by key."""
 
 _NAME = msgspec.json.Decoder(str)
 _LINKS = msgspec.json.Decoder(tuple[NodeLink, ...])
 
 
-class Cluster:
-    """The three copies. ``revision`` grows with each difference."""
+class ClusterMirror:
+    """The three copies. ``revision`` increases with each change."""
 
-    def __init__(self, client: Client, namespace: str, listener: Listener, label_keys: Iterable[str]) -> None:
+    def __init__(
+        self, client: ApiClient, namespace: str, listener: FabricListener, label_keys: Iterable[str]
+    ) -> None:
         self.revision = 0
         self._client = client
         self._waiters: list[asyncio.Future[None]] = []
         self._listener = listener
-        self._prefixes = tuple(key.partition("{")[0] for key in label_keys)
-        self._marks: dict[str, int] = {}
-        self._hypernodes: dict[str, HyperNode | None] = {}
+        self._label_prefixes = tuple(key.partition("{")[0] for key in label_keys)
+        self._report_hashes: dict[str, int] = {}
+        self._decoded: dict[str, HyperNode | None] = {}
         self.reports: Reflector[bool] = Reflector(
             client,
             NODELINKS.typed(RawReport),
             namespace=namespace,
             take=self._take_report,
-            changed=self._report,
+            changed=self._report_changed,
         )
-        self.nodes: Reflector[SeenNode] = Reflector(
-            client, NODES.partial, take=self._take_node, changed=self._node
+        self.nodes: Reflector[OurLabels] = Reflector(
+            client, NODES.partial, take=self._take_node, changed=self._node_changed
         )
         self.hypernodes: Reflector[str] = Reflector(
-            client, HYPERNODES.typed(RawHyperNode), take=self._take_hypernode, changed=self._hypernode
+            client,
+            HYPERNODES.typed(RawHyperNode),
+            take=self._take_hypernode,
+            changed=self._hypernode_changed,
         )
 
-    def parts(self) -> dict[str, Reflector[bool] | Reflector[SeenNode] | Reflector[str]]:
+    def parts(self) -> dict[str, Reflector[bool] | Reflector[OurLabels] | Reflector[str]]:
+        """The copies by resource."""
         return {"nodelinks": self.reports, "nodes": self.nodes, "hypernodes": self.hypernodes}
 
     def jobs(self) -> dict[str, Callable[[], Awaitable[None]]]:
-        """What keeps the copies, by name. Nodes come last: their labels say what the HyperNodes have said."""
+        """The tasks that keep the copies, by name. Nodes are read after the HyperNodes that their labels repeat."""
 
         async def nodes() -> None:
             await self.hypernodes.synced.wait()
@@ -95,12 +101,12 @@ class Cluster:
         return {"nodelinks": self.reports.run, "nodes": nodes, "hypernodes": self.hypernodes.run}
 
     async def synced(self) -> None:
-        """Return when each copy has been whole once: what is absent before that is only unknown."""
+        """Return when each copy has been complete once: an object that is absent before that is only unknown."""
         for part in self.parts().values():
             await part.synced.wait()
 
     async def caught_up(self, versions: Mapping[str, str | None], timeout_s: float) -> bool:
-        """Return when the copy shows these HyperNodes at these versions (``None``: gone), or after the time."""
+        """Wait until the copy has these HyperNodes at these versions (``None``: deleted). False: it timed out."""
         try:
             async with asyncio.timeout(timeout_s):
                 while any(self.hypernodes.objects.get(name) != version for name, version in versions.items()):
@@ -110,34 +116,39 @@ class Cluster:
         return True
 
     async def confirmed(self, timeout_s: float) -> bool:
-        """The copy shows the HyperNodes as they are now. False: it does now, or soon will, but did not; plan
-        again. Raises ``ApiError``."""
-        found: dict[str, str | None] = {}
+        """Compare the copy of the HyperNodes with a list from the API server.
 
-        def take(one: Partial) -> None:
-            found[one.metadata.name] = one.metadata.resource_version
+        False: they differed, so the plan is outdated; the copy is right now or is being read again. Raises
+        ``ApiError``.
+        """
+        listed: dict[str, str | None] = {}
 
-        await self._client.list_each(HYPERNODES.partial, take, found.clear)
+        def take(hypernode: Partial) -> None:
+            listed[hypernode.metadata.name] = hypernode.metadata.resource_version
+
+        await self._client.list_each(HYPERNODES.partial, take, listed.clear)
         copy = self.hypernodes.objects
-        wrong = {
-            name: found.get(name) for name in found.keys() | copy.keys() if found.get(name) != copy.get(name)
+        outdated = {
+            name: listed.get(name)
+            for name in listed.keys() | copy.keys()
+            if listed.get(name) != copy.get(name)
         }
-        if not wrong:
+        if not outdated:
             return True
-        if not await self.caught_up(wrong, timeout_s):
-            log.info("What is known of hypernodes is not what the API server has; it is read again.")
+        if not await self.caught_up(outdated, timeout_s):
+            log.info("The copy of the HyperNodes is outdated and is read again.")
             self.hypernodes.doubt()
         return False
 
     async def changed(self, revision: int) -> None:
-        """Return when something differs from what was there at this revision."""
+        """Return when something has changed since this revision."""
         while self.revision == revision:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             await waiter
 
     def stir(self) -> None:
-        """Something else than an object is new: whoever waits for a change is woken."""
+        """Increase the revision and wake ``changed``: an object has changed, or another input of the plan."""
         self.revision += 1
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
@@ -147,34 +158,38 @@ class Cluster:
     # --- reports ------------------------------------------------------------------------------------------
 
     def _take_report(self, raw: RawReport) -> bool:
-        """Told at once, so that no two pages of decoded reports are there at a time; a list that fails half-way
-        has told what is true all the same."""
+        """Pass a changed report on at once, so that at most one page of decoded reports exists.
+
+        A list that fails half-way has still passed on what is true.
+        """
         name = raw.metadata.name
-        mark = hash((bytes(raw.links), bytes(raw.node_name)))
-        if self._marks.get(name) != mark:
-            self._marks[name] = mark
-            decoded = _report_of(raw)
-            if isinstance(decoded, str):
-                self._listener.refuse(name, decoded)
+        content = hash((bytes(raw.links), bytes(raw.node_name)))
+        if self._report_hashes.get(name) != content:
+            self._report_hashes[name] = content
+            try:
+                report = _decoded(raw)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                self._listener.refuse(name, str(error))
             else:
-                self._listener.report(name, decoded)
+                self._listener.report(name, report)
             self.stir()
         return True
 
-    def _report(self, name: str, _was: bool | None, now: bool | None) -> None:
+    def _report_changed(self, name: str, _before: bool | None, now: bool | None) -> None:
         if now is None:
-            self._marks.pop(name, None)
+            self._report_hashes.pop(name, None)
             self._listener.report(name, None)
             self.stir()
 
     # --- Nodes --------------------------------------------------------------------------------------------
 
-    def _take_node(self, node: Partial) -> SeenNode:
+    def _take_node(self, node: Partial) -> OurLabels:
         labels = node.metadata.labels or {}
-        kept = sorted((key, value) for key, value in labels.items() if key.startswith(self._prefixes))
-        return tuple(kept)
+        return tuple(
+            sorted((key, value) for key, value in labels.items() if key.startswith(self._label_prefixes))
+        )
 
-    def _node(self, name: str, _was: SeenNode | None, now: SeenNode | None) -> None:
+    def _node_changed(self, name: str, _before: OurLabels | None, now: OurLabels | None) -> None:
         self.stir()
         self._listener.node(name, None if now is None else dict(now))
 
@@ -183,27 +198,23 @@ class Cluster:
     def _take_hypernode(self, raw: RawHyperNode) -> str:
         meta = raw.metadata
         try:
-            self._hypernodes[meta.name] = of(
+            self._decoded[meta.name] = of(
                 meta.name, meta.labels, meta.annotations, meta.resource_version, bytes(raw.spec)
             )
         except HyperNodeError:
-            # One that Volcano could not read either: it holds nobody, and it is not ours to mend.
-            self._hypernodes[meta.name] = None
+            # Volcano cannot read it either: it has no members, and another owner must correct it.
+            self._decoded[meta.name] = None
         return meta.resource_version or ""
 
-    def _hypernode(self, name: str, _was: str | None, now: str | None) -> None:
+    def _hypernode_changed(self, name: str, _before: str | None, now: str | None) -> None:
         self.stir()
-        found = self._hypernodes.pop(name, None)
-        self._listener.hypernode(name, found if now is not None else None)
+        hypernode = self._decoded.pop(name, None)
+        self._listener.hypernode(name, hypernode if now is not None else None)
 
 
-def _report_of(raw: RawReport) -> NodeLinks | str:
-    """The report, or why it is none."""
-    try:
-        return NodeLinks(
-            metadata=Metadata(name=raw.metadata.name),
-            node_name=_NAME.decode(raw.node_name),
-            links=_LINKS.decode(raw.links),
-        )
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        return str(error)
+def _decoded(raw: RawReport) -> NodeLinks:
+    return NodeLinks(
+        metadata=Metadata(name=raw.metadata.name),
+        node_name=_NAME.decode(raw.node_name),
+        links=_LINKS.decode(raw.links),
+    )

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nodeagent.cluster.node_marks import NodeMarks
-from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.client import ApiClient, ApiError
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class LabelResult:
 
 
 class NodeLabeler:
-    def __init__(self, client: Client, per_second: float = PER_SECOND) -> None:
+    def __init__(self, client: ApiClient, per_second: float = PER_SECOND) -> None:
         self._node_marks = NodeMarks(client)
         self._gap_s = 1.0 / per_second
         self.writes: Counter[str] = Counter()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODES, Json, Meta, Partial
 from nodeagent.rfc3339 import rfc3339
 
@@ -85,7 +85,7 @@ _WRITTEN = NODES.typed(Partial)
 class NodeMarks:
     """Every method raises ``ApiError``. ``manager`` owns the conditions; by default it is the client's."""
 
-    def __init__(self, client: Client, manager: str | None = None) -> None:
+    def __init__(self, client: ApiClient, manager: str | None = None) -> None:
         self._client, self._manager = client, manager
 
     async def read(self, name: str) -> StoredNode:

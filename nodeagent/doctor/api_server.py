@@ -14,11 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from nodeagent.config.bounded_yaml import Limits, load_document
 from nodeagent.doctor.rbac import ACCOUNTS, DEMANDS, ROLES, Demand, Role
 from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
-from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Json, Resource, metadata
 
 GROUPS = {
@@ -100,7 +99,7 @@ async def look(where: Where) -> Cluster | None:
         return Cluster(error=str(error))
     if access is None:
         return None
-    client = Client(access, manager="nodeagent-doctor", timeout_s=_TIMEOUT_S)
+    client = ApiClient(access, manager="nodeagent-doctor", timeout_s=_TIMEOUT_S)
     try:
         asking = _Asking(client, access.namespace if pod else OURS)
         return await asking.all(access, where, pod=pod)
@@ -113,7 +112,7 @@ async def look(where: Where) -> Cluster | None:
 class _Asking:
     """One round of questions; what is forbidden is noted and passed over."""
 
-    def __init__(self, client: Client, namespace: str) -> None:
+    def __init__(self, client: ApiClient, namespace: str) -> None:
         self._client = client
         self._namespace = namespace
         self._hidden: list[str] = []
@@ -257,8 +256,8 @@ class _Asking:
 def discoverers(conf: str) -> list[str]:
     """The sources that Volcano's controller configuration switches on; a text that is none has none."""
     try:
-        document = yaml.safe_load(conf)
-    except (yaml.YAMLError, RecursionError):
+        document = load_document(conf, Limits(values=100_000))
+    except ValueError:
         return []
     entries = document.get("networkTopologyDiscovery") if isinstance(document, dict) else None
     return [

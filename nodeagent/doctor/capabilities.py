@@ -14,8 +14,9 @@ from pathlib import Path
 from nodeagent.agent_config import Config
 from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, some
 from nodeagent.doctor.target import Subject
+from nodeagent.host.file_writing import unwritable_because
 from nodeagent.host.sysfs import SysfsError, Tree
-from nodeagent.kubelet.device_info import DEVICE_INFO, refusal
+from nodeagent.kubelet.device_info import DEVICE_INFO
 from nodeagent.sources.state_file import NAME
 
 TOPIC = Topic(
@@ -155,4 +156,4 @@ def _unwritable(folder: Path) -> str | None:
     """Of the folder, or of the nearest one above it in which it would be made."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    return refusal(folder) if folder.is_dir() else f"{folder} is no folder"
+    return unwritable_because(folder) if folder.is_dir() else f"{folder} is no folder"

@@ -19,8 +19,8 @@ from pathlib import Path
 from nodeagent.agent_config import Config
 from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, count, some
 from nodeagent.doctor.target import Subject
-from nodeagent.kubelet.device_info import refusal
-from nodeagent.kubelet.registration import LOCK
+from nodeagent.host.file_writing import unwritable_because
+from nodeagent.kubelet.node_lock import LOCK
 from nodeagent.model import Snapshot
 from nodeagent.offer import Offer
 
@@ -147,7 +147,7 @@ async def look(subject: Subject) -> Kubelet:
         folder=str(base),
         exists=True,
         deaf=None if listens else "nobody listens on it" if listens is False else "it is not there",
-        unwritable=refusal(folder),
+        unwritable=unwritable_because(folder),
         locked=_locked(folder / LOCK),
         sockets=sockets,
         podresources=_is_socket(asks),

@@ -14,10 +14,9 @@ from nodeagent.host.netlink.kernel_events import LinkEvents, NetlinkError
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.packet import PacketError
 from nodeagent.lldp import link_remarks as odd
-from nodeagent.lldp.link_remarks import Near, silence_reason
+from nodeagent.lldp.link_remarks import LinkSide, silence_reason
 from nodeagent.lldp.lldpd_json import LldpdError
-from nodeagent.model import Finding as LldpFinding
-from nodeagent.model import Function, Neighbor
+from nodeagent.model import Function, Neighbor, Remark
 from nodeagent.sources import lldp_source
 from nodeagent.sources.link_selection import select
 from nodeagent.sources.pci_source import scan
@@ -67,11 +66,11 @@ class Lldp:
     where nobody listened.
     """
 
-    up: tuple[Near, ...] | None = None
+    up: tuple[LinkSide, ...] | None = None
     down: tuple[str, ...] = ()
     waited_s: float = 0.0
     neighbors: tuple[Neighbor, ...] = ()
-    findings: tuple[LldpFinding, ...] = ()
+    remarks: tuple[Remark, ...] = ()
     trouble: str | None = None
     lldpd: bool = False
 
@@ -89,7 +88,7 @@ async def look(subject: Subject) -> Lldp:
         return Lldp(trouble=str(error))
     seen = Lldp(
         up=tuple(
-            Near(one.name, one.pci_address, one.driver, one.function.device if one.function else None)
+            LinkSide(one.name, one.pci_address, one.driver, one.function.device if one.function else None)
             for one in links
             if one.netdev.carrier
         ),
@@ -103,15 +102,15 @@ async def look(subject: Subject) -> Lldp:
 
 async def _listen(subject: Subject, seen: Lldp, functions: tuple[Function, ...]) -> Lldp:
     """Until every link with carrier was heard, or for as long as was asked for."""
-    heard: tuple[tuple[Neighbor, ...], tuple[LldpFinding, ...]] = ((), ())
+    heard: tuple[tuple[Neighbor, ...], tuple[Remark, ...]] = ((), ())
     names = {near.link for near in seen.up or ()}
     everybody = asyncio.Event()
     # A farewell of ours would be believed by the switches.
     settings = replace(subject.config.lldp, transmit=False)
 
-    def state(neighbors: tuple[Neighbor, ...], findings: tuple[LldpFinding, ...]) -> None:
+    def state(neighbors: tuple[Neighbor, ...], remarks: tuple[Remark, ...]) -> None:
         nonlocal heard
-        heard = neighbors, findings
+        heard = neighbors, remarks
         if names <= {one.link for one in neighbors}:
             everybody.set()
 
@@ -132,7 +131,7 @@ async def _listen(subject: Subject, seen: Lldp, functions: tuple[Function, ...])
         for task in (listening, waiting):
             task.cancel()
         await asyncio.gather(listening, waiting, return_exceptions=True)
-    return replace(seen, waited_s=subject.wait_s, neighbors=heard[0], findings=heard[1], trouble=trouble)
+    return replace(seen, waited_s=subject.wait_s, neighbors=heard[0], remarks=heard[1], trouble=trouble)
 
 
 def judge(seen: Lldp, config: Config) -> Iterator[Finding]:
@@ -154,7 +153,7 @@ def judge(seen: Lldp, config: Config) -> Iterator[Finding]:
         yield TOPIC.note("lldp_not_listened", f"{count(len(seen.up), 'link')} with carrier, nobody listened")
     else:
         yield from _heard(seen)
-    for one in seen.findings:
+    for one in seen.remarks:
         if one.key != odd.SILENT:
             yield TOPIC.warn("lldp_odd", f"{one.link}: {one.detail}")
 

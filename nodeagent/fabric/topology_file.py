@@ -1,7 +1,7 @@
-"""The static topology file: what is known of the cabling and need not, or cannot, be heard.
+"""The topology file: cabling that the operator knows and LLDP need not, or cannot, find.
 
-The law of this file: what it says wins over whatever is heard, so it must be of one piece. A switch that is not
-listed, uplinks that lead back, a node or a switch in two groups are refused, each with its line.
+The file has priority over LLDP, so it must be consistent. An unlisted switch, uplinks in a circle, and a node or a
+switch in two groups are refused, each with its line.
 """
 
 from __future__ import annotations
@@ -32,47 +32,48 @@ NodeName = Annotated[
 
 
 class SwitchEntry(Settings, frozen=True, kw_only=True):
-    """A switch, of whichever tier."""
+    """A switch of any tier."""
 
     name: Annotated[
         SwitchName,
-        setting(
-            "The system name, as `nodeagent topology` shows it, or chassis:SUBTYPE:ID where it has none."
-        ),
+        setting("System name, as `nodeagent topology` prints it, or chassis:SUBTYPE:ID where it has none."),
     ]
     uplinks: Annotated[
-        tuple[SwitchName, ...], listed("The switches above it that it has cables to; they are listed too.")
+        tuple[SwitchName, ...],
+        listed("Switches above that this switch is cabled to; each must be listed under switches."),
     ] = ()
 
 
 class GroupEntry(Settings, frozen=True, kw_only=True):
-    """A leaf group that need not be found: its switches are together, and with no other."""
+    """A known leaf group: its switches belong together, and to no other group."""
 
     name: Annotated[
         Annotated[str, formats.form(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", "a group's name")],
-        setting("What the group is called; a new HyperNode is named for it."),
+        setting("Name of the group; a new HyperNode gets this name."),
     ]
-    switches: Annotated[tuple[SwitchName, ...], listed("Its leaf switches.", _MANY)] = ()
+    switches: Annotated[tuple[SwitchName, ...], listed("Leaf switches of the group.", _MANY)] = ()
     nodes: Annotated[
         tuple[NodeName, ...],
-        listed("Nodes that are in it whatever is heard; others are where they are heard.", _MANY),
+        listed(
+            "Nodes that belong to the group whatever LLDP reports; other nodes are placed by LLDP.", _MANY
+        ),
     ] = ()
 
 
 class FabricTopology(Settings, frozen=True, kw_only=True):
-    """What is known of the cabling."""
+    """Known cabling."""
 
     api_version: Annotated[
-        Literal["nodeagent.io/v1alpha1"], setting("The version of this file's form.", required=True)
+        Literal["nodeagent.io/v1alpha1"], setting("Version of this file's format.", required=True)
     ] = "nodeagent.io/v1alpha1"
-    kind: Annotated[Literal["FabricTopology"], setting("What this file is.", required=True)] = (
+    kind: Annotated[Literal["FabricTopology"], setting("Kind of this file.", required=True)] = (
         "FabricTopology"
     )
     switches: Annotated[
         tuple[SwitchEntry, ...],
-        setting("Every switch that is named anywhere in this file.", max_length=_MANY),
+        setting("Every switch that this file names.", max_length=_MANY),
     ] = ()
-    groups: Annotated[tuple[GroupEntry, ...], setting("Leaf groups that are known.", max_length=_MANY)] = ()
+    groups: Annotated[tuple[GroupEntry, ...], setting("Known leaf groups.", max_length=_MANY)] = ()
 
 
 def load_topology(text: str, *, name: str) -> Topology:

@@ -6,7 +6,7 @@ import math
 
 from nodeagent.health.history import total
 from nodeagent.health.measures import LLDP, Measured, Seen, added, by, per_second, percent, yes
-from nodeagent.health.samples import Source
+from nodeagent.measurements.sample import Source
 
 # --- the module -------------------------------------------------------------------------------------------
 

@@ -24,8 +24,8 @@ from nodeagent.health import cabling
 from nodeagent.health.measures import Seen
 from nodeagent.health.nic_state import STRUCTURAL, Pf, Remembered
 from nodeagent.health.rules import DEFAULTS, Rule, windows
-from nodeagent.health.samples import Sample
 from nodeagent.health.structural import NO_FAULTS, Fault, Faults
+from nodeagent.measurements.sample import Sample
 from nodeagent.model import HEALTHY, Function, Health, Link, Neighbor, Reason, State
 
 ROLE_SHARE = 0.75

@@ -19,7 +19,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from nodeagent.health.samples import DATA, Sample, Source
+from nodeagent.measurements.sample import Sample, Source
+from nodeagent.measurements.table import MEASUREMENTS
 
 _STEPS = 32
 _CARELESS_FROM = 100.0
@@ -151,7 +152,7 @@ class History:
         levels, counters = [], []
         for name in sample.values:
             head = name.partition("/")[0]
-            datum = DATA.get(head)
+            datum = MEASUREMENTS.get(head)
             if datum is None:
                 continue
             if not datum.counter:

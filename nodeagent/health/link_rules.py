@@ -6,7 +6,7 @@ import math
 
 from nodeagent.health.history import total
 from nodeagent.health.measures import SYSFS, Measured, Seen, added, by, per_second, yes
-from nodeagent.health.samples import Source
+from nodeagent.measurements.sample import Source
 
 # --- is it there, and does it have a link -----------------------------------------------------------------
 

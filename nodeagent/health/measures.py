@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nodeagent.health.history import History
-from nodeagent.health.samples import Source
+from nodeagent.measurements.sample import Source
 
 SYSFS = "sysfs"
 LLDP = "lldp"

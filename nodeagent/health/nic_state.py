@@ -16,8 +16,8 @@ from nodeagent.health.history import STALE_MIN_S, History
 from nodeagent.health.hold import Hold, Penalty
 from nodeagent.health.measures import SYSFS, Measured, Seen
 from nodeagent.health.rules import Rule, windows
-from nodeagent.health.samples import Sample, Source
 from nodeagent.health.structural import Fault
+from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function, Link, Reason, State
 
 DAY_S = 86400.0

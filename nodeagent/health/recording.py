@@ -18,7 +18,7 @@ from typing import BinaryIO, Literal
 
 import msgspec
 
-from nodeagent.health.samples import Sample
+from nodeagent.measurements.sample import Sample
 
 VERSION = 1
 LINE_MAX = 1024 * 1024

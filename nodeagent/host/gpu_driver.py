@@ -51,7 +51,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class GpuVitals:
-    """What was measured on one GPU just now, by the names of ``health/samples.py``.
+    """What was measured on one GPU just now, by the names of ``measurements/table.py``.
 
     Whatever the driver does not tell is not there. What it told and cannot be (a width of 0xffffffff) is not
     there either, and its name is in ``absurd``. ``processes`` is ``None`` where nobody asked for them.

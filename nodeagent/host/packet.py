@@ -1,25 +1,21 @@
-"""LLDP frames on one netdev: an AF_PACKET socket that hears little and never waits.
+"""Receive and send LLDP frames on one netdev with an AF_PACKET socket.
 
-The law of this file:
-
-* A receiver belongs to one netdev by its ifindex; what it is called is nobody's business here. When the
-  netdev is unregistered (deleted, or moved into another network namespace) the kernel unbinds the socket for
-  good, so a later netdev with the same ifindex is never taken for it. Admin down and up pass.
-* A socket for EtherType 0x88cc alone costs other traffic nothing, but comes too late on a port of something:
-  bond, bridge and Open vSwitch take a frame away before it gets there. On those (``enslaved``) the socket takes
-  every EtherType, for 0.1 µs a packet received, and the filter in the kernel chooses; a netdev that is enslaved
+* A socket belongs to one netdev by its ifindex, whatever its name. When the netdev is unregistered (deleted, or
+  moved into another network namespace), the kernel unbinds the socket for good: a later netdev with the same
+  ifindex is never confused with it. Admin down and up keep the socket bound.
+* A socket for EtherType 0x88cc alone costs other traffic nothing. But a bond, a bridge and Open vSwitch take the
+  frames of their ports before such a socket does. For these netdevs (``enslaved``) the socket takes every
+  EtherType, at 0.1 µs for each received packet, and the filter in the kernel selects. A netdev that is enslaved
   later needs another socket.
-* Own transmissions are refused twice: PACKET_IGNORE_OUTGOING (Linux 4.20) saves the clone of each packet
-  sent, and the filter holds where that option is missing.
-* A frame under a VLAN or priority tag is heard as if it came without: the kernel strips the tag, and nobody
-  here asks for it.
-* A turn takes at most ``TURN`` frames, and a link at most ``RATE`` frames a second; then it is left alone
-  for ``PAUSE_S`` and the kernel drops what does not fit ``QUEUE`` bytes, before it copies any of it.
+* Two measures exclude the node's own transmissions: PACKET_IGNORE_OUTGOING (Linux 4.20) saves the clone of each
+  sent packet, and the filter works where that option is missing.
+* A frame with a VLAN or priority tag is received as if untagged: the kernel strips the tag.
+* The event loop reads at most ``TURN`` frames in a row, and a link at most ``RATE`` frames a second. Then the
+  socket pauses for ``PAUSE_S``, and the kernel drops, without a copy, frames beyond ``QUEUE`` bytes.
+* Calls that may wait for the kernel run in threads: ``open_socket`` takes the RTNL lock, which a driver may hold
+  for seconds, and closing waits for an RCU grace period, 16 ms for each socket.
 
-* What may wait for the kernel is done in threads: ``open_on`` takes the RTNL lock, which a driver may hold for
-  seconds, and closing waits for an RCU grace period, 16 ms a socket.
-
-CAP_NET_RAW is all it needs. A receiver belongs to one event loop.
+Needs CAP_NET_RAW only. A socket belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -40,8 +36,8 @@ RATE = 4000.0
 BURST = 512.0
 PAUSE_S = 0.025
 QUEUE = 64 * 1024
-"""As asked of SO_RCVBUF; the kernel books twice that, room for about 150 frames."""
-_FRAME_MAX = 2048  # an LLDPDU has to fit one frame of 1500 octets; what is longer is cut, and malformed then
+"""The value of SO_RCVBUF; the kernel doubles it, which is room for about 150 frames."""
+_FRAME_MAX = 2048  # an LLDPDU must fit a frame of 1500 octets; a longer one is cut and counts as malformed
 
 # include/uapi/linux/if_packet.h, if_ether.h, if_arp.h, asm-generic/socket.h
 _SOL_PACKET = 263
@@ -55,9 +51,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class PacketError(Exception):
-    """A netdev that cannot be listened on; the message says why and what would help.
+    """No socket on a netdev; the message has the reason and the remedy.
 
-    ``forbidden``: no netdev can be, for want of a capability.
+    ``forbidden``: a capability is missing, so no netdev can have a socket.
     """
 
     def __init__(self, message: str, *, forbidden: bool = False) -> None:
@@ -85,35 +81,35 @@ _FILTER = (
 )
 
 
-class Receiver:
-    """``opened`` is from ``open_on(ifindex)`` and is the receiver's now. ``hear`` is called with each frame,
-    ``lost`` once when the netdev has gone from this namespace.
+class LldpSocket:
+    """Takes over ``opened``, a result of ``open_socket(ifindex)``. Calls ``on_frame`` with each frame, and
+    ``on_lost`` once when the netdev has left this namespace.
 
-    ``dropped`` counts frames that the kernel had no room for, ``paused`` how often the link sent too much.
+    ``dropped`` counts frames that the kernel dropped for lack of room, ``paused`` the pauses after too many frames.
     """
 
     def __init__(
         self,
         ifindex: int,
         opened: socket.socket,
-        hear: Callable[[bytes], object],
-        lost: Callable[[], object],
+        on_frame: Callable[[bytes], object],
+        on_lost: Callable[[], object],
     ) -> None:
         self.ifindex = ifindex
         self.dropped = 0
         self.paused = 0
-        self._hear = hear
-        self._lost = lost
+        self._on_frame = on_frame
+        self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._budget = BURST
         self._budget_at = self._loop.time()
         self._resume: asyncio.TimerHandle | None = None
         self._closed = False
         self._socket = opened
-        self._loop.add_reader(self._socket, self._turn)
+        self._loop.add_reader(self._socket, self._read)
 
     def close(self) -> None:
-        """May be called again, and from within ``hear`` and ``lost``."""
+        """May be called twice, and inside ``on_frame`` and ``on_lost``."""
         if self._closed:
             return
         self.count_drops()
@@ -125,7 +121,7 @@ class Receiver:
 
     @property
     def bound(self) -> bool:
-        """Whether the netdev is still the one that was given."""
+        """Whether the socket is still bound to its netdev."""
         if self._closed:
             return False
         address = ctypes.create_string_buffer(_ADDRESS.size)
@@ -135,7 +131,7 @@ class Receiver:
         return int(_ADDRESS.unpack(address.raw)[2]) == self.ifindex
 
     def send(self, frame: bytes) -> bool:
-        """False where the frame could not be sent now: the link is down, or its queue is full."""
+        """Send a frame; false if the link is down or its queue is full."""
         if self._closed:
             return False
         try:
@@ -145,53 +141,53 @@ class Receiver:
         return True
 
     def count_drops(self) -> int:
-        """Ask the kernel, whose own counter starts over with each question; all so far."""
+        """All frames dropped so far. The kernel resets its own counter with each reading."""
         if not self._closed:
             _, drops = struct.unpack("=II", self._socket.getsockopt(_SOL_PACKET, _STATISTICS, 8))
             self.dropped += drops
         return self.dropped
 
-    def _turn(self) -> None:
-        for _ in range(self._affordable()):
+    def _read(self) -> None:
+        for _ in range(self._allowance()):
             try:
                 frame = self._socket.recv(_FRAME_MAX)
             except BlockingIOError:
                 return
             except OSError as error:
-                # Once for each time that the netdev went down; what matters is whether it is still there.
+                # ENETDOWN comes once each time the netdev goes down; the socket is lost only if unbound.
                 if error.errno != ENETDOWN or not self.bound:
                     self.close()
-                    self._lost()
+                    self._on_lost()
                 return
             self._budget -= 1.0
-            self._hear(frame)
+            self._on_frame(frame)
             if self._closed:
                 return
 
-    def _affordable(self) -> int:
-        """How many frames this turn may take. With none left the link is left alone for a while."""
+    def _allowance(self) -> int:
+        """How many frames may be read now. If none, pause the socket."""
         now = self._loop.time()
         self._budget = min(BURST, self._budget + (now - self._budget_at) * RATE)
         self._budget_at = now
         if self._budget < 1.0:
             self.paused += 1
             self._loop.remove_reader(self._socket)
-            self._resume = self._loop.call_later(PAUSE_S, self._loop.add_reader, self._socket, self._turn)
+            self._resume = self._loop.call_later(PAUSE_S, self._loop.add_reader, self._socket, self._read)
             return 0
         return min(TURN, int(self._budget))
 
 
-def open_on(ifindex: int, *, enslaved: bool = False) -> socket.socket:
+def open_socket(ifindex: int, *, enslaved: bool = False) -> socket.socket:
     """A socket in the network namespace of this thread, bound and filtered. Raises ``PacketError``."""
     try:
-        # Protocol 0 hears nothing until it is bound: no frame passes before the filter is in place.
+        # A socket with protocol 0 receives nothing until it is bound: no frame passes before the filter is set.
         opened = socket.socket(
             socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, 0
         )
     except OSError as error:
         if error.errno in (EPERM, EACCES):
             raise PacketError(
-                "listening for LLDP needs CAP_NET_RAW: "
+                "receiving LLDP needs CAP_NET_RAW: "
                 "run as root, or add NET_RAW to the container's capabilities",
                 forbidden=True,
             ) from error
@@ -200,18 +196,18 @@ def open_on(ifindex: int, *, enslaved: bool = False) -> socket.socket:
         _set_up(opened, ifindex, _ETH_P_ALL if enslaved else _ETH_P_LLDP)
     except OSError as error:
         opened.close()
-        raise PacketError(f"netdev {ifindex} cannot be listened on: {error.strerror}") from error
+        raise PacketError(f"netdev {ifindex} cannot have a packet socket: {error.strerror}") from error
     return opened
 
 
 def _set_up(opened: socket.socket, ifindex: int, protocol: int) -> None:
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, QUEUE)
-    with contextlib.suppress(OSError):  # before Linux 4.20 the filter alone does it
+    with contextlib.suppress(OSError):  # before Linux 4.20 only the filter excludes own frames
         opened.setsockopt(_SOL_PACKET, _IGNORE_OUTGOING, 1)
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in _FILTER))
     program = struct.pack("@HP", len(_FILTER), ctypes.addressof(code))
     opened.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
-    # By number: a name may be another netdev's by now, and socket.bind() takes only names.
+    # By ifindex: another netdev may have the name by now, and socket.bind() takes only names.
     address = _ADDRESS.pack(socket.AF_PACKET, struct.pack("!H", protocol), ifindex, 0, 0, 0, b"\0" * 8)
     if _libc.bind(opened.fileno(), address, len(address)) != 0:
         code_ = ctypes.get_errno()

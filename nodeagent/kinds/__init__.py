@@ -15,12 +15,33 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from heapq import nsmallest
+from typing import Protocol
 
 from nodeagent.affinity import affinity
-from nodeagent.model import Function, Gpu, Health, Holding
+from nodeagent.model import Allocation, Devices, Function, Gpu, Health, Holding, Snapshot
 
 _SHOWN_MAX = 63  # characters: the longest device id that the kubelet's own documentation allows
 _NAMED_MAX = 3
+
+
+class DeviceKind(Protocol):
+    """A kind of device: pure answers from a snapshot."""
+
+    @property
+    def resource(self) -> str: ...
+
+    def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]: ...
+
+    def prefer(
+        self,
+        snapshot: Snapshot,
+        available: Sequence[str],
+        must_include: Sequence[str],
+        size: int,
+        near: Sequence[Function] = (),
+    ) -> list[str]: ...
+
+    def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation: ...
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not an error

@@ -1,11 +1,11 @@
-"""Where the API server is and how we prove who we are: the pod's service account, or a kubeconfig.
+"""Where the API server is and how we authenticate: the pod's service account, or a kubeconfig.
 
-The law of this file:
+Rules:
 
-* Outside a cluster is no error: ``in_cluster`` is ``None``. Half of a service account is one.
-* A kubeconfig with a token, certificates or files is read here. One that starts a program or asks an identity
-  provider is handed to the official client (the extra ``kubeconfig``), which knows all of them.
-* Nothing secret stands in a message.
+* Outside a cluster ``in_cluster`` returns ``None``; half of a service account is an error.
+* A kubeconfig with a token, certificates or files is read here. One that needs a program or an identity provider is
+  left to the official client (the extra ``kubeconfig``), which supports all of them.
+* No message contains a secret.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 SERVICE_ACCOUNT = "var/run/secrets/kubernetes.io/serviceaccount"
 _PLAIN = {
     "token", "tokenFile", "client-certificate", "client-certificate-data", "client-key", "client-key-data",
@@ -26,16 +28,16 @@ _PLAIN = {
 
 
 class AccessError(Exception):
-    """No way to the API server can be made of what is there; the message names the file and the remedy."""
+    """The API server cannot be accessed with these files; the message names the file and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
     """How one API server is reached.
 
-    ``server`` is a URL. ``ca_file`` and ``token_file`` are read again, for the kubelet renews them. ``ca``,
-    ``certificate`` and ``key`` are PEM text; without a CA the system's are trusted. ``renew`` says the whole
-    Authorization header anew, where somebody else sees to it.
+    ``server`` is a URL. ``ca_file`` and ``token_file`` are read again and again, because the kubelet renews them.
+    ``ca``, ``certificate`` and ``key`` are PEM text; without a CA the system's CAs are trusted. ``renew`` returns
+    the whole Authorization header where another library obtains it.
     """
 
     server: str
@@ -51,7 +53,7 @@ class Access:
     renew: Callable[[], str | None] | None = None
 
     def authorization(self) -> str | None:
-        """The Authorization header as of now; reads the token's file. Raises ``AccessError``."""
+        """The present Authorization header; reads the token's file. Raises ``AccessError``."""
         if self.renew is not None:
             return self.renew()
         if self.token_file is not None:
@@ -63,15 +65,15 @@ class Access:
 
 
 def in_cluster(root: Path = Path("/")) -> Access | None:
-    """The way of a pod: ``None`` outside a cluster. Raises ``AccessError`` for half of it.
+    """The access of a pod: ``None`` outside a cluster. Raises ``AccessError`` for half of a service account.
 
-    ``root`` is where the pod's own files are, which is not the host's root.
+    ``root`` contains the pod's own files; it is not the host's root.
     """
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     folder = root / SERVICE_ACCOUNT
     token, ca, namespace = (folder / name for name in ("token", "ca.crt", "namespace"))
     if not host or not token.exists():
-        return None  # a cluster's service is named to every pod, a service account is given to some
+        return None  # every pod has the service's address; only some have a service account
     if not ca.exists():
         raise AccessError(f"{ca}: missing, so the API server cannot be trusted; mount the service account")
     return Access(
@@ -82,15 +84,18 @@ def in_cluster(root: Path = Path("/")) -> Access | None:
     )
 
 
+# --- a kubeconfig -----------------------------------------------------------------------------------------
+
+
 def kubeconfig(path: Path | None = None, context: str | None = None) -> Access:
-    """The way that a kubeconfig tells; ``None`` is ``$KUBECONFIG`` or ``~/.kube/config``."""
-    import yaml  # noqa: PLC0415 - a pod has no kubeconfig, and need not pay for YAML here
+    """The access of a kubeconfig; ``None`` is ``$KUBECONFIG`` or ``~/.kube/config``."""
+    import yaml  # noqa: PLC0415 - a pod has no kubeconfig and does without YAML here
 
     if path is None:
-        found = [one for one in os.environ.get("KUBECONFIG", "").split(os.pathsep) if one]
-        path = Path(found[0] if found else "~/.kube/config").expanduser()
-        if len(found) > 1:
-            return _official(None, context)
+        files = [file for file in os.environ.get("KUBECONFIG", "").split(os.pathsep) if file]
+        path = Path(files[0] if files else "~/.kube/config").expanduser()
+        if len(files) > 1:
+            return _by_official_client(None, context)
     text = _read(path)
     try:
         return _kubeconfig(yaml.safe_load(text), path, context)
@@ -104,40 +109,43 @@ def _kubeconfig(root: Any, path: Path, context: str | None) -> Access:
     chosen = context or root.get("current-context")
     if not chosen:
         raise AccessError(f"{path}: no current-context; set one with `kubectl config use-context`")
-    context_ = _named(root, "contexts", "context", chosen, path)
-    cluster = _named(root, "clusters", "cluster", context_.get("cluster"), path)
-    user = _named(root, "users", "user", context_["user"], path) if context_.get("user") else {}
+    context_ = _entry(root, "contexts", "context", chosen, path)
+    cluster = _entry(root, "clusters", "cluster", context_.get("cluster"), path)
+    user = _entry(root, "users", "user", context_["user"], path) if context_.get("user") else {}
     if not isinstance(cluster.get("server"), str):
         raise AccessError(f"{path}: cluster {context_.get('cluster')!r} has no server")
     if cluster.get("proxy-url"):
         raise AccessError(f"{path}: proxy-url is not supported; reach the API server of {chosen!r} directly")
     if set(user) - _PLAIN:
-        return _official(path, chosen)
+        return _by_official_client(path, chosen)
     token_file = user.get("tokenFile")
     return Access(
         cluster["server"].rstrip("/"),
         context_.get("namespace") or "default",
-        ca=_text(cluster, "certificate-authority", path),
+        ca=_pem(cluster, "certificate-authority", path),
         token=user.get("token") if not token_file else None,
         token_file=(path.parent / token_file) if token_file else None,
-        certificate=_text(user, "client-certificate", path),
-        key=_text(user, "client-key", path),
+        certificate=_pem(user, "client-certificate", path),
+        key=_pem(user, "client-key", path),
         verify=not cluster.get("insecure-skip-tls-verify", False),
         server_name=cluster.get("tls-server-name"),
     )
 
 
-def _named(root: dict[str, Any], list_: str, key: str, name: Any, path: Path) -> dict[str, Any]:
+def _entry(root: dict[str, Any], list_: str, key: str, name: Any, path: Path) -> dict[str, Any]:
+    """The entry of this name in one of the kubeconfig's lists."""
     for entry in root.get(list_) or ():
         if isinstance(entry, dict) and entry.get("name") == name and isinstance(entry.get(key), dict):
-            found: dict[str, Any] = entry[key]
-            return found
-    known = ", ".join(sorted(str(e.get("name")) for e in root.get(list_) or () if isinstance(e, dict)))
+            value: dict[str, Any] = entry[key]
+            return value
+    known = ", ".join(
+        sorted(str(entry.get("name")) for entry in root.get(list_) or () if isinstance(entry, dict))
+    )
     raise AccessError(f"{path}: {list_} has no {name!r}; it has {known or 'none'}")
 
 
-def _text(holder: dict[str, Any], key: str, path: Path) -> str | None:
-    """``<key>-data``, or the file that ``<key>`` names, as the file's folder sees it."""
+def _pem(holder: dict[str, Any], key: str, path: Path) -> str | None:
+    """``<key>-data``, or the file that ``<key>`` names, relative to the kubeconfig's folder."""
     data = holder.get(f"{key}-data")
     if data:
         try:
@@ -147,16 +155,16 @@ def _text(holder: dict[str, Any], key: str, path: Path) -> str | None:
     return _read(path.parent / holder[key]) if holder.get(key) else None
 
 
-def _official(path: Path | None, context: str | None) -> Access:
-    """What the official client makes of a kubeconfig: programs, identity providers, several files."""
+def _by_official_client(path: Path | None, context: str | None) -> Access:
+    """The access as the official client reads it: with programs, identity providers or several files."""
     where = path or "$KUBECONFIG"
     try:
         config = import_module("kubernetes.config")
         client = import_module("kubernetes.client")
     except ImportError as error:
         raise AccessError(
-            f"{where}: this user logs in by a program or an identity provider, which the Python package kubernetes "
-            "does; install nodeagent[kubeconfig], or give the user a token or a client certificate"
+            f"{where}: this user logs in by a program or an identity provider, which needs the Python package "
+            "kubernetes; install nodeagent[kubeconfig], or give the user a token or a client certificate"
         ) from error
     settings = client.Configuration()
     try:
@@ -192,3 +200,37 @@ def _read(path: Path) -> str:
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
+
+
+# --- the Node in a token ----------------------------------------------------------------------------------
+
+
+class NodeClaim(msgspec.Struct, frozen=True):
+    """The Node that a service account's token is bound to."""
+
+    name: str
+    uid: str
+
+
+class _KubernetesClaims(msgspec.Struct):
+    node: NodeClaim | None = None
+
+
+class _TokenClaims(msgspec.Struct):
+    kubernetes: _KubernetesClaims = msgspec.field(name="kubernetes.io", default_factory=_KubernetesClaims)
+
+
+def node_of(token: str | None) -> NodeClaim | None:
+    """The Node of a token, with or without ``Bearer``; ``None`` for a token without a Node or another text.
+
+    A bound token names its Node since Kubernetes 1.30 (KEP-4193), and the admission policy compares the same claim.
+    The signature is not verified here: the API server does that.
+    """
+    parts = (token or "").removeprefix("Bearer ").split(".")
+    if len(parts) != 3:
+        return None
+    try:
+        payload = base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4))
+        return msgspec.json.decode(payload, type=_TokenClaims).kubernetes.node
+    except (binascii.Error, ValueError, msgspec.MsgspecError):
+        return None

@@ -1,13 +1,12 @@
-"""The API server, asked by one small client: what is decoded is what is used, and every call ends.
+"""A small client of the API server: it decodes only the fields that are used, and every call ends.
 
-The law of this file:
+Rules:
 
-* Verbs are Kubernetes' own. Each call has one deadline, the waits that the server asks for (``Retry-After``
-  with 429 and 5xx) included, and ends in an ``ApiError`` or with a decoded object, nothing between.
-* The blocking work is done by a few threads of our own, one for each watch; the loop only waits. Whoever
-  stops waiting ends the call: its socket is shut down under it.
-* Nothing is tried twice but what the server has refused with a time to come back. Callers work by level and
-  come again anyway.
+* The verbs are Kubernetes' own. Each call has one deadline, which includes the waits that the server requests
+  (``Retry-After`` with 429 and 5xx). It returns a decoded object or raises an ``ApiError``.
+* A few threads do the blocking work, one for each watch; the event loop only waits. A caller that stops waiting ends
+  the call: its socket is shut down.
+* A call is repeated only if the server refuses it with a time to wait. Callers work by level and call again anyway.
 """
 
 from __future__ import annotations
@@ -23,15 +22,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 
 from nodeagent.kube.access import Access
-from nodeagent.kube.event_object import Event
 from nodeagent.kube.failure import ApiError
-from nodeagent.kube.resource import PODS, Json, Resource
+from nodeagent.kube.resource import PODS, Json, Resource, WatchEvent
 
 if TYPE_CHECKING:
-    from nodeagent.kube.transport import Call, Request, Transport
-    from nodeagent.kube.watch_stream import Watching
+    from nodeagent.kube.transport import ApiCall, ApiRequest, Transport
+    from nodeagent.kube.watch_stream import WatchStream
 
-__all__ = ["ApiError", "Client", "Event", "Listing"]
+__all__ = ["ApiClient", "ApiError", "Listing"]
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -40,13 +38,13 @@ TIMEOUT_S = 15.0
 PAGE = 500
 THREADS = 4
 RESTARTS_MAX = 2
-"""A list whose continue token has expired so often is asked for in one piece."""
+"""After so many expired continue tokens, the list is requested in one piece."""
 WATCH_S = (300, 600)
-"""How long the server is to keep a watch: at random, so that those of many nodes do not end together."""
+"""The time after which the server ends a watch: random, so that the watches of many nodes do not end together."""
 GRACE_S = 30.0
-"""So much longer than the server we wait for its end of the watch."""
+"""How much longer than the server the client keeps a watch."""
 SILENCE_S = 150.0
-"""A bookmark comes each minute; a watch that has said nothing for so long is none any more."""
+"""The server sends a bookmark each minute; a watch without data for so long is broken."""
 RETRY_AFTER_S = 1.0
 
 _PARTIAL = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1,application/json"
@@ -54,7 +52,7 @@ _PARTIAL = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1,appli
 
 @dataclass(frozen=True, slots=True)
 class Listing(Generic[T]):
-    """All objects of a list, and the version at which to watch on."""
+    """All objects of a list, and the version from which to watch."""
 
     items: list[T]
     resource_version: str
@@ -70,12 +68,12 @@ class _Page(msgspec.Struct, Generic[T]):
     items: list[T] | None = None
 
 
-class Client:
-    """One API server. Belongs to one event loop; ``close`` ends its threads.
+class ApiClient:
+    """A client of one API server. Belongs to one event loop; ``close`` ends its threads.
 
-    Every call has a deadline (``timeout_s``, waits that the server asks for included) and raises
-    ``ApiError``. ``guard`` is called just before anything is written; it says how many seconds the writing may
-    take, or raises to forbid it: a leader whose lease has run out.
+    Every call has a deadline (``timeout_s``, including requested waits) and raises ``ApiError``. ``guard`` is called
+    just before each write; it returns the seconds that the write may take, or raises to forbid it, as a lease that
+    has expired does. ``manager`` is the field manager of writes.
     """
 
     def __init__(
@@ -95,16 +93,16 @@ class Client:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kube")
         self._transport: Transport | None = None
         self._decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
-        self._watches: set[Watching[Any]] = set()
+        self._watches: set[WatchStream[Any]] = set()
 
     async def close(self) -> None:
-        """End what is under way, and the threads with it."""
+        """End all calls and watches, and their threads."""
         watches = list(self._watches)
-        for watching in watches:
-            watching.abort()
+        for stream in watches:
+            stream.abort()
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for watching in watches:
-            await watching.ended.wait()
+        for stream in watches:
+            await stream.ended.wait()
         if self._transport is not None:
             self._transport.close()
 
@@ -123,8 +121,8 @@ class Client:
         fields: str = "",
         limit: int = PAGE,
     ) -> Listing[T]:
-        """Everything, page by page. ``namespace`` ``None`` is all namespaces. ``labels`` and ``fields`` are
-        selectors. A continue token that expires starts the list again."""
+        """All objects, page by page. ``namespace`` ``None`` is all namespaces. ``labels`` and ``fields`` are
+        selectors. An expired continue token starts the list again."""
         items: list[T] = []
         version = await self.list_each(
             resource,
@@ -141,15 +139,18 @@ class Client:
         self,
         resource: Resource[T],
         take: Callable[[T], object],
-        again: Callable[[], object],
+        restart: Callable[[], object],
         *,
         namespace: str | None = None,
         labels: str = "",
         fields: str = "",
         limit: int = PAGE,
     ) -> str:
-        """``list`` for those who keep something else than the objects: only one page of them lives at a time.
-        ``again`` means that all taken so far is void. Returns the version at which to watch on."""
+        """List without keeping the objects: at most one page of them exists at a time.
+
+        ``take`` receives each object. ``restart`` is called when the list starts again: drop what was taken. Returns
+        the version from which to watch.
+        """
         restarts, token = 0, ""
         while True:
             query = _selected(labels, fields)
@@ -162,7 +163,7 @@ class Client:
                 if not (error.gone and token):
                     raise
                 restarts, token = restarts + 1, ""
-                again()
+                restart()
                 continue
             page = self._decode(request, body, _Page[resource.struct])  # type: ignore[name-defined]
             for item in page.items or ():
@@ -180,10 +181,12 @@ class Client:
         namespace: str | None = None,
         labels: str = "",
         fields: str = "",
-    ) -> AsyncGenerator[Event[T], None]:
-        """What changes after ``resource_version``, until the server ends the watch (5 to 10 minutes).
-        Raises ``ApiError``, with ``gone`` where the version is too old. Closing the iterator ends its
-        thread (``contextlib.aclosing``). Most want ``nodeagent.kube.reflector``."""
+    ) -> AsyncGenerator[WatchEvent[T], None]:
+        """Yield the changes after ``resource_version`` until the server ends the watch (5 to 10 minutes).
+
+        Raises ``ApiError``, with ``gone`` if the version has expired. Close the iterator to end its thread
+        (``contextlib.aclosing``). ``kube.reflector`` keeps a copy with it.
+        """
         seconds = random.randint(*WATCH_S)  # noqa: S311 - no secret
         query = _selected(labels, fields) | {
             "watch": "true",
@@ -191,19 +194,19 @@ class Client:
             "resourceVersion": resource_version,
             "timeoutSeconds": str(seconds),
         }
-        from nodeagent.kube.watch_stream import Watching  # noqa: PLC0415
+        from nodeagent.kube.watch_stream import WatchStream  # noqa: PLC0415
 
         request = self._request("watch", "GET", resource, namespace, query=query)
         call = self._call(request, seconds + GRACE_S)
-        watching = Watching(self._door(), call, self._decoder(resource.struct), self._silence_s)
-        self._watches.add(watching)
-        watching.start()
+        stream = WatchStream(self._opened(), call, self._decoder(resource.struct), self._silence_s)
+        self._watches.add(stream)
+        stream.start()
         try:
-            while (event := await watching.next()) is not None:
+            while (event := await stream.next()) is not None:
                 yield event
         finally:
-            watching.abort()
-            self._watches.discard(watching)
+            stream.abort()
+            self._watches.discard(stream)
 
     async def apply(
         self,
@@ -215,8 +218,8 @@ class Client:
         manager: str | None = None,
     ) -> T:
         """Server-side apply of ``obj``, a dict or a struct with ``metadata.name``; ``apiVersion`` and ``kind``
-        are added. Without ``force`` a field that another manager owns is a conflict."""
-        body = _whole(resource, obj)
+        are added. Without ``force``, a field of another manager is a conflict."""
+        body = _with_kind(resource, obj)
         meta = body["metadata"]
         query = {"fieldManager": manager or self.manager, "force": "true" if force else "false"}
         request = self._request(
@@ -241,11 +244,11 @@ class Client:
         return self._decode(request, await self._send(request), resource.struct)
 
     async def create(self, resource: Resource[T], obj: Any, *, namespace: str | None = None) -> T:
-        """409 (``AlreadyExists``) where it is there. The namespace may stand in the object."""
-        body = _whole(resource, obj)
-        where = namespace or body["metadata"].get("namespace")
+        """Create ``obj``; 409 (``AlreadyExists``) if it exists. The object may contain its namespace."""
+        body = _with_kind(resource, obj)
+        namespace = namespace or body["metadata"].get("namespace")
         query = {"fieldManager": self.manager}
-        request = self._request("create", "POST", resource, where, query=query, body=body)
+        request = self._request("create", "POST", resource, namespace, query=query, body=body)
         return self._decode(request, await self._send(request), resource.struct)
 
     async def delete(
@@ -257,9 +260,9 @@ class Client:
         uid: str | None = None,
         resource_version: str | None = None,
     ) -> None:
-        """With ``uid`` or ``resource_version`` only that very object (409 otherwise)."""
-        wanted = {"uid": uid, "resourceVersion": resource_version}
-        preconditions = {key: value for key, value in wanted.items() if value is not None}
+        """Delete the object; with ``uid`` or ``resource_version`` only if it has these (else 409)."""
+        required = {"uid": uid, "resourceVersion": resource_version}
+        preconditions = {key: value for key, value in required.items() if value is not None}
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         request = self._request(
             "delete", "DELETE", resource, namespace, name, body=body | {"preconditions": preconditions}
@@ -267,7 +270,7 @@ class Client:
         await self._send(request)
 
     async def evict(self, name: str, *, namespace: str, uid: str | None = None) -> None:
-        """Ask for a pod's eviction; a disruption budget refuses with 429, which is not tried again."""
+        """Evict a pod. A disruption budget refuses with 429; the call is not repeated then."""
         body: Json = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -276,9 +279,9 @@ class Client:
         if uid is not None:
             body["deleteOptions"] = {"preconditions": {"uid": uid}}
         request = self._request("create", "POST", PODS, namespace, name, "eviction", body=body)
-        await self._send(request, patient=False)
+        await self._send(request, repeat=False)
 
-    # --- how ------------------------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------------------
 
     def _request(
         self,
@@ -290,13 +293,13 @@ class Client:
         subresource: str = "",
         query: dict[str, str] | None = None,
         body: Json | None = None,
-    ) -> Request:
-        from nodeagent.kube.transport import Request  # noqa: PLC0415
+    ) -> ApiRequest:
+        from nodeagent.kube.transport import ApiRequest  # noqa: PLC0415
 
         accept = "application/json"
         if resource.metadata_only:
             accept = _PARTIAL.format("List" if verb == "list" else "")
-        return Request(
+        return ApiRequest(
             verb,
             method,
             resource.path(namespace, name, subresource),
@@ -308,7 +311,7 @@ class Client:
             accept=accept,
         )
 
-    def _door(self) -> Transport:
+    def _opened(self) -> Transport:
         if self._transport is None:
             from nodeagent import __version__  # noqa: PLC0415
             from nodeagent.kube.transport import Transport  # noqa: PLC0415
@@ -316,20 +319,20 @@ class Client:
             self._transport = Transport(self.access, f"nodeagent/{__version__}")
         return self._transport
 
-    def _call(self, request: Request, seconds: float) -> Call:
-        from nodeagent.kube.transport import Call  # noqa: PLC0415
+    def _call(self, request: ApiRequest, seconds: float) -> ApiCall:
+        from nodeagent.kube.transport import ApiCall  # noqa: PLC0415
 
-        return Call(request, time.monotonic() + seconds)
+        return ApiCall(request, time.monotonic() + seconds)
 
-    async def _send(self, request: Request, *, patient: bool = True) -> bytes:
-        """The answer's body. A server that says when to come back is asked again then, if time is left."""
+    async def _send(self, request: ApiRequest, *, repeat: bool = True) -> bytes:
+        """Send the request, and again after a ``Retry-After`` if time is left. Return the answer's body."""
         until = time.monotonic() + self._timeout_s
         while True:
             try:
                 return await self._once(request, until - time.monotonic())
             except ApiError as error:
                 wait = error.retry_after_s
-                if not patient or not (error.status == 429 or (error.status or 0) >= 500):
+                if not repeat or not (error.status == 429 or (error.status or 0) >= 500):
                     raise
                 if wait is None and error.status == 429:
                     wait = RETRY_AFTER_S
@@ -337,10 +340,10 @@ class Client:
                     raise
             await asyncio.sleep(wait)
 
-    async def _once(self, request: Request, seconds: float) -> bytes:
+    async def _once(self, request: ApiRequest, seconds: float) -> bytes:
         call = self._call(request, seconds)
         guard = None if request.method == "GET" else self._guard
-        working = asyncio.get_running_loop().run_in_executor(self._threads, self._door().send, call, guard)
+        working = asyncio.get_running_loop().run_in_executor(self._threads, self._opened().send, call, guard)
         try:
             async with asyncio.timeout(max(seconds, 0)):
                 return await asyncio.shield(working)
@@ -354,17 +357,17 @@ class Client:
                 working.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _decoder(self, type_: Any) -> msgspec.json.Decoder[Any]:
-        found = self._decoders.get(type_)
-        if found is None:
-            found = self._decoders[type_] = msgspec.json.Decoder(type_)
-        return found
+        decoder = self._decoders.get(type_)
+        if decoder is None:
+            decoder = self._decoders[type_] = msgspec.json.Decoder(type_)
+        return decoder
 
-    def _decode(self, request: Request, body: bytes, type_: type[U]) -> U:
+    def _decode(self, request: ApiRequest, body: bytes, type_: type[U]) -> U:
         try:
             decoded: U = self._decoder(type_).decode(body)
             return decoded
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            message = f"the answer is not what was asked for: {error}"
+            message = f"the answer cannot be decoded: {error}"
             raise ApiError(request.verb, request.path, 200, "Broken", message) from error
 
 
@@ -373,7 +376,7 @@ def _selected(labels: str, fields: str) -> dict[str, str]:
     return {key: value for key, value in query.items() if value}
 
 
-def _whole(resource: Resource[Any], obj: Any) -> Json:
-    """The object as it is sent, with what it is."""
+def _with_kind(resource: Resource[Any], obj: Any) -> Json:
+    """The object to send, with ``apiVersion`` and ``kind``."""
     body = obj if isinstance(obj, dict) else msgspec.to_builtins(obj)
     return {"apiVersion": resource.api_version, "kind": resource.kind, **body}

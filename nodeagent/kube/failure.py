@@ -1,4 +1,4 @@
-"""What may go wrong between us and the API server: one exception, which names the call and the remedy."""
+"""The one exception of a call to the API server: it names the call, the reason and, if possible, the remedy."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _REASONS = {
 }
 
 
-class Asked(Protocol):
-    """What of a request an error names; ``transport.Request`` is one."""
+class FailedRequest(Protocol):
+    """The fields of a request that an error names; ``transport.ApiRequest`` has them."""
 
     @property
     def verb(self) -> str: ...
@@ -41,10 +41,10 @@ class Asked(Protocol):
 class ApiError(Exception):
     """A call that did not succeed.
 
-    ``verb`` is RBAC's word (``list``, ``patch``, …), ``path`` the server's. ``status`` is HTTP's, ``None``
-    where no whole answer came. ``reason`` is the server's word (``Forbidden``, ``AlreadyExists``,
-    ``Conflict``, ``Expired``, …) or ours (``Timeout``, ``Unreachable``, ``Broken``). ``retry_after_s`` is
-    how long the server wants to be left alone. ``remedy`` is a sentence, empty where there is none.
+    ``verb`` is RBAC's word (``list``, ``patch``, …). ``status`` is the HTTP status, ``None`` without a complete
+    answer. ``reason`` is the server's word (``Forbidden``, ``AlreadyExists``, ``Conflict``, ``Expired``, …) or ours
+    (``Timeout``, ``Unreachable``, ``Untrusted``, ``Broken``, ``NoAccess``). ``retry_after_s`` is how long the server
+    asks to wait. ``remedy`` is a sentence or empty.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ApiError(Exception):
 
     @property
     def gone(self) -> bool:
-        """The resource version or the continue token is too old: list anew."""
+        """The resource version or the continue token has expired: list again."""
         return self.status == GONE
 
     @property
@@ -79,7 +79,7 @@ class ApiError(Exception):
 
     @property
     def conflict(self) -> bool:
-        """Somebody else has changed, made or owns it."""
+        """Another client has changed, created or owns the object."""
         return self.status == 409
 
 
@@ -87,8 +87,8 @@ class _Details(msgspec.Struct, rename="camel"):
     retry_after_seconds: int | None = None
 
 
-class Status(msgspec.Struct, rename="camel"):
-    """What the API server says of a request that it refuses."""
+class ApiStatus(msgspec.Struct, rename="camel"):
+    """The Status object with which the API server refuses a request."""
 
     reason: str = ""
     message: str = ""
@@ -96,17 +96,17 @@ class Status(msgspec.Struct, rename="camel"):
     details: _Details | None = None
 
 
-def refused(request: Asked, status: int, headers: Mapping[str, str], body: bytes) -> ApiError:
-    """The error that an answer other than a good one stands for."""
+def error_of_answer(request: FailedRequest, status: int, headers: Mapping[str, str], body: bytes) -> ApiError:
+    """The error for an answer with a status of 300 or more."""
     try:
-        said = msgspec.json.decode(body, type=Status)
+        answer = msgspec.json.decode(body, type=ApiStatus)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        said = Status(message=body.decode("utf-8", "replace"))
-    reason = said.reason or _REASONS.get(status, "Unknown")
-    message = plain(said.message) or "the server says no more"
+        answer = ApiStatus(message=body.decode("utf-8", "replace"))
+    reason = answer.reason or _REASONS.get(status, "Unknown")
+    message = plain(answer.message) or "the server says no more"
     after = _seconds(headers.get("Retry-After"))
-    if after is None and said.details is not None and said.details.retry_after_seconds:
-        after = float(said.details.retry_after_seconds)
+    if after is None and answer.details is not None and answer.details.retry_after_seconds:
+        after = float(answer.details.retry_after_seconds)
     return ApiError(
         request.verb,
         request.path,
@@ -114,22 +114,22 @@ def refused(request: Asked, status: int, headers: Mapping[str, str], body: bytes
         plain(reason),
         message,
         retry_after_s=after,
-        remedy=_remedy(request, status, said.message),
+        remedy=_remedy(request, status, answer.message),
     )
 
 
-def said(request: Asked, status: bytes | msgspec.Raw) -> ApiError:
-    """The error that a Status in the middle of a watch stands for."""
+def error_of_event(request: FailedRequest, status: bytes | msgspec.Raw) -> ApiError:
+    """The error for a Status object in the middle of a watch."""
     try:
-        code = msgspec.json.decode(status, type=Status).code
+        code = msgspec.json.decode(status, type=ApiStatus).code
     except (msgspec.DecodeError, UnicodeDecodeError):
         code = None
-    return refused(request, code or 500, {}, bytes(status))
+    return error_of_answer(request, code or 500, {}, bytes(status))
 
 
-def _remedy(request: Asked, status: int, message: str) -> str:
+def _remedy(request: FailedRequest, status: int, message: str) -> str:
     if status == 401:
-        return "the API server does not know us: is the token of this cluster, and not expired?"
+        return "the API server does not accept our token: is it from this cluster, and not expired?"
     if status == 403 and " cannot " in message:
         where = "" if request.namespace is None else f" in namespace {request.namespace!r}"
         return (
@@ -143,11 +143,11 @@ def _remedy(request: Asked, status: int, message: str) -> str:
 
 
 def plain(text: str) -> str:
-    """One line of bounded length that no terminal takes for anything else."""
+    """One line of limited length, without control characters for a terminal."""
     cut = text if len(text) <= TEXT_MAX else text[:TEXT_MAX] + "…"
     return "".join(c if c.isprintable() else " " if c == "\n" else f"\\x{ord(c):02x}" for c in cut.strip())
 
 
 def _seconds(header: str | None) -> float | None:
-    """``Retry-After`` as API servers send it: whole seconds."""
+    """``Retry-After`` in the form that API servers send: whole seconds."""
     return float(header) if header is not None and header.isascii() and header.isdigit() else None

@@ -1,15 +1,15 @@
-"""One leads: election by a Lease, in which a leader that cannot renew stops before another may start.
+"""Leader election by a Lease: a leader that cannot renew stops before another replica may start.
 
-The law of this file:
+Rules:
 
-* Clocks of different machines are never compared. A candidate measures by its own clock how long it has seen
-  the record unchanged; the times written into it are for people.
-* A leader counts from the moment *before* it sent the renewal that succeeded, the others from the moment
-  *after* they saw it. It stops after ``renew_s``, they start after ``duration_s``: the difference is what
-  its last write may take to end.
-* Every write to the record names the version that it replaces. An answer that got lost is asked for again.
-* An identity is one life of one process: whoever starts again under the same name waits like everybody.
-* The clock is the one that goes on while a machine sleeps.
+* Clocks of different machines are never compared. A candidate measures with its own clock how long it has seen the
+  record unchanged; the times in the record are for people.
+* A leader counts from the moment *before* it sent the renewal that succeeded, the other candidates from the moment
+  *after* they saw it. A leader stops after ``renew_s``, the others start after ``duration_s``. Its last write must
+  end within the difference.
+* Every write of the record names the version that it replaces. If an answer is lost, the record is read again.
+* An identity is one run of one process: a process that restarts under the same name waits like the others.
+* The clock continues while the machine sleeps.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
 
 import msgspec
 
@@ -33,11 +34,11 @@ log = logging.getLogger(__name__)
 RELEASE_S = 3.0
 
 
-class NotLeading(Exception):  # noqa: N818 - a state, and no mistake of anybody
-    """The lease is not held (any more), so nothing may be written."""
+class NotLeading(Exception):  # noqa: N818 - a state, not an error
+    """This replica does not hold the lease (any more), so it must not write."""
 
 
-class Spec(msgspec.Struct, rename="camel"):
+class LeaseSpec(msgspec.Struct, rename="camel"):
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
     acquire_time: str | None = None
@@ -45,37 +46,38 @@ class Spec(msgspec.Struct, rename="camel"):
     lease_transitions: int | None = None
 
 
-class Record(msgspec.Struct):
+class LeaseRecord(msgspec.Struct):
     metadata: Meta
-    spec: Spec = msgspec.field(default_factory=Spec)
+    spec: LeaseSpec = msgspec.field(default_factory=LeaseSpec)
 
 
-RECORDS: Resource[Record] = LEASES.typed(Record)
+LEASE_RECORDS: Resource[LeaseRecord] = LEASES.typed(LeaseRecord)
 
 
-class Records(Protocol):
-    """What of ``kube.client.Client`` is needed here. It must have no guard: the lease is what guards."""
+class LeaseClient(Protocol):
+    """The used methods of ``kube.client.ApiClient``. It must have no guard, because the lease is the guard."""
 
-    async def get(self, resource: Resource[Record], name: str, *, namespace: str) -> Record: ...
-    async def create(self, resource: Resource[Record], obj: Json, *, namespace: str) -> Record: ...
-    async def patch(self, resource: Resource[Record], name: str, body: Json, *, namespace: str) -> Record: ...
+    async def get(self, resource: Resource[LeaseRecord], name: str, *, namespace: str) -> LeaseRecord: ...
+    async def create(self, resource: Resource[LeaseRecord], obj: Json, *, namespace: str) -> LeaseRecord: ...
+    async def patch(
+        self, resource: Resource[LeaseRecord], name: str, body: Json, *, namespace: str
+    ) -> LeaseRecord: ...
 
 
 def boot_time() -> float:
-    """Seconds since the machine started, those that it slept through included."""
+    """Seconds since the machine booted, including the time that it slept."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Lease:
-    """A candidate. ``leading`` says whether it holds the lease at this very moment, by its own clock.
+    """A candidate. ``leading`` is true while it holds the lease, by its own clock.
 
-    ``check`` raises ``NotLeading`` where it does not: hand it to ``Client(guard=...)`` of the client that
-    writes as the leader.
+    ``check`` raises ``NotLeading`` otherwise: pass it as ``ApiClient(guard=...)`` to the client that writes as leader.
     """
 
     def __init__(
         self,
-        client: Records,
+        client: LeaseClient,
         *,
         namespace: str,
         name: str,
@@ -94,13 +96,13 @@ class Lease:
         self.renew_s = renew_s
         self.retry_s = retry_s
         self.trouble: str | None = None
-        """Why the last call failed; ``None`` while all is well."""
+        """Why the last call failed; ``None``: it succeeded."""
         self._client = client
         self._namespace = namespace
         self._name = name
         self._clock = clock
         self._until = float("-inf")
-        self._seen: Record | None = None
+        self._seen: LeaseRecord | None = None
         self._seen_at = 0.0
 
     @property
@@ -109,16 +111,16 @@ class Lease:
 
     @property
     def left_s(self) -> float:
-        """So long it may still act as the leader; not above 0 where it may not."""
+        """Seconds for which this replica may still act as leader; 0 or less if it may not."""
         return self._until - self._clock()
 
     @property
     def holder(self) -> str | None:
-        """Who leads, as last seen."""
+        """The leader in the record that was last seen."""
         return (self._seen.spec.holder_identity or None) if self._seen is not None else None
 
     def check(self) -> float:
-        """Seconds that a write may take. Raises ``NotLeading``."""
+        """Return the seconds that a write may take. Raises ``NotLeading``."""
         left = self.left_s
         if left <= 0:
             raise NotLeading(
@@ -127,9 +129,9 @@ class Lease:
         return left
 
     async def acquire(self) -> None:
-        """Return as the leader."""
+        """Return when this replica is the leader."""
         while not self.leading:
-            with self._noting():
+            with self._failures_kept():
                 async with asyncio.timeout(self.renew_s / 2):
                     await self._try()
             if not self.leading:
@@ -137,24 +139,24 @@ class Lease:
         log.info("This replica leads. lease=%s/%s identity=%s", self._namespace, self._name, self.identity)
 
     async def hold(self) -> None:
-        """Renew until the lease is lost: to time, or to somebody else. Returns no later than the time is over."""
+        """Renew until the lease expires or another replica takes it. Returns at the expiry at the latest."""
         while self.leading:
             await asyncio.sleep(min(jittered(self.retry_s, 0.9, 1.1), max(self.left_s, 0)))
             if not self.leading:
                 break
-            with self._noting():
-                # A call that hangs must leave time for another.
+            with self._failures_kept():
+                # A call that hangs must leave time for another one.
                 async with asyncio.timeout(min(self.left_s, max(self.renew_s / 2, self.retry_s))):
                     await self._try()
         log.warning(
-            "This replica leads no more. lease=%s/%s holder=%s reason=%r",
+            "This replica no longer leads. lease=%s/%s holder=%s reason=%r",
             self._namespace, self._name, self.holder, self.trouble or "another took it",
         )  # fmt: skip
 
     async def release(self) -> None:
-        """Let the next one start at once. Only after everything that leads has ended."""
+        """Let the next replica start at once. Call it only after all work of the leader has ended."""
         self._until = float("-inf")
-        with self._noting():
+        with self._failures_kept():
             async with asyncio.timeout(RELEASE_S):
                 while (seen := self._seen) is not None and self.holder == self.identity:
                     try:
@@ -164,12 +166,12 @@ class Lease:
                     except ApiError as error:
                         if not error.conflict:
                             raise
-                        await self._look()  # a renewal was under way when we ended, and got through
+                        await self._look()  # a renewal in progress has succeeded after the end
 
-    # --- how ------------------------------------------------------------------------------------------
+    # --- one attempt ----------------------------------------------------------------------------------
 
     async def _try(self) -> None:
-        """Renew what we hold, take what nobody holds, or look who does."""
+        """Renew the lease if it is ours, take it if it is free, or read who has it."""
         if self._seen is None or self._seen.spec.holder_identity != self.identity:
             await self._look()
         began = self._clock()
@@ -179,7 +181,7 @@ class Lease:
             if seen is None:
                 spec |= {"holderIdentity": self.identity, "acquireTime": _now(), "leaseTransitions": 0}
                 body = {"metadata": {"name": self._name}, "spec": spec}
-                self._saw(await self._client.create(RECORDS, body, namespace=self._namespace))
+                self._saw(await self._client.create(LEASE_RECORDS, body, namespace=self._namespace))
             elif seen.spec.holder_identity == self.identity:
                 await self._write(seen, spec)
             elif self._free(seen):
@@ -195,67 +197,59 @@ class Lease:
         except ApiError as error:
             if not (error.conflict or error.missing):
                 raise
-            # Somebody was faster; or we were, and did not hear of it; or somebody has deleted it.
+            # Another replica was faster, our own write succeeded without an answer, or the record was deleted.
             await self._look()
             if self.holder != self.identity:
                 self._until = float("-inf")
             return
         self._until = began + self.renew_s
 
-    def _free(self, seen: Record) -> bool:
-        """Nobody holds it, or whoever does has been silent for longer than it may act."""
+    def _free(self, seen: LeaseRecord) -> bool:
+        """Whether the lease has no holder, or its holder has not renewed for longer than it may lead."""
         if not seen.spec.holder_identity:
             return True
         duration = max(self.duration_s, float(seen.spec.lease_duration_seconds or 0))
         return self._clock() - self._seen_at >= duration
 
     async def _look(self) -> None:
+        """Read the record."""
         try:
-            self._saw(await self._client.get(RECORDS, self._name, namespace=self._namespace))
+            self._saw(await self._client.get(LEASE_RECORDS, self._name, namespace=self._namespace))
         except ApiError as error:
             if not error.missing:
                 raise
             self._seen = None
 
-    def _saw(self, record: Record) -> None:
-        """The clock runs from when a record was first seen, not from when it was written."""
+    def _saw(self, record: LeaseRecord) -> None:
+        """Keep the record. Its time runs from when this version was first seen, not from when it was written."""
         old = self._seen
         if old is None or old.metadata.resource_version != record.metadata.resource_version:
             self._seen_at = self._clock()
         self._seen = record
 
-    async def _write(self, seen: Record, spec: Json) -> None:
+    async def _write(self, seen: LeaseRecord, spec: Json) -> None:
         body = {"metadata": {"resourceVersion": seen.metadata.resource_version}, "spec": spec}
-        self._saw(await self._client.patch(RECORDS, self._name, body, namespace=self._namespace))
+        self._saw(await self._client.patch(LEASE_RECORDS, self._name, body, namespace=self._namespace))
 
-    def _noting(self) -> Noting:
-        return Noting(self)
-
-
-class Noting:
-    """What a call may fail with is kept as the lease's trouble, and said once."""
-
-    def __init__(self, lease: Lease) -> None:
-        self._lease = lease
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: Any) -> bool:
-        if not isinstance(error, ApiError | TimeoutError | None):
-            return False
-        before = self._lease.trouble
-        self._lease.trouble = None if error is None else str(error) or "the API server did not answer in time"
-        if error is not None and before is None:
-            log.warning("The lease cannot be kept up at present. reason=%r", self._lease.trouble)
-        return True
+    @contextmanager
+    def _failures_kept(self) -> Iterator[None]:
+        """Suppress a failed call: it becomes the lease's trouble, and the first one is logged."""
+        before = self.trouble
+        try:
+            yield
+        except (ApiError, TimeoutError) as error:
+            self.trouble = str(error) or "the API server did not answer in time"
+            if before is None:
+                log.warning("The lease cannot be renewed at present. reason=%r", self.trouble)
+        else:
+            self.trouble = None
 
 
 async def lead(lease: Lease, work: Callable[[], Awaitable[object]]) -> None:
-    """Wait for the lease, run ``work`` while it is held, and so on for ever.
+    """Wait for the lease, run ``work`` while it is held, and start again, for ever.
 
-    ``work`` is cancelled when the lease is lost; its end and its exceptions end ``lead``. When ``lead`` ends or
-    is cancelled, the lease is released once ``work`` has ended.
+    ``work`` is cancelled when the lease is lost; its end and its exceptions end ``lead``. When ``lead`` ends or is
+    cancelled, the lease is released after ``work`` has ended.
     """
     while True:
         await lease.acquire()
@@ -277,13 +271,13 @@ async def lead(lease: Lease, work: Callable[[], Awaitable[object]]) -> None:
 
 
 async def _end(working: asyncio.Future[object], lease: Lease) -> None:
-    """Cancel it and wait until it has ended; nothing that it still writes passes ``check``."""
+    """Cancel the work and wait until it has ended; ``check`` refuses any write that it still tries."""
     while not working.done():
         working.cancel()
         done, _ = await asyncio.wait({working}, timeout=lease.duration_s - lease.renew_s)
         if not done:
             log.error(
-                "What leads does not end, though it is to; once the lease is lost its writes are refused."
+                "The leader's work does not end after its cancellation; its writes are refused without the lease."
             )
 
 

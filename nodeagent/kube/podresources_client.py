@@ -1,12 +1,11 @@
-"""What the containers of this node hold, asked of the kubelet's podresources API.
+"""Which devices the containers of this node hold, from the kubelet's podresources API.
 
-The law of this file:
+Rules:
 
-* The kubelet answers with one entry for each device and NUMA node, in no order. A ``Holding`` gathers one
-  resource of one container again: each device once, everything sorted.
-* An answer is what the kubelet says now, which is not always what is: shortly after a kubelet restart the
-  list can be EMPTY although pods hold devices. Nothing here hides that. Whether an empty answer may be
-  believed is the caller's decision, who knows when the kubelet came up.
+* The kubelet answers with one entry for each device and NUMA node, in no order. A ``Holding`` joins the entries of
+  one resource of one container: each device once, sorted.
+* Shortly after a kubelet restart the list can be EMPTY although pods hold devices. The caller decides whether to use
+  an empty answer, because it knows when the kubelet started.
 * Every failure is a ``PodResourcesError`` that names the socket and the cause.
 """
 
@@ -26,67 +25,67 @@ from nodeagent.model import Holding
 
 Answer = TypeVar("Answer", bound=Message)
 
-# The list grows with devices x pods and passes gRPC's own 4 MiB on a node cut into small slices.
+# The list grows with devices x pods and exceeds gRPC's default of 4 MiB on a node with small slices.
 RECEIVE_MAX = 16 << 20
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", RECEIVE_MAX),
-    # Go's HTTP/2 server refuses the percent-encoded path that would otherwise be the authority.
+    # Without this, the authority is the percent-encoded socket path, which Go's HTTP/2 server refuses.
     ("grpc.default_authority", "localhost"),
-    # A connection of its own: a shared one would also share the back-off after a kubelet that is gone.
+    # A connection of its own: a shared one would also share the back-off after a kubelet failure.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
 
 class PodResourcesError(Exception):
-    """The kubelet could not be asked; the message names the socket and the cause."""
+    """The call to the kubelet failed; the message names the socket and the cause."""
 
 
 class PodResources:
-    """A client of one podresources socket that keeps its connection open between questions.
+    """A client of one podresources socket. It keeps its connection open between calls.
 
-    After a failure the next question connects afresh, so that a kubelet that has come back is not
-    mistaken for absent while gRPC's reconnect back-off lasts.
+    After a failure the next call opens a new connection: gRPC's reconnect back-off would make a kubelet that is back
+    look absent.
     """
 
     def __init__(self, socket: Path, *, timeout_s: float = 2.0) -> None:
         self.socket = socket
         self._timeout_s = timeout_s
         self._channel: grpc.aio.Channel | None = None
-        self._asking = asyncio.Lock()  # a failure closes the channel, and must not cancel another's question
+        self._calling = asyncio.Lock()  # a failure closes the channel, and must not cancel another call
 
     async def list(self) -> tuple[Holding, ...]:
         """All holdings of the node, sorted by namespace, pod, container and resource.
 
         May be empty shortly after a kubelet restart although pods hold devices.
         """
-        async with self._asking:
-            return _holdings(await self._ask())
+        async with self._calling:
+            return _holdings(await self._list())
 
     async def offered(self) -> dict[str, tuple[str, ...]]:
-        """The device IDs that the kubelet counts, by resource, whoever's plugin they come from."""
-        async with self._asking:
+        """The device IDs that the kubelet counts, by resource, of all device plugins."""
+        async with self._calling:
             answer = await self._unary(
                 "GetAllocatableResources", pb.AllocatableResourcesRequest(), pb.AllocatableResourcesResponse
             )
         ids: defaultdict[str, set[str]] = defaultdict(set)
         for devices in answer.devices:
             ids[devices.resource_name].update(devices.device_ids)
-        return {resource: tuple(sorted(some)) for resource, some in sorted(ids.items())}
+        return {resource: tuple(sorted(device_ids)) for resource, device_ids in sorted(ids.items())}
 
-    async def _ask(self) -> pb.ListPodResourcesResponse:
+    async def _list(self) -> pb.ListPodResourcesResponse:
         return await self._unary("List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
 
     async def _unary(self, method: str, request: Message, answer: type[Answer]) -> Answer:
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(f"unix:{self.socket}", options=_OPTIONS)
-        ask: grpc.aio.UnaryUnaryMultiCallable[Message, Answer] = self._channel.unary_unary(
+        call: grpc.aio.UnaryUnaryMultiCallable[Message, Answer] = self._channel.unary_unary(
             f"/v1.PodResourcesLister/{method}",
-            request_serializer=lambda asked: asked.SerializeToString(),
+            request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=answer.FromString,
         )
         try:
-            return await ask(request, timeout=self._timeout_s)
+            return await call(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             await self.close()
             raise PodResourcesError(

@@ -1,11 +1,11 @@
-"""A copy of what the API server has of one resource, kept by list and watch for as long as ``run`` runs.
+"""A copy of all objects of one resource, kept up to date by list and watch while ``run`` runs.
 
-The law of this file:
+Rules:
 
-* A list is the truth and a watch keeps it up to date. Whatever ends a watch (its time, the connection, 410)
-  leads to another watch where the version still serves, and to a list where it does not.
-* Silence is not absence: while nobody answers, ``objects`` stands as it was and ``trouble`` says why.
-* Starting again waits, longer each time and at random, so that no herd arrives with the server.
+* A list is the truth and a watch keeps it current. When a watch ends (its time, the connection, 410), another watch
+  follows if the version is still valid, else a list.
+* Without an answer ``objects`` stays as it was, and ``trouble`` gives the reason.
+* Retries wait longer each time and at random, so that not all nodes return together with the server.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
 from nodeagent.backoff import JITTER, Backoff
-from nodeagent.kube.client import Client
+from nodeagent.kube.client import ApiClient
 from nodeagent.kube.failure import ApiError
 from nodeagent.kube.resource import Resource, metadata
 
@@ -28,25 +28,25 @@ log = logging.getLogger(__name__)
 U = TypeVar("U")
 
 Changed = Callable[[str, Any, Any], None]
-"""Told the key, what was and what is; ``None`` is absence."""
+"""Receives the key, the object before and the object now; ``None``: it does not exist."""
 
 BACKOFF_FIRST_S = 1.0
 BACKOFF_MAX_S = 60.0
 SHORT_S = 1.0
-"""A watch that ended sooner counts as a failure, or a server that ends each at once would be asked in a loop."""
+"""A watch that ends sooner counts as a failure; else a server that ends each watch at once would cause a busy loop."""
 
 
 class Reflector(Generic[U]):
     """``objects`` are by name, or by ``namespace/name`` where all namespaces are watched.
 
-    ``take`` makes of each decoded object what is kept (interned, thinned out). ``changed`` is called after
-    ``objects`` has been brought up to date, for each object that differs (``==``), in the event loop.
-    ``synced`` is set after the first whole list.
+    ``take`` turns each decoded object into the value to keep (smaller, interned). ``changed`` is called in the event
+    loop for each object that differs (``==``), after ``objects`` is up to date. ``synced`` is set after the first
+    complete list.
     """
 
     def __init__(
         self,
-        client: Client,
+        client: ApiClient,
         resource: Resource[Any],
         *,
         namespace: str | None = None,
@@ -61,9 +61,9 @@ class Reflector(Generic[U]):
         self.restarts: Counter[str] = Counter()
         """Lists by cause: ``start``, ``gone``, ``error``, ``doubt``."""
         self.watches = 0
-        """Watches begun."""
+        """Watches started."""
         self.trouble: str | None = None
-        """Why the copy is getting old at present; ``None`` while all is well."""
+        """Why the copy is not kept up to date at present; ``None``: it is."""
         self.resource = resource
         self._client = client
         self._namespace = namespace
@@ -72,19 +72,18 @@ class Reflector(Generic[U]):
         self._changed = changed if changed is not None else _ignore
         self._first_s = first_s
         self._max_s = max_s
-        self._heard: float | None = None
+        self._answered_at: float | None = None
         self._version = ""
-        self._failed = ""
+        self._failed_verb = ""
         self._doubted = asyncio.Event()
 
     @property
     def age_s(self) -> float | None:
-        """Seconds since the server was last heard on this (a bookmark comes each minute); ``None`` before the
-        first list."""
-        return None if self._heard is None else time.monotonic() - self._heard
+        """Seconds since the last list, event or bookmark (one each minute); ``None`` before the first list."""
+        return None if self._answered_at is None else time.monotonic() - self._answered_at
 
     async def run(self) -> None:
-        """Keep the copy until cancelled. An ``ApiError`` is said once, counted and tried again with back-off."""
+        """Keep the copy until cancelled. The first ``ApiError`` is logged, and each is retried with back-off."""
         backoff = Backoff(self._first_s, self._max_s, jitter=JITTER)
         cause = "start"
         while True:
@@ -95,50 +94,48 @@ class Reflector(Generic[U]):
                 if not self._version:
                     self.restarts[cause] += 1
                     await self._list()
-                    self._well("list")
-                await self._watch_on()
-                self._well("watch")
+                    self._succeeded("list")
+                await self._watch_or_doubt()
+                self._succeeded("watch")
                 failed, wait = time.monotonic() - began < SHORT_S, None
             except ApiError as error:
                 failed, wait = True, error.retry_after_s
                 if error.gone:
                     self._version, cause = "", "gone"
                 elif error.status is not None and error.status < 500 and error.status != 429:
-                    self._version, cause = (
-                        "",
-                        "error",
-                    )  # what the server would not have, it need not have again
+                    # The server refuses this version: do not send it again.
+                    self._version, cause = "", "error"
                 if not error.gone:
-                    self._ill(error)
+                    self._failed(error)
             if failed and time.monotonic() - began < self._max_s:
                 await asyncio.sleep(max(wait or 0.0, backoff.next_s()))
             else:
                 backoff.reset()
 
     async def _list(self) -> None:
-        found: dict[str, U] = {}
+        listed: dict[str, U] = {}
 
         def take(obj: Any) -> None:
-            found[self._key(obj)] = self._take(obj)
+            listed[self._key(obj)] = self._take(obj)
 
         version = await self._client.list_each(
-            self.resource, take, found.clear, namespace=self._namespace, labels=self._labels
+            self.resource, take, listed.clear, namespace=self._namespace, labels=self._labels
         )
-        self._heard = time.monotonic()
-        before, self.objects, self._version = self.objects, found, version
-        for key in before.keys() - found.keys():
+        self._answered_at = time.monotonic()
+        before, self.objects, self._version = self.objects, listed, version
+        for key in before.keys() - listed.keys():
             self._changed(key, before[key], None)
-        for key, now in found.items():
+        for key, now in listed.items():
             if (was := before.get(key)) != now:
                 self._changed(key, was, now)
         self.synced.set()
 
     def doubt(self) -> None:
-        """Somebody knows better: the watch that is open is ended, and everything is listed again."""
+        """End the open watch and list again: the caller has seen that the copy is outdated."""
         self._doubted.set()
 
-    async def _watch_on(self) -> None:
-        """Watch until it ends, or until the copy is doubted."""
+    async def _watch_or_doubt(self) -> None:
+        """Watch until the watch ends or ``doubt`` is called."""
         self._doubted.clear()
         watching = asyncio.ensure_future(self._watch())
         doubted = asyncio.ensure_future(self._doubted.wait())
@@ -160,8 +157,8 @@ class Reflector(Generic[U]):
         )
         async with aclosing(events):
             async for event in events:
-                self._heard = time.monotonic()
-                self._well("watch")
+                self._answered_at = time.monotonic()
+                self._succeeded("watch")
                 if event.resource_version:
                     self._version = event.resource_version
                 if event.object is None:
@@ -182,22 +179,22 @@ class Reflector(Generic[U]):
             return f"{meta.namespace}/{meta.name}"
         return meta.name
 
-    def _well(self, verb: str) -> None:
-        """``verb`` has succeeded, which says nothing of the other."""
-        if self.trouble is None or self._failed not in (verb, "list"):
+    def _succeeded(self, verb: str) -> None:
+        """End the trouble if ``verb`` had failed, or the list before it."""
+        if self.trouble is None or self._failed_verb not in (verb, "list"):
             return
-        log.info("The API server tells again of %s.", self.resource.plural)
+        log.info("Watch re-established. resource=%s", self.resource.plural)
         self.trouble = None
 
-    def _ill(self, error: ApiError) -> None:
+    def _failed(self, error: ApiError) -> None:
         if self.trouble is None:
-            log.warning("What is known of %s is getting old. reason=%r", self.resource.plural, str(error))
-        self.trouble, self._failed = str(error), error.verb
+            log.warning("Watch is stale. resource=%s reason=%r", self.resource.plural, str(error))
+        self.trouble, self._failed_verb = str(error), error.verb
 
 
 def _same(obj: Any) -> Any:
     return obj
 
 
-def _ignore(_key: str, _was: Any, _now: Any) -> None:
+def _ignore(_key: str, _before: Any, _now: Any) -> None:
     pass

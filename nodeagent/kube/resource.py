@@ -1,8 +1,7 @@
-"""What the API server keeps, by name: group, version, plural and what one object is decoded into.
+"""The resources of the API server that we use: group, version, plural, and the struct that an object is decoded into.
 
-The law of this file: a ``Resource`` is a value. ``typed`` gives the same resource with another struct,
-``partial`` the same with metadata alone, which the server then sends in a quarter of the bytes. Structs hold
-the fields that are used; what else an object has is skipped by the decoder and never built.
+A ``Resource`` is a value. ``typed`` is the same resource with another struct, ``partial`` with metadata alone, which
+takes a quarter of the bytes. A struct has only the fields that are used; the decoder skips the others.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class OwnerReference(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 class Meta(msgspec.Struct, rename="camel", omit_defaults=True):
-    """An object's metadata. ``deletion_timestamp`` is there once somebody wants it gone."""
+    """An object's metadata. ``deletion_timestamp`` is set while the object is being deleted."""
 
     name: str = ""
     namespace: str | None = None
@@ -44,16 +43,25 @@ class Meta(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 class Partial(msgspec.Struct, rename="camel"):
-    """An object of which only the metadata is wanted."""
+    """An object of which only the metadata is read."""
 
     metadata: Meta
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent(Generic[T]):
+    """One change of one object. ``type`` is ``ADDED``, ``MODIFIED``, ``DELETED`` or ``BOOKMARK``, without an object."""
+
+    type: str
+    object: T | None
+    resource_version: str
 
 
 @dataclass(frozen=True, slots=True)
 class Resource(Generic[T]):
     """``struct`` is a msgspec struct with a field ``metadata``, or ``dict``.
 
-    ``metadata_only`` asks the server for PartialObjectMetadata.
+    ``metadata_only`` requests PartialObjectMetadata.
     """
 
     group: str
@@ -76,8 +84,8 @@ class Resource(Generic[T]):
         return Resource(self.group, self.version, self.plural, self.kind, self.namespaced, struct)
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str = "") -> str:
-        """The path on the server, each part escaped."""
-        from urllib.parse import quote  # noqa: PLC0415 - with the rest of urllib, when it is used
+        """The path on the server, with each part escaped."""
+        from urllib.parse import quote  # noqa: PLC0415 - loaded with the rest of urllib
 
         parts = ["apis", self.group, self.version] if self.group else ["api", self.version]
         if namespace is not None:
@@ -89,11 +97,11 @@ class Resource(Generic[T]):
 
 
 def metadata(obj: Any) -> Meta:
-    """The metadata of a decoded object, of whichever type it is."""
+    """The metadata of a decoded object: a dict or a struct."""
     if isinstance(obj, Mapping):
         return msgspec.convert(obj.get("metadata") or {}, Meta)
-    found: Meta = obj.metadata
-    return found
+    meta: Meta = obj.metadata
+    return meta
 
 
 NODES: Resource[Json] = Resource("", "v1", "nodes", "Node", False, dict)

@@ -1,12 +1,13 @@
-"""HTTP to one API server: blocking, in whichever thread calls, and abortable from any other.
+"""HTTP to one API server: blocking in the calling thread, and abortable from any other thread.
 
-The law of this file:
+Rules:
 
-* The only door to ``urllib3``, and loaded when the first call is made: a node without a cluster never pays.
-* No call outlives its deadline. The socket's own time-outs bound each read; a server that drips is cut off by
-  ``Call.abort``, which shuts the socket down under the thread that waits on it.
-* Nothing is tried twice here. What was sent may have been done.
-* A connection that proves broken is not used again; a CA that no longer fits is read again.
+* The only module that imports ``urllib3``. It is loaded with the first call, so that a node without a cluster does not
+  load it.
+* No call outlives its deadline. The socket's timeout limits each read; against a server that sends a byte now and
+  then, ``ApiCall.abort`` shuts the socket down while the thread waits on it.
+* Nothing is repeated here: the server may have executed a request whose answer was lost.
+* A broken connection is not used again. After a TLS failure the CA is read again.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from urllib3.exceptions import HTTPError, NewConnectionError, SSLError
 from urllib3.util import Timeout
 
 from nodeagent.kube.access import Access, AccessError
-from nodeagent.kube.failure import ApiError, refused
+from nodeagent.kube.failure import ApiError, error_of_answer
 
 CONNECT_S = 3.0
-"""Nobody can be called back from connecting, so an agent that is to end waits for as long."""
+"""A connection attempt cannot be aborted, so an agent that ends waits for as long."""
 CONNECTIONS = 8
 CHUNK = 64 * 1024
 BODY_MAX = 256 << 20
@@ -43,14 +44,14 @@ KEEPALIVE = [
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 ]
-"""A peer that is gone without a word is noticed within a minute, on a silent watch too."""
+"""Detects a vanished peer within a minute, on a quiet watch too."""
 
-_here = threading.local()
+_thread = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """``verb`` and ``resource`` are RBAC's words (``patch``, ``nodes/status``), for the errors."""
+class ApiRequest:
+    """``verb`` and ``resource`` are RBAC's words (``patch``, ``nodes/status``), for errors."""
 
     verb: str
     method: str
@@ -64,10 +65,10 @@ class Request:
     accept: str = "application/json"
 
 
-class Call:
-    """One request under way, which another thread may abort."""
+class ApiCall:
+    """One request in progress, which another thread may abort."""
 
-    def __init__(self, request: Request, until: float) -> None:
+    def __init__(self, request: ApiRequest, until: float) -> None:
         self.request = request
         self.until = until
         self.aborted = False
@@ -88,47 +89,47 @@ class Call:
             self._answer = answer
 
     def done(self) -> None:
-        """The connection is no longer this call's: another may have it by now."""
+        """Give the connection up: another call may use it from now on."""
         with self._lock:
             self._connection = self._answer = None
 
     def abort(self) -> None:
-        """Let the thread that waits on this call go at once."""
+        """End the wait of the thread that executes this call."""
         with self._lock:
             self.aborted = True
             sock = getattr(self._connection, "sock", None)
             if isinstance(sock, socket.socket):
                 with contextlib.suppress(OSError):
-                    # Not the SSL object's own, which would change it under the reading thread.
+                    # Not the SSL object's shutdown, which would change it while the thread reads.
                     socket.socket.shutdown(sock, socket.SHUT_RDWR)
-            elif self._answer is not None:  # the connection ends with this answer, which alone has its socket
+            elif self._answer is not None:  # the connection closes after this answer, which owns the socket
                 with contextlib.suppress(OSError, ValueError, RuntimeError):
                     self._answer.shutdown()
 
 
 class _Plain(HTTPConnection):
     def connect(self) -> None:
-        _take(self)
+        _attach(self)
         super().connect()
 
     def request(self, *args: Any, **more: Any) -> None:
-        _take(self)
+        _attach(self)
         super().request(*args, **more)
 
 
 class _Secure(HTTPSConnection):
     def connect(self) -> None:
-        _take(self)
+        _attach(self)
         super().connect()
 
     def request(self, *args: Any, **more: Any) -> None:
-        _take(self)
+        _attach(self)
         super().request(*args, **more)
 
 
-def _take(connection: HTTPConnection) -> None:
-    """The call of this thread now uses the connection."""
-    call: Call = _here.call
+def _attach(connection: HTTPConnection) -> None:
+    """Record that this thread's call uses the connection."""
+    call: ApiCall = _thread.call
     call.uses(connection)
     if call.aborted:
         raise OSError("aborted")
@@ -139,7 +140,7 @@ class Transport:
 
     def __init__(self, access: Access, user_agent: str) -> None:
         self._access = access
-        self._agent = user_agent
+        self._user_agent = user_agent
         self._lock = threading.Lock()
         self._pool: urllib3.HTTPConnectionPool | None = None
 
@@ -149,9 +150,12 @@ class Transport:
         if pool is not None:
             pool.close()
 
-    def send(self, call: Call, guard: Callable[[], float] | None = None) -> bytes:
-        """The body of a good answer. Raises ``ApiError``, or what ``guard`` raises: it is asked last of all,
-        and says how many seconds the request may take."""
+    def send(self, call: ApiCall, guard: Callable[[], float] | None = None) -> bytes:
+        """Return the body of a successful answer. Raises ``ApiError``.
+
+        ``guard`` is called just before the request is sent. It returns the seconds that the request may take, or
+        raises an exception, which passes.
+        """
         if guard is not None:
             call.until = min(call.until, time.monotonic() + guard())
         with self._answer(call, call.left_s) as answer:
@@ -160,11 +164,11 @@ class Transport:
                 parts.append(part)
                 size += len(part)
                 if call.left_s <= 0 or size > BODY_MAX:
-                    raise TimeoutError(f"no whole answer in time ({size} bytes came)")
+                    raise TimeoutError(f"no complete answer in time ({size} bytes came)")
             return b"".join(parts)
 
-    def lines(self, call: Call, silence_s: float) -> Iterator[bytes]:
-        """The lines of an answer that goes on. Ends with the answer; raises ``ApiError``."""
+    def lines(self, call: ApiCall, silence_s: float) -> Iterator[bytes]:
+        """Yield the lines of a streamed answer until it ends. Raises ``ApiError``."""
         with self._answer(call, silence_s) as answer:
             rest = b""
             while part := answer.read1(CHUNK):
@@ -174,14 +178,14 @@ class Transport:
                     raise TimeoutError(f"a line of more than {len(rest)} bytes")
 
     @contextlib.contextmanager
-    def _answer(self, call: Call, read_s: float) -> Iterator[urllib3.BaseHTTPResponse]:
-        _here.call = call
+    def _answer(self, call: ApiCall, read_s: float) -> Iterator[urllib3.BaseHTTPResponse]:
+        _thread.call = call
         answer = None
         try:
             answer = self._ask(call, read_s)
             call.reads(answer)
             if answer.status >= 300:
-                raise refused(call.request, answer.status, answer.headers, _some(answer))
+                raise error_of_answer(call.request, answer.status, answer.headers, _refusal(answer))
             yield answer
             if not answer.closed:
                 answer.drain_conn()
@@ -196,11 +200,11 @@ class Transport:
             if answer is not None:
                 answer.close()
 
-    def _ask(self, call: Call, read_s: float) -> urllib3.BaseHTTPResponse:
+    def _ask(self, call: ApiCall, read_s: float) -> urllib3.BaseHTTPResponse:
         request = call.request
         if call.left_s <= 0 or call.aborted:
-            raise TimeoutError("its time was over before it could be sent")
-        headers = {"Accept": request.accept, "User-Agent": self._agent}
+            raise TimeoutError("the deadline passed before the request was sent")
+        headers = {"Accept": request.accept, "User-Agent": self._user_agent}
         if (authorization := self._access.authorization()) is not None:
             headers["Authorization"] = authorization
         if request.body is not None:
@@ -223,10 +227,10 @@ class Transport:
                 self._pool = _pool(self._access)
             return self._pool
 
-    def _broken(self, call: Call, error: Exception) -> ApiError:
+    def _broken(self, call: ApiCall, error: Exception) -> ApiError:
         request, server = call.request, self._access.server
         if isinstance(error, SSLError | ssl.SSLError):
-            self.close()  # the cluster's CA may have been renewed: its file is read again at the next call
+            self.close()  # the cluster's CA may have changed: the next call reads its file again
         if isinstance(error, NewConnectionError):  # a TimeoutError to urllib3
             reason, message = "Unreachable", f"{server}: {_cause(error)}"
         elif call.aborted or call.left_s <= 0 or isinstance(error, urllib3.exceptions.TimeoutError):
@@ -234,7 +238,7 @@ class Transport:
         elif isinstance(error, SSLError | ssl.SSLError):
             reason, message = "Untrusted", f"{server}: {_cause(error)}"
         else:
-            reason, message = "Broken", f"{server} gave no whole answer: {_cause(error)}"
+            reason, message = "Broken", f"{server} gave no complete answer: {_cause(error)}"
         remedy = {
             "Untrusted": "check the CA that the service account or the kubeconfig names",
             "Unreachable": "is the API server up, and does a network policy let this pod through?",
@@ -243,14 +247,14 @@ class Transport:
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost word on it, without urllib3's wrapping."""
+    """The text of the innermost exception, without urllib3's wrapping."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return str(error) or type(error).__name__
 
 
-def _some(answer: urllib3.BaseHTTPResponse) -> bytes:
-    """What a refusal says, as far as it comes."""
+def _refusal(answer: urllib3.BaseHTTPResponse) -> bytes:
+    """The beginning of a refusal's body, if it can be read."""
     try:
         return answer.read1(CHUNK)
     except (HTTPError, OSError):
@@ -284,7 +288,7 @@ def _pool(access: Access) -> urllib3.HTTPConnectionPool:
 def _context(access: Access) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # Python 3.13 asks by default for extensions that the CAs of many clusters lack (AKI); client-go does not.
+    # By default Python 3.13 requires extensions (AKI) that the CAs of many clusters lack; client-go does not.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if not access.verify:
         context.check_hostname = False
@@ -305,7 +309,7 @@ def _context(access: Access) -> ssl.SSLContext:
 
 
 def _present(context: ssl.SSLContext, certificate: str, key: str) -> None:
-    """OpenSSL takes a client certificate from files alone; they live for as long as it reads them."""
+    """OpenSSL loads a client certificate only from files; they exist while it reads them."""
     with tempfile.TemporaryDirectory(prefix="nodeagent-") as folder:
         files = [Path(folder, name) for name in ("crt", "key")]
         for file, text in zip(files, (certificate, key), strict=True):

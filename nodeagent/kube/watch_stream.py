@@ -1,7 +1,7 @@
-"""One watch: a thread that reads and decodes, and a loop that takes event by event.
+"""One watch: a thread that reads and decodes, and a loop that takes one event after the other.
 
-The thread is ahead of the loop by a bounded number of events, and ends when the stream does, or within moments
-of ``abort``.
+The thread decodes at most ``AHEAD`` events before the loop takes them. It ends with the stream, or soon after
+``abort``.
 """
 
 from __future__ import annotations
@@ -9,19 +9,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
-from nodeagent.kube.event_object import Event
-from nodeagent.kube.failure import ApiError, said
-from nodeagent.kube.resource import Partial, metadata
-from nodeagent.kube.transport import Call, Transport
+from nodeagent.kube.failure import ApiError, error_of_event
+from nodeagent.kube.resource import Partial, WatchEvent, metadata
+from nodeagent.kube.transport import ApiCall, Transport
 
 T = TypeVar("T")
 
 AHEAD = 1000
-"""So many events are decoded before somebody takes them."""
 
 
 class _Line(msgspec.Struct):
@@ -33,11 +31,11 @@ _LINE = msgspec.json.Decoder(_Line)
 _BOOKMARK = msgspec.json.Decoder(Partial)
 
 
-class Watching(Generic[T]):
-    """Made, started and read in one event loop."""
+class WatchStream(Generic[T]):
+    """Created, started and read in one event loop."""
 
     def __init__(
-        self, transport: Transport, call: Call, decoder: msgspec.json.Decoder[T], silence_s: float
+        self, transport: Transport, call: ApiCall, decoder: msgspec.json.Decoder[T], silence_s: float
     ) -> None:
         self.ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -45,10 +43,10 @@ class Watching(Generic[T]):
         self._call = call
         self._decoder = decoder
         self._silence_s = silence_s
-        self._events: deque[Event[T] | Exception | None] = deque()
+        self._events: deque[WatchEvent[T] | Exception | None] = deque()
         self._more = asyncio.Event()
         self._room = threading.Semaphore(AHEAD)
-        # A daemon: a process that ends waits for no stream.
+        # A daemon thread: a process that ends does not wait for a stream.
         self._thread = threading.Thread(target=self._read, name="kube-watch", daemon=True)
 
     def start(self) -> None:
@@ -58,7 +56,7 @@ class Watching(Generic[T]):
         self._call.abort()
         self._room.release()
 
-    async def next(self) -> Event[T] | None:
+    async def next(self) -> WatchEvent[T] | None:
         """The next event; ``None`` at the end. Raises ``ApiError``."""
         while not self._events:
             self._more.clear()
@@ -79,33 +77,35 @@ class Watching(Generic[T]):
                     self._room.acquire()
                     if self._call.aborted:
                         return
-                    self._tell(self._event(line))
+                    self._pass(self._event(line))
         except ApiError as error:
             end = error
         finally:
-            self._tell(end, last=True)
+            self._pass(end, last=True)
 
-    def _event(self, line: bytes) -> Event[T]:
+    def _event(self, line: bytes) -> WatchEvent[T]:
         request = self._call.request
         try:
             outer = _LINE.decode(line)
             if outer.type == "ERROR":
-                raise said(request, outer.object)
+                raise error_of_event(request, outer.object)
             if outer.type == "BOOKMARK":
                 version = _BOOKMARK.decode(outer.object).metadata.resource_version
-                return Event(outer.type, None, version or "")
+                return WatchEvent(outer.type, None, version or "")
             obj = self._decoder.decode(outer.object)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            message = f"an event is not what was asked for: {error}"
+            message = f"an event cannot be decoded: {error}"
             raise ApiError(request.verb, request.path, 200, "Broken", message) from error
-        return Event(outer.type, obj, metadata(obj).resource_version or "")
+        return WatchEvent(outer.type, obj, metadata(obj).resource_version or "")
 
-    def _tell(self, event: Any, *, last: bool = False) -> None:
-        def told() -> None:
+    def _pass(self, event: WatchEvent[T] | Exception | None, *, last: bool = False) -> None:
+        """Pass an event, an error or the end to the loop."""
+
+        def append() -> None:
             self._events.append(event)
             self._more.set()
             if last:
                 self.ended.set()
 
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(told)
+            self._loop.call_soon_threadsafe(append)

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from nodeagent import cdi
+from nodeagent.host.file_writing import replace_file
 from nodeagent.kinds.vf import VfPool
-from nodeagent.kubelet.device_info import write
 from nodeagent.model import Allocation, DeviceNode, Gpu, HostPaths, Snapshot
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class CdiSpecs:
             path = self._folder / FILES[kind]
             try:
                 if not path.exists() or path.read_text(encoding="utf-8") != text:
-                    write(path, text)
+                    replace_file(path, text.encode(), mode=0o644)
                     log.info("The CDI spec was written. file=%s", path)
             except OSError as error:
                 error.filename = str(path)

@@ -1,13 +1,13 @@
-"""The roll of one resource: every device that was ever offered, as the bytes of a ListAndWatch answer. Pure.
+"""The device list of one resource: every device that was ever offered, as the bytes of ListAndWatch. Pure.
 
-The law: an id that was once offered is never struck off while the agent lives. The kubelet dereferences
-an allocated id after Allocate returns and dies where it is gone (kubernetes/kubernetes#95041), and each
-message replaces all it knew. A device that is no longer there is Unhealthy, and Healthy again when it is
-back. An equal roll gives the same bytes object, so that nobody is told a thing twice: the kubelet rewrites
-its checkpoint at every message.
+An ID that was offered once stays on the list while the agent lives. Each message replaces all that the kubelet
+knows, and the kubelet dereferences an allocated ID after Allocate returns: if the ID is gone, it panics
+(kubernetes/kubernetes#95041). A device that is no longer found is therefore Unhealthy, and Healthy again when it
+is back. An equal list is the same bytes object, and is not sent again: the kubelet rewrites its checkpoint at
+every message.
 
-The answer is joined from segments, one for each ``Devices`` and kept while it lives, because a change of
-health touches one GPU and encoding 80,000 ids takes a hundred times as long as joining eight segments.
+The message is joined from segments, one for each ``Devices``. A segment is kept, because a change of health
+concerns one GPU and encoding 80,000 IDs takes a hundred times as long as joining eight segments.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from collections.abc import Iterable
 from nodeagent.model import Devices, Health, Reason, State
 
 API_VERSION = "v1beta1"
-OPTIONS = b"\x10\x01"
-"""DevicePluginOptions: get_preferred_allocation_available, and nothing else."""
+PLUGIN_OPTIONS = b"\x10\x01"
+"""DevicePluginOptions with get_preferred_allocation_available alone."""
 
 MISSING = Health(
     State.DOWN, (Reason("device_missing", "the device is no longer found on this node"),), allocatable=False
 )
 
 
-class Roll:
+class DeviceList:
     """``message`` is the current ListAndWatchResponse, ``revision`` counts its changes."""
 
     def __init__(self) -> None:
@@ -37,17 +37,17 @@ class Roll:
         self._missing: tuple[Devices, ...] = ()
         self._segments: dict[tuple[int, tuple[int, ...], bool], tuple[tuple[str, ...], bytes]] = {}
 
-    def state(self, devices: tuple[Devices, ...], held: Iterable[str] = ()) -> bool:
-        """What is offered now. ``held`` are ids that the kubelet says are in use: those the agent has
-        never seen (it was restarted after the device went) are on the roll too, Unhealthy.
+    def update(self, devices: tuple[Devices, ...], held: Iterable[str] = ()) -> bool:
+        """Take the devices that are offered now. Return whether the message has changed.
 
-        True when the kubelet must be told.
+        ``held`` are the IDs that pods hold. An ID that this process never offered is listed as Unhealthy: the
+        agent was restarted after its device went.
         """
-        strangers = sorted({id_ for id_ in held if id_ not in self._known})
-        if self.revision and devices == self._offered and not strangers:
+        unknown = sorted({id_ for id_ in held if id_ not in self._known})
+        if self.revision and devices == self._offered and not unknown:
             return False
-        if strangers or not _same_ids(devices, self._offered):
-            self._known.update((id_, Devices("", (id_,), (), MISSING)) for id_ in strangers)
+        if unknown or not _same_ids(devices, self._offered):
+            self._known.update((id_, Devices("", (id_,), (), MISSING)) for id_ in unknown)
             for entry in devices:
                 self._known.update(dict.fromkeys(entry.ids, entry))
             self._missing = self._find_missing(devices)
@@ -64,18 +64,18 @@ class Roll:
         self.revision += 1
         return True
 
-    def missing(self, ids: Iterable[str]) -> str | None:
-        """The first of these ids that is no longer found; as a rule nothing is, and nothing is looked up."""
-        gone = {id_ for entry in self._missing for id_ in entry.ids}
-        return next((id_ for id_ in ids if id_ in gone), None) if gone else None
+    def first_missing(self, ids: Iterable[str]) -> str | None:
+        """Return the first of these IDs whose device is no longer found. If none is missing, look nothing up."""
+        missing = {id_ for entry in self._missing for id_ in entry.ids}
+        return next((id_ for id_ in ids if id_ in missing), None) if missing else None
 
-    def count(self) -> tuple[int, int]:
-        """(devices that are Healthy, all devices) as the kubelet was told."""
+    def counts(self) -> tuple[int, int]:
+        """Return the number of Healthy devices and of all devices on the list."""
         healthy = sum(len(entry.ids) for entry in self.devices if entry.health.allocatable)
         return healthy, sum(len(entry.ids) for entry in self.devices)
 
     def _find_missing(self, devices: tuple[Devices, ...]) -> tuple[Devices, ...]:
-        """Known ids that nobody offers now, by parent, each with the NUMA nodes it had."""
+        """Return the known IDs that are not offered now, by parent, each with the NUMA nodes it had."""
         if sum(len(entry.ids) for entry in devices) == len(self._known):
             return ()
         offered = {id_ for entry in devices for id_ in entry.ids}
@@ -96,7 +96,7 @@ class Roll:
         if len(self._segments) > 4 * len(self.devices) + 64:
             self._segments.clear()
         segment = encode(entry)
-        # The tuple is kept beside its bytes, so that its id() cannot come to mean another tuple.
+        # The tuple is kept beside its bytes: while it lives, no other tuple has its id().
         self._segments[key] = (entry.ids, segment)
         return segment
 
@@ -106,9 +106,9 @@ def _same_ids(a: tuple[Devices, ...], b: tuple[Devices, ...]) -> bool:
 
 
 def encode(entry: Devices) -> bytes:
-    """``Devices`` as repeated field 1 of ListAndWatchResponse (v1beta1): Device{ID 1, health 2, topology 3}.
+    """Encode ``Devices`` as repeated field 1 of ListAndWatchResponse (v1beta1): Device{ID 1, health 2, topology 3}.
 
-    Written by hand because it is the same few bytes around each id; tested against protobuf itself.
+    Without protobuf, whose import would delay registration; the tests compare the bytes with protobuf's.
     """
     health = b"Healthy" if entry.health.allocatable else b"Unhealthy"
     tail = b"\x12" + _varint(len(health)) + health
@@ -127,8 +127,8 @@ def encode(entry: Devices) -> bytes:
 
 
 def register_request(endpoint: str, resource: str) -> bytes:
-    """RegisterRequest (v1beta1): version 1, endpoint 2, resource_name 3, options 4."""
-    fields = (API_VERSION.encode(), endpoint.encode(), resource.encode(), OPTIONS)
+    """Encode RegisterRequest (v1beta1): version 1, endpoint 2, resource_name 3, options 4."""
+    fields = (API_VERSION.encode(), endpoint.encode(), resource.encode(), PLUGIN_OPTIONS)
     return b"".join(
         bytes([number << 3 | 2]) + _varint(len(field)) + field for number, field in enumerate(fields, 1)
     )

@@ -8,14 +8,21 @@ from nodeagent.config.setting import AbsolutePath, Settings, setting
 
 
 class KubeletSettings(Settings, frozen=True, kw_only=True):
-    """How the agent talks to the kubelet."""
+    """How the agent registers with the kubelet and learns what pods hold."""
 
     registration: Annotated[
         Literal["socket", "plugins_registry"],
-        setting("Register at the kubelet's own socket, or be found by it in its plugins_registry directory."),
+        setting(
+            "socket: the agent registers at the kubelet's socket. plugins_registry: the agent puts a socket "
+            "into the kubelet's plugins_registry directory, and the kubelet registers it."
+        ),
     ] = "socket"
     pod_resources: Annotated[
-        bool, setting("Ask the kubelet's podresources API which pod holds what, after a restart above all.")
+        bool,
+        setting(
+            "Ask the kubelet's podresources API which pod holds which device. On by default: after a restart "
+            "of the agent there is no other source."
+        ),
     ] = True
 
 
@@ -23,8 +30,12 @@ class CdiSettings(Settings, frozen=True, kw_only=True):
     """Container Device Interface specs."""
 
     generate: Annotated[
-        bool, setting("Write our own spec where an entry wants CDI and no vendor's spec is on the host.")
+        bool, setting("Write a CDI spec where a resource uses CDI and no vendor's spec defines the device.")
     ] = True
     directory: Annotated[
-        AbsolutePath, setting("Where our spec is written; the container runtime must read this directory.")
+        AbsolutePath,
+        setting(
+            "Absolute path of the directory for the agent's CDI spec. The container runtime must read this "
+            "directory."
+        ),
     ] = "/var/run/cdi"

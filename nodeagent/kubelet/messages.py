@@ -1,7 +1,7 @@
-"""The messages of the device-plugin API, v1beta1: what the kubelet asks, and what it is answered. Pure.
+"""Requests and responses of the device-plugin API, v1beta1, as protobuf. Pure.
 
-Loaded when the agent has started, or by the kubelet's first question: protobuf takes a seventh of the time
-that the start has. What the start itself sends is made by hand in ``roll``.
+Imported after registration, or at the kubelet's first call: the import of protobuf takes a seventh of the
+agent's start. ``device_list`` encodes the messages that registration needs without it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from nodeagent.kube import deviceplugin_pb2 as pb
 from nodeagent.model import Allocation
 
 
-def asked(request: bytes) -> list[list[str]]:
-    """AllocateRequest: the ids for each container."""
+def read_allocate_request(request: bytes) -> list[list[str]]:
+    """Return the device IDs of each container in an AllocateRequest."""
     try:
         message = pb.AllocateRequest.FromString(request)
     except DecodeError as error:
@@ -24,13 +24,14 @@ def asked(request: bytes) -> list[list[str]]:
     return [list(container.devices_ids) for container in message.container_requests]
 
 
-def granted(allocations: Iterable[Allocation]) -> bytes:
-    """AllocateResponse."""
+def allocate_response(allocations: Iterable[Allocation]) -> bytes:
+    """Encode an AllocateResponse."""
     return pb.AllocateResponse(container_responses=map(_container, allocations)).SerializeToString()
 
 
-def choices(request: bytes) -> Iterator[tuple[Sequence[str], Sequence[str], int]]:
-    """PreferredAllocationRequest: for each container what is free, what must be chosen, and how many."""
+def read_preferred_request(request: bytes) -> Iterator[tuple[Sequence[str], Sequence[str], int]]:
+    """Yield the available IDs, the IDs that must be included, and the size, for each container of a
+    PreferredAllocationRequest."""
     try:
         message = pb.PreferredAllocationRequest.FromString(request)
     except DecodeError as error:
@@ -39,10 +40,10 @@ def choices(request: bytes) -> Iterator[tuple[Sequence[str], Sequence[str], int]
         yield container.available_deviceIDs, container.must_include_deviceIDs, container.allocation_size
 
 
-def preferred(chosen: Iterable[Sequence[str]]) -> bytes:
-    """PreferredAllocationResponse."""
+def preferred_response(choices: Iterable[Sequence[str]]) -> bytes:
+    """Encode a PreferredAllocationResponse."""
     answer = pb.PreferredAllocationResponse()
-    for ids in chosen:
+    for ids in choices:
         answer.container_responses.add().deviceIDs.extend(ids)
     return answer.SerializeToString()
 

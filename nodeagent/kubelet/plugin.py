@@ -1,11 +1,11 @@
-"""The device-plugin service of one resource on one unix socket.
+"""The device-plugin service of one resource, on one unix socket.
 
-Handlers work on state in memory and never wait for the kernel, the driver or the API server: the kubelet
-puts no deadline on Allocate, and a hang there blocks the admission of every pod of the node. The two file
-writes that must precede an answer go to a thread, and the whole call has a deadline of its own.
+The handlers use state in memory and never wait for the kernel, the driver or the API server. The kubelet puts no
+deadline on Allocate, and a call that hangs blocks the admission of every pod of the node. Files that must exist
+before the answer are written in a thread, and the whole call has a deadline of its own.
 
-Any number of ListAndWatch streams may be open (the kubelet's old and new one after a restart): each is told
-the latest roll, and no roll twice.
+Several ListAndWatch streams may be open at once: the kubelet's old stream and its new one after a restart. Each
+stream sends the latest device list, and no list twice.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from typing import Any, Protocol
 
 import grpc
 
-from nodeagent.kinds import Refused
-from nodeagent.kubelet.device_info import refusal
-from nodeagent.kubelet.device_list import OPTIONS, Roll
-from nodeagent.kubelet.rpc_stats import Measure
+from nodeagent.host.file_writing import unwritable_because
+from nodeagent.kinds import DeviceKind, Refused
+from nodeagent.kubelet.device_list import PLUGIN_OPTIONS, DeviceList
+from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.model import Allocation, Devices, Function, Reason, Snapshot
 
 log = logging.getLogger(__name__)
 
 DEADLINE_S = 2.0
-"""An Allocate that has not ended by then is refused; the kubelet rolls a refusal back."""
+"""An Allocate that has not ended by then is refused, and the kubelet rolls it back."""
 
-NEAR_S = 2.0
-"""NICs handed out this lately are taken for the same container's: the kubelet asks for each resource of a
-container apart, in random order, without saying whose it is, and admits containers one after the other."""
+RECENT_S = 2.0
+"""NICs allocated within this time are taken for the same container's. The kubelet asks for each resource of a
+container in a call of its own, in random order and without the pod's name, and admits one container at a time."""
 
-_OPTIONS = (
-    # The kubelet lists every free id in GetPreferredAllocation: 80,000 of them pass gRPC's 4 MiB.
+_SERVER_OPTIONS = (
+    # GetPreferredAllocation lists every free ID: 80,000 of them exceed gRPC's default of 4 MiB.
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.so_reuseport", 0),
@@ -45,36 +45,17 @@ _OPTIONS = (
 _EMPTY = b""
 
 
-class Kind(Protocol):
-    """A kind of device, as ``nodeagent.kinds`` makes them: pure answers from a snapshot."""
-
-    @property
-    def resource(self) -> str: ...
-
-    def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]: ...
-
-    def prefer(
-        self,
-        snapshot: Snapshot,
-        available: Sequence[str],
-        must_include: Sequence[str],
-        size: int,
-        near: Sequence[Function] = (),
-    ) -> list[str]: ...
-
-    def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation: ...
-
-
-class Files(Protocol):
-    """What must lie on the disk before an answer; ``write`` blocks and raises ``OSError``."""
+class AllocationFiles(Protocol):
+    """The files that must be on the disk before an allocation is answered."""
 
     def due(self, allocation: Allocation) -> bool: ...
 
-    def write(self, allocation: Allocation) -> None: ...
+    def write(self, allocation: Allocation) -> None:
+        """Block until they are written. Raises ``OSError``."""
 
 
-class Near:
-    """The functions that were handed out in the last ``NEAR_S`` seconds; shared by the endpoints."""
+class RecentFunctions:
+    """The functions allocated within the last ``RECENT_S``. All plugins share this object."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -84,56 +65,50 @@ class Near:
         self._entries.append((self._clock(), function))
 
     def functions(self) -> tuple[Function, ...]:
-        oldest = self._clock() - NEAR_S
+        oldest = self._clock() - RECENT_S
         while self._entries and self._entries[0][0] < oldest:
             self._entries.popleft()
         return tuple(function for _, function in self._entries)
 
 
-def _why(folder: Path) -> str | None:
-    """What gRPC does not say."""
-    try:
-        return refusal(folder)
-    except OSError as error:
-        return f"its folder is not there ({error.strerror})"
-
-
 class BindError(Exception):
-    """The socket cannot be opened; the message names it and the remedy."""
+    """The socket cannot be opened. The message names the socket and the cause."""
 
 
-class Endpoint:
-    """Serves one kind. ``stream_lost`` is called when the last ListAndWatch stream ends by itself,
-    ``handed_out`` at each Allocate that is granted, ``write`` in a thread."""
+class Plugin:
+    """Serves the devices of one kind.
+
+    ``on_stream_lost`` is called when the last ListAndWatch stream ends while the server runs, ``on_allocate`` at
+    each Allocate that is granted.
+    """
 
     def __init__(
         self,
-        kind: Kind,
-        files: Files,
-        near: Near,
-        measure: Measure,
-        stream_lost: Callable[[], None],
-        handed_out: Callable[[], None] = lambda: None,
+        kind: DeviceKind,
+        files: AllocationFiles,
+        recent: RecentFunctions,
+        stats: RpcStats,
+        on_stream_lost: Callable[[], None],
+        on_allocate: Callable[[], None] = lambda: None,
     ) -> None:
         self.resource = kind.resource
-        self.roll = Roll()
+        self.device_list = DeviceList()
         self.streams = 0
+        """The ListAndWatch streams that are open."""
         self._kind = kind
         self._snapshot = Snapshot()
         self._files = files
-        self._near = near
-        self._measure = measure
-        self._stream_lost = stream_lost
-        self._handed_out = handed_out
+        self._recent = recent
+        self._stats = stats
+        self._on_stream_lost = on_stream_lost
+        self._on_allocate = on_allocate
         self._server: grpc.aio.Server | None = None
         self._changed = asyncio.Event()
         self._inode: tuple[int, int] | None = None
         self._path: Path | None = None
 
-    # --- what is told ---------------------------------------------------------------------------------
-
-    def tell(self, kind: Kind, snapshot: Snapshot) -> bool:
-        """The latest kind and snapshot. Every open stream hears of a changed roll. True if it changed."""
+    def update(self, kind: DeviceKind, snapshot: Snapshot) -> bool:
+        """Take the latest kind and snapshot. If the device list changed, every open stream sends it."""
         self._kind = kind
         self._snapshot = snapshot
         held = [
@@ -142,10 +117,10 @@ class Endpoint:
             if holding.resource == self.resource
             for id_ in holding.device_ids
         ]
-        before = self.roll.devices
-        if not self.roll.state(kind.devices(snapshot), held):
+        before = self.device_list.devices
+        if not self.device_list.update(kind.devices(snapshot), held):
             return False
-        _log_transitions(self.resource, before, self.roll.devices)
+        _log_transitions(self.resource, before, self.device_list.devices)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         return True
@@ -161,19 +136,19 @@ class Endpoint:
         return self._path is not None and self._inode is not None and _inode(self._path) == self._inode
 
     async def start(self, path: Path, extra: Sequence[grpc.GenericRpcHandler] = ()) -> None:
-        """Bind and serve. A file left over at ``path`` is replaced; the caller holds the node's lock."""
-        server = grpc.aio.server(options=_OPTIONS)
+        """Bind and serve. A file at ``path`` is replaced; the caller holds the node's lock."""
+        server = grpc.aio.server(options=_SERVER_OPTIONS)
         server.add_generic_rpc_handlers((self._handler(), *extra))
         try:
             path.unlink(missing_ok=True)
             server.add_insecure_port(f"unix:{path}")
             await server.start()
         except (RuntimeError, OSError) as error:
-            raise BindError(f"cannot listen on {path}: {_why(path.parent) or error}") from error
+            raise BindError(f"cannot listen on {path}: {_bind_obstacle(path.parent) or error}") from error
         self._server, self._path, self._inode = server, path, _inode(path)
 
     async def stop(self) -> None:
-        """Close the socket and every stream, and return once they are closed."""
+        """Close the socket and every stream. Return when they are closed."""
         server, self._server = self._server, None
         self._inode = None
         if server is not None:
@@ -195,7 +170,7 @@ class Endpoint:
         return grpc.method_handlers_generic_handler("v1beta1.DevicePlugin", handlers)
 
     async def _options(self, _request: bytes, _context: Any) -> bytes:
-        return OPTIONS
+        return PLUGIN_OPTIONS
 
     async def _pre_start(self, _request: bytes, _context: Any) -> bytes:
         return _EMPTY
@@ -203,91 +178,101 @@ class Endpoint:
     async def _list_and_watch(self, _request: bytes, _context: Any) -> AsyncIterator[bytes]:
         server = self._server
         self.streams += 1
-        told = -1
+        sent = -1
         try:
             while True:
                 changed = self._changed
-                if told != self.roll.revision:
-                    told = self.roll.revision
-                    yield self.roll.message
+                if sent != self.device_list.revision:
+                    sent = self.device_list.revision
+                    yield self.device_list.message
                 await changed.wait()
         finally:
             self.streams -= 1
             if self.streams == 0 and self._server is server:
-                self._stream_lost()
+                self._on_stream_lost()
 
     async def _prefer(self, request: bytes, context: Any) -> bytes:
-        with self._measure.call(self.resource, "GetPreferredAllocation") as call:
+        with self._stats.call(self.resource, "GetPreferredAllocation") as call:
             try:
                 from nodeagent.kubelet import messages  # noqa: PLC0415
 
-                return messages.preferred(self._preferred(*choice) for choice in messages.choices(request))
+                questions = messages.read_preferred_request(request)
+                return messages.preferred_response(self._preferred(*question) for question in questions)
             except Refused as refusal:
-                code, why = _code(refusal), str(refusal)
+                code, reason = _code(refusal), str(refusal)
             call.refused(code.name)
-        log.warning("A preferred allocation was refused. resource=%s reason=%r", self.resource, why)
-        await context.abort(code, why)
-        raise AssertionError("abort returns never")
+        log.warning("A preferred allocation was refused. resource=%s reason=%r", self.resource, reason)
+        await context.abort(code, reason)
+        raise AssertionError("abort never returns")
 
     def _preferred(self, available: Sequence[str], must: Sequence[str], size: int) -> Sequence[str]:
         try:
-            return self._kind.prefer(self._snapshot, available, must, size, self._near.functions())
+            return self._kind.prefer(self._snapshot, available, must, size, self._recent.functions())
         except Refused as refusal:
-            # What the kubelet has taken by NUMA affinity before it asks leaks at a veto, while a refused
-            # Allocate is rolled back (devicemanager/manager.go). It will fill this up, and be refused there.
+            # The kubelet may have taken devices by NUMA affinity before this call. After a veto it keeps them
+            # until its next update; after a refused Allocate it frees them at once (devicemanager/manager.go).
+            # So let it fill up the choice, and refuse the Allocate.
             if not must or refusal.invalid:
                 raise
             log.info("No preference is left. resource=%s reason=%r", self.resource, str(refusal))
             return must
 
     async def _allocate(self, request: bytes, context: Any) -> bytes:
-        with self._measure.call(self.resource, "Allocate") as call:
+        with self._stats.call(self.resource, "Allocate") as call:
             try:
                 async with asyncio.timeout(DEADLINE_S):
-                    return await self._answer(request)
+                    return await self._grant(request)
             except Refused as refusal:
-                code, why = _code(refusal), str(refusal)
+                code, reason = _code(refusal), str(refusal)
             except TimeoutError:
                 code = grpc.StatusCode.DEADLINE_EXCEEDED
-                why = f"{self.resource}: the files for the container were not written within {DEADLINE_S:g} s"
+                reason = (
+                    f"{self.resource}: the files for the container were not written within {DEADLINE_S:g} s"
+                )
             except OSError as error:
                 code = grpc.StatusCode.UNAVAILABLE
-                why = f"{self.resource}: {error.filename} cannot be written: {error.strerror}"
+                reason = f"{self.resource}: {error.filename} cannot be written: {error.strerror}"
             call.refused(code.name)
-        log.warning("An allocation was refused. resource=%s reason=%r", self.resource, why)
-        await context.abort(code, why)
-        raise AssertionError("abort returns never")
+        log.warning("An allocation was refused. resource=%s reason=%r", self.resource, reason)
+        await context.abort(code, reason)
+        raise AssertionError("abort never returns")
 
-    async def _answer(self, request: bytes) -> bytes:
+    async def _grant(self, request: bytes) -> bytes:
         from nodeagent.kubelet import messages  # noqa: PLC0415
 
         kind, snapshot = self._kind, self._snapshot
         allocations = []
-        for ids in messages.asked(request):
+        for ids in messages.read_allocate_request(request):
             self._refuse_missing(ids)
             allocation = kind.allocate(snapshot, ids)
             if self._files.due(allocation):
                 await asyncio.to_thread(self._files.write, allocation)
-            self._note(snapshot, ids)
+            self._note_recent(snapshot, ids)
             allocations.append(allocation)
-            log.info(
-                "Devices were handed out. resource=%s count=%d first=%s", self.resource, len(ids), ids[0]
-            )
-            self._handed_out()
-        return messages.granted(allocations)
+            log.info("Devices were allocated. resource=%s count=%d first=%s", self.resource, len(ids), ids[0])
+            self._on_allocate()
+        return messages.allocate_response(allocations)
 
     def _refuse_missing(self, ids: Sequence[str]) -> None:
-        missing = self.roll.missing(ids)
+        missing = self.device_list.first_missing(ids)
         if missing is not None:
             raise Refused(f"{self.resource}: {missing} is no longer found on this node", invalid=False)
 
-    def _note(self, snapshot: Snapshot, ids: Sequence[str]) -> None:
+    def _note_recent(self, snapshot: Snapshot, ids: Sequence[str]) -> None:
         if len(ids) > len(snapshot.functions):
             return
-        wanted = set(ids)
+        allocated = set(ids)
         for function in snapshot.functions:
-            if function.pci_address in wanted:
-                self._near.add(function)
+            if function.pci_address in allocated:
+                self._recent.add(function)
+
+
+def _bind_obstacle(folder: Path) -> str | None:
+    """Return why no socket can be created in a folder: gRPC's own error does not say."""
+    try:
+        return unwritable_because(folder)
+    except OSError as error:
+        return f"its folder is not there ({error.strerror})"
 
 
 def _code(refusal: Refused) -> grpc.StatusCode:
@@ -303,12 +288,12 @@ def _inode(path: Path) -> tuple[int, int] | None:
 
 
 def _log_transitions(resource: str, before: Sequence[Devices], now: Sequence[Devices]) -> None:
-    """One line for what happened to the devices of one parent, however many they are."""
+    """Log one line for the devices of one parent that changed together, however many they are."""
     was = {entry.ids[0]: entry.health.allocatable for entry in before if entry.ids}
     changed: dict[tuple[str, tuple[str, ...]], list[Devices]] = {}
     for entry in now:
         if entry.ids and was.get(entry.ids[0], True) != entry.health.allocatable:
-            # The sentences may name each device; what happened to them is one thing.
+            # Group by the keys of the reasons: their sentences may name each device.
             keys = () if entry.health.allocatable else tuple(reason.key for reason in entry.health.reasons)
             changed.setdefault((entry.parent, keys), []).append(entry)
     for (parent, _), entries in changed.items():
@@ -318,9 +303,9 @@ def _log_transitions(resource: str, before: Sequence[Devices], now: Sequence[Dev
         if health.allocatable:
             log.info("Devices are healthy again. resource=%s parent=%s count=%d first=%s", *where)
         else:
-            why = "; ".join(_sentence(reason) for reason in health.reasons)
+            reasons = "; ".join(_sentence(reason) for reason in health.reasons)
             log.warning(
-                "Devices are unhealthy. resource=%s parent=%s count=%d first=%s reason=%r", *where, why
+                "Devices are unhealthy. resource=%s parent=%s count=%d first=%s reason=%r", *where, reasons
             )
 
 

@@ -1,160 +1,113 @@
-"""The life of the resources with the kubelet: serve, register, notice that it went, register again.
+"""Keep every resource registered with the kubelet: serve, register, notice a loss, register again.
 
-One loop compares what should be with what is and mends the difference; inotify on the kubelet's folder, an
-ended stream and a timer only wake it. What it must respect, learnt from the kubelet's own source:
+One loop compares the resources with what the kubelet has, and mends the difference. Inotify on the kubelet's
+folder, a lost stream and a timer only wake it. ``registration_state`` has the states of a resource. The rules
+below follow from the kubelet's own source:
 
-* A socket's server answers before Register is sent, for the kubelet dials back inside that call.
-* ``kubelet.sock`` is there before it listens; a gRPC channel that meets the refusal waits a second. So the
-  socket is probed by a plain connect first.
-* A kubelet that starts removes every socket in its folder. It never reopens a stream that ended.
-* Up to 1.36 the end of an old stream disconnects the *new* client of that resource: the old server is
-  stopped, its streams closed, and a moment given to the kubelet before the new registration.
-* Binding over a live socket steals it silently: a lock file keeps a second agent waiting.
+* A plugin serves before Register is sent, because the kubelet dials it back inside that call.
+* ``kubelet.sock`` exists before the kubelet listens, and a gRPC channel that is refused waits for a second. So a
+  plain connect probes the socket first.
+* A kubelet that starts removes every socket in its folder. It never opens a stream a second time.
+* Up to 1.36 the end of an old stream disconnects the *new* client of that resource. So the old server stops, its
+  streams end, and the kubelet gets a moment before the new registration.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import fcntl
 import logging
 import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import grpc
 
 from nodeagent.host.inotify import InotifyError, Watch
-from nodeagent.kubelet.device_info import refusal
-from nodeagent.kubelet.device_list import API_VERSION, register_request
-from nodeagent.kubelet.plugin import BindError, Endpoint, Files, Kind, Near
-from nodeagent.kubelet.rpc_stats import Measure, Status
+from nodeagent.kinds import DeviceKind
+from nodeagent.kubelet.device_list import register_request
+from nodeagent.kubelet.node_lock import node_lock
+from nodeagent.kubelet.plugin import AllocationFiles, BindError, Plugin, RecentFunctions
+from nodeagent.kubelet.registration_state import Event, KubeletId, Registration, Stage
+from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.model import Snapshot
 
 log = logging.getLogger(__name__)
 
-LOCK = "nodeagent.lock"
 PATH_MAX = 107
-"""Of a socket: sizeof(sun_path) - 1, unix(7)."""
+"""Bytes in the path of a socket: sizeof(sun_path) - 1, unix(7)."""
 
 REGISTER_S = 10.0
-"""The kubelet gives its dial back to us 10 s inside Register (plugin/v1beta1/client.go)."""
+"""Inside Register the kubelet dials back for up to 10 s (plugin/v1beta1/client.go)."""
 PROBE_FIRST_S = 0.001
 PROBE_MAX_S = 0.05
 REFUSES_S = 0.2
-"""Between looks at a kubelet whose socket is there and does not listen: no event tells when it does."""
+"""Between probes of a kubelet whose socket exists and refuses connections: no event tells when it listens."""
 LOOK_S = 5.0
-"""A look without any hint: inotify misses what happens on another mount."""
-LOCK_AGAIN_S = 1.0
-SETTLE_S = 0.1
-"""For a kubelet that lives on to see the old stream end before the new registration (see above)."""
-RETRY_FIRST_S = 1.0
-RETRY_MAX_S = 30.0
-STEADY_S = 60.0
-"""A registration that stood this long and was lost is renewed at once; others with growing pauses."""
+"""Between looks without a hint: inotify does not report changes on another mount."""
 
 _CHANNEL = (
-    # Channels to one address share their connection, and with it the back-off after a kubelet that went.
+    # Channels to one address share a connection, and with it the back-off after an earlier kubelet ended.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.default_authority", "localhost"),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
 )
-
-Identity = tuple[int, int, int]
-"""Of a kubelet: device, inode and change time of its socket. A new kubelet binds a new one."""
-
-
-@dataclass(slots=True)
-class _Place:
-    """One resource and how it stands with the kubelet that is there now."""
-
-    endpoint: Endpoint
-    known_to: Identity | None = None
-    since: float = 0.0
-    lost: bool = False
-    closed_for: Identity | None = None
-    closed_at: float = 0.0
-    settle: float = SETTLE_S
-    reason: str = "not registered yet"
-    retry_at: float = 0.0
-    retry_in: float = RETRY_FIRST_S
-    tried: Identity | None = None
+_UNKNOWN_KUBELET = (0, 0, 0)
 
 
 class DevicePlugins:
-    """The sink: ``tell`` it the kinds and the snapshot, ``run`` it as a supervised task."""
+    """Offers the kubelet a plugin for each kind. ``update`` takes the kinds, ``run`` is a supervised task."""
 
     def __init__(
         self,
         kubelet_dir: Path,
         *,
         watched: bool,
-        files: Files,
-        measure: Measure,
-        handed_out: Callable[[], None] = lambda: None,
+        files: AllocationFiles,
+        stats: RpcStats,
+        on_allocate: Callable[[], None] = lambda: None,
     ) -> None:
-        """``watched``: register through ``plugins_registry``, where the kubelet watches for sockets,
+        """``watched``: register through ``plugins_registry``, a folder that the kubelet watches for sockets,
         instead of calling Register on ``kubelet.sock``."""
         self._folder = kubelet_dir / ("plugins_registry" if watched else "device-plugins")
         self._kubelet = kubelet_dir / "device-plugins" / "kubelet.sock"
         self._watched = watched
         self._files = files
-        self._measure = measure
-        self._handed_out = handed_out
-        self._near = Near()
-        self._places: dict[str, _Place] = {}
-        self._given_up: dict[str, _Place] = {}
+        self._stats = stats
+        self._on_allocate = on_allocate
+        self._recent = RecentFunctions()
+        self._resources: dict[str, _Resource] = {}
+        self._withdrawn: dict[str, _Resource] = {}
         self._wake = asyncio.Event()
-        self._refuses = False
-        self._said = ""
+        self._kubelet_refuses = False
+        self._last_warning = ""
 
-    def tell(self, kinds: Iterable[Kind], snapshot: Snapshot) -> None:
-        """What is offered now, as a whole. A resource that is no longer among the kinds is given up, and
-        remembered: should it come back, the kubelet has its ids still."""
+    def update(self, kinds: Iterable[DeviceKind], snapshot: Snapshot) -> None:
+        """Offer exactly these kinds. A resource without a kind is withdrawn, and its device list kept: if the
+        resource comes back, the kubelet may still know its IDs."""
         wanted = {kind.resource: kind for kind in kinds}
-        for resource in self._places.keys() - wanted.keys():
-            self._given_up[resource] = self._places.pop(resource)
+        for name in self._resources.keys() - wanted.keys():
+            self._withdrawn[name] = self._resources.pop(name)
             self._wake.set()
-        for resource, kind in wanted.items():
-            place = self._places.get(resource)
-            if place is None:
-                place = self._given_up.pop(resource, None) or _Place(
-                    Endpoint(
-                        kind,
-                        self._files,
-                        self._near,
-                        self._measure,
-                        self._stream_lost(resource),
-                        self._handed_out,
-                    )
-                )
-                self._places[resource] = place
+        for name, kind in wanted.items():
+            resource = self._resources.get(name)
+            if resource is None:
+                resource = self._withdrawn.pop(name) if name in self._withdrawn else self._new(kind)
+                self._resources[name] = resource
                 self._wake.set()
-            place.endpoint.tell(kind, snapshot)
+            resource.plugin.update(kind, snapshot)
 
-    def statuses(self) -> tuple[Status, ...]:
-        return tuple(
-            Status(
-                resource,
-                place.known_to is not None,
-                place.reason,
-                *place.endpoint.roll.count(),
-                place.endpoint.streams,
-            )
-            for resource, place in sorted(self._places.items())
-        )
+    def statuses(self) -> tuple[ResourceStatus, ...]:
+        return tuple(resource.status() for _, resource in sorted(self._resources.items()))
 
     async def run(self) -> None:
-        """Keep every resource registered, for ever; a folder that is removed is waited for anew."""
+        """Keep every resource registered until cancelled. If the folder is removed, wait until it is back."""
         while True:
-            await self._folder_there()
+            await self._folder_exists()
             async with self._lock(), self._hints():
                 folder = _identity(self._folder)
                 try:
@@ -162,34 +115,39 @@ class DevicePlugins:
                         await self._reconcile()
                         await self._woken()
                 finally:
-                    gone = not self._folder.is_dir()
-                    for place in self._places.values():
-                        if gone:
-                            self._forget(place, "the kubelet's folder is gone")
-                        place.known_to = None
-                    places = [*self._places.values(), *self._given_up.values()]
-                    await asyncio.gather(*(place.endpoint.stop() for place in places))
+                    await self._close_all()
+
+    def _new(self, kind: DeviceKind) -> _Resource:
+        name = kind.resource
+        plugin = Plugin(
+            kind, self._files, self._recent, self._stats, lambda: self._stream_lost(name), self._on_allocate
+        )
+        return _Resource(plugin, self._stats)
+
+    async def _close_all(self) -> None:
+        event, reason = Event.WITHDRAWN, ""
+        if not self._folder.is_dir():
+            event, reason = Event.LOST, "the kubelet's folder is gone"
+        resources = [*self._resources.values(), *self._withdrawn.values()]
+        await asyncio.gather(*(resource.close(event, reason) for resource in resources))
 
     # --- waking ---------------------------------------------------------------------------------------
 
-    def _stream_lost(self, resource: str) -> Callable[[], None]:
-        def lost() -> None:
-            place = self._places.get(resource)
-            if place is not None:  # even before Register is answered: the kubelet opens the stream inside it
-                place.lost = True
-                self._wake.set()
-
-        return lost
+    def _stream_lost(self, name: str) -> None:
+        if name in self._resources:  # also during Register: the kubelet opens the stream inside that call
+            self._resources[name].stream_lost = True
+            self._wake.set()
 
     async def _woken(self) -> None:
-        waiting = [place for place in self._places.values() if place.known_to is None]
-        times = [max(place.retry_at, place.closed_at + place.settle) for place in waiting]
-        pause = min((at - time.monotonic() for at in times if at > time.monotonic()), default=LOOK_S)
-        if self._refuses:
+        now = time.monotonic()
+        states = [resource.state for resource in self._resources.values()]
+        pauses = [state.not_before - now for state in states if not state.registered]
+        pause = min([LOOK_S, *(pause for pause in pauses if pause > 0)])
+        if self._kubelet_refuses:
             pause = min(pause, REFUSES_S)
-        # Never wait_for: up to Python 3.11 it loses a cancellation that meets the event.
+        # Not wait_for: up to Python 3.11 it loses a cancellation that arrives together with the event.
         with suppress(TimeoutError):
-            async with asyncio.timeout(min(LOOK_S, pause)):
+            async with asyncio.timeout(pause):
                 await self._wake.wait()
         self._wake.clear()
 
@@ -214,115 +172,69 @@ class DevicePlugins:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _folder_there(self) -> None:
+    async def _folder_exists(self) -> None:
         while not self._folder.is_dir():
-            self._say_once(f"The kubelet's folder is not there yet; waiting for it. folder={self._folder}")
+            self._warn_once(f"The kubelet's folder does not exist yet; waiting for it. folder={self._folder}")
             await asyncio.sleep(0.5)
 
-    @asynccontextmanager
-    async def _lock(self) -> AsyncIterator[None]:
-        """Hold the node's lock; wait for an agent that has it (a rolling update) rather than fail."""
-        # In the device-plugins folder always: both ways of registering are one and the same agent.
-        path = (self._kubelet.parent if self._kubelet.parent.is_dir() else self._folder) / LOCK
-        descriptor = await self._lock_file(path)
-        try:
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError as error:
-                    if error.errno not in (errno.EAGAIN, errno.EACCES):
-                        raise
-                self._say_once(f"Another agent of this node still serves; waiting for it to end. lock={path}")
-                await asyncio.sleep(0.1)
-            yield
-        finally:
-            os.close(descriptor)
+    def _lock(self) -> AbstractAsyncContextManager[None]:
+        # Agents that register in different ways exclude each other too: the file is in device-plugins for both.
+        folder = self._kubelet.parent if self._kubelet.parent.is_dir() else self._folder
+        return node_lock(folder, self._warn_once, self._blocked)
 
-    async def _lock_file(self, path: Path) -> int:
-        """Its descriptor; a folder that takes no file (read-only, full) is the reason of every resource till then."""
-        while True:
-            try:
-                return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            except OSError as error:
-                if not path.parent.is_dir():
-                    raise
-                why = refusal(path.parent) or error.strerror
-            sentence = (
-                f"{path} cannot be opened: {why}; mount the kubelet's folder read-write, or free its disk"
-            )
-            for place in self._places.values():
-                place.reason = sentence
-            self._say_once(f"No resource can be registered. reason={sentence!r}")
-            await asyncio.sleep(LOCK_AGAIN_S)
+    def _blocked(self, reason: str) -> None:
+        for resource in self._resources.values():
+            resource.apply(Event.BLOCKED, reason=reason)
+        self._warn_once(f"No resource can be registered. reason={reason!r}")
 
-    def _say_once(self, sentence: str) -> None:
-        if sentence != self._said:
-            self._said = sentence
+    def _warn_once(self, sentence: str) -> None:
+        if sentence != self._last_warning:
+            self._last_warning = sentence
             log.warning("%s", sentence)
 
     # --- reconciling ----------------------------------------------------------------------------------
 
     async def _reconcile(self) -> None:
-        """Mend whatever differs from what should be."""
-        await asyncio.gather(*(self._close(place) for place in self._given_up.values()))
+        """Mend what differs between the resources and the kubelet."""
+        serving = [resource for resource in self._withdrawn.values() if resource.plugin.serving]
+        await asyncio.gather(*(resource.close(Event.WITHDRAWN) for resource in serving))
         if self._watched:
-            await asyncio.gather(*(self._offer(place) for place in self._places.values()))
-            return
-        identity = _identity(self._kubelet)
-        listens = identity is not None and await self._listens(identity)
-        self._refuses = identity is not None and not listens
-        if identity is None or not listens:
-            self._say_once(f"The kubelet is not there; waiting for it. socket={self._kubelet}")
-            for place in self._places.values():
-                self._forget(place, "the kubelet is not there")
-            return
-        for place in tuple(self._places.values()):  # meanwhile others may be told
-            await self._close_lost(place, identity)
-        due = [place for place in self._places.values() if self._due(place, identity)]
-        if due:
-            await self._register(due, identity)
-
-    async def _close_lost(self, place: _Place, identity: Identity) -> None:
-        """Give up what stands no more with the kubelet that is there, and note when that was."""
-        endpoint = place.endpoint
-        if _same_file(place.known_to, identity) and endpoint.streams:
-            place.known_to = identity  # a change of mode or label of the socket is no new kubelet
-        if place.known_to is None or place.known_to != identity:
-            return
-        # The kubelet opens the stream right after Register; one that never came is a lost one.
-        never = not endpoint.streams and time.monotonic() - place.since > REGISTER_S
-        if place.lost or never:
-            self._forget(place, "the kubelet closed the stream")
-        elif not endpoint.intact():
-            self._forget(place, "the socket was removed")
+            await asyncio.gather(*map(self._serve_in_registry, self._resources.values()))
         else:
+            await self._register_due()
+
+    async def _register_due(self) -> None:
+        kubelet = _identity(self._kubelet)
+        self._kubelet_refuses = kubelet is not None and not await self._listens(kubelet)
+        if kubelet is None or self._kubelet_refuses:
+            self._warn_once(f"The kubelet does not listen; waiting for it. socket={self._kubelet}")
+            for resource in self._resources.values():
+                resource.apply(Event.KUBELET_GONE, reason="the kubelet does not listen")
             return
-        again = place.closed_for == identity and time.monotonic() - place.since < STEADY_S
-        place.settle = min(place.settle * 2, RETRY_MAX_S) if again else SETTLE_S
-        place.closed_for = identity
-        await self._close(place)
-
-    async def _close(self, place: _Place) -> None:
-        if place.endpoint.serving:
-            place.known_to, place.closed_for = None, place.known_to or place.closed_for
-            await place.endpoint.stop()
-            place.closed_at = time.monotonic()
-
-    def _due(self, place: _Place, identity: Identity) -> bool:
+        for resource in tuple(self._resources.values()):  # ``update`` may change the table meanwhile
+            await self._close_lost(resource, kubelet)
         now = time.monotonic()
-        if place.known_to == identity or (
-            place.closed_for == identity and now < place.closed_at + place.settle
-        ):
-            return False
-        if place.tried != identity:
-            place.retry_at, place.retry_in = 0.0, RETRY_FIRST_S
-        return now >= place.retry_at
+        await self._register([r for r in self._resources.values() if r.state.due(kubelet, now)], kubelet)
 
-    async def _listens(self, identity: Identity) -> bool:
-        """Whether the kubelet accepts connections; waits a moment for one that is about to."""
+    async def _close_lost(self, resource: _Resource, kubelet: KubeletId) -> None:
+        """Stop a plugin whose registration with this kubelet is lost."""
+        plugin = resource.plugin
+        if plugin.streams and _same_file(resource.state.kubelet, kubelet):
+            resource.apply(Event.SOCKET_TOUCHED, kubelet=kubelet)
+        state = resource.state
+        if not state.registered or state.kubelet != kubelet:
+            return
+        # The kubelet opens the stream right after Register.
+        overdue = not plugin.streams and time.monotonic() - state.accepted_at > REGISTER_S
+        if resource.stream_lost or overdue:
+            await resource.close(Event.LOST, "the kubelet closed the stream")
+        elif not plugin.intact():
+            await resource.close(Event.LOST, "the socket was removed")
+
+    async def _listens(self, kubelet: KubeletId) -> bool:
+        """Whether the kubelet accepts connections. Wait a moment for a kubelet that is about to."""
         pause = PROBE_FIRST_S
-        while _identity(self._kubelet) == identity:
+        while _identity(self._kubelet) == kubelet:
             if await _connects(self._kubelet):
                 return True
             if pause > PROBE_MAX_S:
@@ -331,128 +243,133 @@ class DevicePlugins:
             pause *= 1.5
         return False
 
-    async def _register(self, places: list[_Place], identity: Identity) -> None:
-        await asyncio.gather(*(self._serve(place, identity) for place in places))
-        # A kubelet that starts removes our sockets before it makes its own, and dials one that is gone for
-        # ten seconds: only what is whole now, with the same kubelet there, may be registered.
-        whole = [place for place in places if place.endpoint.intact()]
-        if _identity(self._kubelet) != identity or not whole:
+    async def _register(self, due: list[_Resource], kubelet: KubeletId) -> None:
+        await asyncio.gather(*(self._serve(resource, kubelet) for resource in due))
+        # A kubelet that starts removes our sockets before it creates its own, and then dials a removed socket for
+        # ten seconds. So register only what is intact while the same kubelet is there.
+        intact = [resource for resource in due if resource.plugin.intact()]
+        if _identity(self._kubelet) != kubelet or not intact:
             return
         channel = grpc.aio.insecure_channel(f"unix:{self._kubelet}", options=_CHANNEL)
         try:
-            await asyncio.gather(*(self._register_one(channel, place, identity) for place in whole))
+            await asyncio.gather(*(self._call_register(channel, resource, kubelet) for resource in intact))
         finally:
             await channel.close()
 
-    async def _serve(self, place: _Place, identity: Identity) -> None:
-        """A bound socket that answers; where the kubelet removed the old one, a new one."""
-        endpoint = place.endpoint
-        if endpoint.serving and not endpoint.intact():
-            await endpoint.stop()
-        if not endpoint.serving:
+    async def _serve(self, resource: _Resource, kubelet: KubeletId) -> None:
+        """Have a bound socket that answers. If the kubelet removed the old socket, bind a new one."""
+        plugin = resource.plugin
+        if plugin.serving and not plugin.intact():
+            await plugin.stop()
+        if not plugin.serving:
             try:
-                await endpoint.start(self._folder / _socket_name(endpoint.resource, self._folder))
+                await plugin.start(self._folder / _socket_name(plugin.resource, self._folder))
             except BindError as error:
-                self._failed(place, str(error), identity)
+                resource.apply(Event.FAILED, kubelet=kubelet, reason=str(error))
 
-    async def _register_one(self, channel: grpc.aio.Channel, place: _Place, identity: Identity) -> None:
-        endpoint = place.endpoint
-        request = register_request(_socket_name(endpoint.resource, self._folder), endpoint.resource)
+    async def _call_register(
+        self, channel: grpc.aio.Channel, resource: _Resource, kubelet: KubeletId
+    ) -> None:
+        name = resource.plugin.resource
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
             "/v1beta1.Registration/Register"
         )
-        place.lost = False
+        resource.stream_lost = False
         try:
-            await call(request, timeout=REGISTER_S)
+            await call(register_request(_socket_name(name, self._folder), name), timeout=REGISTER_S)
         except grpc.aio.AioRpcError as error:
-            self._failed(place, f"{error.code().name}: {error.details()}", identity)
-            return
-        self._registered(place, identity)
+            resource.apply(Event.FAILED, kubelet=kubelet, reason=f"{error.code().name}: {error.details()}")
+        else:
+            self._accepted(resource, kubelet)
 
-    def _registered(self, place: _Place, identity: Identity) -> None:
-        place.known_to, place.since, place.reason = identity, time.monotonic(), ""
-        place.retry_at, place.retry_in, self._said = 0.0, RETRY_FIRST_S, ""
-        resource = place.endpoint.resource
-        self._measure.registrations[resource, "OK"] += 1
-        healthy, count = place.endpoint.roll.count()
-        log.info("The resource is registered. resource=%s devices=%d healthy=%d", resource, count, healthy)
-
-    def _failed(self, place: _Place, why: str, identity: Identity | None) -> None:
-        place.known_to, place.tried = None, identity
-        place.retry_at = time.monotonic() + place.retry_in
-        resource = place.endpoint.resource
-        self._measure.registrations[resource, "error"] += 1
-        if place.reason != why:
-            log.error(
-                "The kubelet did not take the resource. resource=%s reason=%r again_in_s=%.0f",
-                resource,
-                why,
-                place.retry_in,
-            )
-        place.reason = why
-        place.retry_in = min(place.retry_in * 2, RETRY_MAX_S)
-
-    def _forget(self, place: _Place, why: str) -> None:
-        if place.known_to is not None:
-            log.warning("The resource is not registered. resource=%s reason=%r", place.endpoint.resource, why)
-            place.reason = why
-        place.known_to = None
+    def _accepted(self, resource: _Resource, kubelet: KubeletId) -> None:
+        resource.apply(Event.ACCEPTED, kubelet=kubelet)
+        self._last_warning = ""
 
     # --- plugins_registry -----------------------------------------------------------------------------
 
-    async def _offer(self, place: _Place) -> None:
-        """Have a socket in the folder that the kubelet watches; it calls us (pluginwatcher)."""
-        endpoint = place.endpoint
-        if endpoint.serving and not endpoint.intact():
-            self._forget(place, "the socket was removed")
-            await endpoint.stop()
-        if place.lost and endpoint.serving:
-            # The kubelet dials a socket once: after a lost stream only a new file makes it look again.
-            self._forget(place, "the kubelet closed the stream")
-            await endpoint.stop()
-            await asyncio.sleep(SETTLE_S)
-        if endpoint.serving or time.monotonic() < place.retry_at:
+    async def _serve_in_registry(self, resource: _Resource) -> None:
+        """Have a socket in the folder that the kubelet watches. The kubelet then calls it (pluginwatcher)."""
+        from nodeagent.kubelet.plugins_registry import registration_handler  # noqa: PLC0415
+
+        plugin = resource.plugin
+        # The kubelet dials a socket once. After a loss or a refusal, only a new file makes it dial again.
+        if plugin.serving and not plugin.intact():
+            await resource.close(Event.LOST, "the socket was removed")
+        elif plugin.serving and resource.stream_lost:
+            await resource.close(Event.LOST, "the kubelet closed the stream")
+        elif plugin.serving and resource.state.stage is Stage.REFUSED:
+            await resource.close(Event.WITHDRAWN)
+        kubelet = _identity(self._kubelet) or _UNKNOWN_KUBELET
+        if plugin.serving or not resource.state.due(kubelet, time.monotonic()):
             return
-        place.lost = False
+
+        def on_status(refusal: str | None) -> None:
+            kubelet = _identity(self._kubelet) or _UNKNOWN_KUBELET
+            if refusal is None:
+                self._accepted(resource, kubelet)
+            else:
+                resource.apply(Event.FAILED, kubelet=kubelet, reason=refusal)
+                self._wake.set()
+
+        resource.stream_lost = False
+        resource.apply(Event.SERVED)  # before the kubelet can answer
         try:
-            await endpoint.start(
-                self._folder / _socket_name(endpoint.resource, self._folder),
-                (self._registration_handler(place),),
+            await plugin.start(
+                self._folder / _socket_name(plugin.resource, self._folder),
+                (registration_handler(plugin.resource, on_status),),
             )
         except BindError as error:
-            self._failed(place, str(error), None)
+            resource.apply(Event.FAILED, kubelet=kubelet, reason=str(error))
 
-    def _registration_handler(self, place: _Place) -> grpc.GenericRpcHandler:
-        from nodeagent.kube import pluginregistration_pb2 as registration_pb  # noqa: PLC0415
 
-        async def info(_request: bytes, _context: Any) -> bytes:
-            return registration_pb.PluginInfo(
-                type="DevicePlugin", name=place.endpoint.resource, supported_versions=[API_VERSION]
-            ).SerializeToString()
+class _Resource:
+    """One resource: its plugin, and the state of its registration."""
 
-        async def notify(request: bytes, _context: Any) -> bytes:
-            status = registration_pb.RegistrationStatus.FromString(request)
-            if status.plugin_registered:
-                self._registered(place, _identity(self._kubelet) or (0, 0, 0))
-            else:
-                self._failed(place, status.error or "the kubelet gave no reason", None)
-                place.lost = True
-                self._wake.set()
-            return b""
+    def __init__(self, plugin: Plugin, stats: RpcStats) -> None:
+        self.plugin = plugin
+        self.state = Registration()
+        self.stream_lost = False
+        """The last stream ended since the plugin was registered or served last."""
+        self._stats = stats
 
-        return grpc.method_handlers_generic_handler(
-            "pluginregistration.Registration",
-            {
-                "GetInfo": grpc.unary_unary_rpc_method_handler(info),
-                "NotifyRegistrationStatus": grpc.unary_unary_rpc_method_handler(notify),
-            },
-        )
+    def apply(self, event: Event, *, kubelet: KubeletId | None = None, reason: str = "") -> None:
+        """Change the state; count and log what a person wants to see."""
+        before = self.state
+        self.state = before.after(event, time.monotonic(), kubelet=kubelet, reason=reason)
+        name = self.plugin.resource
+        if event is Event.ACCEPTED:
+            self._stats.registrations[name, "OK"] += 1
+            healthy, count = self.plugin.device_list.counts()
+            log.info("The resource is registered. resource=%s devices=%d healthy=%d", name, count, healthy)
+        elif event is Event.FAILED:
+            self._stats.registrations[name, "error"] += 1
+            if before.reason != reason:
+                log.error(
+                    "The resource cannot be registered. resource=%s reason=%r again_in_s=%.0f",
+                    name,
+                    reason,
+                    self.state.retry_s,
+                )
+        elif before.registered and not self.state.registered and reason:
+            log.warning("The resource is not registered. resource=%s reason=%r", name, reason)
+
+    async def close(self, event: Event, reason: str = "") -> None:
+        """Stop the server because of ``event``. Return when its streams have ended."""
+        self.apply(event, reason=reason)
+        await self.plugin.stop()
+        self.apply(Event.CLOSED)
+
+    def status(self) -> ResourceStatus:
+        healthy, devices = self.plugin.device_list.counts()
+        registered, reason = self.state.registered, self.state.reason
+        return ResourceStatus(self.plugin.resource, registered, reason, healthy, devices, self.plugin.streams)
 
 
 def _socket_name(resource: str, folder: Path) -> str:
-    """A basename: the kubelet joins it to its folder. Names that begin with a dot would be skipped.
+    """Return the basename, which the kubelet joins to its folder. It skips names that begin with a dot.
 
-    A resource whose path no socket could have goes by a digest of its name.
+    If the path would be too long for a socket, the name has a digest of the resource.
     """
     name = f"nodeagent-{resource.replace('/', '_')}.sock"
     if len(os.fsencode(folder / name)) <= PATH_MAX:
@@ -460,7 +377,7 @@ def _socket_name(resource: str, folder: Path) -> str:
     return f"nodeagent-{blake2b(resource.encode(), digest_size=8).hexdigest()}.sock"
 
 
-def _identity(path: Path) -> Identity | None:
+def _identity(path: Path) -> KubeletId | None:
     try:
         status = path.stat()
     except OSError:
@@ -468,7 +385,7 @@ def _identity(path: Path) -> Identity | None:
     return status.st_dev, status.st_ino, status.st_ctime_ns
 
 
-def _same_file(a: Identity | None, b: Identity | None) -> bool:
+def _same_file(a: KubeletId | None, b: KubeletId | None) -> bool:
     return a is not None and b is not None and a[:2] == b[:2]
 
 

@@ -25,9 +25,10 @@ from pathlib import Path
 
 import msgspec
 
+from nodeagent.host.file_writing import replace_file
 from nodeagent.kinds.gpu_memory import Slices
 from nodeagent.model import Snapshot
-from nodeagent.sources.state_file import SIZE_MAX, replace_file
+from nodeagent.sources.state_file import SIZE_MAX
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +153,7 @@ class Sizes:
     def _write(self, text: bytes) -> None:
         with self._writing:
             try:
-                replace_file(self._path, text)
+                replace_file(self._path, text, durable=True)
             except OSError as error:
                 if not self._complained:
                     log.warning(

@@ -13,9 +13,7 @@ from typing import Any
 
 from nodeagent.lldp.escaping import family_word, mac, object_identifier, plain, printable
 from nodeagent.lldp.ethernet import Frame
-from nodeagent.lldp.pcap import Capture, Packet, lldp_frames
-from nodeagent.lldp.tlv import decode
-from nodeagent.lldp.values import (
+from nodeagent.lldp.lldpdu import (
     ALGORITHM_WORDS,
     INTERFACE_WORDS,
     SELECTOR_WORDS,
@@ -28,6 +26,8 @@ from nodeagent.lldp.values import (
     Med,
     capability_words,
 )
+from nodeagent.lldp.lldpdu_codec import decode
+from nodeagent.lldp.pcap import Capture, Packet, lldp_frames
 from nodeagent.rfc3339 import rfc3339
 
 Json = dict[str, Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodeagent.lldp.values import LldpError, value
+from nodeagent.lldp.lldpdu import LldpError, value
 
 LLDP = 0x88CC
 _UNTAGGED = LLDP.to_bytes(2, "big")

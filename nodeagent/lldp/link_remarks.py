@@ -1,7 +1,6 @@
-"""What is wrong with a link, judged by what its neighbors say of themselves or that none speaks.
+"""Remarks on links: no neighbor, foreign frames, or settings that differ between the node and its neighbor. Pure.
 
-Pure: our own side of each link comes in as ``Near``. Nothing here counts seconds into a sentence: a finding
-that stands is an equal fact.
+No remark contains a duration or a counter: a remark that persists is an equal fact.
 """
 
 from __future__ import annotations
@@ -9,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from nodeagent.lldp.table import crowded, duplicates
-from nodeagent.model import Ets, Finding, Neighbor
+from nodeagent.lldp.neighbor_table import find_crowded, find_duplicates
+from nodeagent.model import Ets, Neighbor, Remark
 
 SILENT_AFTER_S = 65.0
-"""Two of 802.1AB's transmission intervals (msgTxInterval, 30 s) and some patience."""
+"""Two transmission intervals of 802.1AB (msgTxInterval, 30 s) and 5 s for delays."""
 
 SILENT = "silent_port"
 OWN_FRAMES = "own_frames"
@@ -30,25 +29,25 @@ _BLUEFIELD = frozenset({"a2d2", "a2d6", "a2dc"})
 
 _SWITCH = "LLDP is most likely off on the switch port, or not installed on the switch"
 _FIRMWARE = {
-    "i40e": "the NIC's firmware takes the frames unless told otherwise: "
+    "i40e": "the NIC's firmware consumes the frames by default: "
     "ethtool --set-priv-flags {link} disable-fw-lldp on",
-    "ice": "the NIC's firmware may take the frames: ethtool --set-priv-flags {link} fw-lldp-agent off",
-    "mlx5_core": f"{_SWITCH}; the NIC's firmware may take the frames where its own LLDP is on: "
+    "ice": "the NIC's firmware may consume the frames: ethtool --set-priv-flags {link} fw-lldp-agent off",
+    "mlx5_core": f"{_SWITCH}; the NIC's firmware may consume the frames if its own LLDP is on: "
     "mlxconfig -d {pci_address} query, and set LLDP_NB_RX_MODE and LLDP_NB_DCBX of the port to off",
-    "bnxt_en": f"{_SWITCH}; the NIC's firmware may take the frames where its LLDP agent (nearest bridge) or "
+    "bnxt_en": f"{_SWITCH}; the NIC's firmware may consume the frames if its LLDP agent (nearest bridge) or "
     "its DCBX is on: switch both off with niccli",
 }
 _BLUEFIELD_REASON = (
-    "a BlueField in DPU mode gives the frames to its Arm cores: look there, or set NIC mode with mlxconfig; "
+    "a BlueField in DPU mode passes the frames to its Arm cores: check there, or set NIC mode with mlxconfig; "
     + _SWITCH
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Near:
-    """Our side of a link. ``quiet``: it has carrier and heard nobody for ``SILENT_AFTER_S``; ``malformed``: why
-    the latest frame was not understood; ``hears_itself``: in that time only frames of our own came. ``pfc`` and
-    ``ets`` as in ``Neighbor``, ``None`` where they cannot be read.
+class LinkSide:
+    """The node's side of a link. ``silent``: it has carrier, and no neighbor for ``SILENT_AFTER_S``; ``malformed``:
+    why the latest frame could not be decoded; ``own_frames``: frames of the node itself came in within
+    ``SILENT_AFTER_S``. ``pfc`` and ``ets`` as in ``Neighbor``, ``None`` if they cannot be read.
     """
 
     link: str
@@ -56,98 +55,96 @@ class Near:
     driver: str | None = None
     device: str | None = None
     mtu: int | None = None
-    quiet: bool = False
+    silent: bool = False
     malformed: str | None = None
-    hears_itself: bool = False
+    own_frames: bool = False
     flooded: bool = False
     pfc: tuple[int, ...] | None = None
     ets: Ets | None = None
 
 
-def findings(sides: Iterable[Near], neighbors: Iterable[Neighbor]) -> tuple[Finding, ...]:
-    """Sorted by link and key; stale neighbors say nothing any more."""
+def find_remarks(sides: Iterable[LinkSide], neighbors: Iterable[Neighbor]) -> tuple[Remark, ...]:
+    """Remarks sorted by link and key; stale neighbors are ignored."""
     live: dict[str, list[Neighbor]] = {}
     for neighbor in neighbors:
         if not neighbor.stale:
             live.setdefault(neighbor.link, []).append(neighbor)
-    found: set[Finding] = set()
-    for near in sides:
-        found.update(_of_ours(near))
-        for neighbor in live.get(near.link, ()):
-            found.update(_between(near, neighbor))
-    found.update(_of_several(live))
-    return tuple(sorted(found, key=lambda one: (one.link, one.key, one.detail)))
+    remarks: set[Remark] = set()
+    for side in sides:
+        remarks.update(_reception(side))
+        for neighbor in live.get(side.link, ()):
+            remarks.update(_mismatches(side, neighbor))
+    remarks.update(_several_neighbors(live))
+    return tuple(sorted(remarks, key=lambda remark: (remark.link, remark.key, remark.detail)))
 
 
 def name_of(neighbor: Neighbor) -> str:
-    """As a person would say it: ``leaf-1 swp3``."""
+    """The switch and port for a person: ``leaf-1 swp3``."""
     return f"{neighbor.system_name or neighbor.chassis_id.value} {neighbor.port_id.value}"
 
 
-def silence_reason(near: Near) -> str:
-    """Why a link may hear nothing, by driver."""
-    if near.device in _BLUEFIELD:
+def silence_reason(side: LinkSide) -> str:
+    """The likely reason, by driver, why no LLDP arrives."""
+    if side.device in _BLUEFIELD:
         return _BLUEFIELD_REASON
-    return _FIRMWARE.get(near.driver or "", _SWITCH).format(
-        link=near.link, pci_address=near.pci_address or near.link
+    return _FIRMWARE.get(side.driver or "", _SWITCH).format(
+        link=side.link, pci_address=side.pci_address or side.link
     )
 
 
-def _of_ours(near: Near) -> Iterable[Finding]:
-    if near.flooded:
-        detail = "more LLDP frames come in than any switch sends; most are not looked at"
-        yield Finding(near.link, FLOODED, detail)
-    if near.quiet and near.hears_itself:
+def _reception(side: LinkSide) -> Iterable[Remark]:
+    if side.flooded:
+        detail = "more LLDP frames come in than any switch sends; most are not decoded"
+        yield Remark(side.link, FLOODED, detail)
+    if side.silent and side.own_frames:
         detail = (
-            "only this node's own LLDP comes in: a loop, or another agent of this host through a VF, a "
-            "representor or a software netdev; a neighbor with this node's name or MAC is taken for the node"
+            "only this node's own LLDP frames come in: a loop, or another agent of this host sends through a VF, a "
+            "representor or a software netdev; a neighbor with this node's name or MAC counts as the node itself"
         )
-        yield Finding(near.link, OWN_FRAMES, detail)
-    elif near.quiet and near.malformed is not None:
+        yield Remark(side.link, OWN_FRAMES, detail)
+    elif side.silent and side.malformed is not None:
         detail = (
-            f"carrier, and the frames that come in as LLDP are none ({near.malformed}): look at the switch; "
-            f"tcpdump -i {near.link} -w - ether proto 0x88cc | nodeagent decode -"
+            f"carrier, but the received LLDP frames are malformed ({side.malformed}): check the switch; "
+            f"tcpdump -i {side.link} -w - ether proto 0x88cc | nodeagent decode -"
         )
-        yield Finding(near.link, SILENT, detail)
-    elif near.quiet:
-        detail = f"carrier, but no LLDP for {SILENT_AFTER_S:.0f} s: {silence_reason(near)}"
-        yield Finding(near.link, SILENT, detail)
+        yield Remark(side.link, SILENT, detail)
+    elif side.silent:
+        detail = f"carrier, but no LLDP for {SILENT_AFTER_S:.0f} s: {silence_reason(side)}"
+        yield Remark(side.link, SILENT, detail)
 
 
-def _between(near: Near, neighbor: Neighbor) -> Iterable[Finding]:
+def _mismatches(side: LinkSide, neighbor: Neighbor) -> Iterable[Remark]:
     size = neighbor.maximum_frame_size
-    # 802.3 counts header and checksum, lldpd and the switches built on it send the bare MTU: a frame of ours
-    # is too large for certain only where our MTU is larger than what was said.
-    if near.mtu is not None and size and near.mtu > size:
-        detail = f"MTU {near.mtu} here, frames of at most {size} octets at {name_of(neighbor)}"
-        yield Finding(near.link, FRAME_SIZE, detail)
-    if near.pfc is not None and neighbor.pfc is not None and near.pfc != neighbor.pfc:
-        ours, theirs = _numbers(near.pfc), _numbers(neighbor.pfc)
-        yield Finding(near.link, PFC, f"PFC for priorities {ours} here, {theirs} at {name_of(neighbor)}")
-    if near.ets is not None and neighbor.ets is not None:
-        differing = _different(near.ets, neighbor.ets)
+    # 802.3 counts header and checksum; lldpd and the switches built on it send the bare MTU. So a frame is too
+    # large for certain only if the node's MTU exceeds the announced size.
+    if side.mtu is not None and size and side.mtu > size:
+        detail = f"MTU {side.mtu} here, but {name_of(neighbor)} takes frames of at most {size} octets"
+        yield Remark(side.link, FRAME_SIZE, detail)
+    if side.pfc is not None and neighbor.pfc is not None and side.pfc != neighbor.pfc:
+        ours, theirs = _numbers(side.pfc), _numbers(neighbor.pfc)
+        yield Remark(side.link, PFC, f"PFC for priorities {ours} here, {theirs} at {name_of(neighbor)}")
+    if side.ets is not None and neighbor.ets is not None:
+        differing = _differences(side.ets, neighbor.ets)
         if differing:
             detail = f"ETS differs from {name_of(neighbor)} in {', '.join(differing)}"
-            yield Finding(near.link, ETS, detail)
+            yield Remark(side.link, ETS, detail)
 
 
-def _of_several(live: Mapping[str, list[Neighbor]]) -> Iterable[Finding]:
-    everybody = [neighbor for group in live.values() for neighbor in group]
-    for group in duplicates(everybody):
+def _several_neighbors(live: Mapping[str, list[Neighbor]]) -> Iterable[Remark]:
+    neighbors = [neighbor for group in live.values() for neighbor in group]
+    for group in find_duplicates(neighbors):
         links = ", ".join(sorted(neighbor.link for neighbor in group))
-        detail = (
-            f"{name_of(group[0])} is heard on {links}: something forwards LLDP, or two ports have one name"
-        )
+        detail = f"frames of {name_of(group[0])} come in on {links}: a device forwards LLDP, or two ports have one name"
         for neighbor in group:
-            yield Finding(neighbor.link, DUPLICATE, detail)
-    for group in crowded(everybody):
+            yield Remark(neighbor.link, DUPLICATE, detail)
+    for group in find_crowded(neighbors):
         names = ", ".join(sorted(name_of(neighbor) for neighbor in group))
-        detail = f"{len(group)} neighbors speak on one port ({names}): a device between them forwards LLDP"
-        yield Finding(group[0].link, CROWDED, detail)
+        detail = f"{len(group)} neighbors on one port ({names}): a device between them forwards LLDP"
+        yield Remark(group[0].link, CROWDED, detail)
 
 
-def _different(ours: Ets, theirs: Ets) -> tuple[str, ...]:
-    """Bandwidth means something only where a class is scheduled by it."""
+def _differences(ours: Ets, theirs: Ets) -> tuple[str, ...]:
+    """Bandwidth is compared only for classes that both sides schedule by ETS."""
     shared = [c for c in range(8) if ours.algorithms[c] == theirs.algorithms[c] == "ets"]
     pairs = (
         ("the traffic classes of priorities", ours.classes, theirs.classes),

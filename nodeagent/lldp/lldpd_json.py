@@ -1,7 +1,6 @@
-"""What a running lldpd knows, from the JSON of ``lldpcli -f json0 show neighbors details``.
+"""Decode the neighbors of a running lldpd from ``lldpcli -f json0 show neighbors details``.
 
-json0 is the form of lldpcli in which every value is a list, however many there are. lldpd has no DCBX in it,
-and writes TTLs and sizes as text.
+In json0 every value is a list, even a single one. It has no DCBX; TTLs and sizes are texts.
 """
 
 from __future__ import annotations
@@ -12,24 +11,24 @@ from dataclasses import replace
 from typing import Any
 
 from nodeagent.lldp.escaping import printable
-from nodeagent.lldp.values import CAPABILITY_WORDS
+from nodeagent.lldp.lldpdu import CAPABILITY_WORDS
 from nodeagent.model import Identifier, Neighbor
 
-_ID_WORDS = {"ip": "network", "unhandled": "local"}
+_ID_SUBTYPES = {"ip": "network", "unhandled": "local"}
 _CAPABILITIES = {"wlan": "wlan-access-point", "tel": "telephone"}
 
 
 class LldpdError(Exception):
-    """lldpd cannot be asked, or gave an answer that is not one; the message says what would help."""
+    """lldpd cannot be reached, or its answer is invalid; the message has the remedy."""
 
 
 def neighbors_of(answer: bytes) -> tuple[Neighbor, ...]:
-    """Those heard over LLDP, sorted by link and ID. Raises ``LldpdError``."""
+    """The neighbors received over LLDP, sorted by link and ID. Raises ``LldpdError``."""
     try:
-        told = json.loads(answer.decode("utf-8", "surrogateescape"))
-        found = [
+        document = json.loads(answer.decode("utf-8", "surrogateescape"))
+        neighbors = [
             _neighbor(interface)
-            for top in told["lldp"]
+            for top in document["lldp"]
             for interface in top.get("interface", ())
             if interface.get("via", "LLDP") == "LLDP"
         ]
@@ -37,25 +36,25 @@ def neighbors_of(answer: bytes) -> tuple[Neighbor, ...]:
         start = answer[:60].decode("utf-8", "backslashreplace")
         raise LldpdError(
             f"the answer is not lldpcli's json0 ({type(error).__name__}): it begins with {start!r}; "
-            "the command has to be like `lldpcli -f json0 show neighbors details`"
+            "the command must be like `lldpcli -f json0 show neighbors details`"
         ) from error
-    return tuple(sorted(found, key=lambda one: (one.link, one.chassis_id.value, one.port_id.value)))
+    return tuple(sorted(neighbors, key=_order))
 
 
-def kept(before: Iterable[Neighbor], now: Iterable[Neighbor]) -> tuple[Neighbor, ...]:
-    """``now``, with the last known neighbors of links where nobody speaks any more: they are stale."""
+def keep_stale(before: Iterable[Neighbor], now: Iterable[Neighbor]) -> tuple[Neighbor, ...]:
+    """``now``, with the last known neighbors of links that have none any more, as stale."""
     now = tuple(now)
-    spoken = {neighbor.link for neighbor in now}
-    return tuple(
-        sorted(
-            (*now, *(_stale(one) for one in before if one.link not in spoken)),
-            key=lambda one: (one.link, one.chassis_id.value, one.port_id.value),
-        )
+    live = {neighbor.link for neighbor in now}
+    stale = (
+        neighbor if neighbor.stale else replace(neighbor, stale=True)
+        for neighbor in before
+        if neighbor.link not in live
     )
+    return tuple(sorted((*now, *stale), key=_order))
 
 
-def _stale(one: Neighbor) -> Neighbor:
-    return one if one.stale else replace(one, stale=True)
+def _order(neighbor: Neighbor) -> tuple[str, str, str]:
+    return (neighbor.link, neighbor.chassis_id.value, neighbor.port_id.value)
 
 
 def _neighbor(interface: dict[str, Any]) -> Neighbor:
@@ -69,18 +68,20 @@ def _neighbor(interface: dict[str, Any]) -> Neighbor:
         system_name=_text(chassis, "name"),
         system_description=_text(chassis, "descr"),
         port_description=_text(port, "descr"),
-        management_addresses=tuple(printable(str(each["value"])) for each in chassis.get("mgmt-ip", ())),
+        management_addresses=tuple(
+            printable(str(address["value"])) for address in chassis.get("mgmt-ip", ())
+        ),
         capabilities=_capabilities(chassis.get("capability", ())),
         pvid=int(pvids[0]) or None if pvids else None,
         maximum_frame_size=int(size) if size else None,
-        confirmed=True,  # lldpd does not count; what it shows it has stood by
+        confirmed=True,  # lldpd does not report a count of frames
     )
 
 
 def _identifier(holder: dict[str, Any]) -> Identifier:
-    one = holder["id"][0]
-    word = str(one["type"])
-    return Identifier(_ID_WORDS.get(word, word), printable(str(one["value"])))
+    identifier = holder["id"][0]
+    subtype = str(identifier["type"])
+    return Identifier(_ID_SUBTYPES.get(subtype, subtype), printable(str(identifier["value"])))
 
 
 def _text(holder: dict[str, Any], name: str) -> str | None:
@@ -89,6 +90,6 @@ def _text(holder: dict[str, Any], name: str) -> str | None:
 
 
 def _capabilities(listed: Iterable[dict[str, Any]]) -> tuple[str, ...]:
-    words = {str(one["type"]).lower() for one in listed if one.get("enabled")}
-    words = {_CAPABILITIES.get(word, word) for word in words}
-    return tuple(word for word in CAPABILITY_WORDS if word in words)
+    names = {str(capability["type"]).lower() for capability in listed if capability.get("enabled")}
+    names = {_CAPABILITIES.get(name, name) for name in names}
+    return tuple(name for name in CAPABILITY_WORDS if name in names)

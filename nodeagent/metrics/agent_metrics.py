@@ -1,29 +1,34 @@
-"""The agent itself: what it does for the kubelet, how its parts do, and what it left out."""
+"""The agent itself: calls of the kubelet, readers, tasks, and series that it left out."""
 
 from collections.abc import Iterator
 
 from nodeagent import __version__
-from nodeagent.metrics.family import Series, live
-from nodeagent.metrics.scrape_input import View
+from nodeagent.metrics.computed_family import Series, live_family
+from nodeagent.metrics.scrape_input import ScrapeInput
+from nodeagent.sampling.collectors import Collector
 
 
-@live(
-    "build_info", "version", help="The version of the agent; always 1.", source="the agent", use="Roll-outs."
+@live_family(
+    "build_info",
+    "version",
+    help="The version of the agent; always 1.",
+    source="the agent",
+    use="Follow a rollout.",
 )
-def build_info(_view: View) -> Iterator[Series]:
+def build_info(_shown: ScrapeInput) -> Iterator[Series]:
     yield (__version__,), 1
 
 
-@live(
+@live_family(
     "rpc_duration_seconds",
     "resource,method,le",
     type="histogram",
     help="Time to answer a call of the kubelet.",
     source="the agent",
-    use="Pods are admitted one after the other while Allocate is answered: above 0.1 s look at the disk.",
+    use="The kubelet admits pods one after another and waits for Allocate: above 0.1 s check the disk.",
 )
-def rpc_duration(view: View) -> Iterator[Series]:
-    for labels, durations in sorted(view.measure.durations.items()):
+def rpc_duration(shown: ScrapeInput) -> Iterator[Series]:
+    for labels, durations in sorted(shown.rpc_stats.durations.items()):
         buckets = durations.buckets()
         for bound, count in buckets:
             yield (*labels, bound), count
@@ -31,193 +36,200 @@ def rpc_duration(view: View) -> Iterator[Series]:
         yield (*labels, "count"), buckets[-1][1]
 
 
-@live(
+@live_family(
     "rpcs_total",
     "resource,method,result",
     help="Calls of the kubelet by gRPC result.",
     source="the agent",
-    use="Anything but OK is a pod that was refused; its event says why.",
+    use="Any result but OK: a pod was refused; its event gives the reason.",
 )
-def rpcs(view: View) -> Iterator[Series]:
-    yield from sorted(view.measure.calls.items())
+def rpcs(shown: ScrapeInput) -> Iterator[Series]:
+    yield from sorted(shown.rpc_stats.calls.items())
 
 
-@live(
+@live_family(
     "kubelet_registrations_total",
     "resource,result",
     help="Registrations with the kubelet by result.",
     source="the agent",
-    use="More than the kubelet's restarts: something else registers the same resource.",
+    use="More than the restarts of the kubelet: another plugin registers the same resource.",
 )
-def kubelet_registrations(view: View) -> Iterator[Series]:
-    yield from sorted(view.measure.registrations.items())
+def kubelet_registrations(shown: ScrapeInput) -> Iterator[Series]:
+    yield from sorted(shown.rpc_stats.registrations.items())
 
 
-@live(
+@live_family(
     "resource_registered",
     "resource",
-    help="1 while the kubelet has the resource.",
+    help="1 while the resource is registered with the kubelet.",
     source="the agent",
-    use="0: /readyz says why.",
+    use="0: /readyz gives the reason.",
 )
-def resource_registered(view: View) -> Iterator[Series]:
-    for status in view.statuses:
+def resource_registered(shown: ScrapeInput) -> Iterator[Series]:
+    for status in shown.statuses:
         yield (status.resource,), status.registered
 
 
-@live(
+@live_family(
     "resource_devices",
     "resource,health",
-    help="Devices as the kubelet was told.",
+    help="Devices in the list that the agent sends to the kubelet.",
     source="the agent",
-    use="Unhealthy ones are not handed out to new pods.",
+    use="The kubelet gives unhealthy devices to no new pod.",
 )
-def resource_devices(view: View) -> Iterator[Series]:
-    for status in view.statuses:
+def resource_devices(shown: ScrapeInput) -> Iterator[Series]:
+    for status in shown.statuses:
         yield (status.resource, "healthy"), status.healthy
         yield (status.resource, "unhealthy"), status.devices - status.healthy
 
 
-@live(
+@live_family(
     "source_silent",
     "source",
-    help="1 while a source of facts cannot speak.",
+    help="1 while a source of facts fails.",
     source="the agent",
-    use="What it last said stands; the log says why it is silent: alert NodeAgentSourceSilent.",
+    use="Its last facts stay valid; the log gives the reason: alert NodeAgentSourceSilent.",
 )
-def source_silent(view: View) -> Iterator[Series]:
-    for entry in view.snapshot.silent:
+def source_silent(shown: ScrapeInput) -> Iterator[Series]:
+    for entry in shown.snapshot.silent:
         yield (entry.source,), 1
 
 
-@live(
+@live_family(
     "task_restarts_total",
     "task",
-    help="Parts of the agent that failed and were started again.",
+    help="Tasks of the agent that failed and were restarted.",
     source="the agent",
-    use="A climb: the log has the reason of each.",
+    use="Rising: the log has the reason of each restart.",
 )
-def task_restarts(view: View) -> Iterator[Series]:
-    for task, count in sorted(view.restarts.items()):
+def task_restarts(shown: ScrapeInput) -> Iterator[Series]:
+    for task, count in sorted(shown.restarts.items()):
         yield (task,), count
 
 
-@live(
+@live_family(
     "gpu_driver_stuck_threads",
     help="Threads that hang in the GPU driver.",
     source="the agent",
-    use="Not 0 for long: the driver hangs; nvidia-smi will too. Reset the GPU or reboot.",
+    use="Above 0 for long: the driver hangs, and nvidia-smi hangs too. Reset the GPU or reboot.",
 )
-def stuck_threads(view: View) -> Iterator[Series]:
-    yield (), view.stuck_threads
+def stuck_threads(shown: ScrapeInput) -> Iterator[Series]:
+    yield (), shown.stuck_threads
 
 
-@live(
+def _attempted(shown: ScrapeInput) -> Iterator[Collector]:
+    """The collectors that have finished or failed a reading."""
+    for collector in shown.collectors:
+        if collector.succeeded_at is not None or collector.reason is not None:
+            yield collector
+
+
+@live_family(
     "collector_up",
     "collector",
-    help="1 when the last look of a collector went well.",
+    help="1 when the last reading of a collector succeeded.",
     source="the agent",
     use="0 for long: alert NodeAgentCollectorStale.",
     peers="node_scrape_collector_success",
 )
-def collector_up(view: View) -> Iterator[Series]:
-    for one in view.collectors:
-        yield (one.name,), one.up
+def collector_up(shown: ScrapeInput) -> Iterator[Series]:
+    for collector in _attempted(shown):
+        yield (collector.name,), collector.up
 
 
-@live(
+@live_family(
     "collector_duration_seconds",
     "collector",
-    help="How long the last look of a collector took.",
+    help="Duration of the last reading of a collector.",
     source="the agent",
-    use="Firmware that answers slowly shows here first. Not part of a scrape.",
+    use="Slow firmware shows here first. Not part of the scrape time.",
     peers="node_scrape_collector_duration_seconds",
 )
-def collector_duration(view: View) -> Iterator[Series]:
-    for one in view.collectors:
-        if one.seconds is not None:
-            yield (one.name,), round(one.seconds, 6)
+def collector_duration(shown: ScrapeInput) -> Iterator[Series]:
+    for collector in _attempted(shown):
+        if collector.duration_s is not None:
+            yield (collector.name,), round(collector.duration_s, 6)
 
 
-@live(
+@live_family(
     "collector_last_success_timestamp_seconds",
     "collector",
-    help="When a collector last looked with success.",
+    help="Time of the last successful reading of a collector.",
     source="the agent",
-    use="time() - this is the age of its numbers.",
+    use="time() - this is the age of its values.",
 )
-def collector_last_success(view: View) -> Iterator[Series]:
-    for one in view.collectors:
-        if one.succeeded_at is not None:
-            yield (one.name,), round(view.boot_unix + one.succeeded_at, 3)
+def collector_last_success(shown: ScrapeInput) -> Iterator[Series]:
+    for collector in _attempted(shown):
+        if collector.succeeded_at is not None:
+            yield (collector.name,), round(shown.boot_unix + collector.succeeded_at, 3)
 
 
-@live(
+@live_family(
     "collector_errors_total",
     "collector",
-    help="Looks of a collector that failed.",
+    help="Readings of a collector that failed.",
     source="the agent",
-    use="The log has the reason of the first of each kind.",
+    use="The log has the reason of each kind of error once.",
     peers="rdma_scrape_errors_total",
 )
-def collector_errors(view: View) -> Iterator[Series]:
-    for one in view.collectors:
-        yield (one.name,), one.errors
+def collector_errors(shown: ScrapeInput) -> Iterator[Series]:
+    for collector in _attempted(shown):
+        yield (collector.name,), collector.errors
 
 
-@live(
+@live_family(
     "netlink_overruns_total",
     "socket",
-    help="Times that the kernel had more to say than the socket could hold; everything was read anew.",
+    help="Times that the kernel dropped messages because the socket buffer was full; the agent then rescans.",
     source="ENOBUFS",
-    use="None is lost by it; many: something changes links in a loop.",
+    use="No change is lost. Many: a program changes links in a loop.",
 )
-def netlink_overruns(view: View) -> Iterator[Series]:
-    for socket, count in sorted(view.overruns.items()):
+def netlink_overruns(shown: ScrapeInput) -> Iterator[Series]:
+    for socket, count in sorted(shown.overruns.items()):
         yield (socket,), count
 
 
-@live(
+@live_family(
     "lldp_last_received_timestamp_seconds",
     "device",
-    help="When the last LLDP frame came in.",
+    help="Time at which the last LLDP frame arrived.",
     source="AF_PACKET, EtherType 88cc",
-    use="Older than two intervals of the switch (60 s): it has gone silent.",
+    use="Older than two intervals of the switch (60 s): the switch stopped sending.",
 )
-def lldp_last_received(view: View) -> Iterator[Series]:
-    for link, at in sorted(view.heard_at.items()):
-        yield (link,), round(view.boot_unix + at, 3)
+def lldp_last_received(shown: ScrapeInput) -> Iterator[Series]:
+    for link, at in sorted(shown.last_lldp.items()):
+        yield (link,), round(shown.boot_unix + at, 3)
 
 
-@live(
+@live_family(
     "web_certificate_expiry_timestamp_seconds",
-    help="When the certificate that this page is served with ends; absent without TLS.",
+    help="Expiry of the certificate that serves this page; absent without TLS.",
     source="the agent",
-    use="Alert some days before; NodeAgentCertificateExpiring does.",
+    use="Alert some days before: NodeAgentCertificateExpiring.",
 )
-def certificate_expiry(view: View) -> Iterator[Series]:
-    if view.certificate is not None and view.certificate[0]:
-        yield (), view.certificate[0]
+def certificate_expiry(shown: ScrapeInput) -> Iterator[Series]:
+    if shown.certificate is not None and shown.certificate[0]:
+        yield (), shown.certificate[0]
 
 
-@live(
+@live_family(
     "web_certificate_fresh",
-    help="1 when the last look at the certificate's files went well; 0 while the old one is kept.",
+    help="1 when the last load of the certificate files succeeded; 0 while the old certificate stays in use.",
     source="the agent",
-    use="0: the files are missing, half written, expired or do not belong together; the log says which.",
+    use="0: the files are missing, incomplete, expired or do not match; the log names the cause.",
 )
-def certificate_fresh(view: View) -> Iterator[Series]:
-    if view.certificate is not None:
-        yield (), view.certificate[1]
+def certificate_fresh(shown: ScrapeInput) -> Iterator[Series]:
+    if shown.certificate is not None:
+        yield (), shown.certificate[1]
 
 
-@live(
+@live_family(
     "series_dropped_total",
     "family",
     help="Series left out of a scrape because their family has too many.",
     source="the agent",
-    use="Should not exist: raise web.seriesMax, or find what makes up so many names.",
+    use="Should not exist: raise web.seriesMax, or find the cause of so many names.",
 )
-def series_dropped(view: View) -> Iterator[Series]:
-    for family, count in sorted(view.dropped.items()):
+def series_dropped(shown: ScrapeInput) -> Iterator[Series]:
+    for family, count in sorted(shown.dropped.items()):
         yield (family,), count

@@ -1,16 +1,26 @@
-"""Every metric family of the agent, declared once: ``family`` defines a row, each imported module holds one topic."""
+"""Every metric family of the agent, in the order of the page."""
 
-from nodeagent.metrics import agent_metrics, gpu_metrics, health_metrics, info, link_metrics, nic_metrics
-from nodeagent.metrics.family import CATALOG, Family, Feed
+from nodeagent.measurements.adapter_rows import ADAPTER_ROWS
+from nodeagent.measurements.family import Family
+from nodeagent.measurements.gpu_rows import GPU_ROWS
+from nodeagent.measurements.link_rows import LINK_ROWS
+from nodeagent.measurements.table import by_name
 
-__all__ = [
-    "CATALOG",
-    "Family",
-    "Feed",
-    "agent_metrics",
-    "gpu_metrics",
-    "health_metrics",
-    "info",
-    "link_metrics",
-    "nic_metrics",
-]
+# Importing a module declares its families.
+from nodeagent.metrics import agent_metrics, gpu_metrics, health_metrics, info_metrics
+from nodeagent.metrics.computed_family import FACT_FAMILIES, LIVE_FAMILIES
+
+__all__ = ["CATALOG", "SAMPLED", "agent_metrics", "gpu_metrics", "health_metrics", "info_metrics"]
+
+SAMPLED: tuple[Family, ...] = (
+    *GPU_ROWS,
+    *health_metrics.GPU_FIGURES,
+    *health_metrics.LINK_FIGURES,
+    *LINK_ROWS,
+    *ADAPTER_ROWS,
+)
+"""The families that samples and health figures feed."""
+
+CATALOG: dict[str, Family] = by_name(
+    (*SAMPLED, *(family for family, _ in FACT_FAMILIES), *(family for family, _ in LIVE_FAMILIES))
+)

@@ -1,13 +1,10 @@
-"""The catalog as text: Prometheus' text format 0.0.4 and OpenMetrics 1.0.0. Pure.
+"""Render the metrics page: Prometheus' text format 0.0.4 or OpenMetrics 1.0.0. Pure.
 
-The law of this file:
-
-* What changes seldom is rendered seldom. The sample-fed families are compiled to a template, with one ``%s`` for
-  each number, and the facts to plain text; both stand until the facts, or the names in the samples, change.
-* Everything that comes from the wire or from hardware is made one printable line, cut and escaped. No series
-  stands twice, whatever two texts are cut to, and no family has more than ``series_max`` series: the rest is
-  counted.
-* Text is made in pieces, so that whoever waits for the loop need not wait for the page.
+* Sample-fed families are compiled to a template with one ``%s`` per number, and facts to plain text. Both are kept
+  until the facts, or the names in the samples, change.
+* Text from the wire or from hardware is made one printable line, cut and escaped. No series appears twice, even if
+  cutting makes two texts equal. A family has at most ``series_max`` series; the page counts the rest.
+* The page comes in pieces, so that other tasks of the event loop can run between two of them.
 """
 
 from __future__ import annotations
@@ -15,37 +12,39 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import itemgetter
 
-from nodeagent.health.samples import Sample, Source
+from msgspec.structs import replace
+
 from nodeagent.lldp.escaping import printable
-from nodeagent.metrics.catalog import CATALOG, Family, Feed
-from nodeagent.metrics.family import Series, datum_of
-from nodeagent.metrics.scrape_input import Scene, View
+from nodeagent.measurements.family import Family, Measurement
+from nodeagent.measurements.sample import Sample, Source
+from nodeagent.metrics.catalog import SAMPLED
+from nodeagent.metrics.computed_family import FACT_FAMILIES, LIVE_FAMILIES, Series
+from nodeagent.metrics.scrape_input import NodeFacts, ScrapeInput
 
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version={}; charset=utf-8"
 OPENMETRICS_VERSIONS = ("1.0.0", "0.0.1")
 
 TEXT_MAX = 128
-"""Characters of a label's value; a system name of LLDP has up to 255, and says what it says in fewer."""
+"""Characters of a label's value. An LLDP system name may have 255, but 128 are enough to identify a switch."""
 PIECE = 1000
-"""Samples rendered between two breaths of the loop: about half a millisecond."""
+"""Numbers rendered before other tasks may run: about half a millisecond."""
 FRESH_S = 900.0
-"""What nobody has measured for so long is no longer shown; the slowest collector looks every 60 s."""
+"""Older samples are not shown; the slowest reader runs every 60 s."""
 
 _PARAMETER = re.compile(r"""\s*([^\s;=]+)\s*=\s*"?([^\s;"]*)"?\s*""")
 
 
 def negotiate(accept: str) -> str:
-    """The content type for an Accept header: OpenMetrics where it is wanted at least as much as text."""
+    """The content type for an Accept header: OpenMetrics if its weight is at least that of text."""
     wanted: dict[str, float] = {}
-    for one in accept.split(","):
-        media, *rest = one.split(";")
-        found = [match for text in rest if (match := _PARAMETER.fullmatch(text))]
-        parameters = {match[1].lower(): match[2] for match in found}
+    for choice in accept.split(","):
+        media, *rest = choice.split(";")
+        matches = [match for text in rest if (match := _PARAMETER.fullmatch(text))]
+        parameters = {match[1].lower(): match[2] for match in matches}
         weight = _weight(parameters.get("q", "1"))
         version = parameters.get("version", "1.0.0")
         kind = media.strip().lower()
@@ -68,7 +67,7 @@ def _weight(text: str) -> float:
 
 @lru_cache(maxsize=8192)
 def label(text: str) -> str:
-    """A label's value as it stands between the quotes."""
+    """A label's value between the quotes."""
     text = text[: TEXT_MAX + 1]
     if not text.isprintable():
         text = printable(text)
@@ -78,7 +77,7 @@ def label(text: str) -> str:
 
 
 def series(family: Family, values: Sequence[str]) -> str:
-    """``name{label="value"}``, and of a histogram its bucket, sum or count."""
+    """``name{label="value"}``; for a histogram its bucket, sum or count."""
     name, names = family.name, family.labels
     if family.type == "histogram":
         if values[-1] in ("sum", "count"):
@@ -95,81 +94,82 @@ def header(family: Family, openmetrics: bool) -> str:
     return f"# HELP {name} {family.help}\n# TYPE {name} {family.type}\n{unit}"
 
 
-@dataclass(slots=True)
-class _Slot:
-    """A series of a sample-fed family: the place of its number, and what it is multiplied with."""
-
-    index: int
-    scale: float
-
-
+_Slot = tuple[int, float]
+"""Of one series: the index of its number among all values, and its factor."""
 _Shape = tuple[str, Source, tuple[str, ...], dict[str, str]]
+"""Device, reader, value names and texts of a sample: everything but its numbers."""
 _Block = tuple[Family, str]
-_Stated = tuple[Sample, dict[str, float]]
-"""A sample and what of its values is shown."""
+"""A family and the lines of its series."""
+_Shown = tuple[Sample, dict[str, float]]
+"""A sample and those of its values that the page shows."""
 
 
 class _Layout:
-    """Everything of a scrape but its numbers. ``breaths`` compiles it and yields between two parts."""
+    """Everything of a page but its numbers."""
 
-    def __init__(self, view: View, samples: Sequence[_Stated], series_max: int) -> None:
-        self.scene = Scene(replace(view, samples=tuple(sample for sample, _values in samples)))
-        self.snapshot = view.snapshot
-        self.stock = view.stock
-        self.rails = view.rails
+    def __init__(self, shown: ScrapeInput, samples: Sequence[_Shown], series_max: int) -> None:
+        fresh = tuple(sample for sample, _values in samples)
+        self.facts = NodeFacts(replace(shown, samples=fresh))
         self.dropped: Counter[str] = Counter()
         self._shapes: list[_Shape] = [
-            (one.device, one.source, tuple(values), one.texts) for one, values in samples
+            (sample.device, sample.source, tuple(values), sample.texts) for sample, values in samples
         ]
         self._series_max = series_max
         self._templates: list[tuple[list[_Block], int, int]] = []
-        self._facts: list[_Block] = []
+        self._fact_blocks: list[_Block] = []
         self._pick: Callable[[list[float]], tuple[float, ...]] = lambda _flat: ()
         self._scales: list[tuple[int, float]] = []
         self._texts: dict[bool, tuple[list[tuple[str, int, int]], str]] = {}
 
-    def fits(self, view: View, samples: Sequence[_Stated]) -> bool:
+    def fits(self, shown: ScrapeInput, samples: Sequence[_Shown]) -> bool:
+        """Whether the page for these values differs from the last one in its numbers alone."""
+        facts = self.facts
         return (
-            view.snapshot is self.snapshot
-            and view.stock == self.stock
-            and view.rails == self.rails
+            shown.snapshot is facts.snapshot
+            and shown.device_counts == facts.device_counts
+            and shown.rails == facts.rails
             and len(samples) == len(self._shapes)
             and all(
                 tuple(values) == names
-                and one.device == device
-                and one.source is source
-                and one.texts == texts
-                for (one, values), (device, source, names, texts) in zip(samples, self._shapes, strict=True)
+                and sample.device == device
+                and sample.source is source
+                and sample.texts == texts
+                for (sample, values), (device, source, names, texts) in zip(
+                    samples, self._shapes, strict=True
+                )
             )
         )
 
-    def breaths(self) -> Iterator[None]:
-        """Compile: where each number goes, family by family."""
+    def compile(self) -> Iterator[None]:
+        """Find the place of each number, family by family. Yields where other tasks may run."""
         slots: dict[str, dict[str, _Slot]] = {}
         index = 0
         for device, _source, names, _texts in self._shapes:
-            there = self.scene.there(device)
+            present = self.facts.has(device)
             for name in names:
                 head, slash, key = name.partition("/")
-                for family, feed in _FED.get(head, ()) if there and datum_of(name) else ():
-                    if (values := self._labels(family, feed, device, key if slash else None)) is not None:
-                        slots.setdefault(family.name, {})[series(family, values)] = _Slot(index, feed.scale)
+                fed = _FED.get(head) if present else None
+                if fed is not None and bool(slash) == (fed[1].per is not None):
+                    family, measurement = fed
+                    values = self._labels(family, measurement, device, key if slash else None)
+                    if values is not None:
+                        family_slots = slots.setdefault(family.name, {})
+                        family_slots[series(family, values)] = (index, measurement.scale)
                 index += 1
             yield
         self._place(slots)
         yield
-        for family in CATALOG.values():
-            if family.described is not None:
-                if lines := self._lines(family, family.described(self.scene)):
-                    self._facts.append((family, lines))
-                yield
+        for family, read in FACT_FAMILIES:
+            if lines := self._lines(family, read(self.facts)):
+                self._fact_blocks.append((family, lines))
+            yield
 
-    def pieces(self, samples: Iterable[_Stated], openmetrics: bool) -> Iterator[str]:
-        """The numbers into the template, then the facts."""
+    def pieces(self, samples: Iterable[_Shown], openmetrics: bool) -> Iterator[str]:
+        """The templates filled with the numbers, then the facts."""
         if openmetrics not in self._texts:
             self._texts[openmetrics] = (
-                [(_joined(blocks, openmetrics), a, b) for blocks, a, b in self._templates],
-                "".join(header(family, openmetrics) + lines for family, lines in self._facts),
+                [(_joined(blocks, openmetrics), first, last) for blocks, first, last in self._templates],
+                "".join(header(family, openmetrics) + lines for family, lines in self._fact_blocks),
             )
         templates, facts = self._texts[openmetrics]
         flat: list[float] = []
@@ -182,39 +182,44 @@ class _Layout:
             yield template % tuple(numbers[first:last])
         yield facts
 
-    def _labels(self, family: Family, feed: Feed, device: str, key: str | None) -> tuple[str, ...] | None:
-        """``None`` where the series has nobody to belong to: a VF that has gone, no RDMA device."""
-        scene = self.scene
+    def _labels(
+        self, family: Family, measurement: Measurement, device: str, key: str | None
+    ) -> tuple[str, ...] | None:
+        """``None`` if the series has no owner: a VF that is gone, or no RDMA device."""
+        facts = self.facts
         scope = family.labels[0]
         if scope == "pf":
-            vf = scene.vfs.get((device, int(key))) if key and key.isdecimal() else None
-            return None if vf is None else (scene.link_name(device), str(vf.vf_index), vf.pci_address)
+            vf = facts.vfs.get((device, int(key))) if key and key.isdecimal() else None
+            return None if vf is None else (facts.link_name(device), str(vf.vf_index), vf.pci_address)
+        owner: tuple[str, ...]
         if scope == "rdma_device":
-            name = scene.rdma_name(device)
-            whom: tuple[str, ...] | None = (name, "1") if name else None
+            if not (name := facts.rdma_name(device)):
+                return None
+            owner = (name, "1")
         elif scope == "pci_address":
-            gpu = scene.gpus.get(device)
-            whom = (gpu.pci_address if gpu is not None else device,)
+            gpu = facts.gpus.get(device)
+            owner = (gpu.pci_address if gpu is not None else device,)
         elif scope == "gpu":
-            whom = (scene.gpu_name(device),)
+            owner = (facts.gpu_name(device),)
         else:
-            whom = (scene.link_name(device),)
-        return None if whom is None else (*whom, *(() if key is None else (key,)), *feed.fixed)
+            owner = (facts.link_name(device),)
+        return (*owner, *(() if key is None else (key,)), *measurement.labels)
 
     def _place(self, slots: dict[str, dict[str, _Slot]]) -> None:
+        """Cut the families into templates of about ``PIECE`` numbers, and note where each number comes from."""
         order: list[int] = []
         blocks: list[_Block] = []
         first = 0
-        for family in CATALOG.values():
-            found = slots.get(family.name)
-            if not found:
+        for family in SAMPLED:
+            family_slots = slots.get(family.name)
+            if not family_slots:
                 continue
-            kept = list(found.items())[: self._series_max]
-            self.dropped[family.name] += len(found) - len(kept)
-            for _text, slot in kept:
-                if slot.scale != 1:
-                    self._scales.append((len(order), slot.scale))
-                order.append(slot.index)
+            kept = list(family_slots.items())[: self._series_max]
+            self.dropped[family.name] += len(family_slots) - len(kept)
+            for _text, (index, scale) in kept:
+                if scale != 1:
+                    self._scales.append((len(order), scale))
+                order.append(index)
             blocks.append((family, "".join(f"{text.replace('%', '%%')} %s\n" for text, _slot in kept)))
             if len(order) - first >= PIECE:
                 self._templates.append((blocks, first, len(order)))
@@ -233,7 +238,7 @@ class _Layout:
 
 
 def lines_of(family: Family, found: Iterable[Series], series_max: int) -> tuple[str, int]:
-    """The lines of a family and how many were left out. The first of equal series stands."""
+    """The lines of a family, and how many series were left out. Of equal series the first counts."""
     lines: dict[str, float] = {}
     dropped: set[str] = set()
     for values, number in found:
@@ -255,72 +260,72 @@ def _joined(blocks: Iterable[_Block], openmetrics: bool) -> str:
     return "".join(f"{header(family, openmetrics).replace('%', '%%')}{lines}" for family, lines in blocks)
 
 
-def _shown(sample: Sample) -> dict[str, float]:
-    """Errors of PCIe that never came are forty zeros for each device."""
+def _shown_values(sample: Sample) -> dict[str, float]:
+    """Without PCIe errors that never occurred: those would be forty zeros per device."""
     if sample.source is not Source.PCIE:
         return sample.values
     return {name: value for name, value in sample.values.items() if value or not name.startswith("aer_")}
 
 
-def _judged(view: View) -> Iterator[Sample]:
-    """What the rules say of each link and GPU, as samples."""
-    for device, judged in view.judged.items():
+def _figure_samples(shown: ScrapeInput) -> Iterator[Sample]:
+    """The health figures of each link and GPU as samples, by the names of ``health_metrics``."""
+    for device, figures in shown.health_figures.items():
         gpu = device.startswith("GPU-")
         head, since = ("gpu_rule_value", "gpu_since_unix") if gpu else ("rule_value", "since_unix")
-        values = {f"{head}/{rule}": value for rule, value in judged.values.items()}
-        if judged.since is not None:
-            values[since] = round(view.boot_unix + judged.since, 3)
+        values = {
+            f"{head}/{rule}": value for rule, value in figures.values.items() if rule != "expected_speed_mbps"
+        }
+        if figures.since is not None:
+            values[since] = round(shown.boot_unix + figures.since, 3)
         if not gpu:
-            if judged.penalty is not None:
-                values["flap_penalty"] = round(judged.penalty, 1)
-            if judged.expected_mbps is not None:
-                values["expected_speed_mbps"] = judged.expected_mbps
-            values.update((rule, judged.values[rule]) for rule in _RATIOS if rule in judged.values)
+            if figures.penalty is not None:
+                values["flap_penalty"] = round(figures.penalty, 1)
+            values.update((name, figures.values[name]) for name in _OWN_FAMILY if name in figures.values)
         yield Sample(0.0, device, Source.GPU if gpu else Source.LINK, values)
 
 
-_RATIOS = ("pre_fec_ber", "post_fec_errors")
+_OWN_FAMILY = ("expected_speed_mbps", "pre_fec_ber", "post_fec_errors")
+"""Figures of a link that have a family of their own."""
 
-_FED: dict[str, list[tuple[Family, Feed]]] = {}
-for _family in CATALOG.values():
-    for _feed in _family.feeds:
-        _FED.setdefault(_feed.datum, []).append((_family, _feed))
+_FED: dict[str, tuple[Family, Measurement]] = {
+    measurement.name: (family, measurement) for family in SAMPLED for measurement in family.measurements
+}
+"""The family of each sample name."""
 
 
 class Exposition:
-    """Renders one view after the other. One at a time: what is compiled is shared."""
+    """Renders one page at a time and keeps what it compiled for the next."""
 
     def __init__(self, series_max: int) -> None:
         self._series_max = series_max
         self._layout: _Layout | None = None
         self.dropped: Counter[str] = Counter()
-        """Series left out, by family, since the agent began."""
+        """Series left out, by family, since the agent started."""
 
-    def pieces(self, view: View, openmetrics: bool, now: float | None = None) -> Iterator[str]:
-        """The page, piece by piece; an empty piece is a moment to breathe. ``now`` is CLOCK_BOOTTIME."""
-        fresh = (one for one in view.samples if now is None or now - one.at <= FRESH_S)
-        samples = [(one, _shown(one)) for one in (*fresh, *_judged(view))]
+    def pieces(self, shown: ScrapeInput, openmetrics: bool, now: float | None = None) -> Iterator[str]:
+        """The page in pieces; after an empty piece other tasks may run too. ``now`` is CLOCK_BOOTTIME."""
+        fresh = (sample for sample in shown.samples if now is None or now - sample.at <= FRESH_S)
+        samples = [(sample, _shown_values(sample)) for sample in (*fresh, *_figure_samples(shown))]
         layout = self._layout
-        if layout is None or not layout.fits(view, samples):
-            layout = _Layout(view, samples, self._series_max)
-            for _ in layout.breaths():
+        if layout is None or not layout.fits(shown, samples):
+            layout = _Layout(shown, samples, self._series_max)
+            for _ in layout.compile():
                 yield ""
             self._layout = layout
         yield from layout.pieces(samples, openmetrics)
         for family, count in layout.dropped.items():
             if count:
                 self.dropped[family] += count
-        yield self._live(replace(view, scene=layout.scene, dropped=self.dropped), openmetrics)
+        yield self._live(replace(shown, facts=layout.facts, dropped=self.dropped), openmetrics)
         if openmetrics:
             yield "# EOF\n"
 
-    def _live(self, view: View, openmetrics: bool) -> str:
+    def _live(self, shown: ScrapeInput, openmetrics: bool) -> str:
         parts = []
-        for family in CATALOG.values():
-            if family.live is not None:
-                lines, dropped = lines_of(family, family.live(view), self._series_max)
-                if dropped:
-                    self.dropped[family.name] += dropped
-                if lines:
-                    parts.append(header(family, openmetrics) + lines)
+        for family, read in LIVE_FAMILIES:
+            lines, dropped = lines_of(family, read(shown), self._series_max)
+            if dropped:
+                self.dropped[family.name] += dropped
+            if lines:
+                parts.append(header(family, openmetrics) + lines)
         return "".join(parts)

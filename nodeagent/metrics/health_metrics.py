@@ -1,102 +1,127 @@
-"""How the links do, in the words and numbers of the rules: what the kubelet was told and why."""
+"""The health of links, and the numbers that the rules compare, of links and GPUs."""
 
 from collections.abc import Iterator
 
-from nodeagent.metrics.family import Series, described, live, row
-from nodeagent.metrics.scrape_input import Judged, Scene, View
+from nodeagent.measurements.family import FROM_RULES, Family, row
+from nodeagent.metrics.computed_family import Series, fact_family, live_family
+from nodeagent.metrics.scrape_input import NodeFacts, ScrapeInput
 from nodeagent.model import State
 
 _STATES = (State.HEALTHY, State.DEGRADED, State.DOWN, State.MISCABLED, State.UNKNOWN, State.UNUSED)
 
+# The exposition makes samples of the health figures; these names are the samples'.
+LINK_FIGURES: tuple[Family, ...] = (
+    row(
+        "link_health_since_timestamp_seconds",
+        "device",
+        FROM_RULES,
+        ("since_unix", "time of the last change of state"),
+        help="Time of the last change of state.",
+        use="time() - this is the time spent in the state.",
+    ),
+    row(
+        "link_flap_penalty",
+        "device",
+        FROM_RULES,
+        ("flap_penalty", "flap damping"),
+        help="Penalty for flaps; it halves in each half-life.",
+        use="Above the suppress limit the link is degraded until the penalty falls to the reuse limit.",
+    ),
+    row(
+        "link_expected_speed_bytes",
+        "device",
+        FROM_RULES,
+        ("expected_speed_mbps", "the speed that speed_reduced compares with"),
+        scale=125000,
+        help="The speed that the link should have, in bytes per second.",
+        use="Set it in the configuration; otherwise the rules use the speed of its peers, or its own highest.",
+    ),
+    row(
+        "link_pre_fec_bit_error_ratio",
+        "device",
+        FROM_RULES,
+        ("pre_fec_ber", "the value that pre_fec_ber compares"),
+        help="Bits that FEC corrected, as a share of all bits, over the rule's window.",
+        use="The standard allows 2.4e-4 at 100G per lane; above 1e-4 the link is degraded.",
+    ),
+    row(
+        "link_post_fec_bit_error_ratio",
+        "device",
+        FROM_RULES,
+        ("post_fec_errors", "the value that post_fec_errors compares"),
+        help="Symbol errors after FEC, as a share of all bits, over the rule's window.",
+        use="The standard allows 1e-12; above it the link is degraded.",
+    ),
+    row(
+        "link_rule_value",
+        "device,rule",
+        FROM_RULES,
+        ("rule_value", "the value that each rule compares"),
+        per="rule",
+        help="The number that a rule compares with its threshold.",
+        use="Shows how near to a fault a link is; nodeagent health rules prints thresholds and units.",
+    ),
+)
+GPU_FIGURES: tuple[Family, ...] = (
+    row(
+        "gpu_health_since_timestamp_seconds",
+        "gpu",
+        FROM_RULES,
+        ("gpu_since_unix", "time of the last change of state"),
+        help="Time of the last change of state.",
+        use="time() - this is the time spent in the state.",
+    ),
+    row(
+        "gpu_rule_value",
+        "gpu,rule",
+        FROM_RULES,
+        ("gpu_rule_value", "the value that each rule compares"),
+        per="rule",
+        help="The number that a rule compares with its threshold.",
+        use="Shows how near to a fault a GPU is.",
+    ),
+)
 
-@described(
+
+@fact_family(
     "link_health_state",
     "device,state",
     help="1 for the state that the link is in, 0 for the others.",
-    source="the rules",
-    use="The one to look at: everything below is why. unknown never changes what pods can get; unused was never up.",
+    source=FROM_RULES,
+    use="Watch this one first: the families below show the cause. unknown never changes what pods can get; unused "
+    "was never up.",
 )
-def link_health_state(scene: Scene) -> Iterator[Series]:
-    for pf in scene.pfs:
-        now = State.DOWN if pf.health.state is State.UNHEALTHY else pf.health.state
+def link_health_state(facts: NodeFacts) -> Iterator[Series]:
+    for pf in facts.pfs:
+        current = State.DOWN if pf.health.state is State.UNHEALTHY else pf.health.state
         for state in _STATES:
-            yield (scene.link_name(pf.pci_address), state.value), now is state
+            yield (facts.link_name(pf.pci_address), state.value), current is state
 
 
-@described(
+@fact_family(
     "link_health_reason",
     "device,reason,severity",
-    help="1 for each reason that is active; a warning lessens no state.",
-    source="the rules",
+    help="1 for each reason that is active; a warning does not change the state.",
+    source=FROM_RULES,
     use="Several may be active at once; docs/runbook.md says what to do about each.",
 )
-def link_health_reason(scene: Scene) -> Iterator[Series]:
-    for pf in scene.pfs:
+def link_health_reason(facts: NodeFacts) -> Iterator[Series]:
+    for pf in facts.pfs:
         for reason in pf.health.reasons:
             severity = "warning" if reason.warning else "fault"
-            yield (scene.link_name(pf.pci_address), reason.key, severity), 1
+            yield (facts.link_name(pf.pci_address), reason.key, severity), 1
 
 
-@live(
+@live_family(
     "link_health_transitions_total",
     "device,from,to",
-    help="Changes of state since the agent began.",
-    source="the rules",
-    use="Many: the thresholds of a rule are too near to each other, or the link really flaps.",
+    help="Changes of state since the agent started.",
+    source=FROM_RULES,
+    use="Many: the thresholds of a rule are too close to each other, or the link really flaps.",
 )
-def link_health_transitions(view: View) -> Iterator[Series]:
-    for name, judged in _links(view):
-        for (before, after), count in sorted(judged.transitions.items()):
-            yield (name, before, after), count
-
-
-row(
-    "link_health_since_timestamp_seconds",
-    "device",
-    "since_unix",
-    help="When the state changed last.",
-    use="time() - this is how long it has lasted.",
-)
-row(
-    "link_flap_penalty",
-    "device",
-    "flap_penalty",
-    help="Penalty for flaps; it decays by half in the half-life.",
-    use="Above the suppress limit the link is degraded until it has fallen to the reuse limit.",
-)
-row(
-    "link_expected_speed_bytes",
-    "device",
-    "expected_speed_mbps",
-    scale=125000,
-    help="The speed that the link should have, in bytes per second.",
-    use="Set it in the configuration, or let the rules take what its peers have or what it once had.",
-)
-row(
-    "link_pre_fec_bit_error_ratio",
-    "device",
-    "pre_fec_ber",
-    help="Bits that FEC corrected, as a share of all bits, over the rule's window.",
-    use="The standard allows 2.4e-4 at 100G per lane; above 1e-4 the link is degraded.",
-)
-row(
-    "link_post_fec_bit_error_ratio",
-    "device",
-    "post_fec_errors",
-    help="Symbol errors after FEC, as a share of all bits, over the rule's window.",
-    use="The standard allows 1e-12; above it the link is degraded.",
-)
-row(
-    "link_rule_value",
-    "device,rule",
-    "rule_value",
-    help="The number that a rule compared with its threshold.",
-    use="nodeagent health rules prints thresholds and units: how near to a fault a link is.",
-)
-
-
-def _links(view: View) -> Iterator[tuple[str, Judged]]:
-    scene = view.names()
-    for device, judged in view.judged.items():
-        if device in scene.present:
-            yield scene.link_name(device), judged
+def link_health_transitions(shown: ScrapeInput) -> Iterator[Series]:
+    facts = shown.node_facts()
+    for device, figures in shown.health_figures.items():
+        if device in facts.present:
+            for (before, after), count in sorted(figures.transitions.items()):
+                yield (facts.link_name(device), before, after), count

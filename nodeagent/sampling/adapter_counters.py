@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from errno import EINVAL, ENODEV, EOPNOTSUPP, EPERM
 
-from nodeagent.health.samples import Sample, Source
 from nodeagent.host import eeprom, pcie_link
 from nodeagent.host.ethtool import DriverInfo, Ethtool, EthtoolError
 from nodeagent.host.netlink.devlink import Devlink
@@ -15,6 +14,7 @@ from nodeagent.host.netlink.message import NetlinkAbsentError, NetlinkError, Net
 from nodeagent.host.netlink.rdma_counters import RdmaCounters
 from nodeagent.host.rdma_ports import PORT_COUNTERS, RdmaPorts
 from nodeagent.host.sysfs import OpenAttributes, SysfsError, Tree
+from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function, Rdma
 from nodeagent.sampling.driver_counters import RDMA, Names, rdma_values
 from nodeagent.sampling.port_counters import Asked

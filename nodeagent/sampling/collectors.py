@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nodeagent.health.samples import Source
+from nodeagent.measurements.sample import Source
 
 
 @dataclass(slots=True)

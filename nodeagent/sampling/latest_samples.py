@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from nodeagent.health.samples import Sample, Source
+from nodeagent.measurements.sample import Sample, Source
 
 BETTER: dict[str, tuple[Source, Source]] = {
     "crc_errors": (Source.DRIVER, Source.LINK),

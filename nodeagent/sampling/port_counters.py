@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from errno import ENODEV, EOPNOTSUPP
 from typing import Generic, TypeVar
 
-from nodeagent.health.samples import Sample, Source
 from nodeagent.host.netlink import ethtool_messages as ethtool
 from nodeagent.host.netlink.message import NetlinkError, NetlinkRefusedError
 from nodeagent.host.netlink.netdevs import NetdevCounters, Netdevs, VfTraffic
+from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function
 from nodeagent.sampling.reader import RETRY_S, LeftOut, Plain, Ports, boottime, known
 

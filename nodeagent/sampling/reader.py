@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from nodeagent.health.samples import Sample, Source
 from nodeagent.host.ethtool import EthtoolError
 from nodeagent.host.kmsg import KernelLogError
 from nodeagent.host.netlink.message import NetlinkError
 from nodeagent.host.sysfs import OpenAttributes, SysfsError
+from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from nodeagent.health.samples import Sample, Source
 from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree
+from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function
 from nodeagent.sampling.reader import Plain, boottime, known
 

@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from nodeagent.health.samples import Sample, Source
 from nodeagent.host import recorded_gpus
 from nodeagent.host.fd import wait_readable
 from nodeagent.host.kmsg import PATTERNS, Event, KernelLog
 from nodeagent.host.sysfs import Tree
+from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function
 from nodeagent.sampling.adapter_counters import (
     DevlinkReader,

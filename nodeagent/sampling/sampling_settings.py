@@ -15,38 +15,59 @@ Every = Annotated[float, msgspec.Meta(ge=1, le=RATE_MAX_S)]
 
 
 class SamplesSettings(Settings, frozen=True, kw_only=True):
-    """How often what is measured on NICs is read. Whatever the rates, a link that changes is read at once.
+    """How often each collector reads the NICs. A link that changes is read at once, whatever the intervals.
 
-    null leaves a source out: what it alone tells is then unknown.
+    null turns a collector off; its metrics are then absent, and rules that need them do not fire.
     """
 
     link_seconds: Annotated[
         Every,
-        setting("State and counters of links, speed, why a link is down, FEC and pauses: some 3 ms of CPU."),
+        setting(
+            "Seconds between two readings of state, counters, speed, link-down reason, FEC and pause frames. "
+            "A reading takes about 3 ms of CPU."
+        ),
     ] = 5.0
     driver_seconds: Annotated[
-        Every | None, setting("The drivers' own statistics; on mlx5 several commands to the firmware.")
+        Every | None,
+        setting(
+            "Seconds between two readings of the drivers' statistics (ethtool -S). On mlx5 a reading costs "
+            "several firmware commands."
+        ),
     ] = 15.0
     rdma_seconds: Annotated[
-        Every | None, setting("State, GIDs and counters of RDMA ports; on mlx5 commands to the firmware.")
+        Every | None,
+        setting(
+            "Seconds between two readings of state, GIDs and counters of RDMA ports. On mlx5 a reading costs "
+            "firmware commands."
+        ),
     ] = 15.0
-    pcie_seconds: Annotated[Every | None, setting("Speed and width of the PCIe links, and AER.")] = 30.0
-    devlink_seconds: Annotated[Every | None, setting("The drivers' health reporters.")] = 30.0
+    pcie_seconds: Annotated[
+        Every | None, setting("Seconds between two readings of PCIe link speed, link width and AER counters.")
+    ] = 30.0
+    devlink_seconds: Annotated[
+        Every | None, setting("Seconds between two readings of the drivers' devlink health reporters.")
+    ] = 30.0
     vf_seconds: Annotated[
         Every | None,
         setting(
-            "The traffic of VFs as their PF counts it; on mlx5 a command to the firmware for each, with the kernel's "
-            "lock of all netdevs held."
+            "Seconds between two readings of the VF traffic counters of each PF. On mlx5 each VF costs a "
+            "firmware command under the kernel's RTNL lock."
         ),
     ] = 30.0
     module_seconds: Annotated[
         Every | None,
-        setting("Transceivers: temperature, light, who made them. Slow, and needs CAP_NET_ADMIN."),
+        setting(
+            "Seconds between two readings of transceivers: temperature, optical power, vendor. A reading is "
+            "slow and needs CAP_NET_ADMIN."
+        ),
     ] = 60.0
     kernel_log: Annotated[
-        bool, setting("Look in the kernel's log for a NIC's firmware in trouble; needs the host's /dev/kmsg.")
+        bool, setting("Search the kernel log for firmware errors of NICs; needs the host's /dev/kmsg.")
     ] = True
     hang_seconds: Annotated[
         Annotated[float, msgspec.Meta(ge=0.1, le=RATE_MAX_S)],
-        setting("A source that has not answered for so long is reported as hanging; the others go on."),
+        setting(
+            "A collector that has not answered for this many seconds is reported as hanging. The other "
+            "collectors continue."
+        ),
     ] = 10.0

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
-from nodeagent.lldp.tlv import encode
-from nodeagent.lldp.values import Capabilities, ChassisId, Lldpdu, ManagementAddress, PortId
+from nodeagent.lldp.lldpdu import Capabilities, ChassisId, Lldpdu, ManagementAddress, PortId
+from nodeagent.lldp.lldpdu_codec import encode
 from nodeagent.sim.netns import Netns, veth
 
 FAST_S = 1.0

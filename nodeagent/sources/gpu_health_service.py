@@ -17,9 +17,10 @@ from nodeagent.health.explain import DeviceView
 from nodeagent.health.gpu_record import lasting, same, sound
 from nodeagent.health.gpuguard import Guard
 from nodeagent.health.gpuview import explain_gpu
-from nodeagent.health.samples import Sample, Source, known
 from nodeagent.health.xids import Latch, Rules, judge, severity, unknown, verdict
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
+from nodeagent.measurements.sample import Sample, Source
+from nodeagent.measurements.table import measurement
 from nodeagent.model import Gpu, Health
 from nodeagent.sampling.collectors import Collector
 from nodeagent.sources.nvml_session import NOWHERE, Measured, Place, Reading, boottime
@@ -160,7 +161,7 @@ class Ledger:
         self._said.pop("vitals", None)
         self._collector.succeeded(news.at, news.seconds)
         for one in news.vitals:
-            strange = sorted({*one.absurd, *(name for name in one.values if known(name) is None)})
+            strange = sorted({*one.absurd, *(name for name in one.values if measurement(name) is None)})
             if strange:
                 self.say(
                     f"{one.uuid} absurd",
@@ -173,7 +174,7 @@ class Ledger:
         self._judge(vitals=news.vitals)
 
     def _sample(self, at: float, vitals: GpuVitals) -> Sample:
-        values = {name: value for name, value in vitals.values.items() if known(name) is not None}
+        values = {name: value for name, value in vitals.values.items() if measurement(name) is not None}
         values |= {f"gpu_xids/{xid}": n for (uuid, xid), n in self.xids.items() if uuid == vitals.uuid}
         action = next((one.reading.recovery_action for one in self.latches if one.uuid == vitals.uuid), None)
         also = {"gpu_driver": self.version, "gpu_recovery_action": action}

@@ -8,9 +8,9 @@ import os
 from collections.abc import Iterator
 
 from nodeagent import cdi
+from nodeagent.config.bounded_yaml import Limits, load_document
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.model import HostPaths, Mount
-from nodeagent.sources import untrusted_yaml
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +20,7 @@ VENDOR_KIND = "nvidia.com/gpu"
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 """Where container runtimes look by default (Container Device Interface, section "CDI spec directories")."""
 SPEC_MAX_BYTES = 4 << 20
+SPEC_LIMITS = Limits(size=SPEC_MAX_BYTES, values=1_000_000)
 
 # Debian's and Red Hat's places, and the GPU operator's driver container.
 _DRIVER_ROOTS = ("", "/run/nvidia/driver")
@@ -90,7 +91,7 @@ def parsed(tree: Tree, path: str) -> object:
             return json_document
     except RecursionError as error:
         raise ValueError(" ".join(str(error).split())) from error
-    return untrusted_yaml.load(text)
+    return load_document(text, SPEC_LIMITS)
 
 
 def _parsed(tree: Tree, path: str) -> object | None:

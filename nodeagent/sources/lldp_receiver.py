@@ -1,15 +1,13 @@
-"""An ear on every link: what comes in becomes neighbors and findings.
+"""Receive LLDP frames on every link and publish neighbors and remarks.
 
-The law of this file:
-
-* Which links there are is a level: ``follow`` is told all of them and does what differs. A lost socket only
-  rings for a new look.
-* A link is a PCI function where it is one, and else a netdev's name. It keeps its neighbors through a rename,
-  through carrier loss (they are stale), and while its netdev is in another network namespace: a PCI link as
-  long as its function is there, any other for ``AWAY_S``.
-* A fact is stated as soon as it is known, and then not for ``GAP_S``: whoever floods a link with changes
-  wakes the rest of the agent 50 times a second and no more.
-* Silence is judged here, for time lives at the source.
+* ``update_links()`` takes the full list of links and opens or closes sockets as needed. A lost socket only sets
+  ``rescan``.
+* A link is identified by its PCI function, or by its netdev's name if it has none. It keeps its neighbors when
+  the netdev is renamed, when it loses carrier (they become stale) and while the netdev is in another network
+  namespace: a PCI link as long as its function exists, any other for ``AWAY_S``.
+* A change is published at once, and the next one after ``PUBLISH_GAP_S`` at the earliest: a flood of changes wakes
+  the other parts of the agent at most 50 times a second.
+* This source decides when a link is silent. Consumers of the facts read no clock.
 """
 
 from __future__ import annotations
@@ -20,365 +18,362 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from nodeagent.host.netlink.dcb import UNKNOWN_DCB, DcbSettings
 from nodeagent.host.netlink.netdevs import Netdev
-from nodeagent.host.packet import PacketError, Receiver
-from nodeagent.lldp.link_remarks import SILENT_AFTER_S, Near, findings
-from nodeagent.lldp.table import Entry, Outcome, Own, Table
-from nodeagent.model import Ets, Finding, Function, Neighbor
+from nodeagent.host.packet import LldpSocket, PacketError
+from nodeagent.lldp.link_remarks import SILENT_AFTER_S, LinkSide, find_remarks
+from nodeagent.lldp.neighbor_table import FrameOutcome, NeighborEntry, NeighborTable, OwnIdentity
+from nodeagent.model import Function, Neighbor, Remark
 from nodeagent.sources.link_selection import Selected
-from nodeagent.sources.lldp_sender import Announcement, Announcer, Speaker
+from nodeagent.sources.lldp_sender import LldpSender, NodeAnnouncement, SendingLink
 
 log = logging.getLogger(__name__)
 
-GAP_S = 0.02
+PUBLISH_GAP_S = 0.02
 AWAY_S = 3600.0
 FLOOD_CLEARS_S = 60.0
 
-_HEARD = frozenset((Outcome.NEW, Outcome.CHANGED, Outcome.REFRESHED, Outcome.SHUTDOWN))
-_FLOOD = frozenset((Outcome.FLOODED, Outcome.REFUSED))
+_VALID = frozenset((FrameOutcome.NEW, FrameOutcome.CHANGED, FrameOutcome.REFRESHED, FrameOutcome.SHUTDOWN))
+_FLOOD = frozenset((FrameOutcome.FLOODED, FrameOutcome.REFUSED))
 _NEVER = float("-inf")
 
 
-@dataclass(frozen=True, slots=True)
-class Dcb:
-    """What our own side of a link is set to do about priorities; ``None`` where it cannot be read."""
-
-    pfc: tuple[int, ...] | None = None
-    ets: Ets | None = None
-
-
 @dataclass(slots=True)
-class Line:
-    """A link that is listened on, or was until its netdev went away. Times are the event loop's.
+class ReceivingLink:
+    """A link with a socket, or one whose netdev is away. Times are those of the event loop.
 
-    ``up_at`` is when carrier came (or listening began), ``None`` without carrier.
+    ``up_at`` is the time of carrier up or of the socket's start, ``None`` without carrier.
     """
 
     selected: Selected
-    receiver: Receiver | None = None
+    socket: LldpSocket | None = None
     enslaved: bool = False
     up_at: float | None = None
-    heard_at: float = _NEVER
+    received_at: float = _NEVER
     own_at: float = _NEVER
     flooded_at: float = _NEVER
     away_at: float | None = None
     dropped: int = 0
-    trouble: str | None = None
-    dcb: Dcb = field(default_factory=Dcb)
+    error: str | None = None
+    dcb: DcbSettings = UNKNOWN_DCB
 
     @property
     def name(self) -> str:
         return self.selected.name
 
     @property
-    def listens_to(self) -> tuple[int, bool] | None:
-        """The ifindex, and whether as a port of something."""
-        if self.receiver is None or not self.receiver.bound:
+    def bound_to(self) -> tuple[int, bool] | None:
+        """The ifindex of the socket, and whether the socket is made for an enslaved netdev."""
+        if self.socket is None or not self.socket.bound:
             return None
-        return (self.receiver.ifindex, self.enslaved)
+        return (self.socket.ifindex, self.enslaved)
 
     def quiet_since(self) -> float:
-        return max(self.up_at or _NEVER, self.heard_at)
+        return max(self.up_at or _NEVER, self.received_at)
+
+    def close(self) -> None:
+        if self.socket is not None:
+            self.dropped += self.socket.count_drops()
+            self.socket.close()
+            self.socket = None
 
 
-Opened = socket.socket | PacketError
-Stated = Callable[[tuple[Neighbor, ...], tuple[Finding, ...]], object]
+OpenResult = socket.socket | PacketError
+Publish = Callable[[tuple[Neighbor, ...], tuple[Remark, ...]], object]
 
 
-class Ear:
-    """Listens on links and states neighbors and findings when they changed. Belongs to one event loop.
+class LldpReceiver:
+    """Publishes neighbors and remarks when they change. Belongs to one event loop.
 
-    ``rung`` is set when the netdevs should be looked at again, ``looked`` once they have been. ``names`` are
-    what this node calls itself.
+    ``rescan`` is set when the netdevs should be read again, ``updated`` after each ``update_links``.
+    ``names`` are the system names of this node.
     """
 
     def __init__(
         self,
-        state: Stated,
+        publish: Publish,
         *,
         names: Iterable[str] = (),
-        announcement: Announcement | None = None,
+        announcement: NodeAnnouncement | None = None,
         silent_after_s: float = SILENT_AFTER_S,
     ) -> None:
-        self.rung = asyncio.Event()
-        self.looked = asyncio.Event()
-        self.table = Table()
-        self.lines: dict[str, Line] = {}
+        self.rescan = asyncio.Event()
+        self.updated = asyncio.Event()
+        self.table = NeighborTable()
+        self.links: dict[str, ReceivingLink] = {}
         self.neighbors: tuple[Neighbor, ...] = ()
-        self.findings: tuple[Finding, ...] = ()
-        self._state = state
+        self.remarks: tuple[Remark, ...] = ()
+        self._publish_change = publish
         self._names = frozenset(names)
         self._silent_after_s = silent_after_s
-        self._announcer = Announcer(announcement) if announcement else None
+        self._sender = LldpSender(announcement) if announcement else None
         self._loop = asyncio.get_running_loop()
-        self._told_at = _NEVER
-        self._telling: asyncio.Handle | None = None
+        self._published_at = _NEVER
+        self._scheduled: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
 
     def close(self) -> None:
-        """Stop listening; say goodbye where we have spoken. What was stated stands."""
-        if self._announcer is not None:
-            self._announcer.close()
-        for line in self.lines.values():
-            _close(line)
-        for handle in (self._telling, self._timer):
+        """Close the sockets, and send shutdown frames if the sender is on. Published facts stay."""
+        if self._sender is not None:
+            self._sender.close()
+        for link in self.links.values():
+            link.close()
+        for handle in (self._scheduled, self._timer):
             if handle is not None:
                 handle.cancel()
 
-    def heard_at(self) -> dict[str, float]:
-        """When a neighbor spoke last, by link: CLOCK_BOOTTIME."""
+    def last_received(self) -> dict[str, float]:
+        """The time of the last frame of a neighbor by link, CLOCK_BOOTTIME."""
         offset = time.clock_gettime(time.CLOCK_BOOTTIME) - self._loop.time()
-        found: dict[str, float] = {}
+        times: dict[str, float] = {}
         for entry in self.table.entries():
             link = entry.neighbor.link
-            found[link] = max(found.get(link, 0.0), entry.last_heard + offset)
-        return found
+            times[link] = max(times.get(link, 0.0), entry.last_received + offset)
+        return times
 
-    # --- which links there are ------------------------------------------------------------------------
+    # --- links ----------------------------------------------------------------------------------------
 
-    def follow(
+    def update_links(
         self,
-        links: Iterable[Selected],
+        selected: Iterable[Selected],
         netdevs: Iterable[Netdev],
         functions: Iterable[Function],
-        opened: dict[int, Opened],
-        dcb: Mapping[str, Dcb] | None = None,
+        opened: dict[int, OpenResult],
+        dcb: Mapping[str, DcbSettings] | None = None,
     ) -> None:
-        """These are the links, of all netdevs and PCI functions there are, with a socket for each that
-        ``needs`` one, or the trouble with it. What is taken from ``opened`` is the ear's.
+        """Receive on exactly these links, which are selected from all netdevs and PCI functions.
+
+        ``opened`` has, by ifindex, a socket or an error for each netdev of ``netdevs_to_open``. The receiver
+        removes the sockets that it keeps.
         """
         now = self._loop.time()
         netdevs = tuple(netdevs)
         macs = (mac for netdev in netdevs for mac in (netdev.mac, netdev.permanent_mac) if mac and any(mac))
-        own = Own(frozenset(macs), self._names)
+        own = OwnIdentity(frozenset(macs), self._names)
         if own != self.table.own:
-            self.table.recognize(own)
-        lines: dict[str, Line] = {}
-        moves: list[tuple[str, str]] = []
-        left = dict(self.lines)
-        for selected in links:
-            old = _line_of(left, selected)
-            line = left.pop(old) if old is not None else Line(selected)
-            if old is not None and old != selected.name:
-                moves.append((old, selected.name))
-            lines[selected.name] = line
-            line.selected = selected
-        self._rename(moves, left)
-        away = self._part(left, lines, netdevs, functions, now)
-        self.lines = lines | away
-        for line in lines.values():
-            self._open(line, opened)
-            self._carrier(line, now)
-            line.dcb = (dcb or {}).get(line.name, Dcb())
-        if self._announcer is not None:
-            self._announcer.follow(self._speakers())
-        self.looked.set()
-        self._tell_soon()
+            self.table.set_own(own)
+        links: dict[str, ReceivingLink] = {}
+        renames: list[tuple[str, str]] = []
+        left = dict(self.links)
+        for choice in selected:
+            old = _known_name(left, choice)
+            link = left.pop(old) if old is not None else ReceivingLink(choice)
+            if old is not None and old != choice.name:
+                renames.append((old, choice.name))
+            links[choice.name] = link
+            link.selected = choice
+        self._rename(renames, left)
+        away = self._separate(left, links, netdevs, functions, now)
+        self.links = links | away
+        for link in links.values():
+            self._attach(link, opened)
+            self._update_carrier(link, now)
+            link.dcb = (dcb or {}).get(link.name, UNKNOWN_DCB)
+        if self._sender is not None:
+            self._sender.update_links(self._sending_links())
+        self.updated.set()
+        self._schedule_publish()
 
-    def _rename(self, moves: list[tuple[str, str]], left: dict[str, Line]) -> None:
-        """Names may have been swapped, or belong to what is about to be forgotten: go by names nobody has."""
-        for old, _ in moves:
-            self.table.rename(old, f"\0{old}")
-        for old, new in moves:
+    def _rename(self, renames: list[tuple[str, str]], left: dict[str, ReceivingLink]) -> None:
+        """Rename through temporary names: two links may swap names, or a new name may be that of an old link."""
+        for old, _ in renames:
+            self.table.rename_link(old, f"\0{old}")
+        for old, new in renames:
             if left.pop(new, None) is not None:
-                self.table.forget(new)
-            self.table.rename(f"\0{old}", new)
+                self.table.remove_link(new)
+            self.table.rename_link(f"\0{old}", new)
 
-    def _part(
+    def _separate(
         self,
-        left: dict[str, Line],
-        lines: dict[str, Line],
+        left: dict[str, ReceivingLink],
+        links: dict[str, ReceivingLink],
         netdevs: tuple[Netdev, ...],
         functions: Iterable[Function],
         now: float,
-    ) -> dict[str, Line]:
-        """Those no longer among the links: unselected, or away. Only the latter keep their neighbors."""
-        here = {netdev.ifindex: netdev.name for netdev in netdevs}
+    ) -> dict[str, ReceivingLink]:
+        """Close the links that are no longer listed. Return those that are away: only they keep their neighbors."""
+        present = {netdev.ifindex: netdev.name for netdev in netdevs}
         addresses = {function.pci_address for function in functions}
         away = {}
-        for name, line in left.items():
-            ours = line.receiver is not None and line.receiver.bound
-            unselected = (ours and line.selected.netdev.ifindex in here) or name in here.values()
-            _close(line)
-            if line.away_at is None:
-                line.away_at, line.up_at = now, None
-                self.table.silence(name)
-                log.info("The netdev of a link has gone; its neighbors are kept. link=%s", name)
-            address = line.selected.pci_address
-            kept = address in addresses if address is not None else now - line.away_at < AWAY_S
-            if unselected or not kept or name in lines:
-                self.table.forget(name)
+        for name, link in left.items():
+            bound = link.socket is not None and link.socket.bound
+            unselected = (bound and link.selected.netdev.ifindex in present) or name in present.values()
+            link.close()
+            if link.away_at is None:
+                link.away_at, link.up_at = now, None
+                self.table.mark_stale(name)
+                log.info("Netdev of a link disappeared; its neighbors are kept. link=%s", name)
+            address = link.selected.pci_address
+            kept = address in addresses if address is not None else now - link.away_at < AWAY_S
+            if unselected or not kept or name in links:
+                self.table.remove_link(name)
             else:
-                away[name] = line
+                away[name] = link
         return away
 
-    def needs(self, links: Iterable[Selected]) -> tuple[Netdev, ...]:
-        """The netdevs of the links that no socket of the right sort listens on."""
-        heard = {line.listens_to for line in self.lines.values()}
+    def netdevs_to_open(self, selected: Iterable[Selected]) -> tuple[Netdev, ...]:
+        """The netdevs of the links that have no socket of the right kind."""
+        bound = {link.bound_to for link in self.links.values()}
         return tuple(
-            link.netdev for link in links if (link.netdev.ifindex, link.netdev.enslaved) not in heard
+            link.netdev for link in selected if (link.netdev.ifindex, link.netdev.enslaved) not in bound
         )
 
-    def _open(self, line: Line, opened: dict[int, Opened]) -> None:
-        ifindex, enslaved = line.selected.netdev.ifindex, line.selected.netdev.enslaved
-        if line.listens_to == (ifindex, enslaved):
+    def _attach(self, link: ReceivingLink, opened: dict[int, OpenResult]) -> None:
+        ifindex, enslaved = link.selected.netdev.ifindex, link.selected.netdev.enslaved
+        if link.bound_to == (ifindex, enslaved):
             return
-        _close(line)
-        new = opened.pop(ifindex, None)
-        if new is None:
-            self.rung.set()  # its old socket was lost just now
+        link.close()
+        result = opened.pop(ifindex, None)
+        if result is None:
+            self.rescan.set()  # the old socket was lost after `netdevs_to_open`
             return
-        if isinstance(new, PacketError):
-            if line.trouble != str(new):
-                log.warning("A link is not listened on. link=%s reason=%r", line.name, str(new))
-            line.trouble = str(new)
+        if isinstance(result, PacketError):
+            if link.error != str(result):
+                log.warning("Cannot receive LLDP on a link. link=%s reason=%r", link.name, str(result))
+            link.error = str(result)
             return
-        line.receiver = Receiver(ifindex, new, lambda frame: self._hear(line, frame), self.rung.set)
-        line.enslaved, line.trouble = enslaved, None
-        if line.away_at is not None:
-            log.info("The netdev of a link is back. link=%s", line.name)
-            line.away_at = line.up_at = None
+        link.socket = LldpSocket(ifindex, result, lambda frame: self._receive(link, frame), self.rescan.set)
+        link.enslaved, link.error = enslaved, None
+        if link.away_at is not None:
+            log.info("Netdev of a link is back. link=%s", link.name)
+            link.away_at = link.up_at = None
 
-    def _carrier(self, line: Line, now: float) -> None:
-        if line.selected.netdev.carrier:
-            if line.up_at is None:
-                line.up_at = now
-                if self._announcer is not None:
-                    self._announcer.greet(line.name)
-        elif line.up_at is not None:
-            line.up_at = None
-            self.table.silence(line.name)
+    def _update_carrier(self, link: ReceivingLink, now: float) -> None:
+        if link.selected.netdev.carrier:
+            if link.up_at is None:
+                link.up_at = now
+                if self._sender is not None:
+                    self._sender.send_fast(link.name)
+        elif link.up_at is not None:
+            link.up_at = None
+            self.table.mark_stale(link.name)
 
-    def _speakers(self) -> dict[str, Speaker]:
-        speakers = {}
-        for line in self.lines.values():
-            netdev = line.selected.netdev
-            # Under a bond all slaves wear one MAC; a switch that learned it here would send traffic here.
+    def _sending_links(self) -> dict[str, SendingLink]:
+        links = {}
+        for link in self.links.values():
+            netdev = link.selected.netdev
+            # All slaves of a bond have one MAC. A switch that learns it on this port sends traffic here.
             mac = netdev.permanent_mac or netdev.mac
-            if line.receiver is not None and mac is not None:
-                description = line.selected.pci_address or ""
-                speakers[line.name] = Speaker(netdev.ifindex, mac, description, line.receiver.send)
-        return speakers
+            if link.socket is not None and mac is not None:
+                description = link.selected.pci_address or ""
+                links[link.name] = SendingLink(netdev.ifindex, mac, description, link.socket.send)
+        return links
 
-    # --- what is heard --------------------------------------------------------------------------------
+    # --- frames ---------------------------------------------------------------------------------------
 
-    def _hear(self, line: Line, frame: bytes) -> None:
+    def _receive(self, link: ReceivingLink, frame: bytes) -> None:
         now = self._loop.time()
-        outcome = self.table.hear(line.name, frame, now)
-        if outcome in _HEARD:
-            line.heard_at = now
-            if outcome is Outcome.NEW and self._announcer is not None:
-                self._announcer.greet(line.name)
+        outcome = self.table.receive(link.name, frame, now)
+        if outcome in _VALID:
+            link.received_at = now
+            if outcome is FrameOutcome.NEW and self._sender is not None:
+                self._sender.send_fast(link.name)
             if self.table.neighbors() is not self.neighbors:
-                self._tell_soon()
-        elif outcome is Outcome.OWN:
-            if now - line.own_at > self._silent_after_s:
-                self._tell_soon()
-            line.own_at = now
+                self._schedule_publish()
+        elif outcome is FrameOutcome.OWN:
+            if now - link.own_at > self._silent_after_s:
+                self._schedule_publish()
+            link.own_at = now
         elif outcome in _FLOOD:
-            if now - line.flooded_at > FLOOD_CLEARS_S:
-                self._tell_soon()
-            line.flooded_at = now
+            if now - link.flooded_at > FLOOD_CLEARS_S:
+                self._schedule_publish()
+            link.flooded_at = now
         if (self.table.next_expiry() or self._timer_at) < self._timer_at:
-            self._arm()
+            self._set_timer()
 
-    def _arm(self) -> None:
-        """Wake when the next thing may happen that no frame announces."""
+    def _set_timer(self) -> None:
+        """Set the timer to the next change that happens without a frame."""
         now = self._loop.time()
         times = [self.table.next_expiry() or float("inf")]
-        for line in self.lines.values():
-            if line.up_at is not None:
-                times.append(line.quiet_since() + self._silent_after_s)
-            times += (line.flooded_at + FLOOD_CLEARS_S, line.own_at + self._silent_after_s)
+        for link in self.links.values():
+            if link.up_at is not None:
+                times.append(link.quiet_since() + self._silent_after_s)
+            times += (link.flooded_at + FLOOD_CLEARS_S, link.own_at + self._silent_after_s)
         self._timer_at = min((at for at in times if at > now), default=float("inf"))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._timer_at != float("inf"):
-            # A hair later, for the clock of the loop is coarser than a float.
-            self._timer = self._loop.call_at(self._timer_at + 0.001, self._tell)
+            # 1 ms later, because the loop's clock is coarser than a float.
+            self._timer = self._loop.call_at(self._timer_at + 0.001, self._publish)
 
-    # --- what is said ---------------------------------------------------------------------------------
+    # --- facts ----------------------------------------------------------------------------------------
 
-    def _tell_soon(self) -> None:
-        if self._telling is None:
-            wait = self._told_at + GAP_S - self._loop.time()
-            self._telling = (
-                self._loop.call_soon(self._tell) if wait <= 0 else self._loop.call_later(wait, self._tell)
+    def _schedule_publish(self) -> None:
+        if self._scheduled is None:
+            wait = self._published_at + PUBLISH_GAP_S - self._loop.time()
+            self._scheduled = (
+                self._loop.call_soon(self._publish)
+                if wait <= 0
+                else self._loop.call_later(wait, self._publish)
             )
 
-    def _tell(self) -> None:
-        if self._telling is not None:
-            self._telling.cancel()
-            self._telling = None
+    def _publish(self) -> None:
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+            self._scheduled = None
         now = self._loop.time()
         self.table.expire(now)
         neighbors = self.table.neighbors()
-        live = {one.link for one in neighbors if not one.stale}
-        sides = [self._near(line, now, line.name in live) for line in self.lines.values()]
-        found = findings(sides, neighbors)
-        if neighbors != self.neighbors or found != self.findings:
-            self._told_at = now
-            self.neighbors, self.findings = neighbors, found
-            self._state(neighbors, found)
+        live = {neighbor.link for neighbor in neighbors if not neighbor.stale}
+        sides = [self._side(link, now, link.name in live) for link in self.links.values()]
+        remarks = find_remarks(sides, neighbors)
+        if neighbors != self.neighbors or remarks != self.remarks:
+            self._published_at = now
+            self.neighbors, self.remarks = neighbors, remarks
+            self._publish_change(neighbors, remarks)
         else:
             self.neighbors = neighbors
-        self._arm()
+        self._set_timer()
 
-    def _near(self, line: Line, now: float, live: bool) -> Near:
-        function = line.selected.function
-        quiet = line.up_at is not None and not live and now >= line.quiet_since() + self._silent_after_s
-        return Near(
-            link=line.name,
-            pci_address=line.selected.pci_address,
-            driver=line.selected.driver,
+    def _side(self, link: ReceivingLink, now: float, live: bool) -> LinkSide:
+        function = link.selected.function
+        silent = link.up_at is not None and not live and now >= link.quiet_since() + self._silent_after_s
+        return LinkSide(
+            link=link.name,
+            pci_address=link.selected.pci_address,
+            driver=link.selected.driver,
             device=function.device if function else None,
-            mtu=line.selected.netdev.mtu,
-            quiet=quiet,
-            malformed=self.table.last_error(line.name) if quiet else None,
-            hears_itself=line.up_at is not None and now - line.own_at < self._silent_after_s,
-            flooded=now - line.flooded_at < FLOOD_CLEARS_S,
-            pfc=line.dcb.pfc,
-            ets=line.dcb.ets,
+            mtu=link.selected.netdev.mtu,
+            silent=silent,
+            malformed=self.table.last_error(link.name) if silent else None,
+            own_frames=link.up_at is not None and now - link.own_at < self._silent_after_s,
+            flooded=now - link.flooded_at < FLOOD_CLEARS_S,
+            pfc=link.dcb.pfc,
+            ets=link.dcb.ets,
         )
 
-    # --- what is asked --------------------------------------------------------------------------------
+    # --- queries --------------------------------------------------------------------------------------
 
-    def entries(self, link: str) -> tuple[Entry, ...]:
-        """The neighbors of a link with their times, in the facts' order."""
-        mine = {id(entry.neighbor): entry for entry in self.table.entries() if entry.neighbor.link == link}
-        return tuple(mine[id(one)] for one in self.table.neighbors() if id(one) in mine)
+    def entries(self, link: str) -> tuple[NeighborEntry, ...]:
+        """The neighbors of a link with their times, in the order of the facts."""
+        by_id = {id(entry.neighbor): entry for entry in self.table.entries() if entry.neighbor.link == link}
+        return tuple(by_id[id(neighbor)] for neighbor in self.table.neighbors() if id(neighbor) in by_id)
 
     def counts(self, link: str) -> Counter[str]:
-        """What became of the frames of a link: the words of ``Outcome``, and ``dropped`` by the kernel."""
-        counted = Counter({str(outcome): n for outcome, n in self.table.counts(link).items()})
-        line = self.lines.get(link)
-        if line is not None:
-            counted["dropped"] = line.dropped + (line.receiver.count_drops() if line.receiver else 0)
-        return counted
+        """Frames of a link by ``FrameOutcome``, and ``dropped`` by the kernel."""
+        counts = Counter({str(outcome): n for outcome, n in self.table.counts(link).items()})
+        receiving = self.links.get(link)
+        if receiving is not None:
+            counts["dropped"] = receiving.dropped + (
+                receiving.socket.count_drops() if receiving.socket else 0
+            )
+        return counts
 
 
-def _line_of(lines: Mapping[str, Line], selected: Selected) -> str | None:
-    """Which of these is the same link: by the socket that is bound to it, the PCI address, or the name."""
-    for name, line in lines.items():
-        receiver = line.receiver
-        if receiver is not None and receiver.ifindex == selected.netdev.ifindex and receiver.bound:
+def _known_name(links: Mapping[str, ReceivingLink], selected: Selected) -> str | None:
+    """The name of the same link: the one whose socket is bound to the netdev, or with the PCI address or name."""
+    for name, link in links.items():
+        if link.socket is not None and link.socket.ifindex == selected.netdev.ifindex and link.socket.bound:
             return name
     address = selected.pci_address
-    for name, line in lines.items():
-        if line.receiver is not None and line.receiver.bound:
-            continue  # another netdev of the same function, or one that has its name still
-        theirs = line.selected.pci_address
-        if theirs == address and (address is not None or name == selected.name):
+    for name, link in links.items():
+        if link.socket is not None and link.socket.bound:
+            continue  # bound to another netdev: of the same function, or with the old name of this one
+        known = link.selected.pci_address
+        if known == address and (address is not None or name == selected.name):
             return name
     return None
-
-
-def _close(line: Line) -> None:
-    if line.receiver is not None:
-        line.dropped += line.receiver.count_drops()
-        line.receiver.close()
-        line.receiver = None

@@ -1,11 +1,11 @@
-"""Telling the switches who this node is: an LLDP transmitter, off unless asked for.
+"""Send LLDP frames that announce this node to the switches. Off by default.
 
-Receiving says nothing of us. Who transmits beside a NIC's firmware that does so too shows two chassis on one
-port, and a switch that negotiates DCBX may then stop: that is why this is a choice.
+If the NIC's firmware sends LLDP too, the switch sees two chassis on one port and may stop DCBX negotiation. So
+sending is a setting.
 
-One chassis ID for all links (a MAC that is kept for the life of the process), the netdev's name as port ID,
-TTL 120 at 30 s. A new neighbor, or a link that comes up, is greeted by four frames a second apart, and no link
-ever sends more than one a second (802.1AB 9.2.5). Whoever leaves says so: TTL 0.
+All links use one chassis ID (a MAC that stays the same for the life of the process) and the netdev's name as
+port ID; TTL 120 s, one frame every 30 s. After a new neighbor or carrier up a link sends four frames one second
+apart, and never more than one a second (802.1AB 9.2.5). Links no longer listed get a shutdown frame (TTL 0).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
-from nodeagent.lldp.tlv import encode
-from nodeagent.lldp.values import Capabilities, ChassisId, Lldpdu, ManagementAddress, PortId
+from nodeagent.lldp.lldpdu import Capabilities, ChassisId, Lldpdu, ManagementAddress, PortId
+from nodeagent.lldp.lldpdu_codec import encode
 
 TTL_S = 120
 INTERVAL_S = 30.0
@@ -32,8 +32,8 @@ _IPV4, _IPV6 = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Announcement:
-    """What is said of the node on every link."""
+class NodeAnnouncement:
+    """The node's own information, sent on every link."""
 
     system_name: str
     system_description: str
@@ -41,8 +41,8 @@ class Announcement:
 
 
 @dataclass(frozen=True, slots=True)
-class Speaker:
-    """A link that can be spoken on. ``mac`` is the source; ``description`` is for the switch's operator."""
+class SendingLink:
+    """``mac`` is the source address; ``description`` becomes the port description, for the switch's operator."""
 
     ifindex: int
     mac: bytes
@@ -51,55 +51,59 @@ class Speaker:
 
 
 @dataclass(slots=True)
-class _Turn:
-    speaker: Speaker
-    at: float
+class _Schedule:
+    """``due_at``: the time of the next frame. ``fast``: how many frames still follow at the fast interval."""
+
+    link: SendingLink
+    due_at: float
     fast: int = FAST_FRAMES
     sent_at: float = float("-inf")
 
 
-class Announcer:
-    def __init__(self, announcement: Announcement) -> None:
+class LldpSender:
+    """Sends the announcement on all links. Belongs to one event loop."""
+
+    def __init__(self, announcement: NodeAnnouncement) -> None:
         self._announcement = announcement
         self._chassis: ChassisId | None = None
-        self._turns: dict[str, _Turn] = {}
+        self._schedules: dict[str, _Schedule] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self.sent = 0
 
-    def follow(self, speakers: Mapping[str, Speaker]) -> None:
-        """These links, by name, are spoken on from now on; one that is not among them is taken leave of."""
-        if self._chassis is None and speakers:
-            self._chassis = ChassisId(_MAC, min(speaker.mac for speaker in speakers.values()))
-        for name in [name for name in self._turns if name not in speakers]:
-            self._leave(name)
-        for name, speaker in speakers.items():
-            turn = self._turns.get(name)
-            if turn is not None and turn.speaker.ifindex != speaker.ifindex:
-                self._leave(name)  # the name is another netdev's now
-                turn = None
-            if turn is None:
-                self._turns[name] = _Turn(speaker, self._loop.time())
+    def update_links(self, links: Mapping[str, SendingLink]) -> None:
+        """Send on exactly these links, by name; links no longer listed get a shutdown frame."""
+        if self._chassis is None and links:
+            self._chassis = ChassisId(_MAC, min(link.mac for link in links.values()))
+        for name in [name for name in self._schedules if name not in links]:
+            self._remove(name)
+        for name, link in links.items():
+            schedule = self._schedules.get(name)
+            if schedule is not None and schedule.link.ifindex != link.ifindex:
+                self._remove(name)  # another netdev has this name now
+                schedule = None
+            if schedule is None:
+                self._schedules[name] = _Schedule(link, self._loop.time())
             else:
-                turn.speaker = speaker
-        self._arm()
+                schedule.link = link
+        self._set_timer()
 
-    def greet(self, name: str) -> None:
-        """Somebody new is there, or the link came up: speak soon and a few times."""
-        turn = self._turns.get(name)
-        if turn is not None:
-            turn.fast = FAST_FRAMES
-            turn.at = max(self._loop.time(), turn.sent_at + FAST_INTERVAL_S)
-            self._arm()
+    def send_fast(self, name: str) -> None:
+        """Start fast transmission on a link: it has a new neighbor, or carrier came up."""
+        schedule = self._schedules.get(name)
+        if schedule is not None:
+            schedule.fast = FAST_FRAMES
+            schedule.due_at = max(self._loop.time(), schedule.sent_at + FAST_INTERVAL_S)
+            self._set_timer()
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for name in list(self._turns):
-            self._leave(name)
+        for name in list(self._schedules):
+            self._remove(name)
 
-    def frame(self, name: str, speaker: Speaker, ttl: int = TTL_S) -> bytes:
+    def _frame(self, name: str, link: SendingLink, ttl: int = TTL_S) -> bytes:
         chassis = self._chassis or ChassisId(_LOCAL, _octets(self._announcement.system_name))
         port = PortId(_IFNAME, _octets(name))
         if ttl == 0:
@@ -109,60 +113,60 @@ class Announcer:
                 chassis,
                 port,
                 ttl,
-                port_description=_fitting(speaker.description),
-                system_name=_fitting(self._announcement.system_name),
-                system_description=_fitting(self._announcement.system_description),
+                port_description=_truncated(link.description),
+                system_name=_truncated(self._announcement.system_name),
+                system_description=_truncated(self._announcement.system_description),
                 capabilities=Capabilities(_STATION, _STATION),
-                management_addresses=tuple(map(_managed, self._announcement.management_addresses)),
+                management_addresses=tuple(map(_management_address, self._announcement.management_addresses)),
             )
-        return build_frame(NEAREST_BRIDGE, speaker.mac, encode(pdu))
+        return build_frame(NEAREST_BRIDGE, link.mac, encode(pdu))
 
-    def _leave(self, name: str) -> None:
-        turn = self._turns.pop(name)
-        if turn.sent_at > 0:
-            turn.speaker.send(self.frame(name, turn.speaker, ttl=0))
+    def _remove(self, name: str) -> None:
+        schedule = self._schedules.pop(name)
+        if schedule.sent_at > 0:
+            schedule.link.send(self._frame(name, schedule.link, ttl=0))
 
-    def _arm(self) -> None:
+    def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
-        if self._turns:
-            at = min(turn.at for turn in self._turns.values())
-            self._timer = self._loop.call_at(at, self._speak)
+        if self._schedules:
+            due_at = min(schedule.due_at for schedule in self._schedules.values())
+            self._timer = self._loop.call_at(due_at, self._send_due)
 
-    def _speak(self) -> None:
+    def _send_due(self) -> None:
         now = self._loop.time()
-        for name, turn in self._turns.items():
-            if turn.at <= now:
-                if turn.speaker.send(self.frame(name, turn.speaker)):
-                    turn.sent_at = now
+        for name, schedule in self._schedules.items():
+            if schedule.due_at <= now:
+                if schedule.link.send(self._frame(name, schedule.link)):
+                    schedule.sent_at = now
                     self.sent += 1
-                turn.fast = max(0, turn.fast - 1)
-                turn.at = now + (FAST_INTERVAL_S if turn.fast else INTERVAL_S)
-        self._arm()
+                schedule.fast = max(0, schedule.fast - 1)
+                schedule.due_at = now + (FAST_INTERVAL_S if schedule.fast else INTERVAL_S)
+        self._set_timer()
 
 
 def management_addresses() -> tuple[str, ...]:
-    """The addresses by which this host would be reached: those it would use to go out. Nothing is sent."""
-    found = []
-    # TEST-NET-1 and the documentation prefix: routed as anything else is, and nobody's.
-    for family, elsewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+    """The source addresses of this host's default routes. Nothing is sent."""
+    addresses = []
+    # TEST-NET-1 and the documentation prefix: they take the default route, and no host has them.
+    for family, remote in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         try:
             with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
-                probe.connect((elsewhere, 9))
-                found.append(str(probe.getsockname()[0]))
+                probe.connect((remote, 9))
+                addresses.append(str(probe.getsockname()[0]))
         except OSError:
-            continue  # no such family here, or no route
-    return tuple(found)
+            continue  # no such address family, or no route
+    return tuple(addresses)
 
 
-def _managed(text: str) -> ManagementAddress:
+def _management_address(text: str) -> ManagementAddress:
     address = ipaddress.ip_address(text)
     return ManagementAddress(_IPV4 if address.version == 4 else _IPV6, address.packed)
 
 
-def _fitting(text: str) -> str:
-    """As much as a TLV holds, and no half character at its end."""
+def _truncated(text: str) -> str:
+    """Cut a text to the length of a TLV, between two characters."""
     return _octets(text).decode("utf-8", "ignore")
 
 

@@ -1,9 +1,9 @@
-"""The same facts from an lldpd that already runs on the host: it listens, we ask.
+"""Read the neighbors from an lldpd that runs on the host.
 
-Two LLDP receivers on one host do not disturb each other; this one is for hosts where no packet socket may be
-had, or where lldpd's view is the one that operators look at. The command is asked every ``EVERY_S`` and may
-reach lldpd in any way: ``[chroot, /host, lldpcli, …]``, ``[nsenter, …]``. A neighbor that it no longer shows
-is stale until its link hears another.
+Two LLDP receivers on one host do not disturb each other. This source is for hosts that allow no packet socket,
+or whose operators use lldpd's view. The command runs every ``INTERVAL_S`` and may reach lldpd in any way:
+``[chroot, /host, lldpcli, …]``, ``[nsenter, …]``. A neighbor that lldpd no longer lists stays as stale until its
+link has another neighbor.
 """
 
 from __future__ import annotations
@@ -12,22 +12,24 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from nodeagent.host.netlink.netdevs import Netdev, Netdevs
-from nodeagent.lldp.link_remarks import SILENT_AFTER_S, Near, findings
-from nodeagent.lldp.lldpd_json import LldpdError, kept, neighbors_of
+from nodeagent.lldp.link_remarks import SILENT_AFTER_S, LinkSide, find_remarks
+from nodeagent.lldp.lldpd_json import LldpdError, keep_stale, neighbors_of
 from nodeagent.model import Function, Neighbor
 from nodeagent.sources.link_selection import Selected, select
-from nodeagent.sources.lldp_receiver import Stated
+from nodeagent.sources.lldp_receiver import Publish
 from nodeagent.sources.source_settings import LinkSelect
 
 COMMAND = ("lldpcli", "-f", "json0", "show", "neighbors", "details")
-EVERY_S = 5.0
+INTERVAL_S = 5.0
 TIMEOUT_S = 10.0
 _ANSWER_MAX = 16 * 1024 * 1024
 _REMEDY = "is lldpd running, and may this container reach its socket?"
 
 
-async def ask(command: Sequence[str] = COMMAND, timeout_s: float = TIMEOUT_S) -> tuple[Neighbor, ...]:
-    """Raises ``LldpdError`` for whatever keeps lldpd from answering."""
+async def read_neighbors(
+    command: Sequence[str] = COMMAND, timeout_s: float = TIMEOUT_S
+) -> tuple[Neighbor, ...]:
+    """Run the command once. Raises ``LldpdError``."""
     name = command[0]
     try:
         process = await asyncio.create_subprocess_exec(
@@ -43,59 +45,61 @@ async def ask(command: Sequence[str] = COMMAND, timeout_s: float = TIMEOUT_S) ->
         async with asyncio.timeout(timeout_s):
             answer, complaint = await process.communicate()
     except TimeoutError:
-        raise LldpdError(f"{name} gave no answer in {timeout_s:g} s: {_REMEDY}") from None
+        raise LldpdError(f"{name} did not answer within {timeout_s:g} s: {_REMEDY}") from None
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode != 0:
         why = complaint.decode("utf-8", "backslashreplace").strip().splitlines()
-        said = why[-1] if why else "it said nothing"
-        raise LldpdError(f"{name} failed with exit code {process.returncode}: {said}; {_REMEDY}")
+        reason = why[-1] if why else "without an error message"
+        raise LldpdError(f"{name} failed with exit code {process.returncode}: {reason}; {_REMEDY}")
     return neighbors_of(answer)
 
 
 async def watch(
     wanted: LinkSelect,
     functions: Callable[[], tuple[Function, ...]],
-    state: Stated,
+    publish: Publish,
     command: Sequence[str] = COMMAND,
-    every_s: float = EVERY_S,
+    interval_s: float = INTERVAL_S,
     timeout_s: float = TIMEOUT_S,
 ) -> None:
-    """State the neighbors of the links, until cancelled. Raises ``LldpdError`` and what ``Netdevs`` raises."""
+    """Publish neighbors and remarks until cancelled. Raises ``LldpdError`` and the errors of ``Netdevs``."""
     neighbors: tuple[Neighbor, ...] = ()
     quiet_since: dict[str, float] = {}
     now = asyncio.get_running_loop().time
 
-    def look(known: tuple[Function, ...]) -> tuple[tuple[Netdev, ...], tuple[Selected, ...]]:
-        found = netdevs.read()
-        return found, select(wanted, found, known)
+    def scan(known: tuple[Function, ...]) -> tuple[tuple[Netdev, ...], tuple[Selected, ...]]:
+        listed = netdevs.read()
+        return listed, select(wanted, listed, known)
 
     with Netdevs() as netdevs:
         while True:
-            answer = await ask(command, timeout_s)
-            found, links = await asyncio.to_thread(look, functions())
+            answer = await read_neighbors(command, timeout_s)
+            listed, links = await asyncio.to_thread(scan, functions())
             names = {link.name for link in links}
-            unselected = {netdev.name for netdev in found} - names
-            heard = tuple(one for one in answer if one.link in names)
-            neighbors = kept((one for one in neighbors if one.link not in unselected), heard)
+            unselected = {netdev.name for netdev in listed} - names
+            current = tuple(neighbor for neighbor in answer if neighbor.link in names)
+            before = (neighbor for neighbor in neighbors if neighbor.link not in unselected)
+            neighbors = keep_stale(before, current)
             up = {link.name for link in links if link.netdev.carrier}
-            silent = up - {one.link for one in heard}
-            quiet_since = {name: quiet_since.get(name, now()) for name in silent}
-            late = now() - SILENT_AFTER_S
-            quiet = {name for name, since in quiet_since.items() if since <= late}
-            state(neighbors, findings([near_of(link, quiet=link.name in quiet) for link in links], neighbors))
-            await asyncio.sleep(every_s)
+            quiet = up - {neighbor.link for neighbor in current}
+            quiet_since = {name: quiet_since.get(name, now()) for name in quiet}
+            limit = now() - SILENT_AFTER_S
+            silent = {name for name, since in quiet_since.items() if since <= limit}
+            sides = [side_of(link, silent=link.name in silent) for link in links]
+            publish(neighbors, find_remarks(sides, neighbors))
+            await asyncio.sleep(interval_s)
 
 
-def near_of(link: Selected, *, quiet: bool) -> Near:
+def side_of(link: Selected, *, silent: bool) -> LinkSide:
     function = link.function
-    return Near(
+    return LinkSide(
         link=link.name,
         pci_address=link.pci_address,
         driver=link.driver,
         device=function.device if function else None,
         mtu=link.netdev.mtu,
-        quiet=quiet,
+        silent=silent,
     )

@@ -22,8 +22,8 @@ from nodeagent.health.cabling import Plan, is_switch
 from nodeagent.health.engine import Engine, Terms
 from nodeagent.health.explain import DeviceView, explain
 from nodeagent.health.nic_state import Pf, Remembered, sound
-from nodeagent.health.samples import Sample
 from nodeagent.health.structural import NO_FAULTS, Faults
+from nodeagent.measurements.sample import Sample
 from nodeagent.model import HEALTHY, Function, Gpu, Health, Link, Neighbor
 from nodeagent.sources.state_file import Memory, Who
 

@@ -13,76 +13,84 @@ Xid = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
 class GpuSettings(Settings, frozen=True, kw_only=True):
-    """How the GPUs are found and watched."""
+    """How the agent finds and watches GPUs."""
 
     driver: Annotated[
-        Literal["nvml", "none"], setting("The library to ask; none leaves the GPUs of this node alone.")
+        Literal["nvml", "none"], setting("Library that reads the GPUs; none: ignore the GPUs of this node.")
     ] = "nvml"
     timeout_seconds: Annotated[
-        Seconds, setting("A driver that has not answered for so long is reported as hanging.")
+        Seconds, setting("A driver that has not answered for this many seconds is reported as hanging.")
     ] = 5.0
     fatal_xids: Annotated[
         tuple[Xid, ...],
         listed(
-            "XID errors that turn all devices of the GPU Unhealthy, besides those of the agent's own table."
+            "XID errors that make all devices of the GPU Unhealthy, in addition to the agent's own table."
         ),
     ] = ()
     ignore_xids: Annotated[
         tuple[Xid, ...],
-        listed("XID errors that say nothing against the GPU, besides the table's 13, 31, 43, 45, 68 and 94."),
+        listed(
+            "XID errors that are no fault of the GPU, in addition to 13, 31, 43, 45, 68 and 94 of the agent's "
+            "own table."
+        ),
     ] = ()
     xid_clear_seconds: Annotated[
         Seconds | None,
         setting(
-            "After an XID the GPU is Healthy again when it was reset, or after so long without another; null: only "
-            "after a reset."
+            "Seconds without a further XID after which the GPU is Healthy again; a reset clears the fault at "
+            "once. null: only a reset clears it."
         ),
     ] = 600.0
-    health: Annotated[GpuHealthSettings, setting("When what is measured on a GPU stands against it.")] = (
+    health: Annotated[GpuHealthSettings, setting("Limits for the measured values of a GPU.")] = (
         GpuHealthSettings()
     )
 
 
 class LinkSelect(Settings, frozen=True, kw_only=True):
-    """Which netdevs are links: those that match all the lists given.
+    """Which netdevs are links. A link matches every list that is not empty.
 
-    Where all are empty: every physical Ethernet NIC, so no VFs, representors, bridges, bonds or loopback. What
-    is named is taken, veth and tap too.
+    Without any list the links are the physical Ethernet NICs: no VFs, representors, bridges, bonds or loopback. A
+    netdev that is named is a link in any case, veth and tap too.
     """
 
-    netdevs: Annotated[tuple[Glob, ...], listed("Globs on the name of the netdev: ens*np0.")] = ()
-    drivers: Annotated[tuple[Glob, ...], listed("Globs on the driver: mlx5_core.")] = ()
+    netdevs: Annotated[tuple[Glob, ...], listed("Globs on the netdev's name: ens*np0.")] = ()
+    drivers: Annotated[tuple[Glob, ...], listed("Globs on the driver's name: mlx5_core.")] = ()
     pci_addresses: Annotated[
         tuple[PciAddress, ...], listed("Globs on the PCI address in the long form: 0000:1a:00.0.")
     ] = ()
-    exclude: Annotated[tuple[Glob, ...], listed("Globs on the netdev or the PCI address to leave out.")] = ()
+    exclude: Annotated[
+        tuple[Glob, ...], listed("Globs on the netdev's name or the PCI address of NICs to leave out.")
+    ] = ()
 
 
 class LinksSettings(Settings, frozen=True, kw_only=True):
-    """The links of this node: what is listened on by LLDP."""
+    """The links of this node, on which LLDP is received."""
 
-    select: Annotated[LinkSelect, setting("Which netdevs; everything empty selects the physical NICs.")] = (
-        LinkSelect()
-    )
+    select: Annotated[
+        LinkSelect, setting("Which netdevs are links; without any list, the physical NICs.")
+    ] = LinkSelect()
 
 
 class LldpSettings(Settings, frozen=True, kw_only=True):
-    """How the switch ports at the other end of the links are learnt."""
+    """How the agent learns the switch port at the other end of each link."""
 
     source: Annotated[
         Literal["socket", "lldpd", "none"],
         setting(
-            "Listen on sockets of our own (CAP_NET_RAW), ask an lldpd that runs on the host, or do neither."
+            "socket: receive LLDP frames on sockets of the agent (needs CAP_NET_RAW). lldpd: ask an lldpd "
+            "that runs on the host. none: no LLDP."
         ),
     ] = "socket"
     command: Annotated[
         tuple[Argument, ...],
-        setting("How lldpd is asked; it must print lldpcli's json0.", max_length=32, min_length=1),
+        setting(
+            "Command that asks lldpd; it must print the json0 format of lldpcli.", max_length=32, min_length=1
+        ),
     ] = ("lldpcli", "-f", "json0", "show", "neighbors", "details")
     transmit: Annotated[
         bool,
         setting(
-            "Announce this node to its switches too. Receive-only by default: a second speaker on a port, beside "
-            "the NIC's firmware, upsets some switches."
+            "Send LLDP frames to the switches too. Off by default: some switches reject a second LLDP sender "
+            "on a port beside the NIC's firmware."
         ),
     ] = False

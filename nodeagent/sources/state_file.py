@@ -22,13 +22,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+
+from nodeagent.host.file_writing import replace_file
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +141,7 @@ class Memory:
             if text == self._written:
                 return
             try:
-                replace_file(self._path, text)
+                replace_file(self._path, text, durable=True)
             except OSError as error:
                 if not self._complained:
                     log.warning(
@@ -188,26 +189,3 @@ def boot_id() -> str | None:
         return _BOOT_ID.read_text().strip() or None
     except OSError:
         return None
-
-
-def replace_file(path: Path, text: bytes) -> None:
-    """The whole text on the disk, or what was there. Blocks; raises ``OSError``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        descriptor = os.open(
-            temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-        )
-        with open(descriptor, "wb") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(descriptor)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

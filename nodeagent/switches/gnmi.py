@@ -20,6 +20,7 @@ from nodeagent.switches import openconfig
 from nodeagent.switches.answers import Reading, SwitchError
 from nodeagent.switches.openconfig import Step, Steps
 from nodeagent.switches.secret import Secret
+from nodeagent.switches.switch_settings import GnmiSettings
 
 PORT = 9339
 ANSWER_MAX = 16 << 20
@@ -38,10 +39,9 @@ _REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 @dataclass(slots=True)
 class Gnmi:
-    """``server_name`` is whom the switches' certificates name, where that is not the address."""
+    """Reads LLDP from one switch after another by gNMI."""
 
-    tls: bool = True
-    server_name: str | None = None
+    settings: GnmiSettings = field(default_factory=GnmiSettings)
     port: int = PORT
     _ways: dict[str, int] = field(default_factory=dict)
 
@@ -73,10 +73,10 @@ class Gnmi:
             ("grpc.enable_http_proxy", 0),
             ("grpc.use_local_subchannel_pool", 1),
         ]
-        if not self.tls:
+        if not self.settings.tls:
             return grpc.aio.insecure_channel(target, options)
-        if self.server_name is not None:
-            options.append(("grpc.ssl_target_name_override", self.server_name))
+        if self.settings.server_name is not None:
+            options.append(("grpc.ssl_target_name_override", self.settings.server_name))
         key, chain = secret.raw("tls.key"), secret.raw("tls.crt")
         if (key is None) != (chain is None):
             raise SwitchError(f"of {secret.folder}/tls.crt and tls.key one is missing", "refused")

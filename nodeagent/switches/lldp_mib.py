@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from nodeagent.fabric.uplinks import SwitchNeighbor
 from nodeagent.lldp.escaping import plain, text_of
-from nodeagent.lldp.values import CHASSIS_WORDS, PORT_WORDS, ChassisId, PortId
+from nodeagent.lldp.lldpdu import CHASSIS_WORDS, PORT_WORDS, ChassisId, PortId
 from nodeagent.switches.answers import NEIGHBORS_MAX, TEXT_MAX, Reading
 
 Value: TypeAlias = str | bytes | int | float | None

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from nodeagent.fabric.uplinks import SwitchNeighbor
 from nodeagent.lldp.escaping import plain
-from nodeagent.lldp.values import CHASSIS_WORDS, PORT_WORDS
+from nodeagent.lldp.lldpdu import CHASSIS_WORDS, PORT_WORDS
 from nodeagent.switches.answers import NEIGHBORS_MAX, TEXT_MAX, Reading, SwitchError
 
 

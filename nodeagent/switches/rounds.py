@@ -19,7 +19,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from nodeagent.fabric.names import full, short
@@ -27,8 +26,9 @@ from nodeagent.fabric.reports import shown
 from nodeagent.fabric.uplinks import Above, KnownSwitch, SwitchNeighbor, is_same, uplinks
 from nodeagent.switches.answers import Reading, SwitchError
 from nodeagent.switches.secret import Secret, secrets
+from nodeagent.switches.switch_settings import SwitchesSettings
 
-__all__ = ["Asker", "Planned", "SwitchError", "Switches", "Way"]
+__all__ = ["Asker", "Planned", "SwitchError", "Switches"]
 
 log = logging.getLogger(__name__)
 
@@ -54,33 +54,26 @@ class Asker(Protocol):
     async def read(self, address: str, secret: Secret) -> Reading: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
-    """Whom to ask, and when. ``addresses`` are by system name."""
-
-    credentials: str
-    networks: tuple[str, ...] = ()
-    addresses: Mapping[str, str] = field(default_factory=dict)
-    interval_s: float = 600.0
-    timeout_s: float = 20.0
-    parallel: int = 16
-    upwards: bool = True
-    name: str | None = None
-    management_ports: tuple[str, ...] = ()
-    generic_names: tuple[str, ...] = ()
-
-
 class Switches:
-    """``changed`` is called after the planner has been told something new."""
+    """``changed`` is called after the planner has got new uplinks. ``generic_names`` identify no switch."""
 
-    def __init__(self, way: Way, asker: Asker, planned: Planned, changed: Callable[[], object]) -> None:
-        self._way, self._asker, self._planned, self._changed = way, asker, planned, changed
-        self._networks = tuple(map(ipaddress.ip_network, way.networks))
-        self._addresses = {form: address for name, address in way.addresses.items() for form in _forms(name)}
+    def __init__(
+        self,
+        settings: SwitchesSettings,
+        asker: Asker,
+        planned: Planned,
+        changed: Callable[[], object],
+        generic_names: Iterable[str] = (),
+    ) -> None:
+        self._settings, self._asker, self._planned, self._changed = settings, asker, planned, changed
+        self._networks = tuple(map(ipaddress.ip_network, settings.networks))
+        self._addresses = {
+            form: entry.address for entry in settings.addresses for form in _forms(entry.switch)
+        }
         self._above = Above(
-            None if way.name is None else re.compile(way.name),
-            way.management_ports,
-            frozenset(name.lower() for name in way.generic_names),
+            None if settings.name is None else re.compile(settings.name),
+            settings.management_ports,
+            frozenset(name.lower() for name in generic_names),
             planned.is_node,
         )
         self._last: dict[str, Reading] = {}
@@ -98,7 +91,7 @@ class Switches:
         """Rounds, for ever; one comes early when a switch has become known that was not asked for."""
         while True:
             await self.round()
-            left_s = self._way.interval_s * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
+            left_s = self._settings.interval_seconds * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
             while left_s > 0 and not self._unseen():
                 await asyncio.sleep(min(GAP_S, left_s))
                 left_s -= GAP_S
@@ -111,12 +104,14 @@ class Switches:
         began = time.monotonic()
         leaves = {known.key: known for known in self._planned.switches()[:SWITCHES_MAX]}
         self._seen = frozenset(leaves)
-        secret = secrets(self._way.credentials)  # a Secret's mount is memory: eight small reads block nobody
+        secret = secrets(
+            self._settings.credentials
+        )  # a Secret's mount is memory: eight small reads block nobody
         asking = _Round(self, secret, self._last)
         await asking.ask(leaves.values())
         ups, above = uplinks(asking.heard(leaves), self._above, leaves.values())
         uppers = {key: known for key, known in above.items() if key not in leaves}
-        if self._way.upwards and uppers:
+        if self._settings.upwards and uppers:
             await asking.ask(list(uppers.values())[:SWITCHES_MAX])
             ups, _ = uplinks(asking.heard(leaves | uppers), self._above, leaves.values())
         self._last = {key: self._last[key] for key in self._last.keys() & (leaves.keys() | uppers.keys())}
@@ -133,10 +128,10 @@ class Switches:
     async def read(self, known: KnownSwitch, address: str, secret: Secret) -> Reading:
         """One switch at one address. Raises ``SwitchError``."""
         try:
-            async with asyncio.timeout(self._way.timeout_s):
+            async with asyncio.timeout(self._settings.timeout_seconds):
                 reading = await self._asker.read(address, secret)
         except TimeoutError:
-            message = f"{address} has not answered within {self._way.timeout_s:g} s"
+            message = f"{address} has not answered within {self._settings.timeout_seconds:g} s"
             raise SwitchError(
                 f"{message}: is it reached, and are the credentials right?", "timeout"
             ) from None
@@ -186,7 +181,7 @@ class _Round:
 
     def __init__(self, switches: Switches, secret: Secret, last: dict[str, Reading]) -> None:
         self._switches, self._secret, self._last = switches, secret, last
-        self._slots = asyncio.Semaphore(switches._way.parallel)
+        self._slots = asyncio.Semaphore(switches._settings.parallel)
         self.states: Counter[str] = Counter()
         self.trouble: dict[str, str] = {}
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from nodeagent.switches import lldp_mib
 from nodeagent.switches.answers import Reading, SwitchError
 from nodeagent.switches.lldp_mib import Column, Index, Value
 from nodeagent.switches.secret import Secret
+from nodeagent.switches.switch_settings import SnmpSettings
 
 if TYPE_CHECKING:
     from gufo.snmp import User
@@ -36,11 +37,9 @@ class MissingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Snmp:
-    """``version`` is ``v3`` or ``v2c``, ``auth`` and ``privacy`` are the words of the configuration."""
+    """Reads the LLDP-MIB of one switch after another."""
 
-    version: str = "v3"
-    auth: str = "sha256"
-    privacy: str = "aes128"
+    settings: SnmpSettings = field(default_factory=SnmpSettings)
     port: int = PORT
     timeout_s: float = 20.0
 
@@ -64,8 +63,8 @@ class Snmp:
             columns = {oid: await _column(session, oid, until) for oid in lldp_mib.COLUMNS}
         except TimeoutError:
             raise SwitchError(
-                f"{address} port {self.port} does not answer SNMP {self.version}: is it reached, may this address ask, "
-                "and are the credentials right?",
+                f"{address} port {self.port} does not answer SNMP {self.settings.version}: is it reached, may this "
+                "address ask, and are the credentials right?",
                 "timeout",
             ) from None
         except SnmpAuthError:
@@ -82,7 +81,7 @@ class Snmp:
 
         # Of the caller's time each try has a share; the caller ends what takes longer in sum.
         timeout_s = max(0.2, self.timeout_s / (2 * TRIES))
-        if self.version == "v2c":
+        if self.settings.version == "v2c":
             return SnmpSession(
                 address,
                 self.port,
@@ -125,8 +124,8 @@ class Snmp:
             raise SwitchError(f"{secret.folder}/privPassword is of no use without authPassword", "refused")
         return snmp.User(
             name,
-            auth_key=None if auth is None else auths[self.auth](auth.encode()),
-            priv_key=None if privacy is None else privacies[self.privacy](privacy.encode()),
+            auth_key=None if auth is None else auths[self.settings.auth](auth.encode()),
+            priv_key=None if privacy is None else privacies[self.settings.privacy](privacy.encode()),
         )
 
 

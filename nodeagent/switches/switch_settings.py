@@ -1,7 +1,7 @@
-"""The fabric's switches in the controller's file: whether they are asked what they hear, and how.
+"""Settings of the switches in the controller's file.
 
-The law of this file: no secret stands here, only the folder where it lies. Addresses that nodes report are
-asked for nothing outside ``networks``, for whoever is asked is shown a credential.
+No secret stands here, only the directory of the Secret. An address that a node reports is asked only if it lies in
+``networks``, because each request carries a credential.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _network_complaint(text: str) -> str | None:
     try:
         ipaddress.ip_network(text)
     except ValueError as error:
-        return f"{quote(text)} is no network: {error}"
+        return f"{quote(text)} is not a network: {error}"
     return None
 
 
@@ -31,7 +31,7 @@ def _address_complaint(text: str) -> str | None:
     try:
         ipaddress.ip_address(text)
     except ValueError:
-        return f"{quote(text)} is no IP address; names are not looked up"
+        return f"{quote(text)} is not an IP address; names are not resolved"
     return None
 
 
@@ -39,7 +39,7 @@ def _name_pattern_complaint(text: str) -> str | None:
     try:
         re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
-        return f"{quote(text)} is no regular expression: {error}"
+        return f"{quote(text)} is not a regular expression: {error}"
     return None
 
 
@@ -58,101 +58,107 @@ HostName = Annotated[str, formats.form(r"[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?
 
 
 class SwitchAddress(Settings, frozen=True, kw_only=True):
-    """Where one switch is reached, in place of what nodes report."""
+    """Address of one switch. It replaces the addresses that nodes report."""
 
-    switch: Annotated[SystemName, setting("The switch's system name.")]
-    address: Annotated[IpAddress, setting("The address that is asked.")]
+    switch: Annotated[SystemName, setting("System name of the switch.")]
+    address: Annotated[IpAddress, setting("IP address of the switch.")]
 
 
 class SnmpSettings(Settings, frozen=True, kw_only=True):
-    """SNMP: LLDP-MIB, read with GETBULK."""
+    """SNMP: reads LLDP-MIB with GETBULK."""
 
     version: Annotated[
         Literal["v3", "v2c"],
-        setting("v3 takes username, authPassword and privPassword from the credentials, v2c community."),
+        setting("v3 uses username, authPassword and privPassword of the credentials; v2c uses community."),
     ] = "v3"
     auth: Annotated[
         Literal["sha512", "sha384", "sha256", "sha224", "sha1", "md5"],
-        setting("How v3 messages are authenticated; without authPassword they are not."),
+        setting("Authentication of v3 messages; without authPassword there is none."),
     ] = "sha256"
     privacy: Annotated[
         Literal["aes256", "aes192", "aes128", "des"],
-        setting("How v3 messages are encrypted; without privPassword they are not."),
+        setting("Encryption of v3 messages; without privPassword there is none."),
     ] = "aes128"
 
 
 class GnmiSettings(Settings, frozen=True, kw_only=True):
-    """gNMI: openconfig-lldp, subscribed to once."""
+    """gNMI: reads openconfig-lldp with a ONCE subscription."""
 
     tls: Annotated[
         bool,
         setting(
-            "Over TLS: ca.crt of the credentials vouches for the switches (without it the machine's own CAs do), "
-            "tls.crt and tls.key are our own certificate where switches ask for one."
+            "Use TLS. ca.crt of the credentials verifies the switches (without it the system's CAs do); "
+            "tls.crt and tls.key are the controller's certificate for switches that require one."
         ),
     ] = True
     server_name: Annotated[
         HostName | None,
-        setting("The name that the switches' certificates are for, where that is not their address."),
+        setting("Name in the switches' certificates; null: the address."),
     ] = None
 
 
 class SwitchesSettings(Settings, frozen=True, kw_only=True):
-    """The tiers above the leaves, from what the leaf switches themselves hear. The leader asks each switch."""
+    """How the leader asks the leaf switches for their LLDP neighbors, to learn the tiers above the leaves."""
 
     method: Annotated[
         Literal["none", "snmp", "gnmi"],
-        setting("How switches are asked. snmp needs the extra nodeagent[snmp]."),
+        setting("Protocol; none: switches are not asked. snmp needs the extra nodeagent[snmp]."),
     ] = "none"
     credentials: Annotated[
         AbsolutePath,
         setting(
-            "The folder of a mounted Secret, read again for each round: community, username, password, authPassword, "
-            "privPassword, ca.crt, tls.crt, tls.key; those that the method asks for."
+            "Directory of a mounted Secret, read again in each round. Files, as far as the method uses them: "
+            "community, username, password, authPassword, privPassword, ca.crt, tls.crt, tls.key."
         ),
     ] = "/etc/nodeagent-credentials"
     networks: Annotated[
         tuple[Network, ...],
         listed(
-            "Where management addresses that nodes report may lie. Others are not asked: a credential is shown to "
-            "whoever is, and a node may report anything."
+            "Networks of the switches' management addresses. Addresses outside are not asked: each request "
+            "carries a credential, and a node may report any address."
         ),
     ] = ()
     addresses: Annotated[
         tuple[SwitchAddress, ...],
-        setting("Switches whose address is told here; they need not lie in the networks.", max_length=4096),
+        setting("Addresses of single switches; they may lie outside the networks.", max_length=4096),
     ] = ()
     port: Annotated[
         Annotated[int, msgspec.Meta(ge=1, le=65535)] | None,
-        setting("The port; null is 161 for SNMP and 9339 for gNMI."),
+        setting("Port; null: 161 for SNMP, 9339 for gNMI."),
     ] = None
     interval_seconds: Annotated[
         Annotated[float, msgspec.Meta(ge=1, le=86400)],
-        setting("From one round to the next, a tenth more or less."),
+        setting(
+            "Seconds between two rounds, varied by 10 percent. The default is ten minutes, because cabling "
+            "changes seldom."
+        ),
     ] = 600.0
     timeout_seconds: Annotated[
         Annotated[float, msgspec.Meta(ge=0.5, le=600)],
-        setting("What one switch may take, repetitions included."),
+        setting("Seconds for one switch, with repetitions."),
     ] = 20.0
     parallel: Annotated[
-        Annotated[int, msgspec.Meta(ge=1, le=256)], setting("So many are asked at a time.")
+        Annotated[int, msgspec.Meta(ge=1, le=256)], setting("Number of switches that are asked at a time.")
     ] = 16
-    upwards: Annotated[bool, setting("Ask the switches above the leaves too, for what is above them.")] = True
+    upwards: Annotated[
+        bool, setting("Ask the switches above the leaves too, to learn the tiers above them.")
+    ] = True
     name: Annotated[
         NamePattern | None,
         setting(
-            "What the names of switches above must match, as a regular expression. Without it a neighbor counts that "
-            "forwards as a bridge or a router and is no node of the cluster."
+            "Regular expression for the names of switches above. null: a neighbor counts if it forwards as a "
+            "bridge or router and is no node of the cluster."
         ),
     ] = None
     management_ports: Annotated[
         tuple[PortGlob, ...],
         listed(
-            "Globs on the switch's own ports whose neighbors are no uplinks: one switch would be above all."
+            "Globs on ports of a switch whose neighbors are no uplinks. Otherwise one management switch would "
+            "be above all switches."
         ),
     ] = MANAGEMENT_PORTS
-    snmp: Annotated[SnmpSettings, setting("What SNMP needs besides.")] = SnmpSettings()
-    gnmi: Annotated[GnmiSettings, setting("What gNMI needs besides.")] = GnmiSettings()
+    snmp: Annotated[SnmpSettings, setting("Settings of SNMP.")] = SnmpSettings()
+    gnmi: Annotated[GnmiSettings, setting("Settings of gNMI.")] = GnmiSettings()
 
 
 def switch_conflicts(switches: SwitchesSettings) -> Iterator[Conflict]:
@@ -164,5 +170,5 @@ def switch_conflicts(switches: SwitchesSettings) -> Iterator[Conflict]:
     known: set[str] = set()
     for i, entry in enumerate(switches.addresses):
         if entry.switch.lower() in known:
-            yield Conflict((("addresses", i, "switch"),), f"{quote(entry.switch)} stands here twice")
+            yield Conflict((("addresses", i, "switch"),), f"{quote(entry.switch)} is listed twice")
         known.add(entry.switch.lower())

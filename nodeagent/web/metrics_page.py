@@ -1,4 +1,4 @@
-"""``/metrics``: the latest view of the node as a page. A scrape reads memory, and never causes a read."""
+"""``/metrics``: the latest values of the node as a page. A scrape reads memory and never causes a reading."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 from nodeagent.metrics.exposition import PLAIN, Exposition, negotiate
-from nodeagent.metrics.scrape_input import View
+from nodeagent.metrics.scrape_input import ScrapeInput
 from nodeagent.web.server import Page
 
 
-class Metrics:
-    """``look`` gives what is known now. One page is rendered at a time, in pieces; who comes meanwhile waits."""
+class MetricsPage:
+    """Renders one page at a time, in pieces; other requests wait. ``collect`` returns the values to show."""
 
-    def __init__(self, look: Callable[[], View], series_max: int) -> None:
-        self._look = look
+    def __init__(self, collect: Callable[[], ScrapeInput], series_max: int) -> None:
+        self._collect = collect
         self._exposition = Exposition(series_max)
-        self._turn = asyncio.Lock()
+        self._rendering = asyncio.Lock()
 
     def page(self, accept: str) -> Page:
         content_type = negotiate(accept)
         return Page(200, b"", content_type, self._pieces(content_type != PLAIN))
 
     async def _pieces(self, openmetrics: bool) -> AsyncIterator[bytes]:
-        async with self._turn:
+        async with self._rendering:
             now = time.clock_gettime(time.CLOCK_BOOTTIME)
-            for piece in self._exposition.pieces(self._look(), openmetrics, now):
+            for piece in self._exposition.pieces(self._collect(), openmetrics, now):
                 yield piece.encode()
                 await asyncio.sleep(0)

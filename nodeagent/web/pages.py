@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING, Protocol
 
 from nodeagent import supervise
 from nodeagent.config.formats import host_port
-from nodeagent.health.samples import Sample, Source
 from nodeagent.inventory import Inventory
+from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.gpu_memory import Slices
-from nodeagent.kubelet.plugin import Kind
-from nodeagent.kubelet.rpc_stats import Measure, Status
-from nodeagent.metrics.scrape_input import Collector, Judged, Stock, View
+from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
+from nodeagent.measurements.sample import Sample
+from nodeagent.metrics.scrape_input import DeviceCount, HealthFigures, ScrapeInput
 from nodeagent.model import Snapshot
+from nodeagent.sampling.collectors import Collector
 from nodeagent.web.auth import Door
 from nodeagent.web.server import Answer, Page, Web
 from nodeagent.web.web_settings import WebSettings
 
 if TYPE_CHECKING:
-    from nodeagent.web.metrics_page import Metrics
+    from nodeagent.web.metrics_page import MetricsPage
 
 MIB = 1024 * 1024
 
@@ -34,36 +35,8 @@ class Measured(Protocol):
     """What the sampler of the NICs keeps."""
 
     def samples(self) -> Iterable[Sample]: ...
-    def collectors(self) -> Iterable[Taken]: ...
+    def collectors(self) -> Iterable[Collector]: ...
     def overruns(self) -> Mapping[str, int]: ...
-
-
-class Taken(Protocol):
-    """How one source of samples does; ``reason`` is why its last reading failed."""
-
-    @property
-    def source(self) -> Source: ...
-    @property
-    def succeeded_at(self) -> float | None: ...
-    @property
-    def duration_s(self) -> float | None: ...
-    @property
-    def reason(self) -> str | None: ...
-    @property
-    def errors(self) -> int: ...
-
-
-class Figures(Protocol):
-    """What a judge knows of one device beside its health."""
-
-    @property
-    def since(self) -> float | None: ...
-    @property
-    def penalty(self) -> float | None: ...
-    @property
-    def transitions(self) -> Mapping[tuple[str, str], int]: ...
-    @property
-    def values(self) -> Mapping[str, float]: ...
 
 
 class GpuLedger(Protocol):
@@ -74,27 +47,31 @@ class GpuLedger(Protocol):
     @property
     def xid_times(self) -> Mapping[tuple[str, int], float]: ...
     def samples(self) -> Iterable[Sample]: ...
-    def collectors(self) -> Iterable[Taken]: ...
+    def collectors(self) -> Iterable[Collector]: ...
 
 
 class Pages:
     """``offered`` are the kinds that the kubelet is told of, ``withheld`` why others are not; ``remarks`` are what
     is offered otherwise than configured, which is no reason not to be ready."""
 
-    def __init__(self, settings: WebSettings, inventory: Inventory, measure: Measure) -> None:
+    def __init__(self, settings: WebSettings, inventory: Inventory, stats: RpcStats) -> None:
         self._settings = settings
         self._inventory = inventory
-        self._measure = measure
-        self._stocked: tuple[Snapshot | None, tuple[Kind, ...], tuple[Stock, ...]] = (None, (), ())
-        self._metrics: Metrics | None = None
+        self._stats = stats
+        self._counted: tuple[Snapshot | None, tuple[DeviceKind, ...], tuple[DeviceCount, ...]] = (
+            None,
+            (),
+            (),
+        )
+        self._metrics: MetricsPage | None = None
         self.door = Door(settings)
-        self.offered: tuple[Kind, ...] = ()
+        self.offered: tuple[DeviceKind, ...] = ()
         self.withheld: tuple[str, ...] = ()
         self.remarks: tuple[str, ...] = ()
         self.rails: Mapping[str, int] = {}
-        self.statuses: Callable[[], tuple[Status, ...]] = lambda: ()
+        self.statuses: Callable[[], tuple[ResourceStatus, ...]] = lambda: ()
         self.measured: Measured | None = None
-        self.judged: Callable[[], Mapping[str, Figures]] = dict
+        self.judged: Callable[[], Mapping[str, HealthFigures]] = dict
         self.explained: Callable[[], bytes] = lambda: b"[]\n"
         self.gpus: GpuLedger | None = None
         self.stuck_threads: Callable[[], int] = lambda: 0
@@ -112,29 +89,29 @@ class Pages:
     def _scrape(self, accept: str) -> Page:
         if self._metrics is None:
             # The catalog takes 15 ms to load, and the kubelet waits for nothing else while the agent starts.
-            from nodeagent.web.metrics_page import Metrics  # noqa: PLC0415
+            from nodeagent.web.metrics_page import MetricsPage  # noqa: PLC0415
 
-            self._metrics = Metrics(self.view, self._settings.series_max)
+            self._metrics = MetricsPage(self.view, self._settings.series_max)
         return self._metrics.page(accept)
 
-    def view(self) -> View:
+    def view(self) -> ScrapeInput:
         snapshot, measured, gpus = self._inventory.snapshot, self.measured, self.gpus
-        return View(
+        return ScrapeInput(
             snapshot=snapshot,
             samples=(*(measured.samples() if measured else ()), *(gpus.samples() if gpus else ())),
-            stock=self._stock(snapshot),
+            device_counts=self._device_counts(snapshot),
             collectors=(
-                *(_collectors(measured.collectors()) if measured else ()),
-                *(_collectors(gpus.collectors()) if gpus else ()),
+                *(measured.collectors() if measured else ()),
+                *(gpus.collectors() if gpus else ()),
             ),
-            judged={device: _judged(told) for device, told in self.judged().items()},
+            health_figures=self.judged(),
             statuses=self.statuses(),
-            measure=self._measure,
+            rpc_stats=self._stats,
             restarts=supervise.restarts,
             xids=gpus.xids if gpus else {},
             xid_times=gpus.xid_times if gpus else {},
             overruns=measured.overruns() if measured else {},
-            heard_at=self.heard_at(),
+            last_lldp=self.heard_at(),
             stuck_threads=self.stuck_threads(),
             boot_unix=time.time() - time.clock_gettime(time.CLOCK_BOOTTIME),
             certificate=(self.door.ends_at or 0.0, self.door.fresh)
@@ -143,11 +120,11 @@ class Pages:
             rails=self.rails,
         )
 
-    def _stock(self, snapshot: Snapshot) -> tuple[Stock, ...]:
-        """Counted anew when the facts or the offer change, which is seldom: a node may have 80,000 slices."""
-        if self._stocked[0] is not snapshot or self._stocked[1] is not self.offered:
-            self._stocked = (snapshot, self.offered, tuple(stock(self.offered, snapshot)))
-        return self._stocked[2]
+    def _device_counts(self, snapshot: Snapshot) -> tuple[DeviceCount, ...]:
+        """Count only when the snapshot or the offer changes: a node may have 80,000 slices."""
+        if self._counted[0] is not snapshot or self._counted[1] is not self.offered:
+            self._counted = (snapshot, self.offered, tuple(device_counts(self.offered, snapshot)))
+        return self._counted[2]
 
     def _health(self, _accept: str) -> Page:
         return Page(200, self.explained(), "application/json")
@@ -176,8 +153,8 @@ class Pages:
         )
 
 
-def stock(kinds: Iterable[Kind], snapshot: Snapshot) -> Iterable[Stock]:
-    """What each resource has below each PF or GPU, and what of it is free."""
+def device_counts(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> Iterable[DeviceCount]:
+    """Count the devices of each resource on each PF or GPU, and those that are free."""
     held: dict[str, set[str]] = {}
     for holding in snapshot.holdings or ():
         held.setdefault(holding.resource, set()).update(holding.device_ids)
@@ -194,19 +171,4 @@ def stock(kinds: Iterable[Kind], snapshot: Snapshot) -> Iterable[Stock]:
                 count[2] += sum(one not in taken for one in entry.ids) if slices is None else 0
         for parent, (devices, allocatable, left) in counts.items():
             free = None if snapshot.holdings is None else left if slices is None else slices.get(parent, 0)
-            yield Stock(kind.resource, parent, devices, allocatable, free, size)
-
-
-def _collectors(taken: Iterable[Taken]) -> Iterable[Collector]:
-    """Those that have had their turn."""
-    for one in taken:
-        if one.succeeded_at is not None or one.reason is not None:
-            yield Collector(
-                one.source.value, one.reason is None, one.duration_s, one.succeeded_at, one.errors
-            )
-
-
-def _judged(told: Figures) -> Judged:
-    values = dict(told.values)
-    expected = values.pop("expected_speed_mbps", None)
-    return Judged(told.since, told.penalty, told.transitions, values, expected)
+            yield DeviceCount(kind.resource, parent, devices, allocatable, free, size)

@@ -12,41 +12,53 @@ from nodeagent.config.setting import AbsolutePath, Address, Settings, setting
 
 
 class WebSettings(Settings, frozen=True, kw_only=True):
-    """How /metrics, /healthz and /readyz are served at the address of `listen`."""
+    """The web server at the address of `listen`: /metrics, /health, /healthz and /readyz."""
 
     certificate_file: Annotated[
         AbsolutePath | None,
         setting(
-            "Serve TLS with this certificate, in PEM with its chain. It is looked at again every 10 s; one that is "
-            "missing, half written or expired does not replace the one in use."
+            "Serve TLS with this certificate: a PEM file with the whole chain. The file is read again every "
+            "10 s; a file that is missing, incomplete or expired does not replace the certificate in use. "
+            "null: no TLS."
         ),
     ] = None
     key_file: Annotated[
-        AbsolutePath | None, setting("The certificate's private key; null: it is in certificateFile too.")
+        AbsolutePath | None,
+        setting("Path of the certificate's private key; null: certificateFile holds the key too."),
     ] = None
     client_ca_file: Annotated[
-        AbsolutePath | None, setting("Ask for a client certificate that one of these CAs has signed (mTLS).")
+        AbsolutePath | None,
+        setting(
+            "Require a client certificate signed by a CA in this file (mTLS); null: no client certificate."
+        ),
     ] = None
     token_file: Annotated[
         AbsolutePath | None,
-        setting("Ask for one of the bearer tokens in this file, one a line: two while they are exchanged."),
+        setting(
+            "Require a bearer token from this file, one token on a line, so that two are valid during an "
+            "exchange; null: no token."
+        ),
     ] = None
     probes_open: Annotated[
         bool,
         setting(
-            "Answer /healthz and /readyz without token and client certificate, which the kubelet does not have."
+            "Answer /healthz and /readyz without token and client certificate. On by default, because the "
+            "kubelet's probes have neither."
         ),
     ] = True
     probe_listen: Annotated[
         Address | None,
         setting(
-            "A second address where /healthz and /readyz alone are served, without TLS: a certificate that is "
-            "late then restarts no agent."
+            "A second address that serves /healthz and /readyz alone, without TLS: a missing certificate then "
+            "does not restart the agent. null: no second address."
         ),
     ] = None
     series_max: Annotated[
         Annotated[int, msgspec.Meta(ge=100, le=1_000_000)],
-        setting("The most series of one metric family; the rest is left out and counted."),
+        setting(
+            "Maximum number of series in one metric family. Further series are left out and counted. The "
+            "default is above the largest node's."
+        ),
     ] = 10_000
 
     @property

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from nodeagent.kube.access import Access
-from nodeagent.kube.client import Client
+from nodeagent.kube.client import ApiClient
 from nodeagent.sim.apiserver import ApiServer
 
 
@@ -23,7 +23,7 @@ async def server():
 
 @pytest.fixture
 async def client(server):
-    client = Client(Access(server.url, token=server.token("agent")))
+    client = ApiClient(Access(server.url, token=server.token("agent")))
     yield client
     await client.close()
 

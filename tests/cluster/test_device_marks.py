@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from nodeagent.backoff import RateLimit
 from nodeagent.cluster.affected_devices import reported_devices
+from nodeagent.cluster.cluster_settings import ClusterSettings, TaintSettings
 from nodeagent.cluster.device_events import DeviceEvents
-from nodeagent.cluster.device_marks import LABEL, TAINT, DeviceMarker, EnabledMarks, StateTimes
+from nodeagent.cluster.device_marks import LABEL, TAINT, DeviceMarker, StateTimes
 from nodeagent.inventory import Inventory
 from nodeagent.model import State
 from tests.support.cluster_node import (
@@ -87,6 +88,11 @@ def test_a_node_without_links_has_no_conditions():
     assert StateTimes().marks((), 0).conditions == ()
 
 
+def taint_at(rails_down: int) -> ClusterSettings:
+    taint = TaintSettings(enabled=True, rails_down=rails_down)
+    return ClusterSettings(conditions=True, label=True, taint=taint)
+
+
 async def test_marks_of_other_owners_stay(server, client, running):
     other = {"key": "dedicated", "effect": "NoSchedule", "value": "gpu"}
     ready = {"type": "Ready", "status": "True"}
@@ -101,7 +107,7 @@ async def test_marks_of_other_owners_stay(server, client, running):
     )
     inventory = Inventory()
     publish(inventory, snapshot([SLOW, None]))
-    marker = DeviceMarker(client, inventory, "gpu-0", EnabledMarks(conditions=True, label=True, rails_down=1))
+    marker = DeviceMarker(client, inventory, "gpu-0", taint_at(1))
     marker._rate = RateLimit(100, 100)
     running(marker.run())
 
@@ -139,11 +145,7 @@ async def test_a_restart_keeps_the_transition_time_and_removes_a_taint_that_is_d
     )
     inventory = Inventory()
     publish(inventory, snapshot([SLOW]))
-    running(
-        DeviceMarker(
-            client, inventory, "gpu-0", EnabledMarks(conditions=True, label=False, rails_down=None)
-        ).run()
-    )
+    running(DeviceMarker(client, inventory, "gpu-0", ClusterSettings(conditions=True, label=False)).run())
     await server.until(lambda: "message" in server.one("nodes", "gpu-0")["status"]["conditions"][0])
     node = server.one("nodes", "gpu-0")
     assert node["status"]["conditions"][0]["lastTransitionTime"] == long_ago
@@ -166,7 +168,7 @@ async def test_a_restart_changes_no_mark_of_links_that_stay_down(server, client,
     )
     inventory = Inventory()
     publish(inventory, snapshot([DOWN, DOWN]))
-    marker = DeviceMarker(client, inventory, "gpu-0", EnabledMarks(conditions=True, label=True, rails_down=2))
+    marker = DeviceMarker(client, inventory, "gpu-0", taint_at(2))
     marker._rate = RateLimit(100, 100)
     running(marker.run())
     await server.until(lambda: server.counts["patch", "nodes"])
@@ -183,11 +185,7 @@ async def test_a_missing_right_for_the_taint_does_not_block_the_conditions(serve
     server.fail("403", verb="patch", resource="nodes", times=None)
     inventory = Inventory()
     publish(inventory, snapshot([SLOW]))
-    running(
-        DeviceMarker(
-            client, inventory, "gpu-0", EnabledMarks(conditions=True, label=True, rails_down=1)
-        ).run()
-    )
+    running(DeviceMarker(client, inventory, "gpu-0", taint_at(1)).run())
     await server.until(lambda: server.counts["patch", "nodes/status"])
     conditions = server.one("nodes", "gpu-0")["status"]["conditions"]
     assert [one["reason"] for one in conditions] == ["Degraded"]
@@ -198,9 +196,7 @@ async def test_nothing_is_written_before_links_are_known_and_at_most_one_write_i
     server, client, running
 ):
     inventory = Inventory()
-    marker = DeviceMarker(
-        client, inventory, "gpu-0", EnabledMarks(conditions=True, label=True, rails_down=None)
-    )
+    marker = DeviceMarker(client, inventory, "gpu-0", ClusterSettings(conditions=True, label=True))
     running(marker.run())
     publish(inventory, snapshot([SLOW]))
     await server.until(lambda: server.counts["patch", "nodes/status"])

@@ -8,14 +8,15 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from msgspec import structs
 
-from nodeagent.cluster.min_links_marks import CHECK_AGAIN_S, CONDITION, TAINT, MinLinksMarker, MinLinksRule
+from nodeagent.cluster.min_links_marks import CHECK_AGAIN_S, CONDITION, TAINT, MinLinksMarker
 from nodeagent.cluster.min_links_settings import NodesSettings
 from nodeagent.controller import Controller, Place
 from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import Hysteresis, Rules
 from nodeagent.kube.access import Access
-from nodeagent.kube.client import Client
+from nodeagent.kube.client import ApiClient
 from nodeagent.sim.apiserver import ApiServer
 from tests.controller.test_controller import nodelinks, until
 
@@ -27,7 +28,8 @@ THEIRS = {
 }
 READY = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
 NAMES = [f"node-{number}" for number in range(10)]
-BOTH = MinLinksRule(condition=True, taint=True, after_s=60.0, percent=100, min_links=2)
+BOTH = NodesSettings(min_links_condition=True, min_links_taint=True, after_seconds=60.0, taint_percent=100)
+AT_ONCE = structs.replace(BOTH, after_seconds=0.0)
 
 
 class Clock:
@@ -41,13 +43,13 @@ class Clock:
 class Stage:
     """``marks`` on a server with ten Nodes that others have marked too."""
 
-    def __init__(self, server: ApiServer, client: Client, marks: MinLinksRule) -> None:
+    def __init__(self, server: ApiServer, client: ApiClient, marks: NodesSettings) -> None:
         self.server, self.clock, self._client, self._asked = server, Clock(), client, marks
         self.marks = self.another()
 
     def another(self) -> MinLinksMarker:
         """A new leader's."""
-        return MinLinksMarker(self._client, self._asked, per_second=1000.0, clock=self.clock)
+        return MinLinksMarker(self._client, self._asked, 2, per_second=1000.0, clock=self.clock)
 
     async def mark(self, below: Iterable[str]) -> bool:
         return await self.marks.mark(below, len(NAMES))
@@ -87,9 +89,9 @@ def put(server: ApiServer, name: str) -> None:
 
 
 @asynccontextmanager
-async def stage(marks: MinLinksRule = BOTH) -> AsyncIterator[Stage]:
+async def stage(marks: NodesSettings = BOTH) -> AsyncIterator[Stage]:
     server = await ApiServer(rbac=True).start()
-    client = Client(Access(server.url, token=server.token()), manager="nodeagent-controller")
+    client = ApiClient(Access(server.url, token=server.token()), manager="nodeagent-controller")
     try:
         for name in NAMES:
             put(server, name)
@@ -162,7 +164,7 @@ async def test_a_node_that_registers_anew_is_marked_anew():
 
 
 async def test_no_more_than_a_share_is_tainted_and_the_taint_does_not_wander():
-    async with stage(MinLinksRule(condition=True, taint=True, after_s=0.0, percent=20)) as it:
+    async with stage(structs.replace(AT_ONCE, taint_percent=20)) as it:
         assert await it.mark(["node-8"])
         assert await it.mark(NAMES)
         assert it.tainted() == ["node-0", "node-8"]
@@ -170,7 +172,7 @@ async def test_no_more_than_a_share_is_tainted_and_the_taint_does_not_wander():
         assert it.marks.spared == 8
         assert await it.mark(NAMES[1:])
         assert it.tainted() == ["node-1", "node-8"]
-    async with stage(MinLinksRule(taint=True, after_s=0.0, percent=0)) as it:
+    async with stage(NodesSettings(min_links_taint=True, after_seconds=0.0, taint_percent=0)) as it:
         assert await it.mark(NAMES)
         assert it.tainted() == []
 
@@ -178,7 +180,7 @@ async def test_no_more_than_a_share_is_tainted_and_the_taint_does_not_wander():
 @pytest.mark.parametrize("fault", ["500", "403", "half", "close", "lost"])
 @pytest.mark.parametrize(("verb", "subresource"), [("list", ""), ("get", ""), ("patch", "")])
 async def test_what_fails_is_done_the_next_time(fault: str, verb: str, subresource: str):
-    async with stage(MinLinksRule(condition=True, taint=True, after_s=0.0, percent=100)) as it:
+    async with stage(AT_ONCE) as it:
         it.server.fail(fault, verb=verb, resource="nodes", times=1)
         good = await it.mark(["node-5"])
         while not good:
@@ -187,7 +189,7 @@ async def test_what_fails_is_done_the_next_time(fault: str, verb: str, subresour
         assert it.untouched()
 
 
-class Raced(Client):
+class Raced(ApiClient):
     """Somebody else writes after each of the first two times that a Node is read."""
 
     def __init__(self, server: ApiServer, *arguments: Any, **more: Any) -> None:
@@ -210,7 +212,9 @@ async def test_a_taint_that_another_writes_meanwhile_is_kept():
         client = Raced(it.server, it.marks._client.access)
         try:
             marks = MinLinksMarker(
-                client, MinLinksRule(taint=True, after_s=0.0, percent=100), per_second=1000.0
+                client,
+                NodesSettings(min_links_taint=True, after_seconds=0.0, taint_percent=100),
+                per_second=1000.0,
             )
             assert await marks.mark(["node-5"], 10)
         finally:
@@ -220,7 +224,7 @@ async def test_a_taint_that_another_writes_meanwhile_is_kept():
 
 
 async def test_a_node_that_is_gone_is_no_fault():
-    async with stage(MinLinksRule(condition=True, taint=True, after_s=0.0, percent=100)) as it:
+    async with stage(AT_ONCE) as it:
         assert await it.mark(["ghost"])
         assert it.marks.writes == {("condition", "gone"): 1, ("taint", "gone"): 1}
 
@@ -246,9 +250,14 @@ async def test_two_rights_more_are_enough_and_without_them_it_says_which_is_miss
 ):
     async with stage() as it:
         grant(it.server, "nodeagent-controller", CONTROLLER)
-        client = Client(Access(it.server.url, token=it.server.token(ACCOUNT)))
+        client = ApiClient(Access(it.server.url, token=it.server.token(ACCOUNT)))
         try:
-            marks = MinLinksMarker(client, MinLinksRule(True, True, 0.0, 100, 2), per_second=1000.0)
+            marks = MinLinksMarker(
+                client,
+                AT_ONCE,
+                2,
+                per_second=1000.0,
+            )
             assert not await marks.mark(["node-1"], 10)
             assert "get" in caplog.text
             assert "nodes" in caplog.text

@@ -14,12 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodeagent.cluster.node_report import REPORT, Report, body, report
+from nodeagent.cluster.node_report import REPORT, NodeReporter, body, report
 from nodeagent.fabric.nodelinks import NodeLinks, decode
 from nodeagent.inventory import Inventory
-from nodeagent.kube.access import Access
-from nodeagent.kube.claims import NodeClaim, node_of
-from nodeagent.kube.client import Client
+from nodeagent.kube.access import Access, NodeClaim, node_of
+from nodeagent.kube.client import ApiClient
 from nodeagent.model import Function, Health, Identifier, Link, Neighbor, Reason, Snapshot, State
 from nodeagent.sim.apiserver import ApiServer
 from tests.support.manifests import built, of_kind
@@ -175,15 +174,15 @@ def test_the_summary_counts_for_kubectl_and_the_owner_is_the_node():
 
 
 @asynccontextmanager
-async def reporting(server: ApiServer) -> AsyncIterator[tuple[Inventory, Report]]:
+async def reporting(server: ApiServer) -> AsyncIterator[tuple[Inventory, NodeReporter]]:
     inventory = Inventory()
-    client = Client(Access(server.url, token=server.token()))
-    sink = Report(
+    client = ApiClient(Access(server.url, token=server.token()))
+    sink = NodeReporter(
         client,
         inventory,
         "gpu-0",
         "nodeagent",
-        lambda _: RAILS,
+        lambda: RAILS,
         jitter_s=0,
         gather_s=0.05,
         gap_s=0.2,
@@ -292,7 +291,7 @@ async def test_what_an_agent_writes_is_taken_by_the_definition_that_is_shipped_a
     server = await ApiServer().start()
     try:
         server.put(crd())
-        client = Client(Access(server.url, token=server.token()))
+        client = ApiClient(Access(server.url, token=server.token()))
         for facts in (snapshot(), snapshot(*map(neighbor, range(8))), snapshot(*map(hostile, range(8)))):
             written = body(told(facts), NodeClaim("gpu-0", "u-0"))
             await client.apply(REPORT, written, force=True)

@@ -15,8 +15,8 @@ from nodeagent.commands.capture.recorder import record
 from nodeagent.commands.health.replay import replay
 from nodeagent.health.engine import Terms
 from nodeagent.health.recording import decode
-from nodeagent.health.samples import Source
 from nodeagent.host.sysfs import Tree
+from nodeagent.measurements.sample import Source
 from nodeagent.sampling.recorded_samples import load
 from nodeagent.sim.machine import Machine
 from nodeagent.sources.gpu_source import Pace

@@ -21,7 +21,7 @@ from nodeagent.commands.demo.fold import fold
 from nodeagent.commands.demo.request_log import Ledger
 from nodeagent.commands.demo.run import DemoError
 from nodeagent.kube.access import kubeconfig
-from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, LEASES
 from nodeagent.sim.apiserver import ApiServer
 from nodeagent.sim.machine import Machine
@@ -127,7 +127,7 @@ async def cluster(tmp_path: Path):
 @pytest.fixture
 async def writer(cluster: Cluster):
     """Who writes with the controller's token."""
-    client = Client(kubeconfig(cluster.kubeconfig.parent / "controller.kubeconfig"))
+    client = ApiClient(kubeconfig(cluster.kubeconfig.parent / "controller.kubeconfig"))
     yield client
     await client.close()
 
@@ -139,7 +139,7 @@ def show(tmp_path: Path, cluster: Cluster) -> FabricShow:
 
 
 async def test_nothing_is_claimed_that_the_log_does_not_bear_out(
-    tmp_path: Path, cluster: Cluster, writer: Client, capsys
+    tmp_path: Path, cluster: Cluster, writer: ApiClient, capsys
 ):
     shown = show(tmp_path, cluster)
     shown._act("Nothing happens")
@@ -162,7 +162,7 @@ async def test_a_hypernode_that_somebody_else_has_changed_is_not_called_unchange
 
 
 async def test_the_log_counts_what_one_user_wrote_since_the_mark_without_leases_and_reads(
-    cluster: Cluster, writer: Client
+    cluster: Cluster, writer: ApiClient
 ):
     lease = {"metadata": {"name": "nodeagent-controller"}, "spec": {}}
     await writer.create(HYPERNODES, hypernode("a", "gpu-001"))
@@ -174,7 +174,7 @@ async def test_the_log_counts_what_one_user_wrote_since_the_mark_without_leases_
     assert cluster.by_agents().lines() == ["nothing"]
 
 
-async def test_a_node_in_two_hypernodes_is_refused_and_the_log_says_so(cluster: Cluster, writer: Client):
+async def test_a_node_in_two_hypernodes_is_refused_and_the_log_says_so(cluster: Cluster, writer: ApiClient):
     await writer.create(HYPERNODES, hypernode("a", "gpu-001", "gpu-002"))
     with pytest.raises(ApiError, match="gpu-002 would stand in a too"):
         await writer.create(HYPERNODES, hypernode("b", "gpu-002", "gpu-003"))

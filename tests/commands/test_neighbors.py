@@ -1,4 +1,4 @@
-"""The verb: what a person and a program see of the links of a namespace."""
+"""The verb `neighbors`: table and JSON of the links of a namespace."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pytest
 from nodeagent.agent_config import Config, load
 from nodeagent.commands.neighbors import live
 from nodeagent.commands.scan import listing
-from nodeagent.host.packet import open_on
+from nodeagent.host.packet import open_socket
 from nodeagent.lldp.lldpd_json import LldpdError
 from nodeagent.sim.machine import Machine
 from nodeagent.sources.source_settings import LinkSelect, LldpSettings
-from tests.sources.test_neighbor_table import announce
+from tests.sources.test_lldp_source import announce
 from tests.support.namespaces import Netns, veth
 
 SWP = LinkSelect(netdevs=("swp*",))
@@ -38,13 +38,13 @@ def links():
 
 @pytest.fixture
 def root(tmp_path):
-    """A machine without PCI devices, for its netdevs are told by the kernel."""
+    """A machine without PCI devices: the kernel lists its netdevs."""
     (tmp_path / "sys").mkdir()
     return tmp_path
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
-async def test_one_look_ends_when_every_link_with_carrier_was_heard(links, root):
+async def test_the_verb_ends_when_every_link_with_carrier_has_a_neighbor(links, root):
     _, far = links
     said: list[str] = []
 
@@ -56,14 +56,17 @@ async def test_one_look_ends_when_every_link_with_carrier_was_heard(links, root)
                     switch.send(announce("leaf-1", f"Ethernet{number}", port_description="node-7\x1b[31m"))
 
     async with asyncio.timeout(10):
-        seen = await live.once(SWP, QUIET, root, wait_s=60, progress=speak)
-    assert said[0] == "0 of 2 links with carrier heard (3 links in all); waiting up to 60 s for the others"
+        result = await live.read_once(SWP, QUIET, root, wait_s=60, progress=speak)
+    assert (
+        said[0]
+        == "0 of 2 links with carrier have a neighbor (3 links in all); waiting up to 60 s for the others"
+    )
     assert said[-1] != said[0]
-    table = live.as_table(seen).splitlines()
+    table = live.as_table(result).splitlines()
     assert table[0].split("  ")[0] == "LINK"
     assert re.fullmatch(r"swp1  -  +leaf-1  Ethernet1  node-7\\x1b\[31m  -  +0s   live", table[1])
     assert re.fullmatch(r"swp3  -  +-  +-  +-  +-  +-    down", table[3])
-    told = json.loads(live.as_json(seen))
+    told = json.loads(live.as_json(result))
     assert [link["state"] for link in told["links"]] == ["live", "live", "down"]
     one = told["links"][0]["neighbors"][0]
     assert one["port_id"] == {"subtype": "ifname", "value": "Ethernet1"}
@@ -72,41 +75,41 @@ async def test_one_look_ends_when_every_link_with_carrier_was_heard(links, root)
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
-async def test_a_look_that_was_too_short_to_judge_silence_says_how_long_it_was(links, root):
+async def test_a_short_wait_prints_its_length_instead_of_a_reason(links, root):
     async with asyncio.timeout(10):
-        seen = await live.once(SWP, QUIET, root, wait_s=0.2)
-    assert [row.state for row in seen.rows] == ["unheard", "unheard", "down"]
-    told = live.as_table(seen)
-    assert "swp1: nothing was heard in 0.2 s, which says little: a switch speaks every 30 s" in told
+        result = await live.read_once(SWP, QUIET, root, wait_s=0.2)
+    assert [row.state for row in result.rows] == ["unheard", "unheard", "down"]
+    told = live.as_table(result)
+    assert "swp1: no LLDP in 0.2 s, which proves little: a switch sends every 30 s" in told
     assert "most likely" not in told
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
-async def test_a_link_that_was_silent_for_long_has_a_likely_reason(links, root):
+async def test_a_link_that_is_silent_for_long_has_a_likely_reason(links, root):
     async with asyncio.timeout(10):
-        seen = await live.once(SWP, QUIET, root, wait_s=0.3, silent_after_s=0.1)
-    assert [row.state for row in seen.rows] == ["silent", "silent", "down"]
+        result = await live.read_once(SWP, QUIET, root, wait_s=0.3, silent_after_s=0.1)
+    assert [row.state for row in result.rows] == ["silent", "silent", "down"]
     assert "swp1: carrier, but no LLDP for 65 s: LLDP is most likely off on the switch port" in live.as_table(
-        seen
+        result
     )
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
-async def test_watching_shows_each_change(links, root):
+async def test_watch_prints_each_change(links, root):
     _, far = links
-    looks = live.watch(SWP, QUIET, root)
+    listings = live.watch(SWP, QUIET, root)
     async with asyncio.timeout(10):
-        first = await anext(looks)
+        first = await anext(listings)
         assert [row.state for row in first.rows] == ["unheard", "unheard", "down"]
         with far.raw("b1") as switch:
             switch.send(announce("leaf-1"))
-            assert [row.state for row in (await anext(looks)).rows] == ["live", "unheard", "down"]
+            assert [row.state for row in (await anext(listings)).rows] == ["live", "unheard", "down"]
             switch.send(announce("leaf-1", ttl=0))
-            assert [row.state for row in (await anext(looks)).rows] == ["unheard", "unheard", "down"]
-        await looks.aclose()
+            assert [row.state for row in (await anext(listings)).rows] == ["unheard", "unheard", "down"]
+        await listings.aclose()
 
 
-TALKATIVE = """\
+TRANSMITTING = """\
 apiVersion: nodeagent.io/v1alpha1
 kind: NodeAgentConfig
 links: {select: {netdevs: ["swp*"]}}
@@ -114,12 +117,12 @@ lldp: {transmit: true}
 """
 
 
-def talkative() -> Config:
-    return load(TALKATIVE, name="talkative.yaml")
+def transmitting() -> Config:
+    return load(TRANSMITTING, name="transmitting.yaml")
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
-async def test_a_scan_listens_until_every_link_that_is_named_was_heard(links, root):
+async def test_a_scan_receives_until_every_named_link_has_a_neighbor(links, root):
     _, far = links
 
     async def speak() -> None:
@@ -132,46 +135,46 @@ async def test_a_scan_listens_until_every_link_that_is_named_was_heard(links, ro
     speaking = asyncio.create_task(speak())
     try:
         async with asyncio.timeout(10):
-            seen = await listing.once(talkative(), root, wait_s=60)
+            result = await listing.once(transmitting(), root, wait_s=60)
     finally:
         speaking.cancel()
-    assert [one.link for one in seen.snapshot.neighbors] == ["swp1", "swp2"]
+    assert [one.link for one in result.snapshot.neighbors] == ["swp1", "swp2"]
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
-async def test_whoever_looks_says_nothing_to_the_switches(links, root):
-    """Their farewell would be taken for the daemon's."""
+async def test_the_verbs_send_nothing_to_the_switches(links, root):
+    """A switch would take their shutdown frame for the agent's."""
     _, far = links
     with far.entered():
-        heard = open_on(far.ifindex("b1"))
+        heard = open_socket(far.ifindex("b1"))
     with heard as switch:
         async with asyncio.timeout(10):
-            await listing.once(talkative(), root, wait_s=0.3)
-            looks = live.watch(SWP, talkative().lldp, root)
-            await anext(looks)
+            await listing.once(transmitting(), root, wait_s=0.3)
+            listings = live.watch(SWP, transmitting().lldp, root)
+            await anext(listings)
             with far.raw("b1") as wire:
                 wire.send(announce("leaf-1"))
-            await anext(looks)
-            await looks.aclose()
+            await anext(listings)
+            await listings.aclose()
         with pytest.raises(BlockingIOError):
             switch.recv(2048)
 
 
-async def test_a_scan_waits_for_nobody_where_it_does_not_listen(tmp_path):
+async def test_a_scan_of_a_capture_does_not_wait_for_lldp(tmp_path):
     Machine.load("two-gpu-two-nic").write(tmp_path / "root")
     async with asyncio.timeout(10):
-        seen = await listing.once(Config(), tmp_path / "root", wait_s=60)
-    assert seen.snapshot.links
+        result = await listing.once(Config(), tmp_path / "root", wait_s=60)
+    assert result.snapshot.links
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
-async def test_a_machine_without_links_is_told_what_to_name(links, root):
-    seen = await live.once(LinkSelect(), QUIET, root)
-    assert live.as_table(seen).startswith("No netdev is a link here")
+async def test_a_machine_without_links_prints_the_setting_to_change(links, root):
+    result = await live.read_once(LinkSelect(), QUIET, root)
+    assert live.as_table(result).startswith("This machine has no link")
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
-async def test_what_lldpd_knows_is_shown_in_the_same_way(links, root):
+async def test_neighbors_of_lldpd_are_printed_in_the_same_way(links, root):
     told = {
         "name": "swp1",
         "chassis": [{"id": [{"type": "mac", "value": "02:00:00:00:00:01"}], "name": [{"value": "leaf-1"}]}],
@@ -179,33 +182,36 @@ async def test_what_lldpd_knows_is_shown_in_the_same_way(links, root):
     }
     answer = json.dumps({"lldp": [{"interface": [told, {**told, "name": "eno1"}]}]})
     settings = LldpSettings(source="lldpd", command=(sys.executable, "-c", f"print({answer!r})"))
-    seen = await live.once(SWP, settings, root)
-    assert [(row.link, row.state) for row in seen.rows] == [
+    result = await live.read_once(SWP, settings, root)
+    assert [(row.link, row.state) for row in result.rows] == [
         ("swp1", "live"),
         ("swp2", "unheard"),
         ("swp3", "down"),
     ]
-    assert [(one.link, one.key) for one in seen.findings] == [("swp1", "frame_size_mismatch")]
-    assert re.search(r"^swp1 .* leaf-1 .* Eth1/1 .* - +live$", live.as_table(seen), re.MULTILINE)
-    looks = live.watch(SWP, settings, root)
-    assert await anext(looks) == seen
-    await looks.aclose()
+    assert [(remark.link, remark.key) for remark in result.remarks] == [("swp1", "frame_size_mismatch")]
+    assert re.search(r"^swp1 .* leaf-1 .* Eth1/1 .* - +live$", live.as_table(result), re.MULTILINE)
+    listings = live.watch(SWP, settings, root)
+    assert await anext(listings) == result
+    await listings.aclose()
 
 
-async def test_trouble_with_the_source_is_raised_to_whoever_asked(root):
+async def test_an_error_of_the_source_is_raised(root):
     with pytest.raises(LldpdError, match="no-such-lldpcli cannot be run"):
-        await live.once(SWP, LldpSettings(source="lldpd", command=("no-such-lldpcli",)), root)
+        await live.read_once(SWP, LldpSettings(source="lldpd", command=("no-such-lldpcli",)), root)
 
 
 @pytest.mark.needs("root", "ip", "nsenter", "setpriv")
-def test_want_of_a_capability_ends_the_look_with_its_name(links):
+def test_a_missing_capability_ends_the_verb_with_its_name(links):
     near, _ = links
     code = """
 import asyncio, pathlib
 from nodeagent.commands.neighbors import live
+from nodeagent.commands.scan import listing
+from nodeagent.agent_config import Config, load
+from nodeagent.host.packet import open_socket
 from nodeagent.sources.source_settings import LinkSelect
 from nodeagent.sources.source_settings import LldpSettings
-asyncio.run(live.once(LinkSelect(netdevs=("swp*",)), LldpSettings(), pathlib.Path("/")))
+asyncio.run(live.read_once(LinkSelect(netdevs=("swp*",)), LldpSettings(), pathlib.Path("/")))
 """
     nobody = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", sys.executable, "-c", code)
     done = subprocess.run(
@@ -220,5 +226,5 @@ asyncio.run(live.once(LinkSelect(netdevs=("swp*",)), LldpSettings(), pathlib.Pat
     assert (
         done.stderr.strip()
         .splitlines()[-1]
-        .startswith("nodeagent.host.packet.PacketError: listening for LLDP needs CAP_NET_RAW: run as root")
+        .startswith("nodeagent.host.packet.PacketError: receiving LLDP needs CAP_NET_RAW: run as root")
     )

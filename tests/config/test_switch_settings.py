@@ -40,12 +40,12 @@ def test_a_whole_section_is_read():
     [
         ("switches: {method: snmp}", "no switch may be asked"),
         ("switches: {networks: [10.0.0.1/8]}", "has host bits set"),
-        ("switches: {addresses: [{switch: a, address: leaf1}]}", "names are not looked up"),
+        ("switches: {addresses: [{switch: a, address: leaf1}]}", "names are not resolved"),
         (
             "switches: {addresses: [{switch: a, address: 1.2.3.4}, {switch: A, address: 1.2.3.5}]}",
-            "stands here twice",
+            "is listed twice",
         ),
-        ("switches: {name: '('}", "no regular expression"),
+        ("switches: {name: '('}", "not a regular expression"),
         ("switches: {password: geheim}", "unknown key"),
         ("switches: {credentials: relative}", "not an absolute path"),
         ("nodes: {minLinksTaint: true}", "minLinks is 0"),

@@ -23,7 +23,7 @@ from nodeagent.commands.scan import listing
 from nodeagent.controller import LEASE
 from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.kubelet.device_info import DEVICE_INFO
-from nodeagent.kubelet.registration import LOCK
+from nodeagent.kubelet.node_lock import LOCK
 from nodeagent.offer import Offer
 from nodeagent.sim.kubelet import Kubelet, PodSpec
 from nodeagent.sim.machine import Machine

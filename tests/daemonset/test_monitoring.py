@@ -23,7 +23,7 @@ from nodeagent.health.rules import DEFAULTS
 from nodeagent.metrics.catalog import CATALOG
 from nodeagent.metrics.controller_metrics import FabricMetrics
 from nodeagent.model import Holding
-from tests.support.scrape_inputs import facts, page, sick, view
+from tests.support.scrape_inputs import facts, page, scrape_input, sick
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "daemonset" / "monitoring"
@@ -124,7 +124,7 @@ def shared() -> str:
     vf, *_, slices = snapshot.holdings or ()
     gpu = snapshot.gpus[0].uuid
     other = Holding("serve", "chat-0", "main", slices.resource, (f"{gpu}::30", f"{gpu}::31"))
-    return page(view(replace(snapshot, holdings=(vf, slices, other))))
+    return page(scrape_input(replace(snapshot, holdings=(vf, slices, other))))
 
 
 def autoscaling() -> list[str]:

@@ -14,17 +14,17 @@ import pytest
 from msgspec import structs
 
 from nodeagent.cluster.affected_devices import Offered
+from nodeagent.cluster.cluster_settings import ClusterSettings
 from nodeagent.cluster.device_events import DeviceEvents
-from nodeagent.cluster.device_marks import DeviceMarker, EnabledMarks
+from nodeagent.cluster.device_marks import DeviceMarker
 from nodeagent.cluster.evictions import Evictions
 from nodeagent.cluster.min_links_marks import CONDITION, TAINT
-from nodeagent.cluster.node_report import Report
+from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.controller import Controller, Place
 from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.inventory import Inventory
-from nodeagent.kube.access import Access
-from nodeagent.kube.claims import NodeClaim
-from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.access import Access, NodeClaim
+from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS
 from nodeagent.model import HEALTHY, Devices, Health, Holding, Reason, Snapshot, State
 from nodeagent.sim.apiserver import ApiServer, Seen
@@ -141,9 +141,9 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
     """Run the agent: a report is created and changed, a link fails, recovers and fails again. With ``marks`` the
     agent marks the Node and evicts the pod. Without a needed right this runs until it is cancelled."""
     inventory = Inventory()
-    client = Client(Access(server.url, token=server.token(AGENT)), manager="nodeagent")
-    report = Report(
-        client, inventory, "gpu-0", "nodeagent", lambda _: RAILS,
+    client = ApiClient(Access(server.url, token=server.token(AGENT)), manager="nodeagent")
+    report = NodeReporter(
+        client, inventory, "gpu-0", "nodeagent", lambda: RAILS,
         owner=NodeClaim("gpu-0", "u-0"), jitter_s=0, gather_s=0.01, gap_s=0.05, patience_s=0,
     )  # fmt: skip
     jobs = [report.run(), DeviceEvents(client, inventory, "gpu-0", offered).run()]
@@ -152,12 +152,8 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
         worse = Inventory()
         tell(worse, facts(DEGRADED))
         jobs += [
-            DeviceMarker(
-                client, worse, "gpu-0", EnabledMarks(conditions=False, label=True, rails_down=None)
-            ).run(),
-            DeviceMarker(
-                client, inventory, "gpu-0", EnabledMarks(conditions=True, label=False, rails_down=None)
-            ).run(),
+            DeviceMarker(client, worse, "gpu-0", ClusterSettings(conditions=False, label=True)).run(),
+            DeviceMarker(client, inventory, "gpu-0", ClusterSettings(conditions=True, label=False)).run(),
             Evictions(client, inventory, offered, 0.01).run(),
         ]
     server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-0", "uid": "u-0"}})
@@ -292,7 +288,7 @@ async def missed(server: ApiServer, work: Any, grant: Grant, caplog: pytest.LogC
 
 async def test_the_policy_refuses_a_report_about_another_node() -> None:
     async with asyncio.timeout(PATIENCE_S), cluster(built()) as server:
-        client = Client(Access(server.url, token=server.token(AGENT)))
+        client = ApiClient(Access(server.url, token=server.token(AGENT)))
         try:
             with pytest.raises(ApiError, match="may write the NodeLinks of that name only"):
                 await client.apply(NODELINKS, nodelinks("node-00", leaves(1)), force=True)

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from nodeagent.cluster.node_report import body
-from nodeagent.kube.claims import NodeClaim
+from nodeagent.kube.access import NodeClaim
 from tests.cluster.test_node_report import neighbor, snapshot, told
 from tests.support.kubernetes_schemas import NEWEST, OLDEST, complaints, from_crd, small_schemas, structural
 from tests.support.manifests import OVERLAYS, built, of_kind

@@ -25,9 +25,8 @@ from nodeagent.doctor.driver_checks import Answer
 from nodeagent.doctor.finding import Finding
 from nodeagent.doctor.rbac import DEMANDS
 from nodeagent.host.gpu_driver import GpuReading
-from nodeagent.lldp.link_remarks import Near
-from nodeagent.model import Finding as LldpFinding
-from nodeagent.model import Function, Gpu, HostPaths, Identifier, Link, Neighbor, Rdma, Snapshot
+from nodeagent.lldp.link_remarks import LinkSide
+from nodeagent.model import Function, Gpu, HostPaths, Identifier, Link, Neighbor, Rdma, Remark, Snapshot
 from nodeagent.sources.pci_source import PciFacts
 
 
@@ -60,7 +59,7 @@ SNAPSHOT = Snapshot(product="DGXH100", gpus=(GPU,), functions=(PF, VF))
 GOOD_MACHINE = machine_checks.Machine("6.8.0-60", "DGXH100", "a-b", 1.9e9, True)
 NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 SERVING = kubelet_checks.Kubelet("/k", exists=True, locked=True, podresources=True, offered={})
-MLX = Near("ens1", "0000:18:00.0", "mlx5_core", "1021")
+MLX = LinkSide("ens1", "0000:18:00.0", "mlx5_core", "1021")
 
 
 def of_nics(*functions: Function, **fields: object) -> nic_checks.Nics:
@@ -157,9 +156,7 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     ("note lldp_no_carrier", lldp_checks.judge(lldp_checks.Lldp((), ("ens2",)), DEFAULT)),
     (
         "warn lldp_odd",
-        lldp_checks.judge(
-            lldp_checks.Lldp((), findings=(LldpFinding("ens1", "pfc_mismatch", "x"),)), DEFAULT
-        ),
+        lldp_checks.judge(lldp_checks.Lldp((), remarks=(Remark("ens1", "pfc_mismatch", "x"),)), DEFAULT),
     ),
     ("warn lldp_two_speakers", lldp_checks.judge(lldp_checks.Lldp((MLX,), lldpd=True), TALKING)),
     ("fix driver_absent", gpu_checks.judge(of_gpus(answer=Answer(error="none", absent=True)), DEFAULT)),
@@ -353,7 +350,7 @@ def test_what_the_configuration_leaves_alone_is_not_judged() -> None:
 
 
 def test_silence_that_the_firmware_may_explain_is_explained_by_driver() -> None:
-    links = (MLX, Near("ens9", None, "i40e", None), Near("ens10", None, "i40e", None))
+    links = (MLX, LinkSide("ens9", None, "i40e", None), LinkSide("ens10", None, "i40e", None))
     found = [
         one
         for one in lldp_checks.judge(lldp_checks.Lldp(links, waited_s=35), DEFAULT)

@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from nodeagent.cluster.mirrors import Cluster as Copies
-from nodeagent.cluster.node_report import Report
+from nodeagent.cluster.mirrors import ClusterMirror
+from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.controller import Controller, Place
 from nodeagent.fabric import NodeLinks, Rules
 from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access
-from nodeagent.kube.client import Client
+from nodeagent.kube.client import ApiClient
 from nodeagent.model import Identifier
 from nodeagent.sim.apiserver import ApiServer
 from tests.cluster.test_node_report import RAILS, crd, neighbor, snapshot
@@ -164,10 +164,10 @@ class Listening:
 
 
 @asynccontextmanager
-async def copying(server: ApiServer) -> AsyncIterator[tuple[Listening, Copies]]:
-    client = Client(Access(server.url, token=server.token()), timeout_s=1.0)
+async def copying(server: ApiServer) -> AsyncIterator[tuple[Listening, ClusterMirror]]:
+    client = ApiClient(Access(server.url, token=server.token()), timeout_s=1.0)
     told = Listening()
-    copies = Copies(client, "nodeagent", told, ())
+    copies = ClusterMirror(client, "nodeagent", told, ())
     task = asyncio.create_task(copies.reports.run())
     try:
         yield told, copies
@@ -223,16 +223,16 @@ class Agents:
 
     def __init__(self, server: ApiServer) -> None:
         self._server = server
-        self._running: list[tuple[asyncio.Task[None], Client]] = []
+        self._running: list[tuple[asyncio.Task[None], ApiClient]] = []
         self._inventories: dict[str, Inventory] = {}
         self._heard: dict[str, tuple[int, dict[str, Any]]] = {}
-        self.sinks: list[Report] = []
+        self.sinks: list[NodeReporter] = []
 
     def start(self, names: Iterable[str]) -> None:
         for name in names:
             inventory = self._inventories[name] = Inventory()
-            client = Client(Access(self._server.url, token=self._server.token()))
-            sink = Report(client, inventory, name, "nodeagent", lambda _: RAILS, jitter_s=0.1, gather_s=0.05,
+            client = ApiClient(Access(self._server.url, token=self._server.token()))
+            sink = NodeReporter(client, inventory, name, "nodeagent", lambda: RAILS, jitter_s=0.1, gather_s=0.05,
                           gap_s=0.1, patience_s=2.0)  # fmt: skip
             self._running.append((asyncio.create_task(sink.run()), client))
             self.sinks.append(sink)

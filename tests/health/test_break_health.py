@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from nodeagent.health.engine import Terms
 from nodeagent.health.nic_state import Latched, Remembered
 from nodeagent.health.rules import Override
-from nodeagent.health.samples import DATA, Source
 from nodeagent.health.structural import find_faults
+from nodeagent.measurements.sample import Source
+from nodeagent.measurements.table import MEASUREMENTS
 from nodeagent.model import State
 from nodeagent.sources.nic_health_service import ROOM, Verdicts
 from nodeagent.sources.state_file import Memory, Who
@@ -216,7 +217,7 @@ def test_a_limit_below_nothing_is_no_limit() -> None:
 
 _NAMES = sorted(
     f"{name}/{key}" if datum.per else name
-    for name, datum in DATA.items()
+    for name, datum in MEASUREMENTS.items()
     for key in (("fw_fatal", "command_leak", "0", "1") if datum.per else ("",))
     if datum.source is not Source.GPU
 )

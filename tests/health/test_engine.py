@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from nodeagent.health.cabling import Port
 from nodeagent.health.engine import Engine, Expected, Terms
 from nodeagent.health.rules import DEFAULTS, Override
-from nodeagent.health.samples import Source
 from nodeagent.health.structural import find_faults
+from nodeagent.measurements.sample import Source
 from nodeagent.model import HEALTHY, Identifier, Neighbor, State
 from tests.support.judged_machine import Bench, pf, terms, vf
 

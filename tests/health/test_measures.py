@@ -13,7 +13,7 @@ from nodeagent.health.engine import Terms
 from nodeagent.health.health_settings import HealthSettings, override
 from nodeagent.health.history import History
 from nodeagent.health.rules import DEFAULTS, KEYS, Override, default, effective
-from nodeagent.health.samples import Sample, Source
+from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import HEALTHY, State
 from tests.support.judged_machine import Bench, terms
 

@@ -12,8 +12,8 @@ import pytest
 
 from nodeagent.health.cabling import PlanError, Port
 from nodeagent.health.rules import Override
-from nodeagent.health.samples import Sample, Source
 from nodeagent.health.structural import find_faults
+from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import HEALTHY, Function, Gpu, Identifier, Link, Neighbor, State
 from nodeagent.sources import cabling_plan
 from nodeagent.sources.nic_health_service import Verdicts, roles
@@ -158,12 +158,12 @@ def test_a_plan_is_read_for_one_node() -> None:
         (b"n1: {eth1: {switch: leaf-1, port: 1, x: y}}\n", "must be"),
         (b"n1: {", "it is no YAML"),
         (b"\xff\xfe\x00", "it is no YAML"),
-        (b"&a [*a]", "must map"),
+        (b"&a [*a]", "no anchor that ends before it"),
         (b"n1: !!python/object:os.system {}", "it is no YAML"),
         (b"n1: {eth1: !!bool x}", "a tag does not fit"),
         (b"n1: !!timestamp x", "a tag does not fit"),
         (b"n1: !!int ''", "a tag does not fit"),
-        (b"[" * 100_000, "nested deeper"),
+        (b"[" * 100_000, "nested more than 64 deep"),
     ],
 )
 def test_what_is_no_plan_is_said_with_its_place(text: bytes, complaint: str) -> None:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.health.recording import LINE_MAX, Header, RecordingError, Subject, decode, encode, lines
-from nodeagent.health.samples import DATA, Sample, Source
+from nodeagent.measurements.sample import Sample, Source
+from nodeagent.measurements.table import MEASUREMENTS
 
 HEADER = Header(
     agent="1",
@@ -24,7 +25,7 @@ samples = st.builds(
     st.floats(allow_nan=False, allow_infinity=False),
     st.text(),
     st.sampled_from(Source),
-    st.dictionaries(st.sampled_from(sorted(DATA)), st.floats(allow_nan=False, allow_infinity=False)),
+    st.dictionaries(st.sampled_from(sorted(MEASUREMENTS)), st.floats(allow_nan=False, allow_infinity=False)),
     st.dictionaries(st.text(), st.text()),
 )
 

@@ -15,7 +15,7 @@ from nodeagent.commands.health.tables import rules_markdown
 from nodeagent.health.engine import Terms
 from nodeagent.health.recording import Header, Subject, decode, encode
 from nodeagent.health.rules import DEFAULTS
-from nodeagent.health.samples import Sample, Source
+from nodeagent.measurements.sample import Sample, Source
 
 PFS = [f"0000:{number:02x}:00.0" for number in (0x18, 0x2A, 0x3A, 0x5D)]
 GOLDEN = Path(__file__).parents[1] / "golden"

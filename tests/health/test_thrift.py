@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.health.samples import Source
+from nodeagent.measurements.sample import Source
 from tests.support.judged_machine import Bench
 
 _SAMPLES = {

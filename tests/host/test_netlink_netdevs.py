@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.host.netlink.dcb import DcbSocket, ieee_of
+from nodeagent.host.netlink.dcb import UNKNOWN_DCB, DcbSettings, DcbSocket, ieee_of
 from nodeagent.host.netlink.message import NetlinkError, attribute, messages
 from nodeagent.host.netlink.netdevs import Netdevs, netdev_of
 from nodeagent.model import Ets
@@ -95,7 +95,7 @@ def test_pfc_and_ets_are_decoded_from_the_kernels_layout():
         + attribute(1, b"ens1np0\0")
         + attribute(13 | 0x8000, attribute(1, ets) + attribute(2, pfc))
     )
-    assert ieee_of(answer) == (
+    assert ieee_of(answer) == DcbSettings(
         (3,),
         Ets(
             classes=(0, 0, 0, 3, 0, 0, 6, 7),
@@ -107,5 +107,5 @@ def test_pfc_and_ets_are_decoded_from_the_kernels_layout():
 
 def test_a_netdev_without_dcb_and_a_missing_netdev_have_unknown_settings():
     with DcbSocket() as dcb:
-        assert dcb.read("lo") == (None, None)
-        assert dcb.read("no-such-netdev") == (None, None)
+        assert dcb.read("lo") == UNKNOWN_DCB
+        assert dcb.read("no-such-netdev") == UNKNOWN_DCB

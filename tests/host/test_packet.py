@@ -1,4 +1,4 @@
-"""The receiver on real netdevs: veth pairs in namespaces of the test's own."""
+"""LLDP sockets on real netdevs: veth pairs in namespaces of the test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.host.packet import BURST, QUEUE, RATE, PacketError, Receiver, open_on
+from nodeagent.host.packet import BURST, QUEUE, RATE, LldpSocket, PacketError, open_socket
 from nodeagent.lldp.ethernet import GROUPS, build_frame
 from tests.support.namespaces import Netns, veth
 
@@ -22,8 +22,10 @@ SOURCE = bytes.fromhex("020000000001")
 PDU = bytes.fromhex("0207 04 020000000001 0404 05 737731 0602 0078 0000")
 
 
-class Heard(list[bytes]):
-    """Frames as they come, and a way to wait for one."""
+class Received(list[bytes]):
+    """The received frames, and a way to wait for one."""
+
+    socket: LldpSocket
 
     def __init__(self) -> None:
         self.lost = 0
@@ -53,28 +55,28 @@ def wire():
 
 
 @contextlib.contextmanager
-def listening(ns: Netns, netdev: str = "a0", *, enslaved: bool = False):
-    heard = Heard()
+def receiving(ns: Netns, netdev: str = "a0", *, enslaved: bool = False):
+    received = Received()
     with ns.entered():
         index = socket.if_nametoindex(netdev)
-        receiver = Receiver(index, open_on(index, enslaved=enslaved), heard.take, heard.lose)
-    heard.receiver = receiver
+        opened = open_socket(index, enslaved=enslaved)
+        received.socket = LldpSocket(index, opened, received.take, received.lose)
     try:
-        yield heard
+        yield received
     finally:
-        receiver.close()
+        received.socket.close()
 
 
 def last(number: int) -> bytes:
-    """A frame to wait for: whatever was sent before it has been heard or refused when it comes."""
+    """A frame to wait for: every frame sent before it has been received or rejected when it arrives."""
     return build_frame(GROUPS[0], SOURCE, PDU + number.to_bytes(2, "big"))
 
 
 @needs_root
 @pytest.mark.parametrize("enslaved", [False, True])
-async def test_lldp_to_any_of_the_three_groups_is_heard_and_nothing_else(wire, enslaved):
+async def test_only_lldp_to_one_of_the_three_groups_is_received(wire, enslaved):
     near, far = wire
-    with listening(near, enslaved=enslaved) as heard, far.raw("b0") as sender:
+    with receiving(near, enslaved=enslaved) as received, far.raw("b0") as sender:
         frames = [build_frame(group, SOURCE, PDU) for group in GROUPS]
         others = [
             build_frame(bytes.fromhex("0180c200000f"), SOURCE, PDU),
@@ -84,107 +86,111 @@ async def test_lldp_to_any_of_the_three_groups_is_heard_and_nothing_else(wire, e
         ]
         for frame in (*others, *frames):
             sender.send(frame)
-        await heard.until(lambda: len(heard) >= 3)
-        assert heard == frames
+        await received.until(lambda: len(received) >= 3)
+        assert received == frames
 
 
 @needs_root
-async def test_the_nic_is_asked_for_the_three_groups_as_long_as_somebody_listens(wire):
+async def test_the_netdev_joins_the_three_groups_while_a_socket_is_open(wire):
     near, _ = wire
 
-    def asked_for() -> str:
+    def memberships() -> str:
         command = near.command("ip", "maddr", "show", "dev", "a0")
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    with listening(near):
-        assert all(group.hex(":") in asked_for() for group in GROUPS)
+    with receiving(near):
+        assert all(group.hex(":") in memberships() for group in GROUPS)
     async with asyncio.timeout(10):
-        while any(group.hex(":") in asked_for() for group in GROUPS):  # closed in a thread
+        while any(group.hex(":") in memberships() for group in GROUPS):  # the socket closes in a thread
             await asyncio.sleep(0.01)
 
 
 @needs_root
 @pytest.mark.parametrize("enslaved", [False, True])
-async def test_own_transmissions_are_not_heard(wire, enslaved):
+async def test_own_transmissions_are_not_received(wire, enslaved):
     near, far = wire
-    with listening(near, enslaved=enslaved) as heard, near.raw("a0") as other_agent, far.raw("b0") as sender:
-        assert heard.receiver.send(last(1))
+    with (
+        receiving(near, enslaved=enslaved) as received,
+        near.raw("a0") as other_agent,
+        far.raw("b0") as sender,
+    ):
+        assert received.socket.send(last(1))
         other_agent.send(last(2))
         sender.send(last(3))
-        await heard.until(lambda: last(3) in heard)
-        assert heard == [last(3)]
+        await received.until(lambda: last(3) in received)
+        assert received == [last(3)]
 
 
 @needs_root
 @pytest.mark.parametrize("enslaved", [False, True])
 @pytest.mark.parametrize("vlan", [0, 100, 4095])
-async def test_a_tagged_frame_is_heard_without_its_tag(wire, vlan, enslaved):
+async def test_a_tagged_frame_is_received_without_its_tag(wire, vlan, enslaved):
     near, far = wire
-    with listening(near, enslaved=enslaved) as heard, far.raw("b0") as sender:
+    with receiving(near, enslaved=enslaved) as received, far.raw("b0") as sender:
         sender.send(build_frame(GROUPS[0], SOURCE, PDU, (vlan,)))
-        await heard.until(lambda: len(heard) >= 1)
-        assert heard == [build_frame(GROUPS[0], SOURCE, PDU)]
+        await received.until(lambda: len(received) >= 1)
+        assert received == [build_frame(GROUPS[0], SOURCE, PDU)]
 
 
 @needs_root
-async def test_a_port_of_a_bridge_that_forwards_lldp_is_heard(wire):
+async def test_a_port_of_a_bridge_that_forwards_lldp_receives(wire):
     near, far = wire
     near.ip("""link add br0 type bridge group_fwd_mask 0x4000
                link set br0 up
                link set a0 master br0""")
-    with listening(near, enslaved=True) as heard, far.raw("b0") as sender:
+    with receiving(near, enslaved=True) as received, far.raw("b0") as sender:
         for group in GROUPS:
             sender.send(build_frame(group, SOURCE, PDU))
-        await heard.until(lambda: len(heard) >= 3)
+        await received.until(lambda: len(received) >= 3)
 
 
 @needs_root
-async def test_rename_and_admin_down_and_up_pass(wire):
+async def test_a_socket_survives_a_rename_and_admin_down_and_up(wire):
     near, far = wire
-    with listening(near) as heard, far.raw("b0") as sender:
+    with receiving(near) as received, far.raw("b0") as sender:
         near.ip("""link set a0 down
                    link set a0 name swp1
                    link set swp1 up""")
         sender.send(last(1))
-        await heard.until(lambda: last(1) in heard)
-        assert heard.receiver.bound
-        assert heard.lost == 0
+        await received.until(lambda: last(1) in received)
+        assert received.socket.bound
+        assert received.lost == 0
 
 
 @needs_root
-async def test_a_netdev_that_moves_away_is_lost_once_and_never_taken_for_a_later_one(wire):
+async def test_a_moved_netdev_is_lost_once_and_not_confused_with_a_later_one(wire):
     near, far = wire
-    with Netns() as pod, listening(near) as heard:
-        index = heard.receiver.ifindex
+    with Netns() as pod, receiving(near) as received:
+        index = received.socket.ifindex
         near.ip(f"link set a0 netns {pod.path}")
-        await heard.until(lambda: heard.lost)
-        assert not heard.receiver.bound
+        await received.until(lambda: received.lost)
+        assert not received.socket.bound
         near.ip(f"link add a0 index {index} type veth peer name b1 netns {far.path}")
         near.ip("link set a0 up")
         far.ip("link set b1 up")
-        with listening(near) as again, far.raw("b1") as sender:
-            assert again.receiver.ifindex == index
+        with receiving(near) as again, far.raw("b1") as sender:
+            assert again.socket.ifindex == index
             sender.send(last(1))
             await again.until(lambda: last(1) in again)
-        assert heard == []
-        assert heard.lost == 1
+        assert received == []
+        assert received.lost == 1
 
 
 @needs_root
-def test_a_netdev_that_is_not_there_is_refused_by_its_number(wire):
+def test_a_missing_netdev_is_an_error_with_its_ifindex(wire):
     near, _ = wire
     with (
         near.entered(),
-        pytest.raises(PacketError, match="netdev 4711 cannot be listened on: No such device"),
+        pytest.raises(PacketError, match="netdev 4711 cannot have a packet socket: No such device"),
     ):
-        open_on(4711)
+        open_socket(4711)
 
 
 def run_as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
     code = """
-from nodeagent.host.packet import PacketError, open_on
+from nodeagent.host.packet import PacketError, open_socket
 try:
-    open_on(1).close()
+    open_socket(1).close()
     print("open")
 except PacketError as error:
     print(error.forbidden, error)
@@ -201,36 +207,36 @@ except PacketError as error:
 
 
 @pytest.mark.needs("root", "setpriv")
-def test_who_is_not_root_is_told_which_capability_is_missing():
-    assert "True listening for LLDP needs CAP_NET_RAW" in run_as_nobody().stdout
+def test_without_root_the_error_names_the_missing_capability():
+    assert "True receiving LLDP needs CAP_NET_RAW" in run_as_nobody().stdout
 
 
 @pytest.mark.needs("root", "setpriv")
-def test_cap_net_raw_is_all_it_takes():
+def test_cap_net_raw_is_sufficient():
     only = ("--inh-caps", "-all,+net_raw", "--ambient-caps", "+net_raw", "--bounding-set", "-all,+net_raw")
     assert run_as_nobody(*only).stdout == "open\n"
 
 
 @needs_root
-async def test_a_flood_on_one_link_is_bounded_and_starves_no_other(wire):
+async def test_a_flood_on_one_link_is_bounded_and_does_not_delay_another(wire):
     near, far = wire
     veth(near, "a1", far, "b1")
     frame = last(0) + b"\0" * 1000
     stop = threading.Event()
 
     def flood(hostile: socket.socket) -> int:
-        """20,000 a second, in bursts that fit the queue: nothing but the receiver's own limit holds them."""
-        began, sent = time.monotonic(), 0
+        """20,000 a second, in bursts that fit the queue: only the limit of the socket's reader bounds them."""
+        started, sent = time.monotonic(), 0
         while not stop.is_set():
-            while sent < (time.monotonic() - began) * 20_000:
+            while sent < (time.monotonic() - started) * 20_000:
                 hostile.send(frame)
                 sent += 1
             time.sleep(0.001)
         return sent
 
-    with listening(near, "a0") as flooded, listening(near, "a1") as quiet:
+    with receiving(near, "a0") as flooded, receiving(near, "a1") as quiet:
         with far.raw("b0") as hostile, far.raw("b1") as switch:
-            began, lags = time.monotonic(), []
+            started, lags = time.monotonic(), []
             flooding = asyncio.create_task(asyncio.to_thread(flood, hostile))
             for number in range(50):
                 sent_at = time.monotonic()
@@ -240,12 +246,12 @@ async def test_a_flood_on_one_link_is_bounded_and_starves_no_other(wire):
                 await asyncio.sleep(0.02)
             stop.set()
             sent = await flooding
-        took = time.monotonic() - began
+        took = time.monotonic() - started
         assert sent > 2 * len(flooded)
         assert len(flooded) <= RATE * took + BURST
-        assert flooded.receiver.paused > 0
+        assert flooded.socket.paused > 0
         assert max(lags) < 0.5
-        # Nothing is lost uncounted: what was not heard was dropped, or waits in a queue of bounded size.
-        waiting = sent - len(flooded) - flooded.receiver.count_drops()
+        # No frame is lost uncounted: each was received, dropped, or waits in a queue of bounded size.
+        waiting = sent - len(flooded) - flooded.socket.count_drops()
         assert 0 <= waiting <= 2 * QUEUE / 700
-        assert quiet.receiver.count_drops() == 0
+        assert quiet.socket.count_drops() == 0

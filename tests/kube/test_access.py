@@ -1,4 +1,4 @@
-"""The ways to the API server: a service account, kubeconfigs of all sorts, and TLS as clusters have it."""
+"""Access to the API server: a service account, kubeconfigs, and TLS as in real clusters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from nodeagent.kube.access import SERVICE_ACCOUNT, Access, AccessError, in_cluster, kubeconfig
-from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODES
 from nodeagent.sim.apiserver import ApiServer
 from nodeagent.sim.apiserver.tls import Certificates
@@ -64,7 +64,7 @@ def test_outside_a_cluster_is_no_error(account, tmp_path, monkeypatch):
     assert in_cluster(tmp_path) is None
 
 
-def test_half_a_service_account_is_one(account, tmp_path):
+def test_half_of_a_service_account_is_an_error(account, tmp_path):
     (account / "ca.crt").unlink()
     with pytest.raises(AccessError, match=r"ca\.crt: missing, so the API server cannot be trusted"):
         in_cluster(tmp_path)
@@ -73,7 +73,7 @@ def test_half_a_service_account_is_one(account, tmp_path):
 # --- kubeconfigs --------------------------------------------------------------------------------------
 
 
-def test_a_plain_kubeconfig_needs_nothing(tmp_path, monkeypatch):
+def test_a_plain_kubeconfig_needs_no_other_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "kubernetes.config", None)
     (tmp_path / "ca.pem").write_text("CA")
     data = base64.b64encode(b"CERT").decode()
@@ -91,7 +91,7 @@ def test_a_plain_kubeconfig_needs_nothing(tmp_path, monkeypatch):
     assert kubeconfig() == access
 
 
-def test_a_login_by_a_program_is_the_official_clients_to_do(tmp_path, monkeypatch):
+def test_a_login_by_a_program_needs_the_official_client(tmp_path, monkeypatch):
     path = config(
         tmp_path, user={"exec": {"command": "login", "apiVersion": "client.authentication.k8s.io/v1"}}
     )
@@ -137,7 +137,7 @@ def test_a_login_by_a_program_is_done_by_the_official_client(tmp_path):
         ),
     ],
 )
-def test_a_kubeconfig_that_leads_nowhere_says_why(tmp_path, text, sentence):
+def test_the_error_of_an_unusable_kubeconfig_names_the_cause(tmp_path, text, sentence):
     path = tmp_path / "config"
     path.write_text(text)
     with pytest.raises(AccessError, match=sentence) as raised:
@@ -145,17 +145,17 @@ def test_a_kubeconfig_that_leads_nowhere_says_why(tmp_path, text, sentence):
     assert str(path) in str(raised.value)
 
 
-def test_a_proxy_is_refused_and_not_passed_by(tmp_path):
+def test_a_kubeconfig_with_a_proxy_is_refused(tmp_path):
     with pytest.raises(AccessError, match="proxy-url is not supported"):
         kubeconfig(config(tmp_path, cluster={"proxy-url": "http://proxy:3128"}))
 
 
-def test_a_kubeconfig_that_is_not_there(tmp_path):
+def test_a_missing_kubeconfig_is_an_error(tmp_path):
     with pytest.raises(AccessError, match="nowhere: No such file"):
         kubeconfig(tmp_path / "nowhere")
 
 
-def test_no_secret_stands_in_a_message(tmp_path):
+def test_no_message_contains_a_secret(tmp_path):
     path = config(tmp_path, user={"client-key-data": "s3cret", "client-certificate-data": "s3cret"})
     with pytest.raises(AccessError) as raised:
         kubeconfig(path)
@@ -170,12 +170,12 @@ def test_no_secret_stands_in_a_message(tmp_path):
 async def test_the_clusters_ca_is_trusted_and_no_other(tmp_path, identifiers):
     certificates = Certificates(tmp_path, identifiers=identifiers)
     server = await ApiServer(tls=certificates).start()
-    client = Client(Access(server.url, ca_file=certificates.ca, token=server.token()))
+    client = ApiClient(Access(server.url, ca_file=certificates.ca, token=server.token()))
     assert (await client.list(NODES)).items == []
     await client.close()
     (tmp_path / "other").mkdir()
     other = Certificates(tmp_path / "other")
-    wary = Client(Access(server.url, ca_file=other.ca, token="t"))
+    wary = ApiClient(Access(server.url, ca_file=other.ca, token="t"))
     with pytest.raises(ApiError, match="check the CA that the service account") as raised:
         await wary.list(NODES)
     assert raised.value.reason == "Untrusted"
@@ -188,7 +188,7 @@ async def test_the_clusters_ca_is_trusted_and_no_other(tmp_path, identifiers):
 
 
 @pytest.mark.needs("openssl")
-async def test_a_client_certificate_is_shown(tmp_path):
+async def test_a_client_certificate_authenticates(tmp_path):
     certificates = Certificates(tmp_path)
     server = await ApiServer(tls=certificates).start()
     certificate, key = certificates.client("kubernetes-admin", "system:masters")
@@ -199,7 +199,7 @@ async def test_a_client_certificate_is_shown(tmp_path):
             {"client-certificate": str(certificate), "client-key": str(key)},
         )
     )
-    client = Client(access)
+    client = ApiClient(access)
     await client.list(NODES)
     assert server.requests[-1].user == "kubernetes-admin"
     await client.close()
@@ -207,15 +207,15 @@ async def test_a_client_certificate_is_shown(tmp_path):
 
 
 @pytest.mark.needs("openssl")
-async def test_a_ca_that_is_none_names_its_file(tmp_path):
+async def test_the_error_of_an_invalid_ca_names_its_file(tmp_path):
     (tmp_path / "ca.crt").write_text("no PEM")
-    client = Client(Access("https://127.0.0.1:1", ca_file=tmp_path / "ca.crt"))
+    client = ApiClient(Access("https://127.0.0.1:1", ca_file=tmp_path / "ca.crt"))
     with pytest.raises(ApiError, match=r"ca\.crt"):
         await client.list(NODES)
     await client.close()
 
 
-def test_strict_x509_would_refuse_what_many_clusters_have(tmp_path):
+def test_strict_x509_would_refuse_the_ca_of_many_clusters(tmp_path):
     """Why the flag is cleared: Python 3.13 sets it by default."""
     from nodeagent.kube.transport import _context
 

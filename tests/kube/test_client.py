@@ -1,4 +1,4 @@
-"""The API client against the stand-in server: verbs, pages, watches, and everything that goes wrong."""
+"""The API client against the stand-in server: verbs, pages, watches and failures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from nodeagent.kube.access import Access
-from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import CRDS, HYPERNODES, LEASES, NODELINKS, NODES, PODS, Meta
 from nodeagent.sim.apiserver import ApiServer
 
@@ -42,12 +42,12 @@ async def server():
 
 @pytest.fixture
 async def client(server):
-    client = Client(Access(server.url, token=server.token()), timeout_s=10)
+    client = ApiClient(Access(server.url, token=server.token()), timeout_s=10)
     yield client
     await client.close()
 
 
-async def test_an_object_is_read_as_far_as_it_is_wanted(server, client):
+async def test_an_object_is_decoded_into_the_requested_type(server, client):
     server.put(node("gpu-0", labels={"a": "b"}))
     whole = await client.get(NODES, "gpu-0")
     assert whole["spec"] == {"podCIDR": "10.0.0.0/24"}
@@ -61,20 +61,20 @@ async def test_an_object_is_read_as_far_as_it_is_wanted(server, client):
     assert least.metadata.labels == {"a": "b"}
 
 
-async def test_what_is_not_there_is_404_without_a_remedy(client):
+async def test_a_missing_object_is_404_without_a_remedy(client):
     with pytest.raises(ApiError, match=r'get /api/v1/nodes/x: 404 NotFound: nodes "x" not found$') as raised:
         await client.get(NODES, "x")
     assert raised.value.missing
 
 
-async def test_a_kind_that_is_not_installed_says_what_to_install(client):
+async def test_the_error_of_an_unknown_kind_names_the_crd_to_install(client):
     other = NODELINKS.typed(dict)
     object.__setattr__(other, "plural", "nodelynx")
     with pytest.raises(ApiError, match=r"install the CustomResourceDefinition nodelynx\.nodeagent\.io"):
         await client.list(other)
 
 
-async def test_a_list_is_gathered_from_its_pages(server, client):
+async def test_a_list_joins_its_pages(server, client):
     for i in range(25):
         server.put(node(f"gpu-{i:02}"))
     found = await client.list(NODES.partial, limit=10)
@@ -99,7 +99,7 @@ async def test_a_list_is_of_one_moment(server, client):
     assert int(version) == server.store.version - 2
 
 
-async def test_a_list_whose_token_expires_begins_again_and_in_the_end_asks_for_all(server, client):
+async def test_a_list_with_expired_tokens_starts_again_and_at_last_has_one_page(server, client):
     for i in range(6):
         server.put(node(f"gpu-{i}"))
     seen = []
@@ -113,7 +113,7 @@ async def test_a_list_whose_token_expires_begins_again_and_in_the_end_asks_for_a
     assert "limit" not in server.requests[-1].query
 
 
-async def test_lists_are_selected(server, client):
+async def test_selectors_filter_a_list(server, client):
     server.put(node("a", labels={"rail": "1"}))
     server.put(node("b", labels={"rail": "2"}))
     assert [n["metadata"]["name"] for n in (await client.list(NODES, labels="rail in (2,3)")).items] == ["b"]
@@ -122,7 +122,7 @@ async def test_lists_are_selected(server, client):
     ]
 
 
-async def test_a_watch_tells_what_changes_and_where_it_is(server, client):
+async def test_a_watch_yields_changes_and_versions(server, client):
     version = str(server.store.version)
     async with aclosing(client.watch(NODES.partial, resource_version=version)) as events:
         server.put(node("gpu-0"))
@@ -138,7 +138,7 @@ async def test_a_watch_tells_what_changes_and_where_it_is(server, client):
     assert fourth.object is None
 
 
-async def test_a_watch_from_too_long_ago_is_gone(server, client):
+async def test_a_watch_from_an_expired_version_is_gone(server, client):
     server.put(node("gpu-0"))
     server.expire()
     with pytest.raises(ApiError) as raised:
@@ -146,7 +146,7 @@ async def test_a_watch_from_too_long_ago_is_gone(server, client):
     assert raised.value.gone
 
 
-async def test_a_watch_that_nobody_takes_any_more_ends_its_thread_and_its_request(server, client):
+async def test_closing_a_watch_ends_its_thread_and_its_request(server, client):
     version = str(server.store.version)
     events = client.watch(NODES, resource_version=version)
     waiting = asyncio.ensure_future(anext(events))
@@ -158,7 +158,7 @@ async def test_a_watch_that_nobody_takes_any_more_ends_its_thread_and_its_reques
     assert "kube-watch" not in {thread.name for thread in threading.enumerate()}
 
 
-async def test_a_watch_asks_the_server_for_an_end_and_for_bookmarks(server, client):
+async def test_a_watch_requests_a_timeout_and_bookmarks(server, client):
     waiting = asyncio.ensure_future(anext(client.watch(NODES, resource_version=str(server.store.version))))
     await server.until(lambda: server.watching["nodes"])
     server.drop()
@@ -169,7 +169,7 @@ async def test_a_watch_asks_the_server_for_an_end_and_for_bookmarks(server, clie
     assert query["allowWatchBookmarks"] == "true"
 
 
-async def test_apply_owns_what_it_says_and_takes_back_what_it_no_longer_says(server, client):
+async def test_apply_owns_its_fields_and_removes_those_that_it_no_longer_contains(server, client):
     server.put(node("gpu-0", labels={"theirs": "1"}))
     mine = {"metadata": {"name": "gpu-0", "labels": {"a": "1", "b": "2"}}}
     assert (await client.apply(NODES.partial, mine)).metadata.labels == {"theirs": "1", "a": "1", "b": "2"}
@@ -180,7 +180,7 @@ async def test_apply_owns_what_it_says_and_takes_back_what_it_no_longer_says(ser
     assert server.store.version == version, "nothing was written, for nothing has changed"
 
 
-async def test_apply_without_force_respects_others(server, client):
+async def test_apply_without_force_conflicts_with_another_manager(server, client):
     mine = {"metadata": {"name": "gpu-0", "labels": {"a": "1"}}}
     await client.apply(NODES, mine)
     with pytest.raises(ApiError, match=r'conflict with "nodeagent": \.metadata\.labels\.a') as raised:
@@ -192,7 +192,7 @@ async def test_apply_without_force_respects_others(server, client):
     assert server.one("nodes", "gpu-0")["metadata"]["labels"] == {"a": "2"}
 
 
-async def test_a_condition_is_ours_beside_those_of_others(server, client):
+async def test_an_applied_condition_leaves_those_of_other_managers(server, client):
     server.put(node("gpu-0") | {"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
     ours = {"type": "nodeagent.io/LinkHealthy", "status": "False", "reason": "LinkDown"}
     await client.apply(
@@ -234,9 +234,9 @@ async def test_a_pod_is_evicted_and_a_budget_may_refuse(server, client):
     assert server.counts["create", "pods/eviction"] == 2
 
 
-async def test_a_refusal_says_which_verb_on_what_is_missing():
+async def test_a_403_names_the_missing_verb_and_resource():
     server = await ApiServer(rbac=True).start()
-    client = Client(Access(server.url, token=server.token("system:serviceaccount:nodeagent:agent")))
+    client = ApiClient(Access(server.url, token=server.token("system:serviceaccount:nodeagent:agent")))
     with pytest.raises(
         ApiError, match=r"a role must grant us the verb patch on nodes/status \(API group ''\)$"
     ):
@@ -247,7 +247,7 @@ async def test_a_refusal_says_which_verb_on_what_is_missing():
     await server.stop()
 
 
-async def test_a_busy_server_is_left_alone_for_as_long_as_it_says(server, client):
+async def test_a_call_waits_for_retry_after(server, client):
     server.put(node("gpu-0"))
     server.fail("429", retry_after_s=0, times=2)
     assert (await client.get(NODES.partial, "gpu-0")).metadata.name == "gpu-0"
@@ -261,7 +261,7 @@ async def test_a_busy_server_is_left_alone_for_as_long_as_it_says(server, client
 @pytest.mark.parametrize(
     ("how", "reason"), [("500", "InternalError"), ("half", "Broken"), ("close", "Broken"), ("lost", "Broken")]
 )
-async def test_whatever_the_server_does_is_an_error_of_ours(server, client, how, reason):
+async def test_every_failure_of_the_server_is_an_api_error(server, client, how, reason):
     server.put(node("gpu-0"))
     server.fail(how)
     with pytest.raises(ApiError) as raised:
@@ -270,9 +270,9 @@ async def test_whatever_the_server_does_is_an_error_of_ours(server, client, how,
     assert (await client.get(NODES.partial, "gpu-0")).metadata.name == "gpu-0"
 
 
-async def test_a_watch_that_says_nothing_at_all_is_ended(server):
-    """Not even a bookmark: what stands between may have forgotten the connection, and tells nobody."""
-    client = Client(Access(server.url, token=server.token()), silence_s=0.2)
+async def test_a_watch_without_any_data_is_ended(server):
+    """Not even a bookmark: a firewall in between may have dropped the connection without a reset."""
+    client = ApiClient(Access(server.url, token=server.token()), silence_s=0.2)
     try:
         server.fail("hang", verb="watch")
         async with asyncio.timeout(20), aclosing(client.watch(NODES, resource_version="1")) as events:
@@ -282,8 +282,8 @@ async def test_a_watch_that_says_nothing_at_all_is_ended(server):
         await client.close()
 
 
-async def test_a_server_that_hangs_is_left_at_the_deadline(server):
-    client = Client(Access(server.url, token=server.token()), timeout_s=0.2)
+async def test_a_call_to_a_hanging_server_ends_at_the_deadline(server):
+    client = ApiClient(Access(server.url, token=server.token()), timeout_s=0.2)
     server.fail("hang")
     with pytest.raises(ApiError, match="no answer") as raised:
         await client.get(NODES, "gpu-0")
@@ -291,8 +291,8 @@ async def test_a_server_that_hangs_is_left_at_the_deadline(server):
     await client.close()
 
 
-async def test_a_server_that_drips_is_left_at_the_deadline_too(server):
-    client = Client(Access(server.url, token=server.token()), timeout_s=0.2)
+async def test_a_call_to_a_dripping_server_ends_at_the_deadline(server):
+    client = ApiClient(Access(server.url, token=server.token()), timeout_s=0.2)
     server.fail("drip")
     with pytest.raises(ApiError) as raised:
         await client.list(NODES)
@@ -301,8 +301,8 @@ async def test_a_server_that_drips_is_left_at_the_deadline_too(server):
     await client.close()
 
 
-async def test_a_server_that_is_not_there_is_unreachable(server):
-    client = Client(Access(server.url, token="x"))
+async def test_a_stopped_server_is_unreachable(server):
+    client = ApiClient(Access(server.url, token="x"))
     await server.stop()
     with pytest.raises(ApiError, match="is the API server up") as raised:
         await client.get(NODES, "gpu-0")
@@ -310,7 +310,7 @@ async def test_a_server_that_is_not_there_is_unreachable(server):
     await client.close()
 
 
-async def test_whoever_stops_waiting_ends_the_call(server, client):
+async def test_a_caller_that_stops_waiting_ends_the_call(server, client):
     server.fail("hang", times=4)
     calls = [asyncio.ensure_future(client.get(NODES, "gpu-0")) for _ in range(4)]
     await server.until(lambda: not server._faults.rules)
@@ -324,10 +324,10 @@ async def test_whoever_stops_waiting_ends_the_call(server, client):
 async def test_the_token_is_read_again(server, tmp_path):
     file = tmp_path / "token"
     file.write_text(server.token())
-    client = Client(Access(server.url, token_file=file))
+    client = ApiClient(Access(server.url, token_file=file))
     await client.list(NODES)
     server.revoke(file.read_text())
-    with pytest.raises(ApiError, match="is the token of this cluster, and not expired"):
+    with pytest.raises(ApiError, match="is it from this cluster, and not expired"):
         await client.list(NODES)
     file.write_text(server.token())
     await client.list(NODES)
@@ -337,27 +337,27 @@ async def test_the_token_is_read_again(server, tmp_path):
     await client.close()
 
 
-async def test_a_guard_forbids_writing_and_bounds_it(server, client):
+async def test_a_guard_forbids_writes_and_limits_their_time(server, client):
     class NoError(Exception):
         pass
 
     def guard():
         raise NoError
 
-    guarded = Client(Access(server.url, token=server.token()), guard=guard)
+    guarded = ApiClient(Access(server.url, token=server.token()), guard=guard)
     await guarded.list(NODES)
     with pytest.raises(NoError):
         await guarded.apply(NODES, {"metadata": {"name": "gpu-0"}})
     assert server.objects("nodes") == []
     await guarded.close()
-    late = Client(Access(server.url, token=server.token()), guard=lambda: 0.0)
+    late = ApiClient(Access(server.url, token=server.token()), guard=lambda: 0.0)
     with pytest.raises(ApiError, match=r"before it could be sent|no answer"):
         await late.apply(NODES, {"metadata": {"name": "gpu-0"}})
     await late.close()
     assert server.counts["patch", "nodes"] == 0
 
 
-async def test_what_a_server_says_reaches_no_terminal_as_it_is(server, client):
+async def test_control_characters_of_a_server_message_are_escaped(server, client):
     server.fail("403", message="\x1b[31mred\x1b[0m\nline two " + "x" * 10_000)
     with pytest.raises(ApiError) as raised:
         await client.get(NODES, "gpu-0")
@@ -365,7 +365,7 @@ async def test_what_a_server_says_reaches_no_terminal_as_it_is(server, client):
     assert len(str(raised.value)) < 700
 
 
-async def test_crds_and_hypernodes_and_pods_have_names(server, client):
+async def test_the_paths_of_crds_hypernodes_and_pods(server, client):
     assert (await client.list(CRDS)).items == []
     await client.apply(HYPERNODES, {"metadata": {"name": "t1"}, "spec": {"tier": 1, "members": []}})
     assert (await client.list(HYPERNODES)).items[0]["spec"]["tier"] == 1

@@ -1,4 +1,4 @@
-"""The Lease: never two leaders, whatever the network, the clocks and the scheduler do."""
+"""The Lease: never two leaders, under any fault of network, clocks and scheduling."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.kube.access import Access
-from nodeagent.kube.client import Client
+from nodeagent.kube.client import ApiClient
 from nodeagent.kube.failure import ApiError
-from nodeagent.kube.lease import Lease, NotLeading, Record, Spec, lead
+from nodeagent.kube.lease import Lease, LeaseRecord, LeaseSpec, NotLeading, lead
 from nodeagent.kube.resource import Meta
 from nodeagent.sim.apiserver import ApiServer
 from tests.support import virtual_time
 
 
-class Store:
-    """One Lease object, changed by comparing versions, and who holds it in truth."""
+class LeaseStore:
+    """One Lease object; a write must name its version."""
 
     def __init__(self):
         self.record = None
@@ -36,20 +36,20 @@ class Store:
         if wanted is None and self.record is not None:
             raise ApiError("create", "/lease", 409, "AlreadyExists", "it is there")
         self.version += 1
-        old = self.record.spec if self.record else Spec()
-        new = Spec(
+        old = self.record.spec if self.record else LeaseSpec()
+        new = LeaseSpec(
             spec.get("holderIdentity", old.holder_identity),
             spec.get("leaseDurationSeconds", old.lease_duration_seconds),
             spec.get("acquireTime", old.acquire_time),
             spec.get("renewTime", old.renew_time),
             spec.get("leaseTransitions", old.lease_transitions),
         )
-        self.record = Record(Meta(name="l", resource_version=str(self.version)), new)
+        self.record = LeaseRecord(Meta(name="l", resource_version=str(self.version)), new)
         return self.record
 
 
 class Wire:
-    """One candidate's way to the store: slow, and cut for some spans of time in one direction or both."""
+    """One candidate's connection to the store: slow, and cut for some spans of time in one direction or both."""
 
     def __init__(self, store, rng, cuts, ways=(0.0, 0.01, 0.3, 2.0)):
         self._store = store
@@ -61,7 +61,7 @@ class Wire:
         await asyncio.sleep(self._rng.choice(self._ways))
         now = asyncio.get_running_loop().time()
         if any(start <= now < start + length and direction in how for start, length, how in self._cuts):
-            await asyncio.Event().wait()  # nothing comes, not even an error
+            await asyncio.Event().wait()  # no answer, not even an error
 
     async def get(self, resource, name, *, namespace):
         await self._way("there")
@@ -95,19 +95,19 @@ candidate = st.tuples(cuts, st.floats(0.9, 1.1), st.floats(-1e6, 1e6), st.floats
 @given(st.lists(candidate, min_size=2, max_size=4), st.integers(0, 2**32))
 def test_there_are_never_two_leaders(candidates, seed):
     last = virtual_time.run(_election(candidates, seed))
-    assert last > 300, "somebody leads again when the network is whole"
+    assert last > 300, "a candidate leads again after the last cut"
 
 
 async def _election(candidates, seed):
     loop = asyncio.get_running_loop()
-    store, rng = Store(), random.Random(seed)
+    store, rng = LeaseStore(), random.Random(seed)
     random.seed(seed)
     leases, led = [], []
 
     async def work(lease):
         while True:
             lease.check()
-            assert [one for one in leases if one.leading] == [lease]
+            assert [other for other in leases if other.leading] == [lease]
             led.append(loop.time())
             await asyncio.sleep(0.7)
 
@@ -121,10 +121,13 @@ async def _election(candidates, seed):
     for i, (spans, rate, offset, _) in enumerate(candidates):
         wire = Wire(store, rng, spans)
         leases.append(Lease(wire, namespace="n", name="l", identity=f"c{i}", clock=clock(rate, offset)))
-    lives = [asyncio.ensure_future(live(one, c[3])) for one, c in zip(leases, candidates, strict=True)]
+    lives = [
+        asyncio.ensure_future(live(candidate_lease, c[3]))
+        for candidate_lease, c in zip(leases, candidates, strict=True)
+    ]
     await asyncio.sleep(400)
-    for one in lives:
-        one.cancel()
+    for life in lives:
+        life.cancel()
     for error in await asyncio.gather(*lives, return_exceptions=True):
         assert isinstance(error, asyncio.CancelledError), error
     return max(led, default=0)
@@ -132,7 +135,7 @@ async def _election(candidates, seed):
 
 def test_a_clean_end_lets_the_next_one_start_at_once():
     async def scene():
-        store, rng = Store(), random.Random(1)
+        store, rng = LeaseStore(), random.Random(1)
         first, second = (
             Lease(
                 Wire(store, rng, [], (0.01,)),
@@ -164,9 +167,9 @@ def test_a_clean_end_lets_the_next_one_start_at_once():
     assert transitions == 1
 
 
-def test_what_leads_is_cancelled_before_another_may_start():
+def test_the_leaders_work_is_cancelled_before_another_may_start():
     async def scene():
-        store, rng = Store(), random.Random(1)
+        store, rng = LeaseStore(), random.Random(1)
         loop = asyncio.get_running_loop()
         lease = Lease(
             Wire(store, rng, [(30, 1000, "there")], (0.01,)),
@@ -191,12 +194,12 @@ def test_what_leads_is_cancelled_before_another_may_start():
             lease.check()
         return ended[0]
 
-    assert 30 < virtual_time.run(scene()) <= 42  # the last renewal that got through, and ten seconds
+    assert 30 < virtual_time.run(scene()) <= 42  # the last successful renewal plus ten seconds
 
 
-def test_the_works_error_ends_it_and_frees_the_lease():
+def test_an_error_of_the_work_ends_it_and_releases_the_lease():
     async def scene():
-        store = Store()
+        store = LeaseStore()
         lease = Lease(
             Wire(store, random.Random(1), []),
             namespace="n", name="l", identity="a", clock=asyncio.get_running_loop().time,
@@ -212,7 +215,7 @@ def test_the_works_error_ends_it_and_frees_the_lease():
     assert virtual_time.run(scene()) == ""
 
 
-def test_times_that_cannot_be_safe_are_refused():
+def test_unsafe_times_are_refused():
     with pytest.raises(ValueError, match="retry < renew < duration, not 2, 15 and 15 s"):
         Lease(None, namespace="n", name="l", identity="a", renew_s=15)
 
@@ -220,16 +223,16 @@ def test_times_that_cannot_be_safe_are_refused():
 REPLICA = """
 import asyncio, sys
 from nodeagent.kube.access import Access
-from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.client import ApiError, ApiClient
 from nodeagent.kube.lease import Lease, lead
 from nodeagent.kube.resource import Resource
 
 MAPS = Resource("", "v1", "configmaps", "ConfigMap", True, dict)
 
 async def main(url, token, name):
-    lease = Lease(Client(Access(url, token=token)), namespace="nodeagent", name="l", identity=name,
+    lease = Lease(ApiClient(Access(url, token=token)), namespace="nodeagent", name="l", identity=name,
                   duration_s=3.0, renew_s=2.0, retry_s=0.2)
-    writing = Client(Access(url, token=token), guard=lease.check)
+    writing = ApiClient(Access(url, token=token), guard=lease.check)
     async def work():
         count = 0
         while True:
@@ -245,7 +248,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def test_a_leader_that_was_stopped_and_goes_on_writes_nothing_more():
+async def test_a_leader_that_was_stopped_and_continues_writes_nothing():
     """Real processes, a real server and SIGSTOP: the first write after the stop must not happen."""
     server = await ApiServer().start()
     server.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m", "namespace": "nodeagent"}})
@@ -261,7 +264,7 @@ async def test_a_leader_that_was_stopped_and_goes_on_writes_nothing_more():
     astray = []
 
     def as_holder(user, verb, plural, old, new):
-        """Whoever writes as the leader is the holder of the Lease at that moment."""
+        """A writer must be the holder of the Lease at that moment."""
         if plural == "configmaps":
             holder = server.one("leases", "l", "nodeagent")["spec"]["holderIdentity"]
             if not holder.startswith(f"{user}_"):
@@ -293,9 +296,9 @@ async def test_a_leader_that_was_stopped_and_goes_on_writes_nothing_more():
         await server.stop()
 
 
-async def test_the_lease_is_kept_through_the_clients_own_eyes():
+async def test_the_lease_is_renewed_through_the_api_client():
     server = await ApiServer().start()
-    client = Client(Access(server.url, token=server.token()))
+    client = ApiClient(Access(server.url, token=server.token()))
     lease = Lease(
         client, namespace="nodeagent", name="l", identity="pod-0", duration_s=3, renew_s=2, retry_s=0.01
     )

@@ -1,4 +1,4 @@
-"""A copy that is kept by list and watch: what ends a watch, what ages, and what is told."""
+"""A copy kept by list and watch: the end of a watch, failures, and the reported changes."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import asyncio
 import pytest
 
 from nodeagent.kube.access import Access
-from nodeagent.kube.client import Client
+from nodeagent.kube.client import ApiClient
 from nodeagent.kube.reflector import Reflector
 from nodeagent.kube.resource import LEASES, NODES
 from nodeagent.sim.apiserver import ApiServer
 
 
-class Told:
-    """What the reflector has told, and a way to wait for it."""
+class Changes:
+    """Record the reported changes, and wait for one."""
 
     def __init__(self):
         self.all = []
-        self._stir = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def __call__(self, key, was, now):
         self.all.append((key, was, now))
-        self._stir.set()
+        self._changed.set()
 
     async def until(self, true):
         while not true():
-            self._stir.clear()
-            await self._stir.wait()
+            self._changed.clear()
+            await self._changed.wait()
 
 
 def node(name, **labels):
@@ -43,23 +43,23 @@ async def server():
 
 @pytest.fixture
 async def client(server):
-    client = Client(Access(server.url, token=server.token()))
+    client = ApiClient(Access(server.url, token=server.token()))
     yield client
     await client.close()
 
 
 @pytest.fixture
-async def told():
-    return Told()
+async def changes():
+    return Changes()
 
 
 @pytest.fixture
-async def nodes(client, told):
+async def nodes(client, changes):
     reflector = Reflector(
         client,
         NODES.partial,
         take=lambda obj: obj.metadata.labels or {},
-        changed=told,
+        changed=changes,
         first_s=0.01,
         max_s=0.05,
     )
@@ -69,7 +69,7 @@ async def nodes(client, told):
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_the_copy_follows(server, nodes, told):
+async def test_the_copy_follows(server, nodes, changes):
     server.put(node("a", rail="1"))
     await nodes.synced.wait()
     assert nodes.objects == {"a": {"rail": "1"}}
@@ -77,8 +77,8 @@ async def test_the_copy_follows(server, nodes, told):
     server.put(node("b"))
     server.put(node("a", rail="2"))
     server.remove("nodes", "b")
-    await told.until(lambda: len(told.all) == 4)
-    assert told.all == [
+    await changes.until(lambda: len(changes.all) == 4)
+    assert changes.all == [
         ("a", None, {"rail": "1"}),
         ("b", None, {}),
         ("a", {"rail": "1"}, {"rail": "2"}),
@@ -88,27 +88,27 @@ async def test_the_copy_follows(server, nodes, told):
     assert nodes.age_s is not None
 
 
-async def test_what_is_kept_and_equal_is_told_to_nobody(server, nodes, told):
+async def test_an_equal_value_is_not_reported(server, nodes, changes):
     server.put(node("a"))
     await nodes.synced.wait()
     await server.until(lambda: server.watching["nodes"])
     server.put(node("a") | {"status": {"images": ["x"]}})
     server.put(node("b"))
-    await told.until(lambda: len(told.all) == 2)
-    assert [key for key, _, _ in told.all] == ["a", "b"]
+    await changes.until(lambda: len(changes.all) == 2)
+    assert [key for key, _, _ in changes.all] == ["a", "b"]
 
 
-async def test_a_watch_that_the_server_ends_is_followed_by_another_without_a_list(server, nodes, told):
+async def test_after_a_watch_ends_another_one_follows_without_a_list(server, nodes, changes):
     await nodes.synced.wait()
     await server.until(lambda: server.watching["nodes"])
     server.drop()
     server.put(node("a"))
-    await told.until(lambda: told.all)
+    await changes.until(lambda: changes.all)
     assert server.counts["list", "nodes"] == 1
     assert nodes.restarts == {"start": 1}
 
 
-async def test_a_version_that_is_gone_leads_to_a_list_and_to_what_was_missed(server, nodes, told):
+async def test_after_an_expired_version_a_list_reports_what_was_missed(server, nodes, changes):
     server.put(node("a"))
     await nodes.synced.wait()
     await server.until(lambda: server.watching["nodes"])
@@ -117,13 +117,13 @@ async def test_a_version_that_is_gone_leads_to_a_list_and_to_what_was_missed(ser
     server.put(node("b"))
     server.remove("nodes", "a")
     server.expire()
-    await told.until(lambda: len(told.all) == 3)
+    await changes.until(lambda: len(changes.all) == 3)
     assert nodes.objects == {"b": {}}
     assert nodes.restarts["gone"] == 1
 
 
 @pytest.mark.parametrize("how", ["500", "half", "close", "403"])
-async def test_a_server_in_trouble_leaves_the_copy_standing(server, client, nodes, told, how):
+async def test_the_copy_stays_while_the_server_fails(server, client, nodes, changes, how):
     server.put(node("a"))
     await nodes.synced.wait()
     await server.until(lambda: server.watching["nodes"])
@@ -135,14 +135,14 @@ async def test_a_server_in_trouble_leaves_the_copy_standing(server, client, node
     assert nodes.trouble
     server.heal()
     server.put(node("b"))
-    await told.until(lambda: len(told.all) == 2)
+    await changes.until(lambda: len(changes.all) == 2)
     await server.until(lambda: nodes.trouble is None)
     assert nodes.objects == {"a": {}, "b": {}}
 
 
-async def test_the_first_list_may_take_its_time(server, client, told):
+async def test_the_first_list_is_retried(server, client, changes):
     server.fail("500", verb="list", times=3)
-    reflector = Reflector(client, NODES, changed=told, first_s=0.01, max_s=0.05)
+    reflector = Reflector(client, NODES, changed=changes, first_s=0.01, max_s=0.05)
     running = asyncio.ensure_future(reflector.run())
     await reflector.synced.wait()
     assert server.counts["list", "nodes"] == 4
@@ -150,7 +150,7 @@ async def test_the_first_list_may_take_its_time(server, client, told):
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_keys_have_a_namespace_where_all_are_watched(server, client):
+async def test_keys_contain_the_namespace_if_all_are_watched(server, client):
     for name in ("default", "nodeagent"):
         meta = {"name": "l", "namespace": name}
         server.put({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta})

@@ -18,10 +18,10 @@ import pytest
 
 from nodeagent.kinds import Refused
 from nodeagent.kube import deviceplugin_pb2 as pb
-from nodeagent.kubelet import plugin, registration
+from nodeagent.kubelet import node_lock, plugin, registration_state
 from nodeagent.kubelet.plugin import BindError
 from nodeagent.kubelet.registration import DevicePlugins
-from nodeagent.kubelet.rpc_stats import Measure
+from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.model import (
     HEALTHY,
     Allocation,
@@ -88,7 +88,7 @@ class World:
         self.kubelet = Kubelet(directory, seed=1, reconcile_s=0.02)
         self.written: list[Allocation] = []
         self.plugins = DevicePlugins(
-            directory, watched=watched, files=Written(self.written.append), measure=Measure()
+            directory, watched=watched, files=Written(self.written.append), stats=RpcStats()
         )
         self.task: asyncio.Task[None] | None = None
 
@@ -124,7 +124,7 @@ async def world(*, watched: bool = False) -> AsyncIterator[World]:
 async def test_every_resource_is_registered_and_listed_by_both_ways(watched: bool) -> None:
     async with world(watched=watched) as w:
         await w.kubelet.start()
-        w.plugins.tell([Lamps("example.com/a"), Lamps("example.com/b", 3)], Snapshot())
+        w.plugins.update([Lamps("example.com/a"), Lamps("example.com/b", 3)], Snapshot())
         w.run()
         await w.offered("example.com/a", 2)
         await w.offered("example.com/b", 3)
@@ -138,7 +138,7 @@ async def test_resources_with_names_longer_than_a_path_may_be_are_registered(wat
     prefix = ".".join(["accelerators"] * 9)
     async with world(watched=watched) as w:
         await w.kubelet.start()
-        w.plugins.tell([Lamps(f"{prefix}/a"), Lamps(f"{prefix}/b", 3)], Snapshot())
+        w.plugins.update([Lamps(f"{prefix}/a"), Lamps(f"{prefix}/b", 3)], Snapshot())
         w.run()
         await w.offered(f"{prefix}/a", 2)
         await w.offered(f"{prefix}/b", 3)
@@ -148,14 +148,14 @@ async def test_health_is_told_in_both_directions_and_nothing_is_told_twice() -> 
     async with world() as w:
         await w.kubelet.start()
         lamps = Lamps("example.com/a")
-        w.plugins.tell([lamps], Snapshot())
+        w.plugins.update([lamps], Snapshot())
         w.run()
         await w.offered("example.com/a", 2)
-        w.plugins.tell([replace(lamps, health=DOWN)], Snapshot())
+        w.plugins.update([replace(lamps, health=DOWN)], Snapshot())
         await w.offered("example.com/a", 0)
         assert w.kubelet.capacity() == {"example.com/a": 2}
-        w.plugins.tell([lamps], Snapshot(revision=9))
-        w.plugins.tell([lamps], Snapshot(revision=10))
+        w.plugins.update([lamps], Snapshot(revision=9))
+        w.plugins.update([lamps], Snapshot(revision=10))
         await w.offered("example.com/a", 2)
         assert not any(update.repeated for update in w.kubelet.updates)
         assert len(w.kubelet.updates) == 3
@@ -163,7 +163,7 @@ async def test_health_is_told_in_both_directions_and_nothing_is_told_twice() -> 
 
 async def test_a_kubelet_that_is_absent_at_first_is_waited_for() -> None:
     async with world() as w:
-        w.plugins.tell([Lamps("example.com/a")], Snapshot())
+        w.plugins.update([Lamps("example.com/a")], Snapshot())
         w.run()
         await asyncio.sleep(0)
         assert not w.plugins.statuses()[0].registered
@@ -175,7 +175,7 @@ async def test_a_kubelet_that_is_absent_at_first_is_waited_for() -> None:
 async def test_a_kubelet_that_restarts_gets_every_resource_again(watched: bool) -> None:
     async with world(watched=watched) as w:
         await w.kubelet.start()
-        w.plugins.tell([Lamps("example.com/a"), Lamps("example.com/b")], Snapshot())
+        w.plugins.update([Lamps("example.com/a"), Lamps("example.com/b")], Snapshot())
         w.run()
         for _ in range(3):
             await w.offered("example.com/a", 2)
@@ -188,7 +188,7 @@ async def test_a_kubelet_that_restarts_gets_every_resource_again(watched: bool) 
 async def test_a_kubelet_that_was_killed_and_comes_back_gets_every_resource_again() -> None:
     async with world() as w:
         await w.kubelet.start()
-        w.plugins.tell([Lamps("example.com/a")], Snapshot())
+        w.plugins.update([Lamps("example.com/a")], Snapshot())
         w.run()
         await w.offered("example.com/a", 2)
         await w.kubelet.kill()
@@ -199,11 +199,11 @@ async def test_a_kubelet_that_was_killed_and_comes_back_gets_every_resource_agai
 
 
 async def test_a_refusal_is_kept_as_the_reason_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registration, "RETRY_FIRST_S", 0.02)
+    monkeypatch.setattr(registration_state, "RETRY_FIRST_S", 0.02)
     async with world() as w:
         w.kubelet.refuse("the resource name is taken")
         await w.kubelet.start()
-        w.plugins.tell([Lamps("example.com/a")], Snapshot())
+        w.plugins.update([Lamps("example.com/a")], Snapshot())
         w.run()
         await w.kubelet.until(lambda: len(w.kubelet.registrations) >= 2)
         assert "the resource name is taken" in w.plugins.statuses()[0].reason
@@ -215,7 +215,7 @@ async def test_a_socket_that_was_removed_is_made_again_and_registered_without_th
     """The kubelet lives on: its old stream must be closed before the new registration (#127803)."""
     async with world() as w:
         await w.kubelet.start()
-        w.plugins.tell([Lamps("example.com/a")], Snapshot())
+        w.plugins.update([Lamps("example.com/a")], Snapshot())
         w.run()
         await w.offered("example.com/a", 2)
         (socket,) = w.kubelet.socket.parent.glob("nodeagent-*.sock")
@@ -228,12 +228,12 @@ async def test_a_socket_that_was_removed_is_made_again_and_registered_without_th
 async def test_a_stream_that_the_kubelet_closed_is_registered_again() -> None:
     async with world() as w:
         await w.kubelet.start()
-        w.plugins.tell([Lamps("example.com/a")], Snapshot())
+        w.plugins.update([Lamps("example.com/a")], Snapshot())
         w.run()
         await w.offered("example.com/a", 2)
-        place = w.plugins._places["example.com/a"]
-        await place.endpoint.stop()  # as a connection that broke: the kubelet never opens it again
-        place.lost = True
+        place = w.plugins._resources["example.com/a"]
+        await place.plugin.stop()  # as a connection that broke: the kubelet never opens it again
+        place.stream_lost = True
         w.plugins._wake.set()
         await w.kubelet.until(lambda: w.registrations("example.com/a") == 2)
         await w.offered("example.com/a", 2)
@@ -242,10 +242,10 @@ async def test_a_stream_that_the_kubelet_closed_is_registered_again() -> None:
 async def test_a_second_agent_waits_for_the_first_one_to_end() -> None:
     async with world() as w:
         await w.kubelet.start()
-        lock = w.kubelet.socket.parent / registration.LOCK
+        lock = w.kubelet.socket.parent / node_lock.LOCK
         first = os.open(lock, os.O_RDWR | os.O_CREAT)
         fcntl.flock(first, fcntl.LOCK_EX)
-        w.plugins.tell([Lamps("example.com/a")], Snapshot())
+        w.plugins.update([Lamps("example.com/a")], Snapshot())
         w.run()
         for _ in range(20):
             await asyncio.sleep(0.005)
@@ -257,10 +257,10 @@ async def test_a_second_agent_waits_for_the_first_one_to_end() -> None:
 async def test_a_resource_that_is_no_longer_offered_gives_up_its_socket_and_a_new_one_appears() -> None:
     async with world() as w:
         await w.kubelet.start()
-        w.plugins.tell([Lamps("example.com/a")], Snapshot())
+        w.plugins.update([Lamps("example.com/a")], Snapshot())
         w.run()
         await w.offered("example.com/a", 2)
-        w.plugins.tell([Lamps("example.com/b")], Snapshot())
+        w.plugins.update([Lamps("example.com/b")], Snapshot())
         await w.offered("example.com/b", 2)
         await w.offered("example.com/a", 0)
         assert [path.name for path in w.kubelet.socket.parent.glob("nodeagent-*.sock")] == [
@@ -271,7 +271,7 @@ async def test_a_resource_that_is_no_longer_offered_gives_up_its_socket_and_a_ne
 async def test_the_kubelets_folder_may_be_removed_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     async with world() as w:
         await w.kubelet.start()
-        w.plugins.tell([Lamps("example.com/a")], Snapshot())
+        w.plugins.update([Lamps("example.com/a")], Snapshot())
         w.run()
         await w.offered("example.com/a", 2)
         await w.kubelet.stop()
@@ -287,12 +287,12 @@ async def test_a_pod_is_given_what_the_plugin_prefers_and_a_veto_reaches_it_in_w
     async with world() as w:
         await w.kubelet.start()
         lamps = Lamps("example.com/a", 4)
-        w.plugins.tell([lamps], Snapshot())
+        w.plugins.update([lamps], Snapshot())
         w.run()
         await w.offered("example.com/a", 4)
         given = (await w.kubelet.admit(PodSpec.single("one", {"example.com/a": 2}))).given["main"]
         assert sorted(dict(given.env)["LAMPS"].split(",")) == ["a-2", "a-3"]
-        w.plugins.tell([replace(lamps, veto="no single lamp is bright enough")], Snapshot())
+        w.plugins.update([replace(lamps, veto="no single lamp is bright enough")], Snapshot())
         refused = await w.kubelet.admit(PodSpec.single("two", {"example.com/a": 1}))
         assert (refused.phase, refused.reason) == ("Failed", "UnexpectedAdmissionError")
         assert "no single lamp is bright enough" in refused.message
@@ -313,7 +313,7 @@ def allocate(*ids: str) -> bytes:
 async def test_requests_that_make_no_sense_are_refused_and_the_agent_goes_on() -> None:
     async with world() as w:
         await w.kubelet.start()
-        w.plugins.tell([Lamps("example.com/a")], Snapshot())
+        w.plugins.update([Lamps("example.com/a")], Snapshot())
         w.run()
         await w.offered("example.com/a", 2)
         for method in ("Allocate", "GetPreferredAllocation"):
@@ -322,7 +322,7 @@ async def test_requests_that_make_no_sense_are_refused_and_the_agent_goes_on() -
             assert garbage.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         with pytest.raises(grpc.aio.AioRpcError, match="has no device b-1"):
             await call(w, "Allocate", allocate("b-1"))
-        w.plugins.tell([Lamps("example.com/a", 1)], Snapshot())
+        w.plugins.update([Lamps("example.com/a", 1)], Snapshot())
         with pytest.raises(grpc.aio.AioRpcError) as missing:
             await call(w, "Allocate", allocate("a-1"))
         assert missing.value.code() is grpc.StatusCode.FAILED_PRECONDITION
@@ -336,9 +336,9 @@ async def test_a_full_disk_refuses_the_allocation_and_names_the_file() -> None:
         def full(_allocation: Allocation) -> None:
             raise OSError(28, "No space left on device", "/var/run/k8s.cni.cncf.io/devinfo/dp/x-device.json")
 
-        w.plugins = DevicePlugins(w.directory, watched=False, files=Written(full), measure=Measure())
+        w.plugins = DevicePlugins(w.directory, watched=False, files=Written(full), stats=RpcStats())
         await w.kubelet.start()
-        w.plugins.tell([Lamps("example.com/a", device_info=(DeviceInfo("x", "{}"),))], Snapshot())
+        w.plugins.update([Lamps("example.com/a", device_info=(DeviceInfo("x", "{}"),))], Snapshot())
         w.run()
         await w.offered("example.com/a", 2)
         refused = await w.kubelet.admit(PodSpec.single("one", {"example.com/a": 1}))
@@ -354,9 +354,9 @@ async def test_a_write_that_hangs_is_refused_at_the_deadline(monkeypatch: pytest
         def hang(_allocation: Allocation) -> None:
             asyncio.run_coroutine_threadsafe(released.wait(), loop).result(5)
 
-        w.plugins = DevicePlugins(w.directory, watched=False, files=Written(hang), measure=Measure())
+        w.plugins = DevicePlugins(w.directory, watched=False, files=Written(hang), stats=RpcStats())
         await w.kubelet.start()
-        w.plugins.tell([Lamps("example.com/a", device_info=(DeviceInfo("x", "{}"),))], Snapshot())
+        w.plugins.update([Lamps("example.com/a", device_info=(DeviceInfo("x", "{}"),))], Snapshot())
         w.run()
         await w.offered("example.com/a", 2)
         try:
@@ -369,8 +369,8 @@ async def test_a_write_that_hangs_is_refused_at_the_deadline(monkeypatch: pytest
 async def test_a_folder_that_cannot_hold_a_socket_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     async with world() as w:
         place = Lamps("example.com/" + "x" * 60)
-        w.plugins.tell([place], Snapshot())
-        made = w.plugins._places[place.resource].endpoint
+        w.plugins.update([place], Snapshot())
+        made = w.plugins._resources[place.resource].plugin
         with pytest.raises(BindError, match="cannot listen on"):
             await made.start(w.directory / ("deep" * 30) / "a.sock")
 
@@ -378,12 +378,12 @@ async def test_a_folder_that_cannot_hold_a_socket_is_the_reason(monkeypatch: pyt
 async def test_a_folder_that_takes_no_lock_is_the_reason_until_it_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(registration, "LOCK_AGAIN_S", 0.01)
+    monkeypatch.setattr(node_lock, "OPEN_AGAIN_S", 0.01)
     async with world() as w:
         await w.kubelet.start()
-        lock = w.directory / "device-plugins" / registration.LOCK
+        lock = w.directory / "device-plugins" / node_lock.LOCK
         lock.mkdir()
-        w.plugins.tell([Lamps("example.com/a")], Snapshot())
+        w.plugins.update([Lamps("example.com/a")], Snapshot())
         w.run()
         async with asyncio.timeout(10):
             while "nodeagent.lock cannot be opened: Is a directory" not in w.plugins.statuses()[0].reason:
@@ -398,17 +398,17 @@ import asyncio, subprocess, sys
 from pathlib import Path
 from nodeagent.model import Snapshot
 from nodeagent.sim.kubelet import Kubelet
-from nodeagent.kubelet import registration
+from nodeagent.kubelet import node_lock
 from tests.kubelet.test_registration import Lamps, World
 
-registration.LOCK_AGAIN_S = 0.01
+node_lock.OPEN_AGAIN_S = 0.01
 
 async def main():
     w = World(Path(sys.argv[1]))
     await w.kubelet.start()
     place = str(w.directory / "device-plugins")
     subprocess.run(["mount", "--bind", "-o", "ro", place, place], check=True)
-    w.plugins.tell([Lamps("example.com/a")], Snapshot())
+    w.plugins.update([Lamps("example.com/a")], Snapshot())
     w.run()
     while "it is mounted read-only" not in w.plugins.statuses()[0].reason:
         await asyncio.sleep(0.01)
@@ -439,7 +439,7 @@ def test_a_folder_that_is_read_only_is_waited_for() -> None:
 async def test_a_kubelet_whose_socket_listens_late_is_registered_with_as_soon_as_it_does() -> None:
     async with world() as w:
         await w.kubelet.start()
-        w.plugins.tell([Lamps("example.com/a")], Snapshot())
+        w.plugins.update([Lamps("example.com/a")], Snapshot())
         w.run()
         await w.offered("example.com/a", 2)
         await w.kubelet.restart(listen_delay_s=0.5)
@@ -453,7 +453,7 @@ async def test_a_folder_where_one_socket_should_be_costs_that_resource_alone() -
         folder = w.kubelet.socket.parent / "nodeagent-example.com_a.sock"
         folder.mkdir()
         (w.kubelet.socket.parent / "nodeagent-example.com_b.sock").write_text("left over")
-        w.plugins.tell([Lamps("example.com/a"), Lamps("example.com/b")], Snapshot())
+        w.plugins.update([Lamps("example.com/a"), Lamps("example.com/b")], Snapshot())
         w.run()
         await w.offered("example.com/b", 2)
         assert "nodeagent-example.com_a.sock" in w.plugins.statuses()[0].reason
@@ -466,16 +466,16 @@ async def test_resources_may_change_while_the_loop_closes_others() -> None:
     async with world() as w:
         await w.kubelet.start()
         stays, goes = Lamps("example.com/a"), Lamps("example.com/b")
-        w.plugins.tell([stays, goes], Snapshot())
+        w.plugins.update([stays, goes], Snapshot())
         w.run()
         await w.offered("example.com/a", 2)
         await w.offered("example.com/b", 2)
-        endpoint = w.plugins._places["example.com/a"].endpoint
+        endpoint = w.plugins._resources["example.com/a"].plugin
         for socket in w.kubelet.socket.parent.glob("nodeagent-*.sock"):
             socket.unlink()
         while endpoint.serving:
             await asyncio.sleep(0)
-        w.plugins.tell([stays], Snapshot())  # in the middle of closing the first
+        w.plugins.update([stays], Snapshot())  # in the middle of closing the first
         await w.kubelet.until(lambda: w.registrations("example.com/a") == 2)
         assert w.task is not None
         assert not w.task.done()
@@ -486,17 +486,17 @@ async def test_a_resource_that_comes_back_knows_its_ids_and_meets_no_race() -> N
     async with world() as w:
         await w.kubelet.start()
         a, b = Lamps("example.com/a", 3), Lamps("example.com/b")
-        w.plugins.tell([a], Snapshot())
+        w.plugins.update([a], Snapshot())
         w.run()
         await w.offered("example.com/a", 3)
         for _ in range(5):
-            w.plugins.tell([b], Snapshot())
+            w.plugins.update([b], Snapshot())
             await asyncio.sleep(0.002)
-            w.plugins.tell([a, b], Snapshot())
+            w.plugins.update([a, b], Snapshot())
             await w.offered("example.com/a", 3)
-        w.plugins.tell([b], Snapshot())
+        w.plugins.update([b], Snapshot())
         await w.offered("example.com/a", 0)
-        w.plugins.tell([replace(a, count=2), b], Snapshot())
+        w.plugins.update([replace(a, count=2), b], Snapshot())
         await w.offered("example.com/a", 2)
         assert w.kubelet.capacity()["example.com/a"] == 3
 
@@ -533,7 +533,7 @@ async def test_a_stream_lost_inside_register_is_seen_at_once_and_losses_are_met_
     async with world() as w:
         kubelet = FickleKubelet(w.kubelet.socket)
         await kubelet.start()
-        w.plugins.tell([Lamps("example.com/a")], Snapshot())
+        w.plugins.update([Lamps("example.com/a")], Snapshot())
         w.run()
         try:
             await asyncio.sleep(1.5)

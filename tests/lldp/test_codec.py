@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from nodeagent.lldp.escaping import object_identifier, plain, printable
 from nodeagent.lldp.ethernet import GROUPS, NEAREST_BRIDGE, build_frame, parse_frame
-from nodeagent.lldp.tlv import decode, encode
-from nodeagent.lldp.values import (
+from nodeagent.lldp.lldpdu import (
     Application,
     Capabilities,
     ChassisId,
@@ -32,6 +31,7 @@ from nodeagent.lldp.values import (
     Vlan,
     capability_words,
 )
+from nodeagent.lldp.lldpdu_codec import decode, encode
 
 
 def tlv(kind: int, value: bytes) -> bytes:

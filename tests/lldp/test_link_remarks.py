@@ -1,4 +1,4 @@
-"""What is wrong with a link, from both of its sides."""
+"""Remarks on a link, from the node's side and its neighbors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodeagent.lldp.link_remarks import KEYS, Near, findings
+from nodeagent.lldp.link_remarks import KEYS, LinkSide, find_remarks
 from nodeagent.model import Ets, Identifier, Neighbor
 
 LEAF = Neighbor(
@@ -17,14 +17,14 @@ ETS = Ets(
 )
 
 
-def keys(near: Near, *neighbors: Neighbor) -> list[tuple[str, str]]:
-    found = findings([near], neighbors)
-    assert all(one.key in KEYS for one in found)
-    return [(one.link, one.key) for one in found]
+def keys(side: LinkSide, *neighbors: Neighbor) -> list[tuple[str, str]]:
+    remarks = find_remarks([side], neighbors)
+    assert all(remark.key in KEYS for remark in remarks)
+    return [(remark.link, remark.key) for remark in remarks]
 
 
 @pytest.mark.parametrize(
-    ("driver", "device", "says"),
+    ("driver", "device", "reason"),
     [
         ("i40e", "1583", "ethtool --set-priv-flags swp1 disable-fw-lldp on"),
         ("ice", "1592", "ethtool --set-priv-flags swp1 fw-lldp-agent off"),
@@ -35,31 +35,33 @@ def keys(near: Near, *neighbors: Neighbor) -> list[tuple[str, str]]:
         (None, None, "off on the switch port"),
     ],
 )
-def test_a_silent_port_has_its_likely_reason_by_driver(driver, device, says):
-    (found,) = findings([Near("swp1", "0000:1a:00.0", driver, device, quiet=True)], ())
-    assert found.key == "silent_port"
-    assert found.detail.startswith("carrier, but no LLDP for 65 s: ")
-    assert says in found.detail
+def test_a_silent_port_has_its_likely_reason_by_driver(driver, device, reason):
+    (remark,) = find_remarks([LinkSide("swp1", "0000:1a:00.0", driver, device, silent=True)], ())
+    assert remark.key == "silent_port"
+    assert remark.detail.startswith("carrier, but no LLDP for 65 s: ")
+    assert reason in remark.detail
 
 
-def test_a_port_that_sends_what_is_no_lldp_is_not_said_to_be_silent():
-    (found,) = findings([Near("swp1", driver="ice", quiet=True, malformed="no chassis ID at byte 14")], ())
-    assert found.key == "silent_port"
-    assert "are none (no chassis ID at byte 14)" in found.detail
-    assert "ethtool" not in found.detail
+def test_a_port_with_malformed_frames_has_their_error_as_reason():
+    (remark,) = find_remarks(
+        [LinkSide("swp1", driver="ice", silent=True, malformed="no chassis ID at byte 14")], ()
+    )
+    assert remark.key == "silent_port"
+    assert "are malformed (no chassis ID at byte 14)" in remark.detail
+    assert "ethtool" not in remark.detail
 
 
-def test_a_port_that_hears_only_ourselves_is_another_finding():
-    assert keys(Near("swp1", quiet=True, hears_itself=True)) == [("swp1", "own_frames")]
-    assert keys(Near("swp1", quiet=False, hears_itself=True)) == []
+def test_a_port_with_only_own_frames_has_another_remark():
+    assert keys(LinkSide("swp1", silent=True, own_frames=True)) == [("swp1", "own_frames")]
+    assert keys(LinkSide("swp1", silent=False, own_frames=True)) == []
 
 
-def test_a_flood_is_said():
-    assert keys(Near("swp1", flooded=True), LEAF) == [("swp1", "flooded")]
+def test_a_flood_is_a_remark():
+    assert keys(LinkSide("swp1", flooded=True), LEAF) == [("swp1", "flooded")]
 
 
 @pytest.mark.parametrize(
-    ("mtu", "size", "wrong"),
+    ("mtu", "size", "remark"),
     [
         (9000, 1518, True),
         (9000, 9000, False),
@@ -71,42 +73,42 @@ def test_a_flood_is_said():
         (9000, 0, False),
     ],
 )
-def test_our_frames_are_too_large_where_that_is_certain(mtu, size, wrong):
-    assert bool(keys(Near("swp1", mtu=mtu), replace(LEAF, maximum_frame_size=size))) == wrong
+def test_a_frame_size_remark_needs_an_mtu_above_the_announced_size(mtu, size, remark):
+    assert bool(keys(LinkSide("swp1", mtu=mtu), replace(LEAF, maximum_frame_size=size))) == remark
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "wrong"),
+    ("ours", "theirs", "remark"),
     [((3,), (3,), False), ((3,), (3, 4), True), ((), (3,), True), (None, (3,), False), ((3,), None, False)],
 )
-def test_pfc_has_to_be_the_same_on_both_sides_where_both_say_it(ours, theirs, wrong):
-    assert bool(keys(Near("swp1", pfc=ours), replace(LEAF, pfc=theirs))) == wrong
+def test_pfc_must_be_equal_if_both_sides_announce_it(ours, theirs, remark):
+    assert bool(keys(LinkSide("swp1", pfc=ours), replace(LEAF, pfc=theirs))) == remark
 
 
-def test_ets_is_compared_where_it_means_something():
-    def said(other: Ets) -> str:
-        found = findings([Near("swp1", ets=ETS)], [replace(LEAF, ets=other)])
-        return found[0].detail.rpartition(" in ")[2] if found else ""
+def test_ets_bandwidth_is_compared_only_for_ets_classes():
+    def difference(other: Ets) -> str:
+        remarks = find_remarks([LinkSide("swp1", ets=ETS)], [replace(LEAF, ets=other)])
+        return remarks[0].detail.rpartition(" in ")[2] if remarks else ""
 
-    assert said(ETS) == ""
-    assert said(replace(ETS, bandwidth=(50, 9, 9, 50, 9, 9, 9, 9))) == ""
-    assert said(replace(ETS, bandwidth=(30, 0, 0, 70, 0, 0, 0, 0))) == "bandwidth"
-    assert said(replace(ETS, classes=(0,) * 8)) == "the traffic classes of priorities"
-    assert said(replace(ETS, algorithms=("strict",) * 8)) == "algorithms"
+    assert difference(ETS) == ""
+    assert difference(replace(ETS, bandwidth=(50, 9, 9, 50, 9, 9, 9, 9))) == ""
+    assert difference(replace(ETS, bandwidth=(30, 0, 0, 70, 0, 0, 0, 0))) == "bandwidth"
+    assert difference(replace(ETS, classes=(0,) * 8)) == "the traffic classes of priorities"
+    assert difference(replace(ETS, algorithms=("strict",) * 8)) == "algorithms"
 
 
-def test_stale_neighbors_say_nothing_any_more():
+def test_stale_neighbors_cause_no_remark():
     stale = replace(LEAF, maximum_frame_size=64, pfc=(1,), stale=True)
     other = replace(LEAF, chassis_id=Identifier("local", "x"))
-    assert keys(Near("swp1", mtu=1500, pfc=(3,)), stale, other) == []
+    assert keys(LinkSide("swp1", mtu=1500, pfc=(3,)), stale, other) == []
 
 
-def test_findings_are_in_order_and_equal_facts():
-    sides = [Near("swp2", quiet=True), Near("swp1", quiet=True, flooded=True)]
-    first = findings(sides, ())
-    assert [(one.link, one.key) for one in first] == [
+def test_remarks_are_sorted_and_equal_for_equal_facts():
+    sides = [LinkSide("swp2", silent=True), LinkSide("swp1", silent=True, flooded=True)]
+    first = find_remarks(sides, ())
+    assert [(remark.link, remark.key) for remark in first] == [
         ("swp1", "flooded"),
         ("swp1", "silent_port"),
         ("swp2", "silent_port"),
     ]
-    assert findings(list(reversed(sides)), ()) == first
+    assert find_remarks(list(reversed(sides)), ()) == first

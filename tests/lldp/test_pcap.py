@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from nodeagent.lldp.describe import decode_file, line, lines
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
-from nodeagent.lldp.pcap import BLOCK_MAX, Packet, PcapError, lldp_frame, packets
-from nodeagent.lldp.tlv import encode
-from nodeagent.lldp.values import (
+from nodeagent.lldp.lldpdu import (
     Application,
     Capabilities,
     ChassisId,
@@ -34,6 +32,8 @@ from nodeagent.lldp.values import (
     Reserved,
     Vlan,
 )
+from nodeagent.lldp.lldpdu_codec import encode
+from nodeagent.lldp.pcap import BLOCK_MAX, Packet, PcapError, lldp_frame, packets
 
 SOURCE = bytes.fromhex("1c34da1c5801")
 SMALL = Lldpdu(ChassisId(4, bytes.fromhex("1c34da1c5800")), PortId(5, b"swp1"), 120)

@@ -1,4 +1,4 @@
-"""The catalog: names as the field wants them, words for a person, and the page that is made from it."""
+"""The catalog: names that Prometheus expects, words for a person, and the documentation made from it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,38 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.metrics.catalog import CATALOG, Family
-from nodeagent.metrics.family import described, row
-from nodeagent.metrics.reference import markdown, topic_of
+from nodeagent.health import gpu_rules
+from nodeagent.health.rules import DEFAULTS
+from nodeagent.measurements.adapter_rows import ADAPTER_ROWS
+from nodeagent.measurements.family import Family, row
+from nodeagent.measurements.gpu_rows import GPU_ROWS
+from nodeagent.measurements.link_rows import LINK_ROWS
+from nodeagent.measurements.sample import Source
+from nodeagent.measurements.table import MEASUREMENTS, TEXTS, by_name, by_sample_name, measurement
+from nodeagent.metrics import docs
+from nodeagent.metrics.catalog import CATALOG, SAMPLED
+from nodeagent.metrics.computed_family import FACT_FAMILIES, LIVE_FAMILIES
 
-PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[2] / "docs"
 RESERVED = {"instance", "job", "le", "quantile"}
+BLOCKS = {
+    ("metrics.md", "metrics"): docs.agent_families,
+    ("samples.md", "readers"): docs.readers,
+    ("samples.md", "samples"): docs.sample_names,
+}
 
 
-def test_the_page_of_the_metrics_is_the_catalog() -> None:
+@pytest.mark.parametrize(("page", "block"), BLOCKS)
+def test_the_tables_of_the_documentation_are_made_from_the_catalog(page: str, block: str) -> None:
+    path, text = DOCS / page, BLOCKS[page, block]()
+    head, begin, rest = path.read_text().partition(f"<!-- {block}: begin -->\n")
+    written, end, tail = rest.partition(f"<!-- {block}: end -->\n")
+    assert begin
+    assert end
     if os.environ.get("NODEAGENT_GOLDEN") == "write":
-        PAGE.write_text(markdown())
-    assert markdown() == PAGE.read_text(), "NODEAGENT_GOLDEN=write rewrites docs/metrics.md"
+        path.write_text(head + begin + text + end + tail)
+        return
+    assert written == text, f"NODEAGENT_GOLDEN=write rewrites docs/{page}"
 
 
 @pytest.mark.parametrize("family", CATALOG.values(), ids=list(CATALOG))
@@ -31,18 +51,56 @@ def test_a_family_is_named_and_explained(family: Family) -> None:
     assert re.fullmatch(r"[^\n\\]{5,140}\.", family.help)
     assert family.use.endswith(".")
     assert family.source
-    assert (bool(family.feeds), family.described is not None, family.live is not None).count(True) == 1
-    assert topic_of(family)
+    assert docs.topic_of(family)
 
 
-def test_a_family_is_declared_once_and_in_the_right_words() -> None:
-    with pytest.raises(ValueError, match="declared twice"):
-        row("link_carrier", "device", "carrier", help="x", use="x")
-    with pytest.raises(ValueError, match="mixes counters and levels"):
-        row("link_muddle", "device", "carrier", "rx_bytes", help="x", use="x")
-    with pytest.raises(ValueError, match="does not give its 1 labels"):
-        row("link_lanes_of_light", "device", "rx_power_watts", help="x", use="x")
-    with pytest.raises(ValueError, match="end in _total"):
-        row("link_bytes", "device", "rx_bytes", help="x", use="x")
-    with pytest.raises(ValueError, match="declared twice"):
-        described("link_info", "device", help="x", source="x", use="x")(lambda _scene: ())
+def test_a_family_has_one_origin() -> None:
+    computed = [family.name for family, _read in (*FACT_FAMILIES, *LIVE_FAMILIES)]
+    assert len(set(computed)) == len(computed)
+    assert {family.name for family in SAMPLED}.isdisjoint(computed)
+    assert len(CATALOG) == len(SAMPLED) + len(computed)
+    assert all(family.measurements for family in SAMPLED)
+
+
+@pytest.mark.parametrize("family", CATALOG.values(), ids=list(CATALOG))
+def test_only_counters_end_in_total(family: Family) -> None:
+    assert (family.type == "counter") == family.name.endswith("_total")
+    assert all(number.counter == (family.type == "counter") for number in family.measurements)
+
+
+def test_a_row_fills_its_labels_and_no_name_appears_twice() -> None:
+    def made(noun: str, labels: str, *measured: tuple[str, ...], per: str | None = None) -> Family:
+        return row(noun, labels, Source.LINK, *measured, help="x", use="x", per=per)
+
+    with pytest.raises(ValueError, match="does not fill the 1 labels"):
+        made("link_optical_lanes", "device", ("light", "x"), per="lane")
+    with pytest.raises(ValueError, match="does not fill the 2 labels"):
+        made("link_optical_lanes", "device,lane", ("light", "x"))
+    with pytest.raises(ValueError, match="does not fill the 1 labels"):
+        made("link_optical_lanes", "rail", ("light", "x"))
+    lanes, again = made("lanes", "device", ("lanes", "x")), made("lanes", "device", ("more", "x"))
+    with pytest.raises(ValueError, match="nodeagent_lanes is declared twice"):
+        by_name((lanes, again))
+    with pytest.raises(ValueError, match="lanes feeds two families"):
+        by_sample_name((lanes, made("other_lanes", "device", ("lanes", "x"))))
+
+
+def test_a_name_with_a_key_is_known_only_where_the_table_has_one() -> None:
+    assert measurement("lane_errors/3") is MEASUREMENTS["lane_errors"]
+    assert measurement("lane_errors") is None
+    assert measurement("carrier/3") is None
+    assert measurement("carrier") is MEASUREMENTS["carrier"]
+    assert measurement("nonsense") is None
+    assert not MEASUREMENTS.keys() & TEXTS.keys()
+    assert {text.family for text in TEXTS.values()} <= CATALOG.keys()
+
+
+def test_the_rules_of_a_row_exist_and_each_rule_names_its_counters_there() -> None:
+    rows = (*LINK_ROWS, *ADAPTER_ROWS, *GPU_ROWS)
+    nic_rules = {rule.key: rule for rule in DEFAULTS}
+    assert {rule for family in (*LINK_ROWS, *ADAPTER_ROWS) for rule in family.rules} <= nic_rules.keys()
+    assert {rule for family in GPU_ROWS for rule in family.rules} == {mark.value for mark in gpu_rules.Mark}
+    readers = {number.name: family.rules for family in rows for number in family.measurements}
+    for key, rule in nic_rules.items():
+        for counter in rule.counters:
+            assert key in readers[counter], f"the row of {counter} does not name the rule {key}"

@@ -10,15 +10,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
-from nodeagent.health.samples import DATA, Sample, Source
+from nodeagent.measurements.sample import Sample, Source
+from nodeagent.measurements.table import MEASUREMENTS
 from nodeagent.metrics.catalog import CATALOG
 from nodeagent.metrics.exposition import OPENMETRICS, PLAIN, TEXT_MAX, Exposition, label, negotiate
-from nodeagent.metrics.scrape_input import View
+from nodeagent.metrics.scrape_input import ScrapeInput
 from nodeagent.model import Health, Holding, Identifier, Neighbor, Reason, Snapshot, State
-from tests.support.scrape_inputs import facts, page, samples_of, view
+from tests.support.scrape_inputs import facts, page, samples_of, scrape_input
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "metrics-dgx-h100.txt"
 
@@ -34,7 +36,7 @@ def values(text: str, name: str) -> dict[tuple[str, ...], float]:
 
 
 def test_a_scrape_of_a_dgx_h100_is_as_reviewed() -> None:
-    text = page(view())
+    text = page(scrape_input())
     if os.environ.get("NODEAGENT_GOLDEN") == "write":
         GOLDEN.write_text(text)
     assert text == GOLDEN.read_text()
@@ -43,13 +45,17 @@ def test_a_scrape_of_a_dgx_h100_is_as_reviewed() -> None:
 @pytest.mark.needs("promtool")
 def test_promtool_finds_nothing_to_mend() -> None:
     done = subprocess.run(
-        ["promtool", "check", "metrics"], input=page(view()), capture_output=True, text=True, check=False
+        ["promtool", "check", "metrics"],
+        input=page(scrape_input()),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 def test_every_family_of_the_catalog_is_on_the_page_and_is_of_its_type() -> None:
-    found = {family.name: family for family in read_openmetrics(page(view(), openmetrics=True))}
+    found = {family.name: family for family in read_openmetrics(page(scrape_input(), openmetrics=True))}
     missing = CATALOG.keys() - {f"{f.name}_total" if f.type == "counter" else f.name for f in found.values()}
     assert missing == {
         "nodeagent_series_dropped_total",
@@ -63,7 +69,7 @@ def test_every_family_of_the_catalog_is_on_the_page_and_is_of_its_type() -> None
 
 
 def test_both_formats_say_the_same() -> None:
-    shown = view()
+    shown = scrape_input()
     text = {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in read_text(page(shown))
@@ -79,14 +85,14 @@ def test_both_formats_say_the_same() -> None:
 
 
 def test_every_name_of_the_vocabulary_is_shown_or_left_out_on_purpose() -> None:
-    fed = {feed.datum for family in CATALOG.values() for feed in family.feeds}
-    assert set(DATA) - fed == {"gpu_xids"}  # the source of GPUs counts them itself
+    shown = {number.name for family in CATALOG.values() for number in family.measurements}
+    assert set(MEASUREMENTS) - shown == {"gpu_xids"}  # nodeagent_gpu_xid_errors_total counts them itself
 
 
 def test_values_are_scaled_to_base_units() -> None:
     device = facts()[0].links[1]
     sample = Sample(1, device.pci_address, Source.MODES, {"speed_mbps": 400_000})
-    text = page(View(snapshot=facts()[0], samples=(sample,)))
+    text = page(ScrapeInput(snapshot=facts()[0], samples=(sample,)))
     assert values(text, "nodeagent_link_speed_bytes") == {(device.netdev,): 50e9}
 
 
@@ -128,11 +134,11 @@ HOSTILE = st.text(
 )
 
 
-def hostile(text: str) -> View:
+def hostile(text: str) -> ScrapeInput:
     snapshot = facts()[0]
     link = snapshot.links[1]
     device = link.pci_address
-    return View(
+    return ScrapeInput(
         snapshot=replace(
             snapshot,
             neighbors=(Neighbor(link.netdev, Identifier("local", text), Identifier("local", text), text),),
@@ -176,7 +182,7 @@ def test_texts_that_are_cut_to_the_same_make_one_series_not_two() -> None:
         Neighbor(snapshot.links[0].netdev, Identifier("local", text), Identifier("local", text), text)
         for text in long
     )
-    text = page(View(snapshot=replace(snapshot, neighbors=neighbors)))
+    text = page(ScrapeInput(snapshot=replace(snapshot, neighbors=neighbors)))
     assert len(values(text, "nodeagent_lldp_neighbor_info")) == 1
 
 
@@ -185,7 +191,7 @@ def test_a_flood_of_series_is_cut_and_counted() -> None:
     device = snapshot.links[1].pci_address
     flood = {f"lane_errors/{n}": n for n in range(1000)}
     exposition = Exposition(100)
-    shown = View(
+    shown = ScrapeInput(
         snapshot=snapshot,
         samples=(Sample(1, device, Source.DRIVER, flood),),
         restarts=dict.fromkeys(map(str, range(150)), 1),
@@ -215,12 +221,12 @@ def without(snapshot: Snapshot, *addresses: str) -> Snapshot:
 
 
 def test_series_of_a_vf_a_nic_a_gpu_and_a_pod_go_with_it() -> None:
-    shown = view()
+    shown = scrape_input()
     snapshot = shown.snapshot
     exposition = Exposition(10_000)
 
     def rendered(**changes: object) -> str:
-        return "".join(exposition.pieces(replace(shown, **changes), openmetrics=False))  # type: ignore[arg-type]
+        return "".join(exposition.pieces(structs.replace(shown, **changes), openmetrics=False))  # type: ignore[arg-type]
 
     vf = next(one for one in snapshot.functions if one.vf_index == 0)
     assert vf.pci_address in rendered()
@@ -270,17 +276,17 @@ def test_a_nic_that_took_the_name_of_one_that_has_gone_keeps_its_own_state() -> 
             replace(f, netdev=gone.netdev) if f.pci_address == heir.pci_address else f for f in left.functions
         ),
     )
-    states = values(page(View(snapshot=renamed)), "nodeagent_link_health_state")
+    states = values(page(ScrapeInput(snapshot=renamed)), "nodeagent_link_health_state")
     assert states[gone.netdev, "healthy"] == 1
     assert states[gone.pci_address, "down"] == 1
-    names = [key[0] for key in values(page(View(snapshot=renamed)), "nodeagent_link_info")]
+    names = [key[0] for key in values(page(ScrapeInput(snapshot=renamed)), "nodeagent_link_info")]
     assert len(names) == len(set(names))
 
 
 def test_what_nobody_measured_for_long_is_not_shown() -> None:
     snapshot = facts()[0]
     device = snapshot.links[1].pci_address
-    shown = View(snapshot=snapshot, samples=tuple(samples_of(device, [Source.LINK], at=100.0)))
+    shown = ScrapeInput(snapshot=snapshot, samples=tuple(samples_of(device, [Source.LINK], at=100.0)))
     exposition = Exposition(100)
     assert "nodeagent_link_carrier{" in "".join(exposition.pieces(shown, openmetrics=False, now=130.0))
     assert "nodeagent_link_carrier{" not in "".join(exposition.pieces(shown, openmetrics=False, now=5000.0))
@@ -292,7 +298,7 @@ def test_the_words_of_what_nobody_measured_for_long_are_not_shown_either() -> No
     module = Sample(100.0, device, Source.MODULE, {"module_celsius": 40.0}, {"module_vendor": "ACME"})
     state = Sample(100.0, device, Source.STATE, {}, {"ext_state": "no cable"})
     exposition = Exposition(100)
-    shown = View(snapshot=snapshot, samples=(module, state))
+    shown = ScrapeInput(snapshot=snapshot, samples=(module, state))
     for now, there in ((130.0, True), (5000.0, False)):
         text = "".join(exposition.pieces(shown, openmetrics=False, now=now))
         assert ("ACME" in text) is there
@@ -309,7 +315,7 @@ def test_new_numbers_go_into_the_old_template_and_new_names_make_a_new_one() -> 
 
     def shown(**numbers: float) -> str:
         sample = Sample(1, device, Source.LINK, numbers)
-        pieces = list(exposition.pieces(View(snapshot=snapshot, samples=(sample,)), openmetrics=False))
+        pieces = list(exposition.pieces(ScrapeInput(snapshot=snapshot, samples=(sample,)), openmetrics=False))
         compiled.append("" in pieces)
         return "".join(pieces)
 
@@ -323,5 +329,5 @@ def test_new_numbers_go_into_the_old_template_and_new_names_make_a_new_one() -> 
 
 def test_no_piece_is_long() -> None:
     """A piece is what the loop waits for; the facts of a DGX are the longest."""
-    pieces = list(Exposition(10_000).pieces(view(), openmetrics=False))
+    pieces = list(Exposition(10_000).pieces(scrape_input(), openmetrics=False))
     assert max(piece.count("\n") for piece in pieces) < 2500

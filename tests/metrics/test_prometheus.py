@@ -21,13 +21,13 @@ import yaml
 
 from nodeagent.sim.kubelet import PodSpec
 from nodeagent.web.auth import Door
-from nodeagent.web.metrics_page import Metrics
+from nodeagent.web.metrics_page import MetricsPage
 from nodeagent.web.server import Web
 from nodeagent.web.web_settings import WebSettings
 from tests.daemonset.test_monitoring import BOARDS, FOLDER, expressions, groups
 from tests.support.certificates import Authority
 from tests.support.running_agent import Node, node
-from tests.support.scrape_inputs import facts, view
+from tests.support.scrape_inputs import facts, scrape_input
 
 pytestmark = pytest.mark.needs("prometheus", "openssl")
 
@@ -196,7 +196,7 @@ async def test_every_panel_and_every_rule_is_answered(tmp_path: Path) -> None:
     files = {"certificate_file": certificate, "key_file": key, "token_file": tokens}
     door = Door(WebSettings(**{setting: str(path) for setting, path in files.items()}))
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    metrics = Metrics(lambda: view(at=time.clock_gettime(time.CLOCK_BOOTTIME)), 10_000)
+    metrics = MetricsPage(lambda: scrape_input(at=time.clock_gettime(time.CLOCK_BOOTTIME)), 10_000)
     web = asyncio.create_task(Web({"/metrics": metrics.page}, door).run("127.0.0.1", 0, port.set_result))
     try:
         async with prometheus(job(await port, authority, tokens)) as server:

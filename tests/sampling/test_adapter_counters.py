@@ -7,13 +7,13 @@ from errno import EINVAL, EIO, ENODEV, EOPNOTSUPP, EPERM
 
 import pytest
 
-from nodeagent.health.samples import Source
 from nodeagent.host.eeprom import ADDRESS, Module
 from nodeagent.host.eeprom.image import Lane, Medium
 from nodeagent.host.netlink.devlink import HealthReporter
 from nodeagent.host.netlink.message import NetlinkAbsentError, NetlinkError, NetlinkRefusedError
 from nodeagent.host.netlink.netdevs import VfTraffic
 from nodeagent.host.sysfs import Tree
+from nodeagent.measurements.sample import Source
 from nodeagent.model import Function, Rdma
 from nodeagent.sampling.adapter_counters import DevlinkReader, ModuleReader, RdmaReader, own_lanes
 from nodeagent.sampling.port_counters import VfReader

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from nodeagent.health.samples import DATA, Source, known
 from nodeagent.host.kmsg import PATTERNS
+from nodeagent.measurements.sample import Source
+from nodeagent.measurements.table import MEASUREMENTS, measurement
 from nodeagent.sampling.driver_counters import _NUMBERED, _PLAIN, RDMA, Names, meaning, rdma_values
 
 MLX5 = {
@@ -47,14 +48,14 @@ def test_mlx5_is_understood_and_its_microseconds_are_seconds():
 
 def test_what_is_stated_is_in_the_vocabulary_of_the_driver():
     for word in (*_PLAIN.values(), *(f"{word}/0" for _, word, _ in _NUMBERED)):
-        datum = known(word)
+        datum = measurement(word)
         assert datum is not None, word
         assert datum.source in (Source.DRIVER, Source.LINK, Source.FEC)
         assert datum.counter, word
     for word in RDMA.values():
-        assert DATA[word].source is Source.RDMA
+        assert MEASUREMENTS[word].source is Source.RDMA
     for pattern in PATTERNS:
-        assert known(f"kernel_events/{pattern}")
+        assert measurement(f"kernel_events/{pattern}")
 
 
 def test_a_name_that_means_nothing_is_passed_over():

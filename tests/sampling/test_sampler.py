@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.health.samples import Sample, Source, known
 from nodeagent.host.netlink import ethtool_messages as ethtool
 from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.netlink.message import NetlinkRefusedError
 from nodeagent.host.sysfs import Tree
+from nodeagent.measurements.sample import Sample, Source
+from nodeagent.measurements.table import measurement
 from nodeagent.model import Function
 from nodeagent.sampling.latest_samples import Latest
 from nodeagent.sampling.port_counters import EthtoolReader
@@ -400,7 +401,7 @@ async def test_every_name_that_a_simulated_machine_states_is_in_the_vocabulary(t
     assert {sample.source for sample in seen.told} == set(Source) - {Source.GPU}
     for sample in seen.told:
         for name in sample.values:
-            datum = known(name)
+            datum = measurement(name)
             assert datum is not None, name
             assert datum.source == sample.source or name in ("crc_errors", "fec_corrected_bits"), name
 

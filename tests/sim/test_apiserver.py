@@ -301,10 +301,10 @@ async def test_a_hundred_thousand_objects_are_held_and_listed(server):
             },
         )
     from nodeagent.kube.access import Access
-    from nodeagent.kube.client import Client
+    from nodeagent.kube.client import ApiClient
     from nodeagent.kube.resource import NODELINKS
 
-    client = Client(Access(server.url, token=server.token()))
+    client = ApiClient(Access(server.url, token=server.token()))
     names = []
     await client.list_each(
         NODELINKS.typed(dict), lambda obj: names.append(obj["metadata"]["name"]), names.clear

@@ -2,10 +2,10 @@
 
 import pytest
 
-from nodeagent.health.samples import DATA, TEXTS, known
 from nodeagent.health.xids import Rules, judge, verdict
 from nodeagent.host.gpu_driver import GpuEvent
 from nodeagent.host.recorded_gpus import Recorded
+from nodeagent.measurements.table import MEASUREMENTS, TEXTS, measurement
 from nodeagent.model import HEALTHY
 from nodeagent.sim.machine import Machine
 
@@ -47,9 +47,9 @@ def world(tmp_path):
 def test_a_sound_machine_is_healthy_in_the_words_of_the_samples(world):
     assert world.keys() == [[], []]
     (first, _) = world.driver.vitals()
-    assert all(known(name) for name in first.values)
+    assert all(measurement(name) for name in first.values)
     assert set(first.texts) <= set(TEXTS)
-    assert {name.partition("/")[0] for name in first.values} <= set(DATA)
+    assert {name.partition("/")[0] for name in first.values} <= set(MEASUREMENTS)
     assert sum(name.startswith("gpu_nvlink_up/") for name in first.values) == 18
     assert (first.values["gpu_pcie_generation"], first.values["gpu_pcie_width"]) == (5, 16)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.lldp.ethernet import parse_frame
-from nodeagent.lldp.tlv import decode
+from nodeagent.lldp.lldpdu_codec import decode
 from nodeagent.sim.machine import Machine
 from nodeagent.sim.simulated_switches import Port, rails, speaking
 

@@ -9,10 +9,11 @@ import time
 
 import pytest
 
-from nodeagent.health.samples import Source, known
 from nodeagent.host.gpu_driver import DriverError, GpuReading, GpuVitals
 from nodeagent.host.recorded_gpus import PATH, Recorded
 from nodeagent.host.sysfs import Tree
+from nodeagent.measurements.sample import Source
+from nodeagent.measurements.table import measurement
 from nodeagent.model import HEALTHY, State
 from nodeagent.sources import gpu_source
 from nodeagent.sources.gpu_health_service import Ledger
@@ -257,7 +258,7 @@ async def test_vitals_are_told_as_samples_and_judged(machine):
         "gpu_recovery_action": "none",
     }
     assert 0 < first.at <= time.clock_gettime(time.CLOCK_BOOTTIME)
-    assert all(known(name) for sample in told[0] for name in sample.values)
+    assert all(measurement(name) for sample in told[0] for name in sample.values)
 
 
 async def test_vitals_that_cannot_be_are_left_out_and_named_once(machine, caplog):

@@ -1,7 +1,6 @@
-"""Which neighbors a link keeps when its netdev goes, comes back elsewhere or is no longer asked for.
+"""The neighbors of a link whose netdev disappears, comes back under another name or is no longer selected.
 
-The ear is told of links as the source would tell it; the netdevs and the sockets are real, the PCI functions
-are not.
+The tests call ``update_links`` as the source does, with real netdevs and sockets and invented PCI functions.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ import contextlib
 
 import pytest
 
-from nodeagent.commands.neighbors.live import Row, _seen
+from nodeagent.commands.neighbors.live import LinkRow, _listing
 from nodeagent.host.netlink.netdevs import Netdevs
-from nodeagent.host.packet import PacketError, open_on
+from nodeagent.host.packet import PacketError, open_socket
 from nodeagent.model import Function
 from nodeagent.sources.link_selection import Selected
-from nodeagent.sources.lldp_receiver import AWAY_S, Ear
-from tests.sources.test_neighbor_table import Agent, announce
+from nodeagent.sources.lldp_receiver import AWAY_S, LldpReceiver
+from tests.sources.test_lldp_source import Agent, announce
 from tests.support.namespaces import Netns, veth
 
 pytestmark = pytest.mark.needs("root", "ip", "nsenter")
@@ -25,10 +24,10 @@ pytestmark = pytest.mark.needs("root", "ip", "nsenter")
 PF = Function("0000:1a:00.0", "15b3", "1021", "mlx5_core", None, "ethernet", None, None, None, 0, ())
 
 
-class Told(Agent):
-    """An agent whose links are said by the test: netdevs that are PFs, and those that are not."""
+class ScriptedAgent(Agent):
+    """An agent whose links are set by the test: netdevs of PFs and other netdevs."""
 
-    def look(self, ns: Netns, *, pfs: dict[str, Function] | None = None, others=(), functions=(PF,)) -> None:
+    def scan(self, ns: Netns, *, pfs: dict[str, Function] | None = None, others=(), functions=(PF,)) -> None:
         pfs = pfs or {}
         with ns.entered(), Netdevs() as netdevs:
             found = netdevs.read()
@@ -37,17 +36,19 @@ class Told(Agent):
                 for netdev in found
                 if netdev.name in pfs or netdev.name in others
             ]
-            opened = {netdev.ifindex: open_on(netdev.ifindex) for netdev in self.ear.needs(links)}
-        self.ear.follow(links, found, functions, opened)
+            opened = {
+                netdev.ifindex: open_socket(netdev.ifindex) for netdev in self.receiver.netdevs_to_open(links)
+            }
+        self.receiver.update_links(links, found, functions, opened)
         assert not opened
 
 
 @pytest.fixture
-async def told():
-    one = Told()
-    one.ear = Ear(one.state)
-    with contextlib.closing(one.ear):
-        yield one
+async def agent():
+    tested = ScriptedAgent()
+    tested.receiver = LldpReceiver(tested.publish)
+    with contextlib.closing(tested.receiver):
+        yield tested
 
 
 @pytest.fixture
@@ -57,93 +58,93 @@ def wire():
         yield near, far, pod
 
 
-async def hears(told: Told, far: Netns, netdev: str, switch: str) -> None:
+async def receives(agent: ScriptedAgent, far: Netns, netdev: str, switch: str) -> None:
     with far.raw(netdev) as sender:
         sender.send(announce(switch))
-        await told.until(lambda: any(n.system_name == switch and not n.stale for n in told.neighbors))
+        await agent.until(lambda: any(n.system_name == switch and not n.stale for n in agent.neighbors))
 
 
-async def test_a_pf_in_a_pod_keeps_its_neighbor_and_takes_it_along_under_another_name(told, wire):
+async def test_a_pf_in_a_pod_keeps_its_neighbor_even_when_it_returns_with_another_name(agent, wire):
     near, far, pod = wire
-    told.look(near, pfs={"ens1": PF})
-    await hears(told, far, "b0", "leaf-1")
+    agent.scan(near, pfs={"ens1": PF})
+    await receives(agent, far, "b0", "leaf-1")
     near.ip(f"link set ens1 netns {pod.path}")
-    told.look(near)
-    await told.sees(("ens1", "leaf-1", True))
-    told.ear.lines["ens1"].away_at -= 100 * AWAY_S  # however long the pod runs
-    told.look(near)
+    agent.scan(near)
+    await agent.shows(("ens1", "leaf-1", True))
+    agent.receiver.links["ens1"].away_at -= 100 * AWAY_S  # however long the pod runs
+    agent.scan(near)
     pod.ip(f"link set ens1 name net1 netns {near.path}")
     near.ip("link set net1 up")
-    told.look(near, pfs={"net1": PF})
-    await told.sees(("net1", "leaf-1", True))
-    await hears(told, far, "b0", "leaf-1")
-    assert list(told.ear.lines) == ["net1"]
+    agent.scan(near, pfs={"net1": PF})
+    await agent.shows(("net1", "leaf-1", True))
+    await receives(agent, far, "b0", "leaf-1")
+    assert list(agent.receiver.links) == ["net1"]
 
 
-async def test_a_pf_that_is_pulled_out_is_forgotten(told, wire):
+async def test_a_removed_pf_loses_its_neighbors(agent, wire):
     near, far, _ = wire
-    told.look(near, pfs={"ens1": PF})
-    await hears(told, far, "b0", "leaf-1")
+    agent.scan(near, pfs={"ens1": PF})
+    await receives(agent, far, "b0", "leaf-1")
     near.ip("link del ens1")
-    told.look(near, functions=())
-    await told.sees()
-    assert told.ear.lines == {}
+    agent.scan(near, functions=())
+    await agent.shows()
+    assert agent.receiver.links == {}
 
 
-async def test_a_software_netdev_that_stays_away_is_forgotten_in_the_end(told, wire):
+async def test_a_software_netdev_that_stays_away_loses_its_neighbors_after_an_hour(agent, wire):
     near, far, _ = wire
-    told.look(near, others=["ens1"])
-    await hears(told, far, "b0", "leaf-1")
+    agent.scan(near, others=["ens1"])
+    await receives(agent, far, "b0", "leaf-1")
     near.ip("link del ens1")
-    told.look(near)
-    await told.sees(("ens1", "leaf-1", True))
-    told.ear.lines["ens1"].away_at -= AWAY_S
-    told.look(near)
-    await told.sees()
+    agent.scan(near)
+    await agent.shows(("ens1", "leaf-1", True))
+    agent.receiver.links["ens1"].away_at -= AWAY_S
+    agent.scan(near)
+    await agent.shows()
 
 
-async def test_a_link_that_is_no_longer_asked_for_is_forgotten_and_not_listened_on(told, wire):
+async def test_a_link_that_is_no_longer_selected_loses_its_neighbors_and_its_socket(agent, wire):
     near, far, _ = wire
-    told.look(near, others=["ens1"])
-    await hears(told, far, "b0", "leaf-1")
-    receiver = told.ear.lines["ens1"].receiver
-    told.look(near)
-    await told.sees()
-    assert not receiver.bound
+    agent.scan(near, others=["ens1"])
+    await receives(agent, far, "b0", "leaf-1")
+    socket = agent.receiver.links["ens1"].socket
+    agent.scan(near)
+    await agent.shows()
+    assert not socket.bound
 
 
-async def test_two_netdevs_of_one_function_are_two_links(told, wire):
+async def test_two_netdevs_of_one_function_are_two_links(agent, wire):
     near, far, _ = wire
     veth(near, "ens0", far, "b1")
-    told.look(near, pfs={"ens1": PF})
-    await hears(told, far, "b0", "leaf-1")
-    told.look(near, pfs={"ens0": PF, "ens1": PF})
-    await hears(told, far, "b1", "leaf-2")
-    await told.sees(("ens0", "leaf-2", False), ("ens1", "leaf-1", False))
+    agent.scan(near, pfs={"ens1": PF})
+    await receives(agent, far, "b0", "leaf-1")
+    agent.scan(near, pfs={"ens0": PF, "ens1": PF})
+    await receives(agent, far, "b1", "leaf-2")
+    await agent.shows(("ens0", "leaf-2", False), ("ens1", "leaf-1", False))
 
 
-async def test_trouble_with_one_link_is_kept_with_it_and_tried_again(told, wire):
+async def test_a_socket_error_is_kept_with_its_link_and_opening_is_retried(agent, wire):
     near, far, _ = wire
     with near.entered(), Netdevs() as netdevs:
-        found = netdevs.read()
-    links = [Selected(netdev, None, "veth") for netdev in found if netdev.name == "ens1"]
-    (needed,) = told.ear.needs(links)
-    told.ear.follow(links, found, (), {needed.ifindex: PacketError("no memory")})
-    assert _seen(told.ear).rows == (Row("ens1", None, "veth", "deaf", trouble="no memory"),)
-    assert told.ear.needs(links) == (needed,)
-    told.look(near, others=["ens1"])
-    await hears(told, far, "b0", "leaf-1")
-    assert told.ear.lines["ens1"].trouble is None
+        listed = netdevs.read()
+    links = [Selected(netdev, None, "veth") for netdev in listed if netdev.name == "ens1"]
+    (needed,) = agent.receiver.netdevs_to_open(links)
+    agent.receiver.update_links(links, listed, (), {needed.ifindex: PacketError("no memory")})
+    assert _listing(agent.receiver).rows == (LinkRow("ens1", None, "veth", "deaf", error="no memory"),)
+    assert agent.receiver.netdevs_to_open(links) == (needed,)
+    agent.scan(near, others=["ens1"])
+    await receives(agent, far, "b0", "leaf-1")
+    assert agent.receiver.links["ens1"].error is None
 
 
-async def test_what_was_stated_stands_when_the_ear_is_closed(told, wire):
+async def test_published_facts_stay_when_the_receiver_is_closed(agent, wire):
     near, far, _ = wire
-    told.look(near, others=["ens1"])
-    await hears(told, far, "b0", "leaf-1")
-    told_before = told.told
-    told.ear.close()
+    agent.scan(near, others=["ens1"])
+    await receives(agent, far, "b0", "leaf-1")
+    before = agent.publications
+    agent.receiver.close()
     with far.raw("b0") as sender:
         sender.send(announce("leaf-2"))
     await asyncio.sleep(0)
-    assert [n.system_name for n in told.neighbors] == ["leaf-1"]
-    assert told.told == told_before
+    assert [n.system_name for n in agent.neighbors] == ["leaf-1"]
+    assert agent.publications == before

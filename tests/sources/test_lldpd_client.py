@@ -1,4 +1,4 @@
-"""lldpd as a source: the real lldpcli, and commands that misbehave."""
+"""lldpd as a source: the real lldpcli, and commands that fail."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.lldp.lldpd_json import LldpdError, kept, neighbors_of
+from nodeagent.lldp.lldpd_json import LldpdError, keep_stale, neighbors_of
 from nodeagent.model import Identifier, Neighbor
 from nodeagent.sources import lldpd_client
 from nodeagent.sources.source_settings import LinkSelect
 from nodeagent.supervise import keep
-from tests.sources.test_neighbor_table import OFTEN, agent
+from tests.sources.test_lldp_source import OFTEN, running
 from tests.support.namespaces import Lldpd, Netns, veth
 
 
@@ -39,7 +39,7 @@ ONE = Neighbor(
 
 
 @pytest.mark.needs("root", "ip", "nsenter", "lldpd", "lldpcli")
-async def test_a_real_lldpd_tells_what_our_own_sockets_hear():
+async def test_a_real_lldpd_reports_the_same_neighbors_as_our_own_sockets():
     with Netns() as near, Netns() as far:
         veth(near, "swp1", far, "b0")
         far.ip("addr add 192.0.2.17/32 dev b0")
@@ -52,27 +52,27 @@ async def test_a_real_lldpd_tells_what_our_own_sockets_hear():
             "configure system capabilities enabled bridge,router",
         )
         with Lldpd(far, "leaf-1", settings=settings), Lldpd(near, "node-7", settings=OFTEN) as host:
-            stated: asyncio.Queue[tuple[Neighbor, ...]] = asyncio.Queue()
-            async with agent(near, "swp*") as told:
+            published: asyncio.Queue[tuple[Neighbor, ...]] = asyncio.Queue()
+            async with running(near, "swp*") as agent:
 
-                async def ask() -> None:
+                async def read() -> None:
                     await lldpd_client.watch(
                         LinkSelect(netdevs=("swp*",)),
                         tuple,
-                        lambda neighbors, _: stated.put_nowait(neighbors),
+                        lambda neighbors, _: published.put_nowait(neighbors),
                         host.cli("-f", "json0", "show", "neighbors", "details"),
-                        every_s=0.2,
+                        interval_s=0.2,
                     )
 
-                # As in the agent: lldpd's socket may come later than we do.
-                asking = asyncio.create_task(keep("lldpd", ask, first_s=0.1, max_s=0.1))
+                # As in the agent: the socket of lldpd may appear later.
+                reading = asyncio.create_task(keep("lldpd", read, first_s=0.1, max_s=0.1))
                 try:
                     async with asyncio.timeout(20):
-                        while not (theirs := await stated.get()) or theirs[0].system_description is None:
+                        while not (theirs := await published.get()) or theirs[0].system_description is None:
                             pass
-                    await told.until(lambda: told.neighbors == theirs)
+                    await agent.until(lambda: agent.neighbors == theirs)
                 finally:
-                    asking.cancel()
+                    reading.cancel()
     assert theirs[0].management_addresses == ("192.0.2.17",)
     assert theirs[0].system_description == "a switch"
 
@@ -86,7 +86,7 @@ def test_an_lldpd_without_neighbors_has_none():
 
 
 @pytest.mark.parametrize("wrong", [b"", b"{}", b"[]", b'{"lldp": [{"interface": [{"name": 1}]}]}', b"\xff"])
-def test_what_is_no_answer_is_one_error_that_shows_its_beginning(wrong):
+def test_an_invalid_answer_is_an_error_that_shows_its_beginning(wrong):
     with pytest.raises(LldpdError, match="not lldpcli's json0"):
         neighbors_of(wrong)
 
@@ -107,7 +107,7 @@ json_values = st.recursive(
 
 
 @given(json_values)
-def test_any_json_gives_neighbors_or_the_one_error(value):
+def test_any_json_decodes_or_raises_lldpd_error(value):
     try:
         found = neighbors_of(json.dumps({"lldp": [{"interface": [value]}]}).encode())
     except LldpdError:
@@ -115,20 +115,22 @@ def test_any_json_gives_neighbors_or_the_one_error(value):
     assert all(isinstance(one, Neighbor) for one in found)
 
 
-def test_a_neighbor_no_longer_shown_is_stale_until_its_link_hears_another():
-    gone = kept([ONE], [])
+def test_a_neighbor_that_is_no_longer_listed_is_stale_until_its_link_has_another():
+    gone = keep_stale([ONE], [])
     assert [one.stale for one in gone] == [True]
-    assert kept(gone, []) == gone
+    assert keep_stale(gone, []) == gone
     other = Neighbor("swp1", ONE.chassis_id, Identifier("ifname", "Ethernet2"))
-    assert kept(gone, [other]) == (other,)
+    assert keep_stale(gone, [other]) == (other,)
 
 
-async def test_a_command_that_is_not_there_fails_or_hangs_is_an_error_that_names_it():
+async def test_a_command_that_is_missing_fails_or_hangs_is_an_error_with_its_name():
     with pytest.raises(LldpdError, match="no-such-lldpcli cannot be run"):
-        await lldpd_client.ask(("no-such-lldpcli",))
+        await lldpd_client.read_neighbors(("no-such-lldpcli",))
     with pytest.raises(LldpdError, match="exit code 3: no socket; is lldpd running"):
-        await lldpd_client.ask(
+        await lldpd_client.read_neighbors(
             (sys.executable, "-c", "import sys; print('no socket', file=sys.stderr); sys.exit(3)")
         )
-    with pytest.raises(LldpdError, match=r"gave no answer in 0\.1 s"):
-        await lldpd_client.ask((sys.executable, "-c", "import time; time.sleep(60)"), timeout_s=0.1)
+    with pytest.raises(LldpdError, match=r"did not answer within 0\.1 s"):
+        await lldpd_client.read_neighbors(
+            (sys.executable, "-c", "import time; time.sleep(60)"), timeout_s=0.1
+        )

@@ -7,8 +7,8 @@ from dataclasses import replace
 from nodeagent.health.engine import Engine, Terms
 from nodeagent.health.explain import DeviceView, explain
 from nodeagent.health.rules import Override, effective
-from nodeagent.health.samples import Sample, Source
 from nodeagent.health.structural import find_faults
+from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function, Health, Link
 
 

@@ -1,23 +1,26 @@
-"""A whole view of a simulated DGX H100 for the metrics: real facts, and samples with every name of the vocabulary."""
+"""The scrape input of a simulated DGX H100: its own facts, and samples with every name of the table."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
+from zlib import crc32
+
+from msgspec import structs
 
 from nodeagent.agent_config import Config
 from nodeagent.commands.scan.listing import once
-from nodeagent.health.samples import DATA, TEXTS, Sample, Source
-from nodeagent.kubelet.rpc_stats import Measure, Status
+from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
+from nodeagent.measurements.sample import Sample, Source
+from nodeagent.measurements.table import MEASUREMENTS, TEXTS
 from nodeagent.metrics.exposition import Exposition
-from nodeagent.metrics.scrape_input import Collector, Judged, View
+from nodeagent.metrics.scrape_input import ScrapeInput
 from nodeagent.model import (
-    Finding,
     Function,
     Gpu,
     Health,
@@ -25,12 +28,14 @@ from nodeagent.model import (
     Identifier,
     Neighbor,
     Reason,
+    Remark,
     Snapshot,
     State,
 )
 from nodeagent.offer import Offer
+from nodeagent.sampling.collectors import Collector
 from nodeagent.sim.machine import Machine
-from nodeagent.web.pages import stock
+from nodeagent.web.pages import device_counts
 
 KEYS = {
     "lane": ("0", "1"),
@@ -57,26 +62,19 @@ def facts(model: str = "dgx-h100") -> tuple[Snapshot, Offer]:
 
 
 def samples_of(device: str, sources: Iterable[Source], at: float = 100.0) -> Iterator[Sample]:
-    """Every name that these sources could state; the numbers are the place of the name."""
-    places = {name: place for place, name in enumerate(DATA, 1)}
+    """Every name that these sources could state; each number follows from its name alone."""
     for source in sources:
         values: dict[str, float] = {}
-        for name, datum in DATA.items():
-            if datum.source is source:
-                keys = KEYS.get(datum.per, ("x",)) if datum.per else ("",)
-                values.update({f"{name}/{key}" if key else name: places[name] for key in keys})
+        for name, measurement in MEASUREMENTS.items():
+            if measurement.source is source:
+                keys = KEYS.get(measurement.per, ("x",)) if measurement.per else ("",)
+                values.update({f"{name}/{key}" if key else name: crc32(name.encode()) % 997 for key in keys})
         texts = {
             f"{name}/0" if name.startswith("vf_") else name: WORDS.get(name, name.partition("_")[2] or name)
-            for name in TEXTS
-            if _stated_by(name) is source
+            for name, text in TEXTS.items()
+            if text.source is source
         }
         yield Sample(at, device, source, values, texts)
-
-
-def _stated_by(text: str) -> Source:
-    heads = {"ext": "state", "fec": "fec", "driver": "driver", "firmware": "driver", "node": "rdma"}
-    head = text.partition("_")[0]
-    return Source(heads.get(head, head))
 
 
 NIC_SOURCES = tuple(source for source in Source if source is not Source.GPU)
@@ -115,7 +113,7 @@ def sick(snapshot: Snapshot) -> Snapshot:
             )
             for n, link in enumerate(links)
         ),
-        findings=(Finding(links[0], "pfc_mismatch", "PFC for priorities 3 here, none there"),),
+        remarks=(Remark(links[0], "pfc_mismatch", "PFC for priorities 3 here, none there"),),
         holdings=(
             Holding("train", "worker-0", "main", "nvidia-dgx-h100/nic0", (vfs[0].pci_address,)),
             Holding(
@@ -140,39 +138,54 @@ def _with(one: T, health: Health | None) -> T:
     return one if health is None else replace(one, health=health)
 
 
-def view(snapshot: Snapshot | None = None, at: float = 100.0, **changes: object) -> View:
+@dataclass
+class Figures:
+    """The health figures of one device."""
+
+    since: float | None
+    penalty: float | None
+    transitions: dict[tuple[str, str], int]
+    values: dict[str, float]
+
+
+def scrape_input(snapshot: Snapshot | None = None, at: float = 100.0, **changes: object) -> ScrapeInput:
     whole, offer = facts()
     snapshot = snapshot or sick(whole)
-    measure = Measure()
-    with measure.call("nvidia-dgx-h100/nic0", "Allocate"):
+    rpc_stats = RpcStats()
+    with rpc_stats.call("nvidia-dgx-h100/nic0", "Allocate"):
         pass
-    for durations in measure.durations.values():  # no clock in a golden file
+    for durations in rpc_stats.durations.values():  # no clock in a golden file
         durations.counts, durations.sum_s = [1] + [0] * (len(durations.counts) - 1), 0.0004
-    measure.registrations["nvidia-dgx-h100/nic0", "OK"] += 1
+    rpc_stats.registrations["nvidia-dgx-h100/nic0", "OK"] += 1
     pf = next(one.pci_address for one in snapshot.functions if one.parent is None and one.num_vfs)
-    values = {"flapping": 1234.5, "pre_fec_ber": 1.5e-7, "post_fec_errors": 0.0}
-    made = View(
+    values = {
+        "flapping": 1234.5,
+        "pre_fec_ber": 1.5e-7,
+        "post_fec_errors": 0.0,
+        "expected_speed_mbps": 400_000,
+    }
+    shown = ScrapeInput(
         snapshot=snapshot,
         samples=samples(snapshot, at),
-        stock=tuple(stock(offer.kinds(snapshot), snapshot)),
-        collectors=tuple(Collector(source.value, True, 0.002, 99.0) for source in Source),
-        judged={
-            pf: Judged(50.0, 1234.5, {("healthy", "down"): 2}, values, 400_000),
-            snapshot.gpus[3].uuid: Judged(60.0, None, {("healthy", "unhealthy"): 1}, {"remap_limit": 3}),
+        device_counts=tuple(device_counts(offer.kinds(snapshot), snapshot)),
+        collectors=tuple(Collector(source, duration_s=0.002, succeeded_at=99.0) for source in Source),
+        health_figures={
+            pf: Figures(50.0, 1234.5, {("healthy", "down"): 2}, values),
+            snapshot.gpus[3].uuid: Figures(60.0, None, {("healthy", "unhealthy"): 1}, {"remap_limit": 3}),
         },
-        statuses=(Status("nvidia-dgx-h100/nic0", True, "", 8, 8, 1),),
-        measure=measure,
+        statuses=(ResourceStatus("nvidia-dgx-h100/nic0", True, "", 8, 8, 1),),
+        rpc_stats=rpc_stats,
         restarts={"pods": 1},
         xids={(snapshot.gpus[3].uuid, 79): 2},
         xid_times={(snapshot.gpus[3].uuid, 79): 60.0},
         overruns={"links": 1},
-        heard_at={snapshot.links[0].netdev: 90.0},
+        last_lldp={snapshot.links[0].netdev: 90.0},
         boot_unix=1_700_000_000.0,
         certificate=(1_800_000_000.0, True),
         rails=offer.rails,
     )
-    return replace(made, **changes)  # type: ignore[arg-type]
+    return structs.replace(shown, **changes)  # type: ignore[arg-type]
 
 
-def page(shown: View, *, openmetrics: bool = False, series_max: int = 10_000) -> str:
+def page(shown: ScrapeInput, *, openmetrics: bool = False, series_max: int = 10_000) -> str:
     return "".join(Exposition(series_max).pieces(shown, openmetrics))

@@ -1,4 +1,4 @@
-"""An event loop whose time passes only while everybody waits: hours in milliseconds, and the same each time."""
+"""An event loop whose time passes only while all tasks wait: hours take milliseconds, always with the same result."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class _Selector(selectors.SelectSelector):
     def select(self, timeout=None):
         ready = super().select(0)
         if not ready and timeout:
-            self.waited += max(timeout, 1e-6)  # as real time, it always goes on
+            self.waited += max(timeout, 1e-6)  # like real time, it always advances
         return ready
 
 
-class Loop(asyncio.SelectorEventLoop):
+class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._virtual = _Selector()
         super().__init__(self._virtual)
@@ -29,5 +29,5 @@ class Loop(asyncio.SelectorEventLoop):
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
     """As ``asyncio.run``."""
-    with asyncio.Runner(loop_factory=Loop) as runner:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)

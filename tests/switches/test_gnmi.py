@@ -17,8 +17,9 @@ from nodeagent.switches import openconfig
 from nodeagent.switches.answers import SwitchError
 from nodeagent.switches.gnmi import Gnmi
 from nodeagent.switches.openconfig import Step
-from nodeagent.switches.rounds import Switches, Way
+from nodeagent.switches.rounds import Switches
 from nodeagent.switches.secret import Secret
+from nodeagent.switches.switch_settings import GnmiSettings, SwitchAddress, SwitchesSettings
 from tests.support.certificates import Authority
 from tests.support.gnmi_server import Habits, Server, cut, neighbor, tree
 from tests.switches.test_snmp import planner
@@ -54,7 +55,7 @@ EVERY_WAY = {
 
 
 def plain(port: int, **more: Any) -> Gnmi:
-    return Gnmi(tls=False, port=port, **more)
+    return Gnmi(GnmiSettings(tls=False), port=port, **more)
 
 
 @pytest.mark.parametrize("habits", EVERY_WAY.values(), ids=EVERY_WAY)
@@ -165,7 +166,8 @@ async def test_tls_trusts_the_ca_of_the_credentials_and_no_other(tmp_path: Path)
     }
     async with Server(TREE, tls=credentials) as server, asyncio.timeout(30):
         assert (await Gnmi(port=server.port).read("127.0.0.1", Secret("/s", files))).name == "leaf1"
-        named = Gnmi(server_name="localhost", port=server.port)
+        elsewhere = GnmiSettings(server_name="leaf1.example")
+        named = Gnmi(GnmiSettings(server_name="localhost"), port=server.port)
         assert (await named.read("127.0.0.1", Secret("/s", files))).name == "leaf1"
         for wrong in (
             {**files, "ca.crt": other.certificate.read_bytes()},
@@ -177,7 +179,7 @@ async def test_tls_trusts_the_ca_of_the_credentials_and_no_other(tmp_path: Path)
         with pytest.raises(SwitchError, match="one is missing"):
             await Gnmi(port=server.port).read("127.0.0.1", Secret("/s", {"tls.crt": b"x"}))
         with pytest.raises(SwitchError):
-            await Gnmi(server_name="leaf1.example", port=server.port).read("127.0.0.1", Secret("/s", files))
+            await Gnmi(elsewhere, server.port).read("127.0.0.1", Secret("/s", files))
 
 
 async def test_one_switch_that_hangs_holds_up_nobody_and_the_planner_is_told_of_the_others(tmp_path: Path):
@@ -194,10 +196,13 @@ async def test_one_switch_that_hangs_holds_up_nobody_and_the_planner_is_told_of_
                     await asyncio.Event().wait()
                 return await asker.read(address, secret)
 
-        way = Way(
-            str(tmp_path),
-            addresses={"leaf1": "127.0.0.1", "leaf2": "127.0.0.2"},
-            timeout_s=1.0,
+        way = SwitchesSettings(
+            credentials=str(tmp_path),
+            addresses=(
+                SwitchAddress(switch="leaf1", address="127.0.0.1"),
+                SwitchAddress(switch="leaf2", address="127.0.0.2"),
+            ),
+            timeout_seconds=1.0,
             upwards=False,
             management_ports=("Management*",),
         )

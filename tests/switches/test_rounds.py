@@ -10,8 +10,9 @@ import pytest
 
 from nodeagent.fabric.uplinks import KnownSwitch, SwitchNeighbor
 from nodeagent.switches.answers import Reading
-from nodeagent.switches.rounds import NAMED_MAX, SwitchError, Switches, Way
+from nodeagent.switches.rounds import NAMED_MAX, SwitchError, Switches
 from nodeagent.switches.secret import Secret, secrets
+from nodeagent.switches.switch_settings import SwitchesSettings
 from tests.support import virtual_time
 
 
@@ -65,7 +66,7 @@ class Network:
             self._now -= 1
 
 
-ANYWHERE = Way("/nowhere", networks=("0.0.0.0/0", "::/0"))
+ANYWHERE = SwitchesSettings(networks=("0.0.0.0/0", "::/0"))
 
 
 def test_rounds_come_by_their_interval_and_early_for_a_switch_that_is_new():
@@ -101,7 +102,7 @@ def test_no_more_are_asked_at_once_than_is_set_and_those_that_hang_take_their_ti
     planned = Planned(*known)
 
     async def one() -> float:
-        way = Way("/nowhere", networks=("10.0.0.0/8",), parallel=8, timeout_s=5.0)
+        way = SwitchesSettings(networks=("10.0.0.0/8",), parallel=8, timeout_seconds=5.0)
         switches = Switches(way, network, planned, lambda: None)
         await switches.round()
         assert switches.reads == {"ok": 90, "timeout": 10}
@@ -121,7 +122,7 @@ def test_the_switches_above_are_asked_for_what_is_above_them():
     planned = Planned(leaf(1))
 
     async def one(upwards: bool) -> None:
-        way = Way("/nowhere", networks=("10.0.0.0/8",), upwards=upwards)
+        way = SwitchesSettings(networks=("10.0.0.0/8",), upwards=upwards)
         await Switches(way, network, planned, lambda: None).round()
 
     virtual_time.run(one(True))
@@ -139,7 +140,7 @@ def test_several_addresses_are_tried_in_order_and_only_where_one_may():
     planned = Planned(leaf(1, "10.0.0.9", "nonsense", "fe80::1", "10.0.0.1", "169.254.169.254"))
 
     async def one() -> Switches:
-        switches = Switches(Way("/nowhere", networks=("10.0.0.0/24",)), network, planned, lambda: None)
+        switches = Switches(SwitchesSettings(networks=("10.0.0.0/24",)), network, planned, lambda: None)
         await switches.round()
         return switches
 

@@ -21,10 +21,10 @@ from nodeagent.fabric.uplinks import MANAGEMENT_PORTS
 from nodeagent.kube.access import Access
 from nodeagent.sim.apiserver import ApiServer
 from nodeagent.switches.answers import Reading
-from nodeagent.switches.rounds import SwitchError, Switches, Way
+from nodeagent.switches.rounds import SwitchError, Switches
 from nodeagent.switches.secret import Secret, secrets
 from nodeagent.switches.snmp import Snmp
-from nodeagent.switches.switch_settings import SnmpSettings, SwitchesSettings
+from nodeagent.switches.switch_settings import SnmpSettings, SwitchAddress, SwitchesSettings
 from tests.controller.test_controller import nodelinks, until
 from tests.support.namespaces import Lldpd, Netns, veth
 from tests.support.snmpd import COMMUNITY, PASSWORD, USERS, Switch, user
@@ -69,7 +69,7 @@ def rig() -> Iterator[Rig]:
         rig = Rig(stack)
 
         async def heard() -> None:
-            snmp = Snmp("v2c", timeout_s=2)
+            snmp = Snmp(SnmpSettings(version="v2c"), timeout_s=2)
             for address, names in (("10.77.1.2", 3), ("10.77.2.2", 2)):
                 async with asyncio.timeout(60):
                     while True:
@@ -84,7 +84,7 @@ def rig() -> Iterator[Rig]:
 
 
 async def test_v2c_tells_who_is_heard_where_and_what_it_is(rig: Rig):
-    reading = await rig.read(Snmp("v2c"))
+    reading = await rig.read(Snmp(SnmpSettings(version="v2c")))
     assert reading.name == "leaf1"
     assert reading.chassis.startswith("mac=")
     by_name = {one.name: one for one in reading.neighbors}
@@ -104,7 +104,9 @@ async def test_v3_reads_the_same_whatever_it_is_secured_with(rig: Rig, how: tupl
     values = {"username": f"{user(*how)}\n".encode(), "authPassword": PASSWORD.encode()}
     if privacy:
         values["privPassword"] = PASSWORD.encode()
-    reading = await rig.read(Snmp("v3", auth, privacy or "aes128"), Secret("/secret", values))
+    reading = await rig.read(
+        Snmp(SnmpSettings(auth=auth, privacy=privacy or "aes128")), Secret("/secret", values)
+    )
     assert reading.name == "leaf1"
     assert {one.name for one in reading.neighbors} == {"spine1", "node-00", "management"}
 
@@ -130,7 +132,7 @@ async def test_a_wrong_credential_fails_and_is_never_repeated(
     }
     secret = Secret("/secret", {key: value.encode() for key, value in (right | wrong).items()})
     with pytest.raises(SwitchError) as caught:
-        await rig.read(Snmp(version, timeout_s=1.2), secret)
+        await rig.read(Snmp(SnmpSettings(version=version), timeout_s=1.2), secret)
     assert caught.value.result == result
     said = f"{caught.value} {secret!r}"
     assert not any(value in said for value in (*right.values(), *wrong.values()))
@@ -138,9 +140,9 @@ async def test_a_wrong_credential_fails_and_is_never_repeated(
 
 async def test_a_switch_that_is_not_there_is_given_up(rig: Rig):
     with pytest.raises(SwitchError, match=r"10\.77\.1\.77"):
-        await rig.read(Snmp("v2c", timeout_s=0.6), address="10.77.1.77")
+        await rig.read(Snmp(SnmpSettings(version="v2c"), timeout_s=0.6), address="10.77.1.77")
     with pytest.raises(SwitchError, match="cannot be read by SNMP"):
-        await rig.read(Snmp("v2c", timeout_s=0.6), address="192.0.2.1")
+        await rig.read(Snmp(SnmpSettings(version="v2c"), timeout_s=0.6), address="192.0.2.1")
 
 
 def report(node: str, leaf: str, address: str) -> NodeLinks:
@@ -175,9 +177,9 @@ async def asked(
 ) -> AsyncIterator[tuple[Switches, Planner, Callable[[], dict[str, tuple[str, ...]]]]]:
     (tmp_path / "community").write_text(COMMUNITY + "\n")
     made = planner()
-    how = {"networks": ("10.77.0.0/16",), "timeout_s": 5.0, "management_ports": MANAGEMENT_PORTS}
-    way = Way(str(tmp_path), **{**how, **more})  # type: ignore[arg-type]
-    switches = Switches(way, Snmp("v2c", timeout_s=3), made, lambda: None)
+    how = {"networks": ("10.77.0.0/16",), "timeout_seconds": 5.0, "management_ports": MANAGEMENT_PORTS}
+    way = SwitchesSettings(credentials=str(tmp_path), **{**how, **more})  # type: ignore[arg-type]
+    switches = Switches(way, Snmp(SnmpSettings(version="v2c"), timeout_s=3), made, lambda: None)
     with rig.controller.entered():
         yield switches, made, lambda: dict(made.told.heard)
 
@@ -200,14 +202,15 @@ async def test_only_networks_that_are_named_are_asked(rig: Rig, tmp_path: Path):
         assert heard() == {"leaf1": ("spine1",)}
         assert switches.states["no-address"] >= 1
         assert switches.reads["ok"] == 1
-    told = {"LEAF2.example": "10.77.2.2"}
+    told = (SwitchAddress(switch="LEAF2.example", address="10.77.2.2"),)
     async with asked(rig, tmp_path, networks=(), addresses=told) as (switches, _, heard):
         await switches.round()
         assert heard() == {"leaf2": ("spine1",)}
 
 
 async def test_an_address_that_answers_as_another_switch_is_not_believed(rig: Rig, tmp_path: Path):
-    async with asked(rig, tmp_path, addresses={"leaf1": "10.77.2.2"}) as (switches, _, heard):
+    told = (SwitchAddress(switch="leaf1", address="10.77.2.2"),)
+    async with asked(rig, tmp_path, addresses=told) as (switches, _, heard):
         await switches.round()
         assert heard() == {"leaf2": ("spine1",)}
         assert switches.reads["other-switch"] == 1
@@ -218,7 +221,7 @@ async def test_a_switch_that_falls_silent_keeps_what_it_said_and_is_named_once(
     rig: Rig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.INFO)
-    async with asked(rig, tmp_path, timeout_s=1.0, upwards=False) as (switches, _, heard):
+    async with asked(rig, tmp_path, timeout_seconds=1.0, upwards=False) as (switches, _, heard):
         await switches.round()
         before = heard()
         rig.leaf["leaf2"].stop_agent()

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from nodeagent.health.samples import Sample, Source
 from nodeagent.inventory import Inventory
-from nodeagent.kubelet.rpc_stats import Measure
+from nodeagent.kubelet.rpc_stats import RpcStats
+from nodeagent.measurements.sample import Sample, Source
+from nodeagent.metrics import agent_metrics
 from nodeagent.model import Health, Holding, State
 from nodeagent.sampling.collectors import Collector
 from nodeagent.sources.gpu_health_service import Ledger
 from nodeagent.sources.nvml_session import Measured
-from nodeagent.web.pages import Pages, stock
+from nodeagent.web.pages import Pages, device_counts
 from nodeagent.web.web_settings import WebSettings
 from tests.support.scrape_inputs import facts
 
@@ -21,7 +22,7 @@ MEMORY, NIC = "nvidia-dgx-h100/gpu-mem", "nvidia-dgx-h100/nic0"
 
 def test_free_is_healthy_and_held_by_nobody_and_unknown_before_the_kubelet_was_heard() -> None:
     snapshot, offer = facts()
-    unheard = {(one.resource, one.parent): one for one in stock(offer.kinds(snapshot), snapshot)}
+    unheard = {(one.resource, one.parent): one for one in device_counts(offer.kinds(snapshot), snapshot)}
     gpus, vfs = snapshot.gpus, [one for one in snapshot.functions if one.parent is not None]
     assert unheard[MEMORY, gpus[0].uuid].free is None
     assert unheard[MEMORY, gpus[0].uuid].devices == 79
@@ -31,7 +32,7 @@ def test_free_is_healthy_and_held_by_nobody_and_unknown_before_the_kubelet_was_h
     )
     ill = Health(State.UNHEALTHY, (), allocatable=False)
     heard = replace(snapshot, holdings=held, gpus=(*gpus[:7], replace(gpus[7], health=ill)))
-    found = {(one.resource, one.parent): one for one in stock(offer.kinds(heard), heard)}
+    found = {(one.resource, one.parent): one for one in device_counts(offer.kinds(heard), heard)}
     assert found[MEMORY, gpus[0].uuid].free == 59
     assert found[MEMORY, gpus[1].uuid].free == 79
     assert found[MEMORY, gpus[1].uuid].each_bytes == 1 << 30
@@ -54,11 +55,16 @@ class Gpus:
 
 
 def test_how_old_the_numbers_of_gpus_are_is_told_too() -> None:
-    pages, ledger = Pages(WebSettings(), Inventory(), Measure()), Ledger()
+    pages, ledger = Pages(WebSettings(), Inventory(), RpcStats()), Ledger()
     pages.gpus = ledger
 
     def told() -> list[tuple[str, bool, float | None, float | None, int]]:
-        return [(o.name, o.up, o.seconds, o.succeeded_at, o.errors) for o in pages.view().collectors]
+        shown = pages.view()
+        ups = [(labels, bool(up)) for labels, up in agent_metrics.collector_up(shown)]
+        counted = [labels for labels, _errors in agent_metrics.collector_errors(shown)]
+        assert counted == [labels for labels, _up in ups]
+        (gpu,) = shown.collectors or (None,)
+        return [(name, up, gpu.duration_s, gpu.succeeded_at, gpu.errors) for (name,), up in ups if gpu]
 
     assert told() == [], "a machine without GPUs misses nothing"
     ledger.hear_vitals(Measured(10.0, (), seconds=0.25))
@@ -77,7 +83,7 @@ def test_a_view_is_made_of_what_others_keep() -> None:
     snapshot, offer = facts()
     inventory = Inventory()
     inventory.state("pci", functions=snapshot.functions, links=snapshot.links)
-    pages = Pages(WebSettings(), inventory, Measure())
+    pages = Pages(WebSettings(), inventory, RpcStats())
     assert pages.view().samples == ()
     sample = Sample(1.0, snapshot.gpus[0].uuid, Source.GPU, {"gpu_celsius": 40})
     pages.gpus = Gpus((sample,))
@@ -85,6 +91,8 @@ def test_a_view_is_made_of_what_others_keep() -> None:
     shown = pages.view()
     assert shown.samples == (sample,)
     assert shown.snapshot is inventory.snapshot
-    assert pages.view().stock is shown.stock, "it is counted anew although nothing has changed"
+    assert pages.view().device_counts is shown.device_counts, (
+        "it is counted anew although nothing has changed"
+    )
     assert shown.xids == Gpus.xids
     assert shown.certificate is None

@@ -17,10 +17,10 @@ import msgspec
 from nodeagent import discovery
 from nodeagent.agent_config import Config
 from nodeagent.health.recording import Subject
-from nodeagent.health.samples import Sample, Source
 from nodeagent.health.xids import Latch
 from nodeagent.host.gpu_driver import GpuEvent
 from nodeagent.host.sysfs import Tree
+from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Gpu
 from nodeagent.sources import gpu_source
 from nodeagent.sources.gpu_health_service import Ledger

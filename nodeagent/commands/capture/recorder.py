@@ -15,8 +15,8 @@ from nodeagent import __version__
 from nodeagent.commands.capture import gpu_recorder as cards
 from nodeagent.commands.capture.machine import CaptureError
 from nodeagent.health.recording import Header, Subject, encode
-from nodeagent.health.samples import Sample
 from nodeagent.host.sysfs import Tree
+from nodeagent.measurements.sample import Sample
 from nodeagent.model import Function, Link
 from nodeagent.sampling.sampler import Sampler
 from nodeagent.sampling.sampling_settings import SamplesSettings

@@ -10,8 +10,8 @@ import threading
 
 import msgspec
 
-from nodeagent.health.samples import Sample
 from nodeagent.host.sysfs import Tree
+from nodeagent.measurements.sample import Sample
 from nodeagent.model import Function
 from nodeagent.sampling.sampler import Sampler
 from nodeagent.sampling.sampling_settings import SamplesSettings

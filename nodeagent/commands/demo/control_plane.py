@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from nodeagent.cluster.node_report import Names, Report
+from nodeagent.cluster.node_report import NodeReporter, Rails
 from nodeagent.commands.demo.request_log import Ledger, Written
 from nodeagent.commands.demo.run import DemoError, command, end, free_port, printed, running, tail
 from nodeagent.inventory import Inventory
-from nodeagent.kube.access import Access
-from nodeagent.kube.claims import NodeClaim
-from nodeagent.kube.client import Client
+from nodeagent.kube.access import Access, NodeClaim
+from nodeagent.kube.client import ApiClient
 from nodeagent.sim.apiserver import ApiServer
 from nodeagent.sim.apiserver.tls import Certificates
 from nodeagent.sim.simulated_fabric import Fabric
@@ -62,7 +61,7 @@ class Replica:
 class Cluster:
     """``folder`` is for certificates, kubeconfigs and logs. Ends with the exit stack that it is entered on."""
 
-    def __init__(self, folder: Path, fabric: Fabric, rails: Names) -> None:
+    def __init__(self, folder: Path, fabric: Fabric, rails: Rails) -> None:
         self.fabric = fabric
         self._folder, self._rails = folder, rails
         self._patience_s = PATIENCE_S + len(fabric.nodes) * LABEL_S
@@ -84,7 +83,7 @@ class Cluster:
         self._write_kubeconfig(self.kubeconfig, "admin")
         self._write_kubeconfig(self._folder / "controller.kubeconfig", CONTROLLER)
         access = Access(self.server.url, ca=self._ca(), token=self.server.token(AGENT))
-        self._client = Client(access, manager="nodeagent")
+        self._client = ApiClient(access, manager="nodeagent")
         self._stack.push_async_callback(self._client.close)
         self._stack.push_async_callback(self._end_reports)
         return self
@@ -133,8 +132,8 @@ class Cluster:
 
     def boot(self, node: str) -> None:
         inventory = Inventory()
-        report = Report(
-            self._client, inventory, node, NAMESPACE, lambda _: self._rails,
+        report = NodeReporter(
+            self._client, inventory, node, NAMESPACE, lambda: self._rails,
             owner=NodeClaim(node, f"nodes-{node}"),
             jitter_s=0.0, gather_s=GATHER_S, gap_s=GATHER_S, patience_s=0.0,
         )  # fmt: skip

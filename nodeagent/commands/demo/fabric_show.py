@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from nodeagent.cluster.publish import RAIL
+from nodeagent.cluster.agent_tasks import RAIL_NAME
 from nodeagent.commands.demo.control_plane import LEASE_S, Cluster
 from nodeagent.commands.demo.fold import fold
 from nodeagent.commands.demo.run import DemoError, Stage
@@ -58,7 +58,7 @@ class FabricShow(Stage):
         fabric = Fabric(self._nodes, self._machine)
         if len(fabric.rails) < 2:
             raise DemoError(f"{self._machine.model.name} has no two NICs with VFs to make a fabric of")
-        rails = {address: (RAIL.format(rail), rail) for rail, address in enumerate(fabric.rails)}
+        rails = {address: (RAIL_NAME.format(rail), rail) for rail, address in enumerate(fabric.rails)}
         print(
             f"nodeagent demo: a fabric of {self._nodes} nodes ({self._machine.model.name}), {len(rails)} rails, "
             f"{fabric.units} scalable units."

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 
 from nodeagent.health.gpuguard import Guard
 from nodeagent.health.recording import Subject
-from nodeagent.health.samples import Sample, Source
 from nodeagent.health.xids import Latch, Rules, judge, verdict
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
+from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Health
 
 READ_S = 5.0

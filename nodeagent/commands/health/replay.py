@@ -13,9 +13,9 @@ from nodeagent.commands.health.tables import seconds
 from nodeagent.health.engine import Engine, Terms
 from nodeagent.health.gpuguard import Guard
 from nodeagent.health.recording import Header, Subject
-from nodeagent.health.samples import Sample, Source
 from nodeagent.health.structural import find_faults
 from nodeagent.health.xids import Rules
+from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import HEALTHY, Function, Gpu, Health, Link
 from nodeagent.rfc3339 import rfc3339
 from nodeagent.sources.nic_health_service import roles

@@ -1,4 +1,4 @@
-"""LLDP from the live links, and from a capture of frames."""
+"""The verbs `neighbors` and `decode`: LLDP from the live links, and from a capture file."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def add_neighbors(add: Add) -> None:
     parser = add(
         "neighbors",
         _neighbors,
-        "listen to LLDP and say which switch port is at the other end of each link",
-        "Listens until every link with carrier has been heard, a switch speaks every 30 s. Needs CAP_NET_RAW and no\n"
-        "running agent. Which netdevs are links is `links.select` of the configuration.",
+        "receive LLDP and show the switch port at the other end of each link",
+        "Receives until every link with carrier has a neighbor; a switch sends every 30 s. Needs CAP_NET_RAW, but no\n"
+        "running agent. `links.select` of the configuration defines which netdevs are links.",
     )
     config_option(parser)
     json_option(parser)
     parser.add_argument(
-        "--wait", type=seconds, metavar="SECONDS", help="listen for no longer than this (default: 35)"
+        "--wait", type=seconds, metavar="SECONDS", help="receive for no longer than this (default: 35)"
     )
-    parser.add_argument("--watch", action="store_true", help="print again at every change, until interrupted")
+    parser.add_argument("--watch", action="store_true", help="print at every change, until interrupted")
 
 
 def _neighbors(options: argparse.Namespace) -> int:
@@ -44,15 +44,15 @@ def _neighbors(options: argparse.Namespace) -> int:
     render = live.as_json if options.json else live.as_table
 
     async def watch() -> None:
-        async for seen in live.watch(wanted, settings, options.root):
-            print(render(seen), flush=True)
+        async for listing in live.watch(wanted, settings, options.root):
+            print(render(listing), flush=True)
 
     async def once() -> None:
         wait_s = live.WAIT_S if options.wait is None else options.wait
-        seen = await live.once(
+        listing = await live.read_once(
             wanted, settings, options.root, wait_s, lambda line: print(line, file=sys.stderr, flush=True)
         )
-        print(render(seen))
+        print(render(listing))
 
     asyncio.run(watch() if options.watch else once())
     return GOOD
@@ -63,8 +63,8 @@ def add_decode(add: Add) -> None:
         "decode",
         _decode,
         "print the LLDP frames of a pcap or pcapng file",
-        "One line for each LLDP frame among other traffic, VLAN tags and Linux cooked captures included; with\n"
-        "--json one object on each line. A frame that is no valid LLDPDU is a line that says why. The file may be a\n"
+        "Prints one line for each LLDP frame and skips other traffic; reads VLAN tags and Linux cooked captures. With\n"
+        "--json each line is an object. The line of an invalid LLDPDU has the reason. The file may be a\n"
         "pipe: tcpdump -i ens1 -U -w - ether proto 0x88cc | nodeagent decode -",
     )
     json_option(parser)

@@ -1,8 +1,8 @@
-"""Listen for a while and say which switch port is at the other end of each link.
+"""Receive LLDP for a while and show the switch port at the other end of each link, as a table or as JSON.
 
-A table for people, JSON for programs. This needs no running agent and disturbs none: sockets of its own hear
-the same frames, and nothing is transmitted, whatever the settings: a switch that hears us leave would take it
-for the agent's farewell. Ages are told here and nowhere else, for they are no facts.
+This needs no running agent and does not disturb one: it receives the same frames on sockets of its own. It never
+sends, whatever the settings: a switch would take its shutdown frame for the agent's. Only this verb shows ages;
+they are not part of the facts.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from nodeagent.host.netlink.dcb import DcbSocket
 from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sysfs import Tree
-from nodeagent.lldp.link_remarks import OWN_FRAMES, SILENT, SILENT_AFTER_S, findings
-from nodeagent.model import Finding, Function, Neighbor
-from nodeagent.sources import lldpd_client, neighbor_table
+from nodeagent.lldp.link_remarks import OWN_FRAMES, SILENT, SILENT_AFTER_S, find_remarks
+from nodeagent.model import Function, Neighbor, Remark
+from nodeagent.sources import lldp_source, lldpd_client
 from nodeagent.sources.link_selection import Selected, select
-from nodeagent.sources.lldp_receiver import Dcb, Ear, Line
+from nodeagent.sources.lldp_receiver import LldpReceiver, ReceivingLink
 from nodeagent.sources.pci_source import scan
 from nodeagent.sources.source_settings import LinkSelect, LldpSettings
 from nodeagent.text_table import columns
 
 WAIT_S = 35.0
-"""A little more than the 30 s that a switch may take until it speaks again."""
+"""A little more than the 30 s between two frames of a switch."""
 
-_NOBODY = ("unheard", "silent")
+_WITHOUT = ("unheard", "silent")
 COLUMNS = ("LINK", "PCI ADDRESS", "SWITCH", "PORT", "DESCRIPTION", "MANAGEMENT", "AGE", "STATE")
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """A neighbor, and how long ago it spoke last and for the first time; ``None`` where lldpd was asked."""
+class AgedNeighbor:
+    """A neighbor with the ages of its last and its first frame; ``None`` for neighbors of lldpd."""
 
     neighbor: Neighbor
     age_s: float | None = None
@@ -45,74 +45,74 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One link. ``state`` is ``live``, ``stale``, ``unheard`` (carrier, but nobody has spoken yet), ``silent``
-    (nor for so long that somebody should have: a finding says why), ``down`` (no carrier), ``away`` (its
-    netdev has gone) or ``deaf`` (no socket could be had: ``trouble`` says why).
+class LinkRow:
+    """One link. ``state`` is ``live``, ``stale``, ``unheard`` (carrier, but no frame yet), ``silent`` (no frame for
+    longer than a switch waits: a remark has the reason), ``down`` (no carrier), ``away`` (the netdev is gone) or
+    ``deaf`` (no socket: ``error`` has the reason).
     """
 
     link: str
     pci_address: str | None
     driver: str | None
     state: str
-    neighbors: tuple[Heard, ...] = ()
-    trouble: str | None = None
+    neighbors: tuple[AgedNeighbor, ...] = ()
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """``waited_s`` is how long a look that has ended was prepared to listen."""
+class NeighborListing:
+    """All links with their neighbors. ``waited_s`` is the time limit of a reading that has ended."""
 
-    rows: tuple[Row, ...]
-    findings: tuple[Finding, ...]
+    rows: tuple[LinkRow, ...]
+    remarks: tuple[Remark, ...]
     waited_s: float | None = None
 
     @property
     def waiting(self) -> int:
-        """Links with carrier on which nobody has been heard yet."""
-        return sum(row.state in _NOBODY for row in self.rows)
+        """The number of links with carrier and no frame yet."""
+        return sum(row.state in _WITHOUT for row in self.rows)
 
 
-async def once(
+async def read_once(
     wanted: LinkSelect,
     settings: LldpSettings,
     root: Path,
     wait_s: float = WAIT_S,
     progress: Callable[[str], object] = lambda _line: None,
     silent_after_s: float = SILENT_AFTER_S,
-) -> Seen:
-    """Listen until every link with carrier has been heard, or for ``wait_s``.
+) -> NeighborListing:
+    """Receive until every link with carrier has a neighbor, or for ``wait_s``.
 
     Raises ``PacketError``, ``LldpdError``, ``NetlinkError`` or ``SysfsError``. ``progress`` gets lines for
     stderr.
     """
     if settings.source == "lldpd":
-        return await _ask(wanted, settings, _functions(root))
-    async with _listening(wanted, root, silent_after_s) as (ear, change):
-        seen = _seen(ear)
-        progress(_counted(seen, wait_s))
+        return await _read_lldpd(wanted, settings, _functions(root))
+    async with _receiving(wanted, root, silent_after_s) as (receiver, change):
+        listing = _listing(receiver)
+        progress(_progress(listing, wait_s))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
-                while seen.waiting:
+                while listing.waiting:
                     await change()
-                    before, seen = seen, _seen(ear)
-                    if seen.waiting != before.waiting:
-                        progress(_counted(seen, None))
-        return replace(_seen(ear), waited_s=wait_s)
+                    before, listing = listing, _listing(receiver)
+                    if listing.waiting != before.waiting:
+                        progress(_progress(listing, None))
+        return replace(_listing(receiver), waited_s=wait_s)
 
 
-async def watch(wanted: LinkSelect, settings: LldpSettings, root: Path) -> AsyncIterator[Seen]:
-    """A look now and one at every change, until cancelled."""
+async def watch(wanted: LinkSelect, settings: LldpSettings, root: Path) -> AsyncIterator[NeighborListing]:
+    """Yield a listing now and one at every change, until cancelled."""
     if settings.source == "lldpd":
-        seen: Seen | None = None
+        listing: NeighborListing | None = None
         while True:
-            before, seen = seen, await _ask(wanted, settings, _functions(root))
-            if seen != before:
-                yield seen
-            await asyncio.sleep(lldpd_client.EVERY_S)
-    async with _listening(wanted, root) as (ear, change):
+            before, listing = listing, await _read_lldpd(wanted, settings, _functions(root))
+            if listing != before:
+                yield listing
+            await asyncio.sleep(lldpd_client.INTERVAL_S)
+    async with _receiving(wanted, root) as (receiver, change):
         while True:
-            yield _seen(ear)
+            yield _listing(receiver)
             await change()
 
 
@@ -121,24 +121,19 @@ def _functions(root: Path) -> tuple[Function, ...]:
 
 
 @asynccontextmanager
-async def _listening(
+async def _receiving(
     wanted: LinkSelect, root: Path, silent_after_s: float = SILENT_AFTER_S
-) -> AsyncIterator[tuple[Ear, Callable[[], Awaitable[None]]]]:
-    """An ear that has looked at the netdevs once, and what waits for the next change."""
+) -> AsyncIterator[tuple[LldpReceiver, Callable[[], Awaitable[None]]]]:
+    """A receiver that has read the netdevs once, and a function that waits for the next change."""
     changed = asyncio.Event()
-    # Only MACs tell us from others here: who tries this with a switch of their own on the same host would
-    # otherwise be told that the host hears itself, for lldpd announces the host's name.
-    ear = Ear(lambda _neighbors, _findings: changed.set(), silent_after_s=silent_after_s)
-    with LinkEvents() as events, DcbSocket() as ours:
-
-        def dcb(netdev: str) -> Dcb:
-            pfc, ets = ours.read(netdev)
-            return Dcb(pfc, ets)
-
+    # Only MACs identify the node's own frames here. With the host's name, a test switch on the same host would
+    # count as the node itself, because lldpd announces the host's name.
+    receiver = LldpReceiver(lambda _neighbors, _remarks: changed.set(), silent_after_s=silent_after_s)
+    with LinkEvents() as events, DcbSocket() as dcb:
         working = asyncio.create_task(
-            neighbor_table.watch(ear, wanted, lambda: _functions(root), [events], dcb=dcb)
+            lldp_source.run_receiver(receiver, wanted, lambda: _functions(root), [events], dcb=dcb.read)
         )
-        looked = asyncio.create_task(ear.looked.wait())
+        updated = asyncio.create_task(receiver.updated.wait())
         working.add_done_callback(lambda _: changed.set())
 
         async def change() -> None:
@@ -148,71 +143,83 @@ async def _listening(
                 await working
 
         try:
-            await asyncio.wait((working, looked), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((working, updated), return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 await working
-            yield ear, change
+            yield receiver, change
         finally:
-            for task in (working, looked):
+            for task in (working, updated):
                 task.cancel()
-            await asyncio.gather(working, looked, return_exceptions=True)
+            await asyncio.gather(working, updated, return_exceptions=True)
 
 
-async def _ask(wanted: LinkSelect, settings: LldpSettings, functions: Iterable[Function]) -> Seen:
-    answer = await lldpd_client.ask(settings.command)
+async def _read_lldpd(
+    wanted: LinkSelect, settings: LldpSettings, functions: Iterable[Function]
+) -> NeighborListing:
+    answer = await lldpd_client.read_neighbors(settings.command)
     with Netdevs() as netdevs:
         links = select(wanted, await asyncio.to_thread(netdevs.read), functions)
-    told: dict[str, list[Heard]] = {}
-    for one in answer:
-        told.setdefault(one.link, []).append(Heard(one))
-    rows = [_row(link, tuple(told.get(link.name, ())), None, silent=False) for link in links]
-    sides = [lldpd_client.near_of(link, quiet=False) for link in links]
-    return Seen(
-        tuple(rows), findings(sides, [one for one in answer if one.link in {row.link for row in rows}])
+    by_link: dict[str, list[AgedNeighbor]] = {}
+    for neighbor in answer:
+        by_link.setdefault(neighbor.link, []).append(AgedNeighbor(neighbor))
+    rows = [_row(link, tuple(by_link.get(link.name, ())), None, silent=False) for link in links]
+    sides = [lldpd_client.side_of(link, silent=False) for link in links]
+    names = {row.link for row in rows}
+    return NeighborListing(
+        tuple(rows), find_remarks(sides, [neighbor for neighbor in answer if neighbor.link in names])
     )
 
 
-def _seen(ear: Ear) -> Seen:
+def _listing(receiver: LldpReceiver) -> NeighborListing:
     now = asyncio.get_running_loop().time()
-    silent = {one.link for one in ear.findings if one.key in (SILENT, OWN_FRAMES)}
+    silent = {remark.link for remark in receiver.remarks if remark.key in (SILENT, OWN_FRAMES)}
     rows = []
-    for name, line in sorted(ear.lines.items()):
-        heard = tuple(
-            Heard(entry.neighbor, round(now - entry.last_heard, 1), round(now - entry.first_heard, 1))
-            for entry in ear.entries(name)
+    for name, link in sorted(receiver.links.items()):
+        neighbors = tuple(
+            AgedNeighbor(
+                entry.neighbor, round(now - entry.last_received, 1), round(now - entry.first_received, 1)
+            )
+            for entry in receiver.entries(name)
         )
-        rows.append(_row(line.selected, heard, line, silent=name in silent))
-    return Seen(tuple(rows), ear.findings)
+        rows.append(_row(link.selected, neighbors, link, silent=name in silent))
+    return NeighborListing(tuple(rows), receiver.remarks)
 
 
-def _row(link: Selected, heard: tuple[Heard, ...], line: Line | None, *, silent: bool) -> Row:
-    if line is not None and line.away_at is not None:
+def _row(
+    selected: Selected,
+    neighbors: tuple[AgedNeighbor, ...],
+    link: ReceivingLink | None,
+    *,
+    silent: bool,
+) -> LinkRow:
+    if link is not None and link.away_at is not None:
         state = "away"
-    elif line is not None and line.receiver is None:
+    elif link is not None and link.socket is None:
         state = "deaf"
-    elif any(not one.neighbor.stale for one in heard):
+    elif any(not aged.neighbor.stale for aged in neighbors):
         state = "live"
-    elif not link.netdev.carrier:
+    elif not selected.netdev.carrier:
         state = "down"
-    elif heard:
+    elif neighbors:
         state = "stale"
     else:
         state = "silent" if silent else "unheard"
-    trouble = line.trouble if line else None
-    return Row(link.name, link.pci_address, link.driver, state, heard, trouble)
+    error = link.error if link else None
+    return LinkRow(selected.name, selected.pci_address, selected.driver, state, neighbors, error)
 
 
-def _counted(seen: Seen, wait_s: float | None) -> str:
-    carrier = [row for row in seen.rows if row.state not in ("down", "away", "deaf")]
-    heard = len(carrier) - seen.waiting
-    until = f"; waiting up to {wait_s:.0f} s for the others" if wait_s is not None and seen.waiting else ""
-    return f"{heard} of {len(carrier)} links with carrier heard ({len(seen.rows)} links in all){until}"
+def _progress(listing: NeighborListing, wait_s: float | None) -> str:
+    carrier = [row for row in listing.rows if row.state not in ("down", "away", "deaf")]
+    known = len(carrier) - listing.waiting
+    until = f"; waiting up to {wait_s:.0f} s for the others" if wait_s is not None and listing.waiting else ""
+    links = f"({len(listing.rows)} links in all)"
+    return f"{known} of {len(carrier)} links with carrier have a neighbor {links}{until}"
 
 
 # --- for programs ---------------------------------------------------------------------------------------
 
 
-def as_json(seen: Seen) -> str:
+def as_json(listing: NeighborListing) -> str:
     """One object on one line. Absent values are null."""
     return json.dumps(
         {
@@ -222,20 +229,22 @@ def as_json(seen: Seen) -> str:
                     "pci_address": row.pci_address,
                     "driver": row.driver,
                     "state": row.state,
-                    "trouble": row.trouble,
+                    "trouble": row.error,
                     "neighbors": [
                         {
-                            **{name: value for name, value in asdict(one.neighbor).items() if name != "link"},
-                            "age_seconds": one.age_s,
-                            "known_seconds": one.known_s,
+                            **{
+                                name: value for name, value in asdict(aged.neighbor).items() if name != "link"
+                            },
+                            "age_seconds": aged.age_s,
+                            "known_seconds": aged.known_s,
                         }
-                        for one in row.neighbors
+                        for aged in row.neighbors
                     ],
                 }
-                for row in seen.rows
+                for row in listing.rows
             ],
-            "findings": [asdict(finding) for finding in seen.findings],
-            "waited_seconds": seen.waited_s,
+            "findings": [asdict(remark) for remark in listing.remarks],
+            "waited_seconds": listing.waited_s,
         },
         ensure_ascii=True,
     )
@@ -244,34 +253,34 @@ def as_json(seen: Seen) -> str:
 # --- for people -----------------------------------------------------------------------------------------
 
 
-def as_table(seen: Seen) -> str:
-    if not seen.rows:
-        return "No netdev is a link here: no physical Ethernet NIC, or none that `links.select` asks for."
-    lines = [cells for row in seen.rows for cells in _lines(row)]
+def as_table(listing: NeighborListing) -> str:
+    if not listing.rows:
+        return "This machine has no link: no physical Ethernet NIC, or none that `links.select` matches."
+    lines = [cells for row in listing.rows for cells in _lines(row)]
     notes = [
-        f"{row.link}: nothing was heard in {seen.waited_s:g} s, which says little: a switch speaks every 30 s; "
-        f"--wait {SILENT_AFTER_S + 1:.0f} listens for long enough to judge"
-        for row in seen.rows
-        if row.state == "unheard" and seen.waited_s is not None
+        f"{row.link}: no LLDP in {listing.waited_s:g} s, which proves little: a switch sends every 30 s; "
+        f"--wait {SILENT_AFTER_S + 1:.0f} is long enough to decide"
+        for row in listing.rows
+        if row.state == "unheard" and listing.waited_s is not None
     ]
-    notes += [f"{row.link}: {row.trouble}" for row in seen.rows if row.trouble]
-    notes += [f"{one.link}: {one.detail}" for one in seen.findings]
+    notes += [f"{row.link}: {row.error}" for row in listing.rows if row.error]
+    notes += [f"{remark.link}: {remark.detail}" for remark in listing.remarks]
     return "\n".join([*columns(COLUMNS, lines), *(["", *notes] if notes else [])])
 
 
-def _lines(row: Row) -> Iterable[tuple[str, ...]]:
+def _lines(row: LinkRow) -> Iterable[tuple[str, ...]]:
     head = (row.link, row.pci_address or "-")
     if not row.neighbors:
         yield (*head, "-", "-", "-", "-", "-", row.state)
-    for heard in row.neighbors:
-        one = heard.neighbor
-        state = row.state if row.state in ("away", "down", "deaf") else "stale" if one.stale else "live"
+    for aged in row.neighbors:
+        neighbor = aged.neighbor
+        state = row.state if row.state in ("away", "down", "deaf") else "stale" if neighbor.stale else "live"
         yield (
             *head,
-            one.system_name or one.chassis_id.value,
-            one.port_id.value,
-            one.port_description or "-",
-            ",".join(one.management_addresses) or "-",
-            "-" if heard.age_s is None else f"{heard.age_s:.0f}s",
+            neighbor.system_name or neighbor.chassis_id.value,
+            neighbor.port_id.value,
+            neighbor.port_description or "-",
+            ",".join(neighbor.management_addresses) or "-",
+            "-" if aged.age_s is None else f"{aged.age_s:.0f}s",
             state,
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 from nodeagent.commands.plan.objects import Objects, settle, take
 from nodeagent.kube.access import Access, in_cluster, kubeconfig
-from nodeagent.kube.client import ApiError, Client
+from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Partial, Resource
 
 
@@ -23,7 +23,7 @@ def access(file: Path | None) -> Access:
 
 async def read(way: Access) -> Objects:
     """Everything, of all namespaces. Raises ``ApiError``."""
-    client = Client(way)
+    client = ApiClient(way)
     objects = Objects()
     try:
         for resource in (NODELINKS, HYPERNODES):
@@ -40,7 +40,7 @@ async def read(way: Access) -> Objects:
     return objects
 
 
-async def _listed(client: Client, resource: Resource[Any], found: list[Any], objects: Objects) -> None:
+async def _listed(client: ApiClient, resource: Resource[Any], found: list[Any], objects: Objects) -> None:
     try:
         await client.list_each(resource, found.append, found.clear)
     except ApiError as error:

@@ -17,13 +17,13 @@ from typing import Any
 import msgspec
 import yaml
 
+from nodeagent.config.bounded_yaml import Limits, bounded_events
 from nodeagent.fabric import hypernode, nodelinks
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError
 from nodeagent.fabric.nodelinks import NodeLinks, ReportError
 
-DEPTH_MAX = 64
+LIMITS = Limits(depth=64, aliases=False)
 SUFFIXES = (".yaml", ".yml", ".json")
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NULLS = ("", "~", "null", "Null", "NULL")
 
 
@@ -112,13 +112,11 @@ def _lines(text: bytes) -> list[Any]:
 def _yaml(raw: bytes) -> Iterator[Any]:
     """The documents of a stream, built from the parser's events."""
     stack: list[tuple[Any, list[Any]]] = []
-    for event in yaml.parse(raw, Loader=_LOADER):
+    for event in bounded_events(raw, LIMITS):
         if isinstance(event, yaml.ScalarEvent):
             plain = event.style is None and event.tag is None
             value: Any = None if plain and event.value in _NULLS else event.value
         elif isinstance(event, yaml.SequenceStartEvent | yaml.MappingStartEvent):
-            if len(stack) >= DEPTH_MAX:
-                raise _refusal(event, f"nested more than {DEPTH_MAX} deep")
             stack.append((event, []))
             continue
         elif isinstance(event, yaml.SequenceEndEvent):
@@ -128,18 +126,12 @@ def _yaml(raw: bytes) -> Iterator[Any]:
             value = {
                 str(key): item for key, item in zip(flat[::2], flat[1::2], strict=True) if item is not None
             }
-        elif isinstance(event, yaml.AliasEvent):
-            raise _refusal(event, "aliases are not read here")
         else:
             continue
         if stack:
             stack[-1][1].append(value)
         else:
             yield value
-
-
-def _refusal(event: Any, problem: str) -> yaml.MarkedYAMLError:
-    return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
 
 
 def _walk(found: tuple[Any, bool], objects: Objects) -> None:

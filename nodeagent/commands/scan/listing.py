@@ -128,7 +128,7 @@ def as_json(seen: Seen) -> str:
                 for pf in _offered_pfs(seen)
             ],
             "neighbors": [asdict(neighbor) for neighbor in snapshot.neighbors],
-            "findings": [asdict(finding) for finding in snapshot.findings],
+            "findings": [asdict(remark) for remark in snapshot.remarks],
             "troubles": [asdict(trouble) for trouble in seen.troubles],
             "silent": [asdict(silence) for silence in snapshot.silent],
             "unreadable": list(snapshot.unreadable),
@@ -264,7 +264,7 @@ def _reasons(seen: Seen) -> str:
         for name, health in _judged(snapshot)
         for reason in health.reasons
     ]
-    lines += [f"{finding.link}: {finding.key}: {finding.detail}" for finding in snapshot.findings]
+    lines += [f"{remark.link}: {remark.key}: {remark.detail}" for remark in snapshot.remarks]
     lines += [f"source {silence.source} is silent: {silence.reason}" for silence in snapshot.silent]
     lines += [f"unreadable: {sentence}" for sentence in snapshot.unreadable]
     lines += [f"{'cannot be offered' if t.fatal else 'note'}: {t.message}" for t in seen.troubles]

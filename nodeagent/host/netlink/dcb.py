@@ -12,6 +12,8 @@ import struct
 from errno import EINVAL, ENODEV, EOPNOTSUPP
 from typing import Self
 
+from msgspec import Struct
+
 from nodeagent.host.netlink.message import NetlinkError, NetlinkRefusedError, attribute, attributes
 from nodeagent.host.netlink.socket import NetlinkSocket
 from nodeagent.model import Ets
@@ -27,7 +29,15 @@ _ETS_AT, _ETS_SIZE = 3, 3 + 7 * 8
 _PFC_SIZE = 2  # struct ieee_pfc: pfc_cap, pfc_en, …
 _ALGORITHMS = {0: "strict", 1: "credit-based-shaper", 2: "ets", 255: "vendor"}
 
-_UNKNOWN: tuple[None, None] = (None, None)
+
+class DcbSettings(Struct, frozen=True):
+    """The priorities with PFC, and ETS; ``None`` for a part that the driver does not report."""
+
+    pfc: tuple[int, ...] | None = None
+    ets: Ets | None = None
+
+
+UNKNOWN_DCB = DcbSettings()
 
 
 class DcbSocket:
@@ -42,23 +52,22 @@ class DcbSocket:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
-    def read(self, netdev: str) -> tuple[tuple[int, ...] | None, Ets | None]:
-        """The priorities with PFC, and ETS; ``None`` for a part that the driver does not report."""
+    def read(self, netdev: str) -> DcbSettings:
         name = netdev.encode("utf-8", "surrogateescape") + b"\0"
         body = struct.pack("=BBH", socket.AF_UNSPEC, _CMD_IEEE_GET, 0) + attribute(_ATTR_IFNAME, name)
         try:
             return ieee_of(self._socket.ask(_GETDCB, body))
         except NetlinkRefusedError as refusal:
             if refusal.code in (EOPNOTSUPP, ENODEV, EINVAL):
-                return _UNKNOWN
+                return UNKNOWN_DCB
             raise NetlinkError(f"DCB of {netdev} cannot be read: {refusal}") from refusal
 
 
-def ieee_of(payload: bytes) -> tuple[tuple[int, ...] | None, Ets | None]:
+def ieee_of(payload: bytes) -> DcbSettings:
     """Decode an answer to DCB_CMD_IEEE_GET."""
     attrs = attributes(attributes(payload, 4).get(_ATTR_IEEE, b""))
     pfc, ets = attrs.get(_IEEE_PFC, b""), attrs.get(_IEEE_ETS, b"")
-    return (
+    return DcbSettings(
         tuple(priority for priority in range(8) if pfc[1] >> priority & 1) if len(pfc) >= _PFC_SIZE else None,
         _ets(ets) if len(ets) >= _ETS_SIZE else None,
     )

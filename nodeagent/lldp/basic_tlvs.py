@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import struct
 
-from nodeagent.lldp.spec import Spec, read_text, write_text
-from nodeagent.lldp.values import Capabilities, LldpError, ManagementAddress
+from nodeagent.lldp.lldpdu import Capabilities, LldpError, ManagementAddress
+from nodeagent.lldp.tlv_spec import TlvSpec, read_text, write_text
 
 _PAIR = struct.Struct(">HH")
 _INTERFACE = struct.Struct(">BI")
@@ -50,9 +50,11 @@ def _write_management(value: ManagementAddress) -> bytes:
 
 
 BASIC = (
-    Spec(4, "port description", "port_description", 0, 255, False, read_text, write_text),
-    Spec(5, "system name", "system_name", 0, 255, False, read_text, write_text),
-    Spec(6, "system description", "system_description", 0, 255, False, read_text, write_text),
-    Spec(7, "system capabilities", "capabilities", 4, 511, False, _read_capabilities, _write_capabilities),
-    Spec(8, "management address", "management_addresses", 8, 511, True, _read_management, _write_management),
+    TlvSpec(4, "port description", "port_description", 0, 255, False, read_text, write_text),
+    TlvSpec(5, "system name", "system_name", 0, 255, False, read_text, write_text),
+    TlvSpec(6, "system description", "system_description", 0, 255, False, read_text, write_text),
+    TlvSpec(7, "system capabilities", "capabilities", 4, 511, False, _read_capabilities, _write_capabilities),
+    TlvSpec(
+        8, "management address", "management_addresses", 8, 511, True, _read_management, _write_management
+    ),
 )

@@ -9,11 +9,17 @@ from typing import Any
 
 import pytest
 
-from nodeagent.cluster.overlaps import AT_ONCE, MANAGER, PAUSE_S, RETRY_S, Overlaps
+from nodeagent.cluster.hypernodes import (
+    OVERLAP_MANAGER,
+    OVERLAP_PAUSE_S,
+    OVERLAP_RETRY_S,
+    OVERLAPS_AT_ONCE,
+    OverlapMarker,
+)
 from nodeagent.controller import Controller, Place
 from nodeagent.controller_config import FabricConfig
 from nodeagent.kube.access import Access
-from nodeagent.kube.client import Client
+from nodeagent.kube.client import ApiClient
 from nodeagent.kube.resource import HYPERNODES
 from nodeagent.sim.apiserver import ApiServer
 from tests.controller.test_controller import FIRST, RULES, SECOND, cluster, groups, until
@@ -49,12 +55,12 @@ def writes(server: ApiServer) -> int:
     return sum(seen.resource == "hypernodes/status" for seen in server.requests)
 
 
-NAMES = [f"leaf-{number:02}" for number in range(AT_ONCE + 5)]
+NAMES = [f"leaf-{number:02}" for number in range(OVERLAPS_AT_ONCE + 5)]
 
 
 @asynccontextmanager
-async def client(server: ApiServer, manager: str) -> AsyncIterator[Client]:
-    made = Client(Access(server.url, token=server.token()), manager=manager)
+async def client(server: ApiServer, manager: str) -> AsyncIterator[ApiClient]:
+    made = ApiClient(Access(server.url, token=server.token()), manager=manager)
     try:
         yield made
     finally:
@@ -62,13 +68,13 @@ async def client(server: ApiServer, manager: str) -> AsyncIterator[Client]:
 
 
 @asynccontextmanager
-async def stage() -> AsyncIterator[tuple[ApiServer, Overlaps]]:
+async def stage() -> AsyncIterator[tuple[ApiServer, OverlapMarker]]:
     server = await ApiServer().start()
     try:
         for name in NAMES:
             server.put({**hypernode(name, f"node-{name}"), "status": {"nodeCount": 1}})
         async with client(server, "controller") as one:
-            yield server, Overlaps(one)
+            yield server, OverlapMarker(one)
     finally:
         await server.stop()
 
@@ -92,7 +98,7 @@ async def test_the_condition_comes_and_goes_with_the_overlap_and_the_count_of_no
         assert writes(server) == 2
 
 
-async def test_another_leader_finds_what_is_marked() -> None:
+async def test_a_new_leader_reads_which_hypernodes_are_marked() -> None:
     async with stage() as (server, overlaps):
         await overlaps.mark({"leaf-00": ("x",), "leaf-01": ("x",)}, NAMES)
         overlaps.forget()
@@ -100,16 +106,16 @@ async def test_another_leader_finds_what_is_marked() -> None:
         assert (marked(server), writes(server)) == ({"leaf-01"}, 3)
 
 
-async def test_many_are_marked_a_few_at_a_time() -> None:
+async def test_a_few_conditions_are_written_at_a_time() -> None:
     async with stage() as (server, overlaps):
-        everybody = dict.fromkeys(NAMES, ("x",))
-        assert await overlaps.mark(everybody, NAMES) == PAUSE_S
-        assert len(marked(server)) == AT_ONCE
-        assert await overlaps.mark(everybody, NAMES) is None
+        all_of_them = dict.fromkeys(NAMES, ("x",))
+        assert await overlaps.mark(all_of_them, NAMES) == OVERLAP_PAUSE_S
+        assert len(marked(server)) == OVERLAPS_AT_ONCE
+        assert await overlaps.mark(all_of_them, NAMES) is None
         assert marked(server) == set(NAMES)
 
 
-async def test_conditions_of_somebody_else_stay_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
+async def test_conditions_of_another_owner_stay(caplog: pytest.LogCaptureFixture) -> None:
     theirs = [{"type": "Ready", "status": "True", "reason": "Fine", "message": ""}]
     async with stage() as (server, overlaps):
         async with client(server, "volcano") as other:
@@ -119,23 +125,23 @@ async def test_conditions_of_somebody_else_stay_as_they_are(caplog: pytest.LogCa
             assert await overlaps.mark({"leaf-00": ("x",), "leaf-01": ("x",)}, NAMES) is None
         assert status(server, "leaf-00")["conditions"] == theirs
         assert marked(server) == {"leaf-01"}
-        assert sum("conditions of somebody else" in one.getMessage() for one in caplog.records) == 1
+        assert sum("conditions of another owner" in one.getMessage() for one in caplog.records) == 1
 
 
 @pytest.mark.parametrize("fault", ["403", "500"])
-async def test_a_write_that_fails_is_said_once_and_made_later(
+async def test_a_failed_write_is_logged_once_and_repeated_later(
     fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with stage() as (server, overlaps):
         server.fail(fault, verb="patch", resource="hypernodes/status", times=2)
         for _ in range(2):
-            assert await overlaps.mark({"leaf-00": ("x",)}, NAMES) == RETRY_S
+            assert await overlaps.mark({"leaf-00": ("x",)}, NAMES) == OVERLAP_RETRY_S
         assert sum("cannot be marked" in one.getMessage() for one in caplog.records) == 1
         assert await overlaps.mark({"leaf-00": ("x",)}, NAMES) is None
         assert marked(server) == {"leaf-00"}
 
 
-async def test_one_that_is_gone_is_nobodys_trouble() -> None:
+async def test_a_deleted_hypernode_is_no_failure() -> None:
     async with stage() as (server, overlaps):
         await overlaps.mark({"leaf-00": ("x",)}, NAMES)
         server.remove("hypernodes", "leaf-00")
@@ -167,7 +173,9 @@ async def test_the_controller_marks_those_of_ours_that_overlap_where_it_is_asked
             if on:
                 await until(lambda: marked(server) == {ours})
                 entry = server.one("hypernodes", ours)["metadata"]["managedFields"]
-                assert {one["manager"] for one in entry if one.get("subresource") == "status"} == {MANAGER}
+                assert {one["manager"] for one in entry if one.get("subresource") == "status"} == {
+                    OVERLAP_MANAGER
+                }
             server.remove("hypernodes", "ufm-leaf")
             await until(lambda: not controller.events._obstacles)
             await until(lambda: not marked(server))

@@ -11,9 +11,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
-from nodeagent.lldp.table import CAPACITY, DECODES_PER_SECOND, Outcome, Own, Table, crowded, duplicates
-from nodeagent.lldp.tlv import encode
-from nodeagent.lldp.values import ChassisId, Lldpdu, ManagementAddress, Pfc, PortId
+from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, ManagementAddress, Pfc, PortId
+from nodeagent.lldp.lldpdu_codec import encode
+from nodeagent.lldp.neighbor_table import (
+    CAPACITY,
+    DECODES_PER_SECOND,
+    FrameOutcome,
+    NeighborTable,
+    OwnIdentity,
+    find_crowded,
+    find_duplicates,
+)
 from nodeagent.model import Identifier, Neighbor
 
 SOURCE = bytes.fromhex("1c34da1c5801")
@@ -28,12 +36,12 @@ def frame(port: str = "swp1", *, source: bytes = SOURCE, **rest) -> bytes:
     return build_frame(NEAREST_BRIDGE, source, encode(pdu(port, **rest)))
 
 
-def ports(table: Table) -> list[tuple[str, str, bool]]:
+def ports(table: NeighborTable) -> list[tuple[str, str, bool]]:
     return [(one.link, one.port_id.value, one.stale) for one in table.neighbors()]
 
 
 def test_a_neighbor_is_what_the_switch_said():
-    table = Table()
+    table = NeighborTable()
     heard = frame(
         system_name="leaf01\0",
         system_description="",
@@ -43,7 +51,7 @@ def test_a_neighbor_is_what_the_switch_said():
         maximum_frame_size=9216,
         pfc=Pfc(True, False, 8, 0b1000),
     )
-    assert table.hear("eth0", heard, 0.0) is Outcome.NEW
+    assert table.receive("eth0", heard, 0.0) is FrameOutcome.NEW
     assert table.neighbors() == (
         Neighbor(
             link="eth0",
@@ -59,156 +67,156 @@ def test_a_neighbor_is_what_the_switch_said():
 
 
 def test_the_same_frame_again_keeps_the_neighbor_and_changes_nothing():
-    table = Table()
-    table.hear("eth0", frame(), 0.0)
-    table.hear("eth0", frame(), 30.0)
+    table = NeighborTable()
+    table.receive("eth0", frame(), 0.0)
+    table.receive("eth0", frame(), 30.0)
     facts, revision = table.neighbors(), table.revision
-    assert table.hear("eth0", frame(), 100.0) is Outcome.REFRESHED
+    assert table.receive("eth0", frame(), 100.0) is FrameOutcome.REFRESHED
     table.expire(219.0)
     assert table.neighbors() is facts
     assert table.revision == revision
 
 
 def test_a_neighbor_is_confirmed_by_its_second_frame_and_stays_so_when_it_changes():
-    table = Table()
-    table.hear("eth0", frame(), 0.0)
+    table = NeighborTable()
+    table.receive("eth0", frame(), 0.0)
     assert [one.confirmed for one in table.neighbors()] == [False]
-    table.hear("eth0", frame(), 1.0)
+    table.receive("eth0", frame(), 1.0)
     assert [one.confirmed for one in table.neighbors()] == [True]
-    table.hear("eth0", frame(port_description="to node 2"), 2.0)
+    table.receive("eth0", frame(port_description="to node 2"), 2.0)
     assert [(one.confirmed, one.port_description) for one in table.neighbors()] == [(True, "to node 2")]
 
 
 def test_a_new_ttl_or_an_unlisted_tlv_is_no_change_of_the_fact():
-    table = Table()
-    table.hear("eth0", frame(), 0.0)
-    table.hear("eth0", frame(), 0.0)
+    table = NeighborTable()
+    table.receive("eth0", frame(), 0.0)
+    table.receive("eth0", frame(), 0.0)
     revision = table.revision
-    assert table.hear("eth0", frame(ttl=20, ppvids=()), 0.0) is Outcome.REFRESHED
+    assert table.receive("eth0", frame(ttl=20, ppvids=()), 0.0) is FrameOutcome.REFRESHED
     assert table.revision == revision
     assert table.next_expiry() == 20.0
-    assert table.hear("eth0", frame(ttl=20), 1.0) is Outcome.REFRESHED
+    assert table.receive("eth0", frame(ttl=20), 1.0) is FrameOutcome.REFRESHED
 
 
 def test_a_changed_name_changes_the_fact_and_keeps_the_neighbor():
-    table = Table()
-    table.hear("eth0", frame(system_name="a"), 0.0)
-    assert table.hear("eth0", frame(system_name="b"), 1.0) is Outcome.CHANGED
+    table = NeighborTable()
+    table.receive("eth0", frame(system_name="a"), 0.0)
+    assert table.receive("eth0", frame(system_name="b"), 1.0) is FrameOutcome.CHANGED
     assert [one.system_name for one in table.neighbors()] == ["b"]
-    assert [entry.first_heard for entry in table.entries()] == [0.0]
+    assert [entry.first_received for entry in table.entries()] == [0.0]
 
 
 def test_a_frame_that_was_superseded_is_news_when_it_returns():
-    table = Table()
-    table.hear("eth0", frame(system_name="a"), 0.0)
-    table.hear("eth0", frame(system_name="b"), 1.0)
-    assert table.hear("eth0", frame(system_name="a"), 2.0) is Outcome.CHANGED
+    table = NeighborTable()
+    table.receive("eth0", frame(system_name="a"), 0.0)
+    table.receive("eth0", frame(system_name="b"), 1.0)
+    assert table.receive("eth0", frame(system_name="a"), 2.0) is FrameOutcome.CHANGED
     assert [one.system_name for one in table.neighbors()] == ["a"]
 
 
 def test_a_silenced_neighbor_does_not_make_another_forgotten():
-    table = Table()
-    table.hear("eth0", frame("swp1", ttl=5), 0.0)
-    table.hear("eth0", frame("swp2", ttl=120), 0.0)
-    table.silence("eth0")
+    table = NeighborTable()
+    table.receive("eth0", frame("swp1", ttl=5), 0.0)
+    table.receive("eth0", frame("swp2", ttl=120), 0.0)
+    table.mark_stale("eth0")
     table.expire(60.0)
     assert ports(table) == [("eth0", "swp1", True), ("eth0", "swp2", True)]
 
 
 def test_a_shutdown_frame_removes_the_neighbor_at_once():
-    table = Table()
-    table.hear("eth0", frame(), 0.0)
-    assert table.hear("eth0", frame(ttl=0), 1.0) is Outcome.SHUTDOWN
+    table = NeighborTable()
+    table.receive("eth0", frame(), 0.0)
+    assert table.receive("eth0", frame(ttl=0), 1.0) is FrameOutcome.SHUTDOWN
     assert table.neighbors() == ()
-    assert table.hear("eth0", frame(ttl=0), 1.0) is Outcome.SHUTDOWN
-    assert table.hear("eth0", frame(), 2.0) is Outcome.NEW
+    assert table.receive("eth0", frame(ttl=0), 1.0) is FrameOutcome.SHUTDOWN
+    assert table.receive("eth0", frame(), 2.0) is FrameOutcome.NEW
 
 
 def test_the_last_neighbor_of_a_quiet_link_is_stale_after_its_ttl_and_back_when_it_speaks():
-    table = Table()
-    table.hear("eth0", frame(), 0.0)
+    table = NeighborTable()
+    table.receive("eth0", frame(), 0.0)
     table.expire(119.9)
     assert ports(table) == [("eth0", "swp1", False)]
     table.expire(120.0)
     assert ports(table) == [("eth0", "swp1", True)]
     assert table.next_expiry() is None
-    assert table.hear("eth0", frame(), 500.0) is Outcome.REFRESHED
+    assert table.receive("eth0", frame(), 500.0) is FrameOutcome.REFRESHED
     assert ports(table) == [("eth0", "swp1", False)]
     assert table.next_expiry() == 620.0
 
 
 def test_a_stale_neighbor_that_returns_with_news_is_changed_and_live():
-    table = Table()
-    table.hear("eth0", frame(), 0.0)
+    table = NeighborTable()
+    table.receive("eth0", frame(), 0.0)
     table.expire(500.0)
-    assert table.hear("eth0", frame(system_name="new"), 501.0) is Outcome.CHANGED
+    assert table.receive("eth0", frame(system_name="new"), 501.0) is FrameOutcome.CHANGED
     assert [(one.system_name, one.stale) for one in table.neighbors()] == [("new", False)]
 
 
 def test_a_moved_cable_shows_the_new_port_and_forgets_the_stale_one():
-    table = Table()
-    table.hear("eth0", frame("swp1"), 0.0)
+    table = NeighborTable()
+    table.receive("eth0", frame("swp1"), 0.0)
     table.expire(130.0)
-    table.hear("eth0", frame("swp2"), 131.0)
+    table.receive("eth0", frame("swp2"), 131.0)
     assert ports(table) == [("eth0", "swp2", False)]
 
 
 def test_a_port_renamed_at_boot_is_there_twice_until_the_old_name_has_expired():
-    table = Table()
-    table.hear("eth0", frame("Ethernet0"), 0.0)
-    table.hear("eth0", frame("Eth1/1"), 30.0)
+    table = NeighborTable()
+    table.receive("eth0", frame("Ethernet0"), 0.0)
+    table.receive("eth0", frame("Eth1/1"), 30.0)
     assert ports(table) == [("eth0", "Eth1/1", False), ("eth0", "Ethernet0", False)]
-    assert crowded(table.neighbors()) == ()
+    assert find_crowded(table.neighbors()) == ()
     table.expire(120.0)
     assert ports(table) == [("eth0", "Eth1/1", False)]
 
 
 def test_the_neighbors_of_a_silenced_link_are_stale_and_return_one_by_one():
-    table = Table()
+    table = NeighborTable()
     other = bytes.fromhex("1c34da1c6600")
-    table.hear("eth0", frame("swp1"), 0.0)
-    table.hear("eth0", frame("swp9", chassis=other), 0.0)
-    table.hear("eth1", frame("swp2"), 0.0)
-    table.silence("eth0")
+    table.receive("eth0", frame("swp1"), 0.0)
+    table.receive("eth0", frame("swp9", chassis=other), 0.0)
+    table.receive("eth1", frame("swp2"), 0.0)
+    table.mark_stale("eth0")
     assert ports(table) == [("eth0", "swp1", True), ("eth0", "swp9", True), ("eth1", "swp2", False)]
-    table.hear("eth0", frame("swp1"), 10.0)
+    table.receive("eth0", frame("swp1"), 10.0)
     assert ports(table)[:2] == [("eth0", "swp1", False), ("eth0", "swp9", True)]
     table.expire(120.0)
     assert ports(table) == [("eth0", "swp1", False), ("eth1", "swp2", True)]
 
 
 def test_a_forgotten_link_has_no_neighbors_and_a_renamed_one_keeps_them():
-    table = Table()
-    table.hear("eth0", frame("swp1"), 0.0)
-    table.hear("eth1", frame("swp2"), 0.0)
-    table.rename("eth0", "rail0")
-    table.forget("eth1")
+    table = NeighborTable()
+    table.receive("eth0", frame("swp1"), 0.0)
+    table.receive("eth1", frame("swp2"), 0.0)
+    table.rename_link("eth0", "rail0")
+    table.remove_link("eth1")
     assert ports(table) == [("rail0", "swp1", False)]
-    assert table.hear("rail0", frame("swp1"), 1.0) is Outcome.REFRESHED
-    table.rename("eth7", "eth8")
-    table.silence("eth7")
-    table.forget("eth7")
+    assert table.receive("rail0", frame("swp1"), 1.0) is FrameOutcome.REFRESHED
+    table.rename_link("eth7", "eth8")
+    table.mark_stale("eth7")
+    table.remove_link("eth7")
     assert table.counts("eth7") == {}
 
 
 def test_a_full_link_refuses_newcomers_counts_them_and_keeps_those_it_knows():
-    table = Table()
+    table = NeighborTable()
     for n in range(CAPACITY):
-        assert table.hear("eth0", frame(f"p{n}"), 0.0) is Outcome.NEW
+        assert table.receive("eth0", frame(f"p{n}"), 0.0) is FrameOutcome.NEW
     facts = table.neighbors()
-    assert table.hear("eth0", frame("one too many"), 1.0) is Outcome.REFUSED
+    assert table.receive("eth0", frame("one too many"), 1.0) is FrameOutcome.REFUSED
     assert table.neighbors() is facts
-    assert table.counts("eth0")[Outcome.REFUSED] == 1
-    assert table.hear("eth0", frame("p7"), 1.0) is Outcome.REFRESHED
-    assert table.hear("eth1", frame("another link"), 1.0) is Outcome.NEW
+    assert table.counts("eth0")[FrameOutcome.REFUSED] == 1
+    assert table.receive("eth0", frame("p7"), 1.0) is FrameOutcome.REFRESHED
+    assert table.receive("eth1", frame("another link"), 1.0) is FrameOutcome.NEW
 
 
 def test_a_stale_neighbor_makes_room_on_a_full_link():
-    table = Table()
+    table = NeighborTable()
     for n in range(CAPACITY):
-        table.hear("eth0", frame(f"p{n:02}"), n / 100)
-    table.silence("eth0")
-    assert table.hear("eth0", frame("new"), 10.0) is Outcome.NEW
+        table.receive("eth0", frame(f"p{n:02}"), n / 100)
+    table.mark_stale("eth0")
+    assert table.receive("eth0", frame("new"), 10.0) is FrameOutcome.NEW
     names = [port for _, port, _ in ports(table)]
     assert len(names) == CAPACITY
     assert "p00" not in names
@@ -229,71 +237,71 @@ def test_a_stale_neighbor_makes_room_on_a_full_link():
     ids=["source", "chassis", "port", "name"],
 )
 def test_what_says_that_it_is_us_is_no_neighbor(reflection):
-    table = Table(Own(frozenset((bytes.fromhex("020000000001"),)), frozenset(("node-1",))))
-    assert table.hear("eth0", reflection, 0.0) is Outcome.OWN
+    table = NeighborTable(OwnIdentity(frozenset((bytes.fromhex("020000000001"),)), frozenset(("node-1",))))
+    assert table.receive("eth0", reflection, 0.0) is FrameOutcome.OWN
     assert table.neighbors() == ()
-    assert table.hear("eth0", frame(system_name="node-10"), 0.0) is Outcome.NEW
+    assert table.receive("eth0", frame(system_name="node-10"), 0.0) is FrameOutcome.NEW
 
 
 def test_a_neighbor_that_turns_out_to_be_us_goes():
-    table = Table()
-    table.hear("eth0", frame("swp1"), 0.0)
-    table.hear("eth1", frame("swp2", source=bytes.fromhex("020000000001")), 0.0)
-    table.recognize(Own(frozenset((bytes.fromhex("020000000001"),))))
+    table = NeighborTable()
+    table.receive("eth0", frame("swp1"), 0.0)
+    table.receive("eth1", frame("swp2", source=bytes.fromhex("020000000001")), 0.0)
+    table.set_own(OwnIdentity(frozenset((bytes.fromhex("020000000001"),))))
     assert ports(table) == [("eth0", "swp1", False)]
-    assert table.hear("eth1", frame("swp2", source=bytes.fromhex("020000000001")), 1.0) is Outcome.OWN
+    assert table.receive("eth1", frame("swp2", source=bytes.fromhex("020000000001")), 1.0) is FrameOutcome.OWN
 
 
 def test_a_malformed_frame_is_counted_and_its_reason_kept_until_one_is_understood():
-    table = Table()
-    assert table.hear("eth0", b"\0" * 60, 0.0) is Outcome.MALFORMED
+    table = NeighborTable()
+    assert table.receive("eth0", b"\0" * 60, 0.0) is FrameOutcome.MALFORMED
     assert table.last_error("eth0") == "EtherType 0x0000 is not LLDP at byte 12"
     assert table.last_error("eth1") is None
-    assert table.counts("eth0") == {Outcome.MALFORMED: 1}
+    assert table.counts("eth0") == {FrameOutcome.MALFORMED: 1}
     for _ in range(2):
-        table.hear("eth0", frame("swp1"), 0.0)
+        table.receive("eth0", frame("swp1"), 0.0)
         assert table.last_error("eth0") is None
-        table.hear("eth0", b"\0" * 60, 0.0)
+        table.receive("eth0", b"\0" * 60, 0.0)
 
 
 def test_a_flood_is_not_looked_at_and_neither_starves_the_switch_nor_another_link():
-    table = Table()
+    table = NeighborTable()
     switch = frame("swp1", system_name="leaf")
-    table.hear("eth0", switch, 0.0)
+    table.receive("eth0", switch, 0.0)
     for n in range(10_000):
         now = n / 10_000
-        table.hear("eth0", frame("flood", system_name=str(n)), now)
+        table.receive("eth0", frame("flood", system_name=str(n)), now)
     counts = table.counts("eth0")
-    looked_at = sum(counts.values()) - counts[Outcome.FLOODED]
+    looked_at = sum(counts.values()) - counts[FrameOutcome.FLOODED]
     assert 100 <= looked_at <= 102 + DECODES_PER_SECOND
-    assert table.hear("eth0", switch, 1.0) is Outcome.REFRESHED
-    assert table.hear("eth1", frame("swp2"), 1.0) is Outcome.NEW
-    assert table.hear("eth0", frame("swp1", system_name="leaf-b"), 3.0) is Outcome.CHANGED
+    assert table.receive("eth0", switch, 1.0) is FrameOutcome.REFRESHED
+    assert table.receive("eth1", frame("swp2"), 1.0) is FrameOutcome.NEW
+    assert table.receive("eth0", frame("swp1", system_name="leaf-b"), 3.0) is FrameOutcome.CHANGED
 
 
 def test_one_port_heard_on_two_links_is_a_duplicate_until_one_is_stale():
-    table = Table()
+    table = NeighborTable()
     for link in ("eth0", "eth1"):
-        table.hear(link, frame("swp1"), 0.0)
-    table.hear("eth2", frame("swp3"), 0.0)
-    assert [[one.link for one in group] for group in duplicates(table.neighbors())] == [["eth0", "eth1"]]
-    table.silence("eth0")
-    assert duplicates(table.neighbors()) == ()
+        table.receive(link, frame("swp1"), 0.0)
+    table.receive("eth2", frame("swp3"), 0.0)
+    assert [[one.link for one in group] for group in find_duplicates(table.neighbors())] == [["eth0", "eth1"]]
+    table.mark_stale("eth0")
+    assert find_duplicates(table.neighbors()) == ()
 
 
 def test_two_chassis_on_one_link_are_a_crowd():
-    table = Table()
-    table.hear("eth0", frame("swp1"), 0.0)
-    table.hear("eth0", frame("swp1", chassis=bytes(6)), 0.0)
-    table.hear("eth1", frame("swp2"), 0.0)
-    assert [[one.link for one in group] for group in crowded(table.neighbors())] == [["eth0", "eth0"]]
+    table = NeighborTable()
+    table.receive("eth0", frame("swp1"), 0.0)
+    table.receive("eth0", frame("swp1", chassis=bytes(6)), 0.0)
+    table.receive("eth1", frame("swp2"), 0.0)
+    assert [[one.link for one in group] for group in find_crowded(table.neighbors())] == [["eth0", "eth0"]]
 
 
 @given(st.lists(st.binary(max_size=80) | st.just(frame()), max_size=20))
 def test_any_frames_get_an_outcome(frames):
-    table = Table()
+    table = NeighborTable()
     for n, each in enumerate(frames):
-        assert table.hear("eth0", each, float(n)) in Outcome
+        assert table.receive("eth0", each, float(n)) in FrameOutcome
 
 
 class AnyHistory(RuleBasedStateMachine):
@@ -301,7 +309,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @initialize()
     def begin(self):
-        self.table = Table()
+        self.table = NeighborTable()
         self.now = 0.0
         self.last: dict[tuple[str, str], tuple[float, int]] = {}
         self.seen: tuple[int, tuple[Neighbor, ...]] = (0, ())
@@ -313,10 +321,10 @@ class AnyHistory(RuleBasedStateMachine):
         name=st.sampled_from([None, "a", "b"]),
     )
     def hear(self, link, port, ttl, name):
-        outcome = self.table.hear(link, frame(f"p{port}", ttl=ttl, system_name=name), self.now)
-        if outcome in (Outcome.NEW, Outcome.CHANGED, Outcome.REFRESHED):
+        outcome = self.table.receive(link, frame(f"p{port}", ttl=ttl, system_name=name), self.now)
+        if outcome in (FrameOutcome.NEW, FrameOutcome.CHANGED, FrameOutcome.REFRESHED):
             self.last[link, f"p{port}"] = (self.now, ttl)
-        elif outcome is Outcome.SHUTDOWN:
+        elif outcome is FrameOutcome.SHUTDOWN:
             self.last.pop((link, f"p{port}"), None)
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 5.0, 130.0]))
@@ -326,7 +334,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(link=st.sampled_from(["eth0", "eth1"]))
     def silence(self, link):
-        self.table.silence(link)
+        self.table.mark_stale(link)
 
     @invariant()
     def the_facts_follow_from_what_was_heard(self):
@@ -360,10 +368,10 @@ TestAnyHistory = AnyHistory.TestCase
 
 
 def test_neighbors_are_equal_by_what_they_say():
-    one, other = Table(), Table()
-    one.hear("eth0", frame("swp1"), 0.0)
-    one.hear("eth1", frame("swp2"), 0.0)
-    other.hear("eth1", frame("swp2"), 50.0)
-    other.hear("eth0", frame("swp1"), 70.0)
+    one, other = NeighborTable(), NeighborTable()
+    one.receive("eth0", frame("swp1"), 0.0)
+    one.receive("eth1", frame("swp2"), 0.0)
+    other.receive("eth1", frame("swp2"), 50.0)
+    other.receive("eth0", frame("swp1"), 70.0)
     assert one.neighbors() == other.neighbors()
     assert dataclasses.replace(one.neighbors()[0], stale=True) != other.neighbors()[0]

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import struct
 
-from nodeagent.lldp.spec import Spec, read_short, read_text, write_short, write_text
-from nodeagent.lldp.values import (
+from nodeagent.lldp.lldpdu import (
     Application,
     Ets,
     EtsRecommendation,
@@ -20,6 +19,7 @@ from nodeagent.lldp.values import (
     Ppvid,
     Vlan,
 )
+from nodeagent.lldp.tlv_spec import TlvSpec, read_short, read_text, write_short, write_text
 
 DOT1 = b"\x00\x80\xc2"
 DOT3 = b"\x00\x12\x0f"
@@ -150,19 +150,19 @@ def _write_med(value: MedCapabilities) -> bytes:
     return _MED.pack(value.bits, value.device_class)
 
 
-def _inventory(subtype: int, field: str) -> Spec:
+def _inventory(subtype: int, field: str) -> TlvSpec:
     """The strings of LLDP-MED, of 32 octets at most."""
     label = f"MED {field.replace('_', ' ')}"
-    return Spec(MED + bytes((subtype,)), label, f"med.{field}", 0, 32, False, read_text, write_text)
+    return TlvSpec(MED + bytes((subtype,)), label, f"med.{field}", 0, 32, False, read_text, write_text)
 
 
 _TABLES = (21, _VALUE_MAX, False)
 
 ORGANIZATIONAL = (
-    Spec(DOT1 + b"\x01", "port VLAN ID", "pvid", 2, _VALUE_MAX, False, read_short, write_short),
-    Spec(DOT1 + b"\x02", "PPVID", "ppvids", 3, _VALUE_MAX, True, _read_ppvid, _write_ppvid),
-    Spec(DOT1 + b"\x03", "VLAN name", "vlans", 3, _VALUE_MAX, True, _read_vlan, _write_vlan),
-    Spec(
+    TlvSpec(DOT1 + b"\x01", "port VLAN ID", "pvid", 2, _VALUE_MAX, False, read_short, write_short),
+    TlvSpec(DOT1 + b"\x02", "PPVID", "ppvids", 3, _VALUE_MAX, True, _read_ppvid, _write_ppvid),
+    TlvSpec(DOT1 + b"\x03", "VLAN name", "vlans", 3, _VALUE_MAX, True, _read_vlan, _write_vlan),
+    TlvSpec(
         DOT1 + b"\x07",
         "link aggregation",
         "link_aggregation",
@@ -172,8 +172,8 @@ ORGANIZATIONAL = (
         _read_aggregation,
         _write_aggregation,
     ),
-    Spec(DOT1 + b"\x09", "ETS configuration", "ets", *_TABLES, _read_ets, _write_ets),
-    Spec(
+    TlvSpec(DOT1 + b"\x09", "ETS configuration", "ets", *_TABLES, _read_ets, _write_ets),
+    TlvSpec(
         DOT1 + b"\x0a",
         "ETS recommendation",
         "ets_recommendation",
@@ -181,8 +181,8 @@ ORGANIZATIONAL = (
         _read_recommendation,
         _write_recommendation,
     ),
-    Spec(DOT1 + b"\x0b", "PFC", "pfc", 2, _VALUE_MAX, False, _read_pfc, _write_pfc),
-    Spec(
+    TlvSpec(DOT1 + b"\x0b", "PFC", "pfc", 2, _VALUE_MAX, False, _read_pfc, _write_pfc),
+    TlvSpec(
         DOT1 + b"\x0c",
         "application priority",
         "applications",
@@ -192,8 +192,8 @@ ORGANIZATIONAL = (
         _read_applications,
         _write_applications,
     ),
-    Spec(DOT3 + b"\x01", "MAC/PHY", "mac_phy", 5, _VALUE_MAX, False, _read_mac_phy, _write_mac_phy),
-    Spec(
+    TlvSpec(DOT3 + b"\x01", "MAC/PHY", "mac_phy", 5, _VALUE_MAX, False, _read_mac_phy, _write_mac_phy),
+    TlvSpec(
         DOT3 + b"\x03",
         "802.3 link aggregation",
         "link_aggregation_8023",
@@ -203,7 +203,7 @@ ORGANIZATIONAL = (
         _read_aggregation,
         _write_aggregation,
     ),
-    Spec(
+    TlvSpec(
         DOT3 + b"\x04",
         "maximum frame size",
         "maximum_frame_size",
@@ -213,7 +213,9 @@ ORGANIZATIONAL = (
         read_short,
         write_short,
     ),
-    Spec(MED + b"\x01", "MED capabilities", "med.capabilities", 3, _VALUE_MAX, False, _read_med, _write_med),
+    TlvSpec(
+        MED + b"\x01", "MED capabilities", "med.capabilities", 3, _VALUE_MAX, False, _read_med, _write_med
+    ),
     _inventory(5, "hardware_revision"),
     _inventory(6, "firmware_revision"),
     _inventory(7, "software_revision"),

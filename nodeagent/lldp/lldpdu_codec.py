@@ -12,10 +12,10 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from nodeagent.lldp.basic import BASIC
-from nodeagent.lldp.organizational import ORGANIZATIONAL
-from nodeagent.lldp.spec import Spec
-from nodeagent.lldp.values import ChassisId, Lldpdu, LldpError, Med, Organizational, PortId, Reserved
+from nodeagent.lldp.basic_tlvs import BASIC
+from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, LldpError, Med, Organizational, PortId, Reserved
+from nodeagent.lldp.organizational_tlvs import ORGANIZATIONAL
+from nodeagent.lldp.tlv_spec import TlvSpec
 
 _ORGANIZATIONAL = 127
 _ORGANIZATIONAL_HEADER = _ORGANIZATIONAL << 9
@@ -195,7 +195,7 @@ def _written_id(name: str, value: ChassisId | PortId, out: bytearray) -> bytes:
     return bytes((value.subtype,)) + value.raw
 
 
-def _written(spec: Spec, value: Any, out: bytearray) -> bytes:
+def _written(spec: TlvSpec, value: Any, out: bytearray) -> bytes:
     try:
         raw = spec.write(value)
     except (ValueError, OverflowError, struct.error) as error:

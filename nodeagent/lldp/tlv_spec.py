@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from nodeagent.lldp.escaping import raw_of
 
 
-class Spec(NamedTuple):
+class TlvSpec(NamedTuple):
     """``key`` is the TLV's type, or its OUI and subtype as four octets.
 
     ``read(data, start, end)`` gets a value that has between ``least`` and ``most`` octets and raises

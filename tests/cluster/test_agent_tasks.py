@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nodeagent.cluster import publish
+from nodeagent.cluster import agent_tasks
 from nodeagent.cluster.cluster_settings import ClusterSettings
 from nodeagent.sim.apiserver import ApiServer
 from nodeagent.sim.kubelet import PodSpec
@@ -115,21 +115,25 @@ def test_outside_a_cluster_nothing_of_it_is_loaded():
         text=True,
         check=True,
     )
-    assert not {"urllib3", "nodeagent.kube.client", "nodeagent.cluster.events"} & set(done.stdout.split())
+    assert not {"urllib3", "nodeagent.kube.client", "nodeagent.cluster.device_events"} & set(
+        done.stdout.split()
+    )
 
 
 def test_absence_is_no_error_unless_it_was_asked_for(monkeypatch, tmp_path):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    assert publish.way(ClusterSettings(), "gpu-0") is None
-    assert publish.way(ClusterSettings(access="none"), "gpu-0") is None
+    assert agent_tasks.node_access(ClusterSettings(), "gpu-0") is None
+    assert agent_tasks.node_access(ClusterSettings(access="none"), "gpu-0") is None
     with pytest.raises(Fatal, match="set it to auto or none"):
-        publish.way(ClusterSettings(access="in-cluster"), "gpu-0")
+        agent_tasks.node_access(ClusterSettings(access="in-cluster"), "gpu-0")
     with pytest.raises(Fatal, match="nowhere: No such file"):
-        publish.way(ClusterSettings(access="kubeconfig", kubeconfig=str(tmp_path / "nowhere")), "gpu-0")
+        agent_tasks.node_access(
+            ClusterSettings(access="kubeconfig", kubeconfig=str(tmp_path / "nowhere")), "gpu-0"
+        )
 
 
 def test_a_node_without_a_name_tells_nobody(kubeconfig, caplog):
     settings = ClusterSettings(access="kubeconfig", kubeconfig=str(kubeconfig))
-    assert publish.way(settings, None) is None
-    assert "give NODE_NAME" in caplog.text
-    assert publish.way(settings, "gpu-0").node == "gpu-0"
+    assert agent_tasks.node_access(settings, None) is None
+    assert "Set NODE_NAME" in caplog.text
+    assert agent_tasks.node_access(settings, "gpu-0").node == "gpu-0"

@@ -1,0 +1,124 @@
+"""Everything that the agent writes to the API server, composed: NodeLinks, Events, marks on the Node, evictions.
+
+It runs only where the configuration and the machine give access to an API server; otherwise none of the modules is
+loaded. Each task is supervised alone: one that lacks a right logs it and does not affect the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from nodeagent.cluster.cluster_settings import ClusterSettings
+from nodeagent.inventory import Inventory
+from nodeagent.kinds import DeviceKind
+from nodeagent.model import Snapshot
+from nodeagent.supervise import Fatal, keep
+
+if TYPE_CHECKING:
+    from nodeagent.cluster.affected_devices import Offered
+    from nodeagent.kube.access import Access
+
+log = logging.getLogger(__name__)
+
+RAIL_NAME = "nic{}"
+"""The name of a link in the report, by its rail. Resources have the same names by default, and a NIC that is
+replaced in the same slot keeps it."""
+
+
+class NodeAccess(msgspec.Struct, frozen=True):
+    """How the API server is reached (a ``kube.access.Access``), and the name of this Node."""
+
+    access: Any
+    node: str
+
+
+def node_access(settings: ClusterSettings, node_name: str | None) -> NodeAccess | None:
+    """``None`` without an API server or a Node name. Raises ``Fatal`` if the configured access does not exist."""
+    if settings.access == "none":
+        return None
+    from nodeagent.kube.access import AccessError, in_cluster, kubeconfig, node_of  # noqa: PLC0415
+
+    try:
+        if settings.access == "kubeconfig":
+            access: Access | None = kubeconfig(Path(settings.kubeconfig) if settings.kubeconfig else None)
+        else:
+            access = in_cluster()
+        if access is None:
+            if settings.access == "in-cluster":
+                raise Fatal(
+                    "cluster.access is in-cluster, and this is no pod with a service account; set it to auto or none"
+                )
+            return None
+        claim = node_of(access.authorization())
+    except AccessError as error:
+        raise Fatal(f"the API server cannot be reached: {error}") from error
+    node = node_name or (claim.name if claim else None)
+    if node is None:
+        log.warning(
+            "Nothing is written to the API server: the name of this Node is not known. Set NODE_NAME or --node-name."
+        )
+        return None
+    return NodeAccess(access, node)
+
+
+class AgentOffer(Protocol):
+    """What the agent offers now, and the rail of each PF."""
+
+    @property
+    def offered(self) -> Sequence[DeviceKind]: ...
+    @property
+    def rails(self) -> Mapping[str, int]: ...
+
+
+async def run(
+    settings: ClusterSettings,
+    node_access: NodeAccess,
+    inventory: Inventory,
+    offer: AgentOffer,
+    settled: asyncio.Event,
+) -> None:
+    """Run the enabled tasks until cancelled. They start once the agent has ``settled``: the kubelet comes first."""
+    await settled.wait()
+    from nodeagent.kube.access import node_of  # noqa: PLC0415
+    from nodeagent.kube.client import ApiClient  # noqa: PLC0415
+
+    def offered(snapshot: Snapshot) -> Offered:
+        return [(kind.resource, kind.devices(snapshot)) for kind in offer.offered]
+
+    access, node = node_access.access, node_access.node
+    client = ApiClient(access)
+    tasks: dict[str, Callable[[], Awaitable[object]]] = {}
+    if settings.report:
+        from nodeagent.cluster.node_report import NodeReporter  # noqa: PLC0415
+
+        def rails() -> Mapping[str, tuple[str, int]]:
+            return {address: (RAIL_NAME.format(rail), rail) for address, rail in offer.rails.items()}
+
+        owner = node_of(access.authorization())
+        tasks["nodelinks"] = NodeReporter(client, inventory, node, access.namespace, rails, owner=owner).run
+    if settings.events:
+        from nodeagent.cluster.device_events import DeviceEvents  # noqa: PLC0415
+
+        tasks["events"] = DeviceEvents(client, inventory, node, offered).run
+    if settings.conditions or settings.label or settings.taint.enabled:
+        from nodeagent.cluster.device_marks import DeviceMarker  # noqa: PLC0415
+
+        tasks["nodestate"] = DeviceMarker(client, inventory, node, settings).run
+    if settings.evict.enabled:
+        from nodeagent.cluster.evictions import Evictions  # noqa: PLC0415
+
+        tasks["evictions"] = Evictions(client, inventory, offered, settings.evict.after_seconds).run
+    log.info("Writing to the API server. node=%s parts=%s", node, ",".join(tasks) or "none")
+    try:
+        async with asyncio.TaskGroup() as group:
+            for name, task in tasks.items():
+                group.create_task(keep(name, task), name=name)
+            await asyncio.Event().wait()
+    finally:
+        await client.close()

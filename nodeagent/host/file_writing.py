@@ -1,0 +1,58 @@
+"""Replace files in one step, and say why a folder takes none."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+
+def replace_file(path: Path, content: bytes, *, mode: int = 0o600, durable: bool = False) -> None:
+    """Put ``content`` at ``path`` in one step: readers see the old file or the new one. Blocks.
+
+    ``durable`` waits until the disk has the content and the name, so that both outlive a power failure. An old
+    file is replaced whatever its mode is. Raises ``OSError`` with ``path`` as its file name; no temporary file
+    is left then.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(temporary, flags, mode)
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fchmod(descriptor, mode)  # the umask does not apply
+            if durable:
+                os.fsync(descriptor)
+        temporary.replace(path)
+        if durable:
+            _sync_folder(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        error.filename = str(path)
+        raise
+
+
+def unwritable_because(folder: Path) -> str | None:
+    """Why no file can be created in a folder, found without creating one; ``None`` if one can.
+
+    Raises ``OSError`` if the folder does not exist.
+    """
+    file_system = os.statvfs(folder)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return "it is mounted read-only" if file_system.f_flag & os.ST_RDONLY else "no permission to write"
+    if file_system.f_blocks and not file_system.f_bavail:
+        return "the file system is full"
+    if file_system.f_files and not file_system.f_favail:
+        return "the file system has no inode left"
+    return None
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

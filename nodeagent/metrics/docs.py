@@ -1,0 +1,163 @@
+"""The tables of ``docs/metrics.md`` and ``docs/samples.md``, made from the measurements and families. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from nodeagent.measurements.family import Family, Measurement
+from nodeagent.measurements.sample import Source
+from nodeagent.measurements.table import MEASUREMENTS, RECORDED_ONLY, TEXTS
+from nodeagent.metrics.catalog import CATALOG
+from nodeagent.sampling.sampling_settings import SamplesSettings
+
+TOPICS = {
+    "Links": ("link",),
+    "Transceivers": ("transceiver",),
+    "PCIe, firmware and kernel": ("pcie", "devlink", "kernel"),
+    "RDMA": ("rdma",),
+    "VFs": ("vf", "pf"),
+    "Neighbors": ("lldp",),
+    "GPUs": ("gpu",),
+    "Pods and free devices": ("device", "resource"),
+    "The agent": (
+        "build",
+        "rpc",
+        "rpcs",
+        "kubelet",
+        "source",
+        "task",
+        "collector",
+        "netlink",
+        "series",
+        "web",
+    ),
+}
+"""Heading, and the first words of its families' names."""
+
+_RATES = SamplesSettings()
+READERS: dict[Source, tuple[str, str, str]] = {
+    Source.LINK: ("one RTM_GETLINK dump", f"{_RATES.link_seconds:g} s, and at once after an event", "-"),
+    Source.MODES: ("ethtool netlink LINKMODES_GET", f"{_RATES.link_seconds:g} s", "-"),
+    Source.STATE: ("ethtool netlink LINKSTATE_GET", f"{_RATES.link_seconds:g} s", "-"),
+    Source.FEC: ("ethtool netlink FEC_GET", f"{_RATES.link_seconds:g} s", "-"),
+    Source.PAUSE: ("ethtool netlink PAUSE_GET", f"{_RATES.link_seconds:g} s", "-"),
+    Source.DRIVER: ("ETHTOOL_GSTATS; names of mlx5, bnxt_en and ice", f"{_RATES.driver_seconds:g} s", "-"),
+    Source.RDMA: ("sysfs; NETLINK_RDMA for hardware counters", f"{_RATES.rdma_seconds:g} s", "-"),
+    Source.PCIE: ("sysfs", f"{_RATES.pcie_seconds:g} s", "-"),
+    Source.DEVLINK: ("devlink HEALTH_REPORTER_GET", f"{_RATES.devlink_seconds:g} s", "-"),
+    Source.MODULE: ("ethtool netlink MODULE_EEPROM_GET", f"{_RATES.module_seconds:g} s", "CAP_NET_ADMIN"),
+    Source.KERNEL: ("/dev/kmsg", "as the kernel writes it", "CAP_SYSLOG, the host's /dev/kmsg"),
+    Source.VF: ("RTM_GETLINK of one PF", f"{_RATES.vf_seconds:g} s", "-"),
+    Source.GPU: ("NVML", "15 s (`gpu.health.readSeconds`)", "-"),
+}
+"""Of each reader: the interface that it reads, how often, and what it needs."""
+
+_UNITS = {
+    "bytes_per_second": "bytes/s",
+    "bytes": "bytes",
+    "seconds": "s",
+    "celsius": "°C",
+    "volts": "V",
+    "watts": "W",
+    "amperes": "A",
+    "mbps": "Mbit/s",
+    "gts": "GT/s",
+    "bits": "bits",
+}
+
+
+def agent_families() -> str:
+    """A table of families for each topic."""
+    return "\n".join(
+        f"### {topic}\n\n{_family_table(family for family in CATALOG.values() if topic_of(family) == topic)}"
+        for topic in TOPICS
+    )
+
+
+def topic_of(family: Family) -> str:
+    word = family.name.split("_")[1]
+    return next(topic for topic, words in TOPICS.items() if word in words)
+
+
+def _family_table(families: Iterable[Family]) -> str:
+    return _table(
+        ("name", "labels", "type, unit", "meaning", "source", "what to do with it", "elsewhere"),
+        (
+            (
+                f"`{family.name}`",
+                ", ".join(f"`{label}`" for label in family.labels if label != "le"),
+                f"{family.type}, {family.unit}" if family.unit else family.type,
+                family.help,
+                family.source,
+                family.use,
+                family.peers,
+            )
+            for family in families
+        ),
+    )
+
+
+def readers() -> str:
+    """A table of the readers."""
+    return _table(
+        ("source", "reads", "every", "needs"),
+        ((f"`{source}`", *READERS[source]) for source in Source),
+    )
+
+
+def sample_names() -> str:
+    """A table of sample names for each reader, and one of the names that only recordings have."""
+    recorded = _table(
+        ("name", "meaning"), ((f"`{name}`", meaning) for name, meaning in RECORDED_ONLY.items())
+    )
+    tables = [f"### `{source}`\n\n{_sample_table(source)}" for source in Source]
+    return "\n".join((*tables, f"### In recordings only\n\n{recorded}"))
+
+
+def _sample_table(source: Source) -> str:
+    family_of = {
+        measurement.name: family for family in CATALOG.values() for measurement in family.measurements
+    }
+    rows = []
+    for measurement in MEASUREMENTS.values():
+        if measurement.source is source:
+            family = family_of.get(measurement.name)
+            key = f"/{measurement.per}" if measurement.per else ""
+            rows.append(
+                (
+                    f"`{measurement.name}{key}`",
+                    f"{'counter' if measurement.counter else 'gauge'}{unit_of(measurement)}",
+                    measurement.meaning,
+                    f"`{family.name}`" if family else "",
+                    ", ".join(f"`{rule}`" for rule in family.rules) if family else "",
+                )
+            )
+    rows += [
+        (f"`{text.name}`", "text", text.meaning, f"`{text.family}`", "")
+        for text in TEXTS.values()
+        if text.source is source
+    ]
+    return _table(("name", "type, unit", "meaning", "metric", "rules"), rows)
+
+
+def unit_of(measurement: Measurement) -> str:
+    """The unit at the end of a sample's name; other numbers are counts, flags or ratios."""
+    return next(
+        (f", {unit}" for suffix, unit in _UNITS.items() if f"_{suffix}_" in f"_{measurement.name}_"),
+        "",
+    )
+
+
+def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    return "".join(_lines(heads, rows))
+
+
+def _lines(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    yield f"| {' | '.join(heads)} |\n"
+    yield "|" + "---|" * len(heads) + "\n"
+    for cells in rows:
+        yield "| " + " | ".join(map(_cell, cells)) + " |\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("*", "\\*") or "-"
