@@ -82,8 +82,8 @@ def sending(kind: str, seconds: float) -> None:
         gap = INTERVAL_S / SPEED / LINKS
         at, turn = time.monotonic(), 0
         while at < ends:
-            link, each = links[turn % LINKS]
-            link.send(each)
+            link, payload = links[turn % LINKS]
+            link.send(payload)
             turn, at = turn + 1, at + gap
             time.sleep(max(0.0, at - time.monotonic()))
     else:
@@ -120,9 +120,9 @@ class Bench:
     def publish(self, neighbors, _remarks) -> None:
         now = time.monotonic_ns()
         self.publications += 1
-        for one in neighbors:
-            name = one.system_name or ""
-            if one.link == "swp0" and name.isdecimal() and name != self._last:
+        for neighbor in neighbors:
+            name = neighbor.system_name or ""
+            if neighbor.link == "swp0" and name.isdecimal() and name != self._last:
                 self._last = name
                 self.latencies.append((now - int(name)) / 1e6)
 
@@ -181,11 +181,11 @@ async def main(scale: float) -> dict[str, object]:
                 still, _ = await run(far, "", 10 * scale)
                 spent, _ = await run(far, "life", 10 * scale)
                 frames = sum(sum(receiver.counts(f"swp{n}").values()) for n in range(LINKS))
-                each = max(0.0, spent - still) / frames
+                per_frame = max(0.0, spent - still) / frames
                 figures["idle"] = {
                     "frames": frames,
-                    "cpu_us_per_frame": each * 1e6,
-                    "cpu_percent_in_life": each * LINKS / INTERVAL_S * 100,
+                    "cpu_us_per_frame": per_frame * 1e6,
+                    "cpu_percent_in_life": per_frame * LINKS / INTERVAL_S * 100,
                     "cpu_percent_without_frames": still / (10 * scale) * 100,
                 }
             bench, lags = Bench(), []

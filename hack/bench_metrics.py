@@ -103,7 +103,7 @@ def namespace() -> Iterator[Netns]:
         yield ns
 
 
-def targets(folder: Path) -> list[Target]:
+def make_targets(folder: Path) -> list[Target]:
     root, config = folder / "machine", folder / "nodeagent.yaml"
     (folder / "model.yaml").write_text(model())
     machine = Machine.load(folder / "model.yaml")
@@ -137,23 +137,23 @@ def targets(folder: Path) -> list[Target]:
 
 
 @contextlib.contextmanager
-def running(ns: Netns, made: list[Target], folder: Path) -> Iterator[None]:
+def running(ns: Netns, targets: list[Target], folder: Path) -> Iterator[None]:
     """Run the programs. /sys is mounted again, so that it shows the namespace's interfaces."""
     processes = []
     try:
-        for n, one in enumerate(made):
+        for n, target in enumerate(targets):
             inside = 'mount -t sysfs sysfs /sys && exec "$@"'
-            command = ns.command("unshare", "--mount", "sh", "-c", inside, "sh", *one.command)
+            command = ns.command("unshare", "--mount", "sh", "-c", inside, "sh", *target.command)
             with (folder / f"log{n}").open("wb") as log:
                 process = subprocess.Popen(
                     command, stdout=log, stderr=log, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
                 )
-            one.pid = process.pid
+            target.pid = process.pid
             processes.append(process)
         yield
     except BaseException:
-        for n, one in enumerate(made):
-            print(one.title, (folder / f"log{n}").read_text()[-2000:], file=sys.stderr)
+        for n, target in enumerate(targets):
+            print(target.title, (folder / f"log{n}").read_text()[-2000:], file=sys.stderr)
         raise
     finally:
         for process in processes:
@@ -206,45 +206,47 @@ def memory(pid: int) -> tuple[float, float]:
     return tuple(int(re.search(rf"{key}:\s+(\d+)", status)[1]) / 1024 for key in ("VmRSS", "VmHWM"))  # type: ignore[index,return-value]
 
 
-def measure(made: list[Target], *, scrapes: int, idle_s: float) -> None:
-    clients = {one.title: Client(one.port) for one in made}
-    for one in made:
-        wait_for(one.port)
+def measure(targets: list[Target], *, scrapes: int, idle_s: float) -> None:
+    clients = {target.title: Client(target.port) for target in targets}
+    for target in targets:
+        wait_for(target.port)
     time.sleep(20)  # by now all collectors have run once, and late imports are done
-    for one in made:
+    for target in targets:
         for _ in range(3):
-            body = clients[one.title].scrape()
+            body = clients[target.title].scrape()
         page = gzip.decompress(body).decode()
         lines = [line for line in page.splitlines() if line and not line.startswith("#")]
-        one.packed, one.plain, one.samples = len(body), len(page), len(lines)
-        one.of_links = sum('="rail' in line for line in lines)
+        target.packed, target.plain, target.samples = len(body), len(page), len(lines)
+        target.of_links = sum('="rail' in line for line in lines)
     for _ in range(scrapes):  # in turn, so that a busy moment of the machine affects all of them
-        for one in made:
-            before, began = cpu_ns(one.pid), time.perf_counter()
-            clients[one.title].scrape()
-            one.durations.append(1000 * (time.perf_counter() - began))
-            one.cpu_ms += (cpu_ns(one.pid) - before) / 1e6 / scrapes
+        for target in targets:
+            before, began = cpu_ns(target.pid), time.perf_counter()
+            clients[target.title].scrape()
+            target.durations.append(1000 * (time.perf_counter() - began))
+            target.cpu_ms += (cpu_ns(target.pid) - before) / 1e6 / scrapes
         time.sleep(0.05)
-    before = {one.title: cpu_ns(one.pid) for one in made}
+    before = {target.title: cpu_ns(target.pid) for target in targets}
     time.sleep(idle_s)
-    for one in made:
-        one.idle_cpu_ms_per_s = (cpu_ns(one.pid) - before[one.title]) / 1e6 / idle_s
-        one.rss_mib, one.peak_mib = memory(one.pid)
+    for target in targets:
+        target.idle_cpu_ms_per_s = (cpu_ns(target.pid) - before[target.title]) / 1e6 / idle_s
+        target.rss_mib, target.peak_mib = memory(target.pid)
     if shutil.which("strace"):
-        for one in made:
-            one.idle_syscalls_per_s = count(one, None, 0, PERIOD_S) / PERIOD_S
-            if one is made[0]:
+        for target in targets:
+            target.idle_syscalls_per_s = count(target, None, 0, PERIOD_S) / PERIOD_S
+            if target is targets[0]:
                 # Only the main thread serves a scrape; collectors have threads of their own.
-                rest = count(one, None, 0, 10.0, threads=False) / 10.0
-                took = count(one, clients[one.title], 200, 10.0, threads=False)
-                one.syscalls = max(0.0, took - 10.0 * rest) / 200
+                rest = count(target, None, 0, 10.0, threads=False) / 10.0
+                took = count(target, clients[target.title], 200, 10.0, threads=False)
+                target.syscalls = max(0.0, took - 10.0 * rest) / 200
             else:
-                one.syscalls = count(one, clients[one.title], 5, 5.0) / 5
+                target.syscalls = count(target, clients[target.title], 5, 5.0) / 5
 
 
-def count(one: Target, client: Client | None, scrapes: int, seconds: float, *, threads: bool = True) -> float:
+def count(
+    target: Target, client: Client | None, scrapes: int, seconds: float, *, threads: bool = True
+) -> float:
     """System calls of the process within these seconds, with this number of scrapes."""
-    with tempfile.NamedTemporaryFile("r") as told:
+    with tempfile.NamedTemporaryFile("r") as file:
         tracing = subprocess.Popen(
             [
                 "strace",
@@ -254,9 +256,9 @@ def count(one: Target, client: Client | None, scrapes: int, seconds: float, *, t
                 "-U",
                 "calls,name",
                 "-o",
-                told.name,
+                file.name,
                 "-p",
-                str(one.pid),
+                str(target.pid),
             ],
             stderr=subprocess.PIPE,
         )
@@ -267,7 +269,7 @@ def count(one: Target, client: Client | None, scrapes: int, seconds: float, *, t
         time.sleep(max(0.0, ends - time.monotonic()))
         tracing.terminate()
         tracing.wait(timeout=20)
-        rows = [line.split() for line in told.read().splitlines()]
+        rows = [line.split() for line in file.read().splitlines()]
     extra = (seconds + 1.0) / seconds if not scrapes else 1.0  # strace counts from one second before
     return (
         sum(int(row[0]) for row in rows if len(row) == 2 and row[0].isdigit() and row[1] != "total") / extra
@@ -277,7 +279,7 @@ def count(one: Target, client: Client | None, scrapes: int, seconds: float, *, t
 # --- the table --------------------------------------------------------------------------------------------
 
 
-def table(made: list[Target]) -> str:
+def table(targets: list[Target]) -> str:
     head = (
         "",
         "p50 ms",
@@ -294,25 +296,25 @@ def table(made: list[Target]) -> str:
         "per link",
     )
     rows = [head]
-    for one in made:
-        ordered = sorted(one.durations)
+    for target in targets:
+        ordered = sorted(target.durations)
         rows.append(
             (
-                one.title,
+                target.title,
                 f"{statistics.median(ordered):.2f}",
                 f"{ordered[int(0.95 * (len(ordered) - 1))]:.2f}",
-                f"{one.cpu_ms:.2f}",
-                f"{one.cpu_ms + EVERY_S * one.idle_cpu_ms_per_s:.1f}",
-                "-" if one.syscalls is None else f"{one.syscalls:.0f}",
+                f"{target.cpu_ms:.2f}",
+                f"{target.cpu_ms + EVERY_S * target.idle_cpu_ms_per_s:.1f}",
+                "-" if target.syscalls is None else f"{target.syscalls:.0f}",
                 "-"
-                if one.idle_syscalls_per_s is None or one.syscalls is None
-                else f"{one.syscalls + EVERY_S * one.idle_syscalls_per_s:.0f}",
-                f"{one.rss_mib:.1f}",
-                f"{one.peak_mib:.1f}",
-                f"{one.plain / 1000:.0f}",
-                f"{one.packed / 1000:.0f}",
-                str(one.samples),
-                f"{one.of_links / LINKS:.1f}",
+                if target.idle_syscalls_per_s is None or target.syscalls is None
+                else f"{target.syscalls + EVERY_S * target.idle_syscalls_per_s:.0f}",
+                f"{target.rss_mib:.1f}",
+                f"{target.peak_mib:.1f}",
+                f"{target.plain / 1000:.0f}",
+                f"{target.packed / 1000:.0f}",
+                str(target.samples),
+                f"{target.of_links / LINKS:.1f}",
             )
         )
     widths = [max(len(row[n]) for row in rows) for n in range(len(head))]
@@ -325,22 +327,27 @@ def table(made: list[Target]) -> str:
     )
 
 
-def verdicts(made: list[Target]) -> list[str]:
+def goal_lines(targets: list[Target]) -> list[str]:
     """The goals with the values reached."""
-    ours, default, netlink = made
-    p50 = {one.title: statistics.median(one.durations) for one in made}
+    agent, default, netlink = targets
+    p50 = {target.title: statistics.median(target.durations) for target in targets}
     goals = [
-        ("samples per link, at least node_exporter's", ours.of_links / LINKS, default.of_links / LINKS, True),
-        ("p50 in ms, at most an eighth of the default's", p50[ours.title], p50[default.title] / 8, False),
-        ("p50 in ms, at most half of netlink mode's", p50[ours.title], p50[netlink.title] / 2, False),
-        ("resident MiB, at most 60", ours.rss_mib, 60.0, False),
+        (
+            "samples per link, at least node_exporter's",
+            agent.of_links / LINKS,
+            default.of_links / LINKS,
+            True,
+        ),
+        ("p50 in ms, at most an eighth of the default's", p50[agent.title], p50[default.title] / 8, False),
+        ("p50 in ms, at most half of netlink mode's", p50[agent.title], p50[netlink.title] / 2, False),
+        ("resident MiB, at most 60", agent.rss_mib, 60.0, False),
     ]
-    if ours.syscalls is not None:
-        goals.append(("system calls of a scrape, at most 120", ours.syscalls, 120.0, False))
+    if agent.syscalls is not None:
+        goals.append(("system calls of a scrape, at most 120", agent.syscalls, 120.0, False))
     lines = []
-    for what, reached, goal, more in goals:
+    for name, reached, goal, more in goals:
         good = reached >= goal if more else reached <= goal
-        lines.append(f"{'reached' if good else 'MISSED '}  {what}: {reached:.2f} of {goal:.2f}")
+        lines.append(f"{'reached' if good else 'MISSED '}  {name}: {reached:.2f} of {goal:.2f}")
     return lines
 
 
@@ -353,9 +360,9 @@ def main() -> None:
     parser.add_argument("--client", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.client is not None:
-        made = [Target(**one) for one in json.loads(options.client.read_text())]
-        measure(made, scrapes=10 if options.quick else 60, idle_s=PERIOD_S)
-        options.client.write_text(json.dumps([vars(one) for one in made]))
+        targets = [Target(**target) for target in json.loads(options.client.read_text())]
+        measure(targets, scrapes=10 if options.quick else 60, idle_s=PERIOD_S)
+        options.client.write_text(json.dumps([vars(target) for target in targets]))
         return
     if os.geteuid() != 0 or shutil.which(PROGRAM) is None:
         print(f"bench_metrics needs root and {PROGRAM}; nothing was measured.")
@@ -367,18 +374,20 @@ def main() -> None:
         namespace() as ns,
     ):
         folder = Path(place)
-        made = targets(folder)
-        with running(ns, made, folder):
-            told = folder / "targets.json"
-            told.write_text(json.dumps([vars(one) for one in made]))
+        targets = make_targets(folder)
+        with running(ns, targets, folder):
+            file = folder / "targets.json"
+            file.write_text(json.dumps([vars(target) for target in targets]))
             quick = ["--quick"] if options.quick else []
-            subprocess.run(ns.command(sys.executable, __file__, "--client", str(told), *quick), check=True)
-            made = [Target(**one) for one in json.loads(told.read_text())]
+            subprocess.run(ns.command(sys.executable, __file__, "--client", str(file), *quick), check=True)
+            targets = [Target(**target) for target in json.loads(file.read_text())]
     print(f"{LINKS} veth interfaces, scraped in turn; load {os.getloadavg()[0]:.1f}")
-    print(table(made))
-    print("\n".join(verdicts(made)))
+    print(table(targets))
+    print("\n".join(goal_lines(targets)))
     if options.json is not None:
-        options.json.write_text(json.dumps([{**vars(one), "command": None} for one in made], indent=1) + "\n")
+        options.json.write_text(
+            json.dumps([{**vars(target), "command": None} for target in targets], indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -31,30 +31,34 @@ _MARK = re.compile(
 
 
 def build(folder: str, kubectl: str) -> list[Object]:
-    done = subprocess.run(
+    built = subprocess.run(
         [kubectl, "kustomize", DAEMONSET / folder], capture_output=True, text=True, check=True
     )
-    return [one for one in yaml.safe_load_all(done.stdout) if one]
+    return [manifest for manifest in yaml.safe_load_all(built.stdout) if manifest]
 
 
-def of(objects: list[Object], *kinds: str) -> list[Object]:
-    return [one for one in objects if one["kind"] in kinds]
+def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
+    return [manifest for manifest in objects if manifest["kind"] in kinds]
 
 
 def templates(kubectl: str = "kubectl") -> dict[str, str]:
     """The generated files: file name in the chart → text."""
     cluster, node = build("base/cluster", kubectl), build("base/node", kubectl)
-    made = {
+    files = {
         "templates/namespace.yaml": when(
-            "namespace.create", write([namespace(one) for one in of(cluster, "Namespace")])
+            "namespace.create", write([namespace(manifest) for manifest in of_kind(cluster, "Namespace")])
         ),
-        "templates/crd.yaml": when("crds.install", write(of(cluster, "CustomResourceDefinition"))),
+        "templates/crd.yaml": when("crds.install", write(of_kind(cluster, "CustomResourceDefinition"))),
         "templates/cluster.yaml": write(
-            [one for one in cluster if one["kind"] not in ("Namespace", "CustomResourceDefinition")]
+            [
+                manifest
+                for manifest in cluster
+                if manifest["kind"] not in ("Namespace", "CustomResourceDefinition")
+            ]
         ),
-        "templates/agent.yaml": each_pool(write([agent(one) for one in node])),
+        "templates/agent.yaml": each_pool(write([agent(manifest) for manifest in node])),
         "templates/controller.yaml": when(
-            "controller.enabled", write([controller(one) for one in build("controller", kubectl)])
+            "controller.enabled", write([controller(manifest) for manifest in build("controller", kubectl)])
         ),
         "templates/node-conditions.yaml": when(
             "nodeConditions.enabled", write(build("node-conditions", kubectl))
@@ -64,25 +68,25 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
         "templates/kueue.yaml": when("kueue.enabled", write(build("kueue", kubectl))),
     }
     if (DAEMONSET / "monitoring" / "kustomization.yaml").exists():
-        made["templates/monitoring.yaml"] = when("monitoring.enabled", write(build("monitoring", kubectl)))
-    made["files/nodeagent.yaml"] = (DAEMONSET / "base" / "node" / "nodeagent.yaml").read_text()
-    made["files/fabric.yaml"] = (DAEMONSET / "controller" / "fabric.yaml").read_text()
-    return made
+        files["templates/monitoring.yaml"] = when("monitoring.enabled", write(build("monitoring", kubectl)))
+    files["files/nodeagent.yaml"] = (DAEMONSET / "base" / "node" / "nodeagent.yaml").read_text()
+    files["files/fabric.yaml"] = (DAEMONSET / "controller" / "fabric.yaml").read_text()
+    return files
 
 
-def namespace(one: Object) -> Object:
-    return {**one, "metadata": {**one["metadata"], "name": "@value@$.Release.Namespace@"}}
+def namespace(manifest: Object) -> Object:
+    return {**manifest, "metadata": {**manifest["metadata"], "name": "@value@$.Release.Namespace@"}}
 
 
-def agent(one: Object) -> Object:
+def agent(manifest: Object) -> Object:
     """The DaemonSet or the ConfigMap of one pool of nodes."""
-    one = copy.deepcopy(one)
-    one["metadata"]["name"] = "nodeagent@suffix@"
-    one["metadata"]["labels"]["app.kubernetes.io/instance"] = "@pool@@"
-    if one["kind"] == "ConfigMap":
-        one["data"]["nodeagent.yaml"] = "@config@$pool.config@"
-        return one
-    spec = one["spec"]
+    manifest = copy.deepcopy(manifest)
+    manifest["metadata"]["name"] = "nodeagent@suffix@"
+    manifest["metadata"]["labels"]["app.kubernetes.io/instance"] = "@pool@@"
+    if manifest["kind"] == "ConfigMap":
+        manifest["data"]["nodeagent.yaml"] = "@config@$pool.config@"
+        return manifest
+    spec = manifest["spec"]
     spec["selector"]["matchLabels"]["app.kubernetes.io/instance"] = "@pool@@"
     spec["template"]["metadata"]["labels"]["app.kubernetes.io/instance"] = "@pool@@"
     spec["template"]["metadata"]["annotations"]["@annotations"] = "@entries@$.Values.agent.podAnnotations@"
@@ -101,31 +105,31 @@ def agent(one: Object) -> Object:
         container["image"] = "@image@@"
         container["imagePullPolicy"] = "@value@$.Values.image.pullPolicy@"
     pod["containers"][0]["resources"] = "@block@$.Values.agent.resources@"
-    return one
+    return manifest
 
 
-def controller(one: Object) -> Object:
-    one = copy.deepcopy(one)
-    if one["kind"] == "ConfigMap":
-        one["data"]["fabric.yaml"] = "@config@$.Values.controller.fabric@"
-    if one["kind"] == "Deployment":
-        one["spec"]["replicas"] = "@value@$.Values.controller.replicas@"
-        pod = one["spec"]["template"]["spec"]
+def controller(manifest: Object) -> Object:
+    manifest = copy.deepcopy(manifest)
+    if manifest["kind"] == "ConfigMap":
+        manifest["data"]["fabric.yaml"] = "@config@$.Values.controller.fabric@"
+    if manifest["kind"] == "Deployment":
+        manifest["spec"]["replicas"] = "@value@$.Values.controller.replicas@"
+        pod = manifest["spec"]["template"]["spec"]
         pod["tolerations"] = "@block@$.Values.controller.tolerations@"
         pod["imagePullSecrets"] = "@block@$.Values.imagePullSecrets@"
         (container,) = pod["containers"]
         container["image"] = "@image@@"
         container["imagePullPolicy"] = "@value@$.Values.image.pullPolicy@"
         container["resources"] = "@block@$.Values.controller.resources@"
-    if one["kind"] == "NetworkPolicy":
-        one["spec"]["ingress"][0]["from"] = "@block@$.Values.controller.metricsFrom@"
-    return one
+    if manifest["kind"] == "NetworkPolicy":
+        manifest["spec"]["ingress"][0]["from"] = "@block@$.Values.controller.metricsFrom@"
+    return manifest
 
 
 def write(objects: list[Object]) -> str:
     """Write YAML as a template: escape foreign braces, use the release's namespace, resolve the marks."""
     text = "---\n".join(
-        yaml.safe_dump(one, sort_keys=True, allow_unicode=True, width=1_000_000) for one in objects
+        yaml.safe_dump(manifest, sort_keys=True, allow_unicode=True, width=1_000_000) for manifest in objects
     )
     text = re.sub(r"\{\{|\}\}", lambda match: '{{ "' + match[0] + '" }}', text)
     text = re.sub(r"^(\s+(?:- )?namespace): nodeagent$", r"\1: {{ $.Release.Namespace }}", text, flags=re.M)
@@ -142,8 +146,8 @@ def write(objects: list[Object]) -> str:
 
 def _block(lead: str, key: str, value: str) -> str:
     inner = len(lead) + 2
-    made = f"{lead}{key}:\n{' ' * inner}{{{{- toYaml {value} | nindent {inner} }}}}"
-    return made if "-" in lead else f"{lead}{{{{- if {value} }}}}\n{made}\n{lead}{{{{- end }}}}"
+    block = f"{lead}{key}:\n{' ' * inner}{{{{- toYaml {value} | nindent {inner} }}}}"
+    return block if "-" in lead else f"{lead}{{{{- if {value} }}}}\n{block}\n{lead}{{{{- end }}}}"
 
 
 def _config(lead: str, key: str, value: str) -> str:

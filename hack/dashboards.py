@@ -51,7 +51,7 @@ class Dashboard:
     one_node: bool
 
 
-def code(where: str) -> str:
+def state_code(where: str) -> str:
     """The state of each link as a number; higher is worse."""
     parts = " or ".join(
         f'{number} * nodeagent_link_health_state{{{where}state="{state}"}}'
@@ -64,19 +64,19 @@ def code(where: str) -> str:
 def links(where: str) -> tuple[Panel, ...]:
     """The panels for links of both dashboards; ``where`` is the selector, with its comma."""
     only = where.rstrip(",")
-    of = f"{{{only}}}"
+    selector = f"{{{only}}}"
     return (
         Panel(
             "Flaps per hour",
             "Three or more: cable, optic or switch port.",
-            ((f"increase(nodeagent_link_carrier_down_total{of}[1h]) > 0", "{{instance}} {{device}}"),),
+            ((f"increase(nodeagent_link_carrier_down_total{selector}[1h]) > 0", "{{instance}} {{device}}"),),
         ),
         Panel(
             "Speed as a share of the expected speed",
             "Below 100 %: renegotiate, then change the cable.",
             (
                 (
-                    f"nodeagent_link_speed_bytes{of} / nodeagent_link_expected_speed_bytes{of}",
+                    f"nodeagent_link_speed_bytes{selector} / nodeagent_link_expected_speed_bytes{selector}",
                     "{{instance}} {{device}}",
                 ),
             ),
@@ -86,7 +86,7 @@ def links(where: str) -> tuple[Panel, ...]:
         Panel(
             "Bit error ratio before FEC",
             "FEC fails above the line. If one rail rises, check its optics.",
-            ((f"nodeagent_link_pre_fec_bit_error_ratio{of} > 0", "{{instance}} {{device}}"),),
+            ((f"nodeagent_link_pre_fec_bit_error_ratio{selector} > 0", "{{instance}} {{device}}"),),
             unit="sci",
             logarithmic=True,
             lines={BER_LIMITS["pre"]: "red"},
@@ -94,7 +94,7 @@ def links(where: str) -> tuple[Panel, ...]:
         Panel(
             "Bit error ratio after FEC",
             "At or above the line, traffic is lost.",
-            ((f"nodeagent_link_post_fec_bit_error_ratio{of}", "{{instance}} {{device}}"),),
+            ((f"nodeagent_link_post_fec_bit_error_ratio{selector}", "{{instance}} {{device}}"),),
             unit="sci",
             logarithmic=True,
             lines={BER_LIMITS["post"]: "red"},
@@ -130,19 +130,19 @@ def links(where: str) -> tuple[Panel, ...]:
             "Marks and CNPs are congestion; out of sequence and timeouts are loss.",
             (
                 (
-                    f"sum by (instance) (rate(nodeagent_rdma_cnp_handled_total{of}[5m]))",
+                    f"sum by (instance) (rate(nodeagent_rdma_cnp_handled_total{selector}[5m]))",
                     "{{instance}} CNP handled",
                 ),
                 (
-                    f"sum by (instance) (rate(nodeagent_rdma_ecn_marked_packets_total{of}[5m]))",
+                    f"sum by (instance) (rate(nodeagent_rdma_ecn_marked_packets_total{selector}[5m]))",
                     "{{instance}} marked",
                 ),
                 (
-                    f"sum by (instance) (rate(nodeagent_rdma_out_of_sequence_packets_total{of}[5m]))",
+                    f"sum by (instance) (rate(nodeagent_rdma_out_of_sequence_packets_total{selector}[5m]))",
                     "{{instance}} out of sequence",
                 ),
                 (
-                    f"sum by (instance) (rate(nodeagent_rdma_local_ack_timeouts_total{of}[5m]))",
+                    f"sum by (instance) (rate(nodeagent_rdma_local_ack_timeouts_total{selector}[5m]))",
                     "{{instance}} timeouts",
                 ),
             ),
@@ -152,8 +152,14 @@ def links(where: str) -> tuple[Panel, ...]:
             "Discards",
             "Packets that the adapter could not receive or send.",
             (
-                (f"rate(nodeagent_link_receive_discards_total{of}[5m])", "{{instance}} {{device}} received"),
-                (f"rate(nodeagent_link_transmit_discards_total{of}[5m])", "{{instance}} {{device}} to send"),
+                (
+                    f"rate(nodeagent_link_receive_discards_total{selector}[5m])",
+                    "{{instance}} {{device}} received",
+                ),
+                (
+                    f"rate(nodeagent_link_transmit_discards_total{selector}[5m])",
+                    "{{instance}} {{device}} to send",
+                ),
             ),
             unit="pps",
         ),
@@ -163,7 +169,7 @@ def links(where: str) -> tuple[Panel, ...]:
             (
                 (
                     f"10 * log10(1000 * min by (instance, device) "
-                    f"(nodeagent_transceiver_receive_power_watts{of} > 0))",
+                    f"(nodeagent_transceiver_receive_power_watts{selector} > 0))",
                     "{{instance}} {{device}}",
                 ),
             ),
@@ -173,7 +179,7 @@ def links(where: str) -> tuple[Panel, ...]:
             "Temperature of transceivers",
             "Compare with the module's own limits.",
             (
-                (f"nodeagent_transceiver_temperature_celsius{of}", "{{instance}} {{device}}"),
+                (f"nodeagent_transceiver_temperature_celsius{selector}", "{{instance}} {{device}}"),
                 (
                     f""
                     f'min(nodeagent_transceiver_threshold{{{where}sensor="temperature_celsius",level="high_warning"}})',
@@ -187,7 +193,7 @@ def links(where: str) -> tuple[Panel, ...]:
             "Below 100 %: reseat the card or the riser.",
             (
                 (
-                    f"nodeagent_pcie_link_width_lanes{of} / nodeagent_pcie_expected_link_width_lanes{of}",
+                    f"nodeagent_pcie_link_width_lanes{selector} / nodeagent_pcie_expected_link_width_lanes{selector}",
                     "{{instance}} {{pci_address}}",
                 ),
             ),
@@ -199,11 +205,11 @@ def links(where: str) -> tuple[Panel, ...]:
             "Errors by severity, and the share of seconds with a stall.",
             (
                 (
-                    f"sum by (instance, severity) (increase(nodeagent_pcie_aer_errors_total{of}[1h]))",
+                    f"sum by (instance, severity) (increase(nodeagent_pcie_aer_errors_total{selector}[1h]))",
                     "{{instance}} {{severity}}",
                 ),
                 (
-                    f"max by (instance, device) (rate(nodeagent_pcie_stalled_seconds_total{of}[5m]))",
+                    f"max by (instance, device) (rate(nodeagent_pcie_stalled_seconds_total{selector}[5m]))",
                     "{{instance}} {{device}} stalled",
                 ),
             ),
@@ -212,14 +218,14 @@ def links(where: str) -> tuple[Panel, ...]:
 
 
 def gpus(where: str) -> tuple[Panel, ...]:
-    of = f"{{{where.rstrip(',')}}}"
+    selector = f"{{{where.rstrip(',')}}}"
     return (
         Panel(
             "XIDs",
             "Since the start of the agents; a repeated XID counts each time.",
             (
                 (
-                    f"sum by (instance, gpu, xid) (nodeagent_gpu_xid_errors_total{of})",
+                    f"sum by (instance, gpu, xid) (nodeagent_gpu_xid_errors_total{selector})",
                     "{{instance}} GPU {{gpu}} XID {{xid}}",
                 ),
             ),
@@ -227,7 +233,12 @@ def gpus(where: str) -> tuple[Panel, ...]:
         Panel(
             "NVLinks down",
             "Any NVLink down: jobs across GPUs fail.",
-            ((f"count by (instance, gpu) (nodeagent_gpu_nvlink_up{of} == 0)", "{{instance}} GPU {{gpu}}"),),
+            (
+                (
+                    f"count by (instance, gpu) (nodeagent_gpu_nvlink_up{selector} == 0)",
+                    "{{instance}} GPU {{gpu}}",
+                ),
+            ),
         ),
         Panel(
             "Unhealthy GPUs",
@@ -279,7 +290,7 @@ FLEET = Dashboard(
                 "One row per node, one column per rail.",
                 (
                     (
-                        f"max by (instance, rail) ({code('')} * on (instance, device) group_left (rail) "
+                        f"max by (instance, rail) ({state_code('')} * on (instance, device) group_left (rail) "
                         'nodeagent_link_info{rail!=""})',
                         "",
                     ),
@@ -340,7 +351,7 @@ NODE = Dashboard(
             Panel(
                 "Links",
                 "State by rail.",
-                ((code(HERE), "{{device}}"),),
+                ((state_code(HERE), "{{device}}"),),
                 kind="stat",
                 states=True,
                 width=12,
@@ -578,7 +589,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
         }
         for n, (expression, legend) in enumerate(panel.queries)
     ]
-    made: dict[str, Any] = {
+    panel_model: dict[str, Any] = {
         "type": panel.kind,
         "title": panel.title,
         "description": panel.hint,
@@ -588,8 +599,8 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "options": _options(panel),
     }
     if table:
-        made["transformations"] = _transformations(panel)
-    return made
+        panel_model["transformations"] = _transformations(panel)
+    return panel_model
 
 
 def _field(panel: Panel) -> dict[str, Any]:

@@ -33,10 +33,10 @@ spec:
 def rule(plain: str) -> str:
     """Copy the groups of the plain file below ``spec``, with their comments."""
     body = plain[plain.index("groups:\n") :]
-    made = HEAD + "".join(f"  {line}" if line.strip() else line for line in body.splitlines(keepends=True))
-    if yaml.safe_load(made)["spec"] != yaml.safe_load(plain):
+    text = HEAD + "".join(f"  {line}" if line.strip() else line for line in body.splitlines(keepends=True))
+    if yaml.safe_load(text)["spec"] != yaml.safe_load(plain):
         raise SystemExit("rules.yaml cannot be indented: its groups must begin in the first column")
-    return made
+    return text
 
 
 def files() -> dict[str, str]:

@@ -39,12 +39,12 @@ async def idle(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
 
 def _status(pid: int) -> dict[str, float]:
     """Values of /proc/PID/status: sizes in MiB, other numbers as they are."""
-    found = {}
+    values = {}
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         name, _, value = line.partition(":")
         match value.split():
             case [number, "kB"]:
-                found[name] = int(number) / 1024
+                values[name] = int(number) / 1024
             case [number] if number.isdigit():
-                found[name] = float(number)
-    return found
+                values[name] = float(number)
+    return values

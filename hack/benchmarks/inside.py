@@ -71,15 +71,15 @@ async def run(arguments: list[str]) -> None:
     agent = Agent(config, Place(options.root, options.kubelet_dir, options.config, options.listen))
     ready = time.monotonic()
     running = asyncio.ensure_future(agent.run())
-    heard: dict[str, float] = {}
+    published: dict[str, float] = {}
     sources = {"pci", "gpus", "paths"}
-    while sources - heard.keys():
+    while sources - published.keys():
         snapshot = await agent.inventory.changed(agent.inventory.snapshot.revision)
         now = time.monotonic()
-        heard |= {name: now for name in sources - heard.keys() if agent.inventory.heard(name)}
+        published |= {name: now for name in sources - published.keys() if agent.inventory.heard(name)}
         del snapshot
     lag = Lag()
-    say(born=BORN, imported=imported, ready=ready, heard=heard)
+    say(born=BORN, imported=imported, ready=ready, published=published)
     asking = asyncio.ensure_future(answer({"lag": lambda: {"lag_ms": lag.take_ms()}}))
     await asyncio.wait((running, asking), return_when=asyncio.FIRST_COMPLETED)
 
@@ -117,19 +117,19 @@ async def endpoint(socket: Path, ids: int) -> None:
     )
     kind = Slices("nodeagent.io/gpu-mem", slice_mib=1)
     served = Plugin(kind, NoFiles(), RecentFunctions(), RpcStats(), lambda: None)
-    told = Snapshot(gpus=gpus)
-    served.update(kind, told)
+    snapshot = Snapshot(gpus=gpus)
+    served.update(kind, snapshot)
     await served.start(socket)
     gc.freeze()  # as the agent does once it has started
     lag = Lag()
 
     def flip() -> dict[str, object]:
-        nonlocal told
-        first = told.gpus[0]
+        nonlocal snapshot
+        first = snapshot.gpus[0]
         health = Health() if not first.health.allocatable else Health(State.UNHEALTHY, allocatable=False)
-        told = replace(told, gpus=(replace(first, health=health), *told.gpus[1:]))
+        snapshot = replace(snapshot, gpus=(replace(first, health=health), *snapshot.gpus[1:]))
         at = time.monotonic()
-        served.update(kind, told)
+        served.update(kind, snapshot)
         return {"at": at}
 
     say(size=len(served.device_list.message))

@@ -48,15 +48,15 @@ async def _parts(stage: Stage, group: str, runs: int) -> AsyncIterator[Figure]:
     for _ in range(runs):
         async with stage.kubelet() as kubelet, stage.agent(kubelet, command=INSIDE) as process:
             stamps = await process.answer()
-            heard = stamps["heard"]
+            published = stamps["published"]
             moments = [process.began, stamps["born"], stamps["imported"], stamps["ready"]]
             for name, before, at in zip(names, moments, moments[1:], strict=False):
                 parts.setdefault(name, []).append(1000 * (at - before))
-            last = max(heard, key=heard.get)
-            for source, at in heard.items():
+            last = max(published, key=published.get)
+            for source, at in published.items():
                 parts.setdefault(f"source {source} has published", []).append(1000 * (at - stamps["ready"]))
-            done = max(registrations(kubelet, 0).values())
-            parts.setdefault("sockets and registrations", []).append(1000 * (done - heard[last]))
+            registered_at = max(registrations(kubelet, 0).values())
+            parts.setdefault("sockets and registrations", []).append(1000 * (registered_at - published[last]))
     for name in (*names, *sorted(name for name in parts if name.startswith("source"))):
         yield Figure(group, f"  of that, until: {name}", "ms", parts[name])
     yield Figure(
@@ -72,12 +72,12 @@ def _imports(group: str, runs: int) -> Figure:
     totals = []
     shares: dict[str, list[float]] = {}
     for _ in range(runs):
-        done = subprocess.run(
+        traced = subprocess.run(
             [sys.executable, "-X", "importtime", "-c", "import nodeagent.cli, nodeagent.agent"],
             capture_output=True, text=True, check=True, env=ENVIRONMENT,
         )  # fmt: skip
         own: dict[str, float] = {}
-        for self_us, name in re.findall(r"import time:\s+(\d+) \|\s+\d+ \| +(\S+)", done.stderr):
+        for self_us, name in re.findall(r"import time:\s+(\d+) \|\s+\d+ \| +(\S+)", traced.stderr):
             top = ".".join(name.split(".")[:2]) if name.startswith("google.") else name.split(".")[0]
             own[top] = own.get(top, 0.0) + int(self_us) / 1000
         totals.append(sum(own.values()))

@@ -64,12 +64,12 @@ async def _endpoint(stage: Stage, runs: int) -> AsyncIterator[Figure]:
             for number in range(runs + 2):
                 await asyncio.sleep(0.05)
                 await process.ask("lag")
-                told, _ = await asyncio.gather(process.ask("flip"), watch.read())
+                flip, _ = await asyncio.gather(process.ask("flip"), watch.read())
                 at = time.monotonic()
                 await asyncio.sleep(0.02)
                 lag = (await process.ask("lag"))["lag_ms"]
                 if number >= 2:  # the first message of each health state is serialized once
-                    pushed.append(1000 * (at - told["at"]))
+                    pushed.append(1000 * (at - flip["at"]))
                     stalls.append(lag)
             watch.cancel()
     yield Figure(

@@ -63,11 +63,11 @@ async def sampling(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
         ns.ip("\n".join(f"link add v{n} up type veth peer name w{n}" for n in range(PAIRS)))
         with ns.entered():
             cycles, times = (20, 5) if quick else (100, 20)
-            ours = await _ours(times, cycles // 5)
-            yield Figure(group, "CPU of a fast cycle", "ms", ours, {"p50": CPU_MS}, _NOTE)
-            theirs = await asyncio.to_thread(_theirs, 3 if quick else 10)
-            yield Figure(group, "  pyroute2, the same reads", "ms", theirs, {}, _BESIDE)
-            ratio = sorted(theirs)[len(theirs) // 2] / sorted(ours)[len(ours) // 2]
+            agent_ms = await _measure_agent(times, cycles // 5)
+            yield Figure(group, "CPU of a fast cycle", "ms", agent_ms, {"p50": CPU_MS}, _NOTE)
+            pyroute2_ms = await asyncio.to_thread(_measure_pyroute2, 3 if quick else 10)
+            yield Figure(group, "  pyroute2, the same reads", "ms", pyroute2_ms, {}, _BESIDE)
+            ratio = sorted(pyroute2_ms)[len(pyroute2_ms) // 2] / sorted(agent_ms)[len(agent_ms) // 2]
             yield Figure(group, f"  ratio (goal: {PYROUTE2_TIMES:g} or more)", "", [ratio])
         if shutil.which("strace"):
             few, many = await _syscalls(ns, 10), await _syscalls(ns, 60)
@@ -108,24 +108,24 @@ async def cycles(count: int) -> None:
     sampler.close()
 
 
-async def _ours(times: int, count: int) -> list[float]:
+async def _measure_agent(times: int, count: int) -> list[float]:
     sampler = _sampler()
     await sampler.once()
-    found = []
+    samples = []
     for _ in range(times):
         began = time.process_time()
         for _ in range(count):
             await sampler.once()
-        found.append(1000 * (time.process_time() - began) / count)
+        samples.append(1000 * (time.process_time() - began) / count)
     sampler.close()
-    return found
+    return samples
 
 
-def _theirs(times: int) -> list[float]:
+def _measure_pyroute2(times: int) -> list[float]:
     from pyroute2 import IPRoute  # noqa: PLC0415
     from pyroute2.netlink.generic.ethtool import NlEthtool  # noqa: PLC0415
 
-    found = []
+    samples = []
     with IPRoute() as route:
         ethtool = NlEthtool()
         for turn in range(times + 1):
@@ -136,16 +136,16 @@ def _theirs(times: int) -> list[float]:
                     ethtool.get_linkmode(name)
                     ethtool.get_linkstate(name)
             if turn:
-                found.append(1000 * (time.process_time() - began))
+                samples.append(1000 * (time.process_time() - began))
         ethtool.close()
-    return found
+    return samples
 
 
 async def _syscalls(ns: Netns, count: int) -> int:
     """System calls of a whole process, with its start."""
     here = Path(__file__).parent.parent
     code = f"import asyncio; from benchmarks.sampling import cycles; asyncio.run(cycles({count}))"
-    done = await asyncio.to_thread(
+    traced = await asyncio.to_thread(
         subprocess.run,
         ns.command("strace", "-f", "-c", "-q", sys.executable, "-c", code),
         env=os.environ | {"PYTHONPATH": f"{here}:{here.parent}"},
@@ -153,8 +153,8 @@ async def _syscalls(ns: Netns, count: int) -> int:
         text=True,
         check=True,
     )
-    total = re.search(r"^100\.00\s+\S+\s+(?:\S+\s+)?(\d+)\s.*total$", done.stderr, re.MULTILINE)
-    assert total, done.stderr
+    total = re.search(r"^100\.00\s+\S+\s+(?:\S+\s+)?(\d+)\s.*total$", traced.stderr, re.MULTILINE)
+    assert total, traced.stderr
     return int(total[1])
 
 

@@ -89,6 +89,8 @@ class Stage:
             str(self.root),
         )
         arguments += ("--kubelet-dir", str(kubelet.directory), "--listen", "127.0.0.1:0")
+        # The faults of an earlier measurement must not become those of this one.
+        (self.root / "var/lib/nodeagent/health.json").unlink(missing_ok=True)
         async with self.process(*command, *arguments) as process:
             try:
                 await kubelet.until(lambda: settled(kubelet, process.began), PATIENCE_S)
@@ -139,8 +141,8 @@ class Process:
         line = await self.running.stdout.readline()
         if not line:
             raise RuntimeError(f"the process ended; its log:\n{self.log_tail()}")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     async def ask(self, question: str) -> dict[str, Any]:
         assert self.running.stdin is not None
@@ -153,19 +155,19 @@ class Process:
 
 def registrations(kubelet: Kubelet, since: float) -> dict[str, float]:
     """The time of the first successful registration of each resource since then."""
-    done: dict[str, float] = {}
+    times: dict[str, float] = {}
     for entry in kubelet.registrations:
         if entry.at >= since and entry.error is None:
-            done.setdefault(entry.resource, entry.done)
-    return done
+            times.setdefault(entry.resource, entry.done)
+    return times
 
 
 def first_lists(kubelet: Kubelet, since: float) -> dict[str, float]:
-    done: dict[str, float] = {}
+    times: dict[str, float] = {}
     for entry in kubelet.updates:
         if entry.at >= since:
-            done.setdefault(entry.resource, entry.at)
-    return done
+            times.setdefault(entry.resource, entry.at)
+    return times
 
 
 def settled(kubelet: Kubelet, since: float) -> bool:
@@ -180,12 +182,14 @@ async def change(
     began = time.monotonic()
     await asyncio.to_thread(happen)
 
-    def told() -> float | None:
+    def arrival() -> float | None:
         news = kubelet.updates[before:]
-        return next((one.at for one in news if one.resource == resource and healthy(one.healthy)), None)
+        return next(
+            (update.at for update in news if update.resource == resource and healthy(update.healthy)), None
+        )
 
-    await kubelet.until(lambda: told() is not None, PATIENCE_S)
-    at = told()
+    await kubelet.until(lambda: arrival() is not None, PATIENCE_S)
+    at = arrival()
     assert at is not None
     return at - began
 

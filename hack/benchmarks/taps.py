@@ -89,12 +89,12 @@ async def _losses(
     first, second = [], []
     for number in range(rounds):
         await asyncio.sleep(QUIET_S)
-        one, other = number % count, (number + 1) % count
-        first.append(await _change(process, kubelet, one, up=False))
+        rail, other = number % count, (number + 1) % count
+        first.append(await _change(process, kubelet, rail, up=False))
         await asyncio.sleep(APART_S)
         second.append(await _change(process, kubelet, other, up=False))
         await asyncio.sleep(QUIET_S)
-        for which in (one, other):
+        for which in (rail, other):
             await _change(process, kubelet, which, up=True)
     return first, second
 
@@ -104,12 +104,14 @@ async def _change(process: Process, kubelet: Kubelet, rail: int, *, up: bool) ->
     before = len(kubelet.updates)
     began = (await process.ask(f"{rail} {'up' if up else 'down'}"))["at"]
 
-    def told() -> float | None:
+    def arrival() -> float | None:
         news = kubelet.updates[before:]
-        return next((one.at for one in news if one.resource == resource and one.healthy == want), None)
+        return next(
+            (update.at for update in news if update.resource == resource and update.healthy == want), None
+        )
 
-    await kubelet.until(lambda: told() is not None, PATIENCE_S)
-    at = told()
+    await kubelet.until(lambda: arrival() is not None, PATIENCE_S)
+    at = arrival()
     assert at is not None
     return float(1000 * (at - began))
 
