@@ -42,9 +42,10 @@ from nodeagent.fabric import Outcome, Planner, Rules
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import Lease, NotLeading, lead
-from nodeagent.metrics.controller_metrics import FabricMetrics, page
+from nodeagent.metrics.controller_metrics import ControllerInput, render
+from nodeagent.metrics.text_format import PLAIN, negotiate
 from nodeagent.supervise import Fatal, keep
-from nodeagent.switches.rounds import Asker, Switches
+from nodeagent.switches.switch_poller import SwitchPoller, SwitchReader
 from nodeagent.switches.switch_settings import SwitchesSettings
 from nodeagent.web.server import Page, Web
 
@@ -121,7 +122,7 @@ class Controller:
         self.events = FabricEvents(self._writer, place.namespace, place.identity, LEASE)
         self.marks = _marks(config, self._writer)
         self.overlaps = OverlapMarker(self._writer, enabled=config.overlap_condition)
-        self.switches = _switches(config, self.planner, self.cluster.stir)
+        self.switches = _switch_poller(config, self.planner, self.cluster.stir)
         self._planned = asyncio.Event()
         self._alone_until = float("-inf")
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -288,7 +289,7 @@ class Controller:
         await Web(pages).run(*host_port(self._place.listen), listening)
 
     def _metrics(self, accept: str) -> Page:
-        metrics = FabricMetrics(
+        shown = ControllerInput(
             self.progress,
             self.cluster.parts(),
             self.hypernodes.writes,
@@ -297,7 +298,8 @@ class Controller:
             switches=self.switches,
             marks=self.marks,
         )
-        return page(metrics, accept)
+        content_type = negotiate(accept)
+        return Page(200, render(shown, content_type != PLAIN).encode(), content_type)
 
     def _healthz(self, _accept: str) -> Page:
         return Page(200, b"ok\n")
@@ -331,27 +333,29 @@ def _marks(config: FabricConfig, client: ApiClient) -> MinLinksMarker | None:
     return MinLinksMarker(client, nodes, config.min_links)
 
 
-def _switches(config: FabricConfig, planner: Planner, changed: Callable[[], object]) -> Switches | None:
+def _switch_poller(
+    config: FabricConfig, planner: Planner, changed: Callable[[], object]
+) -> SwitchPoller | None:
     settings = config.switches
     if settings.method == "none":
         return None
-    return Switches(settings, _asker(settings), planner, changed, config.generic_names)
+    return SwitchPoller(settings, _switch_reader(settings), planner, changed, config.generic_names)
 
 
-def _asker(settings: SwitchesSettings) -> Asker:
+def _switch_reader(settings: SwitchesSettings) -> SwitchReader:
     """Load only the protocol in use: gRPC costs 10 MiB, and SNMP is an extra."""
     if settings.method == "gnmi":
         from nodeagent.switches import gnmi  # noqa: PLC0415
 
-        return gnmi.Gnmi(settings.gnmi, settings.port or gnmi.PORT)
+        return gnmi.GnmiReader(settings.gnmi, settings.port or gnmi.PORT)
     from nodeagent.switches import snmp  # noqa: PLC0415
 
-    asker = snmp.Snmp(settings.snmp, settings.port or snmp.PORT, timeout_s=settings.timeout_seconds)
+    reader = snmp.SnmpReader(settings.snmp, settings.port or snmp.PORT, timeout_s=settings.timeout_seconds)
     try:
-        asker.check()
-    except snmp.MissingError as error:
+        reader.check()
+    except snmp.SnmpMissingError as error:
         raise Fatal(str(error)) from None
-    return asker
+    return reader
 
 
 async def run(rules: Rules, access: Access, place: Place, config: FabricConfig | None = None) -> None:

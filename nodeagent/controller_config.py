@@ -39,9 +39,8 @@ def _key_complaint(text: str) -> str | None:
     for field in fields:
         if field not in _KEY_FIELDS:
             hint = did_you_mean(field, _KEY_FIELDS)
-            return (
-                f"{quote('{' + field + '}')} is not a field; {{tier}}, {{tierName}} and {{fabric}} are{hint}"
-            )
+            known = ", ".join(f"{{{name}}}" for name in _KEY_FIELDS)
+            return f"{quote('{' + field + '}')} is not one of the fields {known}{hint}"
     if not {"tier", "tierName"} & set(fields):
         return f"{quote(text)} is one label for all tiers; it must contain {{tier}} or {{tierName}}"
     return None

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nodeagent.agent_config import Config
-from nodeagent.health.engine import Expected, Terms
-from nodeagent.health.gpu_rules import Limits, Mark
-from nodeagent.health.gpuguard import Guard
-from nodeagent.health.health_settings import HealthSettings, override
-from nodeagent.health.rules import effective
-from nodeagent.health.xids import Rules
+from nodeagent.health.gpu_rules import GpuLimits, MeasuredFault
+from nodeagent.health.health_settings import GuardSettings, HealthSettings, override
+from nodeagent.health.nic_judge import Expected, NicTerms
+from nodeagent.health.nic_rules import effective
+from nodeagent.health.xids import GpuTerms
 from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.nvml import Nvml
 from nodeagent.host.recorded_gpus import Recorded
@@ -61,13 +60,14 @@ def driver(tree: Tree, settings: GpuSettings) -> nvml_session.Driver:
     return Recorded(tree.root) if is_recorded(tree) else Nvml(processes=settings.health.processes)
 
 
-def rules(settings: GpuSettings) -> Rules:
+def gpu_terms(settings: GpuSettings, guard: GuardSettings) -> GpuTerms:
+    """Return the terms that the health of GPUs is derived by."""
     health = settings.health
-    return Rules(
+    return GpuTerms(
         fatal=frozenset(settings.fatal_xids),
         ignore=frozenset(settings.ignore_xids),
         clear_after_s=math.inf if settings.xid_clear_seconds is None else settings.xid_clear_seconds,
-        limits=Limits(
+        limits=GpuLimits(
             remapped_rows=health.remapped_rows,
             sram_uncorrectable=health.sram_uncorrectable,
             nvlinks=health.nvlinks,
@@ -78,15 +78,17 @@ def rules(settings: GpuSettings) -> Rules:
             pcie_clear_s=health.pcie_clear_seconds,
             clear_s=health.clear_seconds,
             gap_s=4 * health.read_seconds,
-            grave=frozenset(map(Mark, health.unhealthy)),
-            ignore=frozenset(map(Mark, health.ignore)),
+            withdrawing=frozenset(map(MeasuredFault, health.unhealthy)),
+            ignore=frozenset(map(MeasuredFault, health.ignore)),
         ),
+        guard_share=guard.share,
+        guard_s=guard.seconds,
     )
 
 
-def terms(settings: HealthSettings) -> Terms:
+def nic_terms(settings: HealthSettings) -> NicTerms:
     """Return the terms that the health of NICs is derived by."""
-    return Terms(
+    return NicTerms(
         effective(map(override, settings.rules)),
         tuple(Expected(expected.links, expected.speed_mbps) for expected in settings.expected),
         settings.unused,
@@ -102,7 +104,7 @@ def memory(settings: HealthSettings, root: Path) -> Memory:
 
 def verdicts(settings: HealthSettings, memory: Memory) -> Verdicts:
     """Return the health service of the NICs, with its state file."""
-    return Verdicts(terms(settings), memory)
+    return Verdicts(nic_terms(settings), memory)
 
 
 def adopt(judge: Verdicts, begun: HealthSettings, now: HealthSettings) -> None:
@@ -112,7 +114,7 @@ def adopt(judge: Verdicts, begun: HealthSettings, now: HealthSettings) -> None:
             log.warning(
                 "A changed setting takes effect when the agent is restarted. setting=health.%s", setting
             )
-    judge.adopt(terms(now))
+    judge.adopt(nic_terms(now))
 
 
 def explained(judge: Verdicts, ledger: Ledger) -> bytes:
@@ -122,8 +124,8 @@ def explained(judge: Verdicts, ledger: Ledger) -> bytes:
 
 def gpus_ledger(config: Config, memory: Memory | None = None) -> Ledger:
     """Return the health service of the GPUs. With ``gpu.driver: none`` it leaves the state file alone."""
-    guard = Guard(config.health.guard.share, config.health.guard.seconds)
-    return Ledger(rules(config.gpu), memory if config.gpu.driver != "none" else None, guard)
+    terms = gpu_terms(config.gpu, config.health.guard)
+    return Ledger(terms, memory if config.gpu.driver != "none" else None)
 
 
 def receives_lldp(config: Config, tree: Tree) -> bool:
@@ -162,7 +164,7 @@ class Discovery:
         self._node_name = node_name
         self._on_sampler = on_sampler
         self._on_lldp_receiver = on_lldp_receiver
-        self._nic_health = nic_health if nic_health is not None else Verdicts(terms(config.health))
+        self._nic_health = nic_health if nic_health is not None else Verdicts(nic_terms(config.health))
         self._gpu_health = gpu_health if gpu_health is not None else gpus_ledger(config)
         self._nic_health.tell(lambda functions: inventory.state("health", functions=functions))
         self._gpu_health.tell(self._publish_gpus)

@@ -126,7 +126,7 @@ class Offer:
                 twice = [vf for entry in kind.devices(snapshot) for vf in entry.ids if vf in owner]
                 if twice:
                     yield Trouble(
-                        f"VF {twice[0]} is offered twice, as {owner[twice[0]]} and as {kind.resource}; part the "
+                        f"VF {twice[0]} is offered twice, as {owner[twice[0]]} and as {kind.resource}; separate the "
                         "two resources by select, vfIndexes or vfDriver",
                         fatal=True,
                     )

@@ -1,8 +1,8 @@
-"""The forms that texts in the configuration take: PCI addresses, globs, index ranges, resource names.
+"""The formats of texts in settings files: PCI addresses, globs, index ranges, resource names.
 
-Each form is declared once as a ``msgspec.Meta``: its pattern stands in the JSON schema too, so it is kept
-to what ECMA 262 and Python's ``re`` both understand. What a pattern cannot say is a check, a function that
-gives the complaint or ``None``. ``mend`` gives better spellings of a refused text, to be suggested.
+Each format is a ``msgspec.Meta``. Its pattern also stands in the JSON schema, so it uses only what ECMA 262 and
+Python's ``re`` have in common. Where a pattern is not enough, ``check`` returns a complaint or ``None``. ``mend``
+returns other spellings of a refused text, to be suggested.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Mend = Callable[[str], Iterable[str]]
 NAME_MAX = 63
 """Characters in the name part of a resource (a Kubernetes qualified name)."""
 PREFIX_MAX = 253 - len("requests.")
-"""The API server puts ``requests.`` before an extended resource's name for quotas; that must fit too."""
+"""For quotas the API server puts ``requests.`` before the name; the result must fit too."""
 VF_INDEX_MAX = 65535
 """TotalVFs is a 16-bit register of the SR-IOV capability."""
 _NETDEV_MAX = 15  # IFNAMSIZ less the terminating zero
@@ -47,9 +47,9 @@ def form(
     mend: Mend | None = None,
     digits: bool = False,
 ) -> msgspec.Meta:
-    """``meaning`` completes "is not ...". ``digits``: a bare number is a spelling of this text too.
+    """Declare a format. ``meaning`` completes "is not ...". ``digits``: the JSON schema also takes a number.
 
-    The length (in characters) is looked at first, then the check, then the pattern.
+    The length (in characters) is checked first, then ``check``, then the pattern.
     """
     return msgspec.Meta(
         pattern=f"^({pattern})$",
@@ -60,7 +60,7 @@ def form(
 
 
 def index_range(text: str) -> range:
-    """``"3"`` and ``"0-3"`` → the indexes meant, the last one included. Raises ``ValueError``."""
+    """``"3"`` and ``"0-3"`` → the indexes, the last one included. Raises ``ValueError``."""
     first, _, last = text.partition("-")
     return range(int(first), int(last or first) + 1)
 
@@ -77,11 +77,11 @@ def host_port(text: str) -> tuple[str, int]:
 
 
 def prefix_complaint(prefix: str) -> str | None:
-    """Why no extended resource may stand below a prefix, if so."""
+    """The reason why a prefix is refused for extended resources, or ``None``."""
     if prefix.endswith("kubernetes.io"):
-        return f"{quote(prefix)} belongs to Kubernetes, whose API server refuses extended resources below it"
+        return f"{quote(prefix)} is reserved: the API server refuses extended resources below it"
     if prefix.startswith("requests."):
-        return f"{quote(prefix)} begins with requests., which Kubernetes keeps for quotas"
+        return f"{quote(prefix)} begins with requests., which Kubernetes reserves for quotas"
     if len(prefix) > PREFIX_MAX:
         return f"is {len(prefix)} characters long, at most {PREFIX_MAX} are allowed"
     if not re.fullmatch(_SUBDOMAIN, prefix):
@@ -92,7 +92,7 @@ def prefix_complaint(prefix: str) -> str | None:
 
 
 def name_complaint(name: str) -> str | None:
-    """Why a text cannot be the name part of an extended resource, if so."""
+    """The reason why a text is refused as the name part of an extended resource, or ``None``."""
     if len(name) > NAME_MAX:
         return f"is {len(name)} characters long, at most {NAME_MAX} are allowed"
     if re.fullmatch(_NAME, name):
@@ -105,10 +105,10 @@ def _template_complaint(template: str) -> str | None:
     for field in _FIELD.findall(template):
         if field not in TEMPLATE_FIELDS:
             hint = did_you_mean(field, TEMPLATE_FIELDS)
-            return f"{quote('{' + field + '}')} is not a field; {{rail}} and {{netdev}} are{hint}"
+            return f"{quote('{' + field + '}')} is not a field; the fields are {{rail}} and {{netdev}}{hint}"
     if re.search(r"[{}]", _FIELD.sub("", template)):
-        return f"{quote(template)} has a brace without its partner"
-    # The longest that the fields can become, in characters that every name may hold.
+        return f"{quote(template)} has an unmatched brace"
+    # The longest possible names, in characters that every name may contain.
     longest = len(template.replace("{rail}", "0" * _RAIL_MAX).replace("{netdev}", "e" * _NETDEV_MAX))
     if longest > NAME_MAX:
         return f"can become {longest} characters long, at most {NAME_MAX} are allowed"
@@ -123,9 +123,9 @@ def _range_complaint(text: str) -> str | None:
     indexes = index_range(text)
     if not indexes:
         first, _, last = text.partition("-")
-        return f"{quote(text)} runs backwards; did you mean {last}-{first}?"
+        return f"{quote(text)} is in descending order; did you mean {last}-{first}?"
     if indexes[-1] > VF_INDEX_MAX:
-        return f"{quote(text)} goes past {VF_INDEX_MAX}, the highest index there can be"
+        return f"{quote(text)} is above {VF_INDEX_MAX}, the highest possible index"
     return None
 
 
@@ -133,7 +133,7 @@ def _listen_complaint(text: str) -> str | None:
     try:
         host_port(text)
     except ValueError as error:
-        hint = "; null switches the port off" if not text else ""
+        hint = "; null turns the web server off" if not text else ""
         return str(error) + (f"; did you mean :{text}?" if text.isdigit() else hint)
     return None
 
@@ -144,7 +144,7 @@ def _mend_hex(text: str) -> Iterable[str]:
 
 def _mend_pci(text: str) -> Iterable[str]:
     low = text.strip().lower()
-    # NVML writes the domain with eight digits, lspci leaves domain 0 out.
+    # NVML prints the domain with eight digits, lspci omits domain 0.
     return (low, "0000:" + low, re.sub(r"^0000([0-9a-f]{4}:)", r"\1", low))
 
 

@@ -1,4 +1,4 @@
-"""Settings shown: a commented default for people, a JSON schema for editors, a table for the documentation.
+"""Print settings: a commented default for people, a JSON schema for editors, a table for the documentation.
 
 All three are made from the structs; a test reads the default back and compares it.
 """
@@ -29,8 +29,8 @@ def commented(settings: Settings, about: str) -> str:
 def schema(settings: type[Settings], title: str) -> dict[str, Any]:
     """A JSON schema (draft 2020-12) of the file.
 
-    It says what can be said of one setting at a time. ``load`` refuses more (how settings go together) and
-    takes more spellings: YAML that an editor reads as a number, where a text is meant, is that text.
+    It describes each setting alone. The loader refuses more (settings that exclude each other) and accepts more
+    spellings: a plain number is a text where the setting is a text.
     """
     found = msgspec.json.schema(settings)
     definitions = found["$defs"]
@@ -52,7 +52,7 @@ def table(settings: type[Settings]) -> str:
 
 
 def _settings(struct: msgspec.Struct, type_: inspect.StructType, path: tuple[str, ...]) -> Iterator[str]:
-    """A struct as the lines of a block mapping, not indented."""
+    """A struct as the lines of a block mapping, without indentation."""
     for i, field in enumerate(type_.fields):
         if i and not path:
             yield ""
@@ -117,7 +117,7 @@ def _meaning(field: inspect.Field) -> str:
 
 
 def _allowed(type_: inspect.Type) -> str:
-    """The closed set that a value is from, for a comment."""
+    """The allowed values in a comment, where they are a closed set."""
     inner = bare(type_)[0]
     literal = bare(inner.item_type)[0] if isinstance(inner, inspect.VarTupleType) else inner
     if isinstance(literal, inspect.LiteralType) and len(literal.values) == 1:
@@ -132,7 +132,7 @@ def _type_words(type_: inspect.Type) -> str:
     match type_:
         case inspect.UnionType():
             kept, null = choices(type_)
-            words = " | ".join(_type_words(one) for one in kept)
+            words = " | ".join(map(_type_words, kept))
             return f"{words} | null" if null else words
         case inspect.StructType(tag=tag):
             return str(tag or "mapping")
@@ -166,7 +166,7 @@ def _default_words(field: inspect.Field) -> str:
 def _scalar(value: Any) -> str:
     """A value in one line of YAML."""
     if isinstance(value, tuple):
-        return f"[{', '.join(_scalar(one) for one in value)}]"
+        return f"[{', '.join(map(_scalar, value))}]"
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, str) and re.fullmatch(
@@ -189,7 +189,7 @@ def _indent(lines: Any, by: str) -> list[str]:
 
 
 def _tidy(node: Any) -> None:
-    """Bare numbers where they are a text's spelling, and no empty ``required``."""
+    """Allow numbers where a number is a spelling of a text, and remove an empty ``required``."""
     if isinstance(node, dict):
         if node.pop("x-digits", False):
             node["type"] = ["string", "integer"]

@@ -1,9 +1,8 @@
-"""The tree of a file held against the structs: what fits, and one fault for each thing that does not.
+"""Compare the tree of a file with a settings struct: the values that fit, and a fault for each that does not.
 
-msgspec stops at its first error and knows no lines, so the tree is walked here, along the same type
-information that msgspec itself uses. The law of this file: a plain scalar is read as what its setting is.
-Text settings take the file's own spelling, so nothing has to be quoted; numbers are plain decimal; booleans
-are YAML 1.1's words. Quoted scalars are text.
+msgspec stops at its first error and knows no lines. This module walks the tree by msgspec's own type information.
+The type of a setting decides how a plain scalar is read: a text is taken as written, so that it needs no quotes; a
+number is plain decimal; a boolean is one of YAML 1.1's words. A quoted scalar is text.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from nodeagent.config.setting import Settings
 from nodeagent.config.yaml_tree import EMPTY, YamlNode, locate
 
 NULLS = ("", "~", "null", "Null", "NULL")
-NO_VALUE = "has no value; give one, or leave the key out"
+NO_VALUE = "has no value; give one, or remove the key"
 _TRUE = re.compile("true|yes|on", re.IGNORECASE)
 _FALSE = re.compile("false|no|off", re.IGNORECASE)
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
@@ -45,7 +44,7 @@ def struct_type(settings: type[Settings]) -> inspect.StructType:
 
 
 def bare(type_: inspect.Type) -> tuple[inspect.Type, Mapping[str, Any]]:
-    """A type without its wrapping, and the ``extra`` of the wrapping."""
+    """A type without its metadata, and the ``extra`` of the metadata."""
     extra: dict[str, Any] = {}
     while isinstance(type_, inspect.Metadata):
         extra = {**(type_.extra or {}), **extra}
@@ -54,8 +53,8 @@ def bare(type_: inspect.Type) -> tuple[inspect.Type, Mapping[str, Any]]:
 
 
 def choices(type_: inspect.UnionType) -> tuple[list[inspect.Type], bool]:
-    """The types of a union less null, and whether null is among them."""
-    kept = [one for one in type_.types if not isinstance(one, inspect.NoneType)]
+    """The types of a union without null, and whether null is one of them."""
+    kept = [member for member in type_.types if not isinstance(member, inspect.NoneType)]
     return kept, len(kept) < len(type_.types)
 
 
@@ -65,16 +64,16 @@ def fit(root: YamlNode, faults: FaultList, settings: type[Settings]) -> dict[str
     A list keeps the places of its mappings: an invalid mapping is ``INVALID``.
     """
     if not isinstance(root.value, dict):
-        message = f"the file must hold a mapping, settings with a colon, not {_named(root)}"
+        message = f"the file must hold a mapping (keys with a colon), not {_named(root)}"
         if isinstance(root.value, str) and not root.quoted and root.value in NULLS:
             message = EMPTY
         faults.add((), (root.line, root.column), message)
         return {}
-    built = _Walk(faults).struct(root, struct_type(settings), ())
+    built = _Validator(faults).struct(root, struct_type(settings), ())
     return built if isinstance(built, dict) else {}
 
 
-class _Walk:
+class _Validator:
     def __init__(self, faults: FaultList) -> None:
         self._faults = faults
 
@@ -135,7 +134,7 @@ class _Walk:
         return built if whole else INVALID
 
     def _tagged(self, node: YamlNode, kept: Iterable[inspect.Type], path: Path) -> Any:
-        structs = {one.tag: one for one in kept if isinstance(one, inspect.StructType)}
+        structs = {member.tag: member for member in kept if isinstance(member, inspect.StructType)}
         tag_field = next(iter(structs.values())).tag_field or ""
         names = [str(tag) for tag in structs]
         if not isinstance(node.value, dict):
@@ -147,9 +146,9 @@ class _Walk:
             return INVALID
         tag = entry.node.value
         if not isinstance(tag, str) or tag not in structs:
-            said = quote(tag) if isinstance(tag, str) else _named(entry.node)
+            value = quote(tag) if isinstance(tag, str) else _named(entry.node)
             hint = did_you_mean(tag, names) if isinstance(tag, str) else ""
-            message = NO_VALUE if _is_null(entry.node) else _choice_complaint(said, names, hint)
+            message = NO_VALUE if _is_null(entry.node) else _choice_complaint(value, names, hint)
             self._faults.add((*path, tag_field), (entry.node.line, entry.node.column), message)
             return INVALID
         return self.struct(node, structs[tag], path)
@@ -174,7 +173,7 @@ class _Walk:
         for i, item in enumerate(items):
             at = node.value[i]
             if item is not INVALID and (before := first.setdefault(item, i)) != i:
-                message = f"{quote(str(item))} stands in the list already, in line {node.value[before].line}"
+                message = f"{quote(str(item))} is in the list already, in line {node.value[before].line}"
                 self._faults.add((*path, i), (at.line, at.column), message)
         return [item for item in items if item is not INVALID]
 
@@ -213,12 +212,12 @@ def _scalar(text: str, quoted: bool, type_: inspect.Type, extra: Mapping[str, An
             return INVALID, f"{quote(text)} has more than {_DIGITS_MAX} digits"
         number = int(text) if whole else float(text)
         return number, _bound_complaint(number, text, type_)
-    raise TypeError(f"a setting of type {type_} is not known here")
+    raise TypeError(f"a setting of type {type_} is not supported")
 
 
-def _choice_complaint(said: str, names: Sequence[str], hint: str) -> str:
-    # Where there is no choice, nothing else can have been meant.
-    return f"is {said}, must be {_one_of(names)}{hint if len(names) > 1 else ''}"
+def _choice_complaint(value: str, names: Sequence[str], hint: str) -> str:
+    # A single allowed value needs no hint.
+    return f"is {value}, must be {_one_of(names)}{hint if len(names) > 1 else ''}"
 
 
 def _one_of(names: Sequence[str]) -> str:
@@ -234,13 +233,13 @@ def _text_complaint(text: str, type_: inspect.StrType, extra: Mapping[str, Any])
     pattern = re.compile(type_.pattern or "")
     if _matches(pattern, text):
         return None
-    better = [one for one in mend(text) if _matches(pattern, one)] if mend is not None else []
+    better = [spelling for spelling in mend(text) if _matches(pattern, spelling)] if mend is not None else []
     hint = f"; did you mean {better[0]}?" if better else ""
     return f"{quote(text)} is not {extra['meaning']}{hint}"
 
 
 def _matches(pattern: re.Pattern[str], text: str) -> bool:
-    # Not match(): Python's $ matches before a last newline, the schema's does not.
+    # Not match(): Python's $ matches before a final newline, the schema's $ does not.
     return pattern.fullmatch(text) is not None
 
 
@@ -261,12 +260,12 @@ def _unquoted_fits(text: str, type_: inspect.Type) -> bool:
 
 
 def _number_hint(text: str, whole: bool) -> str:
-    """What a number in another notation would be in plain decimal digits."""
+    """A hint with the plain decimal digits of a number in another notation."""
     plain = text.replace("_", "")
     if len(plain) > _DIGITS_MAX:
         return ""
     if re.fullmatch(r"0[0-7]+", plain):
-        return f"; some read it as octal, others not: write {int(plain, 8)} or {int(plain)}"
+        return f"; some YAML readers take it as octal: write {int(plain, 8)} or {int(plain)}"
     for pattern, base in ((r"0x[0-9a-fA-F]+", 16), (r"0o[0-7]+", 8), (r"0b[01]+", 2)):
         if re.fullmatch(pattern, plain):
             return f"; did you mean {int(plain, base)}?"

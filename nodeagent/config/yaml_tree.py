@@ -68,7 +68,7 @@ def parse(text: str, faults: FaultList, *, values_max: int = NODES_MAX) -> YamlN
 
 
 def locate(root: YamlNode, path: Path) -> tuple[int, int]:
-    """Line and column of the value at a path, or of the nearest thing above it that is in the file."""
+    """Line and column of the value at a path, or of the nearest value above it in the file."""
     node = root
     line, column = root.line, root.column
     for part in path:
@@ -109,7 +109,7 @@ class _Composer:
         if isinstance(event, yaml.AliasEvent):
             return self._anchors[str(event.anchor)]
         if event.tag is not None and event.tag not in _STRING_TAGS:
-            message = f"the YAML tag {quote(event.tag)} is not understood; remove it"
+            message = f"the YAML tag {quote(event.tag)} is not supported; remove it"
             self._faults.add(path, (line, column), message)
         if isinstance(event, yaml.ScalarEvent):
             quoted = event.style not in (None, "") or event.tag in _STRING_TAGS
@@ -138,7 +138,7 @@ class _Composer:
             node = self._node(next(self._events), (*path, text))
             here = YamlEntry(*_place(event), node)
             if not isinstance(key.value, str):
-                message = "a key must be a word, this one is a list or a mapping"
+                message = "a key must be a text, this one is a list or a mapping"
                 self._faults.add(path, (here.line, here.column), message)
             elif text == "<<" and not key.quoted:
                 if first_merge is not None:
@@ -149,7 +149,7 @@ class _Composer:
                 self._twice((*path, text), here, entries[text].line)
             else:
                 entries[text] = here
-        # The mapping's own keys win, then the sources in their order (YAML's merge key, yaml.org/type/merge).
+        # The mapping's own keys come first, then the sources in their order (yaml.org/type/merge).
         for source in merged:
             if isinstance(source.value, dict):
                 for text, entry in source.value.items():
@@ -160,12 +160,12 @@ class _Composer:
         sources = list(node.value) if isinstance(node.value, tuple) else [node]
         if all(isinstance(source.value, dict) for source in sources):
             return sources
-        message = "a merge key takes a mapping, or a list of mappings, mostly as an alias: <<: *name"
+        message = "a merge key takes a mapping or a list of mappings, usually as an alias: <<: *name"
         self._faults.add(path, (node.line, node.column), message)
         return []
 
     def _twice(self, path: Path, here: YamlEntry, first: int) -> None:
-        message = f"the key stands twice, in line {first} and in line {here.line}; keep one"
+        message = f"the key occurs twice, in line {first} and in line {here.line}; keep one"
         self._faults.add(path, (here.line, here.column), message)
 
 

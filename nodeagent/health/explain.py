@@ -1,27 +1,29 @@
-"""The verdict with everything behind it: what was measured, beside which threshold, since when, what would clear it.
+"""The health of a device with every rule behind it: value, threshold, duration, and what would clear a fault.
 
-Pure, and made when somebody asks: live values stand here and never in a fact.
+Pure, and computed on request: facts contain no live values.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
 
-from nodeagent.health.engine import Engine, order
+from nodeagent.health.gpu_judge import GpuJudge
 from nodeagent.health.hold import Hold
-from nodeagent.health.measures import Measured
-from nodeagent.health.nic_state import Pf
-from nodeagent.health.rules import Rule
+from nodeagent.health.judged_device import JudgedDevice, gravity
+from nodeagent.health.nic_judge import NicJudge
+from nodeagent.health.rule import Measured, Rule, clears, threshold
 from nodeagent.model import Health, Reason, State
 
 Phase = Literal["active", "entering", "clearing", "quiet", "unknown", "off"]
 
 
 class RuleView(msgspec.Struct, frozen=True, rename="camel"):
-    """One rule on one device. ``for_s``: how long it has been in this phase. ``in_s``: when it changes if the value
-    stays as it is. ``clears``: what would clear it, in words."""
+    """One rule on one device. ``for_s``: the time in this phase. ``in_s``: the time until it changes if the value
+    stays as it is. ``clears``: what would clear the fault, in words."""
 
     rule: str
     phase: Phase
@@ -37,7 +39,8 @@ class RuleView(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class DeviceView(msgspec.Struct, frozen=True, rename="camel"):
-    """A PF or a GPU. ``watched``: it has passed the gate, so that a missing link is a fault."""
+    """A PF or a GPU. ``watched``: it has passed the gate, so that a missing link is a fault. ``silent``: the sources
+    whose samples are stale."""
 
     device: str
     name: str
@@ -51,79 +54,75 @@ class DeviceView(msgspec.Struct, frozen=True, rename="camel"):
     silent: tuple[str, ...] = ()
 
 
-def explain(engine: Engine, health: dict[str, Health], now: float) -> tuple[DeviceView, ...]:
-    """Of every PF, the gravest first. ``health`` is the last verdict, by PCI address."""
+def explain_nics(judge: NicJudge, health: dict[str, Health], now: float) -> tuple[DeviceView, ...]:
+    """Return the views of all PFs, the gravest first. ``health`` is the last verdict, by PCI address."""
     views = []
-    for pf in engine.pfs.values():
-        pf.history.ask(now)
-        verdict = health.get(pf.address, Health())
-        views.append(
-            DeviceView(
-                device=pf.address,
-                name=pf.netdev or pf.address,
-                kind="nic",
-                state=verdict.state,
-                allocatable=verdict.allocatable,
-                watched=pf.watched,
-                for_s=None if pf.changed_at is None else max(0.0, now - pf.changed_at),
-                reasons=verdict.reasons,
-                rules=_rules(engine, pf, now),
-                silent=tuple(source.value for source in pf.history.stale()),
-            )
-        )
-    return tuple(sorted(views, key=lambda view: (-order(view.state), view.device)))
+    for nic in judge.nics.values():
+        nic.ask(now)
+        view = _device(nic, nic.address, nic.netdev or nic.address, health.get(nic.address, Health()), now)
+        silent = tuple(source.value for source in nic.history.stale())
+        views.append(msgspec.structs.replace(view, silent=silent))
+    return tuple(sorted(views, key=lambda view: (-gravity(view.state), view.device)))
 
 
-def _rules(engine: Engine, pf: Pf, now: float) -> tuple[RuleView, ...]:
-    seen = engine.seen(pf, now)
-    views = []
-    for rule in engine.terms.rules:
-        if not rule.enabled:
-            views.append(_view(rule, "off", None, None, now))
-            continue
-        measured = pf.measure(rule, seen, now) if pf.applies(rule.key) else None
-        hold = pf.holds.get(rule.key)
-        views.append(_view(rule, _phase(hold, measured), measured, hold, now))
-    return tuple(views)
+def explain_gpus(judge: GpuJudge, now: float) -> tuple[DeviceView, ...]:
+    """Return the views of all GPUs, by index."""
+    return tuple(
+        _device(gpu, uuid, f"GPU{gpu.index}", judge.health(uuid), now) for uuid, gpu in judge.gpus.items()
+    )
 
 
-def _phase(hold: Hold | None, measured: Measured | None) -> Phase:
+def _device(device: JudgedDevice, key: str, name: str, health: Health, now: float) -> DeviceView:
+    return DeviceView(
+        device=key,
+        name=name,
+        kind=device.kind,
+        state=health.state,
+        allocatable=health.allocatable,
+        watched=device.watched,
+        for_s=None if device.changed_at is None else max(0.0, now - device.changed_at),
+        reasons=health.reasons,
+        rules=tuple(_rules(device, {reason.key for reason in health.reasons}, now)),
+    )
+
+
+def _rules(device: JudgedDevice, shown: set[str], now: float) -> Iterable[RuleView]:
+    """``shown`` are the keys of the reasons."""
+    for rule, measured in device.measure_all():
+        view = _rule(rule, measured, device.holds.get(rule.key), now)
+        if view.clears is None and rule.key in shown and rule.enabled:
+            view = msgspec.structs.replace(view, clears=clears(rule))
+        yield view
+
+
+def _phase(rule: Rule, hold: Hold | None, measured: Measured | None) -> Phase:
+    if not rule.enabled:
+        return "off"
     if hold is not None and hold.active:
         return "active" if hold.good_since is None else "clearing"
-    if measured is None:
-        return "unknown"
-    return "entering" if hold is not None and hold.since is not None else "quiet"
+    if hold is not None and hold.since is not None and (measured is not None or rule.patient):
+        return "entering"
+    return "unknown" if measured is None else "quiet"
 
 
-def _view(rule: Rule, phase: Phase, measured: Measured | None, hold: Hold | None, now: float) -> RuleView:
+def _rule(rule: Rule, measured: Measured | None, hold: Hold | None, now: float) -> RuleView:
+    phase = _phase(rule, hold, measured)
     active = phase in ("active", "clearing")
-    due = hold.due(rule) if hold is not None else None
-    began = hold.since if hold is not None else None
+    began = due = None
+    if hold is not None and phase != "off":
+        if rule.gap_s is not None and hold.read_at is not None:
+            now = hold.read_at  # its time does not run between readings
+        began, due = hold.since, hold.due(rule)
     return RuleView(
         rule=rule.key,
         phase=phase,
         state=rule.state,
         withdraws=rule.withdraws,
         measured=None if measured is None else measured.said,
-        value=None if measured is None else measured.value,
+        value=None if measured is None or math.isnan(measured.value) else measured.value,
         threshold=(measured.limit if measured is not None else None) or threshold(rule),
         for_s=None if began is None else max(0.0, now - began),
-        in_s=None if due is None else max(0.0, due - now),
+        in_s=None if due is None or math.isinf(due) else max(0.0, due - now),
         began=hold.said if hold is not None and active else None,
         clears=clears(rule) if active else None,
     )
-
-
-def threshold(rule: Rule) -> str:
-    """``≥ 10 per second``; of a rule without thresholds its unit."""
-    if not rule.has_threshold:
-        return rule.unit
-    return f"{'<' if rule.below else '≥'} {rule.enter:g} {rule.unit}"
-
-
-def clears(rule: Rule) -> str:
-    """What would clear it, in words."""
-    what = "when it ends"
-    if rule.has_threshold:
-        what = f"{'≥' if rule.below else '≤'} {rule.clear:g} {rule.unit}"
-    return f"{what}, for {rule.clear_for_s:g} s" if rule.clear_for_s else what

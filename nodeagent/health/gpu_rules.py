@@ -1,32 +1,35 @@
-"""What the measured values of a GPU say against it: limits, and how long they must be passed. Pure.
+"""The rules of GPUs: on what the driver reports with each reading, and on measured values. Pure.
 
-The law of this file:
+* Time to enter and to clear counts only between two readings of the same kind: hours without a reading are no
+  evidence.
+* Every measured fault ends when the readings were good for its time to clear, or with the first good reading after a
+  reset.
+* The text of a reason is the value at which the fault started. It changes only where the fault itself changes (which
+  NVLinks are down): a growing number would publish a new fact at each reading.
 
-* A value that is absent says nothing: a fault that stands stays, one that was on its way starts anew.
-* Time is what lies between two readings that say the same. Hours in which nothing was read are no evidence.
-* Every fault goes when the readings were clean for its hold, or at once when they are clean after a reset.
-* The detail is the value at which the fault came; it changes only where the fault itself is another (which
-  NVLinks are down), for a number that counts on would wake everybody at each reading.
-
-Defaults, where ours: 600 s clean, 60 s for PCIe, 30 s for the fabric. From elsewhere: more than 512 rows
-remapped for uncorrectable errors and any failed remap (Azure's node health checks); a pending remap needs a
-reset (NVIDIA, GPU memory error management); one uncorrectable SRAM error and the SRAM threshold flag (same,
-"RMA policy"); an NVLink down for 30 s; a narrow PCIe link for 10 s (DGX health checks); a slow one for 15
-minutes of load, since an idle GPU slows its link down and trains it again many times a minute.
+Defaults, where our own: 600 s to clear, 60 s for PCIe, 30 s for the fabric. Others: more than 512 rows remapped for
+uncorrectable errors and any failed remap (Azure's node health checks); a pending remap needs a reset (NVIDIA, GPU
+memory error management); one uncorrectable SRAM error and the SRAM threshold flag (same, "RMA policy"); an NVLink
+down for 30 s; a narrow PCIe link for 10 s (DGX health checks); a slow one for 15 minutes of load, because an idle
+GPU slows its link down and trains it again many times a minute.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any, NamedTuple
 
-from nodeagent.host.gpu_driver import GpuVitals
-from nodeagent.model import Reason
+import msgspec
+
+from nodeagent.health.rule import Measure, Measured, Rule
+from nodeagent.host.gpu_driver import GpuReading
+from nodeagent.model import State
 
 
-class Mark(StrEnum):
-    """What can stand against a GPU by its vitals; the gravest first."""
+class MeasuredFault(StrEnum):
+    """The faults by measured values, the gravest first."""
 
     REMAP_FAILED = "remap_failed"
     REMAP_LIMIT = "remap_limit"
@@ -40,27 +43,30 @@ class Mark(StrEnum):
     PCIE_SPEED = "pcie_speed"
 
 
-GRAVE = frozenset(
+WITHDRAWING = frozenset(
     {
-        Mark.REMAP_FAILED,
-        Mark.REMAP_LIMIT,
-        Mark.SRAM_UNCORRECTABLE,
-        Mark.SRAM_THRESHOLD,
-        Mark.NVLINK_DOWN,
-        Mark.FABRIC_UNHEALTHY,
+        MeasuredFault.REMAP_FAILED,
+        MeasuredFault.REMAP_LIMIT,
+        MeasuredFault.SRAM_UNCORRECTABLE,
+        MeasuredFault.SRAM_THRESHOLD,
+        MeasuredFault.NVLINK_DOWN,
+        MeasuredFault.FABRIC_UNHEALTHY,
     }
 )
-"""Those that make a GPU unhealthy, so that it is not handed out; the others make it degraded."""
+"""Faults that make a GPU unhealthy, so that its devices are withdrawn. The others make it degraded."""
+OFF_IN_MIG_MODE = frozenset(
+    {MeasuredFault.NVLINK_DOWN, MeasuredFault.FABRIC_UNHEALTHY, MeasuredFault.FABRIC_DEGRADED}
+)
+"""MIG mode switches the NVLinks of a GPU off, which is not a fault."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Where the rules begin. Times are seconds; ``grave`` and ``ignore`` are sets of marks."""
+class GpuLimits(msgspec.Struct, frozen=True):
+    """The thresholds of the measured faults. Times are seconds."""
 
     remapped_rows: int = 512
     sram_uncorrectable: int = 1
     nvlinks: int | None = None
-    """How many NVLinks must be up; ``None``: those that were once up this boot."""
+    """The number of NVLinks that must be up; ``None``: all that were up in this boot."""
     nvlink_down_s: float = 30.0
     fabric_s: float = 30.0
     pcie_width_s: float = 10.0
@@ -68,252 +74,281 @@ class Limits:
     pcie_clear_s: float = 60.0
     clear_s: float = 600.0
     gap_s: float = 60.0
-    """Readings further apart are not taken for the same stretch of time: four missed at the usual rate."""
-    grave: frozenset[Mark] = GRAVE
-    ignore: frozenset[Mark] = frozenset()
+    """Time between readings further apart does not count: four missed readings at the default interval."""
+    withdrawing: frozenset[MeasuredFault] = WITHDRAWING
+    ignore: frozenset[MeasuredFault] = frozenset()
 
 
-LIMITS = Limits()
+class GpuView(NamedTuple):
+    """One GPU as the measures of its rules read it. ``values`` are the last measured ones, ``links`` the NVLinks
+    that were up in this boot."""
+
+    reading: GpuReading
+    values: Mapping[str, float]
+    links: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """One rule's memory of one GPU. ``held_s``: for so long the readings have said ``bad`` (or its opposite)
-    without a break. ``at``: when the last of them was, ``None`` where time does not run. ``detail`` is empty
-    until the fault stands, ``since`` when it began to."""
+# --- what the driver reports with each reading ------------------------------------------------------------
 
-    mark: Mark
-    bad: bool
-    at: float | None
-    held_s: float = 0.0
-    detail: str = ""
-    since: float | None = None
+_BY_READING = frozenset({"reading"})
+_BY_VALUES = frozenset({"vitals"})
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """What is remembered of one GPU's vitals. ``links``: the NVLinks that were up this boot."""
-
-    holds: tuple[Hold, ...] = ()
-    links: tuple[int, ...] = ()
+def _measure_lost(view: GpuView) -> Measured:
+    sentence = "The driver no longer reaches this GPU; reset it or reboot the node."
+    return Measured(float(view.reading.lost), "", sentence=sentence)
 
 
-NO_CHART = Chart()
+def _measure_unreadable(view: GpuView) -> Measured:
+    fault = view.reading.fault
+    sentence = f"The driver cannot read this GPU: {fault}."
+    bad = fault is not None and not view.reading.lost
+    return Measured(math.nan, fault or "", bad=bad, sentence=sentence)
 
 
-@dataclass(frozen=True, slots=True)
-class Says:
-    """What one reading says of one rule; ``None`` in its place is nothing."""
-
-    bad: bool
-    value: float
-    measured: str
-    detail: str
+def _measure_mig(view: GpuView) -> Measured:
+    sentence = "MIG divides this GPU, so its memory is not sliced."
+    return Measured(float(view.reading.mig), "", sentence=sentence)
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One mark: what to look at, and how long. ``limit``: from where on it is bad, in words."""
-
-    mark: Mark
-    look: Callable[[Mapping[str, float], Chart, Limits], Says | None]
-    limit: Callable[[Limits], str]
-    enter_s: Callable[[Limits], float]
-    clear_s: Callable[[Limits], float] = field(default=lambda limits: limits.clear_s)
-    follows: bool = False
-    """The detail follows the readings while the fault stands."""
-    patient: bool = False
-    """A reading that says nothing stops the clock and does not turn it back."""
+def _measure_recovery(view: GpuView) -> Measured:
+    action = wanted_action(view.reading) or ""
+    words = action.replace("_", " ")
+    return Measured(float(bool(action)), "", sentence=f"The driver asks for a recovery action: {words}.")
 
 
-def note(chart: Chart, vitals: GpuVitals, now: float, limits: Limits, *, reset: bool = False) -> Chart:
-    """The chart after one reading. ``reset``: the GPU was reset since the last one."""
-    up = {
-        int(name.partition("/")[2])
-        for name, value in vitals.values.items()
-        if name.startswith("gpu_nvlink_up/") and value == 1
-    }
-    chart = replace(chart, links=tuple(sorted(up.union(chart.links))))
-    before = {hold.mark: hold for hold in chart.holds}
-    holds = []
-    for rule in RULES:
-        if rule.mark not in limits.ignore:
-            says = rule.look(vitals.values, chart, limits)
-            hold = _step(before.get(rule.mark), rule, says, now, limits, reset=reset)
-            if hold is not None:
-                holds.append(hold)
-    return replace(chart, holds=tuple(holds))
+def wanted_action(reading: GpuReading) -> str | None:
+    """Return the recovery action that the driver asks for."""
+    return None if reading.recovery_action == "none" else reading.recovery_action
 
 
-def reasons(chart: Chart, limits: Limits) -> tuple[tuple[Reason, ...], tuple[Reason, ...]]:
-    """The grave ones and the others, the gravest first."""
-    standing = {hold.mark: hold for hold in chart.holds if hold.detail and hold.mark not in limits.ignore}
-    said = [(mark, Reason(mark.value, standing[mark].detail)) for mark in Mark if mark in standing]
-    return (
-        tuple(reason for mark, reason in said if mark in limits.grave),
-        tuple(reason for mark, reason in said if mark not in limits.grave),
-    )
+LOST = Rule(
+    key="gpu_lost",
+    state=State.UNHEALTHY,
+    measure=_measure_lost,
+    withdraws=True,
+    limit="the driver says so",
+    clears="the driver lists it again",
+    witnesses=_BY_READING,
+)
+MIG_ENABLED = Rule(
+    key="mig_enabled",
+    state=State.HEALTHY,
+    measure=_measure_mig,
+    withdraws=True,
+    witnesses=_BY_READING | {"person"},  # a person switched MIG on, so the guard lets it pass
+)
+RECOVERY_PREFIX = "recovery_"
 
 
-def _step(
-    hold: Hold | None, rule: Rule, says: Says | None, now: float, limits: Limits, *, reset: bool
-) -> Hold | None:
-    """One rule, one reading further. ``None``: there is nothing to remember."""
-    if says is None:
-        if hold is None or reset or (not hold.detail and not rule.patient):
-            return None
-        # A fault that stands must be clean anew; of one on its way a patient rule keeps the time that it has.
-        return replace(hold, at=None, held_s=0.0 if hold.detail else hold.held_s)
-    if hold is None and not says.bad:
-        return None
-    if hold is None or hold.bad != says.bad:
-        standing = (hold.detail, hold.since) if hold is not None else ("", None)
-        hold = Hold(rule.mark, says.bad, now, 0.0, *standing)
-    elif hold.at is not None and 0 <= now - hold.at <= limits.gap_s:
-        hold = replace(hold, at=now, held_s=hold.held_s + now - hold.at)
-    else:
-        hold = replace(hold, at=now)
-    if says.bad:
-        if hold.detail:
-            return replace(hold, detail=says.detail) if rule.follows else hold
-        due = hold.held_s >= rule.enter_s(limits)
-        return replace(hold, detail=says.detail, since=now) if due else hold
-    if not hold.detail or reset or hold.held_s >= rule.clear_s(limits):
-        return None
-    return hold
-
-
-def _counted(mark: Mark, name: str, least: Callable[[Limits], float], unit: str, detail: str) -> Rule:
-    """Counts at once: what counts it never counts in error. ``unit`` is of one."""
-
-    def look(values: Mapping[str, float], _: Chart, limits: Limits) -> Says | None:
-        value = values.get(name)
-        if value is None:
-            return None
-        said = detail.format(value=value, least=least(limits))
-        return Says(value >= least(limits), value, f"{value:g} {unit}{'s' * (value != 1)}", said)
-
+def recovery_rule(action: str) -> Rule:
     return Rule(
-        mark, look, lambda limits: f"≥ {least(limits):g} {unit}{'s' * (least(limits) != 1)}", lambda _: 0.0
+        key=f"{RECOVERY_PREFIX}{action}",
+        state=State.UNHEALTHY,
+        measure=_measure_recovery,
+        withdraws=True,
+        limit="the driver says so",
+        clears="the driver no longer asks for it",
+        witnesses=_BY_READING,
     )
 
 
-def _flagged(mark: Mark, name: str, enter_s: Callable[[Limits], float], detail: str) -> Rule:
-    def look(values: Mapping[str, float], _: Chart, __: Limits) -> Says | None:
-        value = values.get(name)
-        return None if value is None else Says(value == 1, value, "set" if value else "not set", detail)
+def unreadable_rule(unreadable_after_s: float) -> Rule:
+    return Rule(
+        key="gpu_unreadable",
+        state=State.UNHEALTHY,
+        measure=_measure_unreadable,
+        withdraws=True,
+        enter_for_s=unreadable_after_s,
+        limit=f"for {unreadable_after_s:g} s",
+        clears="its calls no longer fail",
+        follows=True,
+        witnesses=_BY_READING,
+    )
 
-    return Rule(mark, look, lambda _: "set", enter_s)
+
+# --- measured values --------------------------------------------------------------------------------------
 
 
-def _nvlinks(values: Mapping[str, float], chart: Chart, limits: Limits) -> Says | None:
-    told = {
+def _nvlink_states(values: Mapping[str, float]) -> dict[int, bool]:
+    return {
         int(name.partition("/")[2]): value == 1
         for name, value in values.items()
         if name.startswith("gpu_nvlink_up/")
     }
-    if not told:
-        return None
-    up = sum(told.values())
-    if limits.nvlinks is not None:
-        said = f"{up} NVLinks are up where {limits.nvlinks} should be."
-        return Says(up < limits.nvlinks, max(0, limits.nvlinks - up), f"{up} up", said)
-    # One that the driver says nothing of in this reading is no evidence in either direction.
-    down = sorted(link for link in chart.links if told.get(link) is False)
-    if not down and not told.keys() >= set(chart.links):
-        return None
-    which = ", ".join(map(str, down))
-    verb = "is" if len(down) == 1 else "are"
-    said = f"NVLink{'s' * (len(down) > 1)} {which} {verb} down; {up} are up."
-    return Says(bool(down), len(down), f"{up} up, {len(down)} down", said)
 
 
-def _width(values: Mapping[str, float], _: Chart, __: Limits) -> Says | None:
-    width, most = values.get("gpu_pcie_width"), values.get("gpu_pcie_width_max")
+def nvlinks_up(values: Mapping[str, float]) -> set[int]:
+    return {link for link, up in _nvlink_states(values).items() if up}
+
+
+def _flag(name: str, sentence: str) -> Measure:
+    def measure(view: GpuView) -> Measured | None:
+        value = view.values.get(name)
+        if value is None:
+            return None
+        return Measured(value, "set" if value else "not set", bad=value == 1, sentence=sentence)
+
+    return measure
+
+
+def _count(name: str, unit: str, enter: float, sentence: str) -> Measure:
+    def measure(view: GpuView) -> Measured | None:
+        value = view.values.get(name)
+        if value is None:
+            return None
+        return Measured(
+            value,
+            f"{value:g} {_plural(unit, value)}",
+            bad=value >= enter,
+            sentence=sentence.format(value=value, least=enter),
+        )
+
+    return measure
+
+
+def _plural(unit: str, count: float) -> str:
+    return unit if count == 1 else f"{unit}s"
+
+
+def _nvlinks(required: int | None) -> Measure:
+    def measure(view: GpuView) -> Measured | None:
+        states = _nvlink_states(view.values)
+        if not states:
+            return None
+        up = sum(states.values())
+        if required is not None:
+            sentence = f"{up} NVLinks are up where {required} should be."
+            return Measured(max(0, required - up), f"{up} up", bad=up < required, sentence=sentence)
+        # A link that the driver does not report now is evidence in neither direction.
+        down = sorted(link for link in view.links if states.get(link) is False)
+        if not down and not states.keys() >= view.links:
+            return None
+        names = ", ".join(map(str, down))
+        verb = "is" if len(down) == 1 else "are"
+        sentence = f"NVLink{'s' * (len(down) > 1)} {names} {verb} down; {up} are up."
+        return Measured(len(down), f"{up} up, {len(down)} down", bad=bool(down), sentence=sentence)
+
+    return measure
+
+
+def _measure_width(view: GpuView) -> Measured | None:
+    width, most = view.values.get("gpu_pcie_width"), view.values.get("gpu_pcie_width_max")
     if width is None or most is None:
         return None
-    measured = f"{width:g} of {most:g} lanes"
-    return Says(width < most, width, measured, f"The PCIe link has {measured}.")
+    words = f"{width:g} of {most:g} lanes"
+    return Measured(width, words, bad=width < most, sentence=f"The PCIe link has {words}.")
 
 
-def _speed(values: Mapping[str, float], _: Chart, __: Limits) -> Says | None:
-    """Slow counts only under load; as fast as can be is clean at any time."""
+def _measure_speed(view: GpuView) -> Measured | None:
+    """A slow link counts only under load; a link at full speed is good at any time."""
+    values = view.values
     generation, most = values.get("gpu_pcie_generation"), values.get("gpu_pcie_generation_max")
     if generation is None or most is None:
         return None
     loaded = values.get("gpu_performance_state") == 0 or values.get("gpu_utilization", 0) > 0
     if generation < most and not loaded:
         return None
-    said = f"Under load the PCIe link runs as generation {generation:g}, not {most:g}."
-    return Says(generation < most, generation, f"generation {generation:g} of {most:g}", said)
+    sentence = f"Under load the PCIe link runs as generation {generation:g}, not {most:g}."
+    return Measured(
+        generation, f"generation {generation:g} of {most:g}", bad=generation < most, sentence=sentence
+    )
 
 
-RULES = (
-    _flagged(
-        Mark.REMAP_FAILED,
-        "gpu_row_remap_failed",
-        lambda _: 0.0,
-        "A bad row of the GPU's memory could not be remapped.",
-    ),
-    _counted(
-        Mark.REMAP_LIMIT,
-        "gpu_remapped_uncorrectable",
-        lambda limits: limits.remapped_rows + 1,
-        "row",
-        "{value:g} rows of the GPU's memory were remapped for uncorrectable errors; {least:g} are too many.",
-    ),
-    _counted(
-        Mark.SRAM_UNCORRECTABLE,
-        "gpu_ecc_uncorrectable_sram",
-        lambda limits: limits.sram_uncorrectable,
-        "error",
-        "The GPU met {value:g} uncorrectable SRAM errors since it was reset; {least:g} is too many.",
-    ),
-    _flagged(
-        Mark.SRAM_THRESHOLD,
-        "gpu_sram_threshold_exceeded",
-        lambda _: 0.0,
-        "The driver says that the GPU's SRAM errors passed their threshold; the GPU is to be replaced.",
-    ),
-    Rule(
-        Mark.NVLINK_DOWN,
-        _nvlinks,
-        lambda limits: "any that was up is down" if limits.nvlinks is None else f"< {limits.nvlinks} up",
-        lambda limits: limits.nvlink_down_s,
-        follows=True,
-    ),
-    _flagged(
-        Mark.FABRIC_UNHEALTHY,
-        "gpu_fabric_route_unhealthy",
-        lambda limits: limits.fabric_s,
-        "The NVLink fabric has no sound route to this GPU.",
-    ),
-    _flagged(
-        Mark.REMAP_PENDING,
-        "gpu_row_remap_pending",
-        lambda _: 0.0,
-        "A bad row of the GPU's memory is remapped at its next reset.",
-    ),
-    _flagged(
-        Mark.FABRIC_DEGRADED,
-        "gpu_fabric_degraded_bandwidth",
-        lambda limits: limits.fabric_s,
-        "The NVLink fabric gives this GPU less than its bandwidth.",
-    ),
-    Rule(
-        Mark.PCIE_WIDTH,
-        _width,
-        lambda _: "less than possible",
-        lambda limits: limits.pcie_width_s,
-        lambda limits: limits.pcie_clear_s,
-        follows=True,
-    ),
-    Rule(
-        Mark.PCIE_SPEED,
-        _speed,
-        lambda _: "less than possible under load",
-        lambda limits: limits.pcie_speed_s,
-        lambda limits: limits.pcie_clear_s,
-        patient=True,
-    ),
-)
+def measured_rules(limits: GpuLimits, *, mig: bool = False) -> tuple[Rule, ...]:
+    """Return the rules on measured values, the gravest first."""
+    rows, errors = limits.remapped_rows + 1, limits.sram_uncorrectable
+    links = "any that was up is down" if limits.nvlinks is None else f"< {limits.nvlinks} up"
+    off = limits.ignore | (OFF_IN_MIG_MODE if mig else frozenset())
+
+    def rule(fault: MeasuredFault, measure: Measure, limit: str, enter_s: float = 0.0, **more: Any) -> Rule:
+        withdraws = fault in limits.withdrawing
+        clear_s = more.pop("clear_for_s", limits.clear_s)
+        return Rule(
+            key=fault.value,
+            state=State.UNHEALTHY if withdraws else State.DEGRADED,
+            measure=measure,
+            withdraws=withdraws,
+            enter_for_s=enter_s,
+            clear_for_s=clear_s,
+            enabled=fault not in off,
+            limit=limit + (f" for {enter_s:g} s" if enter_s else ""),
+            clears=f"clean for {clear_s:g} s, or clean after a reset",
+            gap_s=limits.gap_s,
+            resets=True,
+            witnesses=_BY_VALUES,
+            **more,
+        )
+
+    return (
+        rule(
+            MeasuredFault.REMAP_FAILED,
+            _flag("gpu_row_remap_failed", "A bad row of the GPU's memory could not be remapped."),
+            "set",
+        ),
+        rule(
+            MeasuredFault.REMAP_LIMIT,
+            _count(
+                "gpu_remapped_uncorrectable",
+                "row",
+                rows,
+                "{value:g} rows of the GPU's memory were remapped for uncorrectable errors; "
+                "{least:g} are too many.",
+            ),
+            f"≥ {rows:g} {_plural('row', rows)}",
+        ),
+        rule(
+            MeasuredFault.SRAM_UNCORRECTABLE,
+            _count(
+                "gpu_ecc_uncorrectable_sram",
+                "error",
+                errors,
+                "The GPU met {value:g} uncorrectable SRAM errors since it was reset; {least:g} is too many.",
+            ),
+            f"≥ {errors:g} {_plural('error', errors)}",
+        ),
+        rule(
+            MeasuredFault.SRAM_THRESHOLD,
+            _flag(
+                "gpu_sram_threshold_exceeded",
+                "The driver says that the GPU's SRAM errors passed their threshold; the GPU is to be replaced.",
+            ),
+            "set",
+        ),
+        rule(MeasuredFault.NVLINK_DOWN, _nvlinks(limits.nvlinks), links, limits.nvlink_down_s, follows=True),
+        rule(
+            MeasuredFault.FABRIC_UNHEALTHY,
+            _flag("gpu_fabric_route_unhealthy", "The NVLink fabric has no sound route to this GPU."),
+            "set",
+            limits.fabric_s,
+        ),
+        rule(
+            MeasuredFault.REMAP_PENDING,
+            _flag("gpu_row_remap_pending", "A bad row of the GPU's memory is remapped at its next reset."),
+            "set",
+        ),
+        rule(
+            MeasuredFault.FABRIC_DEGRADED,
+            _flag(
+                "gpu_fabric_degraded_bandwidth", "The NVLink fabric gives this GPU less than its bandwidth."
+            ),
+            "set",
+            limits.fabric_s,
+        ),
+        rule(
+            MeasuredFault.PCIE_WIDTH,
+            _measure_width,
+            "less than possible",
+            limits.pcie_width_s,
+            clear_for_s=limits.pcie_clear_s,
+            follows=True,
+        ),
+        rule(
+            MeasuredFault.PCIE_SPEED,
+            _measure_speed,
+            "less than possible under load",
+            limits.pcie_speed_s,
+            clear_for_s=limits.pcie_clear_s,
+            patient=True,
+        ),
+    )

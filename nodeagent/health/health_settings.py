@@ -10,7 +10,8 @@ import msgspec
 from nodeagent.config.faults import Conflict, Path
 from nodeagent.config.setting import SECONDS_MAX, AbsolutePath, Glob, Settings, listed, setting
 from nodeagent.health.hold import ceiling
-from nodeagent.health.rules import KEYS, Override, Rule, apply, default
+from nodeagent.health.nic_rules import KEYS, default
+from nodeagent.health.rule import Override, Rule, apply
 
 if TYPE_CHECKING:
     RuleKey = str

@@ -1,8 +1,8 @@
-"""How large a list of devices grows on the wire, and the slice size that keeps it in bounds.
+"""The size of a device list on the wire, and the smallest slice whose list the kubelet accepts.
 
-The kubelet's gRPC client takes messages up to 4 MiB, and a list that passes it takes the whole resource
-away (ResourceExhausted, again at each try). The limit here is 3 MiB, counted with every device Unhealthy,
-the longer word: a list must still fit on the day that the GPU fails.
+The kubelet's gRPC client accepts messages up to 4 MiB. A longer list removes the whole resource: the call fails with
+ResourceExhausted, at each retry again. The limit here is 3 MiB with every device Unhealthy, the longer word: a list
+must also fit on the day that the GPU fails.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from nodeagent.kinds.resource_settings import GpuMemResource, ResourceSettings
 KUBELET_LIMIT = 4 << 20
 LIMIT = 3 << 20
 ASSUMED_MIB: tuple[int, ...] = (81559,) * 8
-"""A DGX H100, as NVML gives its memory: assumed where no machine is at hand."""
+"""The GPUs of a DGX H100 with the memory that NVML reports, assumed where no machine is known."""
 _PREFIX_LENGTH = len("GPU-00000000-0000-0000-0000-000000000000::")
-_NUMA_ASSUMED = (1,)  # any node but 0, which protobuf leaves out: the longest form below node 128
+_NUMA_ASSUMED = (1,)  # protobuf omits 0; any other node below 128 has the longest encoding
 
 
 def device_size(id_length: int, numa_nodes: Sequence[int] = (), *, healthy: bool = False) -> int:
-    """Bytes that one device takes in a ``v1beta1.ListAndWatchResponse``, its own tag and length included.
+    """Bytes of one device in a ``v1beta1.ListAndWatchResponse``, with its tag and length.
 
     ``Device{ID = 1, health = 2, topology = 3}`` with ``TopologyInfo{nodes = 1}`` of ``NUMANode{ID = 1}``;
-    proto3 leaves a zero and an empty string out. All field numbers are below 16: a tag is one byte.
+    proto3 omits a zero and an empty string. All field numbers are below 16: a tag is one byte.
     """
     nodes = sum(_field(1 + _varint(node) if node else 0) for node in numa_nodes)
     body = _field(id_length) if id_length else 0
@@ -35,16 +35,16 @@ def device_size(id_length: int, numa_nodes: Sequence[int] = (), *, healthy: bool
 
 
 def slices(memory_mib: int, resource: GpuMemResource, slice_mib: int | None = None) -> int:
-    """How many slices a GPU offers."""
+    """Number of slices that a GPU offers."""
     return max(0, memory_mib - resource.reserved_mib) // (slice_mib or resource.slice_mib)
 
 
 def slices_size(counts: Iterable[int]) -> int:
-    """Bytes of the list of so many slices per GPU, ``GPU-<uuid>::0`` up to ``::<count - 1>``."""
+    """Bytes of a list with ``counts`` slices per GPU: ``GPU-<uuid>::0`` to ``::<count - 1>``."""
     total = 0
     for count in counts:
         first, digits = 0, 1
-        while first < count:  # the IDs of one length together
+        while first < count:  # all IDs of one length
             end = min(count, 10**digits)
             total += (end - first) * device_size(_PREFIX_LENGTH + digits, _NUMA_ASSUMED)
             first, digits = end, digits + 1
@@ -52,7 +52,7 @@ def slices_size(counts: Iterable[int]) -> int:
 
 
 def smallest_slice(resource: GpuMemResource, memories_mib: Sequence[int]) -> int:
-    """The least ``sliceMiB`` whose list fits. Larger slices never make a longer list, so halve."""
+    """The smallest ``sliceMiB`` whose list fits. Binary search: a larger slice never makes a longer list."""
     low, high = 1, max(memories_mib, default=1)
     while low < high:
         middle = (low + high) // 2
@@ -70,9 +70,9 @@ def slices_complaint(
     *,
     assumed: bool = False,
 ) -> str | None:
-    """Why a resource cannot be offered on the GPUs that it selects, if so. ``machine`` says whose they are.
+    """The reason why a resource cannot be offered on its GPUs, or ``None``. ``machine`` names the machine.
 
-    That no slice fits says nothing about GPUs that are only ``assumed``: the real ones may be larger.
+    ``assumed`` GPUs without room for a slice are no reason: the real GPUs may be larger.
     """
     counts = [slices(memory, resource) for memory in memories_mib]
     if memories_mib and not any(counts) and not assumed:
@@ -85,7 +85,7 @@ def slices_complaint(
     return (
         f"{resource.slice_mib} MiB makes {sum(counts)} devices on {len(counts)} GPUs ({machine}), a list of "
         f"{size} bytes; the kubelet refuses more than {KUBELET_LIMIT}, the limit here is {LIMIT}; sliceMiB: "
-        f"{smallest_slice(resource, memories_mib)} is the least that fits"
+        f"{smallest_slice(resource, memories_mib)} is the smallest that fits"
     )
 
 
@@ -94,9 +94,9 @@ def size_conflicts(
 ) -> Iterator[Conflict]:
     """Entries of kind gpu-mem whose device list the kubelet would refuse.
 
-    The memories are those of the node's GPUs in the driver's order, or ``None`` where there is no machine
-    to look at. Of the selectors only ``indexes`` and the number of ``uuids`` can be told from memories; the
-    agent, which knows the GPUs, asks ``slices_complaint`` for each entry.
+    The memories are those of the node's GPUs in the driver's order, or ``None`` where no machine is known. Without
+    GPUs only ``indexes`` and the number of ``uuids`` can be applied. The agent, which knows the GPUs, calls
+    ``slices_complaint`` for each entry.
     """
     assumed = gpu_memories_mib is None
     machine = f"assumed: {len(ASSUMED_MIB)} GPUs of {ASSUMED_MIB[0]} MiB" if assumed else "this machine"
@@ -111,7 +111,7 @@ def size_conflicts(
 def _selected(resource: GpuMemResource, memories: Sequence[int]) -> list[int]:
     select = resource.select
     wanted = [index_range(text) for text in select.indexes]
-    kept = [m for i, m in enumerate(memories) if not wanted or any(i in one for one in wanted)]
+    kept = [m for i, m in enumerate(memories) if not wanted or any(i in indexes for indexes in wanted)]
     if select.uuids:
         kept = sorted(kept, reverse=True)[: len(select.uuids)]
     return kept

@@ -46,17 +46,17 @@ def _same_name(resources: Sequence[Placed]) -> Iterator[Conflict]:
     first: dict[str, Path] = {}
     for path, entry in resources:
         if "{netdev}" in entry.name:
-            continue  # a PF has one netdev, and which ones meet is known on the machine only
+            continue  # only the machine knows which entries select the same PF
         before = first.setdefault(entry.name.replace("{rail}", "0"), path)
         if before != path:
-            message = f'"{entry.name}" is the name of {_named(before)} too; resources need names of their own'
+            message = f'"{entry.name}" is also the name of {_named(before)}; each resource needs its own name'
             yield Conflict(((*path, "name"), (*before, "name")), message)
 
 
 def _no_gpus(resources: Sequence[Placed]) -> Iterator[Conflict]:
     for path, entry in resources:
         if isinstance(entry, GpuResource) and entry.select == GpuSelect():
-            message = "must name the GPUs that are offered whole, by uuids, indexes, pciAddresses or models"
+            message = "must name the GPUs to offer, by uuids, indexes, pciAddresses or models"
             yield Conflict(((*path, "select"),), message)
 
 
@@ -67,25 +67,27 @@ def _gpu_twice(resources: Sequence[Placed]) -> Iterator[Conflict]:
             continue
         for path_a, select in before:
             if (shared := _shared_gpus(select, entry.select)) is not None:
-                message = f"a GPU offered twice: by {_named(path_a)} and by {_named(path)} ({shared})"
+                message = f"a GPU is offered twice: by {_named(path_a)} and by {_named(path)} ({shared})"
                 yield Conflict(((*path, "select"), (*path_a, "select")), message)
                 break
         before.append((path, entry.select))
 
 
 def _shared_gpus(a: GpuSelect, b: GpuSelect) -> str | None:
-    """Which GPUs two selections certainly share, in words."""
+    """GPUs that two selections certainly share, in words; ``None``: none that is certain."""
     if GpuSelect() in (a, b):
         return "both select all GPUs" if a == b else "one of them selects all GPUs"
     if a == b:
         return "both select the same"
-    asked_a, asked_b = ([f for f in one.__struct_fields__ if getattr(one, f)] for one in (a, b))
-    if asked_a != asked_b or len(asked_a) != 1:
+    lists_a, lists_b = (
+        [field for field in select.__struct_fields__ if getattr(select, field)] for select in (a, b)
+    )
+    if lists_a != lists_b or len(lists_a) != 1:
         return None
-    if asked_a == ["indexes"]:
+    if lists_a == ["indexes"]:
         both = _mask(a.indexes) & _mask(b.indexes)
         return f"index {(both & -both).bit_length() - 1}" if both else None
-    shared = set(getattr(a, asked_a[0])) & set(getattr(b, asked_a[0]))
+    shared = set(getattr(a, lists_a[0])) & set(getattr(b, lists_a[0]))
     return min(shared, default=None)
 
 
@@ -97,18 +99,18 @@ def _vf_twice(resources: Sequence[Placed]) -> Iterator[Conflict]:
         for path_a, a in before:
             if _shares_vfs(a, entry):
                 message = (
-                    f"a VF offered twice: by {_named(path_a)} and by {_named(path)}; "
-                    "part them by select, select.vfIndexes or vfDriver"
+                    f"a VF is offered twice: by {_named(path_a)} and by {_named(path)}; "
+                    "separate them by select, select.vfIndexes or vfDriver"
                 )
-                paths = [(*one, key) for one in (path, path_a) for key in ("select", "vfDriver")]
+                paths = [(*place, key) for place in (path, path_a) for key in ("select", "vfDriver")]
                 yield Conflict(tuple(paths), message)
                 break
         before.append((path, entry))
 
 
 def _shares_vfs(a: VfResource, b: VfResource) -> bool:
-    """Certainly, where both select anything at all."""
-    pfs_a, pfs_b = (msgspec.structs.replace(one.select, vf_indexes=()) for one in (a, b))
+    """Whether both certainly select the same VFs, if they select any."""
+    pfs_a, pfs_b = (msgspec.structs.replace(entry.select, vf_indexes=()) for entry in (a, b))
     return (
         (a.vf_driver == b.vf_driver or "any" in (a.vf_driver, b.vf_driver))
         and (pfs_a == pfs_b or VfSelect() in (pfs_a, pfs_b))
@@ -125,7 +127,7 @@ def _vfs_entry(path: Path, entry: VfsEntry) -> Iterator[Conflict]:
         yield Conflict(((*path, "minTxRateMbps"), (*path, "maxTxRateMbps")), message)
     for i, text in enumerate(entry.vf_indexes):
         if index_range(text)[-1] >= entry.count:
-            message = f'"{text}" goes past the last VF: count is {entry.count}, the indexes begin at 0'
+            message = f'"{text}" is above the last VF: count is {entry.count}, and indexes begin at 0'
             yield Conflict(((*path, "vfIndexes", i), (*path, "vfIndexes"), (*path, "count")), message)
 
 
@@ -143,13 +145,13 @@ def _pf_twice(vfs: Sequence[PlacedVfs]) -> Iterator[Conflict]:
             path_a, there = first.setdefault(entry.select, (path, here))
             if here != there:
                 message = f"is {here}, but {there} in {_named(path_a)}, which selects the same PFs"
-                paths = [(*one, part) for one in (path, path_a) for part in (key, "select")]
+                paths = [(*place, part) for place in (path, path_a) for part in (key, "select")]
                 yield Conflict(tuple(paths), message)
 
 
 @functools.lru_cache(maxsize=256)
 def _mask(ranges: tuple[str, ...]) -> int:
-    """The indexes as the bits of a number; no ranges mean all indexes."""
+    """The indexes as bits of a number; no ranges: all indexes."""
     mask = 0 if ranges else -1
     for text in ranges:
         indexes = index_range(text)

@@ -1,8 +1,4 @@
-"""Counts and durations of the kubelet's calls and of registrations, as plain numbers.
-
-The metrics read them at each scrape. ``prometheus_client`` is not used here: its import takes a third of the
-agent's start, and registration comes before the first scrape.
-"""
+"""Counts and durations of the kubelet's calls and of registrations. The metrics read them at each scrape."""
 
 from __future__ import annotations
 

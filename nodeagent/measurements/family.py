@@ -123,3 +123,20 @@ def row(
         ):
             raise ValueError(f"{name}: {one.name} does not fill the {len(family.labels)} labels")
     return family
+
+
+def computed(
+    noun: str,
+    labels: str,
+    family_type: FamilyType | None = None,
+    *,
+    help: str,  # noqa: A002 - the format's own word
+    source: str,
+    use: str,
+    peers: str = "",
+) -> Family:
+    """A family that a function computes. Without ``family_type`` it is a counter if the name ends in ``_total``."""
+    family_type = family_type or ("counter" if noun.endswith("_total") else "gauge")
+    return Family(
+        f"nodeagent_{noun}", family_type, tuple(filter(None, labels.split(","))), help, source, use, peers
+    )

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 from nodeagent import __version__
-from nodeagent.metrics.computed_family import Series, live_family
+from nodeagent.metrics.computed_family import live_family
 from nodeagent.metrics.scrape_input import ScrapeInput
-from nodeagent.sampling.collectors import Collector
+from nodeagent.metrics.text_format import Series
+from nodeagent.sampling.reader_status import ReaderStatus
 
 
 @live_family(
@@ -117,9 +118,9 @@ def stuck_threads(shown: ScrapeInput) -> Iterator[Series]:
     yield (), shown.stuck_threads
 
 
-def _attempted(shown: ScrapeInput) -> Iterator[Collector]:
+def _attempted(shown: ScrapeInput) -> Iterator[ReaderStatus]:
     """The collectors that have finished or failed a reading."""
-    for collector in shown.collectors:
+    for collector in shown.reader_statuses:
         if collector.succeeded_at is not None or collector.reason is not None:
             yield collector
 

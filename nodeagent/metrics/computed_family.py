@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from nodeagent.measurements.family import Family, FamilyType
+from nodeagent.measurements.family import Family, FamilyType, computed
 from nodeagent.metrics.scrape_input import NodeFacts, ScrapeInput
+from nodeagent.metrics.text_format import Series
 
-Series = tuple[tuple[str, ...], float]
-"""The label values, in the family's order, and the number."""
 ReadFacts = Callable[[NodeFacts], Iterable[Series]]
 ReadInput = Callable[[ScrapeInput], Iterable[Series]]
 
@@ -33,7 +32,7 @@ def fact_family(
     peers: str = "",
 ) -> Callable[[ReadFacts], ReadFacts]:
     """Declare a family; the decorated function yields its series."""
-    family = _family(noun, labels, None, help, source, use, peers)
+    family = computed(noun, labels, help=help, source=source, use=use, peers=peers)
 
     def declare(read: ReadFacts) -> ReadFacts:
         FACT_FAMILIES.append((family, read))
@@ -56,20 +55,10 @@ def live_family(
 
     For a histogram it yields each bucket with the label ``le`` last, then ``sum`` and ``count`` in that place.
     """
-    family = _family(noun, labels, type, help, source, use, peers)
+    family = computed(noun, labels, type, help=help, source=source, use=use, peers=peers)
 
     def declare(read: ReadInput) -> ReadInput:
         LIVE_FAMILIES.append((family, read))
         return read
 
     return declare
-
-
-def _family(
-    noun: str, labels: str, type_: FamilyType | None, meaning: str, source: str, use: str, peers: str
-) -> Family:
-    """Counters, and only counters, end in ``_total``."""
-    type_ = type_ or ("counter" if noun.endswith("_total") else "gauge")
-    return Family(
-        f"nodeagent_{noun}", type_, tuple(filter(None, labels.split(","))), meaning, source, use, peers
-    )

@@ -1,25 +1,24 @@
-"""The controller's ``/metrics``: a page read off its state at each scrape, few series for any size of cluster."""
+"""The controller's metrics: a few families, whatever the size of the cluster, computed at each scrape."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from prometheus_client import exposition
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.openmetrics import exposition as openmetrics
-from prometheus_client.registry import Collector, CollectorRegistry
+import msgspec
 
 from nodeagent import __version__, supervise
 from nodeagent.fabric.outcome import Kind, Outcome
-from nodeagent.web.server import Page
+from nodeagent.measurements.family import Family, computed
+from nodeagent.metrics.text_format import Series, header, lines_of
 
-OPENMETRICS = "application/openmetrics-text"
+SERIES_MAX = 10_000
+"""Per family. The labels are from closed sets, so no family comes near it."""
 
 
-class Shown(Protocol):
-    """``controller.Progress``."""
+class PlanProgress(Protocol):
+    """``controller.Progress``: the last outcome, and counts since this replica started."""
 
     outcome: Outcome | None
     plans: int
@@ -27,8 +26,8 @@ class Shown(Protocol):
     suppressed: int
 
 
-class Asked(Protocol):
-    """``sources.switches.Switches``."""
+class SwitchReads(Protocol):
+    """``switches.switch_poller.SwitchPoller``: readings by result, switches by state, rounds."""
 
     reads: Counter[str]
     states: Counter[str]
@@ -36,8 +35,8 @@ class Asked(Protocol):
     rounds: int
 
 
-class Marked(Protocol):
-    """``cluster.min_links_marks.MinLinksMarker``."""
+class MarkedNodes(Protocol):
+    """``cluster.min_links_marks.MinLinksMarker``: writes by mark and result, marked nodes, spared nodes."""
 
     writes: Counter[tuple[str, str]]
     spared: int
@@ -46,170 +45,262 @@ class Marked(Protocol):
     def counts(self) -> Mapping[str, int]: ...
 
 
-def page(collector: Collector, accept: str) -> Page:
-    registry = CollectorRegistry()
-    registry.register(collector)
-    if OPENMETRICS in accept:
-        body = openmetrics.generate_latest(registry)  # type: ignore[no-untyped-call]
-        return Page(200, body, openmetrics.CONTENT_TYPE_LATEST)
-    return Page(200, exposition.generate_latest(registry), exposition.CONTENT_TYPE_PLAIN_0_0_4)
+class ControllerInput(msgspec.Struct, frozen=True):
+    """Everything that one scrape of the controller shows. ``switches`` and ``marks`` exist if configured."""
+
+    progress: PlanProgress
+    mirrors: Mapping[str, Any]
+    """The reflectors, by resource."""
+    hypernode_writes: Counter[tuple[str, str]]
+    """By verb and result."""
+    label_writes: Counter[str]
+    """By result."""
+    leading: bool
+    switches: SwitchReads | None = None
+    marks: MarkedNodes | None = None
 
 
-class FabricMetrics(Collector):
-    """``parts`` are the reflectors by resource, ``tree`` counts writes by verb and result, ``labels`` by result.
+ReadController = Callable[[ControllerInput], Iterable[Series]]
+CONTROLLER_FAMILIES: list[tuple[Family, ReadController]] = []
+"""In the order of the page."""
 
-    ``switches`` and ``marks`` are there where the configuration asks for them.
-    """
 
-    def __init__(
-        self,
-        shown: Shown,
-        parts: Mapping[str, Any],
-        tree: Counter[tuple[str, str]],
-        labels: Counter[str],
-        *,
-        leading: bool,
-        switches: Asked | None = None,
-        marks: Marked | None = None,
-    ) -> None:
-        self._switches, self._marks = switches, marks
-        self._shown, self._parts, self._leading = shown, parts, leading
-        self._tree, self._labels = tree, labels
+def _family(
+    noun: str,
+    labels: str = "",
+    *,
+    help: str,  # noqa: A002 - the format's own word
+    use: str,
+) -> Callable[[ReadController], ReadController]:
+    """Declare a family; the decorated function yields its series."""
+    family = computed(noun, labels, help=help, source="the controller", use=use)
 
-    def collect(self) -> Iterator[Metric]:
-        build = GaugeMetricFamily("nodeagent_build_info", "The version; always 1.", labels=["version"])
-        build.add_metric([__version__], 1)
-        yield build
-        yield _gauge("nodeagent_controller_leader", "1 in the replica that leads.", float(self._leading))
-        yield from self._plan()
-        yield from self._copies()
-        writes = CounterMetricFamily(
-            "nodeagent_controller_writes", "Writes to the API server.", labels=["verb", "object", "result"]
-        )
-        for (verb, result), count in sorted(self._tree.items()):
-            writes.add_metric([verb, "hypernode", result], count)
-        for result, count in sorted(self._labels.items()):
-            writes.add_metric(["patch", "node", result], count)
-        if self._marks is not None:
-            for (mark, result), count in sorted(self._marks.writes.items()):
-                writes.add_metric(
-                    ["apply" if mark == "condition" else "patch", f"node-{mark}", result], count
-                )
-        yield writes
-        yield from self._links(self._marks)
-        yield from self._uplinks(self._switches)
-        yield _counter(
-            "nodeagent_task_restarts",
-            "Parts of the controller that failed and were started again.",
-            "task",
-            supervise.restarts.items(),
-        )
+    def declare(read: ReadController) -> ReadController:
+        CONTROLLER_FAMILIES.append((family, read))
+        return read
 
-    def _plan(self) -> Iterator[Metric]:
-        shown, outcome = self._shown, self._shown.outcome
-        yield CounterMetricFamily("nodeagent_fabric_plans", "Plans made by this replica.", value=shown.plans)
-        yield CounterMetricFamily(
-            "nodeagent_fabric_suppressed_writes",
-            "HyperNodes that a plan left as they were.",
-            value=shown.suppressed,
-        )
-        yield _gauge(
-            "nodeagent_fabric_plan_duration_seconds", "The last plan's computing time.", shown.plan_s
-        )
-        if outcome is None:
-            return
-        nodes = GaugeMetricFamily(
-            "nodeagent_fabric_nodes", "Nodes by what became of their report.", labels=["state"]
-        )
-        for state, count in (
-            ("placed", outcome.placed),
-            ("unplaced", len(outcome.unplaced)),
-            ("waiting", outcome.waiting),
-            ("below_min_links", len(outcome.below_min_links)),
-        ):
-            nodes.add_metric([state], count)
-        yield nodes
+    return declare
+
+
+def render(shown: ControllerInput, openmetrics: bool) -> str:
+    """The page. Families without series are left out."""
+    parts = []
+    for family, read in CONTROLLER_FAMILIES:
+        floats = ((labels, float(number)) for labels, number in read(shown))
+        lines, _dropped = lines_of(family, floats, SERIES_MAX)
+        if lines:
+            parts.append(header(family, openmetrics) + lines)
+    return "".join((*parts, "# EOF\n" if openmetrics else ""))
+
+
+@_family("build_info", "version", help="The version; always 1.", use="Follow a rollout.")
+def build_info(_shown: ControllerInput) -> Iterator[Series]:
+    yield (__version__,), 1
+
+
+@_family(
+    "controller_leader",
+    help="1 in the replica that leads.",
+    use="The sum must be 1; for seconds 0 when the lead changes.",
+)
+def controller_leader(shown: ControllerInput) -> Iterator[Series]:
+    yield (), shown.leading
+
+
+@_family("fabric_plans_total", help="Plans made by this replica.", use="Grows with every change of a report.")
+def fabric_plans(shown: ControllerInput) -> Iterator[Series]:
+    yield (), shown.progress.plans
+
+
+@_family(
+    "fabric_suppressed_writes_total",
+    help="HyperNodes that a plan did not change.",
+    use="Compare with nodeagent_controller_writes_total.",
+)
+def fabric_suppressed_writes(shown: ControllerInput) -> Iterator[Series]:
+    yield (), shown.progress.suppressed
+
+
+@_family(
+    "fabric_plan_duration_seconds",
+    help="Computing time of the last plan.",
+    use="Some milliseconds per thousand nodes.",
+)
+def fabric_plan_duration(shown: ControllerInput) -> Iterator[Series]:
+    yield (), shown.progress.plan_s
+
+
+@_family(
+    "fabric_nodes",
+    "state",
+    help="Nodes by the result for their report.",
+    use="unplaced: nodeagent explain NODE prints the reason.",
+)
+def fabric_nodes(shown: ControllerInput) -> Iterator[Series]:
+    if (outcome := shown.progress.outcome) is not None:
+        yield ("placed",), outcome.placed
+        yield ("unplaced",), len(outcome.unplaced)
+        yield ("waiting",), outcome.waiting
+        yield ("below_min_links",), len(outcome.below_min_links)
+
+
+@_family("fabric_hypernodes", "tier", help="HyperNodes by tier.", use="Changes only when cabling changes.")
+def fabric_hypernodes(shown: ControllerInput) -> Iterator[Series]:
+    if (outcome := shown.progress.outcome) is not None:
         tiers = Counter(str(hypernode.tier) for hypernode in outcome.hypernodes)
-        groups = GaugeMetricFamily("nodeagent_fabric_hypernodes", "HyperNodes by tier.", labels=["tier"])
         for tier, count in sorted(tiers.items()):
-            groups.add_metric([tier], count)
-        yield groups
+            yield (tier,), count
+
+
+@_family(
+    "fabric_anomalies",
+    "kind",
+    help="Current anomalies of the fabric by kind.",
+    use="The controller's Events name the nodes and switches.",
+)
+def fabric_anomalies(shown: ControllerInput) -> Iterator[Series]:
+    if (outcome := shown.progress.outcome) is not None:
         kinds = Counter(anomaly.kind for anomaly in outcome.anomalies)
-        anomalies = GaugeMetricFamily(
-            "nodeagent_fabric_anomalies", "What is odd at present.", labels=["kind"]
-        )
         for kind in Kind:
-            anomalies.add_metric([kind.value], kinds[kind])
-        yield anomalies
-        yield _gauge(
-            "nodeagent_fabric_breaker_open",
-            "1 while too much would move at once and nothing is written.",
-            float(outcome.breaker is not None),
-        )
-        yield _gauge(
-            "nodeagent_fabric_foreign_hypernodes",
-            "HyperNodes of other owners that hold nodes of ours.",
-            len(outcome.overlaps),
-        )
+            yield (kind.value,), kinds[kind]
 
-    def _links(self, marks: Marked | None) -> Iterator[Metric]:
-        if marks is None:
-            return
-        marked = GaugeMetricFamily(
-            "nodeagent_fabric_marked_nodes", "Nodes marked for having too few links up.", labels=["mark"]
-        )
-        for mark, count in marks.counts.items():
-            marked.add_metric([mark], count)
-        yield marked
-        yield _gauge(
-            "nodeagent_fabric_spared_nodes",
-            "Nodes with too few links that are not tainted, for too many would be.",
-            marks.spared,
-        )
 
-    def _uplinks(self, asked: Asked | None) -> Iterator[Metric]:
-        if asked is None:
-            return
-        yield _counter(
-            "nodeagent_switch_reads", "Switches asked what they hear.", "result", asked.reads.items()
-        )
-        states = GaugeMetricFamily(
-            "nodeagent_switches", "Switches by what came of asking them last.", labels=["state"]
-        )
+@_family(
+    "fabric_breaker_open",
+    help="1 while a plan would move too many nodes at once and nothing is written.",
+    use="1: find the cause before nodes move; the log and the Events give the numbers and the end of the hold.",
+)
+def fabric_breaker_open(shown: ControllerInput) -> Iterator[Series]:
+    if (outcome := shown.progress.outcome) is not None:
+        yield (), outcome.breaker is not None
+
+
+@_family(
+    "fabric_foreign_hypernodes",
+    help="HyperNodes of other owners that contain nodes of this fabric.",
+    use="Above 0: two controllers manage the same nodes.",
+)
+def fabric_foreign_hypernodes(shown: ControllerInput) -> Iterator[Series]:
+    if (outcome := shown.progress.outcome) is not None:
+        yield (), len(outcome.overlaps)
+
+
+@_family("watch_objects", "resource", help="Objects in the mirror of a resource.", use="The cluster's size.")
+def watch_objects(shown: ControllerInput) -> Iterator[Series]:
+    for resource, mirror in shown.mirrors.items():
+        yield (resource,), len(mirror.objects)
+
+
+@_family(
+    "watch_age_seconds",
+    "resource",
+    help="Time since the API server last answered for a resource.",
+    use="Above some minutes: the API server does not answer, and the fabric is not updated.",
+)
+def watch_age(shown: ControllerInput) -> Iterator[Series]:
+    for resource, mirror in shown.mirrors.items():
+        if mirror.age_s is not None:
+            yield (resource,), mirror.age_s
+
+
+@_family(
+    "watch_lists_total",
+    "resource,cause",
+    help="Full lists of a resource by their cause.",
+    use="Many: watches break; a list of all reports costs the API server most.",
+)
+def watch_lists(shown: ControllerInput) -> Iterator[Series]:
+    for resource, mirror in shown.mirrors.items():
+        for cause, count in sorted(mirror.restarts.items()):
+            yield (resource, cause), count
+
+
+@_family(
+    "controller_writes_total",
+    "verb,object,result",
+    help="Writes to the API server.",
+    use="Any result but ok: the log has the reason.",
+)
+def controller_writes(shown: ControllerInput) -> Iterator[Series]:
+    for (verb, result), count in sorted(shown.hypernode_writes.items()):
+        yield (verb, "hypernode", result), count
+    for result, count in sorted(shown.label_writes.items()):
+        yield ("patch", "node", result), count
+    if shown.marks is not None:
+        for (mark, result), count in sorted(shown.marks.writes.items()):
+            yield ("apply" if mark == "condition" else "patch", f"node-{mark}", result), count
+
+
+@_family(
+    "fabric_marked_nodes",
+    "mark",
+    help="Nodes marked for having too few links up.",
+    use="Each needs a repair; absent unless marks are configured.",
+)
+def fabric_marked_nodes(shown: ControllerInput) -> Iterator[Series]:
+    if shown.marks is not None:
+        for mark, count in shown.marks.counts.items():
+            yield (mark,), count
+
+
+@_family(
+    "fabric_spared_nodes",
+    help="Nodes with too few links that are not tainted, because too many would be.",
+    use="Above 0: a fault of the fabric rather than of nodes.",
+)
+def fabric_spared_nodes(shown: ControllerInput) -> Iterator[Series]:
+    if shown.marks is not None:
+        yield (), shown.marks.spared
+
+
+@_family(
+    "switch_reads_total",
+    "result",
+    help="Readings of a switch's LLDP neighbors.",
+    use="Any result but ok: the log names the switch.",
+)
+def switch_reads(shown: ControllerInput) -> Iterator[Series]:
+    if shown.switches is not None:
+        for result, count in sorted(shown.switches.reads.items()):
+            yield (result,), count
+
+
+@_family(
+    "switches",
+    "state",
+    help="Switches by the result of their last reading.",
+    use="silent: check address, credentials and access lists.",
+)
+def switches(shown: ControllerInput) -> Iterator[Series]:
+    if shown.switches is not None:
         for state in ("read", "silent", "no-address"):
-            states.add_metric([state], asked.states[state])
-        yield states
-        yield CounterMetricFamily(
-            "nodeagent_switch_rounds", "Rounds of asking all switches.", value=asked.rounds
-        )
-        if asked.round_s is not None:
-            yield _gauge(
-                "nodeagent_switch_round_duration_seconds", "How long the last round took.", asked.round_s
-            )
-
-    def _copies(self) -> Iterator[Metric]:
-        objects = GaugeMetricFamily("nodeagent_watch_objects", "Objects known.", labels=["resource"])
-        age = GaugeMetricFamily(
-            "nodeagent_watch_age_seconds", "Since the API server was last heard on it.", labels=["resource"]
-        )
-        lists = CounterMetricFamily(
-            "nodeagent_watch_lists", "Whole lists by what made them necessary.", labels=["resource", "cause"]
-        )
-        for name, part in self._parts.items():
-            objects.add_metric([name], len(part.objects))
-            if part.age_s is not None:
-                age.add_metric([name], part.age_s)
-            for cause, count in sorted(part.restarts.items()):
-                lists.add_metric([name, cause], count)
-        yield from (objects, age, lists)
+            yield (state,), shown.switches.states[state]
 
 
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, text, value=value)
+@_family(
+    "switch_rounds_total", help="Rounds of readings of all switches.", use="Grows at the configured rate."
+)
+def switch_rounds(shown: ControllerInput) -> Iterator[Series]:
+    if shown.switches is not None:
+        yield (), shown.switches.rounds
 
 
-def _counter(name: str, text: str, label: str, counts: Iterable[tuple[str, int]]) -> Metric:
-    family = CounterMetricFamily(name, text, labels=[label])
-    for value, count in sorted(counts):
-        family.add_metric([value], count)
-    return family
+@_family(
+    "switch_round_duration_seconds",
+    help="Duration of the last round.",
+    use="Near the configured interval: switches answer slowly.",
+)
+def switch_round_duration(shown: ControllerInput) -> Iterator[Series]:
+    if shown.switches is not None and shown.switches.round_s is not None:
+        yield (), shown.switches.round_s
+
+
+@_family(
+    "task_restarts_total",
+    "task",
+    help="Tasks of the controller that failed and were restarted.",
+    use="Rising: the log has the reason of each restart.",
+)
+def task_restarts(_shown: ControllerInput) -> Iterator[Series]:
+    for task, count in sorted(supervise.restarts.items()):
+        yield (task,), count

@@ -8,6 +8,7 @@ from nodeagent.measurements.family import Family, Measurement
 from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import MEASUREMENTS, RECORDED_ONLY, TEXTS
 from nodeagent.metrics.catalog import CATALOG
+from nodeagent.metrics.controller_metrics import CONTROLLER_FAMILIES
 from nodeagent.sampling.sampling_settings import SamplesSettings
 
 TOPICS = {
@@ -74,6 +75,14 @@ def agent_families() -> str:
     )
 
 
+def controller_families() -> str:
+    """One table."""
+    return _table(
+        ("name", "labels", "type, unit", "meaning", "what to do with it"),
+        ((*_cells(family)[:4], family.use) for family, _read in CONTROLLER_FAMILIES),
+    )
+
+
 def topic_of(family: Family) -> str:
     word = family.name.split("_")[1]
     return next(topic for topic, words in TOPICS.items() if word in words)
@@ -82,18 +91,19 @@ def topic_of(family: Family) -> str:
 def _family_table(families: Iterable[Family]) -> str:
     return _table(
         ("name", "labels", "type, unit", "meaning", "source", "what to do with it", "elsewhere"),
-        (
-            (
-                f"`{family.name}`",
-                ", ".join(f"`{label}`" for label in family.labels if label != "le"),
-                f"{family.type}, {family.unit}" if family.unit else family.type,
-                family.help,
-                family.source,
-                family.use,
-                family.peers,
-            )
-            for family in families
-        ),
+        map(_cells, families),
+    )
+
+
+def _cells(family: Family) -> tuple[str, ...]:
+    return (
+        f"`{family.name}`",
+        ", ".join(f"`{label}`" for label in family.labels if label != "le"),
+        f"{family.type}, {family.unit}" if family.unit else family.type,
+        family.help,
+        family.source,
+        family.use,
+        family.peers,
     )
 
 

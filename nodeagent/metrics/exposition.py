@@ -1,98 +1,30 @@
-"""Render the metrics page: Prometheus' text format 0.0.4 or OpenMetrics 1.0.0. Pure.
+"""Render the agent's metrics page. Pure.
 
 * Sample-fed families are compiled to a template with one ``%s`` per number, and facts to plain text. Both are kept
   until the facts, or the names in the samples, change.
-* Text from the wire or from hardware is made one printable line, cut and escaped. No series appears twice, even if
-  cutting makes two texts equal. A family has at most ``series_max`` series; the page counts the rest.
+* A family has at most ``series_max`` series; the page counts the rest.
 * The page comes in pieces, so that other tasks of the event loop can run between two of them.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
 from operator import itemgetter
 
 from msgspec.structs import replace
 
-from nodeagent.lldp.escaping import printable
 from nodeagent.measurements.family import Family, Measurement
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.metrics.catalog import SAMPLED
-from nodeagent.metrics.computed_family import FACT_FAMILIES, LIVE_FAMILIES, Series
+from nodeagent.metrics.computed_family import FACT_FAMILIES, LIVE_FAMILIES
 from nodeagent.metrics.scrape_input import NodeFacts, ScrapeInput
+from nodeagent.metrics.text_format import Series, header, lines_of, series
 
-PLAIN = "text/plain; version=0.0.4; charset=utf-8"
-OPENMETRICS = "application/openmetrics-text; version={}; charset=utf-8"
-OPENMETRICS_VERSIONS = ("1.0.0", "0.0.1")
-
-TEXT_MAX = 128
-"""Characters of a label's value. An LLDP system name may have 255, but 128 are enough to identify a switch."""
 PIECE = 1000
 """Numbers rendered before other tasks may run: about half a millisecond."""
 FRESH_S = 900.0
 """Older samples are not shown; the slowest reader runs every 60 s."""
-
-_PARAMETER = re.compile(r"""\s*([^\s;=]+)\s*=\s*"?([^\s;"]*)"?\s*""")
-
-
-def negotiate(accept: str) -> str:
-    """The content type for an Accept header: OpenMetrics if its weight is at least that of text."""
-    wanted: dict[str, float] = {}
-    for choice in accept.split(","):
-        media, *rest = choice.split(";")
-        matches = [match for text in rest if (match := _PARAMETER.fullmatch(text))]
-        parameters = {match[1].lower(): match[2] for match in matches}
-        weight = _weight(parameters.get("q", "1"))
-        version = parameters.get("version", "1.0.0")
-        kind = media.strip().lower()
-        if kind == "application/openmetrics-text" and version in OPENMETRICS_VERSIONS:
-            wanted[version] = max(weight, wanted.get(version, 0))
-        elif kind in ("text/plain", "text/*", "*/*"):
-            wanted["plain"] = max(weight, wanted.get("plain", 0))
-    best = max((v for v in OPENMETRICS_VERSIONS if v in wanted), key=wanted.__getitem__, default=None)
-    if best is None or wanted[best] <= 0 or wanted[best] < wanted.get("plain", 0):
-        return PLAIN
-    return OPENMETRICS.format(best)
-
-
-def _weight(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return 0
-
-
-@lru_cache(maxsize=8192)
-def label(text: str) -> str:
-    """A label's value between the quotes."""
-    text = text[: TEXT_MAX + 1]
-    if not text.isprintable():
-        text = printable(text)
-    if len(text) > TEXT_MAX:
-        text = text[: TEXT_MAX - 1] + "…"
-    return text.replace("\\", "\\\\").replace('"', '\\"')
-
-
-def series(family: Family, values: Sequence[str]) -> str:
-    """``name{label="value"}``; for a histogram its bucket, sum or count."""
-    name, names = family.name, family.labels
-    if family.type == "histogram":
-        if values[-1] in ("sum", "count"):
-            name, names, values = f"{name}_{values[-1]}", names[:-1], values[:-1]
-        else:
-            name = f"{name}_bucket"
-    pairs = ",".join(f'{key}="{label(value)}"' for key, value in zip(names, values, strict=True))
-    return f"{name}{{{pairs}}}" if pairs else name
-
-
-def header(family: Family, openmetrics: bool) -> str:
-    name = family.base if openmetrics else family.name
-    unit = f"# UNIT {name} {family.unit}\n" if openmetrics and family.unit else ""
-    return f"# HELP {name} {family.help}\n# TYPE {name} {family.type}\n{unit}"
-
 
 _Slot = tuple[int, float]
 """Of one series: the index of its number among all values, and its factor."""
@@ -235,25 +167,6 @@ class _Layout:
         lines, dropped = lines_of(family, found, self._series_max)
         self.dropped[family.name] += dropped
         return lines
-
-
-def lines_of(family: Family, found: Iterable[Series], series_max: int) -> tuple[str, int]:
-    """The lines of a family, and how many series were left out. Of equal series the first counts."""
-    lines: dict[str, float] = {}
-    dropped: set[str] = set()
-    for values, number in found:
-        text = series(family, values)
-        if text in lines:
-            continue
-        if len(lines) >= series_max:
-            dropped.add(text)
-            continue
-        lines[text] = number
-    return "".join(f"{text} {_number(number)}\n" for text, number in lines.items()), len(dropped)
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def _joined(blocks: Iterable[_Block], openmetrics: bool) -> str:

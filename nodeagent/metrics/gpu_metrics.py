@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 from nodeagent.affinity import affinity
 from nodeagent.measurements.family import FROM_RULES
-from nodeagent.metrics.computed_family import Series, fact_family, live_family
+from nodeagent.metrics.computed_family import fact_family, live_family
 from nodeagent.metrics.scrape_input import NodeFacts, ScrapeInput, missing
+from nodeagent.metrics.text_format import Series
 from nodeagent.model import State
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from nodeagent.measurements.family import FROM_RULES, Family, row
-from nodeagent.metrics.computed_family import Series, fact_family, live_family
+from nodeagent.metrics.computed_family import fact_family, live_family
 from nodeagent.metrics.scrape_input import NodeFacts, ScrapeInput
+from nodeagent.metrics.text_format import Series
 from nodeagent.model import State
 
 _STATES = (State.HEALTHY, State.DEGRADED, State.DOWN, State.MISCABLED, State.UNKNOWN, State.UNUSED)

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from nodeagent.measurements.family import FROM_RULES
-from nodeagent.metrics.computed_family import Series, fact_family
+from nodeagent.metrics.computed_family import fact_family
 from nodeagent.metrics.scrape_input import DeviceCount, NodeFacts, missing
+from nodeagent.metrics.text_format import Series
 from nodeagent.model import Holding
 
 

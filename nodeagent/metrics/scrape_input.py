@@ -13,7 +13,7 @@ import msgspec
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.measurements.sample import Sample
 from nodeagent.model import Function, Gpu, Health, Link, Snapshot
-from nodeagent.sampling.collectors import Collector
+from nodeagent.sampling.reader_status import ReaderStatus
 
 
 class HealthFigures(Protocol):
@@ -53,7 +53,7 @@ class ScrapeInput(msgspec.Struct, frozen=True):
     snapshot: Snapshot
     samples: tuple[Sample, ...] = ()
     device_counts: tuple[DeviceCount, ...] = ()
-    collectors: tuple[Collector, ...] = ()
+    reader_statuses: tuple[ReaderStatus, ...] = ()
     health_figures: Mapping[str, HealthFigures] = {}
     """By device, as samples name it."""
     statuses: tuple[ResourceStatus, ...] = ()

@@ -1,1 +1,1 @@
-"""Readers of counters and sensors, and the scheduler that runs them. Each sample holds the values of one device."""
+"""Readers of counters and sensors, and the sampler that runs them. A sample holds the values of one device."""

@@ -1,7 +1,7 @@
-"""What drivers call their statistics, in the words of ``nodeagent.health.samples``.
+"""Translate the names of driver statistics and RDMA counters to sample names. Other statistics are ignored.
 
-mlx5's names first (Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst), then those of
-bnxt_en and ice. Whatever else a driver counts is passed over.
+To add a driver statistic, add a line here and a row to ``measurements/``. The names are those of mlx5
+(Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst), then those of bnxt_en and ice.
 """
 
 from __future__ import annotations
@@ -68,38 +68,39 @@ _NUMBERED: tuple[tuple[re.Pattern[str], str, float], ...] = tuple(
 )
 
 
-class Names:
-    """What is known of the names of one kind of driver; a name is looked at once."""
+class DriverCounters:
+    """Translates statistics and caches each name."""
 
-    _MOST = 65536
+    _NAMES_MAX = 65536
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[str, float] | None] = {}
+        self._names: dict[str, tuple[str, float] | None] = {}
 
-    def translate(self, statistics: Mapping[str, int]) -> dict[str, float]:
-        """The statistics that have a place in the vocabulary, in its units."""
-        known = self._known
-        if len(known) > self._MOST:
-            known.clear()
-        for name in statistics.keys() - known.keys():
-            known[name] = meaning(name)
-        found: dict[str, float] = {}
-        for name, value in statistics.items():
-            place = known[name]
-            if place is not None:
-                found[place[0]] = value if place[1] == 1 else value * place[1]
-        return found
+    def values(self, statistics: Mapping[str, int]) -> dict[str, float]:
+        """The statistics that have a sample name, in its unit."""
+        names = self._names
+        if len(names) > self._NAMES_MAX:
+            names.clear()
+        for statistic in statistics.keys() - names.keys():
+            names[statistic] = sample_name(statistic)
+        values: dict[str, float] = {}
+        for statistic, value in statistics.items():
+            translated = names[statistic]
+            if translated is not None:
+                name, factor = translated
+                values[name] = value if factor == 1 else value * factor
+        return values
 
 
-def meaning(name: str) -> tuple[str, float] | None:
-    """The name in the vocabulary, and what the value is to be multiplied with."""
-    plain = _PLAIN.get(name)
+def sample_name(statistic: str) -> tuple[str, float] | None:
+    """The sample name, and the factor for its unit."""
+    plain = _PLAIN.get(statistic)
     if plain is not None:
         return plain, 1
-    for pattern, word, factor in _NUMBERED:
-        match = pattern.fullmatch(name)
+    for pattern, name, factor in _NUMBERED:
+        match = pattern.fullmatch(statistic)
         if match:
-            return f"{word}/{int(match[1])}", factor
+            return f"{name}/{int(match[1])}", factor
     return None
 
 
@@ -117,7 +118,7 @@ RDMA: Mapping[str, str] = {
     "req_cqe_error": "rdma_requester_cqe_errors",
     "resp_cqe_error": "rdma_responder_cqe_errors",
 }
-"""Hardware counters of RDMA ports: the files of ``hw_counters``, and the same names over netlink."""
+"""Hardware counters of RDMA ports. The files in ``hw_counters`` and netlink use the same names."""
 
 
 def rdma_values(counters: Mapping[str, int]) -> dict[str, float]:

@@ -1,7 +1,7 @@
-"""The newest sample of each device from each source: what the metrics show and the rules judge.
+"""The newest sample of each device from each reader, as metrics and health rules use it.
 
-One value, one source: where two can state the same name, the better one does from the moment that it has, and
-the other's is left out. Otherwise a counter would jump between two opinions.
+Two readers may know one counter. Then one of them states it and the other leaves it out, so that the counter does
+not jump between two values. The preferred reader wins as soon as it has stated the counter.
 """
 
 from __future__ import annotations
@@ -12,55 +12,58 @@ import msgspec
 
 from nodeagent.measurements.sample import Sample, Source
 
-BETTER: dict[str, tuple[Source, Source]] = {
+PREFERRED: dict[str, tuple[Source, Source]] = {
     "crc_errors": (Source.DRIVER, Source.LINK),
     "fec_corrected_bits": (Source.FEC, Source.DRIVER),
 }
-"""By name, the source that is believed and the one that is when the first has none."""
+"""By name: the preferred reader, and the reader that states the counter if the first cannot."""
 
-_CONTESTED = {
-    source: tuple((name, better) for name, (better, other) in BETTER.items() if other is source)
-    for source in {other for _, other in BETTER.values()}
+_SECOND_CHOICE = {
+    source: tuple((name, first) for name, (first, second) in PREFERRED.items() if second is source)
+    for source in {second for _, second in PREFERRED.values()}
 }
+"""By reader: the names for which another reader is preferred, with that reader."""
 
 
-def _settled(
+def _without_duplicates(
     sample: Sample,
-    contested: tuple[tuple[str, Source], ...],
-    mine: dict[Source, Sample],
-    spoken: Callable[[Source], bool],
+    second_choice: tuple[tuple[str, Source], ...],
+    device_samples: dict[Source, Sample],
+    attempted: Callable[[Source], bool],
 ) -> Sample:
     values = sample.values
-    for name, better in contested:
+    for name, preferred in second_choice:
         if name in values:
-            rival = mine.get(better)
-            if not spoken(better) or (rival is not None and name in rival.values):
-                values = {other: value for other, value in values.items() if other != name}
+            other = device_samples.get(preferred)
+            if not attempted(preferred) or (other is not None and name in other.values):
+                values = {key: value for key, value in values.items() if key != name}
     return sample if values is sample.values else msgspec.structs.replace(sample, values=values)
 
 
-class Latest:
+class LatestSamples:
     """Belongs to one thread. Times are CLOCK_BOOTTIME, as in the samples."""
 
     def __init__(self) -> None:
         self._samples: dict[str, dict[Source, Sample]] = {}
 
-    def take(self, samples: Sequence[Sample], spoken: Callable[[Source], bool]) -> tuple[Sample, ...]:
-        """Remember them; answers them as they are to be told on.
+    def take(self, samples: Sequence[Sample], attempted: Callable[[Source], bool]) -> tuple[Sample, ...]:
+        """Keep the samples and return them without duplicate counters.
 
-        ``spoken``: whether a source has had its first word (or never will): until then nobody speaks for it.
+        ``attempted``: whether a reader has finished a reading, or never runs. Until the preferred reader has, no
+        other reader states its counters.
         """
-        told = []
+        taken = []
         for sample in samples:
-            mine = self._samples.setdefault(sample.device, {})
-            contested = _CONTESTED.get(sample.source)
-            settled = _settled(sample, contested, mine, spoken) if contested else sample
-            mine[sample.source] = settled
-            told.append(settled)
-        return tuple(told)
+            device_samples = self._samples.setdefault(sample.device, {})
+            kept = sample
+            if second_choice := _SECOND_CHOICE.get(sample.source):
+                kept = _without_duplicates(sample, second_choice, device_samples, attempted)
+            device_samples[sample.source] = kept
+            taken.append(kept)
+        return tuple(taken)
 
     def keep(self, devices: Iterable[str]) -> None:
-        """Forget all others."""
+        """Forget all other devices."""
         kept = set(devices)
         for device in [device for device in self._samples if device not in kept]:
             del self._samples[device]
@@ -69,26 +72,26 @@ class Latest:
         return tuple(sorted(self._samples))
 
     def samples(self, device: str) -> Iterator[Sample]:
-        """One for each source that has spoken of the device."""
+        """One per reader."""
         yield from self._samples.get(device, {}).values()
 
     def sample(self, device: str, source: Source) -> Sample | None:
         return self._samples.get(device, {}).get(source)
 
     def values(self, device: str) -> dict[str, float]:
-        """All values that are known of a device, by name."""
-        found: dict[str, float] = {}
+        """All values of a device, by name."""
+        values: dict[str, float] = {}
         for sample in self.samples(device):
-            found.update(sample.values)
-        return found
+            values.update(sample.values)
+        return values
 
     def texts(self, device: str) -> dict[str, str]:
-        found: dict[str, str] = {}
+        texts: dict[str, str] = {}
         for sample in self.samples(device):
-            found.update(sample.texts)
-        return found
+            texts.update(sample.texts)
+        return texts
 
     def at(self, device: str, source: Source) -> float | None:
-        """When the source last spoke of the device."""
+        """Time of the reader's last sample of the device."""
         sample = self.sample(device, source)
         return sample.at if sample is not None else None

@@ -1,12 +1,13 @@
-"""What all readers of samples have in common: whom they read, what they leave out, and what may go wrong."""
+"""The interface of a reader, and the parts that readers share: netdevs of PFs, skipped devices, expected errors."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from nodeagent.host.ethtool import EthtoolError
 from nodeagent.host.kmsg import KernelLogError
@@ -17,75 +18,76 @@ from nodeagent.model import Function
 
 log = logging.getLogger(__name__)
 
-TROUBLES = (NetlinkError, SysfsError, EthtoolError, KernelLogError, OSError)
-"""What a source may fail with: it is silent then, and the others are not."""
+READ_ERRORS = (NetlinkError, SysfsError, EthtoolError, KernelLogError, OSError)
+"""Errors that end one reading of one reader. Other readers continue."""
 
 RETRY_S = 600.0
-"""After so long a port that was left out is tried again."""
+"""A skipped device is tried again after this time."""
 
 
 def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-@dataclass(slots=True)
-class LeftOut:
-    """Ports that one source fails on. Each is said once, counted, and tried again after ``RETRY_S``."""
+class SkippedDevices:
+    """Devices on which a reader failed. Each is logged once, counted, and tried again after ``RETRY_S``."""
 
-    source: Source
-    reasons: dict[str, str] = field(default_factory=dict)
-    count: int = 0
-    _again_at: dict[str, float] = field(default_factory=dict)
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.reasons: dict[str, str] = {}
+        self.count = 0
+        self._retry_at: dict[str, float] = {}
 
     def skips(self, device: str, now: float) -> bool:
-        return now < self._again_at.get(device, now)
+        return now < self._retry_at.get(device, now)
 
     def add(self, device: str, reason: str, now: float) -> None:
         if device not in self.reasons:
             self.count += 1
             log.warning(
-                "A port is left out of a source. source=%s device=%s again_in_s=%.0f reason=%r",
+                "A reader skips a device on which it failed. source=%s device=%s again_in_s=%.0f reason=%r",
                 self.source,
                 device,
                 RETRY_S,
                 reason,
             )
         self.reasons[device] = reason
-        self._again_at[device] = now + RETRY_S
+        self._retry_at[device] = now + RETRY_S
 
-    def take_back(self, device: str) -> None:
+    def remove(self, device: str) -> None:
         if self.reasons.pop(device, None) is not None:
-            self._again_at.pop(device, None)
-            log.info("A port is back in a source. source=%s device=%s", self.source, device)
+            self._retry_at.pop(device, None)
+            log.info("A reader reads a device again. source=%s device=%s", self.source, device)
 
     def keep(self, devices: set[str]) -> None:
+        """Forget all other devices."""
         for device in self.reasons.keys() - devices:
             del self.reasons[device]
-            self._again_at.pop(device, None)
+            self._retry_at.pop(device, None)
 
 
-@dataclass(slots=True)
-class Ports:
-    """Which netdev each PF has just now: a name may change hands, an ifindex does not.
+class PfNetdevs(msgspec.Struct):
+    """The current netdev of each PF, by PCI address. Another netdev may take over a name, but never an ifindex.
 
-    Written by the reader of links, read by those after it.
+    The link reader writes it; the readers after it use it.
     """
 
-    ifindex: dict[str, int] = field(default_factory=dict)
-    netdev: dict[str, str] = field(default_factory=dict)
+    ifindex: dict[str, int] = {}
+    name: dict[str, str] = {}
 
-    def device(self) -> dict[int, str]:
+    def devices(self) -> dict[int, str]:
+        """PCI address by ifindex."""
         return {ifindex: device for device, ifindex in self.ifindex.items()}
 
 
 class Reader(Protocol):
-    """One source, read in a thread. ``read`` raises one of ``TROUBLES`` where the whole source fails."""
+    """Measures one kind of values, in a thread. ``read`` raises one of ``READ_ERRORS`` if it fails as a whole."""
 
     @property
     def source(self) -> Source: ...
 
     @property
-    def left_out(self) -> LeftOut: ...
+    def skipped(self) -> SkippedDevices: ...
 
     def read(self, pfs: Sequence[Function]) -> list[Sample]: ...
 
@@ -95,23 +97,24 @@ class Reader(Protocol):
     def overruns(self) -> int: ...
 
 
-class Plain:
-    """A reader without a socket."""
+class PlainReader:
+    """A reader without open files or sockets."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.left_out = LeftOut(source)
+        self.skipped = SkippedDevices(source)
 
     @property
     def overruns(self) -> int:
+        """Messages that the kernel dropped because a socket was full."""
         return 0
 
     def close(self) -> None:
         """Nothing is open."""
 
 
-class FromSysfs(Plain):
-    """A reader of attributes that it keeps open."""
+class SysfsReader(PlainReader):
+    """A reader that keeps attributes of sysfs open."""
 
     def __init__(self, source: Source, attributes: OpenAttributes) -> None:
         super().__init__(source)
@@ -121,6 +124,6 @@ class FromSysfs(Plain):
         self.attributes.close()
 
 
-def known(**values: float | None) -> dict[str, float]:
-    """Those that are not ``None``."""
+def measured(**values: float | None) -> dict[str, float]:
+    """The values that are not ``None``."""
     return {name: value for name, value in values.items() if value is not None}

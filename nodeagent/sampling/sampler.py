@@ -1,14 +1,12 @@
-"""Everything that is measured on NICs, each source at its own rate.
+"""The sampler: runs each reader of the NICs at its own rate.
 
-The law of this file:
-
-* Sources are read in threads. One that hangs is named once and waited for, and the others go on; one that fails
-  is named once, counted, and tried again at its next time.
-* The links are read soon after a hint, and again until the kernel's linkwatch cannot have anything left to
-  announce. What changed on them is told on; counters alone wait for their time. Soon is not at once: a hint wakes
-  the PCI source too, by which the kubelet is told, and one interpreter runs one of the two.
-* Flaps are counted by the kernel, never here.
-* Counters go to whoever was given as ``state``, and never into the snapshot.
+* Readers run in threads. If one hangs, the log reports it once and the others continue. If one fails, the log
+  reports it once, the error is counted, and the reader runs again at its next time.
+* The links are read soon after a hint, and repeatedly for ``SWEEP_FOR_S``, because the kernel may delay a second
+  change. Changed links are published immediately; counters alone wait for their time. "Soon" is a short delay: the
+  same hint wakes the PCI source, which reports to the kubelet first, and one interpreter runs only one of the two.
+* The kernel counts flaps; this module does not.
+* ``publish`` gets the samples. They are never in the snapshot.
 """
 
 from __future__ import annotations
@@ -19,46 +17,47 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from nodeagent.host import recorded_gpus
-from nodeagent.host.fd import wait_readable
-from nodeagent.host.kmsg import PATTERNS, Event, KernelLog
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function
-from nodeagent.sampling.adapter_counters import (
-    DevlinkReader,
-    DriverReader,
-    ModuleReader,
-    PcieReader,
-    RdmaReader,
-)
-from nodeagent.sampling.collectors import Collector
-from nodeagent.sampling.latest_samples import Latest
-from nodeagent.sampling.port_counters import LinkReader, VfReader, ethtool_readers
-from nodeagent.sampling.reader import TROUBLES, LeftOut, Ports, Reader, boottime
-from nodeagent.sampling.recorded_samples import ReplicaReader
+from nodeagent.sampling.adapter_readers import DevlinkReader, DriverReader, PcieReader, RdmaReader
+from nodeagent.sampling.kernel_log import KernelLogReader
+from nodeagent.sampling.latest_samples import LatestSamples
+from nodeagent.sampling.link_readers import LinkReader, VfReader, ethtool_readers
+from nodeagent.sampling.reader import READ_ERRORS, PfNetdevs, Reader, boottime
+from nodeagent.sampling.reader_status import ReaderStatus
+from nodeagent.sampling.recorded_samples import RecordedSamplesReader
 from nodeagent.sampling.sampling_settings import SamplesSettings
-from nodeagent.sampling.worker_thread import Worker
+from nodeagent.sampling.transceiver_reader import TransceiverReader
+from nodeagent.sampling.worker_thread import WorkerThread
 from nodeagent.sources.scan_hints import ScanHint
-
-__all__ = ["Collector", "Sampler", "watch"]
 
 log = logging.getLogger(__name__)
 
 SWEEP_EVERY_S, SWEEP_FOR_S = 0.05, 1.2
-"""linkwatch holds a second announcement back for up to one second; the dump shows what it will say."""
-BEHIND_S = 0.03
-"""After a hint. A look at the links of 13 PFs, and telling the kubelet of what was seen, takes 5 ms."""
-_OTHER_GAP_S = 0.2
-_KERNEL_GAP_S, _KERNEL_AGAIN_S = 1.0, 60.0
-"""The least time between two looks at the kernel's log, and after which old news are told again."""
+"""linkwatch delays a second announcement by up to one second; the dump shows the change before."""
+AFTER_HINT_S = 0.03
+"""Delay after a hint. Scanning the links of 13 PFs and reporting to the kubelet takes 5 ms."""
+_SPEED_GAP_S = 0.2
+"""The shortest time between two readings of speed, FEC and pauses while links change."""
 _STATE = ("admin_up", "carrier", "oper_up", "carrier_up", "carrier_down")
+"""Values of a link that are published as soon as they change."""
+_OVERRUN_NAMES = {
+    Source.MODES: "ethtool",
+    Source.MODULE: "eeprom",
+    Source.LINK: "links",
+    Source.VF: "vfs",
+    Source.DEVLINK: "devlink",
+    Source.RDMA: "rdma",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
+class _Outcome(NamedTuple):
+    """One reading of one reader."""
+
     reader: Reader
     samples: tuple[Sample, ...]
     duration_s: float
@@ -66,97 +65,85 @@ class _Outcome:
 
 
 class Sampler:
-    """Samples the PFs that ``functions`` answers. Belongs to one event loop and to the network namespace of it.
+    """Samples the PFs among ``functions()``. Belongs to one event loop and its network namespace.
 
-    ``state`` gets what each reading found; ``latest`` holds the newest of all, ``sources`` how each source does.
+    ``publish`` gets the samples of each reading; ``latest`` holds the newest, ``statuses`` the state of each reader.
     """
 
     def __init__(
         self,
         tree: Tree,
         functions: Callable[[], tuple[Function, ...]],
-        state: Callable[[Sequence[Sample]], None],
+        publish: Callable[[Sequence[Sample]], None],
         rates: SamplesSettings | None = None,
     ) -> None:
-        self.latest = Latest()
-        self.sources: dict[Source, Collector] = {}
+        self.latest = LatestSamples()
+        self.statuses: dict[Source, ReaderStatus] = {}
         self._tree = tree
         self._functions = functions
-        self._state = state
+        self._publish = publish
         self._rates = rates or SamplesSettings()
         self._hints: tuple[ScanHint, ...] = ()
-        self._rung = asyncio.Event()
-        self._other = asyncio.Event()  # a link is another than it was: what of its speed, what of its FEC?
-        self._replica = ReplicaReader(tree) if tree.exists(recorded_gpus.PATH) else None
-        self._ports = Ports()
+        self._hinted = asyncio.Event()
+        self._link_changed = asyncio.Event()  # its speed and FEC may have changed too
+        self._recorded = RecordedSamplesReader(tree) if tree.exists(recorded_gpus.PATH) else None
+        self._pf_netdevs = PfNetdevs()
         self._readers: list[Reader] = []
-        self._workers: dict[Source, Worker] = {}
+        self._threads: dict[Source, WorkerThread] = {}
         self._busy: set[Reader] = set()
         self._closed = False
-        self._kernel_overruns = 0
-        self._link = self._first()
-        self._rounds = self._later()
+        self._kernel_log = KernelLogReader(functions, self._kernel_status, self._take, self._failed)
+        self._link = self._add(self._recorded or LinkReader(self._pf_netdevs))
+        self._rounds = self._other_rounds()
 
-    def _first(self) -> Reader:
-        return self._add(self._replica or LinkReader(self._ports))
-
-    def _later(self) -> list[tuple[float, tuple[Reader, ...]]]:
-        """What is read beside the links: how often, and which readers one after the other."""
-        rates, live = self._rates, self._replica is None
-        wanted: list[tuple[float | None, tuple[Reader, ...]]] = [
+    def _other_rounds(self) -> list[tuple[float, tuple[Reader, ...]]]:
+        """The readers beside that of the links: how often, and which of them one after another in one thread."""
+        rates, live = self._rates, self._recorded is None
+        rounds: list[tuple[float | None, tuple[Reader, ...]]] = [
             (rates.pcie_seconds, (PcieReader(self._tree),)),
             (rates.rdma_seconds, (RdmaReader(self._tree, live=live),)),
         ]
         if live:
-            wanted += [
-                (rates.link_seconds, ethtool_readers(self._ports)),
-                (rates.driver_seconds, (DriverReader(self._ports),)),
+            rounds += [
+                (rates.link_seconds, ethtool_readers(self._pf_netdevs)),
+                (rates.driver_seconds, (DriverReader(self._pf_netdevs),)),
                 (rates.devlink_seconds, (DevlinkReader(),)),
-                (rates.vf_seconds, (VfReader(self._ports),)),
-                (rates.module_seconds, (ModuleReader(self._ports),)),
+                (rates.vf_seconds, (VfReader(self._pf_netdevs),)),
+                (rates.module_seconds, (TransceiverReader(self._pf_netdevs),)),
             ]
-        return [(every, tuple(map(self._add, readers))) for every, readers in wanted if every is not None]
+        return [(every, tuple(map(self._add, readers))) for every, readers in rounds if every is not None]
 
     def _add(self, reader: Reader) -> Reader:
         self._readers.append(reader)
-        self.sources[reader.source] = Collector(reader.source)
+        self.statuses[reader.source] = ReaderStatus(reader.source)
         return reader
 
-    # What is asked
+    def _kernel_status(self) -> ReaderStatus:
+        return self.statuses.setdefault(Source.KERNEL, ReaderStatus(Source.KERNEL))
+
+    # --- results ------------------------------------------------------------------------------------------
 
     def samples(self) -> tuple[Sample, ...]:
-        """The newest of each device and source."""
+        """The newest of each device and reader."""
         return tuple(sample for device in self.latest.devices() for sample in self.latest.samples(device))
 
-    def collectors(self) -> tuple[Collector, ...]:
-        return tuple(self.sources.values())
+    def reader_statuses(self) -> tuple[ReaderStatus, ...]:
+        return tuple(self.statuses.values())
 
     def overruns(self) -> dict[str, int]:
-        """How often the kernel had to drop messages, by what they were about."""
-        found: Counter[str] = Counter({"kernel_log": self._kernel_overruns})
+        """How often the kernel dropped messages, by their topic."""
+        counts: Counter[str] = Counter({"kernel_log": self._kernel_log.overruns})
         for hint in self._hints:
-            found["events"] += getattr(hint, "resyncs", 0)
-        families = {
-            Source.MODES: "ethtool",
-            Source.MODULE: "eeprom",
-            Source.LINK: "links",
-            Source.VF: "vfs",
-            Source.DEVLINK: "devlink",
-            Source.RDMA: "rdma",
-        }
+            counts["events"] += getattr(hint, "resyncs", 0)
         for reader in self._readers:
-            if reader.source in families:
-                found[families[reader.source]] += reader.overruns
-        return dict(found)
+            if reader.source in _OVERRUN_NAMES:
+                counts[_OVERRUN_NAMES[reader.source]] += reader.overruns
+        return dict(counts)
 
-    def left_out(self) -> tuple[LeftOut, ...]:
-        """The ports that each source leaves out just now."""
-        return tuple(reader.left_out for reader in self._readers)
-
-    # The life
+    # --- running ------------------------------------------------------------------------------------------
 
     async def watch(self, hints: Iterable[ScanHint] = ()) -> None:
-        """Sample until cancelled. Raises what the hints raise; the readers are closed then."""
+        """Sample until cancelled, then close the readers. Raises the errors of the hints."""
         self._hints = tuple(hints)
         try:
             async with asyncio.TaskGroup() as group:
@@ -165,33 +152,33 @@ class Sampler:
                 first = asyncio.Event()
                 group.create_task(self._follow_links(first))
                 for every, readers in self._rounds:
-                    woken = self._other if readers[0].source is Source.MODES else None
+                    woken = self._link_changed if readers[0].source is Source.MODES else None
                     group.create_task(self._repeat(every, readers, first, woken))
-                if self._rates.kernel_log and self._replica is None:
-                    group.create_task(self._follow_kernel(first))
+                if self._rates.kernel_log and self._recorded is None:
+                    group.create_task(self._kernel_log.follow(first))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
             self.close()
 
     def close(self) -> None:
-        """Give back what is open; what a thread is reading just now it gives back when it has done."""
+        """Close the readers. A reader that is reading now closes in its thread afterwards."""
         self._closed = True
-        for worker in self._workers.values():
-            worker.close()
+        for thread in self._threads.values():
+            thread.close()
         for reader in self._readers:
             if reader not in self._busy:
                 reader.close()
 
     async def once(self) -> None:
-        """One reading of every source, the links first; the kernel's log has no such thing. ``close`` after it."""
+        """Run each reader once, the links first; not the kernel log. ``close`` afterwards."""
         await self._round((self._link,))
         await asyncio.gather(*(self._round(readers) for _, readers in self._rounds))
 
     async def _listen(self, hint: ScanHint) -> None:
         while True:
             await hint.wait()
-            self._rung.set()
+            self._hinted.set()
 
     async def _follow_links(self, first: asyncio.Event) -> None:
         now = asyncio.get_running_loop().time
@@ -199,27 +186,28 @@ class Sampler:
         full_at = sweep_until = now()
         while True:
             full = now() >= full_at
-            # Whoever replaces the file of a replica means all that is in it.
-            everything = full or self._replica is not None
-            await self._round((self._link,), told=_all if everything else self._changed)
+            # A replaced recording is read in full, because any of its values may be new.
+            everything = full or self._recorded is not None
+            await self._round((self._link,), wanted=_all if everything else self._changed)
             first.set()
-            looked_at = now()
+            read_at = now()
             if full:
-                full_at = looked_at + every
-            next_at = min(full_at, looked_at + SWEEP_EVERY_S) if looked_at < sweep_until else full_at
+                full_at = read_at + every
+            next_at = min(full_at, read_at + SWEEP_EVERY_S) if read_at < sweep_until else full_at
             try:
                 async with asyncio.timeout_at(next_at if next_at != float("inf") else None):
-                    await self._rung.wait()
+                    await self._hinted.wait()
             except TimeoutError:
                 continue
-            await asyncio.sleep(BEHIND_S)
-            self._rung.clear()
-            sweep_until = now() + (0.0 if self._replica else SWEEP_FOR_S)
+            await asyncio.sleep(AFTER_HINT_S)
+            self._hinted.clear()
+            sweep_until = now() + (0.0 if self._recorded else SWEEP_FOR_S)
 
     async def _repeat(
         self, every: float, readers: tuple[Reader, ...], first: asyncio.Event, woken: asyncio.Event | None
     ) -> None:
-        await first.wait()  # who has which netdev
+        """Read at ``every``, and soon after each ``woken``. ``first``: the netdev of each PF is known."""
+        await first.wait()
         now = asyncio.get_running_loop().time
         while True:
             began = now()
@@ -229,17 +217,16 @@ class Sampler:
             if woken is None:
                 await asyncio.sleep(max(0.0, began + every - now()))
                 continue
-            await asyncio.sleep(_OTHER_GAP_S)
+            await asyncio.sleep(_SPEED_GAP_S)
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(began + every):
                     await woken.wait()
 
     async def _round(
-        self,
-        readers: tuple[Reader, ...],
-        told: Callable[[Sample], bool] | None = None,
+        self, readers: tuple[Reader, ...], wanted: Callable[[Sample], bool] | None = None
     ) -> None:
-        pfs = tuple(one for one in self._functions() if one.parent is None)
+        """Run these readers in their thread, and wait for them however long they take."""
+        pfs = tuple(function for function in self._functions() if function.parent is None)
         loop = asyncio.get_running_loop()
         current: list[Reader] = []
 
@@ -247,8 +234,8 @@ class Sampler:
             for reader in readers:
                 current.append(reader)
                 outcome = _read(reader, pfs)
-                with suppress(RuntimeError):  # the loop has ended meanwhile
-                    loop.call_soon_threadsafe(self._heard, outcome, told or _all)
+                with suppress(RuntimeError):  # the loop ended meanwhile
+                    loop.call_soon_threadsafe(self._finished, outcome, wanted or _all)
             self._busy.difference_update(readers)
             for reader in readers if self._closed else ():
                 reader.close()
@@ -256,126 +243,76 @@ class Sampler:
         self._closed = False
         self._busy.update(readers)
         first = readers[0].source
-        worker = self._workers.setdefault(first, Worker(f"sample-{first}"))
-        working = worker.run(work)
+        thread = self._threads.setdefault(first, WorkerThread(f"sample-{first}"))
+        working = thread.run(work)
         while not working.done():
             await asyncio.wait((working,), timeout=self._rates.hang_seconds)
             if not working.done():
                 self._hangs((current or readers)[-1].source)
         working.result()
 
-    def _hangs(self, source: Source) -> None:
-        if self.sources[source].hanging:
-            return
-        reason = f"it has not answered for {self._rates.hang_seconds:g} s"
-        self.sources[source].hanging = True
-        self.sources[source].failed(reason)
-        log.warning("A source of samples hangs. source=%s reason=%r", source, reason)
+    # --- one reading --------------------------------------------------------------------------------------
 
-    def _failed(self, source: Source, reason: str, duration_s: float) -> None:
-        if self.sources[source].failed(reason, duration_s):
-            log.warning("A source of samples failed. source=%s reason=%r", source, reason)
-
-    def _heard(self, outcome: _Outcome, told: Callable[[Sample], bool]) -> None:
+    def _finished(self, outcome: _Outcome, wanted: Callable[[Sample], bool]) -> None:
         reader = outcome.reader
-        collector = self.sources[reader.source]
-        collector.hanging = False
-        collector.ports_left_out = reader.left_out.count
+        status = self.statuses[reader.source]
+        status.hanging = False
+        status.skipped = reader.skipped.count
         if outcome.error is not None:
             self._failed(reader.source, outcome.error, outcome.duration_s)
             return
-        if collector.succeeded(boottime(), outcome.duration_s):
-            log.info("A source of samples speaks again. source=%s", reader.source)
+        if status.succeeded(boottime(), outcome.duration_s):
+            log.info("Metrics collector recovered. source=%s", reader.source)
         samples: Sequence[Sample] = (
-            outcome.samples if told is _all else [one for one in outcome.samples if told(one)]
+            outcome.samples if wanted is _all else [sample for sample in outcome.samples if wanted(sample)]
         )
-        if self._replica is not None:
-            samples = self._of_replica(reader, samples, outcome.duration_s)
+        if self._recorded is not None:
+            samples = self._with_recorded(self._recorded, reader, samples, outcome.duration_s)
         if reader is self._link:
             if any(map(self._changed, samples)):
-                self._other.set()
-            self.latest.keep(one.pci_address for one in self._functions())
-        self._tell(samples)
+                self._link_changed.set()
+            self.latest.keep(function.pci_address for function in self._functions())
+        self._take(samples)
 
-    def _of_replica(self, reader: Reader, samples: Sequence[Sample], duration_s: float) -> Sequence[Sample]:
-        """The file speaks for many sources; what sysfs says of those beside it does not count."""
-        assert self._replica is not None
-        if reader is not self._replica:
-            return [one for one in samples if (one.device, one.source) not in self._replica.told]
+    def _with_recorded(
+        self,
+        recorded: RecordedSamplesReader,
+        reader: Reader,
+        samples: Sequence[Sample],
+        duration_s: float,
+    ) -> Sequence[Sample]:
+        """The samples without those that the recording has too. The recording is a success of all its sources."""
+        if reader is not recorded:
+            return [sample for sample in samples if (sample.device, sample.source) not in recorded.in_file]
         for source in {sample.source for sample in samples} - {reader.source}:
-            self.sources.setdefault(source, Collector(source)).succeeded(boottime(), duration_s)
+            self.statuses.setdefault(source, ReaderStatus(source)).succeeded(boottime(), duration_s)
         return samples
 
-    def _tell(self, samples: Sequence[Sample]) -> None:
+    def _take(self, samples: Sequence[Sample]) -> None:
         if samples:
-            self._state(self.latest.take(samples, self._spoken))
+            self._publish(self.latest.take(samples, self._attempted))
 
-    def _spoken(self, source: Source) -> bool:
-        collector = self.sources.get(source)
-        return collector is None or collector.attempts > 0
+    def _attempted(self, source: Source) -> bool:
+        status = self.statuses.get(source)
+        return status is None or status.attempts > 0
 
     def _changed(self, sample: Sample) -> bool:
-        """Whether the link's state is another one; its counters change all the time."""
+        """Whether the state of the link changed; its counters change all the time."""
         before = self.latest.sample(sample.device, sample.source)
         return before is None or any(before.values.get(name) != sample.values.get(name) for name in _STATE)
 
-    async def _follow_kernel(self, first: asyncio.Event) -> None:
-        """The log from its beginning, and whatever comes. Where it cannot be read that is said once."""
-        await first.wait()
-        collector = self.sources.setdefault(Source.KERNEL, Collector(Source.KERNEL))
-        counted: Counter[Event] = Counter()
-        news, duration_s, told_at = 0, 0.0, -_KERNEL_AGAIN_S
-        try:
-            with KernelLog() as kernel:
-                while True:
-                    began = time.perf_counter()
-                    found, more = kernel.read()
-                    duration_s += time.perf_counter() - began
-                    self._kernel_overruns = kernel.overruns
-                    counted.update(found)
-                    news += found.total()
-                    if more:
-                        await asyncio.sleep(0)
-                        continue
-                    collector.succeeded(boottime(), duration_s)
-                    if news or boottime() - told_at >= _KERNEL_AGAIN_S:
-                        self._tell(self._kernel_samples(counted))
-                        told_at = boottime()
-                    news, duration_s = 0, 0.0
-                    # A log that is written all the time must not keep the loop from its other work.
-                    await asyncio.sleep(_KERNEL_GAP_S)
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(_KERNEL_AGAIN_S):
-                            await wait_readable(kernel.fileno())
-        except TROUBLES as error:
-            self._failed(Source.KERNEL, str(error), duration_s)
+    def _hangs(self, source: Source) -> None:
+        status = self.statuses[source]
+        if status.hanging:
+            return
+        reason = f"the reader has not answered for {self._rates.hang_seconds:g} s"
+        status.hanging = True
+        status.failed(reason)
+        log.warning("Metrics collector hangs. source=%s reason=%r", source, reason)
 
-    def _kernel_samples(self, counted: Counter[Event]) -> list[Sample]:
-        """Of every PF, those of its VFs added: what the firmware of one does it does to all."""
-        functions = self._functions()
-        owner = {one.pci_address: one.parent or one.pci_address for one in functions}
-        now = boottime()
-        values: dict[str, dict[str, float]] = {
-            one.pci_address: {f"kernel_events/{pattern}": 0 for pattern in PATTERNS}
-            for one in functions
-            if one.parent is None
-        }
-        for event, count in counted.items():
-            mine = values.get(owner.get(event.pci_address, ""))
-            if mine is not None:
-                mine[f"kernel_events/{event.pattern}"] += count
-        return [Sample(now, device, Source.KERNEL, found) for device, found in values.items()]
-
-
-async def watch(
-    tree: Tree,
-    functions: Callable[[], tuple[Function, ...]],
-    state: Callable[[Sequence[Sample]], None],
-    rates: SamplesSettings | None = None,
-    hints: Iterable[ScanHint] = (),
-) -> None:
-    """For who wants nothing but samples."""
-    await Sampler(tree, functions, state, rates).watch(hints)
+    def _failed(self, source: Source, reason: str, duration_s: float) -> None:
+        if self.statuses[source].failed(reason, duration_s):
+            log.warning("Metrics collector failed. source=%s reason=%r", source, reason)
 
 
 def _all(_: Sample) -> bool:
@@ -386,7 +323,7 @@ def _read(reader: Reader, pfs: tuple[Function, ...]) -> _Outcome:
     began = time.perf_counter()
     try:
         samples, error = tuple(reader.read(pfs)), None
-    except TROUBLES as trouble:
+    except READ_ERRORS as trouble:
         samples, error = (), str(trouble) or type(trouble).__name__
         reader.close()
     return _Outcome(reader, samples, time.perf_counter() - began, error)

@@ -1,4 +1,4 @@
-"""A thread for calls that may never come back: in a pool one of those would take the place of all others."""
+"""A thread for calls that may hang. In a shared pool, a hanging call would block the place of others."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import suppress
 from queue import SimpleQueue
 
 
-class Worker:
-    """One thread, started with its first call, that ends with ``close`` or with the process.
+class WorkerThread:
+    """One thread. It starts with the first call and ends with ``close`` or with the process.
 
-    One call at a time is made; whoever waits for one that hangs is told nothing until it comes back.
+    It makes one call at a time. If a call hangs, the futures of later calls stay open until it returns.
     """
 
     def __init__(self, name: str) -> None:
@@ -21,14 +21,14 @@ class Worker:
         self._thread: threading.Thread | None = None
 
     def run(self, work: Callable[[], None]) -> asyncio.Future[None]:
-        """Done when ``work`` is. Where that raises its traceback is in the log, and the future raises too."""
+        """The future ends with ``work``. If that raises, the log has the traceback and the future raises too."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
 
-        def settle(good: bool) -> None:
+        def settle(succeeded: bool) -> None:
             if future.done():
                 return
-            if good:
+            if succeeded:
                 future.set_result(None)
             else:
                 future.set_exception(
@@ -36,25 +36,25 @@ class Worker:
                 )
 
         def call() -> None:
-            good = False
+            succeeded = False
             try:
                 work()
-                good = True
+                succeeded = True
             finally:
-                if not good:
-                    self._thread = None  # it is about to end, and would hear no further call
-                with suppress(RuntimeError):  # the loop has ended meanwhile
-                    loop.call_soon_threadsafe(settle, good)
+                if not succeeded:
+                    self._thread = None  # the exception ends the thread, so the next call needs a new one
+                with suppress(RuntimeError):  # the loop ended meanwhile
+                    loop.call_soon_threadsafe(settle, succeeded)
 
         if self._thread is None:
-            self._calls = SimpleQueue()  # who was told to end has the old one
+            self._calls = SimpleQueue()  # a closed thread keeps the old queue
             self._thread = threading.Thread(target=_work, args=(self._calls,), name=self.name, daemon=True)
             self._thread.start()
         self._calls.put(call)
         return future
 
     def close(self) -> None:
-        """Let the thread end when it has done what it does."""
+        """End the thread after its current call."""
         if self._thread is not None:
             self._calls.put(None)
             self._thread = None

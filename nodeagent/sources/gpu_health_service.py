@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 
-import msgspec
-
-from nodeagent.health.explain import DeviceView
-from nodeagent.health.gpu_record import lasting, same, sound
-from nodeagent.health.gpuguard import Guard
-from nodeagent.health.gpuview import explain_gpu
-from nodeagent.health.xids import Latch, Rules, judge, severity, unknown, verdict
+from nodeagent.health.explain import DeviceView, explain_gpus
+from nodeagent.health.gpu_judge import GpuJudge
+from nodeagent.health.judged_device import DeviceFigures
+from nodeagent.health.record import GpuRecord
+from nodeagent.health.xids import GpuTerms, severity
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import measurement
-from nodeagent.model import Gpu, Health
-from nodeagent.sampling.collectors import Collector
+from nodeagent.model import Gpu
+from nodeagent.sampling.reader_status import ReaderStatus
 from nodeagent.sources.nvml_session import NOWHERE, Measured, Place, Reading, boottime
 from nodeagent.sources.state_file import Memory, Who
 
@@ -32,27 +29,12 @@ ROOM = "gpu"
 """Where the memory keeps what is ours."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuFigures:
-    """Of one GPU, for metrics. ``since``: when its state became what it is, in seconds since boot.
-    ``transitions``: (from, to) → how often. ``values``: what the rules measured last, by rule."""
-
-    since: float | None
-    penalty: float | None = None
-    transitions: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    values: Mapping[str, float] = field(default_factory=dict)
-
-
 class Ledger:
     """Belongs to one event loop. ``tell`` says who is to hear."""
 
-    def __init__(
-        self, rules: Rules | None = None, memory: Memory | None = None, guard: Guard | None = None
-    ) -> None:
-        self.rules = rules or Rules()
-        self.guard = guard or Guard()
+    def __init__(self, terms: GpuTerms | None = None, memory: Memory | None = None) -> None:
+        self.judge = GpuJudge(terms)
         self.memory = memory or Memory.none()
-        self.latches: tuple[Latch, ...] = ()
         self.version: str | None = None
         self.xids: Counter[tuple[str, int]] = Counter()
         """By UUID and number, ignored ones too; ``nodeagent_gpu_xid_errors_total``."""
@@ -61,14 +43,10 @@ class Ledger:
         self._state: Callable[[tuple[Gpu, ...]], object] = lambda _: None
         self._samples: Callable[[tuple[Sample, ...]], object] = lambda _: None
         self._vitals: dict[str, Sample] = {}
-        self._collector = Collector(Source.GPU)
+        self._collector = ReaderStatus(Source.GPU)
         self._places: dict[str, Place] = {}
         self._said: dict[str, str] = {}
-        self._states: dict[str, tuple[str, float]] = {}
-        self._transitions: dict[str, Counter[tuple[str, str]]] = {}
-        self._kept: dict[str, Latch] = {}
-        self._healths: dict[str, Health] = {}
-        self._silent: str | None = None
+        self._kept: dict[str, GpuRecord] = {}
         self._recall()
 
     def tell(
@@ -83,43 +61,19 @@ class Ledger:
 
     def explained(self) -> tuple[DeviceView, ...]:
         """Each GPU with what stands behind its health, by index."""
-        return tuple(self._explained(latch, boottime()) for latch in self.latches)
-
-    def _explained(self, latch: Latch, now: float) -> DeviceView:
-        """A driver that is silent is no rule of a GPU, yet what is said of it."""
-        sample = self._vitals.get(latch.uuid)
-        since = self._states.get(latch.uuid, (None, None))[1]
-        view = explain_gpu(latch, sample.values if sample is not None else {}, self.rules, now, since)
-        health = self._health(latch)
-        if self._silent is not None:
-            health = unknown(health, self._silent)
-        return msgspec.structs.replace(
-            view, state=health.state, reasons=health.reasons, allocatable=health.allocatable
-        )
-
-    def _health(self, latch: Latch) -> Health:
-        """As it was told last; one that was remembered and not judged since, as it was."""
-        found = self._healths.get(latch.uuid)
-        return verdict(latch, self.rules) if found is None else found
+        return explain_gpus(self.judge, boottime())
 
     def samples(self) -> tuple[Sample, ...]:
         """The newest of each GPU."""
         return tuple(self._vitals.values())
 
-    def collectors(self) -> tuple[Collector, ...]:
+    def reader_statuses(self) -> tuple[ReaderStatus, ...]:
         """How the reading of the vitals goes; none where there is no driver."""
         return (self._collector,)
 
-    def figures(self) -> dict[str, GpuFigures]:
+    def figures(self) -> dict[str, DeviceFigures]:
         """By UUID."""
-        values = {
-            view.device: {rule.rule: rule.value for rule in view.rules if rule.value is not None}
-            for view in self.explained()
-        }
-        return {
-            uuid: GpuFigures(since, None, dict(self._transitions.get(uuid, {})), values.get(uuid, {}))
-            for uuid, (_, since) in self._states.items()
-        }
+        return {uuid: gpu.figures() for uuid, gpu in self.judge.gpus.items() if gpu.changed_at is not None}
 
     def hear_event(self, event: GpuEvent) -> None:
         if event.unavailable:
@@ -133,7 +87,7 @@ class Ledger:
             "A GPU reports an XID. uuid=%s xid=%d severity=%s",
             event.uuid,
             event.xid,
-            severity(event.xid, self.rules),
+            severity(event.xid, self.judge.terms),
         )
         self._judge(events=(event,))
 
@@ -145,7 +99,7 @@ class Ledger:
         answers = f"The GPU driver answers. version={news.version} gpus={len(news.readings)}"
         self.say("driver", answers, logging.INFO)
         self._judge(readings=news.readings)
-        told = {latch.reading.index for latch in self.latches}
+        told = {gpu.index for gpu in self.judge.gpus.values()}
         for reading in news.readings:
             if reading.index not in told:
                 self.say(
@@ -176,7 +130,8 @@ class Ledger:
     def _sample(self, at: float, vitals: GpuVitals) -> Sample:
         values = {name: value for name, value in vitals.values.items() if measurement(name) is not None}
         values |= {f"gpu_xids/{xid}": n for (uuid, xid), n in self.xids.items() if uuid == vitals.uuid}
-        action = next((one.reading.recovery_action for one in self.latches if one.uuid == vitals.uuid), None)
+        gpu = self.judge.gpus.get(vitals.uuid)
+        action = None if gpu is None else gpu.reading.recovery_action
         also = {"gpu_driver": self.version, "gpu_recovery_action": action}
         texts = vitals.texts | {name: text for name, text in also.items() if text is not None}
         return Sample(at, vitals.uuid, Source.GPU, values, texts)
@@ -184,16 +139,14 @@ class Ledger:
     def find_absent(self, why: str, again_s: float) -> None:
         absent = f"There is no GPU driver; it is looked for every {again_s:g} s. {why}"
         self.say("driver", absent, logging.INFO)
-        self._collector = Collector(Source.GPU)
+        self._collector = ReaderStatus(Source.GPU)
         self._judge(readings=())
 
     def fall_silent(self, why: str) -> None:
-        self._silent = why
         self._collector.failed(why)
         self.say("driver", f"The GPU driver is silent; what was known of its GPUs stands. {why}")
-        gpus = tuple(replace(gpu, health=unknown(gpu.health, why)) for gpu in self._gpus())
-        for gpu in gpus:
-            self._count(gpu)
+        self.judge.fall_silent(why, boottime())
+        gpus = self._gpus()
         if gpus:
             self._state(gpus)
 
@@ -204,16 +157,15 @@ class Ledger:
         readings: tuple[GpuReading, ...] | None = None,
         vitals: tuple[GpuVitals, ...] = (),
     ) -> None:
-        self._silent = None
-        self.latches = judge(
-            self.latches, boottime(), self.rules, events=events, readings=readings, vitals=vitals
-        )
+        now = boottime()
+        self.judge.take_events(events, now)
+        if readings is not None:
+            self.judge.take_readings(readings, now)
+        self.judge.take_vitals(vitals, now)
         self._remember()
-        healths = {latch.uuid: verdict(latch, self.rules) for latch in self.latches}
-        self._healths = self.guard.judge(healths, boottime())
+        self.judge.judge(now)
         gpus = self._gpus()
         for gpu in gpus:
-            self._count(gpu)
             reasons = ",".join(reason.key for reason in gpu.health.reasons)
             self.say(
                 gpu.uuid,
@@ -223,29 +175,24 @@ class Ledger:
             )
         self._state(gpus)
 
-    def _count(self, gpu: Gpu) -> None:
-        state = gpu.health.state.value
-        before = self._states.get(gpu.uuid)
-        if before is None or before[0] != state:
-            self._states[gpu.uuid] = (state, boottime())
-            if before is not None:
-                self._transitions.setdefault(gpu.uuid, Counter())[before[0], state] += 1
-
     def _recall(self) -> None:
         now = boottime()
-        latches = self.memory.recall(ROOM, Latch).values()
-        believed = {latch.uuid: latch for latch in latches if sound(latch, now)}
-        self.latches = tuple(sorted(believed.values(), key=lambda latch: (latch.reading.index, latch.uuid)))
-        self._kept = believed
-        if believed:
-            log.info("What stood against GPUs before the restart is remembered. gpus=%d", len(believed))
+        records = [
+            record for record in self.memory.recall(ROOM, GpuRecord).values() if record.is_possible(now)
+        ]
+        self.judge.restore(records)
+        self._kept = {record.uuid: record for record in records}
+        if records:
+            log.info("What stood against GPUs before the restart is remembered. gpus=%d", len(records))
 
     def _remember(self) -> None:
         """Those that are the same but for the time of reading are not written again."""
-        before, self._kept = self._kept, {}
-        for latch in self.latches:
-            old = before.get(latch.uuid)
-            self._kept[latch.uuid] = old if old is not None and same(old, latch) else lasting(latch)
+        before = self._kept
+        records = self.judge.records()
+        self._kept = {
+            uuid: record if record.differs(before.get(uuid)) else before[uuid]
+            for uuid, record in records.items()
+        }
         self.memory.keep(
             ROOM, {Who(one.reading.pci_address or "", one.uuid): one for one in self._kept.values()}
         )
@@ -253,16 +200,16 @@ class Ledger:
     def _gpus(self) -> tuple[Gpu, ...]:
         """Those of which enough is known to hand them out; the others have been logged."""
         gpus: list[Gpu] = []
-        for latch in self.latches:
-            reading = latch.reading
+        for uuid, state in self.judge.gpus.items():
+            reading = state.reading
             if reading.pci_address is None or reading.memory_mib is None:
                 why = reading.fault or "the driver does not say its memory or PCI address"
-                self.say(f"{latch.uuid} facts", f"A GPU is not offered. uuid={latch.uuid} why={why!r}")
+                self.say(f"{uuid} facts", f"A GPU is not offered. uuid={uuid} why={why!r}")
                 continue
             numa_node, pci_path = self._places.get(reading.pci_address, NOWHERE)
             gpus.append(
                 Gpu(
-                    uuid=latch.uuid,
+                    uuid=uuid,
                     index=reading.index,
                     minor=reading.minor,
                     name=reading.name or "",
@@ -270,7 +217,7 @@ class Ledger:
                     memory_mib=reading.memory_mib,
                     numa_node=numa_node,
                     pci_path=pci_path,
-                    health=self._health(latch),
+                    health=self.judge.health(uuid),
                 )
             )
         return tuple(gpus)

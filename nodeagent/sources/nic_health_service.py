@@ -13,15 +13,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 
 from nodeagent.affinity import Affinity, affinity
 from nodeagent.health.cabling import Plan, is_switch
-from nodeagent.health.engine import Engine, Terms
-from nodeagent.health.explain import DeviceView, explain
-from nodeagent.health.nic_state import Pf, Remembered, sound
+from nodeagent.health.explain import DeviceView, explain_nics
+from nodeagent.health.judged_device import DeviceFigures
+from nodeagent.health.nic_judge import NicJudge, NicTerms
+from nodeagent.health.record import NicRecord
 from nodeagent.health.structural import NO_FAULTS, Faults
 from nodeagent.measurements.sample import Sample
 from nodeagent.model import HEALTHY, Function, Gpu, Health, Link, Neighbor
@@ -39,36 +38,24 @@ def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Of one PF, for metrics. ``since`` is CLOCK_BOOTTIME. ``transitions``: (from, to) → how often. ``values``: what
-    the rules measure just now, by rule, in the rule's unit, and ``expected_speed_mbps``."""
-
-    since: float | None
-    penalty: float
-    transitions: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    values: Mapping[str, float] = field(default_factory=dict)
-
-
 class Verdicts:
     """``state`` hears the functions with their health when time or a sample has changed it."""
 
     def __init__(
         self,
-        terms: Terms,
+        terms: NicTerms,
         memory: Memory | None = None,
         *,
         clock: Callable[[], float] = boottime,
     ) -> None:
-        self.engine = Engine(terms)
+        self.engine = NicJudge(terms)
         self.memory = memory or Memory.none()
         self._clock = clock
-        self._kept = self._believed(self.memory.recall(ROOM, Remembered))
+        self._kept = self._believed(self.memory.recall(ROOM, NicRecord))
         self._state: Callable[[tuple[Function, ...]], object] = lambda _functions: None
         self._judged: tuple[Function, ...] = ()
         self._health: dict[str, Health] = {}
         self._identities: Mapping[str, str | None] = {}
-        self._transitions: dict[str, Counter[tuple[str, str]]] = {}
         self._asked = asyncio.Event()
         self._named: set[str] = set()
         self._plan: Plan = {}
@@ -86,7 +73,7 @@ class Verdicts:
 
     # --- what comes in --------------------------------------------------------------------------------
 
-    def adopt(self, terms: Terms) -> None:
+    def adopt(self, terms: NicTerms) -> None:
         """Judge by other terms from now on."""
         if terms != self.engine.terms:
             self.engine.adopt(terms)
@@ -103,34 +90,34 @@ class Verdicts:
         functions, links = tuple(functions), tuple(links)
         self._recall(functions, links)
         self.engine.now = max(self.engine.now, self._clock())
-        self.engine.facts(functions, links, faults)
-        self.engine.roles(roles(functions, tuple(gpus)))
+        self.engine.take_facts(functions, links, faults)
+        self.engine.take_roles(roles(functions, tuple(gpus)))
         return self._judge()
 
     def gpus(self, gpus: Iterable[Gpu]) -> None:
         """Which PFs are near a GPU, and so which are alike."""
-        found = roles((pf.function for pf in self.engine.pfs.values()), tuple(gpus))
+        found = roles((pf.function for pf in self.engine.nics.values()), tuple(gpus))
         if found != self.engine.role_of:
-            self.engine.roles(found)
+            self.engine.take_roles(found)
             self._rejudge()
 
     def samples(self, samples: Iterable[Sample]) -> None:
-        if self.engine.samples(samples):
+        if self.engine.take_samples(samples):
             self._rejudge()
-        elif self._gathered_at is None and self.engine.news:
+        elif self._gathered_at is None and self.engine.has_news:
             self._gathered_at = self._clock() + GATHER_S
             self._asked.set()
 
     def neighbors(self, neighbors: Iterable[Neighbor]) -> None:
         self._neighbors = tuple(neighbors)
-        self.engine.neighbors(self._neighbors)
+        self.engine.take_neighbors(self._neighbors)
         self._rejudge()
         self._name_strangers()
 
     def plan(self, plan: Plan) -> None:
         """The cabling plan of this node."""
         self._plan = plan
-        self.engine.plan(plan)
+        self.engine.take_plan(plan)
         self._rejudge()
         self._name_strangers()
 
@@ -153,20 +140,12 @@ class Verdicts:
     # --- what comes out -------------------------------------------------------------------------------
 
     def explained(self) -> tuple[DeviceView, ...]:
-        return explain(self.engine, self._health, self._clock())
+        return explain_nics(self.engine, self._health, self._clock())
 
-    def figures(self) -> dict[str, Figures]:
+    def figures(self) -> dict[str, DeviceFigures]:
         """By PCI address."""
         now = self._clock()
-        return {address: self._figures(pf, now) for address, pf in self.engine.pfs.items()}
-
-    def _figures(self, pf: Pf, now: float) -> Figures:
-        half_life = next((one.window_s for one in self.engine.terms.rules if one.key == "flapping"), None)
-        penalty = pf.penalty.now(now, half_life or 600.0)
-        values = dict(pf.values)
-        if pf.expected_mbps is not None:
-            values["expected_speed_mbps"] = pf.expected_mbps
-        return Figures(pf.changed_at, penalty, dict(self._transitions.get(pf.address, {})), values)
+        return {address: nic.figures(now) for address, nic in self.engine.nics.items()}
 
     # --- the way ------------------------------------------------------------------------------------
 
@@ -186,7 +165,7 @@ class Verdicts:
 
     def keep(self) -> None:
         """Remember what must survive a restart."""
-        kept = {self._who(address): what for address, what in self.engine.memories().items()}
+        kept = {self._who(address): what for address, what in self.engine.records().items()}
         strangers = {who: what for who, what in self._kept.items() if not any(who.is_(one) for one in kept)}
         self.memory.keep(ROOM, {**strangers, **kept})
 
@@ -196,9 +175,6 @@ class Verdicts:
             return
         self._health[pf.pci_address] = pf.health
         was = before.state if before is not None else None
-        if was is not None and was is not pf.health.state:
-            counted = self._transitions.setdefault(pf.pci_address, Counter())
-            counted[(was.value, pf.health.state.value)] += 1
         if before is None and pf.health == HEALTHY:
             return  # a good start is no news
         log.log(
@@ -213,16 +189,16 @@ class Verdicts:
         )
 
     def _who(self, address: str) -> Who:
-        link = self.engine.pfs[address].link if address in self.engine.pfs else None
+        link = self.engine.nics[address].link if address in self.engine.nics else None
         return Who(address, self._identities.get(address) or (link.mac if link is not None else None))
 
     def _recall(self, functions: Iterable[Function], links: Iterable[Link]) -> None:
         """What is kept of those that are seen for the first time."""
         macs = {link.pci_address: link.mac for link in links}
-        recalled: dict[str, Remembered] = {}
+        recalled: dict[str, NicRecord] = {}
         for function in functions:
             address = function.pci_address
-            if function.parent is not None or address in self.engine.pfs:
+            if function.parent is not None or address in self.engine.nics:
                 continue
             here = Who(address, self._identities.get(address) or macs.get(address))
             for who, what in self._kept.items():
@@ -230,21 +206,21 @@ class Verdicts:
                     recalled[address] = what
         if recalled:
             self._kept = {who: what for who, what in self._kept.items() if who.pci_address not in recalled}
-            self.engine.recall(recalled)
+            self.engine.restore(recalled)
 
-    def _believed(self, kept: Mapping[Who, Remembered]) -> dict[Who, Remembered]:
-        believed = {who: what for who, what in kept.items() if sound(what, self._clock())}
+    def _believed(self, kept: Mapping[Who, NicRecord]) -> dict[Who, NicRecord]:
+        believed = {who: what for who, what in kept.items() if what.is_possible(self._clock())}
         for who in kept.keys() - believed.keys():
             log.warning("What was remembered of a NIC cannot be so and is left out. pci=%s", who.pci_address)
         return believed
 
     def _name_strangers(self) -> None:
         """What the plan names and nobody here is: each once."""
-        netdevs = {pf.netdev for pf in self.engine.pfs.values()} | set(self.engine.pfs)
+        netdevs = {pf.netdev for pf in self.engine.nics.values()} | set(self.engine.nics)
         heard = [neighbor for neighbor in self._neighbors if not neighbor.stale]
         spoken = {neighbor.link for neighbor in heard}
         for link, port in self._plan.items():
-            if self.engine.pfs and link not in netdevs and link not in self._named:
+            if self.engine.nics and link not in netdevs and link not in self._named:
                 self._named.add(link)
                 log.warning("The cabling plan names a link that this node does not have. link=%r", link)
             known = any(is_switch(port.switch, neighbor) for neighbor in heard)

@@ -1,1 +1,1 @@
-"""Questions to switches, asked by the controller: their LLDP neighbors by SNMP or gNMI."""
+"""Read the LLDP neighbors of switches by SNMP or gNMI. Only the controller uses this."""

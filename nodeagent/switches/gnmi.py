@@ -1,7 +1,7 @@
-"""gNMI: a switch's openconfig-lldp, subscribed to once, or got where a switch has no such subscription.
+"""Read a switch's openconfig-lldp by gNMI: Subscribe in mode ONCE, or Get.
 
-The law of this file: four ways of asking are tried, in an order that most switches understand at once; the one
-that has worked is remembered for each switch. Only a refusal of the way itself leads to the next.
+Four methods are tried, the most widely supported first. The method that works is stored for each switch. Only a
+rejection of the method itself leads to the next one.
 """
 
 from __future__ import annotations
@@ -17,59 +17,58 @@ import msgspec
 from nodeagent.fabric.reports import shown
 from nodeagent.switches import gnmi_pb2 as pb
 from nodeagent.switches import openconfig
-from nodeagent.switches.answers import Reading, SwitchError
+from nodeagent.switches.credentials import SwitchCredentials
 from nodeagent.switches.openconfig import Step, Steps
-from nodeagent.switches.secret import Secret
+from nodeagent.switches.switch_reading import SwitchError, SwitchReading
 from nodeagent.switches.switch_settings import GnmiSettings
 
 PORT = 9339
 ANSWER_MAX = 16 << 20
 MESSAGES_MAX = 100_000
 PATHS = (("lldp", "state"), ("lldp", "interfaces", "interface", "neighbors"))
-WAYS = (
+METHODS = (
     (True, pb.Encoding.JSON_IETF),
     (True, pb.Encoding.PROTO),
     (False, pb.Encoding.JSON_IETF),
     (False, pb.Encoding.JSON),
 )
-"""Subscribe or get, and the encoding asked for. Answers are read in whichever they come."""
-_OTHER_WAY = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INVALID_ARGUMENT)
+"""Subscribe or Get, and the requested encoding. Answers are decoded in any encoding."""
+_NEXT_METHOD = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INVALID_ARGUMENT)
 _REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 
 @dataclass(slots=True)
-class Gnmi:
-    """Reads LLDP from one switch after another by gNMI."""
+class GnmiReader:
+    """Reads LLDP from switches by gNMI."""
 
     settings: GnmiSettings = field(default_factory=GnmiSettings)
     port: int = PORT
-    _ways: dict[str, int] = field(default_factory=dict)
+    _methods: dict[str, int] = field(default_factory=dict)
+    """By address, the index of the method that works."""
 
-    async def read(self, address: str, secret: Secret) -> Reading:
-        told: list[tuple[Steps, Any]] = []
-        async with self._channel(address, secret) as channel:
-            first = self._ways.get(address, 0)
-            for n in (first, *(n for n in range(len(WAYS)) if n != first)):
-                told.clear()
+    async def read(self, address: str, credentials: SwitchCredentials) -> SwitchReading:
+        values: list[tuple[Steps, Any]] = []
+        async with self._channel(address, credentials) as channel:
+            first = self._methods.get(address, 0)
+            for n in (first, *(n for n in range(len(METHODS)) if n != first)):
+                values.clear()
                 try:
-                    async for notification in _ask(channel, *WAYS[n], _metadata(secret)):
-                        told += _leaves(notification)
+                    async for notification in _notifications(channel, *METHODS[n], _metadata(credentials)):
+                        values += _leaves(notification)
                 except grpc.aio.AioRpcError as error:
-                    if error.code() in _OTHER_WAY:
+                    if error.code() in _NEXT_METHOD:
                         continue
                     raise _failure(address, self.port, error) from None
-                self._ways[address] = n
-                return openconfig.reading(told)
-        raise SwitchError(
-            f"{address} port {self.port} can neither be subscribed to nor be asked for LLDP by gNMI"
-        )
+                self._methods[address] = n
+                return openconfig.reading_of(values)
+        raise SwitchError(f"{address} port {self.port} supports neither gNMI Subscribe nor Get for LLDP")
 
-    def _channel(self, address: str, secret: Secret) -> grpc.aio.Channel:
+    def _channel(self, address: str, credentials: SwitchCredentials) -> grpc.aio.Channel:
         target = f"[{address}]:{self.port}" if ":" in address else f"{address}:{self.port}"
         options: list[tuple[str, Any]] = [
             ("grpc.max_receive_message_length", ANSWER_MAX),
             ("grpc.enable_retries", 0),
-            # The controller's proxy is for the API server, if for anybody.
+            # The controller's HTTP proxy is for the API server only.
             ("grpc.enable_http_proxy", 0),
             ("grpc.use_local_subchannel_pool", 1),
         ]
@@ -77,24 +76,27 @@ class Gnmi:
             return grpc.aio.insecure_channel(target, options)
         if self.settings.server_name is not None:
             options.append(("grpc.ssl_target_name_override", self.settings.server_name))
-        key, chain = secret.raw("tls.key"), secret.raw("tls.crt")
+        key, chain = credentials.raw("tls.key"), credentials.raw("tls.crt")
         if (key is None) != (chain is None):
-            raise SwitchError(f"of {secret.folder}/tls.crt and tls.key one is missing", "refused")
-        credentials = grpc.ssl_channel_credentials(secret.raw("ca.crt"), key, chain)
-        return grpc.aio.secure_channel(target, credentials, options)
+            raise SwitchError(
+                f"{credentials.folder} has only one of tls.crt and tls.key; both are needed", "refused"
+            )
+        tls = grpc.ssl_channel_credentials(credentials.raw("ca.crt"), key, chain)
+        return grpc.aio.secure_channel(target, tls, options)
 
 
-def _metadata(secret: Secret) -> tuple[tuple[str, str], ...]:
-    found = ((name, secret.text(name)) for name in ("username", "password"))
-    metadata = tuple((name, value) for name, value in found if value)
+def _metadata(credentials: SwitchCredentials) -> tuple[tuple[str, str], ...]:
+    pairs = ((name, credentials.text(name)) for name in ("username", "password"))
+    metadata = tuple((name, value) for name, value in pairs if value)
     if not all(value.isascii() and value.isprintable() for _, value in metadata):
         raise SwitchError(
-            f"{secret.folder}/username or password has more than gRPC can carry: ASCII", "refused"
+            f"{credentials.folder}/username or password has characters that gRPC cannot send: only ASCII",
+            "refused",
         )
     return metadata
 
 
-async def _ask(
+async def _notifications(
     channel: grpc.aio.Channel, subscribe: bool, encoding: pb.Encoding, metadata: tuple[tuple[str, str], ...]
 ) -> AsyncIterator[pb.Notification]:
     paths = [pb.Path(elem=[pb.PathElem(name=name) for name in path]) for path in PATHS]
@@ -120,7 +122,7 @@ async def _ask(
         async for answer in stream:
             count += 1
             if count > MESSAGES_MAX:
-                raise SwitchError(f"a subscription once had more than {MESSAGES_MAX} answers")
+                raise SwitchError(f"the subscription sent more than {MESSAGES_MAX} answers")
             if answer.HasField("sync_response"):
                 return
             yield answer.update
@@ -146,20 +148,20 @@ def _value(value: pb.TypedValue) -> Any:
         try:
             return msgspec.json.decode(getattr(value, kind))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise SwitchError(f"its answer is no JSON: {shown(str(error))}") from None
+            raise SwitchError(f"the answer is not JSON: {shown(str(error))}") from None
     if kind == "leaflist_val":
-        return [_value(one) for one in value.leaflist_val.element]
+        return [_value(element) for element in value.leaflist_val.element]
     return None if kind is None else getattr(value, kind)
 
 
 def _failure(address: str, port: int, error: grpc.aio.AioRpcError) -> SwitchError:
-    """What a switch says of a refusal stays out of it: it might repeat what it was shown."""
+    """The message omits the switch's own text on a refusal: it may contain the credentials."""
     where, code = f"{address} port {port}", error.code()
     if code in _REFUSED:
         return SwitchError(f"{where} refuses username and password ({code.name})", "refused")
     if code is grpc.StatusCode.UNAVAILABLE:
         details = shown(error.details() or "")
-        return SwitchError(f"{where} is not reached by gNMI, or not trusted: {details}", "unreachable")
+        return SwitchError(f"{where} is not reachable by gNMI, or not trusted: {details}", "unreachable")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return SwitchError(f"{where} does not answer gNMI in time", "timeout")
-    return SwitchError(f"{where} fails gNMI: {code.name}")
+    return SwitchError(f"{where}: gNMI failed: {code.name}")

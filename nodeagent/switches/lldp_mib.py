@@ -1,7 +1,7 @@
-"""LLDP-MIB (IEEE 802.1AB-2005, 1.0.8802.1.1.2): which objects are asked for, and what they say together.
+"""Decode the LLDP-MIB (IEEE 802.1AB-2005, 1.0.8802.1.1.2) of a switch.
 
-The law of this file: a row counts when its chassis ID is there. Tables are walked column by column while
-neighbors come and go, so what is missing in a row is taken for not told.
+A row counts if it has a chassis ID. The tables are read column by column while neighbors come and go, so a missing
+cell is an absent value.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeAlias
 from nodeagent.fabric.uplinks import SwitchNeighbor
 from nodeagent.lldp.escaping import plain, text_of
 from nodeagent.lldp.lldpdu import CHASSIS_WORDS, PORT_WORDS, ChassisId, PortId
-from nodeagent.switches.answers import NEIGHBORS_MAX, TEXT_MAX, Reading
+from nodeagent.switches.switch_reading import NEIGHBORS_MAX, TEXT_MAX, SwitchReading
 
 Value: TypeAlias = str | bytes | int | float | None
 Index: TypeAlias = tuple[int, ...]
@@ -42,7 +42,7 @@ _BRIDGE, _ROUTER = 2, 4
 
 
 def index_of(column: str, oid: str) -> Index | None:
-    """What follows the column in an object's name; ``None`` where it is another column's."""
+    """The index in an object's name; ``None`` if the object belongs to another column."""
     head, rest = oid[: len(column)], oid[len(column) :]
     if head != column or not rest.startswith("."):
         return None
@@ -52,36 +52,36 @@ def index_of(column: str, oid: str) -> Index | None:
         return None
 
 
-def reading(own: Mapping[str, Value], columns: Mapping[str, Column]) -> Reading:
-    """What a switch has said."""
+def reading_of(own: Mapping[str, Value], columns: Mapping[str, Column]) -> SwitchReading:
+    """The switch's own identity and its neighbors."""
     ports = {index: _text(value) for index, value in columns[LOCAL_PORT].items()}
     descriptions = {index: _text(value) for index, value in columns[LOCAL_PORT_DESCRIPTION].items()}
     addresses = _addresses(columns[ADDRESS])
-    found: list[SwitchNeighbor] = []
+    neighbors: list[SwitchNeighbor] = []
     for index, subtype in columns[CHASSIS_SUBTYPE].items():
         chassis = _chassis(subtype, columns[CHASSIS].get(index))
-        if not chassis or len(index) != 3 or len(found) == NEIGHBORS_MAX:
+        if not chassis or len(index) != 3 or len(neighbors) == NEIGHBORS_MAX:
             continue
-        here = (index[1],)
-        found.append(
+        port = (index[1],)
+        neighbors.append(
             SwitchNeighbor(
                 chassis,
                 _port(columns[PORT_SUBTYPE].get(index), columns[PORT].get(index)),
                 _text(columns[NAME].get(index)),
                 forwards(columns[ENABLED].get(index)),
                 tuple(sorted(addresses.get(index, ()))),
-                tuple(filter(None, (ports.get(here), descriptions.get(here)))),
+                tuple(filter(None, (ports.get(port), descriptions.get(port)))),
             )
         )
     chassis = _chassis(own.get(OWN_CHASSIS_SUBTYPE), own.get(OWN_CHASSIS))
-    return Reading(_text(own.get(OWN_NAME)), chassis, tuple(found))
+    return SwitchReading(_text(own.get(OWN_NAME)), chassis, tuple(neighbors))
 
 
 def forwards(enabled: Value) -> bool | None:
-    """Whether the capabilities (BITS, the first one the highest of its octet) name a bridge or a router.
+    """Whether the capabilities (BITS, first bit highest in its octet) include bridge or router.
 
-    Some agents hand on the two octets as they were in the frame, where the first bit is the lowest of all;
-    they can be told, for what is above the eleven bits that have a meaning is never set.
+    Some SNMP agents copy the two octets of the frame, whose first bit is the lowest. These are recognizable: bits
+    above the eleven defined ones are never set.
     """
     if not isinstance(enabled, bytes) or not enabled:
         return None
@@ -94,28 +94,28 @@ def forwards(enabled: Value) -> bool | None:
 
 def _addresses(column: Iterable[Index]) -> dict[Index, set[str]]:
     """Management addresses are in the index: time, port, row, family, length, octets."""
-    found: dict[Index, set[str]] = {}
+    addresses: dict[Index, set[str]] = {}
     for index in column:
         if len(index) < 5:
             continue
         row, family, length, octets = index[:3], index[3], index[4], index[5:]
         if {1: 4, 2: 16}.get(family) == length == len(octets) and all(octet < 256 for octet in octets):
-            found.setdefault(row, set()).add(str(ipaddress.ip_address(bytes(octets))))
-    return found
+            addresses.setdefault(row, set()).add(str(ipaddress.ip_address(bytes(octets))))
+    return addresses
 
 
 def _chassis(subtype: Value, raw: Value) -> str:
     if subtype not in CHASSIS_WORDS or not isinstance(raw, bytes) or not raw or not isinstance(subtype, int):
         return ""
-    one = ChassisId(subtype, raw[:255])
-    return f"{one.word}={plain(one.text)}"
+    identifier = ChassisId(subtype, raw[:255])
+    return f"{identifier.word}={plain(identifier.text)}"
 
 
 def _port(subtype: Value, raw: Value) -> str:
     if subtype not in PORT_WORDS or not isinstance(raw, bytes) or not isinstance(subtype, int):
         return ""
-    one = PortId(subtype, raw[:255])
-    return f"{one.word}={plain(one.text)}"
+    identifier = PortId(subtype, raw[:255])
+    return f"{identifier.word}={plain(identifier.text)}"
 
 
 def _text(value: Value) -> str:

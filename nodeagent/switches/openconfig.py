@@ -1,8 +1,8 @@
-"""openconfig-lldp: a part of a switch's state as gNMI hands it over, in leaves or in JSON of any size.
+"""Decode openconfig-lldp from gNMI updates, which hold single leaves or JSON subtrees of any size.
 
-The law of this file: what a path and its value say together is flattened into leaves first, for switches cut
-the tree where they like. Names lose their module (RFC 7951 writes some with it, switches write it anywhere).
-What is not understood is passed over; what is too much ends the reading.
+Paths and values are first flattened into leaves, because switches split the tree at any level. Module prefixes are
+removed from names: RFC 7951 uses them in some places, switches in any. Unknown leaves are ignored; an answer beyond
+the bounds ends the reading.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 from nodeagent.fabric.uplinks import SwitchNeighbor
 from nodeagent.lldp.escaping import plain
 from nodeagent.lldp.lldpdu import CHASSIS_WORDS, PORT_WORDS
-from nodeagent.switches.answers import NEIGHBORS_MAX, TEXT_MAX, Reading, SwitchError
+from nodeagent.switches.switch_reading import NEIGHBORS_MAX, TEXT_MAX, SwitchError, SwitchReading
 
 
 class Step(NamedTuple):
-    """One element of a path; ``key`` is empty where it is no entry of a list."""
+    """One element of a path; ``key`` is empty unless it is an entry of a list."""
 
     name: str
     key: str = ""
@@ -28,7 +28,7 @@ class Step(NamedTuple):
 Steps = tuple[Step, ...]
 
 KEYS = {"interface": "name", "neighbor": "id", "capability": "name", "mgmt-address": "address"}
-"""The lists, and what tells their entries apart."""
+"""The lists and their keys."""
 _NEIGHBOR = ("lldp", "interfaces", "interface", "neighbors", "neighbor")
 _CHASSIS = (
     "CHASSIS_COMPONENT", "INTERFACE_ALIAS", "PORT_COMPONENT", "MAC_ADDRESS", "NETWORK_ADDRESS", "INTERFACE_NAME",
@@ -46,7 +46,7 @@ _DEPTH_MAX = 32
 
 
 def step(name: str, keys: Iterable[tuple[str, str]] = ()) -> Step:
-    """An element of a path with the keys that stand in it."""
+    """An element of a path with its key."""
     bare = local(name)
     return Step(bare, next((value for key, value in keys if local(key) == KEYS.get(bare)), ""))
 
@@ -57,9 +57,9 @@ def local(name: str) -> str:
 
 
 def leaves(steps: Steps, value: Any, depth: int = 0) -> Iterator[tuple[Steps, Any]]:
-    """All that a path and its value say, leaf by leaf."""
+    """All leaves of a path and its value."""
     if depth > _DEPTH_MAX:
-        raise SwitchError(f"its answer is nested more than {_DEPTH_MAX} deep")
+        raise SwitchError(f"the answer has more than {_DEPTH_MAX} levels")
     last = steps[-1] if steps else Step("")
     if isinstance(value, list) and last.name in KEYS and not last.key:
         for item in value:
@@ -72,29 +72,31 @@ def leaves(steps: Steps, value: Any, depth: int = 0) -> Iterator[tuple[Steps, An
         yield steps, value
 
 
-def reading(told: Iterable[tuple[Steps, Any]]) -> Reading:
-    """What the leaves say of the switch and of its neighbors."""
+def reading_of(values: Iterable[tuple[Steps, Any]]) -> SwitchReading:
+    """The switch's own identity and its neighbors."""
     own: dict[str, str] = {}
-    found: dict[tuple[str, str], _Neighbor] = {}
-    for steps, value in told:
-        names = tuple(one.name for one in steps)
+    found: dict[tuple[str, str], _NeighborLeaves] = {}
+    for steps, value in values:
+        names = tuple(element.name for element in steps)
         if names[:2] == ("lldp", "state") and len(names) == 3:
             own[names[2]] = _text(value)
         elif names[:5] == _NEIGHBOR:
             where = (steps[2].key, steps[4].key)
-            one = found.get(where)
-            if one is None:
+            parts = found.get(where)
+            if parts is None:
                 if len(found) == NEIGHBORS_MAX:
-                    raise SwitchError(f"it tells of more than {NEIGHBORS_MAX} neighbors")
-                one = found[where] = _Neighbor()
-            one.take(steps[5:], value)
+                    raise SwitchError(f"the switch reports more than {NEIGHBORS_MAX} neighbors")
+                parts = found[where] = _NeighborLeaves()
+            parts.take(steps[5:], value)
     chassis = _identifier(CHASSIS_TYPES, own.get("chassis-id-type", ""), own.get("chassis-id", ""))
-    neighbors = (one.neighbor(interface) for (interface, _), one in sorted(found.items()))
-    return Reading(own.get("system-name", ""), chassis, tuple(one for one in neighbors if one.chassis))
+    neighbors = (parts.neighbor(interface) for (interface, _), parts in sorted(found.items()))
+    return SwitchReading(
+        own.get("system-name", ""), chassis, tuple(neighbor for neighbor in neighbors if neighbor.chassis)
+    )
 
 
-class _Neighbor:
-    """One neighbor while its leaves come in."""
+class _NeighborLeaves:
+    """Collects the leaves of one neighbor."""
 
     def __init__(self) -> None:
         self._state: dict[str, str] = {}
@@ -102,7 +104,7 @@ class _Neighbor:
         self._enabled: dict[str, bool] = {}
 
     def take(self, steps: Steps, value: Any) -> None:
-        names = tuple(one.name for one in steps)
+        names = tuple(element.name for element in steps)
         if names[:1] == ("state",) and len(names) == 2:
             if names[1] == "management-address":
                 for text in value if isinstance(value, list) else _text(value).split(","):
@@ -130,11 +132,11 @@ class _Neighbor:
         try:
             self._addresses.add(str(ipaddress.ip_address(text.strip())))
         except ValueError:
-            return  # a MAC, or a word for none
+            return  # a MAC, or a word such as "none"
 
 
 def _identifier(words: dict[str, str], kind: str, value: str) -> str:
-    """As reports write it. A MAC is written in many ways; a kind that is not told is recognized by it."""
+    """In the notation of node reports. Switches write a MAC in many forms; a missing type is guessed from it."""
     if not value:
         return ""
     digits = _NO_MAC_DIGIT.sub("", value).lower()

@@ -1,7 +1,7 @@
-"""SNMP v2c and v3: a switch's LLDP-MIB, by gufo-snmp (the extra ``snmp``).
+"""Read a switch's LLDP-MIB by SNMP v2c or v3, with gufo-snmp (the extra ``snmp``).
 
-The law of this file: a datagram may be lost, so each request is sent up to three times; a walk that does not
-end is ended here. A wrong community is met with silence by every agent, and cannot be told from it.
+A datagram may be lost, so each request is sent up to three times. A walk that does not end is stopped. SNMP agents
+do not answer a wrong community, so it looks like an unreachable switch.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from nodeagent.switches import lldp_mib
-from nodeagent.switches.answers import Reading, SwitchError
+from nodeagent.switches.credentials import SwitchCredentials
 from nodeagent.switches.lldp_mib import Column, Index, Value
-from nodeagent.switches.secret import Secret
+from nodeagent.switches.switch_reading import SwitchError, SwitchReading
 from nodeagent.switches.switch_settings import SnmpSettings
 
 if TYPE_CHECKING:
@@ -28,43 +28,43 @@ TRIES = 3
 ROWS_MAX = 32768
 """In one column: four thousand neighbors with eight addresses each."""
 REPETITIONS = 20
-"""Rows in one answer: long names of all of them still fit one datagram of a switch that sends no fragments."""
+"""Rows in one answer: with long names they still fit one datagram of a switch that sends no fragments."""
 
 
-class MissingError(Exception):
+class SnmpMissingError(Exception):
     """The extra is not installed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Snmp:
-    """Reads the LLDP-MIB of one switch after another."""
+class SnmpReader:
+    """Reads the LLDP-MIB of switches."""
 
     settings: SnmpSettings = field(default_factory=SnmpSettings)
     port: int = PORT
     timeout_s: float = 20.0
 
     def check(self) -> None:
-        """Raises ``MissingError`` where SNMP cannot be spoken at all."""
+        """Raises ``SnmpMissingError`` if the package for SNMP is missing."""
         try:
-            import gufo.snmp  # noqa: F401, PLC0415 - an extra, loaded where it is used
+            import gufo.snmp  # noqa: F401, PLC0415 - an extra, loaded on use
         except ImportError as error:
-            raise MissingError(
+            raise SnmpMissingError(
                 f"switches.method is snmp and the package gufo-snmp is missing ({error}): pip install nodeagent[snmp]"
             ) from None
 
-    async def read(self, address: str, secret: Secret) -> Reading:
+    async def read(self, address: str, credentials: SwitchCredentials) -> SwitchReading:
         from gufo.snmp import SnmpAuthError, SnmpError  # noqa: PLC0415 - as above
 
         until = asyncio.get_running_loop().time() + self.timeout_s
         try:
-            session = self._session(address, secret)
-            await _patient(session.refresh)
-            own = await _patient(lambda: session.get_many(lldp_mib.OWN))
+            session = self._session(address, credentials)
+            await _retried(session.refresh)
+            own = await _retried(lambda: session.get_many(lldp_mib.OWN))
             columns = {oid: await _column(session, oid, until) for oid in lldp_mib.COLUMNS}
         except TimeoutError:
             raise SwitchError(
-                f"{address} port {self.port} does not answer SNMP {self.settings.version}: is it reached, may this "
-                "address ask, and are the credentials right?",
+                f"{address} port {self.port} does not answer SNMP {self.settings.version}: check that it is "
+                "reachable, that it accepts requests from this address, and the credentials",
                 "timeout",
             ) from None
         except SnmpAuthError:
@@ -73,27 +73,27 @@ class Snmp:
             ) from None
         except (SnmpError, OSError, ValueError) as error:
             raise SwitchError(f"{address} cannot be read by SNMP: {type(error).__name__}") from error
-        return lldp_mib.reading(own, columns)
+        return lldp_mib.reading_of(own, columns)
 
-    def _session(self, address: str, secret: Secret) -> SnmpSession:
+    def _session(self, address: str, credentials: SwitchCredentials) -> SnmpSession:
         from gufo.snmp import SnmpVersion  # noqa: PLC0415 - as above
         from gufo.snmp.aio import SnmpSession  # noqa: PLC0415 - as above
 
-        # Of the caller's time each try has a share; the caller ends what takes longer in sum.
+        # Each try gets a share of the caller's time; the caller limits the sum.
         timeout_s = max(0.2, self.timeout_s / (2 * TRIES))
         if self.settings.version == "v2c":
             return SnmpSession(
                 address,
                 self.port,
-                community=secret.need("community"),
+                community=credentials.need("community"),
                 version=SnmpVersion.v2c,
                 timeout=timeout_s,
             )
         return SnmpSession(
-            address, self.port, user=self._user(secret), version=SnmpVersion.v3, timeout=timeout_s
+            address, self.port, user=self._user(credentials), version=SnmpVersion.v3, timeout=timeout_s
         )
 
-    def _user(self, secret: Secret) -> User:
+    def _user(self, credentials: SwitchCredentials) -> User:
         from gufo import snmp  # noqa: PLC0415 - as above
 
         auths = {
@@ -111,17 +111,17 @@ class Snmp:
             "aes256": snmp.Aes256Key,
         }
         name, auth, privacy = (
-            secret.need("username"),
-            secret.text("authPassword"),
-            secret.text("privPassword"),
+            credentials.need("username"),
+            credentials.text("authPassword"),
+            credentials.text("privPassword"),
         )
         for key, value in (("authPassword", auth), ("privPassword", privacy)):
             if value is not None and len(value) < 8:
                 raise SwitchError(
-                    f"{secret.folder}/{key} has less than the 8 characters of SNMP v3", "refused"
+                    f"{credentials.folder}/{key} has less than the 8 characters that SNMP v3 needs", "refused"
                 )
         if privacy is not None and auth is None:
-            raise SwitchError(f"{secret.folder}/privPassword is of no use without authPassword", "refused")
+            raise SwitchError(f"{credentials.folder}/privPassword needs authPassword", "refused")
         return snmp.User(
             name,
             auth_key=None if auth is None else auths[self.settings.auth](auth.encode()),
@@ -130,32 +130,32 @@ class Snmp:
 
 
 async def _column(session: SnmpSession, column: str, until: float) -> Column:
-    """A column of a table, by index. The caller's deadline is kept here too: gufo-snmp waits by
+    """A column of a table, by index. This function checks the caller's deadline too: gufo-snmp uses
     ``asyncio.wait_for``, which may swallow a cancellation on Python 3.11."""
-    found: dict[Index, Value] = {}
+    values: dict[Index, Value] = {}
     rows = session.getbulk(column, REPETITIONS)
     while True:
         try:
-            oid, value = await _patient(rows.__anext__)
+            oid, value = await _retried(rows.__anext__)
         except StopAsyncIteration:
-            return found
+            return values
         index = lldp_mib.index_of(column, oid)
         if index is None:
-            return found
-        if index in found or len(found) == ROWS_MAX:
+            return values
+        if index in values or len(values) == ROWS_MAX:
             raise SwitchError(
-                f"the table {column} has no end: it repeats itself, or has more than {ROWS_MAX} rows"
+                f"the table {column} does not end: it repeats rows, or has more than {ROWS_MAX}"
             )
-        found[index] = value
+        values[index] = value
         if asyncio.get_running_loop().time() > until:
             raise TimeoutError
 
 
-async def _patient(ask: Callable[[], Awaitable[T]]) -> T:
-    """One request, sent again when no answer comes."""
+async def _retried(send: Callable[[], Awaitable[T]]) -> T:
+    """Send a request up to ``TRIES`` times until an answer comes."""
     for _ in range(TRIES - 1):
         try:
-            return await ask()
+            return await send()
         except TimeoutError:
             continue
-    return await ask()
+    return await send()

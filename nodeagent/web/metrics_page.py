@@ -6,8 +6,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 
-from nodeagent.metrics.exposition import PLAIN, Exposition, negotiate
+from nodeagent.metrics.exposition import Exposition
 from nodeagent.metrics.scrape_input import ScrapeInput
+from nodeagent.metrics.text_format import PLAIN, negotiate
 from nodeagent.web.server import Page
 
 

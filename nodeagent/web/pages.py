@@ -20,7 +20,7 @@ from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.measurements.sample import Sample
 from nodeagent.metrics.scrape_input import DeviceCount, HealthFigures, ScrapeInput
 from nodeagent.model import Snapshot
-from nodeagent.sampling.collectors import Collector
+from nodeagent.sampling.reader_status import ReaderStatus
 from nodeagent.web.auth import Door
 from nodeagent.web.server import Answer, Page, Web
 from nodeagent.web.web_settings import WebSettings
@@ -35,7 +35,7 @@ class Measured(Protocol):
     """What the sampler of the NICs keeps."""
 
     def samples(self) -> Iterable[Sample]: ...
-    def collectors(self) -> Iterable[Collector]: ...
+    def reader_statuses(self) -> Iterable[ReaderStatus]: ...
     def overruns(self) -> Mapping[str, int]: ...
 
 
@@ -47,7 +47,7 @@ class GpuLedger(Protocol):
     @property
     def xid_times(self) -> Mapping[tuple[str, int], float]: ...
     def samples(self) -> Iterable[Sample]: ...
-    def collectors(self) -> Iterable[Collector]: ...
+    def reader_statuses(self) -> Iterable[ReaderStatus]: ...
 
 
 class Pages:
@@ -100,9 +100,9 @@ class Pages:
             snapshot=snapshot,
             samples=(*(measured.samples() if measured else ()), *(gpus.samples() if gpus else ())),
             device_counts=self._device_counts(snapshot),
-            collectors=(
-                *(measured.collectors() if measured else ()),
-                *(gpus.collectors() if gpus else ()),
+            reader_statuses=(
+                *(measured.reader_statuses() if measured else ()),
+                *(gpus.reader_statuses() if gpus else ()),
             ),
             health_figures=self.judged(),
             statuses=self.statuses(),

@@ -290,7 +290,7 @@ async def test_a_changed_configuration_with_faults_is_refused_and_the_running_on
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("resources: [{kind: gpu-mem, sliceMiB: 1}]\n", "sliceMiB: .* is the least that fits"),
+        ("resources: [{kind: gpu-mem, sliceMiB: 1}]\n", "sliceMiB: .* is the smallest that fits"),
         (
             "resources: [{kind: gpu-mem, select: {models: ['*80GB*']}}, {kind: gpu, select: {models: ['*H100*']}}]\n",
             "offered twice",

@@ -211,4 +211,4 @@ def test_a_gpu_offered_twice_is_fatal_and_meanwhile_belongs_to_the_first() -> No
 def test_a_list_too_long_for_the_kubelet_is_fatal_and_names_the_slice_size_that_fits() -> None:
     made = Offer(configured("resources: [{kind: gpu-mem, sliceMiB: 8}]\n"))
     (trouble,) = (trouble for trouble in made.troubles(machine(gpus=8)) if trouble.fatal)
-    assert "sliceMiB: 14 is the least that fits" in trouble.message
+    assert "sliceMiB: 14 is the smallest that fits" in trouble.message

@@ -1,4 +1,4 @@
-"""The agent and the API server: a simulated node, a stand-in kubelet, and what the cluster comes to know."""
+"""The agent and the API server: a simulated node, a stand-in kubelet, and the objects that the agent writes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def events(server):
     return {(one["involvedObject"]["kind"], one["reason"]) for one in server.objects("events")}
 
 
-async def test_a_link_that_fails_is_an_event_a_condition_and_a_report(server, kubeconfig):
+async def test_a_failed_link_becomes_an_event_a_condition_and_a_report(server, kubeconfig):
     async with node() as n:
         await n.kubelet.start()
         text = f"cluster: {{access: kubeconfig, kubeconfig: {kubeconfig}, conditions: true, label: true}}\n"
@@ -57,10 +57,10 @@ async def test_a_link_that_fails_is_an_event_a_condition_and_a_report(server, ku
         n.machine.set_link(0, up=False)
         await server.until(lambda: ("Pod", "DeviceFailed") in events(server))
         assert ("Node", "LinkCarrierDown") in events(server)
-        await server.until(lambda: server.one("nodes", "gpu-0").get("status", {}).get("conditions"))
-        types = {one["type"] for one in server.one("nodes", "gpu-0")["status"]["conditions"]}
+        await server.until(lambda: server.find("nodes", "gpu-0").get("status", {}).get("conditions"))
+        types = {one["type"] for one in server.find("nodes", "gpu-0")["status"]["conditions"]}
         assert types == {"nodeagent.io/LinkHealthy", "nodeagent.io/GpuHealthy"}
-        assert server.counts["get", "nodelinks"], "the report of an earlier life is looked for"
+        assert server.counts["get", "nodelinks"], "the report of an earlier run is read"
         n.machine.set_link(0, up=True)
         await server.until(lambda: ("Node", "Recovered") in events(server))
 
@@ -77,7 +77,7 @@ def granted(server):
     server.rbac = True
 
 
-async def test_the_base_rights_are_enough_and_what_they_lack_is_said_once(
+async def test_the_base_rights_are_enough_and_a_missing_right_is_logged_once(
     server, kubeconfig, granted, caplog
 ):
     async with node() as n:
@@ -95,7 +95,7 @@ async def test_the_base_rights_are_enough_and_what_they_lack_is_said_once(
     assert caplog.text.count("a role must grant us the verb patch on nodes/status") == 1
 
 
-async def test_an_agent_whose_api_server_is_away_serves_its_kubelet(server, kubeconfig):
+async def test_an_agent_without_its_api_server_serves_its_kubelet(server, kubeconfig):
     await server.stop()
     async with node() as n:
         await n.kubelet.start()
@@ -106,7 +106,7 @@ async def test_an_agent_whose_api_server_is_away_serves_its_kubelet(server, kube
         assert (await n.get("/readyz"))[0] == 200
 
 
-def test_outside_a_cluster_nothing_of_it_is_loaded():
+def test_outside_a_cluster_the_api_client_is_not_loaded():
     code = "import sys, nodeagent.agent; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -120,7 +120,7 @@ def test_outside_a_cluster_nothing_of_it_is_loaded():
     )
 
 
-def test_absence_is_no_error_unless_it_was_asked_for(monkeypatch, tmp_path):
+def test_a_missing_api_server_is_an_error_only_if_it_is_configured(monkeypatch, tmp_path):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     assert agent_tasks.node_access(ClusterSettings(), "gpu-0") is None
     assert agent_tasks.node_access(ClusterSettings(access="none"), "gpu-0") is None
@@ -132,7 +132,7 @@ def test_absence_is_no_error_unless_it_was_asked_for(monkeypatch, tmp_path):
         )
 
 
-def test_a_node_without_a_name_tells_nobody(kubeconfig, caplog):
+def test_without_a_node_name_nothing_is_written(kubeconfig, caplog):
     settings = ClusterSettings(access="kubeconfig", kubeconfig=str(kubeconfig))
     assert agent_tasks.node_access(settings, None) is None
     assert "Set NODE_NAME" in caplog.text

@@ -112,7 +112,7 @@ async def test_marks_of_other_owners_stay(server, client, running):
     running(marker.run())
 
     def node():
-        return server.one("nodes", "gpu-0")
+        return server.find("nodes", "gpu-0")
 
     await server.until(lambda: LABEL in node()["metadata"]["labels"])
     assert node()["metadata"]["labels"] == {"a": "b", LABEL: "1"}
@@ -146,8 +146,8 @@ async def test_a_restart_keeps_the_transition_time_and_removes_a_taint_that_is_d
     inventory = Inventory()
     publish(inventory, snapshot([SLOW]))
     running(DeviceMarker(client, inventory, "gpu-0", ClusterSettings(conditions=True, label=False)).run())
-    await server.until(lambda: "message" in server.one("nodes", "gpu-0")["status"]["conditions"][0])
-    node = server.one("nodes", "gpu-0")
+    await server.until(lambda: "message" in server.find("nodes", "gpu-0")["status"]["conditions"][0])
+    node = server.find("nodes", "gpu-0")
     assert node["status"]["conditions"][0]["lastTransitionTime"] == long_ago
     assert not node["spec"].get("taints")
 
@@ -172,7 +172,7 @@ async def test_a_restart_changes_no_mark_of_links_that_stay_down(server, client,
     marker._rate = RateLimit(100, 100)
     running(marker.run())
     await server.until(lambda: server.counts["patch", "nodes"])
-    node = server.one("nodes", "gpu-0")
+    node = server.find("nodes", "gpu-0")
     assert node["spec"]["taints"] == [{"key": TAINT.key, "effect": "NoSchedule"}]
     assert node["metadata"]["labels"] == {LABEL: "2"}
     assert node["status"]["conditions"][0]["status"] == "False"
@@ -187,7 +187,7 @@ async def test_a_missing_right_for_the_taint_does_not_block_the_conditions(serve
     publish(inventory, snapshot([SLOW]))
     running(DeviceMarker(client, inventory, "gpu-0", taint_at(1)).run())
     await server.until(lambda: server.counts["patch", "nodes/status"])
-    conditions = server.one("nodes", "gpu-0")["status"]["conditions"]
+    conditions = server.find("nodes", "gpu-0")["status"]["conditions"]
     assert [one["reason"] for one in conditions] == ["Degraded"]
     assert "The taint of the Node cannot be written" in caplog.text
 

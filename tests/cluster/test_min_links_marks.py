@@ -1,4 +1,4 @@
-"""Marks on Nodes with too few links, against the stand-in API server: level by level, beside what others have set."""
+"""Marks on Nodes with too few links, against the stand-in API server, beside marks of other owners."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ class Clock:
 
 
 class Stage:
-    """``marks`` on a server with ten Nodes that others have marked too."""
+    """A marker, and a server with ten Nodes that have marks of other owners too."""
 
     def __init__(self, server: ApiServer, client: ApiClient, marks: NodesSettings) -> None:
         self.server, self.clock, self._client, self._asked = server, Clock(), client, marks
         self.marks = self.another()
 
     def another(self) -> MinLinksMarker:
-        """A new leader's."""
+        """The marker of a new leader."""
         return MinLinksMarker(self._client, self._asked, 2, per_second=1000.0, clock=self.clock)
 
     async def mark(self, below: Iterable[str]) -> bool:
         return await self.marks.mark(below, len(NAMES))
 
     def node(self, name: str) -> dict[str, Any]:
-        found = self.server.one("nodes", name)
+        found = self.server.find("nodes", name)
         assert found is not None
         return found
 
@@ -102,7 +102,7 @@ async def stage(marks: NodesSettings = BOTH) -> AsyncIterator[Stage]:
         await server.stop()
 
 
-async def test_a_node_is_marked_when_it_has_been_below_for_a_while_and_free_at_once():
+async def test_a_node_is_marked_after_a_delay_and_unmarked_at_once():
     async with stage() as it:
         assert await it.mark(["node-3"])
         assert it.tainted() == it.conditioned() == []
@@ -120,7 +120,7 @@ async def test_a_node_is_marked_when_it_has_been_below_for_a_while_and_free_at_o
         assert it.marks.writes == {("condition", "ok"): 2, ("taint", "ok"): 2}
 
 
-async def test_who_flaps_is_not_marked_and_the_same_level_writes_nothing():
+async def test_a_flapping_node_is_not_marked_and_an_equal_state_writes_nothing():
     async with stage() as it:
         for _ in range(3):
             await it.mark(["node-1"])
@@ -134,7 +134,7 @@ async def test_who_flaps_is_not_marked_and_the_same_level_writes_nothing():
         assert it.marks.writes.total() == 2
 
 
-async def test_another_leader_finds_the_marks_and_takes_them_off():
+async def test_a_new_leader_reads_the_marks_and_removes_them():
     async with stage() as it:
         await it.mark(["node-1", "node-2"])
         it.clock.now += 60
@@ -150,7 +150,7 @@ async def test_another_leader_finds_the_marks_and_takes_them_off():
         assert it.marks.writes == {("condition", "ok"): 1, ("taint", "ok"): 1}
 
 
-async def test_a_node_that_registers_anew_is_marked_anew():
+async def test_a_node_that_registers_again_is_marked_again():
     async with stage() as it:
         await it.mark(["node-1"])
         it.clock.now += 60
@@ -163,7 +163,7 @@ async def test_a_node_that_registers_anew_is_marked_anew():
         assert it.tainted() == it.conditioned() == ["node-1"]
 
 
-async def test_no_more_than_a_share_is_tainted_and_the_taint_does_not_wander():
+async def test_at_most_a_share_of_the_nodes_is_tainted_and_the_taint_stays_on_its_nodes():
     async with stage(structs.replace(AT_ONCE, taint_percent=20)) as it:
         assert await it.mark(["node-8"])
         assert await it.mark(NAMES)
@@ -179,7 +179,7 @@ async def test_no_more_than_a_share_is_tainted_and_the_taint_does_not_wander():
 
 @pytest.mark.parametrize("fault", ["500", "403", "half", "close", "lost"])
 @pytest.mark.parametrize(("verb", "subresource"), [("list", ""), ("get", ""), ("patch", "")])
-async def test_what_fails_is_done_the_next_time(fault: str, verb: str, subresource: str):
+async def test_a_failed_call_is_repeated_by_the_next_mark(fault: str, verb: str, subresource: str):
     async with stage(AT_ONCE) as it:
         it.server.fail(fault, verb=verb, resource="nodes", times=1)
         good = await it.mark(["node-5"])
@@ -190,7 +190,7 @@ async def test_what_fails_is_done_the_next_time(fault: str, verb: str, subresour
 
 
 class Raced(ApiClient):
-    """Somebody else writes after each of the first two times that a Node is read."""
+    """Another client writes the Node after each of the first two reads."""
 
     def __init__(self, server: ApiServer, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -200,14 +200,14 @@ class Raced(ApiClient):
         found = await super().get(resource, name, **more)
         if self.races < 2:
             self.races += 1
-            live = self._server.one("nodes", name)
+            live = self._server.find("nodes", name)
             assert live is not None
             live["spec"]["taints"].append({"key": f"example.com/{self.races}", "effect": "NoExecute"})
             self._server.put(live)
         return found
 
 
-async def test_a_taint_that_another_writes_meanwhile_is_kept():
+async def test_a_taint_that_another_client_writes_meanwhile_is_kept():
     async with stage() as it:
         client = Raced(it.server, it.marks._client.access)
         try:
@@ -223,7 +223,7 @@ async def test_a_taint_that_another_writes_meanwhile_is_kept():
         assert keys == {"example.com/gpu", "example.com/1", "example.com/2", TAINT.key}
 
 
-async def test_a_node_that_is_gone_is_no_fault():
+async def test_a_deleted_node_is_no_failure():
     async with stage(AT_ONCE) as it:
         assert await it.mark(["ghost"])
         assert it.marks.writes == {("condition", "gone"): 1, ("taint", "gone"): 1}
@@ -245,7 +245,7 @@ def grant(server: ApiServer, name: str, rules: list[dict[str, Any]]) -> None:
     server.put({**rbac, "kind": "ClusterRoleBinding", "roleRef": reference, "subjects": [account]})
 
 
-async def test_two_rights_more_are_enough_and_without_them_it_says_which_is_missing(
+async def test_two_more_rights_are_enough_and_the_log_names_a_missing_one(
     caplog: pytest.LogCaptureFixture,
 ):
     async with stage() as it:
@@ -271,7 +271,7 @@ async def test_two_rights_more_are_enough_and_without_them_it_says_which_is_miss
             await client.close()
 
 
-async def test_the_leader_marks_nodes_below_the_minimum_and_says_so_in_its_metrics():
+async def test_the_leader_marks_nodes_below_the_minimum_and_counts_them_in_its_metrics():
     server = await ApiServer().start()
     try:
         for number in range(4):
@@ -288,7 +288,7 @@ async def test_the_leader_marks_nodes_below_the_minimum_and_says_so_in_its_metri
         try:
 
             def taints(name: str) -> list[dict[str, Any]]:
-                found = server.one("nodes", name)
+                found = server.find("nodes", name)
                 assert found is not None
                 return found.get("spec", {}).get("taints") or []
 

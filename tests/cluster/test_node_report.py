@@ -94,13 +94,13 @@ def test_eight_links_are_one_small_object_that_reads_back():
     }  # fmt: skip
 
 
-def test_time_alone_says_nothing_new():
+def test_time_alone_changes_nothing():
     facts = snapshot(*map(neighbor, range(8)))
     first = told(facts)
     assert told(facts, first, 86400) == first
 
 
-def test_a_link_that_fails_is_news_with_its_time_and_reason_and_keeps_its_neighbor():
+def test_a_failed_link_is_reported_with_time_and_reason_and_keeps_its_neighbor():
     first = told(snapshot(neighbor(0), count=1))
     down = Health(State.DOWN, (Reason("carrier_down", "…"),), allocatable=False)
     facts = replace(
@@ -118,7 +118,7 @@ def test_a_link_that_fails_is_news_with_its_time_and_reason_and_keeps_its_neighb
     assert told(facts, second, 7200) == second
 
 
-def test_the_first_neighbor_is_stated_at_once_and_another_only_when_it_is_confirmed():
+def test_the_first_neighbor_is_reported_at_once_and_another_one_when_it_is_confirmed():
     first = told(snapshot(neighbor(0, confirmed=False), count=1))
     assert first.links[0].neighbor is not None
     other = neighbor(0, leaf="su2-leaf01", chassis_id=Identifier("mac", "02:00:00:00:02:00"), confirmed=False)
@@ -135,7 +135,7 @@ def test_of_two_neighbors_on_a_link_the_one_reported_before_stays():
     assert told(snapshot(two, one, count=1), first) == first
 
 
-def test_after_a_start_who_is_not_heard_yet_stays_as_reported_and_only_patience_makes_him_stale():
+def test_after_a_start_a_neighbor_without_frames_stays_and_becomes_stale_after_the_patience():
     first = told(snapshot(*map(neighbor, range(8))))
     assert told(snapshot(), first, 5, patient=True) == first
     late = told(snapshot(), first, 130)
@@ -152,7 +152,7 @@ def test_a_nic_that_is_gone_after_a_restart_is_down_and_keeps_its_place():
     assert told(facts, second, 400) == second
 
 
-def test_the_node_is_read_from_the_claims_of_the_token_and_anything_else_is_none():
+def test_the_node_is_read_from_the_claims_of_the_token():
     def token(payload: bytes) -> str:
         return f"e30.{base64.urlsafe_b64encode(payload).decode().rstrip('=')}.x"
 
@@ -200,7 +200,7 @@ async def reporting(server: ApiServer) -> AsyncIterator[tuple[Inventory, NodeRep
 async def until(server: ApiServer, good: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     async with asyncio.timeout(20):
         while True:
-            found = server.one("nodelinks", "gpu-0", "nodeagent")
+            found = server.find("nodelinks", "gpu-0", "nodeagent")
             if found is not None and good(found):
                 return found
             await asyncio.sleep(0.01)
@@ -211,7 +211,7 @@ def state(inventory: Inventory, facts: Snapshot) -> None:
     inventory.state("lldp", neighbors=facts.neighbors)
 
 
-async def test_the_object_follows_the_facts_and_a_burst_of_changes_is_few_writes():
+async def test_the_object_follows_the_facts_with_few_writes():
     server = await ApiServer().start()
     try:
         async with reporting(server) as (inventory, sink):
@@ -230,7 +230,7 @@ async def test_the_object_follows_the_facts_and_a_burst_of_changes_is_few_writes
         await server.stop()
 
 
-async def test_an_outage_is_said_once_and_what_is_true_afterwards_is_written(
+async def test_an_outage_is_logged_once_and_then_the_present_state_is_written(
     caplog: pytest.LogCaptureFixture,
 ):
     server = await ApiServer().start()
@@ -250,7 +250,7 @@ async def test_an_outage_is_said_once_and_what_is_true_afterwards_is_written(
         await server.stop()
 
 
-async def test_an_agent_that_starts_again_writes_nothing_that_is_not_new():
+async def test_a_restarted_agent_writes_only_changes():
     server = await ApiServer().start()
     try:
         facts = snapshot(*map(neighbor, range(8)))
@@ -286,7 +286,7 @@ def hostile(n: int) -> Neighbor:
     )
 
 
-async def test_what_an_agent_writes_is_taken_by_the_definition_that_is_shipped_and_nothing_is_dropped():
+async def test_the_shipped_definition_accepts_and_keeps_everything_that_the_agent_writes():
     """A report that is refused is refused for ever: the node would be without a place because of a switch's text."""
     server = await ApiServer().start()
     try:
@@ -295,7 +295,7 @@ async def test_what_an_agent_writes_is_taken_by_the_definition_that_is_shipped_a
         for facts in (snapshot(), snapshot(*map(neighbor, range(8))), snapshot(*map(hostile, range(8)))):
             written = body(told(facts), NodeClaim("gpu-0", "u-0"))
             await client.apply(REPORT, written, force=True)
-            found = server.one("nodelinks", "gpu-0", "nodeagent")
+            found = server.find("nodelinks", "gpu-0", "nodeagent")
             assert found is not None
             for part in ("nodeName", "summary", "links"):
                 assert found[part] == json.loads(json.dumps(written[part]))
@@ -304,7 +304,7 @@ async def test_what_an_agent_writes_is_taken_by_the_definition_that_is_shipped_a
         await server.stop()
 
 
-def test_addresses_that_are_told_in_another_order_are_no_news():
+def test_the_order_of_addresses_changes_nothing():
     one, other = (
         neighbor(0, management_addresses=found)
         for found in (("10.0.0.2", "10.0.0.1"), ("10.0.0.1", "10.0.0.2"))

@@ -38,7 +38,7 @@ def hypernode(name: str, *members: str, source: str = "nodeagent") -> dict[str, 
 
 
 def status(server: ApiServer, name: str) -> dict[str, Any]:
-    found = server.one("hypernodes", name)
+    found = server.find("hypernodes", name)
     assert found is not None
     return found.get("status", {})
 
@@ -172,7 +172,7 @@ async def test_the_controller_marks_those_of_ours_that_overlap_where_it_is_asked
             await until(lambda: server.objects("events"))
             if on:
                 await until(lambda: marked(server) == {ours})
-                entry = server.one("hypernodes", ours)["metadata"]["managedFields"]
+                entry = server.find("hypernodes", ours)["metadata"]["managedFields"]
                 assert {one["manager"] for one in entry if one.get("subresource") == "status"} == {
                     OVERLAP_MANAGER
                 }

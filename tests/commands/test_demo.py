@@ -1,4 +1,4 @@
-"""The demo of a fabric: it runs to its end, says what the API server has seen, and leaves nothing behind."""
+"""The demo of a fabric: it runs to its end, prints the writes from the API server's log, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from nodeagent.commands.demo.control_plane import CONTROLLER, Cluster
+from nodeagent.commands.demo.control_plane import CONTROLLER, DemoCluster
 from nodeagent.commands.demo.fabric_show import FabricShow
 from nodeagent.commands.demo.fold import fold
-from nodeagent.commands.demo.request_log import Ledger
+from nodeagent.commands.demo.request_log import RequestLog
 from nodeagent.commands.demo.run import DemoError
 from nodeagent.kube.access import kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
@@ -42,11 +42,11 @@ def fabric(nodes: int = 8) -> Fabric:
 # --- the show -----------------------------------------------------------------------------------------
 
 
-def test_the_show_of_a_fabric_runs_to_its_end_and_shows_every_act():
+def test_the_fabric_demo_runs_to_its_end_and_prints_every_step():
     done = demo("--nodes", "8", "--once")
     assert (done.returncode, done.stderr) == (0, "")
-    acts = re.split(r"^(?=\d+\. )", done.stdout, flags=re.M)
-    about, formed, miscabled, rebooted, replaced, reracked, followed, added = acts
+    steps = re.split(r"^(?=\d+\. )", done.stdout, flags=re.M)
+    about, formed, miscabled, rebooted, replaced, reracked, followed, added = steps
     assert "Simulated:" in about
     assert "Real:" in about
     assert controller(formed) == ["3 create hypernodes", "8 patch nodes"]
@@ -61,20 +61,20 @@ def test_the_show_of_a_fabric_runs_to_its_end_and_shows_every_act():
     assert re.search(r"chassis ID (\S+) before, (?!\1)\S+ now", replaced)
     shrink, grow = re.findall(r"nodeagent-t1-\S+: (\d) members before, (\d) now", reracked)
     assert (shrink, grow) == (("4", "3"), ("4", "5"))
-    assert "nodeagent-controller-1 holds the Lease after nodeagent-controller-0" in followed
+    assert "nodeagent-controller-1 holds the Lease instead of nodeagent-controller-0" in followed
     assert "gpu-005 … gpu-009  (5 nodes)" in added
 
 
-def agents(act: str) -> list[str]:
-    return re.findall(r"^ +agents +(.+)$", act, re.M)
+def agents(step: str) -> list[str]:
+    return re.findall(r"^ +agents +(.+)$", step, re.M)
 
 
-def controller(act: str) -> list[str]:
-    return re.findall(r"^ +controller +(.+)$", act, re.M)
+def controller(step: str) -> list[str]:
+    return re.findall(r"^ +controller +(.+)$", step, re.M)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_show_that_is_ended_in_the_middle_leaves_no_process_and_no_folder(number: signal.Signals):
+def test_a_demo_that_is_ended_in_the_middle_leaves_no_process_and_no_folder(number: signal.Signals):
     with tempfile.TemporaryDirectory(prefix="na-", dir="/tmp") as folder:
         environment = {**os.environ, "TMPDIR": folder}
         command = [*DEMO, "--nodes", "4"]
@@ -98,19 +98,19 @@ def running(word: str) -> list[str]:
     return [line for line in found if word in line]
 
 
-def test_too_few_nodes_make_no_fabric():
+def test_too_few_nodes_are_an_error():
     done = demo("--nodes", "3", "--once")
     assert done.returncode == 1
-    assert done.stderr == "nodeagent: 3 nodes are no fabric to show: give --nodes 4 to 2048\n"
+    assert done.stderr == "nodeagent: 3 nodes are too few or too many for the demo: give --nodes 4 to 2048\n"
 
 
-def test_a_machine_is_written_or_a_fabric_shown(tmp_path: Path):
+def test_write_and_nodes_exclude_each_other(tmp_path: Path):
     done = demo("--nodes", "8", "--write", str(tmp_path / "root"))
     assert done.returncode == 2
     assert "give one of the two" in done.stderr
 
 
-# --- its claims ---------------------------------------------------------------------------------------
+# --- its statements ---------------------------------------------------------------------------------------
 
 
 def hypernode(name: str, *nodes: str) -> dict[str, Any]:
@@ -120,53 +120,55 @@ def hypernode(name: str, *nodes: str) -> dict[str, Any]:
 
 @pytest.fixture
 async def cluster(tmp_path: Path):
-    async with Cluster(tmp_path, fabric(4), {}) as cluster:
+    async with DemoCluster(tmp_path, fabric(4), {}) as cluster:
         yield cluster
 
 
 @pytest.fixture
-async def writer(cluster: Cluster):
-    """Who writes with the controller's token."""
+async def writer(cluster: DemoCluster):
+    """A client with the controller's token."""
     client = ApiClient(kubeconfig(cluster.kubeconfig.parent / "controller.kubeconfig"))
     yield client
     await client.close()
 
 
-def show(tmp_path: Path, cluster: Cluster) -> FabricShow:
-    made = FabricShow("dgx-h100", tmp_path, 4)
-    made._cluster = cluster
-    return made
+def show(tmp_path: Path, cluster: DemoCluster) -> FabricShow:
+    demo_of_fabric = FabricShow("dgx-h100", tmp_path, 4)
+    demo_of_fabric._cluster = cluster
+    return demo_of_fabric
 
 
-async def test_nothing_is_claimed_that_the_log_does_not_bear_out(
-    tmp_path: Path, cluster: Cluster, writer: ApiClient, capsys
+async def test_a_statement_that_the_log_contradicts_ends_the_demo(
+    tmp_path: Path, cluster: DemoCluster, writer: ApiClient, capsys
 ):
     shown = show(tmp_path, cluster)
     shown._act("Nothing happens")
     shown._unchanged()
     assert "0 writes: all 0 HyperNodes" in capsys.readouterr().out
     await writer.create(HYPERNODES, hypernode("a", "gpu-001"))
-    with pytest.raises(DemoError, match=r"it is not so that nothing was written.*1 create hypernodes"):
+    with pytest.raises(
+        DemoError, match=r"this is not true: nothing was written; written: .*1 create hypernodes"
+    ):
         shown._unchanged()
 
 
-async def test_a_hypernode_that_somebody_else_has_changed_is_not_called_unchanged(
-    tmp_path: Path, cluster: Cluster
+async def test_a_hypernode_that_another_client_has_changed_is_not_unchanged(
+    tmp_path: Path, cluster: DemoCluster
 ):
     shown = show(tmp_path, cluster)
     cluster.server.put(
         {"apiVersion": "topology.volcano.sh/v1alpha1", "kind": "HyperNode", **hypernode("a", "gpu-001")}
     )
-    with pytest.raises(DemoError, match="as they were"):
+    with pytest.raises(DemoError, match="the HyperNodes are unchanged"):
         shown._unchanged()
 
 
-async def test_the_log_counts_what_one_user_wrote_since_the_mark_without_leases_and_reads(
-    cluster: Cluster, writer: ApiClient
+async def test_the_log_counts_the_writes_of_one_user_since_the_mark_without_leases(
+    cluster: DemoCluster, writer: ApiClient
 ):
     lease = {"metadata": {"name": "nodeagent-controller"}, "spec": {}}
     await writer.create(HYPERNODES, hypernode("a", "gpu-001"))
-    cluster.ledger.mark()
+    cluster.request_log.mark()
     await writer.create(LEASES, lease, namespace="nodeagent")
     await writer.list(HYPERNODES)
     await writer.patch(HYPERNODES, "a", {"metadata": {"labels": {"x": "y"}}})
@@ -174,20 +176,20 @@ async def test_the_log_counts_what_one_user_wrote_since_the_mark_without_leases_
     assert cluster.by_agents().lines() == ["nothing"]
 
 
-async def test_a_node_in_two_hypernodes_is_refused_and_the_log_says_so(cluster: Cluster, writer: ApiClient):
+async def test_a_node_in_two_hypernodes_is_refused_and_logged(cluster: DemoCluster, writer: ApiClient):
     await writer.create(HYPERNODES, hypernode("a", "gpu-001", "gpu-002"))
-    with pytest.raises(ApiError, match="gpu-002 would stand in a too"):
+    with pytest.raises(ApiError, match="gpu-002 would be in a too"):
         await writer.create(HYPERNODES, hypernode("b", "gpu-002", "gpu-003"))
     assert cluster.by_controller().lines()[-1].startswith("refused with 403: create hypernodes")
 
 
 async def test_an_empty_log_is_nothing():
-    assert Ledger(ApiServer()).written(CONTROLLER).lines() == ["nothing"]
+    assert RequestLog(ApiServer()).written(CONTROLLER).lines() == ["nothing"]
 
 
 @pytest.mark.needs("openssl")
 @pytest.mark.needs("kubectl")
-async def test_kubectl_reads_the_cluster_with_the_file_that_the_show_names(cluster: Cluster):
+async def test_kubectl_reads_the_cluster_with_the_printed_kubeconfig(cluster: DemoCluster):
     cluster.join("gpu-001")
     await cluster.until(lambda: cluster.server.counts["patch", "nodelinks"], "the report")
     kubectl = which("kubectl")
@@ -196,14 +198,14 @@ async def test_kubectl_reads_the_cluster_with_the_file_that_the_show_names(clust
         kubectl, "--kubeconfig", str(cluster.kubeconfig), "get", "nodelinks", "-o", "name",
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    told, _ = await process.communicate()
-    assert told.decode() == "nodelinks.nodeagent.io/gpu-001\n"
+    output, _ = await process.communicate()
+    assert output.decode() == "nodelinks.nodeagent.io/gpu-001\n"
 
 
-# --- the picture --------------------------------------------------------------------------------------
+# --- folding --------------------------------------------------------------------------------------
 
 
-def test_nodes_in_a_row_are_one_line_and_whoever_is_odd_keeps_its_own():
+def test_consecutive_nodes_are_one_line_and_a_node_with_a_remark_keeps_its_own():
     drawn = """\
 fabric compute
 ├─ a (leaf): s0, s1, s2, s3

@@ -117,7 +117,7 @@ groups:
         ),
         (
             "groups:\n- name: a\n  nodes: [n1, n1]",
-            't:5:15: groups[0].nodes[1]: "n1" stands in the list already, in line 5',
+            't:5:15: groups[0].nodes[1]: "n1" is in the list already, in line 5',
         ),
         (
             "switches:\n- name: a\n- name: A",

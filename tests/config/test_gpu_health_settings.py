@@ -6,8 +6,9 @@ from nodeagent import discovery
 from nodeagent.agent_config import load
 from nodeagent.config.faults import ConfigError
 from nodeagent.health.gpu_health_settings import GpuHealthSettings
-from nodeagent.health.gpu_rules import GRAVE, Limits, Mark
-from nodeagent.health.xids import Rules
+from nodeagent.health.gpu_rules import WITHDRAWING, GpuLimits, MeasuredFault
+from nodeagent.health.health_settings import GuardSettings
+from nodeagent.health.xids import GpuTerms
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
 
@@ -17,19 +18,19 @@ def health(text):
 
 
 def test_the_defaults_are_those_of_the_rules():
-    assert discovery.rules(health("{}")) == Rules(limits=Limits())
-    assert {Mark(name) for name in GpuHealthSettings().unhealthy} == GRAVE
+    assert discovery.gpu_terms(health("{}"), GuardSettings()) == GpuTerms()
+    assert {MeasuredFault(name) for name in GpuHealthSettings().unhealthy} == WITHDRAWING
 
 
 def test_every_setting_reaches_the_rules():
-    rules = discovery.rules(
-        health(
-            "{readSeconds: 5, clearSeconds: 61, remappedRows: 1, sramUncorrectable: 2, nvlinks: 18, "
-            "nvlinkDownSeconds: 61, fabricSeconds: 32, pcieWidthSeconds: 33, pcieSpeedSeconds: 34, "
-            "pcieClearSeconds: 35, unhealthy: [pcie_width], ignore: [remap_pending], processes: true}"
-        )
+    gpu = health(
+        "{readSeconds: 5, clearSeconds: 61, remappedRows: 1, sramUncorrectable: 2, nvlinks: 18, "
+        "nvlinkDownSeconds: 61, fabricSeconds: 32, pcieWidthSeconds: 33, pcieSpeedSeconds: 34, "
+        "pcieClearSeconds: 35, unhealthy: [pcie_width], ignore: [remap_pending], processes: true}"
     )
-    assert rules.limits == Limits(
+    terms = discovery.gpu_terms(gpu, GuardSettings(share=0.25, seconds=7))
+    assert (terms.guard_share, terms.guard_s) == (0.25, 7)
+    assert terms.limits == GpuLimits(
         remapped_rows=1,
         sram_uncorrectable=2,
         nvlinks=18,
@@ -40,8 +41,8 @@ def test_every_setting_reaches_the_rules():
         pcie_clear_s=35,
         clear_s=61,
         gap_s=20,
-        grave=frozenset({Mark.PCIE_WIDTH}),
-        ignore=frozenset({Mark.REMAP_PENDING}),
+        withdrawing=frozenset({MeasuredFault.PCIE_WIDTH}),
+        ignore=frozenset({MeasuredFault.REMAP_PENDING}),
     )
 
 

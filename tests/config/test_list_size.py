@@ -103,7 +103,7 @@ def test_slices_of_a_mebibyte_are_refused_with_the_numbers_and_the_remedy() -> N
     assert conflict.paths == (("resources", 0, "sliceMiB"),)
     assert conflict.message == (
         "1 MiB makes 648376 devices on 8 GPUs (assumed: 8 GPUs of 81559 MiB), a list of 44000688 bytes; the "
-        "kubelet refuses more than 4194304, the limit here is 3145728; sliceMiB: 14 is the least that fits"
+        "kubelet refuses more than 4194304, the limit here is 3145728; sliceMiB: 14 is the smallest that fits"
     )
     assert not [*size_conflicts((GpuMemResource(slice_mib=14),))]
     assert [*size_conflicts((GpuMemResource(slice_mib=13),))]

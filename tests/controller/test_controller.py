@@ -1,4 +1,4 @@
-"""The controller against the stand-in API server: reports in, the tree and the labels out, through outages too."""
+"""The controller against the stand-in API server: reports become HyperNodes and labels, through outages too."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def populate(server: ApiServer, units: int = 2, each: int = 4) -> None:
 
 
 def tree(server: ApiServer) -> dict[str, list[str]]:
-    """Members of each HyperNode, and its tier in front."""
+    """The tier and the members of each HyperNode."""
     return {
         found["metadata"]["name"]: [
             str(found["spec"]["tier"]),
@@ -70,9 +70,9 @@ def groups(server: ApiServer) -> list[list[str]]:
 
 
 def valid(server: ApiServer) -> None:
-    """What Volcano asks of a tree, in so far as one level of nodes can break it."""
+    """Volcano's rules for a tree, as far as one level of nodes can break them."""
     nodes = [name for group in groups(server) for name in group]
-    assert len(nodes) == len(set(nodes)), "a node stands in two HyperNodes"
+    assert len(nodes) == len(set(nodes)), "a node is in two HyperNodes"
     assert all(len(members) > 1 for members in tree(server).values()), "a HyperNode is empty"
 
 
@@ -99,17 +99,17 @@ async def cluster(units: int = 2) -> AsyncIterator[ApiServer]:
         await server.stop()
 
 
-async def until(good: Callable[[], object], what: str = "it to come true") -> None:
+async def until(good: Callable[[], object], what: str = "a condition") -> None:
     try:
         async with asyncio.timeout(20):
             while not good():
                 await asyncio.sleep(0.01)
     except TimeoutError:
-        pytest.fail(f"waited in vain for {what}")
+        pytest.fail(f"timed out waiting for {what}")
 
 
 def labels(server: ApiServer, node: str) -> dict[str, str]:
-    found = server.one("nodes", node)
+    found = server.find("nodes", node)
     assert found is not None
     return found["metadata"]["labels"]
 
@@ -130,7 +130,7 @@ async def test_two_units_become_two_hypernodes_and_their_nodes_are_labelled_once
         await until(lambda: controller.labels.writes == {"ok": 8})
 
 
-async def test_silence_writes_nothing():
+async def test_links_without_frames_write_nothing():
     async with cluster() as server, running(server) as controller:
         await until(lambda: controller.labels.writes["ok"] == 8)
         plans = controller.progress.plans
@@ -141,7 +141,7 @@ async def test_silence_writes_nothing():
         assert controller.hypernodes.writes.total() == 2
 
 
-async def test_a_node_that_is_racked_elsewhere_is_one_shrink_and_one_grow():
+async def test_a_node_that_moves_is_one_shrink_and_one_grow():
     async with cluster() as server:
         server.admit.append(lambda *_: valid(server))
         async with running(server) as controller:
@@ -167,7 +167,7 @@ async def test_a_restart_writes_nothing_and_another_replica_takes_over():
         assert tree(server).keys() == before.keys()
 
 
-async def test_of_two_replicas_one_writes_and_the_other_follows_when_it_ends():
+async def test_of_two_replicas_one_leads_and_the_other_follows_when_it_ends():
     async with cluster() as server, running(server, identity="b") as other:
         async with running(server, identity="a") as one:
             await until(lambda: one.lease.leading or other.lease.leading)
@@ -177,7 +177,7 @@ async def test_of_two_replicas_one_writes_and_the_other_follows_when_it_ends():
 
 
 @pytest.mark.parametrize("fault", ["500", "429", "403", "half", "close", "lost"])
-async def test_a_write_that_fails_is_made_later_and_the_tree_is_valid_all_the_time(fault: str):
+async def test_a_failed_write_is_repeated_and_the_tree_is_always_valid(fault: str):
     async with cluster() as server:
         server.fail(fault, verb="create", resource="hypernodes", times=2)
         async with running(server):
@@ -185,7 +185,7 @@ async def test_a_write_that_fails_is_made_later_and_the_tree_is_valid_all_the_ti
             valid(server)
 
 
-async def test_a_webhook_that_is_not_up_yet_is_waited_for():
+async def test_writes_are_repeated_until_the_webhook_is_up():
     async with cluster() as server:
         down = True
         server.admit.append(lambda _user, _verb, plural, _was, _now: (
@@ -197,7 +197,7 @@ async def test_a_webhook_that_is_not_up_yet_is_waited_for():
             await until(lambda: groups(server) == [FIRST, SECOND])
 
 
-async def test_a_hypernode_of_another_owner_is_never_touched_and_told_of():
+async def test_a_hypernode_of_another_owner_is_never_written_and_reported_as_an_event():
     theirs = {
         "apiVersion": "topology.volcano.sh/v1alpha1", "kind": "HyperNode",
         "metadata": {"name": "ufm-leaf", "labels": {"volcano.sh/network-topology-source": "ufm"}},
@@ -211,12 +211,12 @@ async def test_a_hypernode_of_another_owner_is_never_touched_and_told_of():
             assert event["reason"] == "ForeignHyperNode"
             assert "node-00" in event["message"]
             assert controller.hypernodes.writes.total() == 0
-        found = server.one("hypernodes", "ufm-leaf")
+        found = server.find("hypernodes", "ufm-leaf")
         assert found is not None
         assert found["spec"] == theirs["spec"]
 
 
-async def test_reports_that_are_none_are_named_and_take_nobody_along():
+async def test_invalid_reports_are_named_and_do_not_affect_other_nodes():
     async with cluster() as server:
         server.put(nodelinks("ghost", leaves(0)))
         server.put({**nodelinks("node-00", leaves(1)), "nodeName": "node-10"})
@@ -228,7 +228,7 @@ async def test_reports_that_are_none_are_named_and_take_nobody_along():
             assert {"ghost", "node-00", "node-01"} <= unplaced
 
 
-async def test_the_metrics_and_probes_tell_what_happens():
+async def test_metrics_and_probes_show_the_state():
     async with cluster() as server, running(server) as controller:
         await until(lambda: controller.labels.writes["ok"] == 8)
         async with asyncio.timeout(10):
@@ -256,7 +256,7 @@ async def test_the_metrics_and_probes_tell_what_happens():
             assert "nodes: 8 known" in text
 
 
-async def test_a_breaker_holds_what_would_move_half_of_the_cluster():
+async def test_the_breaker_holds_a_plan_that_would_move_half_of_the_cluster():
     rules = replace(RULES, hysteresis=replace(QUICK, least_nodes=2, hold_s=30.0))
     async with cluster() as server, running(server, rules) as controller:
         await until(lambda: controller.labels.writes["ok"] == 8)

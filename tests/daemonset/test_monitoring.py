@@ -18,10 +18,10 @@ import yaml
 
 from nodeagent.controller import Progress
 from nodeagent.fabric import compute
-from nodeagent.health.engine import keys
-from nodeagent.health.rules import DEFAULTS
+from nodeagent.health.nic_judge import keys
+from nodeagent.health.nic_rules import DEFAULTS
 from nodeagent.metrics.catalog import CATALOG
-from nodeagent.metrics.controller_metrics import FabricMetrics
+from nodeagent.metrics.controller_metrics import ControllerInput, render
 from nodeagent.model import Holding
 from tests.support.scrape_inputs import facts, page, scrape_input, sick
 
@@ -56,8 +56,8 @@ def fabric() -> frozenset[str]:
     progress = Progress(outcome=compute(()))
     writes = Counter({("create", "ok"): 1})
     asked = SimpleNamespace(reads=Counter({"ok": 1}), states=Counter({"silent": 1}), round_s=1.0, rounds=1)
-    told = FabricMetrics(progress, {}, writes, Counter({"ok": 1}), leading=True, switches=asked)
-    return frozenset(sample.name for family in told.collect() for sample in family.samples)
+    shown = ControllerInput(progress, {}, writes, Counter({"ok": 1}), leading=True, switches=asked)
+    return frozenset(re.findall(r"^(nodeagent_\w+)", render(shown, openmetrics=False), re.MULTILINE))
 
 
 def exposed() -> set[str]:

@@ -27,7 +27,7 @@ from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS
 from nodeagent.model import HEALTHY, Devices, Health, Holding, Reason, Snapshot, State
-from nodeagent.sim.apiserver import ApiServer, Seen
+from nodeagent.sim.apiserver import ApiServer, RequestRecord
 from tests.cluster.test_node_report import RAILS, neighbor, snapshot
 from tests.controller.test_controller import FIRST, RULES, SECOND, leaves, nodelinks, populate, tree
 from tests.support.admission import NODE, UID, Request, refusals
@@ -76,7 +76,7 @@ async def cluster(manifests: list[Manifest]) -> AsyncIterator[ApiServer]:
             server.put(one)
         except LookupError:
             continue  # the stand-in stores roles and bindings, but not this kind
-    assert server.one("clusterroles", "nodeagent") is not None
+    assert server.find("clusterroles", "nodeagent") is not None
     populate(server)
 
     def admit(user: str, verb: str, plural: str, old: Any, new: Any) -> str | None:
@@ -105,7 +105,7 @@ async def running(*jobs: Any) -> AsyncIterator[None]:
         await asyncio.wait(tasks)
 
 
-def granted(seen: Seen) -> Grant:
+def granted(seen: RequestRecord) -> Grant:
     return seen.verb, seen.group, seen.resource
 
 
@@ -161,13 +161,13 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
     server.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "trainer", "namespace": "ml"}})
 
     def stored() -> dict[str, Any]:
-        return server.one("nodelinks", "gpu-0", "nodeagent") or {"links": [{}]}
+        return server.find("nodelinks", "gpu-0", "nodeagent") or {"links": [{}]}
 
     def told(reason: str, times: int = 1) -> bool:
         return any(one["reason"] == reason and one["count"] >= times for one in server.objects("events"))
 
     def node() -> dict[str, Any]:
-        return server.one("nodes", "gpu-0") or {}
+        return server.find("nodes", "gpu-0") or {}
 
     tell(inventory, facts(HEALTHY))
     try:
@@ -183,7 +183,7 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
             await server.until(lambda: told("LinkCarrierDown", 2))
             await server.until(lambda: stored()["summary"]["health"] == "down")
             if marks:
-                await server.until(lambda: server.one("pods", "trainer", "ml") is None)
+                await server.until(lambda: server.find("pods", "trainer", "ml") is None)
                 await server.until(lambda: node().get("status", {}).get("conditions"))
                 await server.until(
                     lambda: "nodeagent.io/link-degraded" in node()["metadata"].get("labels", {})
@@ -208,7 +208,7 @@ async def test_the_rights_of_the_agent_are_sufficient_and_all_are_used() -> None
         await agent_at_work(server)
         assert {granted(seen) for seen in server.requests if seen.status == 403} <= {PODS}
         asked = {granted(seen) for seen in server.requests if seen.status != 403}
-        report = server.one("nodelinks", "gpu-0", "nodeagent")
+        report = server.find("nodelinks", "gpu-0", "nodeagent")
         assert report is not None
         assert report["summary"] == {"links": "7/8", "switches": 8, "health": "down"}
     assert sorted(asked | {CREATE}) == allowed(manifests, AGENT)
@@ -296,7 +296,7 @@ async def test_the_policy_refuses_a_report_about_another_node() -> None:
                 await client.list(NODELINKS, namespace="nodeagent")
         finally:
             await client.close()
-        assert server.one("nodelinks", "node-00", "nodeagent") == server.one(
+        assert server.find("nodelinks", "node-00", "nodeagent") == server.find(
             "nodelinks", "node-00", "nodeagent"
         )
 
@@ -323,7 +323,7 @@ async def controller_at_work(server: ApiServer) -> None:
 
 
 def labeled(server: ApiServer, node: str) -> bool:
-    found = server.one("nodes", node)
+    found = server.find("nodes", node)
     return found is not None and "topology.nodeagent.io/tier-1" in found["metadata"]["labels"]
 
 
@@ -382,7 +382,7 @@ async def marks_at_work(server: ApiServer) -> None:
     access = Access(server.url, token=server.token(CONTROLLER))
 
     def marks() -> tuple[bool, bool]:
-        node = server.one("nodes", FIRST[0]) or {}
+        node = server.find("nodes", FIRST[0]) or {}
         conditions = node.get("status", {}).get("conditions") or ()
         taints = node.get("spec", {}).get("taints") or ()
         return any(one["type"] == CONDITION for one in conditions), any(TAINT.matches(one) for one in taints)

@@ -210,7 +210,7 @@ async def test_who_leads_no_more_shows_no_tree():
     """Two replicas that both count placed nodes and anomalies would double every sum."""
     async with cluster() as server, quick(server) as controller:
         await until(lambda: controller.progress.outcome)
-        lease = server.one("leases", "nodeagent-controller", "nodeagent")
+        lease = server.find("leases", "nodeagent-controller", "nodeagent")
         assert lease is not None
         lease["spec"] |= {"holderIdentity": "another", "leaseDurationSeconds": 3600}
         server.put(lease)
@@ -302,7 +302,7 @@ async def test_real_agents_that_fall_silent_restart_and_move_one_node():
 
 
 def stale(server: ApiServer, name: str) -> bool:
-    found = server.one("nodelinks", name, "nodeagent")
+    found = server.find("nodelinks", name, "nodeagent")
     return found is None or any(one["neighbor"].get("stale") for one in found["links"])
 
 
@@ -310,5 +310,5 @@ async def test_a_lease_that_somebody_deletes_is_made_again():
     async with cluster() as server, quick(server) as controller:
         await until(lambda: controller.lease.leading)
         server.remove("leases", "nodeagent-controller", "nodeagent")
-        await until(lambda: server.one("leases", "nodeagent-controller", "nodeagent"), "another lease")
+        await until(lambda: server.find("leases", "nodeagent-controller", "nodeagent"), "another lease")
         await until(lambda: controller.lease.leading)

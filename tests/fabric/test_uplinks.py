@@ -141,7 +141,7 @@ COLUMN = st.dictionaries(ROW | INDEX, VALUE | st.integers(1, 7), max_size=6)
     st.dictionaries(st.sampled_from(lldp_mib.OWN), VALUE),
 )
 def test_no_answer_of_an_agent_is_too_odd(columns, own):
-    reading = lldp_mib.reading(own, columns)
+    reading = lldp_mib.reading_of(own, columns)
     for one in reading.neighbors:
         assert one.chassis
         (one.name + one.chassis + one.port).encode()

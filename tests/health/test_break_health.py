@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.health.engine import Terms
-from nodeagent.health.nic_state import Latched, Remembered
-from nodeagent.health.rules import Override
+from nodeagent.health.nic_judge import NicTerms
+from nodeagent.health.record import LatchedFault, NicRecord
+from nodeagent.health.rule import Override
 from nodeagent.health.structural import find_faults
 from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import MEASUREMENTS
@@ -26,7 +26,7 @@ KERNEL = Source.KERNEL
 def restarted(bench: Bench) -> Bench:
     after = Bench(len(bench.pfs), bench.engine.terms)
     after.now, after.links = bench.now, bench.links
-    after.engine.recall(bench.engine.memories())
+    after.engine.restore(bench.engine.records())
     return after
 
 
@@ -85,22 +85,22 @@ def test_firmware_that_died_before_a_restart_is_not_sound_after_it() -> None:
 @pytest.mark.parametrize(
     "kept",
     [
-        Remembered(faults=(Latched("carrier_down", 1e18, 1e18, "x"),)),
-        Remembered(faults=(Latched("carrier_down", 10.0, 1e18, "x"),)),
-        Remembered(penalty=1e300, penalty_at=1e18),
-        Remembered(penalty=-1.0),
-        Remembered(losses=((1e18, 50.0),)),
-        Remembered(losses=((1.0, -50.0),)),
-        Remembered(best_mbps=1e300),
-        Remembered(downs=-1.0),
+        NicRecord(faults=(LatchedFault("carrier_down", 1e18, 1e18, "x"),)),
+        NicRecord(faults=(LatchedFault("carrier_down", 10.0, 1e18, "x"),)),
+        NicRecord(penalty=1e300, penalty_at=1e18),
+        NicRecord(penalty=-1.0),
+        NicRecord(losses=((1e18, 50.0),)),
+        NicRecord(losses=((1.0, -50.0),)),
+        NicRecord(best_mbps=1e300),
+        NicRecord(downs=-1.0),
     ],
 )
 def test_a_memory_of_what_is_yet_to_come_is_left_out(
-    kept: Remembered, caplog: pytest.LogCaptureFixture
+    kept: NicRecord, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory, one = Memory.none(), pf(1)
     memory.keep(ROOM, {Who(one.pci_address): kept})
-    judge = Verdicts(Terms(), memory, clock=lambda: 5000.0)
+    judge = Verdicts(NicTerms(), memory, clock=lambda: 5000.0)
     functions, faults = find_faults([one], [link(one)])
     (judged,) = judge.facts(functions, [link(one)], faults)
     assert judged.health.reasons == ()
@@ -109,7 +109,7 @@ def test_a_memory_of_what_is_yet_to_come_is_left_out(
 
 def test_a_penalty_that_was_remembered_ends_within_the_hour_too() -> None:
     bench = Bench(1)
-    bench.engine.recall({bench.pfs[0].pci_address: Remembered(penalty=1e300, penalty_at=1000.0)})
+    bench.engine.restore({bench.pfs[0].pci_address: NicRecord(penalty=1e300, penalty_at=1000.0)})
     bench.look(at=1001)
     assert bench.reasons() == ["flapping"]
     assert bench.wait(3600).reasons() == []
@@ -252,7 +252,7 @@ class Asked(Bench):
         return super().wait(seconds)
 
     def _stir(self) -> None:
-        for one in self.engine.pfs.values():
+        for one in self.engine.nics.values():
             one.stirred = True
 
 

@@ -159,7 +159,7 @@ async def test_what_the_samples_tell_reaches_the_kubelet_both_ways() -> None:
         await ready(n, config)
         assert n.agent is not None
         await n.until(
-            lambda: n.agent is not None and bool(n.agent.verdicts.engine.pfs[PF0].values.get("pcie_width"))
+            lambda: n.agent is not None and bool(n.agent.verdicts.engine.nics[PF0].values.get("pcie_width"))
         )
         n.machine.flap(0, 5)
         await n.until(lambda: "flapping" in keys(n, PF0))
@@ -177,7 +177,7 @@ async def test_a_node_whose_whole_switch_restarts_loses_its_devices_when_two_sou
         await ready(n, held(0))
         assert n.agent is not None
         await n.until(lambda: n.agent is not None and n.agent.pages.measured is not None)
-        await n.until(lambda: n.agent is not None and "flapping" in n.agent.verdicts.engine.pfs[PF0].values)
+        await n.until(lambda: n.agent is not None and "flapping" in n.agent.verdicts.engine.nics[PF0].values)
         for nic in (0, 1):
             n.machine.set_link(nic, up=False)
         await n.allocatable(NIC0, 0)

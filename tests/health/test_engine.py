@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.health.cabling import Port
-from nodeagent.health.engine import Engine, Expected, Terms
-from nodeagent.health.rules import DEFAULTS, Override
+from nodeagent.health.nic_judge import Expected, NicJudge, NicTerms
+from nodeagent.health.nic_rules import DEFAULTS
+from nodeagent.health.rule import Override
 from nodeagent.health.structural import find_faults
 from nodeagent.measurements.sample import Source
 from nodeagent.model import HEALTHY, Identifier, Neighbor, State
@@ -179,7 +180,7 @@ def test_a_port_that_was_never_plugged_in_is_unused_and_no_alarm() -> None:
 
 
 def test_a_port_that_is_expected_is_down_from_the_first_look() -> None:
-    bench = Bench(2, Terms(expected=(Expected(("eth1",)),)), up=False).look()
+    bench = Bench(2, NicTerms(expected=(Expected(("eth1",)),)), up=False).look()
     assert [bench.health(n).state for n in (1, 2)] == [State.DOWN, State.UNUSED]
 
 
@@ -201,7 +202,7 @@ def test_a_port_is_compared_with_its_like_and_anew_when_its_role_becomes_known()
         bench.down(number)
     assert bench.health(9).state is State.DOWN, "eight of ten are up"
     address = [one.pci_address for one in bench.pfs]
-    bench.engine.roles({one: "compute" if i < 8 else "storage" for i, one in enumerate(address)})
+    bench.engine.take_roles({one: "compute" if i < 8 else "storage" for i, one in enumerate(address)})
     assert bench.wait(0).health(9).state is State.UNUSED
     for number in range(2, 9):
         bench.down(number)
@@ -209,7 +210,7 @@ def test_a_port_is_compared_with_its_like_and_anew_when_its_role_becomes_known()
 
 
 def test_a_port_that_is_configured_unused_alarms_nobody_even_after_it_was_up() -> None:
-    bench = Bench(4, Terms(unused=("eth1",))).look()
+    bench = Bench(4, NicTerms(unused=("eth1",))).look()
     assert bench.down().health().state is State.UNUSED
 
 
@@ -234,11 +235,11 @@ def test_the_majority_says_how_fast_a_link_should_be() -> None:
 
 
 def test_alone_a_link_is_measured_by_itself_and_by_the_configuration() -> None:
-    bench = Bench(1, Terms(guard_share=1.0)).look()
+    bench = Bench(1, NicTerms(guard_share=1.0)).look()
     assert bench.set(speed_mbps=100_000).wait(10).reasons() == ["speed_reduced"]
     slow = Bench(1)
     assert slow.set(speed_mbps=100_000).wait(60).reasons() == []
-    slow.engine.adopt(Terms(expected=(Expected(("eth*",), 400_000),), guard_share=1.0))
+    slow.engine.adopt(NicTerms(expected=(Expected(("eth*",), 400_000),), guard_share=1.0))
     assert slow.wait(0).wait(10).reasons() == ["speed_reduced"]
 
 
@@ -279,7 +280,7 @@ def test_losses_before_the_agent_began_are_not_counted() -> None:
 
 def test_a_counter_that_was_reset_counts_what_it_shows() -> None:
     bench = flaps(two_up(), (1001, 4000), (1006, 1))
-    assert bench.engine.pfs[bench.pfs[0].pci_address].penalty.points == 1000
+    assert bench.engine.nics[bench.pfs[0].pci_address].penalty.points == 1000
     assert bench.reasons() == []
 
 
@@ -298,7 +299,7 @@ def test_five_losses_in_a_day_are_a_warning_sign_that_takes_nothing() -> None:
 def restarted(bench: Bench) -> Bench:
     after = Bench(len(bench.pfs), bench.engine.terms)
     after.now, after.links = bench.now, bench.links
-    after.engine.recall(bench.engine.memories())
+    after.engine.restore(bench.engine.records())
     return after
 
 
@@ -309,7 +310,7 @@ def test_a_restart_in_the_middle_of_suppression_forgets_nothing() -> None:
     assert after.look().reasons() == ["flapping"]
     assert after.health().allocatable is False
     flaps(after, (1101, 14))
-    points = after.engine.pfs[after.pfs[0].pci_address].penalty.points
+    points = after.engine.nics[after.pfs[0].pci_address].penalty.points
     assert points > 3500, "and what happened meanwhile is counted"
 
 
@@ -354,7 +355,7 @@ def test_what_the_guard_held_back_and_is_over_is_never_taken() -> None:
 
 
 def test_the_guard_can_be_switched_off() -> None:
-    bench = Bench(8, Terms(guard_share=1.0)).look()
+    bench = Bench(8, NicTerms(guard_share=1.0)).look()
     for number in range(1, 9):
         bench.down(number)
     assert bench.allocatable() == [False] * 8
@@ -451,25 +452,25 @@ def neighbor(port: str, *, stale: bool = False) -> Neighbor:
 
 def test_a_link_at_another_port_than_planned_is_miscabled_after_a_minute() -> None:
     bench = two_up()
-    bench.engine.plan({"eth1": Port("leaf-1", "Ethernet1/1")})
-    bench.engine.neighbors([neighbor("Ethernet1/2")])
+    bench.engine.take_plan({"eth1": Port("leaf-1", "Ethernet1/1")})
+    bench.engine.take_neighbors([neighbor("Ethernet1/2")])
     assert bench.wait(0).wait(59).reasons() == []
     assert bench.wait(1).reasons() == ["miscabled"]
     assert bench.health().state is State.MISCABLED
     assert bench.health().allocatable is True
     assert "leaf-1.example.com Ethernet1/2, planned leaf-1 Ethernet1/1" in bench.health().reasons[0].detail
-    bench.engine.neighbors([neighbor("ethernet1/1")])
+    bench.engine.take_neighbors([neighbor("ethernet1/1")])
     assert bench.wait(0).health() == HEALTHY
 
 
 def test_a_neighbor_that_nobody_vouches_for_is_no_evidence() -> None:
     bench = two_up()
-    bench.engine.plan({"eth1": Port("leaf-1", "Ethernet1/1")})
-    bench.engine.neighbors([neighbor("Ethernet1/2", stale=True)])
+    bench.engine.take_plan({"eth1": Port("leaf-1", "Ethernet1/1")})
+    bench.engine.take_neighbors([neighbor("Ethernet1/2", stale=True)])
     assert bench.wait(600).health() == HEALTHY
-    bench.engine.neighbors([neighbor("Ethernet1/2")])
+    bench.engine.take_neighbors([neighbor("Ethernet1/2")])
     bench.wait(0).wait(60)
-    bench.engine.neighbors([neighbor("Ethernet1/2", stale=True)])
+    bench.engine.take_neighbors([neighbor("Ethernet1/2", stale=True)])
     assert bench.wait(600).reasons() == ["miscabled"], "nor does it acquit"
 
 
@@ -535,11 +536,11 @@ def test_whatever_happens_verdicts_are_consistent(history: list[Any]) -> None:
 
 
 def test_an_unknown_device_and_an_empty_node_are_borne() -> None:
-    engine = Engine()
+    engine = NicJudge()
     assert engine.judge(1.0) == ()
     assert engine.due() is None
     functions, faults = find_faults([pf(1)], [])
-    engine.facts(functions, [], faults)
+    engine.take_facts(functions, [], faults)
     assert engine.judge(2.0)[0].health.state is State.UNKNOWN
 
 

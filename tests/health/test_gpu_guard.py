@@ -1,94 +1,138 @@
-"""Most GPUs of a node do not go at once on one word of the driver."""
+"""The guard: most devices of a node do not become Unhealthy at once on the report of one source."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.health.gpuguard import Guard
+from nodeagent.health.gpu_judge import GpuJudge
+from nodeagent.health.gpu_rules import LOST, MIG_ENABLED, GpuLimits, measured_rules
+from nodeagent.health.guard import Guard
+from nodeagent.health.xids import GpuTerms, xid_rule
 from nodeagent.host.gpu_driver import GpuReading
-from nodeagent.model import HEALTHY, Health, Reason, State
+from nodeagent.model import State
 from nodeagent.sources.gpu_health_service import Ledger
 from nodeagent.sources.nvml_session import Reading as Session
 
 UUIDS = [f"GPU-{number}" for number in range(8)]
+REMAP_FAILED = measured_rules(GpuLimits())[0]
+XID_79 = xid_rule(79, GpuTerms())
 
 
-def bad(*keys: str) -> Health:
-    return Health(State.UNHEALTHY, tuple(Reason(key, key) for key in keys), allocatable=False)
+@dataclass
+class Device:
+    """A device with these rules active. ``over``: its faults only wait for their time to clear."""
+
+    rules: tuple = ()
+    over: bool = False
+
+    @property
+    def withdraws(self) -> bool:
+        return any(rule.withdraws for rule in self.rules)
+
+    def witnesses(self) -> frozenset[str]:
+        return frozenset().union(*(rule.witnesses for rule in self.rules))
 
 
-def offered(guard: Guard, now: float, *taken: Health) -> int:
-    """How many are offered, of eight of which the first are these."""
-    healths = dict(zip(UUIDS, [*taken, *[HEALTHY] * (8 - len(taken))], strict=True))
-    return sum(one.allocatable for one in guard.judge(healths, now).values())
+def gpu_guard(share: float = 0.5) -> Guard:
+    return Guard(share, least=1.0)
 
 
-def test_a_list_that_comes_back_empty_takes_half_and_the_rest_when_it_stands() -> None:
-    guard = Guard()
+def offered(guard: Guard, now: float, *failing: Device) -> int:
+    """How many of eight devices are offered. The first have these faults."""
+    devices = dict(zip(UUIDS, [*failing, *[Device()] * (8 - len(failing))], strict=True))
+    guard.judge(devices, {}, now)
+    return sum(guard.allocatable(uuid) for uuid in UUIDS)
+
+
+def test_an_empty_list_withdraws_half_and_the_rest_when_the_fault_has_lasted() -> None:
+    guard = gpu_guard()
     assert offered(guard, 0) == 8
-    assert offered(guard, 10, *[bad("gpu_lost")] * 8) == 4
-    assert offered(guard, 69, *[bad("gpu_lost")] * 8) == 4
-    assert offered(guard, 70, *[bad("gpu_lost")] * 8) == 0
+    assert offered(guard, 10, *[Device((LOST,))] * 8) == 4
+    assert offered(guard, 69, *[Device((LOST,))] * 8) == 4
+    assert offered(guard, 70, *[Device((LOST,))] * 8) == 0
 
 
-def test_what_was_held_back_and_is_over_was_never_taken() -> None:
-    guard = Guard()
+def test_a_fault_that_ends_while_it_is_held_back_never_withdraws() -> None:
+    guard = gpu_guard()
     offered(guard, 0)
-    offered(guard, 10, *[bad("gpu_lost")] * 8)
+    offered(guard, 10, *[Device((LOST,))] * 8)
     assert offered(guard, 40) == 8
-    assert offered(guard, 100, *[bad("gpu_lost")] * 8) == 4, "and its time begins anew"
+    assert offered(guard, 100, *[Device((LOST,))] * 8) == 4, "the time starts again"
 
 
-def test_two_witnesses_take_all_at_once() -> None:
-    guard = Guard()
+def test_a_fault_that_only_waits_to_be_cleared_does_not_last() -> None:
+    guard = gpu_guard(share=0.125)
     offered(guard, 0)
-    assert offered(guard, 10, *[bad("gpu_lost", "remap_failed")] * 8) == 0
+    assert offered(guard, 10, *[Device((REMAP_FAILED,))] * 8) == 7
+    assert offered(guard, 100, *[Device((REMAP_FAILED,), over=True)] * 8) == 6, "the share of a new minute"
+    assert offered(guard, 159, *[Device((REMAP_FAILED,))] * 8) == 6
+    assert offered(guard, 160, *[Device((REMAP_FAILED,))] * 8) == 0
 
 
-def test_an_event_is_evidence_about_one_gpu_and_never_held_back() -> None:
-    guard = Guard()
+def test_two_witnesses_withdraw_all_at_once() -> None:
+    guard = gpu_guard()
     offered(guard, 0)
-    assert offered(guard, 10, *[bad("xid_79")] * 8) == 0
+    assert offered(guard, 10, *[Device((LOST, REMAP_FAILED))] * 8) == 0
 
 
-def test_what_is_found_at_the_start_is_told_as_it_is() -> None:
-    assert offered(Guard(), 0, *[bad("gpu_lost")] * 8) == 0
-
-
-def test_a_single_gpu_goes_at_once() -> None:
-    guard = Guard()
-    guard.judge({"GPU-0": HEALTHY}, 0)
-    assert not guard.judge({"GPU-0": bad("xid_79")}, 1)["GPU-0"].allocatable
-
-
-def test_mig_on_all_gpus_is_a_persons_will() -> None:
-    guard = Guard()
+def test_an_event_names_one_gpu_and_is_never_held_back() -> None:
+    guard = gpu_guard()
     offered(guard, 0)
-    mig = Health(State.HEALTHY, (Reason("mig_enabled", "MIG"),), allocatable=False)
-    assert offered(guard, 1, *[mig] * 8) == 0
+    assert offered(guard, 10, *[Device((XID_79,))] * 8) == 0
+
+
+def test_the_first_verdict_is_not_guarded() -> None:
+    assert offered(gpu_guard(), 0, *[Device((LOST,))] * 8) == 0
+
+
+def test_a_single_gpu_is_withdrawn_at_once() -> None:
+    guard = gpu_guard()
+    guard.judge({"GPU-0": Device()}, {}, 0)
+    guard.judge({"GPU-0": Device((LOST,))}, {}, 1)
+    assert not guard.allocatable("GPU-0")
+
+
+def test_mig_on_all_gpus_is_the_decision_of_a_person() -> None:
+    guard = gpu_guard()
+    offered(guard, 0)
+    assert offered(guard, 1, *[Device((MIG_ENABLED,))] * 8) == 0
 
 
 def test_it_can_be_switched_off() -> None:
-    guard = Guard(share=1.0)
+    guard = gpu_guard(share=1.0)
     offered(guard, 0)
-    assert offered(guard, 1, *[bad("gpu_lost")] * 8) == 0
+    assert offered(guard, 1, *[Device((LOST,))] * 8) == 0
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 100), st.sets(st.integers(0, 7))), max_size=30))
-def test_it_delays_and_never_forbids_nor_condemns(steps: list[tuple[float, set[int]]]) -> None:
-    guard, now, since = Guard(), 0.0, {}
+def test_it_delays_and_never_forbids_and_withdraws_no_healthy_device(
+    steps: list[tuple[float, set[int]]],
+) -> None:
+    guard, now, since = gpu_guard(), 0.0, {}
     offered(guard, 0)
     for pause, lost in steps:
         now += pause
         since = {number: since.get(number, now) for number in lost}
-        healths = {uuid: bad("gpu_lost") if n in lost else HEALTHY for n, uuid in enumerate(UUIDS)}
-        told = guard.judge(healths, now)
+        guard.judge({uuid: Device((LOST,) if n in lost else ()) for n, uuid in enumerate(UUIDS)}, {}, now)
         for number, uuid in enumerate(UUIDS):
             if number not in lost:
-                assert told[uuid] == HEALTHY
+                assert guard.allocatable(uuid)
+                assert not guard.holds_back(uuid)
             elif now - since[number] >= 60:
-                assert not told[uuid].allocatable
+                assert not guard.allocatable(uuid)
+
+
+def test_a_list_of_the_driver_that_is_empty_is_guarded() -> None:
+    judge = GpuJudge()
+    judge.take_readings([GpuReading(n, uuid) for n, uuid in enumerate(UUIDS)], 0)
+    assert all(health.allocatable for health in judge.judge(0).values())
+    judge.take_readings([], 5)
+    assert [health.allocatable for health in judge.judge(5).values()] == [False] * 4 + [True] * 4
+    judge.take_readings([], 65)
+    assert not any(health.allocatable for health in judge.judge(65).values())
 
 
 def test_the_ledger_tells_what_the_guard_lets_through_and_explains_it() -> None:

@@ -2,23 +2,22 @@
 
 import math
 
-from nodeagent.health.gpu_rules import Limits, Mark
-from nodeagent.health.gpuview import explain_gpu
-from nodeagent.health.xids import Rules, judge
-from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
+from nodeagent.health.explain import explain_gpus
+from nodeagent.health.gpu_rules import GpuLimits, MeasuredFault
+from nodeagent.health.xids import GpuTerms
+from nodeagent.host.gpu_driver import GpuEvent, GpuVitals
 from nodeagent.model import State
-from tests.health.test_gpu_rules import SOUND, Case
+from tests.support.judged_gpus import GpuBench, gpu
 
 
-def views(case, since=None, **changes):
-    values = {**SOUND, **{name.replace("__", "/"): value for name, value in changes.items()}}
-    found = explain_gpu(case.latches[0], values, case.rules, case.now, since)
-    return {rule.rule: rule for rule in found.rules}, found
+def views(bench):
+    view = explain_gpus(bench.judge, bench.now)[0]
+    return {rule.rule: rule for rule in view.rules}, view
 
 
 def test_a_sound_gpu_has_every_rule_with_its_value_and_its_threshold():
-    rules, view = views(Case().tick(), since=0.0)
-    assert set(rules) == {mark.value for mark in Mark}
+    rules, view = views(GpuBench().tick())
+    assert set(rules) == {fault.value for fault in MeasuredFault}
     assert {rule.phase for rule in rules.values()} == {"quiet"}
     assert rules["remap_limit"].measured == "0 rows"
     assert rules["remap_limit"].threshold == "≥ 513 rows"
@@ -30,36 +29,38 @@ def test_a_sound_gpu_has_every_rule_with_its_value_and_its_threshold():
 
 def test_a_fault_goes_through_its_phases_with_the_time_that_is_left():
     bad = {"gpu_nvlink_up__3": 0}
-    case = Case().tick().for_s(15, **bad)
-    rule = views(case, **bad)[0]["nvlink_down"]
+    bench = GpuBench().tick().for_s(15, **bad)
+    rule = views(bench)[0]["nvlink_down"]
     assert (rule.phase, rule.for_s, rule.in_s, rule.began, rule.clears) == ("entering", 15, 15, None, None)
-    case.for_s(45, **bad)
-    rule = views(case, **bad)[0]["nvlink_down"]
+    bench.for_s(45, **bad)
+    rule = views(bench)[0]["nvlink_down"]
     assert (rule.phase, rule.for_s, rule.in_s) == ("active", 45, None)
     assert rule.began == "NVLink 3 is down; 17 are up."
     assert rule.clears == "clean for 600 s, or clean after a reset"
     assert rule.withdraws
-    case.for_s(60)
-    rule = views(case)[0]["nvlink_down"]
+    bench.for_s(60)
+    rule = views(bench)[0]["nvlink_down"]
     assert (rule.phase, rule.in_s, rule.measured) == ("clearing", 540, "18 up, 0 down")
 
 
 def test_what_is_not_told_is_unknown_and_what_is_ignored_is_off():
-    case = Case(Limits(ignore=frozenset({Mark.PCIE_WIDTH}))).tick()
-    rules = {rule.rule: rule for rule in explain_gpu(case.latches[0], {}, case.rules, 0).rules}
+    bench = GpuBench.with_limits(GpuLimits(ignore=frozenset({MeasuredFault.PCIE_WIDTH}))).read()
+    rules, _ = views(bench)
     assert rules["pcie_width"].phase == "off"
-    assert {rule.phase for mark, rule in rules.items() if mark != "pcie_width"} == {"unknown"}
+    assert {rule.phase for key, rule in rules.items() if key != "pcie_width"} == {"unknown"}
 
 
 def test_what_the_driver_announced_stands_first_with_its_way_back():
-    case = Case().tick()
+    bench = GpuBench().tick()
     events = [GpuEvent("GPU-0", 79), GpuEvent("GPU-0", 63), GpuEvent("GPU-0", None, unavailable=True)]
-    case.latches = judge(case.latches, 15, case.rules, events=events)
-    case.now = 115
-    case.read(recovery_action="gpu_reset", lost=True, fault="nvmlDeviceGetName: Unknown Error")
-    rules, _ = views(case)
+    bench.take(15, events=events)
+    bench.now = 115
+    bench.read(recovery_action="gpu_reset", lost=True, fault="nvmlDeviceGetName: Unknown Error")
+    rules, _ = views(bench)
     announced = [
-        (rule.rule, rule.state, rule.withdraws) for rule in rules.values() if rule.rule not in list(Mark)
+        (rule.rule, rule.state, rule.withdraws)
+        for rule in rules.values()
+        if rule.rule not in list(MeasuredFault)
     ]
     assert announced == [
         ("gpu_lost", State.UNHEALTHY, True),
@@ -73,17 +74,16 @@ def test_what_the_driver_announced_stands_first_with_its_way_back():
 
 
 def test_an_xid_that_only_a_reset_clears_has_no_end_in_sight():
-    rules = Rules(clear_after_s=math.inf)
-    latches = judge((), 0, rules, readings=[GpuReading(0, "GPU-0")])
-    latches = judge(latches, 0, rules, events=[GpuEvent("GPU-0", 79)], vitals=[GpuVitals("GPU-0")])
-    first = explain_gpu(latches[0], {}, rules, 5).rules[0]
+    bench = GpuBench(gpu(), terms=GpuTerms(clear_after_s=math.inf))
+    bench.take(0, events=[GpuEvent("GPU-0", 79)], vitals=[GpuVitals("GPU-0")]).now = 5
+    first = views(bench)[1].rules[0]
     assert (first.rule, first.in_s, first.clears) == ("xid_79", None, "a reset")
 
 
 def test_a_gpu_that_answers_with_errors_says_which():
-    case = Case().tick()
-    case.read(fault="nvmlDeviceGetName: Unknown Error")
-    rule = views(case)[0]["gpu_unreadable"]
+    bench = GpuBench().tick()
+    bench.read(fault="nvmlDeviceGetName: Unknown Error")
+    rule = views(bench)[0]["gpu_unreadable"]
     assert (rule.phase, rule.measured, rule.threshold) == (
         "entering",
         "nvmlDeviceGetName: Unknown Error",

@@ -9,15 +9,16 @@ import pytest
 
 from nodeagent.agent_config import load
 from nodeagent.config.faults import ConfigError
-from nodeagent.health.engine import Terms
 from nodeagent.health.health_settings import HealthSettings, override
 from nodeagent.health.history import History
-from nodeagent.health.rules import DEFAULTS, KEYS, Override, default, effective
+from nodeagent.health.nic_judge import NicTerms
+from nodeagent.health.nic_rules import DEFAULTS, KEYS, default, effective
+from nodeagent.health.rule import Override
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import HEALTHY, State
 from tests.support.judged_machine import Bench, terms
 
-OPEN = Terms(guard_share=1.0)
+OPEN = NicTerms(guard_share=1.0)
 S = Source
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.health.cabling import PlanError, Port
-from nodeagent.health.rules import Override
+from nodeagent.health.rule import Override
 from nodeagent.health.structural import find_faults
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import HEALTHY, Function, Gpu, Identifier, Link, Neighbor, State

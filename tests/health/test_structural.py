@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.health.engine import Engine, Expected, Terms
-from nodeagent.health.rules import Override, effective
+from nodeagent.health.nic_judge import Expected, NicJudge, NicTerms
+from nodeagent.health.nic_rules import effective
+from nodeagent.health.rule import Override
 from nodeagent.health.structural import Fault, find_faults
 from nodeagent.model import HEALTHY, Function, Health, Link, Reason, State
 
@@ -41,14 +42,14 @@ class Judged:
 
     def __init__(self) -> None:
         rules = effective(Override(key, clear_for_s=0) for key in ("device_missing", "carrier_down"))
-        self.engine = Engine(Terms(rules, expected=(Expected(("*",)),), guard_share=1.0))
+        self.engine = NicJudge(NicTerms(rules, expected=(Expected(("*",)),), guard_share=1.0))
         self.known: tuple[Function, ...] = ()
         self.now = 0.0
 
     def look(self, functions: Any, links: Any) -> tuple[Function, ...]:
         self.now += 1
         self.known, faults = find_faults(functions, links, self.known)
-        self.engine.facts(self.known, links, faults)
+        self.engine.take_facts(self.known, links, faults)
         return self.engine.judge(self.now)
 
 

@@ -41,7 +41,7 @@ class _Thorough(Bench):
     """Every rule of every PF is asked each time."""
 
     def wait(self, seconds: float) -> Bench:
-        for pf in self.engine.pfs.values():
+        for pf in self.engine.nics.values():
             pf.stirred = True
         return super().wait(seconds)
 
@@ -53,7 +53,7 @@ def measured(bench: Bench) -> list[dict[str, float]]:
     """The penalty decays by itself and was asked for at different times, so both are asked for it now."""
     return [
         pf.values | {"flapping": round(pf.penalty.now(bench.engine.now, HALF_LIFE_S), 6)}
-        for pf in bench.engine.pfs.values()
+        for pf in bench.engine.nics.values()
     ]
 
 
@@ -72,6 +72,6 @@ def test_what_is_not_asked_would_not_have_said_anything_else(
                     bench.take(*step)
             assert thrifty.judged == thorough.judged
             assert measured(thrifty) == measured(thorough)
-            assert [pf.holds for pf in thrifty.engine.pfs.values()] == [
-                pf.holds for pf in thorough.engine.pfs.values()
+            assert [pf.holds for pf in thrifty.engine.nics.values()] == [
+                pf.holds for pf in thorough.engine.nics.values()
             ]

@@ -1,46 +1,19 @@
-"""When a GPU may be handed out: what condemns it, and that each of those has a way back."""
+"""The faults of GPUs by events and readings, and that a GPU recovers from each."""
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.health.xids import FATAL, IGNORE, WATCH, Rules, Severity, judge, severity, unknown, verdict
+from nodeagent.health.gpu_judge import unknown
+from nodeagent.health.xids import FATAL, IGNORE, WATCH, GpuTerms, Severity, severity
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading
 from nodeagent.model import HEALTHY, State
+from tests.support.judged_gpus import GpuBench, gpu
 
-RULES = Rules(clear_after_s=600, unreadable_after_s=30)
-
-
-def gpu(index=0, **parts):
-    known = {"minor": index, "name": "H100", "pci_address": f"0000:{index:02x}:00.0", "memory_mib": 81559}
-    return GpuReading(**({"index": index, "uuid": f"GPU-{index}", "recovery_action": "none"} | known | parts))
-
-
-class Case:
-    """One line a moment: what was heard, and what is then said."""
-
-    def __init__(self, *readings, rules=RULES):
-        self.rules = rules
-        self.latches = ()
-        self.read(0, *readings)
-
-    def read(self, now, *readings):
-        self.latches = judge(self.latches, now, self.rules, readings=readings)
-        return self
-
-    def xid(self, now, *xids, uuid="GPU-0"):
-        events = tuple(GpuEvent(uuid, xid) for xid in xids)
-        self.latches = judge(self.latches, now, self.rules, events=events)
-        return self
-
-    def health(self, uuid="GPU-0"):
-        (latch,) = (latch for latch in self.latches if latch.uuid == uuid)
-        return verdict(latch, self.rules)
-
-    def keys(self, uuid="GPU-0"):
-        return [reason.key for reason in self.health(uuid).reasons]
+TERMS = GpuTerms(clear_after_s=600, unreadable_after_s=30)
 
 
 def test_the_table_is_closed_and_no_xid_is_in_two_classes():
@@ -50,72 +23,77 @@ def test_the_table_is_closed_and_no_xid_is_in_two_classes():
 
 @pytest.mark.parametrize("xid", [13, 31, 43, 45, 68, 94, 154])
 def test_an_applications_fault_says_nothing_about_its_gpu(xid):
-    assert Case(gpu()).xid(1, xid).health() == HEALTHY
+    assert GpuBench(gpu()).xid(1, xid).health() == HEALTHY
 
 
 @pytest.mark.parametrize("xid", [48, 62, 64, 74, 79, 95, 109, 119, 120])
 def test_a_fatal_xid_condemns_its_gpu_and_no_other(xid):
-    case = Case(gpu(0), gpu(1)).xid(1, xid)
-    assert case.health().state is State.UNHEALTHY
-    assert not case.health().allocatable
-    assert case.keys() == [f"xid_{xid}"]
-    assert case.health("GPU-1") == HEALTHY
+    bench = GpuBench(gpu(0), gpu(1)).xid(1, xid)
+    assert bench.health().state is State.UNHEALTHY
+    assert not bench.health().allocatable
+    assert bench.reasons() == [f"xid_{xid}"]
+    assert bench.health("GPU-1") == HEALTHY
 
 
 @pytest.mark.parametrize("xid", [63, 92, 145, 4242])
 def test_a_watched_or_unknown_xid_is_shown_and_condemns_nobody(xid):
-    health = Case(gpu()).xid(1, xid).health()
+    health = GpuBench(gpu()).xid(1, xid).health()
     assert (health.state, health.allocatable) == (State.DEGRADED, True)
 
 
 def test_a_configuration_overrides_the_table_and_fatal_wins():
-    rules = Rules(fatal=frozenset({13, 63}), ignore=frozenset({79, 63, 4242}))
-    assert severity(13, rules) is Severity.FATAL
-    assert severity(63, rules) is Severity.FATAL
-    assert severity(79, rules) is Severity.IGNORE
-    assert severity(4242, rules) is Severity.IGNORE
+    terms = GpuTerms(fatal=frozenset({13, 63}), ignore=frozenset({79, 63, 4242}))
+    assert severity(13, terms) is Severity.FATAL
+    assert severity(63, terms) is Severity.FATAL
+    assert severity(79, terms) is Severity.IGNORE
+    assert severity(4242, terms) is Severity.IGNORE
 
 
 def test_a_reset_that_was_seen_clears_at_once():
-    case = Case(gpu()).xid(1, 48).read(2, gpu(recovery_action="gpu_reset"))
-    assert case.keys() == ["recovery_gpu_reset", "xid_48"]
-    assert case.read(3, gpu()).health() == HEALTHY
+    bench = GpuBench(gpu()).xid(1, 48).read_at(2, gpu(recovery_action="gpu_reset"))
+    assert bench.reasons() == ["recovery_gpu_reset", "xid_48"]
+    assert bench.read_at(3, gpu()).health() == HEALTHY
 
 
 def test_a_reset_counts_also_where_the_driver_only_refused_with_reset_required():
-    case = Case(gpu(recovery_action=None)).xid(1, 48)
-    case.read(2, gpu(recovery_action="gpu_reset", fault="nvmlDeviceGetName: GPU requires restart"))
-    assert case.read(3, gpu(recovery_action=None)).health() == HEALTHY
+    bench = GpuBench(gpu(recovery_action=None)).xid(1, 48)
+    bench.read_at(2, gpu(recovery_action="gpu_reset", fault="nvmlDeviceGetName: GPU requires restart"))
+    assert bench.read_at(3, gpu(recovery_action=None)).health() == HEALTHY
 
 
 def test_an_xid_after_the_reset_is_not_cleared_with_it():
-    case = Case(gpu()).xid(1, 48).read(2, gpu(recovery_action="gpu_reset")).xid(3, 79).read(4, gpu())
-    assert case.keys() == ["xid_79"]
+    bench = (
+        GpuBench(gpu()).xid(1, 48).read_at(2, gpu(recovery_action="gpu_reset")).xid(3, 79).read_at(4, gpu())
+    )
+    assert bench.reasons() == ["xid_79"]
 
 
 @pytest.mark.parametrize("action", ["none", None])
 def test_without_a_reset_an_xid_clears_after_a_clean_time(action):
-    case = Case(gpu(recovery_action=action)).xid(1, 79)
-    assert case.read(600, gpu(recovery_action=action)).keys() == ["xid_79"]
-    assert case.read(601, gpu(recovery_action=action)).health() == HEALTHY
+    bench = GpuBench(gpu(recovery_action=action)).xid(1, 79)
+    assert bench.read_at(600, gpu(recovery_action=action)).reasons() == ["xid_79"]
+    assert bench.read_at(601, gpu(recovery_action=action)).health() == HEALTHY
 
 
 def test_the_same_xid_again_counts_again_and_changes_no_word():
-    case = Case(gpu()).xid(1, 79)
-    once = case.health()
-    assert case.xid(500, 79).health() == once
-    assert case.read(601, gpu()).keys() == ["xid_79"]
-    assert case.read(1100, gpu()).health() == HEALTHY
+    bench = GpuBench(gpu()).xid(1, 79)
+    once = bench.health()
+    assert bench.xid(500, 79).health() == once
+    assert bench.read_at(601, gpu()).reasons() == ["xid_79"]
+    assert bench.read_at(1100, gpu()).health() == HEALTHY
 
 
 def test_while_an_action_is_asked_for_no_time_clears():
-    case = Case(gpu()).xid(1, 79).read(5000, gpu(recovery_action="node_reboot"))
-    assert case.read(9999, gpu(recovery_action="node_reboot")).keys() == ["recovery_node_reboot", "xid_79"]
+    bench = GpuBench(gpu()).xid(1, 79).read_at(5000, gpu(recovery_action="node_reboot"))
+    assert bench.read_at(9999, gpu(recovery_action="node_reboot")).reasons() == [
+        "recovery_node_reboot",
+        "xid_79",
+    ]
 
 
 def test_an_unreadable_gpu_is_no_clean_time():
-    case = Case(gpu()).xid(1, 79).read(601, gpu(fault="x"))
-    assert case.keys() == ["xid_79", "gpu_unreadable"]
+    bench = GpuBench(gpu()).xid(1, 79).read_at(601, gpu(fault="x"))
+    assert bench.reasons() == ["xid_79", "gpu_unreadable"]
 
 
 @pytest.mark.parametrize(
@@ -127,46 +105,46 @@ def test_an_unreadable_gpu_is_no_clean_time():
     ],
 )
 def test_a_lost_gpu_keeps_its_facts_and_comes_back(readings):
-    case = Case(gpu(0), gpu(1))
-    case.read(1, *readings)
-    assert case.keys("GPU-1") == ["gpu_lost"]
-    assert not case.health("GPU-1").allocatable
-    assert case.health("GPU-0") == HEALTHY
-    assert case.latches[1].reading.memory_mib == 81559
-    assert case.read(2, gpu(0), gpu(1)).health("GPU-1") == HEALTHY
+    bench = GpuBench(gpu(0), gpu(1))
+    bench.read_at(1, *readings)
+    assert bench.reasons("GPU-1") == ["gpu_lost"]
+    assert not bench.health("GPU-1").allocatable
+    assert bench.health("GPU-0") == HEALTHY
+    assert bench.state("GPU-1").reading.memory_mib == 81559
+    assert bench.read_at(2, gpu(0), gpu(1)).health("GPU-1") == HEALTHY
 
 
 def test_a_gpu_that_others_moved_into_the_place_of_is_not_taken_for_them():
-    case = Case(gpu(0), gpu(1)).read(1, replace(gpu(1), index=0), GpuReading(1, fault="no"))
-    assert case.keys("GPU-0") == ["gpu_lost"]
-    assert case.health("GPU-1") == HEALTHY
+    bench = GpuBench(gpu(0), gpu(1)).read_at(1, replace(gpu(1), index=0), GpuReading(1, fault="no"))
+    assert bench.reasons("GPU-0") == ["gpu_lost"]
+    assert bench.health("GPU-1") == HEALTHY
 
 
 def test_a_gpu_that_answers_with_errors_is_first_in_doubt_then_condemned_then_back():
-    case = Case(gpu(0)).read(10, GpuReading(0, fault="nvmlDeviceGetHandleByIndex: Unknown Error"))
-    assert (case.health().state, case.health().allocatable) == (State.UNKNOWN, True)
-    case.read(39, gpu(fault="x"))
-    assert case.health().allocatable
-    case.read(40, gpu(fault="x"))
-    assert (case.health().state, case.health().allocatable) == (State.UNHEALTHY, False)
-    assert case.keys() == ["gpu_unreadable"]
-    assert case.read(41, gpu()).health() == HEALTHY
+    bench = GpuBench(gpu(0)).read_at(10, GpuReading(0, fault="nvmlDeviceGetHandleByIndex: Unknown Error"))
+    assert (bench.health().state, bench.health().allocatable) == (State.UNKNOWN, True)
+    bench.read_at(39, gpu(fault="x"))
+    assert bench.health().allocatable
+    bench.read_at(40, gpu(fault="x"))
+    assert (bench.health().state, bench.health().allocatable) == (State.UNHEALTHY, False)
+    assert bench.reasons() == ["gpu_unreadable"]
+    assert bench.read_at(41, gpu()).health() == HEALTHY
 
 
 def test_mig_is_stated_plainly_and_is_no_fault():
-    health = Case(gpu(mig=True)).health()
+    health = GpuBench(gpu(mig=True)).health()
     assert (health.state, health.allocatable) == (State.HEALTHY, False)
     assert [reason.key for reason in health.reasons] == ["mig_enabled"]
-    assert Case(gpu(mig=True)).read(1, gpu()).health() == HEALTHY
+    assert GpuBench(gpu(mig=True)).read_at(1, gpu()).health() == HEALTHY
 
 
 def test_the_gravest_reason_comes_first():
-    case = Case(gpu()).xid(1, 63, 79).read(2, gpu(lost=True, mig=True, recovery_action="node_reboot"))
-    assert case.keys() == ["gpu_lost", "recovery_node_reboot", "xid_79", "mig_enabled", "xid_63"]
+    bench = GpuBench(gpu()).xid(1, 63, 79).read_at(2, gpu(lost=True, mig=True, recovery_action="node_reboot"))
+    assert bench.reasons() == ["gpu_lost", "recovery_node_reboot", "xid_79", "mig_enabled", "xid_63"]
 
 
 def test_a_silent_driver_changes_no_allocatability():
-    for health in (HEALTHY, Case(gpu()).xid(1, 79).health()):
+    for health in (HEALTHY, GpuBench(gpu()).xid(1, 79).health()):
         silent = unknown(health, "it hangs")
         assert (silent.state, silent.allocatable) == (State.UNKNOWN, health.allocatable)
         assert silent.reasons[0].key == "driver_silent"
@@ -174,8 +152,8 @@ def test_a_silent_driver_changes_no_allocatability():
 
 
 def test_events_that_name_nobody_known_and_no_gpu_condemn_nobody():
-    case = Case(gpu()).xid(1, 79, uuid="GPU-9").xid(2, 79, uuid=None).xid(3, None)
-    assert case.health() == HEALTHY
+    bench = GpuBench(gpu()).xid(1, 79, uuid="GPU-9").xid(2, 79, uuid=None).xid(3, None)
+    assert bench.health() == HEALTHY
 
 
 XIDS = st.none() | st.sampled_from([13, 48, 63, 74, 79, 4242]) | st.integers(0, 2**64 - 1)
@@ -203,48 +181,42 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS)
-def test_from_whatever_was_heard_every_gpu_recovers(steps):
-    latches, now = judge((), 0.0, RULES, readings=[gpu(0), gpu(1)]), 0.0
+def test_every_gpu_recovers_from_any_events_and_readings(steps):
+    bench = GpuBench(gpu(0), gpu(1))
     for wait, events, readings in steps:
-        now += wait
-        before = {latch.uuid for latch in latches}
-        latches = judge(latches, now, RULES, events=events, readings=readings)
-        assert before <= {latch.uuid for latch in latches}
-        assert latches == tuple(sorted(latches, key=lambda latch: (latch.reading.index, latch.uuid)))
-        for latch in latches:
-            health = verdict(latch, RULES)
+        before = set(bench.judge.gpus)
+        bench.take(bench.now + wait, events=events, readings=readings)
+        assert before <= set(bench.judge.gpus)
+        order = [(state.index, uuid) for uuid, state in bench.judge.gpus.items()]
+        assert order == sorted(order)
+        for uuid in bench.judge.gpus:
+            health = bench.health(uuid)
             assert (health.state is State.HEALTHY and health.allocatable) or health.reasons
-            keys = [reason.key for reason in health.reasons]
-            assert len(keys) == len(set(keys))
+            assert len(bench.reasons(uuid)) == len(set(bench.reasons(uuid)))
     clean = [gpu(0), gpu(1), gpu(2)]
-    latches = judge(latches, now, RULES, readings=clean)
-    latches = judge(latches, now + RULES.clear_after_s + 1, RULES, readings=clean)
-    assert [verdict(latch, RULES) for latch in latches] == [HEALTHY] * 3
+    bench.read_at(bench.now, *clean).read_at(bench.now + TERMS.clear_after_s + 1, *clean)
+    assert bench.healths() == [HEALTHY] * 3
 
 
 @given(steps=STEPS)
 def test_evidence_about_one_gpu_never_touches_another(steps):
     def other_only(readings):
-        return None if readings is None else [gpu(0), *(one for one in readings if one.index != 0)]
+        return None if readings is None else [gpu(0), *(r for r in readings if r.index != 0)]
 
-    latches, now = judge((), 0.0, RULES, readings=[gpu(0), gpu(1)]), 0.0
+    bench = GpuBench(gpu(0), gpu(1))
     for wait, events, readings in steps:
-        now += wait
         others = [event for event in events if event.uuid != "GPU-0"]
-        latches = judge(latches, now, RULES, events=others, readings=other_only(readings))
-        (mine,) = (latch for latch in latches if latch.uuid == "GPU-0")
-        assert verdict(mine, RULES) == HEALTHY
+        bench.take(bench.now + wait, events=others, readings=other_only(readings))
+        assert bench.health("GPU-0") == HEALTHY
 
 
 @given(steps=STEPS, ignored=st.integers(0, 200))
-def test_an_ignored_xid_is_as_if_it_had_not_been(steps, ignored):
-    rules = replace(RULES, ignore=frozenset({ignored}))
-    with_it = without = judge((), 0.0, rules, readings=[gpu(0), gpu(1)])
-    now = 0.0
+def test_an_ignored_xid_has_no_effect(steps, ignored):
+    terms = msgspec.structs.replace(TERMS, ignore=frozenset({ignored}))
+    with_it, without = (GpuBench(gpu(0), gpu(1), terms=terms) for _ in range(2))
     for wait, events, readings in steps:
-        now += wait
-        with_it = judge(with_it, now, rules, events=[*events, GpuEvent("GPU-0", ignored)], readings=readings)
-        without = judge(
-            without, now, rules, events=[one for one in events if one.xid != ignored], readings=readings
-        )
-        assert with_it == without
+        now = with_it.now + wait
+        with_it.take(now, events=[*events, GpuEvent("GPU-0", ignored)], readings=readings)
+        without.take(now, events=[event for event in events if event.xid != ignored], readings=readings)
+        assert with_it.judge.records() == without.judge.records()
+        assert with_it.healths() == without.healths()

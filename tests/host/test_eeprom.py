@@ -22,7 +22,7 @@ from nodeagent.host.eeprom import (
     sff8472,
     sff8636,
 )
-from nodeagent.sampling.adapter_counters import module_values
+from nodeagent.sampling.transceiver_reader import module_values
 
 Pages = dict[tuple[int, int], bytearray]
 """By I2C address and page, 256 bytes: the lower half of every page is that of page 0."""

@@ -189,7 +189,7 @@ async def test_apply_without_force_conflicts_with_another_manager(server, client
         )
     assert raised.value.conflict
     await client.apply(NODES, {"metadata": {"name": "gpu-0", "labels": {"a": "2"}}}, manager="other")
-    assert server.one("nodes", "gpu-0")["metadata"]["labels"] == {"a": "2"}
+    assert server.find("nodes", "gpu-0")["metadata"]["labels"] == {"a": "2"}
 
 
 async def test_an_applied_condition_leaves_those_of_other_managers(server, client):
@@ -198,11 +198,14 @@ async def test_an_applied_condition_leaves_those_of_other_managers(server, clien
     await client.apply(
         NODES, {"metadata": {"name": "gpu-0"}, "status": {"conditions": [ours]}}, subresource="status"
     )
-    assert server.one("nodes", "gpu-0")["status"]["conditions"] == [{"type": "Ready", "status": "True"}, ours]
+    assert server.find("nodes", "gpu-0")["status"]["conditions"] == [
+        {"type": "Ready", "status": "True"},
+        ours,
+    ]
     await client.apply(
         NODES, {"metadata": {"name": "gpu-0"}, "status": {"conditions": []}}, subresource="status"
     )
-    assert server.one("nodes", "gpu-0")["status"]["conditions"] == [{"type": "Ready", "status": "True"}]
+    assert server.find("nodes", "gpu-0")["status"]["conditions"] == [{"type": "Ready", "status": "True"}]
 
 
 async def test_patch_create_delete(server, client):

@@ -266,7 +266,7 @@ async def test_a_leader_that_was_stopped_and_continues_writes_nothing():
     def as_holder(user, verb, plural, old, new):
         """A writer must be the holder of the Lease at that moment."""
         if plural == "configmaps":
-            holder = server.one("leases", "l", "nodeagent")["spec"]["holderIdentity"]
+            holder = server.find("leases", "l", "nodeagent")["spec"]["holderIdentity"]
             if not holder.startswith(f"{user}_"):
                 astray.append((user, holder))
 
@@ -304,12 +304,12 @@ async def test_the_lease_is_renewed_through_the_api_client():
     )
     leading = asyncio.ensure_future(lead(lease, asyncio.Event().wait))
     await server.until(lambda: server.counts["patch", "leases"] > 3)
-    spec = server.one("leases", "l", "nodeagent")["spec"]
+    spec = server.find("leases", "l", "nodeagent")["spec"]
     assert spec["holderIdentity"].startswith("pod-0_")
     assert (spec["leaseDurationSeconds"], spec["leaseTransitions"]) == (3, 0)
     assert lease.leading
     leading.cancel()
     await asyncio.gather(leading, return_exceptions=True)
-    assert server.one("leases", "l", "nodeagent")["spec"]["holderIdentity"] == ""
+    assert server.find("leases", "l", "nodeagent")["spec"]["holderIdentity"] == ""
     await client.close()
     await server.stop()

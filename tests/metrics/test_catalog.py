@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from pathlib import Path
 
 import pytest
 
-from nodeagent.health import gpu_rules
-from nodeagent.health.rules import DEFAULTS
+from nodeagent.health import adapter_rules, gpu_rules, link_rules
+from nodeagent.health.nic_rules import DEFAULTS
 from nodeagent.measurements.adapter_rows import ADAPTER_ROWS
 from nodeagent.measurements.family import Family, row
 from nodeagent.measurements.gpu_rows import GPU_ROWS
@@ -19,11 +20,13 @@ from nodeagent.measurements.table import MEASUREMENTS, TEXTS, by_name, by_sample
 from nodeagent.metrics import docs
 from nodeagent.metrics.catalog import CATALOG, SAMPLED
 from nodeagent.metrics.computed_family import FACT_FAMILIES, LIVE_FAMILIES
+from nodeagent.metrics.controller_metrics import CONTROLLER_FAMILIES
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESERVED = {"instance", "job", "le", "quantile"}
 BLOCKS = {
     ("metrics.md", "metrics"): docs.agent_families,
+    ("metrics.md", "controller"): docs.controller_families,
     ("samples.md", "readers"): docs.readers,
     ("samples.md", "samples"): docs.sample_names,
 }
@@ -42,7 +45,10 @@ def test_the_tables_of_the_documentation_are_made_from_the_catalog(page: str, bl
     assert written == text, f"NODEAGENT_GOLDEN=write rewrites docs/{page}"
 
 
-@pytest.mark.parametrize("family", CATALOG.values(), ids=list(CATALOG))
+CONTROLLER = [family for family, _read in CONTROLLER_FAMILIES]
+
+
+@pytest.mark.parametrize("family", [*CATALOG.values(), *CONTROLLER], ids=lambda family: family.name)
 def test_a_family_is_named_and_explained(family: Family) -> None:
     assert re.fullmatch(r"nodeagent(_[a-z0-9]+)+", family.name)
     assert all(re.fullmatch(r"[a-z][a-z_]*", label) for label in family.labels)
@@ -51,7 +57,7 @@ def test_a_family_is_named_and_explained(family: Family) -> None:
     assert re.fullmatch(r"[^\n\\]{5,140}\.", family.help)
     assert family.use.endswith(".")
     assert family.source
-    assert docs.topic_of(family)
+    assert family in CONTROLLER or docs.topic_of(family)
 
 
 def test_a_family_has_one_origin() -> None:
@@ -99,8 +105,21 @@ def test_the_rules_of_a_row_exist_and_each_rule_names_its_counters_there() -> No
     rows = (*LINK_ROWS, *ADAPTER_ROWS, *GPU_ROWS)
     nic_rules = {rule.key: rule for rule in DEFAULTS}
     assert {rule for family in (*LINK_ROWS, *ADAPTER_ROWS) for rule in family.rules} <= nic_rules.keys()
-    assert {rule for family in GPU_ROWS for rule in family.rules} == {mark.value for mark in gpu_rules.Mark}
+    assert {rule for family in GPU_ROWS for rule in family.rules} == {
+        fault.value for fault in gpu_rules.MeasuredFault
+    }
     readers = {number.name: family.rules for family in rows for number in family.measurements}
     for key, rule in nic_rules.items():
         for counter in rule.counters:
             assert key in readers[counter], f"the row of {counter} does not name the rule {key}"
+    read_by_rules = {
+        literal.value
+        for module in (link_rules, adapter_rules, gpu_rules)
+        for literal in ast.walk(ast.parse(Path(module.__file__).read_text()))
+        if isinstance(literal, ast.Constant) and literal.value in MEASUREMENTS
+    }
+    assert len(read_by_rules) > 20
+    unnamed = {name for name in read_by_rules if not readers[name]}
+    assert unnamed <= {"lanes"}, (
+        "rules read these samples, and their rows name no rule; lanes is a unit there"
+    )

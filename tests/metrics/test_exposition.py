@@ -17,8 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import MEASUREMENTS
 from nodeagent.metrics.catalog import CATALOG
-from nodeagent.metrics.exposition import OPENMETRICS, PLAIN, TEXT_MAX, Exposition, label, negotiate
+from nodeagent.metrics.exposition import Exposition
 from nodeagent.metrics.scrape_input import ScrapeInput
+from nodeagent.metrics.text_format import OPENMETRICS, PLAIN, TEXT_MAX, label, negotiate
 from nodeagent.model import Health, Holding, Identifier, Neighbor, Reason, Snapshot, State
 from tests.support.scrape_inputs import facts, page, samples_of, scrape_input
 

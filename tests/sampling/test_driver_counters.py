@@ -5,7 +5,14 @@ from __future__ import annotations
 from nodeagent.host.kmsg import PATTERNS
 from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import MEASUREMENTS, measurement
-from nodeagent.sampling.driver_counters import _NUMBERED, _PLAIN, RDMA, Names, meaning, rdma_values
+from nodeagent.sampling.driver_counters import (
+    _NUMBERED,
+    _PLAIN,
+    RDMA,
+    DriverCounters,
+    rdma_values,
+    sample_name,
+)
 
 MLX5 = {
     "rx_packets": 5,
@@ -31,8 +38,8 @@ MLX5 = {
 }
 
 
-def test_mlx5_is_understood_and_its_microseconds_are_seconds():
-    values = Names().translate(MLX5)
+def test_statistics_of_mlx5_get_sample_names_and_microseconds_become_seconds():
+    values = DriverCounters().values(MLX5)
     assert values["phy_rx_bits"] == 8 * 10**15
     assert values["symbol_errors"] == 3
     assert values["prio_rx_pause_seconds/3"] == 2.5
@@ -40,13 +47,13 @@ def test_mlx5_is_understood_and_its_microseconds_are_seconds():
     assert values["pcie_stalled_read_seconds"] == 5
     assert values["module_unplugs"] == 0, "zero is a number"
     assert [values[f"lane_errors/{lane}"] for lane in range(8)] == [0, 10, 20, 30, 40, 50, 60, 70]
-    assert {name for name in MLX5 if meaning(name) is None} == {
+    assert {name for name in MLX5 if sample_name(name) is None} == {
         *("rx_packets", "rx0_packets", "rx_prio3_bytes", "rx_prio8_pause", "rx_pause_ctrl_phy"),
         "outbound_pci_stalled_rd",
     }
 
 
-def test_what_is_stated_is_in_the_vocabulary_of_the_driver():
+def test_every_translated_name_is_in_the_table():
     for word in (*_PLAIN.values(), *(f"{word}/0" for _, word, _ in _NUMBERED)):
         datum = measurement(word)
         assert datum is not None, word
@@ -58,8 +65,8 @@ def test_what_is_stated_is_in_the_vocabulary_of_the_driver():
         assert measurement(f"kernel_events/{pattern}")
 
 
-def test_a_name_that_means_nothing_is_passed_over():
-    assert meaning("rx_prio3_pause\n") is None
-    assert meaning("") is None
-    assert Names().translate({"\x1b[2J": 5}) == {}
+def test_other_statistics_are_ignored():
+    assert sample_name("rx_prio3_pause\n") is None
+    assert sample_name("") is None
+    assert DriverCounters().values({"\x1b[2J": 5}) == {}
     assert rdma_values({"lifespan": 10, "np_cnp_sent": 4}) == {"rdma_cnp_sent": 4}

@@ -22,9 +22,9 @@ from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import measurement
 from nodeagent.model import Function
-from nodeagent.sampling.latest_samples import Latest
-from nodeagent.sampling.port_counters import EthtoolReader
-from nodeagent.sampling.reader import Ports
+from nodeagent.sampling.latest_samples import LatestSamples
+from nodeagent.sampling.link_readers import EthtoolReader
+from nodeagent.sampling.reader import PfNetdevs
 from nodeagent.sampling.sampler import Sampler
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sim.machine import Machine
@@ -43,7 +43,7 @@ LINKS_ONLY = SamplesSettings(
     module_seconds=None,
     kernel_log=False,
 )
-"""Nothing but what hints wake."""
+"""Only readings that hints cause."""
 
 
 def function(address: str, netdev: str | None) -> Function:
@@ -57,27 +57,27 @@ def function(address: str, netdev: str | None) -> Function:
     )
 
 
-class Seen:
-    """A sampler with what it has told; ``functions`` may be replaced."""
+class SampledMachine:
+    """A sampler and the samples that it published; ``functions`` may be replaced."""
 
     def __init__(self, tree: Tree, functions: Iterable[Function], rates: SamplesSettings) -> None:
         self.functions = tuple(functions)
-        self.told: list[Sample] = []
+        self.published: list[Sample] = []
         self._news = asyncio.Event()
         self.sampler = Sampler(tree, lambda: self.functions, self._state, rates)
 
     def _state(self, samples: Iterable[Sample]) -> None:
-        self.told += samples
+        self.published += samples
         self._news.set()
 
-    async def once(self) -> Latest:
+    async def once(self) -> LatestSamples:
         try:
             await self.sampler.once()
         finally:
             self.sampler.close()
         return self.sampler.latest
 
-    async def until(self, predicate: Callable[[Latest], bool]) -> None:
+    async def until(self, predicate: Callable[[LatestSamples], bool]) -> None:
         async with asyncio.timeout(20):
             while not predicate(self.sampler.latest):
                 self._news.clear()
@@ -93,11 +93,11 @@ async def sampling(
     rates: SamplesSettings = LINKS_ONLY,
     hints: Iterable[ScanHint] = (),
     root: Path | str = "/",
-) -> AsyncIterator[Seen]:
-    seen = Seen(Tree(root), functions, rates)
-    task = asyncio.create_task(seen.sampler.watch(hints))
+) -> AsyncIterator[SampledMachine]:
+    sampled = SampledMachine(Tree(root), functions, rates)
+    task = asyncio.create_task(sampled.sampler.watch(hints))
     try:
-        yield seen
+        yield sampled
     finally:
         task.cancel()
         await asyncio.wait((task,))
@@ -108,28 +108,28 @@ async def sampling(
 A, B = "0000:0a:00.0", "0000:0b:00.0"
 
 
-def carrier(device: str, value: float) -> Callable[[Latest], bool]:
+def carrier(device: str, value: float) -> Callable[[LatestSamples], bool]:
     return lambda latest: latest.values(device).get("carrier") == value
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
-async def test_a_lost_carrier_is_sampled_at_once_and_so_is_its_return():
+async def test_a_carrier_loss_and_its_return_are_sampled_immediately():
     with Netns() as near, Netns() as far:
         veth(near, "v0", far, "w0")
         with near.entered(), LinkEvents() as events:
-            async with sampling([function(A, "v0")], hints=[events]) as seen:
-                await seen.until(carrier(A, 1))
+            async with sampling([function(A, "v0")], hints=[events]) as sampled:
+                await sampled.until(carrier(A, 1))
                 far.ip("link set w0 down")
-                await seen.until(carrier(A, 0))
+                await sampled.until(carrier(A, 0))
                 far.ip("link set w0 up")
-                await seen.until(carrier(A, 1))
+                await sampled.until(carrier(A, 1))
                 near.ip("link set v0 down")
-                await seen.until(lambda latest: latest.values(A).get("admin_up") == 0)
-                assert seen.value(A, "carrier") is None
+                await sampled.until(lambda latest: latest.values(A).get("admin_up") == 0)
+                assert sampled.value(A, "carrier") is None
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
-async def test_a_link_that_changes_is_asked_for_its_speed_and_state_at_once():
+async def test_speed_and_state_are_read_soon_after_a_link_changes():
     rates = SamplesSettings(
         link_seconds=600,
         driver_seconds=None,
@@ -143,28 +143,28 @@ async def test_a_link_that_changes_is_asked_for_its_speed_and_state_at_once():
     with Netns() as near, Netns() as far:
         veth(near, "v0", far, "w0")
         with near.entered(), LinkEvents() as events:
-            async with sampling([function(A, "v0")], rates, hints=[events]) as seen:
-                await seen.until(lambda latest: latest.at(A, Source.MODES) is not None)
-                before = seen.sampler.latest.at(A, Source.MODES)
+            async with sampling([function(A, "v0")], rates, hints=[events]) as sampled:
+                await sampled.until(lambda latest: latest.at(A, Source.MODES) is not None)
+                before = sampled.sampler.latest.at(A, Source.MODES)
                 far.ip("link set w0 down")
-                await seen.until(lambda latest: latest.at(A, Source.MODES) > before)
-                assert seen.value(A, "carrier") == 0
+                await sampled.until(lambda latest: latest.at(A, Source.MODES) > before)
+                assert sampled.value(A, "carrier") == 0
 
 
 @pytest.mark.needs("root", "ip", "nsenter", "tun")
-async def test_two_hundred_flaps_in_a_burst_are_two_hundred():
+async def test_two_hundred_flaps_in_a_burst_count_as_two_hundred():
     with Netns() as near, Tap(near, "tap0") as tap, near.entered(), LinkEvents() as events:
-        async with sampling([function(A, "tap0")], hints=[events]) as seen:
-            await seen.until(carrier(A, 1))
-            down, up = seen.value(A, "carrier_down"), seen.value(A, "carrier_up")
+        async with sampling([function(A, "tap0")], hints=[events]) as sampled:
+            await sampled.until(carrier(A, 1))
+            down, up = sampled.value(A, "carrier_down"), sampled.value(A, "carrier_up")
             tap.flap(200)
-            await seen.until(lambda latest: latest.values(A).get("carrier_down") == down + 200)
-            assert seen.value(A, "carrier_up") == up + 200
-            assert seen.value(A, "carrier") == 1
+            await sampled.until(lambda latest: latest.values(A).get("carrier_down") == down + 200)
+            assert sampled.value(A, "carrier_up") == up + 200
+            assert sampled.value(A, "carrier") == 1
 
 
 @pytest.mark.needs("root", "ip", "nsenter", "tun")
-async def test_a_second_loss_that_linkwatch_holds_back_is_seen_by_the_sweep():
+async def test_the_sweep_finds_a_second_loss_that_linkwatch_delays():
     with (
         Netns() as near,
         Tap(near, "tap0") as one,
@@ -172,56 +172,56 @@ async def test_a_second_loss_that_linkwatch_holds_back_is_seen_by_the_sweep():
         near.entered(),
         LinkEvents() as events,
     ):
-        async with sampling([function(A, "tap0"), function(B, "tap1")], hints=[events]) as seen:
-            await seen.until(carrier(B, 1))
+        async with sampling([function(A, "tap0"), function(B, "tap1")], hints=[events]) as sampled:
+            await sampled.until(carrier(B, 1))
             one.carrier(False)
-            await seen.until(carrier(A, 0))
+            await sampled.until(carrier(A, 0))
             two.carrier(False)
-            await seen.until(carrier(B, 0))
+            await sampled.until(carrier(B, 0))
 
 
 @pytest.mark.needs("root", "ip", "nsenter", "tun")
-async def test_events_that_the_kernel_dropped_cost_nothing_but_a_count():
+async def test_events_that_the_kernel_dropped_are_counted_and_no_change_is_lost():
     with Netns() as near, Tap(near, "tap0") as tap, near.entered(), LinkEvents() as events:
         events.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)  # the kernel takes its least
         near.ip("\n".join(f"link add n{n} type veth peer name m{n}" for n in range(20)))
         tap.flap(3)
-        async with sampling([function(A, "tap0")], hints=[events]) as seen:
-            await seen.until(carrier(A, 1))
-            down = seen.value(A, "carrier_down")
+        async with sampling([function(A, "tap0")], hints=[events]) as sampled:
+            await sampled.until(carrier(A, 1))
+            down = sampled.value(A, "carrier_down")
             tap.carrier(False)
-            await seen.until(carrier(A, 0))
-            assert seen.value(A, "carrier_down") == down + 1
-            assert seen.sampler.overruns()["events"] > 0
+            await sampled.until(carrier(A, 0))
+            assert sampled.value(A, "carrier_down") == down + 1
+            assert sampled.sampler.overruns()["events"] > 0
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
-async def test_a_link_that_is_renamed_stays_the_same_device():
+async def test_a_renamed_netdev_stays_the_same_device():
     with Netns() as near, Netns() as far:
         veth(near, "v0", far, "w0")
         with near.entered(), LinkEvents() as events:
-            async with sampling([function(A, "v0")], hints=[events]) as seen:
-                await seen.until(carrier(A, 1))
+            async with sampling([function(A, "v0")], hints=[events]) as sampled:
+                await sampled.until(carrier(A, 1))
                 near.ip("link set v0 name ens9np0")
                 far.ip("link set w0 down")
-                await seen.until(carrier(A, 0))
-                seen.functions = (function(A, "ens9np0"),)
+                await sampled.until(carrier(A, 0))
+                sampled.functions = (function(A, "ens9np0"),)
                 far.ip("link set w0 up")
-                await seen.until(carrier(A, 1))
+                await sampled.until(carrier(A, 1))
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
-async def test_a_netdev_that_is_away_is_not_spoken_of_and_the_others_are():
+async def test_a_netdev_in_another_namespace_has_no_sample_and_the_others_do():
     with Netns() as near, Netns() as far, Netns() as pod:
         veth(near, "v0", far, "w0")
         veth(near, "v1", far, "w1")
         with near.entered():
-            seen = Seen(Tree("/"), [function(A, "v0"), function(B, "v1")], LINKS_ONLY)
+            sampled = SampledMachine(Tree("/"), [function(A, "v0"), function(B, "v1")], LINKS_ONLY)
 
             async def told() -> set[str]:
-                seen.told.clear()
-                await seen.once()
-                return {sample.device for sample in seen.told}
+                sampled.published.clear()
+                await sampled.once()
+                return {sample.device for sample in sampled.published}
 
             assert await told() == {A, B}
             near.ip(f"link set v0 netns {pod.path}")
@@ -231,14 +231,14 @@ async def test_a_netdev_that_is_away_is_not_spoken_of_and_the_others_are():
             assert await told() == {A, B}
             near.ip("link delete v1")
             assert await told() == {A}
-            assert seen.sampler.latest.at(B, Source.LINK) is not None
-            seen.functions = (function(A, "v0"),)
+            assert sampled.sampler.latest.at(B, Source.LINK) is not None
+            sampled.functions = (function(A, "v0"),)
             await told()
-            assert seen.sampler.latest.devices() == (A,)
+            assert sampled.sampler.latest.devices() == (A,)
 
 
 def as_nobody(work: Callable[[], None]) -> None:
-    """In a thread that is nobody: the system call itself is about the thread that makes it."""
+    """Run in a thread without privileges; setresuid as a system call changes only the calling thread."""
 
     def run() -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -251,12 +251,12 @@ def as_nobody(work: Callable[[], None]) -> None:
 
 @pytest.mark.needs("root", "ip", "nsenter")
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the number of a system call")
-def test_without_privileges_only_the_eeprom_is_lost():
+def test_without_privileges_only_the_eeprom_cannot_be_read():
     async def once() -> dict[Source, str]:
-        seen = Seen(Tree("/"), [function(A, "v0")], SamplesSettings())
-        await seen.once()
-        assert {sample.source for sample in seen.told} >= {Source.LINK, Source.MODES, Source.DRIVER}
-        return {source: one.reason for source, one in seen.sampler.sources.items() if one.reason}
+        sampled = SampledMachine(Tree("/"), [function(A, "v0")], SamplesSettings())
+        await sampled.once()
+        assert {sample.source for sample in sampled.published} >= {Source.LINK, Source.MODES, Source.DRIVER}
+        return {source: one.reason for source, one in sampled.sampler.statuses.items() if one.reason}
 
     reasons: dict[Source, str] = {}
     with Netns() as near, Netns() as far:
@@ -271,59 +271,63 @@ def test_without_privileges_only_the_eeprom_is_lost():
 
 
 class Family:
-    """Ethtool's answers where the driver of ifindex 2 fails and that of 3 has none."""
+    """An ethtool socket: the driver of ifindex 2 fails, the driver of 3 has no answer."""
 
     broken = True
-    asked = 0
+    queries = 0
 
     def all(self, question):
-        self.asked += 1
+        self.queries += 1
         if self.broken:
             raise NetlinkRefusedError("ethtool", EIO)
         return [ethtool.PauseCounters(1, 1, 1), ethtool.PauseCounters(2, 2, 2)]
 
     def one(self, question, ifindex):
-        self.asked += 1
+        self.queries += 1
         if ifindex > 1:
             raise NetlinkRefusedError("ethtool", EIO if ifindex == 2 else EOPNOTSUPP)
         return ethtool.PauseCounters(1, 1, 1)
 
 
-class Asked:
+class FailingSocket:
     def __init__(self) -> None:
-        self.made = Family()
+        self.connection = Family()
         self.overruns = 0
 
-    def family(self):
-        return self.made
+    def get(self):
+        return self.connection
 
     def close(self):
         pass
 
 
-def test_a_driver_that_fails_leaves_out_its_own_port_and_that_is_said_once(caplog):
-    ports = Ports({A: 1, B: 2, "c": 3})
-    asked = Asked()
+def test_a_port_whose_driver_fails_is_skipped_and_logged_once(caplog):
+    ports = PfNetdevs({A: 1, B: 2, "c": 3})
+    ethtool_socket = FailingSocket()
     pfs = [function(device, device) for device in ports.ifindex]
     reader = EthtoolReader(
-        Source.PAUSE, ports, asked, ethtool.PAUSE, lambda one: ({"rx_pause_frames": one.rx_frames}, {})
+        Source.PAUSE,
+        ports,
+        ethtool_socket,
+        ethtool.PAUSE,
+        lambda one: ({"rx_pause_frames": one.rx_frames}, {}),
     )
     for _ in range(3):
         assert [sample.device for sample in reader.read(pfs)] == [A]
-    assert len([record for record in caplog.records if "left out" in record.message]) == 1
-    assert (list(reader.left_out.reasons), reader.left_out.count) == ([B], 1)
-    assert asked.made.asked == 1 + 3 + 2 + 2, "neither the dump nor the port is asked again before its time"
-    asked.made.broken = False
+    assert len([record for record in caplog.records if "skips a device" in record.message]) == 1
+    assert (list(reader.skipped.reasons), reader.skipped.count) == ([B], 1)
+    assert ethtool_socket.connection.queries == 1 + 3 + 2 + 2, "the dump or the port was retried early"
+    ethtool_socket.connection.broken = False
     reader._dump_again_at = 0
     assert [sample.device for sample in reader.read(pfs)] == [A, B]
-    assert not reader.left_out.reasons
+    assert not reader.skipped.reasons
 
 
-# --- whom to believe ------------------------------------------------------------------------------------
+# --- one counter, two readers ------------------------------------------------------------------------------------
 
 
-def test_a_counter_is_stated_by_one_source_only():
-    latest, spoken = Latest(), set[Source]()
+def test_only_one_reader_states_a_counter():
+    latest, spoken = LatestSamples(), set[Source]()
 
     def take(source: Source, **values: float) -> dict[str, float]:
         return latest.take([Sample(1, A, source, values)], spoken.__contains__)[0].values
@@ -347,15 +351,15 @@ def machine(tmp_path: Path) -> tuple[Machine, Path, tuple[Function, ...], str]:
     return made, root, pci_source.scan(Tree(root)).functions, made.nic(0).address
 
 
-async def test_what_happens_to_a_simulated_nic_is_sampled(tmp_path):
+async def test_faults_of_a_simulated_nic_are_sampled(tmp_path):
     made, root, functions, nic = machine(tmp_path)
-    seen = Seen(Tree(root), functions, SamplesSettings())
-    await seen.once()
-    before = seen.sampler.latest.values(nic)
+    sampled = SampledMachine(Tree(root), functions, SamplesSettings())
+    await sampled.once()
+    before = sampled.sampler.latest.values(nic)
     assert before["carrier"] == before["rdma_port_active"] == before["roce_v2_gids"] == 1
     assert before["pcie_width"] == before["pcie_expected_width"] == 16
     assert before["speed_mbps"] == before["supported_mbps"] == 400_000
-    assert seen.sampler.latest.texts(nic)["fec_mode"] == "RS"
+    assert sampled.sampler.latest.texts(nic)["fec_mode"] == "RS"
     made.flap(nic, 3)
     made.count(nic, "symbol_errors", 40)
     made.count(nic, "fec_uncorrectable_blocks", 2)
@@ -369,8 +373,8 @@ async def test_what_happens_to_a_simulated_nic_is_sampled(tmp_path):
     made.set_speed(nic, 200_000)
     made.set_gids(nic, False)
     made.count(nic, "kernel_events/unrecoverable")
-    await seen.once()
-    after = seen.sampler.latest.values(nic)
+    await sampled.once()
+    after = sampled.sampler.latest.values(nic)
     changed = {name: value for name, value in after.items() if before.get(name) != value}
     assert changed == {
         "carrier_down": before["carrier_down"] + 3,
@@ -394,46 +398,51 @@ async def test_what_happens_to_a_simulated_nic_is_sampled(tmp_path):
     }
 
 
-async def test_every_name_that_a_simulated_machine_states_is_in_the_vocabulary(tmp_path):
+async def test_every_name_of_a_simulated_machine_is_in_the_table(tmp_path):
     _, root, functions, _ = machine(tmp_path)
-    seen = Seen(Tree(root), functions, SamplesSettings())
-    await seen.once()
-    assert {sample.source for sample in seen.told} == set(Source) - {Source.GPU}
-    for sample in seen.told:
+    sampled = SampledMachine(Tree(root), functions, SamplesSettings())
+    await sampled.once()
+    assert {sample.source for sample in sampled.published} == set(Source) - {Source.GPU}
+    for sample in sampled.published:
         for name in sample.values:
             datum = measurement(name)
             assert datum is not None, name
             assert datum.source == sample.source or name in ("crc_errors", "fec_corrected_bits"), name
 
 
-async def test_a_machine_without_recorded_samples_tells_what_sysfs_shows(tmp_path):
+async def test_a_machine_without_recorded_samples_has_those_of_sysfs(tmp_path):
     _, root, functions, nic = machine(tmp_path)
-    with_file = Seen(Tree(root), functions, SamplesSettings())
+    with_file = SampledMachine(Tree(root), functions, SamplesSettings())
     await with_file.once()
     (root / ".nodeagent/samples.json").unlink()
-    seen = Seen(Tree(root), functions, SamplesSettings())
-    await seen.once()
-    assert {sample.source for sample in seen.told} == {Source.LINK, Source.MODES, Source.PCIE, Source.RDMA}
+    sampled = SampledMachine(Tree(root), functions, SamplesSettings())
+    await sampled.once()
+    assert {sample.source for sample in sampled.published} == {
+        Source.LINK,
+        Source.MODES,
+        Source.PCIE,
+        Source.RDMA,
+    }
     recorded = with_file.sampler.latest.values(nic)
-    for name, value in seen.sampler.latest.values(nic).items():
+    for name, value in sampled.sampler.latest.values(nic).items():
         assert recorded.get(name, 0) == value, name
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[{}]", '[{"at":1,"device":"a","source":"tea"}]', "\xff"])
-async def test_a_broken_file_of_samples_silences_the_links_and_is_said_once(tmp_path, text, caplog):
+async def test_a_broken_file_of_samples_fails_the_link_reader_and_is_logged_once(tmp_path, text, caplog):
     _, root, functions, _ = machine(tmp_path)
     (root / ".nodeagent/samples.json").write_text(text, "latin-1")
-    seen = Seen(Tree(root), functions, SamplesSettings())
+    sampled = SampledMachine(Tree(root), functions, SamplesSettings())
     for _ in range(3):
-        await seen.once()
-    collector = seen.sampler.sources[Source.LINK]
-    assert (collector.errors, collector.successes) == (3, 0)
-    assert "samples.json" in collector.reason
+        await sampled.once()
+    status = sampled.sampler.statuses[Source.LINK]
+    assert (status.errors, status.successes) == (3, 0)
+    assert "samples.json" in status.reason
     assert len([record for record in caplog.records if "failed" in record.message]) == 1
-    assert seen.sampler.sources[Source.PCIE].successes == 3
+    assert sampled.sampler.statuses[Source.PCIE].successes == 3
 
 
-async def test_a_source_that_hangs_is_alone_and_named(tmp_path, caplog):
+async def test_a_reader_that_hangs_is_reported_and_the_others_continue(tmp_path, caplog):
     _, root, functions, nic = machine(tmp_path)
     speed = Path(os.path.realpath(root / f"sys/bus/pci/devices/{nic}")) / "current_link_speed"
     speed.unlink()
@@ -441,35 +450,35 @@ async def test_a_source_that_hangs_is_alone_and_named(tmp_path, caplog):
     rates = SamplesSettings(
         link_seconds=0.02, pcie_seconds=0.02, rdma_seconds=0.02, kernel_log=False, hang_seconds=0.1
     )
-    async with sampling(functions, rates, root=root) as seen:
-        collectors = seen.sampler.sources
-        await seen.until(lambda _: collectors[Source.PCIE].hanging)
-        links, rdma = collectors[Source.LINK].successes, collectors[Source.RDMA].successes
-        await seen.until(
+    async with sampling(functions, rates, root=root) as sampled:
+        statuses = sampled.sampler.statuses
+        await sampled.until(lambda _: statuses[Source.PCIE].hanging)
+        links, rdma = statuses[Source.LINK].successes, statuses[Source.RDMA].successes
+        await sampled.until(
             lambda _: (
-                collectors[Source.LINK].successes > links + 2 and collectors[Source.RDMA].successes > rdma + 2
+                statuses[Source.LINK].successes > links + 2 and statuses[Source.RDMA].successes > rdma + 2
             )
         )
-        assert collectors[Source.PCIE].successes == 0
-        assert "not answered" in collectors[Source.PCIE].reason
+        assert statuses[Source.PCIE].successes == 0
+        assert "not answered" in statuses[Source.PCIE].reason
         writing = os.open(speed, os.O_WRONLY)
         speed.unlink()
         speed.write_text("32.0 GT/s PCIe\n")
         os.write(writing, b"32.0 GT/s PCIe\n")
         os.close(writing)
-        await seen.until(lambda _: collectors[Source.PCIE].successes > 0)
-        assert not collectors[Source.PCIE].hanging
-        assert seen.value(nic, "pcie_gts") == 32
+        await sampled.until(lambda _: statuses[Source.PCIE].successes > 0)
+        assert not statuses[Source.PCIE].hanging
+        assert sampled.value(nic, "pcie_gts") == 32
     assert len([record for record in caplog.records if "hangs" in record.message]) == 1
 
 
-async def test_samples_of_the_file_are_timed_when_they_are_read(tmp_path):
+async def test_samples_of_the_file_get_the_time_of_reading(tmp_path):
     _, root, functions, nic = machine(tmp_path)
     path = root / ".nodeagent/samples.json"
     path.write_text(
         json.dumps([{"at": 5, "device": nic, "source": "fec"}, {"at": 5, "device": "x", "source": "fec"}])
     )
-    seen = Seen(Tree(root), functions, SamplesSettings())
-    await seen.once()
-    assert [sample.device for sample in seen.told if sample.source is Source.FEC] == [nic]
-    assert seen.sampler.latest.at(nic, Source.FEC) > 5
+    sampled = SampledMachine(Tree(root), functions, SamplesSettings())
+    await sampled.once()
+    assert [sample.device for sample in sampled.published if sample.source is Source.FEC] == [nic]
+    assert sampled.sampler.latest.at(nic, Source.FEC) > 5

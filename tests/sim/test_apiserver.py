@@ -124,7 +124,7 @@ async def test_the_official_client_watches(server, official):
     assert await asyncio.to_thread(watch) == [("ADDED", "gpu-0"), ("ADDED", "gpu-1")]
 
 
-async def test_the_dynamic_client_finds_its_way_and_applies(server, official, tmp_path):
+async def test_the_dynamic_client_discovers_resources_and_applies(server, official, tmp_path):
     from kubernetes.dynamic import DynamicClient
 
     def work():
@@ -215,7 +215,7 @@ CRD = {
 }
 
 
-async def test_a_crd_brings_its_kind_and_its_schema_is_kept_to(server, official):
+async def test_a_stored_crd_adds_its_kind_and_enforces_its_schema(server, official):
     from kubernetes.client import ApiException, ApiextensionsV1Api, CustomObjectsApi
 
     await ask(ApiextensionsV1Api(official).create_custom_resource_definition, CRD)
@@ -243,7 +243,7 @@ async def test_a_crd_brings_its_kind_and_its_schema_is_kept_to(server, official)
     assert (made["spec"]["size"], made["status"], made["metadata"]["generation"]) == (2, {"ready": True}, 2)
 
 
-async def test_roles_decide_where_they_are_to(official):
+async def test_rbac_enforces_the_stored_roles(official):
     from kubernetes import client
 
     server = await ApiServer(rbac=True).start()
@@ -278,7 +278,7 @@ async def test_roles_decide_where_they_are_to(official):
     await server.stop()
 
 
-async def test_what_a_node_owned_goes_with_it(server):
+async def test_objects_owned_by_a_node_are_deleted_with_it(server):
     uid = server.put(node("gpu-0"))["metadata"]["uid"]
     owner = {"apiVersion": "v1", "kind": "Node", "name": "gpu-0", "uid": uid}
     meta = {"name": "gpu-0", "namespace": "nodeagent", "ownerReferences": [owner]}
@@ -287,7 +287,7 @@ async def test_what_a_node_owned_goes_with_it(server):
     assert server.objects("nodelinks") == []
 
 
-async def test_a_hundred_thousand_objects_are_held_and_listed(server):
+async def test_a_hundred_thousand_objects_are_stored_and_listed(server):
     server.recording = False
     for i in range(100_000):
         server._store.write(
@@ -314,7 +314,7 @@ async def test_a_hundred_thousand_objects_are_held_and_listed(server):
     await client.close()
 
 
-async def test_it_speaks_tls_and_knows_who_holds_a_certificate(tmp_path, official):
+async def test_tls_and_client_certificates(tmp_path, official):
     from kubernetes.client import CoreV1Api
 
     certificates = Certificates(tmp_path)

@@ -1,4 +1,4 @@
-"""Server-side apply in the stand-in: who owns what after any sequence of writes, held against what it promises."""
+"""Server-side apply in the stand-in: the owners of all fields after any sequence of writes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.sim.apiserver.fields import MISSING, at, leaves, read
-from nodeagent.sim.apiserver.patches import merged, operated
-from nodeagent.sim.apiserver.resource_types import Kind
-from nodeagent.sim.apiserver.responses import RefusedError
+from nodeagent.sim.apiserver.patches import json_patched, merge_patched
+from nodeagent.sim.apiserver.resource_types import ApiKind
+from nodeagent.sim.apiserver.responses import ApiRefusedError
 from nodeagent.sim.apiserver.store import Store
-from nodeagent.sim.apiserver.write_verbs import Verbs, Write
+from nodeagent.sim.apiserver.write_verbs import WriteOptions, WriteVerbs
 
-KIND = Kind("x.io", "v1", "things", "Thing", False, keyed={("spec", "items"): ("name",), ("spec", "set"): ()})
+KIND = ApiKind(
+    "x.io", "v1", "things", "Thing", False, keyed={("spec", "items"): ("name",), ("spec", "set"): ()}
+)
 
 scalars = st.sampled_from([0, 1, "a", "b", True])
 items = st.lists(
@@ -39,7 +41,7 @@ writes = st.lists(st.tuples(st.sampled_from(["one", "two"]), specs, st.booleans(
 
 
 def write(manager):
-    return Write(KIND, None, "t", "", manager)
+    return WriteOptions(KIND, None, "t", "", manager)
 
 
 def config(spec):
@@ -47,7 +49,7 @@ def config(spec):
 
 
 def said(obj, path):
-    """What stands there; of an item of a list, whether it does."""
+    """The value at a path; for an item of a list, whether it exists."""
     return at(obj, path) is not MISSING if path[-1] == "." else at(obj, path)
 
 
@@ -58,13 +60,13 @@ def encoded(obj):
 
 
 @given(writes)
-def test_after_an_apply_the_object_says_what_was_applied_and_the_manager_owns_it(sequence):
-    verbs = Verbs(Store(), seed=1)
+def test_after_an_apply_the_object_has_the_applied_fields_and_the_manager_owns_them(sequence):
+    verbs = WriteVerbs(Store(), seed=1)
     for manager, spec, force in sequence:
         before = verbs.store.get("x.io", "things", "t")
         try:
             obj = verbs.apply(write(manager), encoded(config(spec)), force=force)
-        except RefusedError as error:
+        except ApiRefusedError as error:
             assert error.code == 409  # noqa: PT017 - an apply may succeed as well
             assert not force
             assert verbs.store.get("x.io", "things", "t") == before, "a conflict changes nothing"
@@ -85,15 +87,15 @@ def test_after_an_apply_the_object_says_what_was_applied_and_the_manager_owns_it
 
 
 @given(specs, specs)
-def test_what_one_manager_alone_said_goes_when_it_says_it_no_more(first, second):
-    verbs = Verbs(Store(), seed=1)
+def test_a_field_of_one_manager_is_removed_when_it_no_longer_applies_it(first, second):
+    verbs = WriteVerbs(Store(), seed=1)
     verbs.apply(write("one"), encoded(config(first)), force=True)
     obj = verbs.apply(write("one"), encoded(config(second)), force=True)
     assert leaves(KIND, obj) - leaves(KIND, config(second)) <= {("f:spec",)}
 
 
-def test_another_write_takes_the_ownership_of_what_it_changes():
-    verbs = Verbs(Store(), seed=1)
+def test_an_update_becomes_the_owner_of_the_fields_that_it_changes():
+    verbs = WriteVerbs(Store(), seed=1)
     verbs.apply(write("one"), encoded(config({"a": 1, "b": 1})), force=True)
     obj = verbs.patch(write("kubectl"), "application/merge-patch+json", b'{"spec": {"a": 2}}')
     owners = {(one.name, one.operation): one.fields for one in read(obj)}
@@ -101,7 +103,7 @@ def test_another_write_takes_the_ownership_of_what_it_changes():
         ("one", "Apply"): {("f:spec", "f:b")},
         ("kubectl", "Update"): {("f:spec", "f:a")},
     }
-    with pytest.raises(RefusedError, match=r'conflict with "kubectl": \.spec\.a'):
+    with pytest.raises(ApiRefusedError, match=r'conflict with "kubectl": \.spec\.a'):
         verbs.apply(write("one"), encoded(config({"a": 1, "b": 1})), force=False)
 
 
@@ -112,7 +114,7 @@ json_values = st.recursive(
 
 
 @given(json_values, json_values)
-def test_a_merge_patch_is_what_the_rfc_says(target, patch):
+def test_merge_patches_follow_rfc_7386(target, patch):
     """RFC 7396, section 2, written down a second time."""
 
     def rfc(target, patch):
@@ -126,7 +128,7 @@ def test_a_merge_patch_is_what_the_rfc_says(target, patch):
                 result[name] = rfc(result.get(name), value)
         return result
 
-    assert merged(target, patch) == rfc(target, patch)
+    assert merge_patched(target, patch) == rfc(target, patch)
 
 
 def test_json_patches():
@@ -139,7 +141,7 @@ def test_json_patches():
         {"op": "copy", "from": "/a/b", "path": "/d"},
         {"op": "move", "from": "/a/b/0", "path": "/e"},
     ]
-    assert operated(live, operations) == {"a": {"b": [3]}, "c~/": 2, "d": [2, 3], "e": 2}
+    assert json_patched(live, operations) == {"a": {"b": [3]}, "c~/": 2, "d": [2, 3], "e": 2}
     assert live == {"a": {"b": [1, 2]}, "c~/": 1}
-    with pytest.raises(RefusedError, match="testing value /a/b/0 failed"):
-        operated(live, [{"op": "test", "path": "/a/b/0", "value": 9}])
+    with pytest.raises(ApiRefusedError, match="testing value /a/b/0 failed"):
+        json_patched(live, [{"op": "test", "path": "/a/b/0", "value": 9}])

@@ -2,12 +2,12 @@
 
 import pytest
 
-from nodeagent.health.xids import Rules, judge, verdict
 from nodeagent.host.gpu_driver import GpuEvent
 from nodeagent.host.recorded_gpus import Recorded
 from nodeagent.measurements.table import MEASUREMENTS, TEXTS, measurement
 from nodeagent.model import HEALTHY
 from nodeagent.sim.machine import Machine
+from tests.support.judged_gpus import GpuBench
 
 
 class World:
@@ -17,7 +17,7 @@ class World:
         self.driver = Recorded(folder)
         self.driver.open()
         self.uuids = [device.gpu.uuid for device in self.machine.gpus]
-        self.latches, self.now = (), 0.0
+        self.bench, self.now = GpuBench(), 0.0
 
     def values(self, gpu=0):
         (vitals,) = (one for one in self.driver.vitals() if one.uuid == self.uuids[gpu])
@@ -28,11 +28,9 @@ class World:
         """What stands against each GPU, read now and again every 15 s."""
         until = self.now + after_s
         while True:
-            self.latches = judge(
-                self.latches, self.now, Rules(), readings=self.driver.gpus(), vitals=self.driver.vitals()
-            )
+            self.bench.take(self.now, readings=self.driver.gpus(), vitals=self.driver.vitals())
             if self.now >= until:
-                healths = [verdict(latch, Rules()) for latch in self.latches]
+                healths = self.bench.healths()
                 return [[reason.key for reason in health.reasons] for health in healths]
             self.now += 15
 
@@ -95,7 +93,7 @@ def test_a_narrow_or_slow_pcie_link_degrades(world):
     assert world.keys(915) == [["pcie_speed"], []]
     world.machine.pcie(1, width=8)
     assert world.keys(15) == [["pcie_speed"], ["pcie_width"]]
-    assert all(verdict(latch, Rules()).allocatable for latch in world.latches)
+    assert all(health.allocatable for health in world.bench.healths())
 
 
 def test_a_gpu_that_the_driver_gives_up_is_announced(world):
@@ -109,7 +107,7 @@ def test_what_the_driver_does_not_tell_or_cannot_be_is_not_judged(world):
     (first, _) = world.driver.vitals()
     assert first.absurd == ("gpu_celsius", "gpu_row_remap_failed")
     assert world.keys(600) == [[], []]
-    assert verdict(world.latches[0], Rules()) == HEALTHY
+    assert world.bench.healths()[0] == HEALTHY
 
 
 def test_a_lost_gpu_has_no_vitals(world):

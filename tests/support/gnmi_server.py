@@ -1,5 +1,5 @@
-"""A stand-in for a switch that speaks gNMI: an in-process server with a tree of openconfig-lldp and the habits of
-several vendors. It is no switch: what it answers is what the models and the specification say."""
+"""A stand-in for a switch with gNMI: an in-process server with a tree of openconfig-lldp and the behavior of several
+vendors. Its answers follow the models and the specification, not a real switch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIST_KEYS = {"interface": "name", "neighbor": "id", "capability": "name", "mgmt-
 
 
 def neighbor(name: str, chassis: str, port: str, *capabilities: str, **more: Any) -> dict[str, Any]:
-    """An entry of the list, as RFC 7951 writes it."""
+    """An entry of the neighbor list in the form of RFC 7951."""
     return {
         "id": more.get("id", "1"),
         "state": {
@@ -73,7 +73,7 @@ def tree(name: str, ports: dict[str, Sequence[dict[str, Any]]]) -> dict[str, Any
 
 @dataclass
 class Habits:
-    """``cut`` is how deep paths go before a value stands: 99 is leaf by leaf. ``module`` is put before names."""
+    """``cut`` is the depth at which paths end and values begin: 99 is leaf by leaf. ``module`` is a name prefix."""
 
     subscribe: bool = True
     encodings: tuple[int, ...] = (pb.Encoding.JSON, pb.Encoding.PROTO, pb.Encoding.JSON_IETF)
@@ -87,7 +87,7 @@ class Habits:
 
 
 class Server:
-    """``async with Server(tree) as server``; ``port`` is where it listens, on 127.0.0.1."""
+    """``async with Server(tree) as server``; it listens on ``port`` of 127.0.0.1."""
 
     def __init__(
         self, tree: dict[str, Any], habits: Habits | None = None, tls: grpc.ServerCredentials | None = None
@@ -140,9 +140,9 @@ class Server:
     async def _admit(self, verb: str, encoding: int, context: Any) -> None:
         habits = self.habits
         habits.asked.append((verb, encoding))
-        told = dict(context.invocation_metadata())
-        if habits.password is not None and told.get("password") != habits.password:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"not with {told.get('password')}")
+        metadata = dict(context.invocation_metadata())
+        if habits.password is not None and metadata.get("password") != habits.password:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"not with {metadata.get('password')}")
         if habits.hang:
             await asyncio.Event().wait()
         if encoding not in habits.encodings:
@@ -176,7 +176,7 @@ def path(*elements: tuple[str, dict[str, str]], module: str = "") -> pb.Path:
 
 
 def find(value: Any, names: list[str], at: Elements) -> Any:
-    """What a path without keys means: every entry of its lists."""
+    """Resolve a path without keys: it means every entry of its lists."""
     if not names:
         yield at, value
     elif isinstance(value[names[0]], list):
@@ -188,7 +188,7 @@ def find(value: Any, names: list[str], at: Elements) -> Any:
 
 
 def cut(at: Elements, value: Any, depth: int) -> Any:
-    """The same in pieces: ``depth`` levels more in the path, the rest in the value."""
+    """Split a value: ``depth`` more levels in the path, the rest in the value."""
     if depth <= 0 or not isinstance(value, dict | list):
         yield at, value
     elif isinstance(value, list):
@@ -214,5 +214,5 @@ def typed(value: Any, encoding: int, habits: Habits) -> pb.TypedValue:
 
 
 def named(value: Any, module: str) -> Any:
-    """The names of the uppermost level with their module, as RFC 7951 has them."""
+    """Add the module to the names of the top level, as RFC 7951 does."""
     return {module + name: inner for name, inner in value.items()} if isinstance(value, dict) else value

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeagent.health.engine import Engine, Terms
-from nodeagent.health.explain import DeviceView, explain
-from nodeagent.health.rules import Override, effective
+import msgspec
+
+from nodeagent.health.explain import DeviceView, explain_nics
+from nodeagent.health.nic_judge import NicJudge, NicTerms
+from nodeagent.health.nic_rules import effective
+from nodeagent.health.rule import Override
 from nodeagent.health.structural import find_faults
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function, Health, Link
@@ -44,8 +47,8 @@ def link(one: Function, *, up: bool | None = True, speed: int | None = 400_000, 
 class Bench:
     """``count`` PFs with two VFs each. Times are seconds since the boot; the first look is at 1000."""
 
-    def __init__(self, count: int = 1, terms: Terms | None = None, *, up: bool | None = True) -> None:
-        self.engine = Engine(terms or Terms())
+    def __init__(self, count: int = 1, terms: NicTerms | None = None, *, up: bool | None = True) -> None:
+        self.engine = NicJudge(terms or NicTerms())
         self.now = 1000.0
         self.pfs = [pf(number) for number in range(1, count + 1)]
         self.links = {one.pci_address: link(one, up=up) for one in self.pfs}
@@ -58,7 +61,7 @@ class Bench:
         self.now = self.now if at is None else at
         self.structural, faults = find_faults(self.functions, self.links.values(), self.structural)
         self.engine.now = max(self.engine.now, self.now)
-        self.engine.facts(self.structural, self.links.values(), faults)
+        self.engine.take_facts(self.structural, self.links.values(), faults)
         return self.wait(0)
 
     def set(self, number: int = 1, at: float | None = None, **known: object) -> Bench:
@@ -79,7 +82,7 @@ class Bench:
         self, source: Source, values: dict[str, float], number: int = 1, at: float | None = None
     ) -> Bench:
         self.now = self.now if at is None else at
-        self.engine.samples([Sample(self.now, self.pfs[number - 1].pci_address, source, values)])
+        self.engine.take_samples([Sample(self.now, self.pfs[number - 1].pci_address, source, values)])
         return self.wait(0)
 
     def wait(self, seconds: float) -> Bench:
@@ -106,8 +109,8 @@ class Bench:
         return [self.health(number).allocatable for number in range(1, len(self.pfs) + 1)]
 
     def explained(self) -> tuple[DeviceView, ...]:
-        return explain(self.engine, {one.pci_address: one.health for one in self.judged}, self.now)
+        return explain_nics(self.engine, {one.pci_address: one.health for one in self.judged}, self.now)
 
 
-def terms(*overrides: Override, **known: object) -> Terms:
-    return replace(Terms(), rules=effective(overrides), **known)  # type: ignore[arg-type]
+def terms(*overrides: Override, **known: object) -> NicTerms:
+    return msgspec.structs.replace(NicTerms(), rules=effective(overrides), **known)  # type: ignore[arg-type]

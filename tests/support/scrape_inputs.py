@@ -33,7 +33,7 @@ from nodeagent.model import (
     State,
 )
 from nodeagent.offer import Offer
-from nodeagent.sampling.collectors import Collector
+from nodeagent.sampling.reader_status import ReaderStatus
 from nodeagent.sim.machine import Machine
 from nodeagent.web.pages import device_counts
 
@@ -168,7 +168,7 @@ def scrape_input(snapshot: Snapshot | None = None, at: float = 100.0, **changes:
         snapshot=snapshot,
         samples=samples(snapshot, at),
         device_counts=tuple(device_counts(offer.kinds(snapshot), snapshot)),
-        collectors=tuple(Collector(source, duration_s=0.002, succeeded_at=99.0) for source in Source),
+        reader_statuses=tuple(ReaderStatus(source, duration_s=0.002, succeeded_at=99.0) for source in Source),
         health_figures={
             pf: Figures(50.0, 1234.5, {("healthy", "down"): 2}, values),
             snapshot.gpus[3].uuid: Figures(60.0, None, {("healthy", "unhealthy"): 1}, {"remap_limit": 3}),

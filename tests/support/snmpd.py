@@ -21,7 +21,7 @@ USERS = {
     ("md5", "des"): "MD5 {p} DES {p}",
     ("sha256", ""): "SHA-256 {p}",
 }
-"""What an agent may ask for, and how snmpd writes it; the user is called after it."""
+"""The settings of SNMP v3 and their form in snmpd.conf; the user is named after them."""
 
 
 def user(auth: str, privacy: str) -> str:
@@ -29,7 +29,7 @@ def user(auth: str, privacy: str) -> str:
 
 
 class Switch:
-    """snmpd on port 161 of every address of the namespace, and lldpd, which says that it is a bridge."""
+    """snmpd on port 161 of every address of the namespace, and lldpd with the bridge capability."""
 
     def __init__(self, ns: Netns, name: str, *settings: str) -> None:
         self._ns = ns

@@ -1,4 +1,4 @@
-"""gNMI against a stand-in server: whichever way a switch cuts the tree, and whatever it refuses."""
+"""gNMI against a stand-in server that splits the tree at any level and rejects some methods."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from nodeagent.switches import gnmi_pb2 as pb
 from nodeagent.switches import openconfig
-from nodeagent.switches.answers import SwitchError
-from nodeagent.switches.gnmi import Gnmi
+from nodeagent.switches.credentials import SwitchCredentials
+from nodeagent.switches.gnmi import GnmiReader
 from nodeagent.switches.openconfig import Step
-from nodeagent.switches.rounds import Switches
-from nodeagent.switches.secret import Secret
+from nodeagent.switches.switch_poller import SwitchPoller
+from nodeagent.switches.switch_reading import SwitchError
 from nodeagent.switches.switch_settings import GnmiSettings, SwitchAddress, SwitchesSettings
 from tests.support.certificates import Authority
 from tests.support.gnmi_server import Habits, Server, cut, neighbor, tree
@@ -41,8 +41,8 @@ TREE = tree(
         "Ethernet2": [],
     },
 )  # fmt: skip
-SECRET = Secret("/secret", {"username": b"reader\n", "password": b"pa55-of-tests\n"})
-EVERY_WAY = {
+SECRET = SwitchCredentials("/secret", {"username": b"reader\n", "password": b"pa55-of-tests\n"})
+EVERY_FORM = {
     "subtrees": Habits(),
     "leaf by leaf": Habits(cut=99),
     "leaf by leaf, PROTO": Habits(cut=99, encodings=(pb.Encoding.PROTO,)),
@@ -54,15 +54,15 @@ EVERY_WAY = {
 }
 
 
-def plain(port: int, **more: Any) -> Gnmi:
-    return Gnmi(GnmiSettings(tls=False), port=port, **more)
+def plain(port: int, **more: Any) -> GnmiReader:
+    return GnmiReader(GnmiSettings(tls=False), port=port, **more)
 
 
-@pytest.mark.parametrize("habits", EVERY_WAY.values(), ids=EVERY_WAY)
-async def test_a_switch_is_understood_in_every_way_in_which_it_answers(habits: Habits):
+@pytest.mark.parametrize("habits", EVERY_FORM.values(), ids=EVERY_FORM)
+async def test_every_form_of_answer_is_decoded(habits: Habits):
     async with Server(TREE, habits) as server, asyncio.timeout(20):
-        asker = plain(server.port)
-        reading = await asker.read("127.0.0.1", SECRET)
+        reader = plain(server.port)
+        reading = await reader.read("127.0.0.1", SECRET)
         assert (reading.name, reading.chassis) == ("leaf1", "mac=02:00:00:00:00:01")
         by_name = {one.name: one for one in reading.neighbors}
         assert by_name.keys() == {"spine1", "spine2", "node-00", "oob", "oob2"}
@@ -78,20 +78,20 @@ async def test_a_switch_is_understood_in_every_way_in_which_it_answers(habits: H
             "oob": True,
             "oob2": None,
         }
-        ways = len(habits.asked)
-        assert await asker.read("127.0.0.1", SECRET) == reading
-        assert len(habits.asked) == ways + 1, "the way that has worked is taken at once"
+        methods = len(habits.asked)
+        assert await reader.read("127.0.0.1", SECRET) == reading
+        assert len(habits.asked) == methods + 1, "the method that works is used first"
 
 
 @given(st.integers(0, 12))
-def test_however_the_tree_is_cut_it_says_the_same(depth: int):
-    whole = openconfig.reading(openconfig.leaves((), TREE))
+def test_every_split_of_the_tree_gives_the_same_reading(depth: int):
+    whole = openconfig.reading_of(openconfig.leaves((), TREE))
     told = [
         leaf
         for at, value in cut((), TREE, depth)
         for leaf in openconfig.leaves(tuple(openconfig.step(name, keys.items()) for name, keys in at), value)
     ]
-    assert openconfig.reading(told) == whole
+    assert openconfig.reading_of(told) == whole
     assert len(whole.neighbors) == 5
 
 
@@ -107,20 +107,22 @@ NEIGHBORS = ("lldp", "interfaces", "interface", "neighbors", "neighbor")
 
 
 @given(JSON, st.integers(0, 5))
-def test_nonsense_is_passed_over(value: Any, depth: int):
-    openconfig.reading(openconfig.leaves(tuple(Step(name, "1") for name in NEIGHBORS[:depth]), value))
+def test_unknown_values_are_ignored(value: Any, depth: int):
+    openconfig.reading_of(openconfig.leaves(tuple(Step(name, "1") for name in NEIGHBORS[:depth]), value))
 
 
-async def test_a_password_is_shown_to_the_switch_and_never_repeated():
+async def test_a_password_is_sent_to_the_switch_and_never_printed():
     async with Server(TREE, Habits(password="pa55-of-tests")) as server, asyncio.timeout(20):
         assert (await plain(server.port).read("127.0.0.1", SECRET)).name == "leaf1"
-        wrong = Secret("/secret", {"username": b"reader", "password": b"wr0ng"})
+        wrong = SwitchCredentials("/secret", {"username": b"reader", "password": b"wr0ng"})
         with pytest.raises(SwitchError, match="refuses username and password") as caught:
             await plain(server.port).read("127.0.0.1", wrong)
         assert caught.value.result == "refused"
         assert "wr0ng" not in str(caught.value)
         with pytest.raises(SwitchError, match="ASCII"):
-            await plain(server.port).read("127.0.0.1", Secret("/secret", {"password": "ä".encode()}))
+            await plain(server.port).read(
+                "127.0.0.1", SwitchCredentials("/secret", {"password": "ä".encode()})
+            )
 
 
 @pytest.mark.parametrize(
@@ -128,22 +130,22 @@ async def test_a_password_is_shown_to_the_switch_and_never_repeated():
     [b"{", b"[" * 100_000, json.dumps({"a": 1}).encode() * 2, b"\xff"],
     ids=["half", "deep", "twice", "no text"],
 )
-async def test_an_answer_that_is_none_fails_by_name(raw: bytes):
+async def test_a_malformed_answer_is_an_error(raw: bytes):
     async with Server(TREE, Habits(raw=raw)) as server, asyncio.timeout(20):
         with pytest.raises(SwitchError):
             await plain(server.port).read("127.0.0.1", SECRET)
 
 
-async def test_too_many_neighbors_are_refused():
+async def test_too_many_neighbors_are_an_error():
     many = [neighbor(f"s{n}", f"02:00:00:00:{n >> 8:02x}:{n & 255:02x}", "1", id=str(n)) for n in range(4097)]
     async with Server(tree("leaf1", {"Ethernet1": many})) as server, asyncio.timeout(60):
         with pytest.raises(SwitchError, match="more than 4096"):
             await plain(server.port).read("127.0.0.1", SECRET)
 
 
-async def test_a_switch_that_knows_no_way_or_is_not_there_is_told_of():
+async def test_a_switch_without_a_supported_method_or_without_an_answer_is_an_error():
     async with Server(TREE, Habits(encodings=())) as server, asyncio.timeout(20):
-        with pytest.raises(SwitchError, match="neither be subscribed to"):
+        with pytest.raises(SwitchError, match="supports neither"):
             await plain(server.port).read("127.0.0.1", SECRET)
         port = server.port
     with pytest.raises(SwitchError) as caught:
@@ -165,38 +167,40 @@ async def test_tls_trusts_the_ca_of_the_credentials_and_no_other(tmp_path: Path)
         "tls.key": client_key.read_bytes(),
     }
     async with Server(TREE, tls=credentials) as server, asyncio.timeout(30):
-        assert (await Gnmi(port=server.port).read("127.0.0.1", Secret("/s", files))).name == "leaf1"
+        assert (
+            await GnmiReader(port=server.port).read("127.0.0.1", SwitchCredentials("/s", files))
+        ).name == "leaf1"
         elsewhere = GnmiSettings(server_name="leaf1.example")
-        named = Gnmi(GnmiSettings(server_name="localhost"), port=server.port)
-        assert (await named.read("127.0.0.1", Secret("/s", files))).name == "leaf1"
+        named = GnmiReader(GnmiSettings(server_name="localhost"), port=server.port)
+        assert (await named.read("127.0.0.1", SwitchCredentials("/s", files))).name == "leaf1"
         for wrong in (
             {**files, "ca.crt": other.certificate.read_bytes()},
             {"ca.crt": files["ca.crt"]},
         ):
             with pytest.raises(SwitchError) as caught:
-                await Gnmi(port=server.port).read("127.0.0.1", Secret("/s", wrong))
+                await GnmiReader(port=server.port).read("127.0.0.1", SwitchCredentials("/s", wrong))
             assert caught.value.result == "unreachable"
-        with pytest.raises(SwitchError, match="one is missing"):
-            await Gnmi(port=server.port).read("127.0.0.1", Secret("/s", {"tls.crt": b"x"}))
+        with pytest.raises(SwitchError, match=r"only one of tls\.crt and tls\.key"):
+            await GnmiReader(port=server.port).read("127.0.0.1", SwitchCredentials("/s", {"tls.crt": b"x"}))
         with pytest.raises(SwitchError):
-            await Gnmi(elsewhere, server.port).read("127.0.0.1", Secret("/s", files))
+            await GnmiReader(elsewhere, server.port).read("127.0.0.1", SwitchCredentials("/s", files))
 
 
-async def test_one_switch_that_hangs_holds_up_nobody_and_the_planner_is_told_of_the_others(tmp_path: Path):
+async def test_a_hanging_switch_does_not_delay_the_others(tmp_path: Path):
     made = planner()
     told = []
     async with Server(TREE, Habits()) as server:
-        asker = plain(server.port)
+        reader = plain(server.port)
 
-        class Half:
-            """One of the two hangs at the door."""
+        class HalfHanging:
+            """One of the two switches hangs."""
 
-            async def read(self, address: str, secret: Secret):
+            async def read(self, address: str, credentials: SwitchCredentials):
                 if address == "127.0.0.2":
                     await asyncio.Event().wait()
-                return await asker.read(address, secret)
+                return await reader.read(address, credentials)
 
-        way = SwitchesSettings(
+        settings = SwitchesSettings(
             credentials=str(tmp_path),
             addresses=(
                 SwitchAddress(switch="leaf1", address="127.0.0.1"),
@@ -206,11 +210,11 @@ async def test_one_switch_that_hangs_holds_up_nobody_and_the_planner_is_told_of_
             upwards=False,
             management_ports=("Management*",),
         )
-        switches = Switches(way, Half(), made, lambda: told.append(1))
+        poller = SwitchPoller(settings, HalfHanging(), made, lambda: told.append(1))
         async with asyncio.timeout(20):
-            await switches.round()
-            await switches.round()
+            await poller.round()
+            await poller.round()
         assert made.told.heard == {"leaf1": ("spine1", "spine2")}
-        assert told == [1], "the same again is no news"
-        assert switches.reads == {"ok": 2, "timeout": 2}
-        assert "leaf2" in switches.trouble
+        assert told == [1], "equal uplinks are not passed again"
+        assert poller.reads == {"ok": 2, "timeout": 2}
+        assert "leaf2" in poller.errors

@@ -1,6 +1,6 @@
-"""Two real leaf switches under a real spine, asked by SNMP: snmpd with lldpd's LLDP-MIB, in namespaces of their own.
+"""Two real leaf switches below a real spine, read by SNMP: snmpd with lldpd's LLDP-MIB in network namespaces.
 
-Beside the spine a server that forwards is heard, and a management switch that hears both: neither is above anybody.
+The leaves also have a server that forwards and a management switch as neighbors: neither is an upper switch.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from nodeagent.fabric.nodelinks import Identifier, LinkNeighbor, NodeLink, NodeL
 from nodeagent.fabric.uplinks import MANAGEMENT_PORTS
 from nodeagent.kube.access import Access
 from nodeagent.sim.apiserver import ApiServer
-from nodeagent.switches.answers import Reading
-from nodeagent.switches.rounds import SwitchError, Switches
-from nodeagent.switches.secret import Secret, secrets
-from nodeagent.switches.snmp import Snmp
+from nodeagent.switches.credentials import SwitchCredentials, read_credentials
+from nodeagent.switches.snmp import SnmpReader
+from nodeagent.switches.switch_poller import SwitchError, SwitchPoller
+from nodeagent.switches.switch_reading import SwitchReading
 from nodeagent.switches.switch_settings import SnmpSettings, SwitchAddress, SwitchesSettings
 from tests.controller.test_controller import nodelinks, until
 from tests.support.namespaces import Lldpd, Netns, veth
@@ -32,11 +32,11 @@ from tests.support.snmpd import COMMUNITY, PASSWORD, USERS, Switch, user
 pytestmark = pytest.mark.needs("root", "ip", "lldpd", "snmpd")
 
 SWITCH = ("configure lldp tx-interval 1", "configure system capabilities enabled bridge,router")
-V2C = Secret("/secret", {"community": COMMUNITY.encode()})
+V2C = SwitchCredentials("/secret", {"community": COMMUNITY.encode()})
 
 
 class Rig:
-    """``controller`` is where the questions come from, ``leaf`` the switches by name."""
+    """``controller`` is the namespace of the controller, ``leaf`` the switches by name."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self.controller, first, second, above, server = (stack.enter_context(Netns()) for _ in range(5))
@@ -58,9 +58,11 @@ class Rig:
         stack.enter_context(Lldpd(server, "node-00", settings=SWITCH))
         stack.enter_context(Lldpd(self.controller, "management", settings=SWITCH))
 
-    async def read(self, snmp: Snmp, secret: Secret = V2C, address: str = "10.77.1.2") -> Reading:
+    async def read(
+        self, snmp: SnmpReader, credentials: SwitchCredentials = V2C, address: str = "10.77.1.2"
+    ) -> SwitchReading:
         with self.controller.entered():
-            return await snmp.read(address, secret)
+            return await snmp.read(address, credentials)
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +70,8 @@ def rig() -> Iterator[Rig]:
     with contextlib.ExitStack() as stack:
         rig = Rig(stack)
 
-        async def heard() -> None:
-            snmp = Snmp(SnmpSettings(version="v2c"), timeout_s=2)
+        async def wait_for_lldp() -> None:
+            snmp = SnmpReader(SnmpSettings(version="v2c"), timeout_s=2)
             for address, names in (("10.77.1.2", 3), ("10.77.2.2", 2)):
                 async with asyncio.timeout(60):
                     while True:
@@ -79,12 +81,12 @@ def rig() -> Iterator[Rig]:
                                 break
                         await asyncio.sleep(0.1)
 
-        asyncio.run(heard())
+        asyncio.run(wait_for_lldp())
         yield rig
 
 
-async def test_v2c_tells_who_is_heard_where_and_what_it_is(rig: Rig):
-    reading = await rig.read(Snmp(SnmpSettings(version="v2c")))
+async def test_v2c_reads_the_neighbors_with_their_ports_and_capabilities(rig: Rig):
+    reading = await rig.read(SnmpReader(SnmpSettings(version="v2c")))
     assert reading.name == "leaf1"
     assert reading.chassis.startswith("mac=")
     by_name = {one.name: one for one in reading.neighbors}
@@ -99,13 +101,13 @@ async def test_v2c_tells_who_is_heard_where_and_what_it_is(rig: Rig):
 
 
 @pytest.mark.parametrize("how", USERS, ids=lambda how: user(*how))
-async def test_v3_reads_the_same_whatever_it_is_secured_with(rig: Rig, how: tuple[str, str]):
+async def test_v3_reads_the_same_with_every_security_level(rig: Rig, how: tuple[str, str]):
     auth, privacy = how
     values = {"username": f"{user(*how)}\n".encode(), "authPassword": PASSWORD.encode()}
     if privacy:
         values["privPassword"] = PASSWORD.encode()
     reading = await rig.read(
-        Snmp(SnmpSettings(auth=auth, privacy=privacy or "aes128")), Secret("/secret", values)
+        SnmpReader(SnmpSettings(auth=auth, privacy=privacy or "aes128")), SwitchCredentials("/secret", values)
     )
     assert reading.name == "leaf1"
     assert {one.name for one in reading.neighbors} == {"spine1", "node-00", "management"}
@@ -121,7 +123,7 @@ async def test_v3_reads_the_same_whatever_it_is_secured_with(rig: Rig, how: tupl
         ("v3", {"authPassword": "short"}, "refused"),
     ],
 )
-async def test_a_wrong_credential_fails_and_is_never_repeated(
+async def test_a_wrong_credential_fails_and_is_never_printed(
     rig: Rig, version: str, wrong: dict[str, str], result: str
 ):
     right = {
@@ -130,19 +132,19 @@ async def test_a_wrong_credential_fails_and_is_never_repeated(
         "authPassword": PASSWORD,
         "privPassword": PASSWORD,
     }
-    secret = Secret("/secret", {key: value.encode() for key, value in (right | wrong).items()})
+    secret = SwitchCredentials("/secret", {key: value.encode() for key, value in (right | wrong).items()})
     with pytest.raises(SwitchError) as caught:
-        await rig.read(Snmp(SnmpSettings(version=version), timeout_s=1.2), secret)
+        await rig.read(SnmpReader(SnmpSettings(version=version), timeout_s=1.2), secret)
     assert caught.value.result == result
-    said = f"{caught.value} {secret!r}"
-    assert not any(value in said for value in (*right.values(), *wrong.values()))
+    text = f"{caught.value} {secret!r}"
+    assert not any(value in text for value in (*right.values(), *wrong.values()))
 
 
-async def test_a_switch_that_is_not_there_is_given_up(rig: Rig):
+async def test_a_missing_switch_is_an_error(rig: Rig):
     with pytest.raises(SwitchError, match=r"10\.77\.1\.77"):
-        await rig.read(Snmp(SnmpSettings(version="v2c"), timeout_s=0.6), address="10.77.1.77")
+        await rig.read(SnmpReader(SnmpSettings(version="v2c"), timeout_s=0.6), address="10.77.1.77")
     with pytest.raises(SwitchError, match="cannot be read by SNMP"):
-        await rig.read(Snmp(SnmpSettings(version="v2c"), timeout_s=0.6), address="192.0.2.1")
+        await rig.read(SnmpReader(SnmpSettings(version="v2c"), timeout_s=0.6), address="192.0.2.1")
 
 
 def report(node: str, leaf: str, address: str) -> NodeLinks:
@@ -172,92 +174,96 @@ def planner() -> Planner:
 
 
 @contextlib.asynccontextmanager
-async def asked(
+async def polling(
     rig: Rig, tmp_path: Path, **more: object
-) -> AsyncIterator[tuple[Switches, Planner, Callable[[], dict[str, tuple[str, ...]]]]]:
+) -> AsyncIterator[tuple[SwitchPoller, Planner, Callable[[], dict[str, tuple[str, ...]]]]]:
     (tmp_path / "community").write_text(COMMUNITY + "\n")
     made = planner()
-    how = {"networks": ("10.77.0.0/16",), "timeout_seconds": 5.0, "management_ports": MANAGEMENT_PORTS}
-    way = SwitchesSettings(credentials=str(tmp_path), **{**how, **more})  # type: ignore[arg-type]
-    switches = Switches(way, Snmp(SnmpSettings(version="v2c"), timeout_s=3), made, lambda: None)
+    values = {"networks": ("10.77.0.0/16",), "timeout_seconds": 5.0, "management_ports": MANAGEMENT_PORTS}
+    settings = SwitchesSettings(credentials=str(tmp_path), **{**values, **more})  # type: ignore[arg-type]
+    poller = SwitchPoller(settings, SnmpReader(SnmpSettings(version="v2c"), timeout_s=3), made, lambda: None)
     with rig.controller.entered():
-        yield switches, made, lambda: dict(made.told.heard)
+        yield poller, made, lambda: dict(made.told.heard)
 
 
 async def test_two_leaves_below_one_spine_become_a_tier(rig: Rig, tmp_path: Path):
-    async with asked(rig, tmp_path) as (switches, made, heard):
-        await switches.round()
+    async with polling(rig, tmp_path) as (poller, made, heard):
+        await poller.round()
         assert heard() == {"leaf1": ("spine1",), "leaf2": ("spine1",)}
         (root,) = [one for one in made.plan(1.0).hypernodes if one.tier == 2]
         assert len(root.children) == 2
         assert ("nodeagent.io/derived-from", "spine-lldp") in root.annotations
-        assert switches.reads["ok"] == 2
-        # The spine tells an address outside of what may be asked, or does not answer there: it alone is silent.
-        assert switches.states["read"] == 2
+        assert poller.reads["ok"] == 2
+        # The spine reports an address outside the networks, or does not answer there: only the spine is silent.
+        assert poller.states["read"] == 2
 
 
-async def test_only_networks_that_are_named_are_asked(rig: Rig, tmp_path: Path):
-    async with asked(rig, tmp_path, networks=("10.77.1.0/24",)) as (switches, _, heard):
-        await switches.round()
+async def test_only_configured_networks_are_polled(rig: Rig, tmp_path: Path):
+    async with polling(rig, tmp_path, networks=("10.77.1.0/24",)) as (poller, _, heard):
+        await poller.round()
         assert heard() == {"leaf1": ("spine1",)}
-        assert switches.states["no-address"] >= 1
-        assert switches.reads["ok"] == 1
-    told = (SwitchAddress(switch="LEAF2.example", address="10.77.2.2"),)
-    async with asked(rig, tmp_path, networks=(), addresses=told) as (switches, _, heard):
-        await switches.round()
+        assert poller.states["no-address"] >= 1
+        assert poller.reads["ok"] == 1
+    configured = (SwitchAddress(switch="LEAF2.example", address="10.77.2.2"),)
+    async with polling(rig, tmp_path, networks=(), addresses=configured) as (poller, _, heard):
+        await poller.round()
         assert heard() == {"leaf2": ("spine1",)}
 
 
-async def test_an_address_that_answers_as_another_switch_is_not_believed(rig: Rig, tmp_path: Path):
-    told = (SwitchAddress(switch="leaf1", address="10.77.2.2"),)
-    async with asked(rig, tmp_path, addresses=told) as (switches, _, heard):
-        await switches.round()
+async def test_an_answer_of_another_switch_is_rejected(rig: Rig, tmp_path: Path):
+    configured = (SwitchAddress(switch="leaf1", address="10.77.2.2"),)
+    async with polling(rig, tmp_path, addresses=configured) as (poller, _, heard):
+        await poller.round()
         assert heard() == {"leaf2": ("spine1",)}
-        assert switches.reads["other-switch"] == 1
-        assert "answers as leaf2" in switches.trouble["leaf1"]
+        assert poller.reads["other-switch"] == 1
+        assert "answers as leaf2" in poller.errors["leaf1"]
 
 
-async def test_a_switch_that_falls_silent_keeps_what_it_said_and_is_named_once(
+async def test_a_silent_switch_keeps_its_last_reading_and_is_logged_once(
     rig: Rig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.INFO)
-    async with asked(rig, tmp_path, timeout_seconds=1.0, upwards=False) as (switches, _, heard):
-        await switches.round()
+    async with polling(rig, tmp_path, timeout_seconds=1.0, upwards=False) as (poller, _, heard):
+        await poller.round()
         before = heard()
         rig.leaf["leaf2"].stop_agent()
         try:
-            await switches.round()
-            await switches.round()
+            await poller.round()
+            await poller.round()
             assert heard() == before == {"leaf1": ("spine1",), "leaf2": ("spine1",)}
-            assert switches.states == {"read": 1, "silent": 1}
-            assert switches.trouble.keys() == {"leaf2"}
-            said = [record.getMessage() for record in caplog.records if "cannot be asked" in record.message]
-            assert len(said) == 1
+            assert poller.states == {"read": 1, "silent": 1}
+            assert poller.errors.keys() == {"leaf2"}
+            lines = [
+                record.getMessage()
+                for record in caplog.records
+                if "Cannot read the LLDP neighbors" in record.message
+            ]
+            assert len(lines) == 1
             assert COMMUNITY not in caplog.text
         finally:
             rig.leaf["leaf2"].start()
         async with asyncio.timeout(60):
-            # lldpd comes back to its master by itself, and until then there is an agent without LLDP.
-            while switches.trouble:
-                await switches.round()
+            # lldpd reconnects to its master by itself; until then the SNMP agent has no LLDP.
+            while poller.errors:
+                await poller.round()
                 await asyncio.sleep(0.1)
         assert heard() == before
         assert "Switches answer again" in caplog.text
 
 
-async def test_credentials_are_read_again_and_may_be_missing(rig: Rig, tmp_path: Path):
-    async with asked(rig, tmp_path, upwards=False) as (switches, _, heard):
+async def test_credentials_are_read_in_each_round_and_may_be_missing(rig: Rig, tmp_path: Path):
+    async with polling(rig, tmp_path, upwards=False) as (poller, _, heard):
         (tmp_path / "community").unlink()
-        await switches.round()
-        assert "community is not there" in switches.trouble["leaf1"]
+        await poller.round()
+        assert "community does not exist" in poller.errors["leaf1"]
         assert heard() == {}
         (tmp_path / "community").write_text(COMMUNITY)
-        await switches.round()
+        await poller.round()
         assert heard().keys() == {"leaf1", "leaf2"}
-        assert not switches.trouble
+        assert not poller.errors
 
 
-async def test_the_leader_asks_and_a_tier_appears_in_the_cluster(rig: Rig, tmp_path: Path):
+async def test_the_leader_polls_and_a_tier_appears_in_the_cluster(rig: Rig, tmp_path: Path):
     (tmp_path / "community").write_text(COMMUNITY)
     config = FabricConfig(
         switches=SwitchesSettings(
@@ -296,6 +302,6 @@ async def test_the_leader_asks_and_a_tier_appears_in_the_cluster(rig: Rig, tmp_p
             await server.stop()
 
 
-def test_a_secret_shows_in_no_repr(tmp_path: Path):
+def test_no_repr_contains_a_credential(tmp_path: Path):
     (tmp_path / "password").write_text(PASSWORD)
-    assert PASSWORD not in repr(secrets(str(tmp_path)))
+    assert PASSWORD not in repr(read_credentials(str(tmp_path)))

@@ -10,7 +10,7 @@ from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.metrics import agent_metrics
 from nodeagent.model import Health, Holding, State
-from nodeagent.sampling.collectors import Collector
+from nodeagent.sampling.reader_status import ReaderStatus
 from nodeagent.sources.gpu_health_service import Ledger
 from nodeagent.sources.nvml_session import Measured
 from nodeagent.web.pages import Pages, device_counts
@@ -50,7 +50,7 @@ class Gpus:
     def samples(self) -> tuple[Sample, ...]:
         return self._samples
 
-    def collectors(self) -> tuple[Collector, ...]:
+    def reader_statuses(self) -> tuple[ReaderStatus, ...]:
         return ()
 
 
@@ -63,7 +63,7 @@ def test_how_old_the_numbers_of_gpus_are_is_told_too() -> None:
         ups = [(labels, bool(up)) for labels, up in agent_metrics.collector_up(shown)]
         counted = [labels for labels, _errors in agent_metrics.collector_errors(shown)]
         assert counted == [labels for labels, _up in ups]
-        (gpu,) = shown.collectors or (None,)
+        (gpu,) = shown.reader_statuses or (None,)
         return [(name, up, gpu.duration_s, gpu.succeeded_at, gpu.errors) for (name,), up in ups if gpu]
 
     assert told() == [], "a machine without GPUs misses nothing"

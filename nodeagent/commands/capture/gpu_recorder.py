@@ -16,8 +16,8 @@ import msgspec
 
 from nodeagent import discovery
 from nodeagent.agent_config import Config
+from nodeagent.health.gpu_state import GpuState
 from nodeagent.health.recording import Subject
-from nodeagent.health.xids import Latch
 from nodeagent.host.gpu_driver import GpuEvent
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.sample import Sample, Source
@@ -41,7 +41,7 @@ class Hearing(Ledger):
     """A ledger that passes on all that it hears. ``spoken`` is set at the first word, also that there is none."""
 
     def __init__(self, state: State) -> None:
-        super().__init__(discovery.rules(Config().gpu))
+        super().__init__(discovery.gpu_terms(Config().gpu, Config().health.guard))
         self._pass_on = state
         self._last: dict[str, float] = {}
         self.spoken = asyncio.Event()
@@ -53,7 +53,7 @@ class Hearing(Ledger):
         super().hear_reading(news)
         self.why = None
         at = boottime()
-        self._write(tuple(_reading(at, latch) for latch in self.latches))
+        self._write(tuple(_reading(at, gpu) for gpu in self.judge.gpus.values()))
         self.spoken.set()
 
     def hear_event(self, event: GpuEvent) -> None:
@@ -112,18 +112,18 @@ async def listening(tree: Tree, state: State, pace: gpu_source.Pace | None = Non
 def subjects(hearing: Hearing) -> Iterator[Subject]:
     """For the header."""
     places = {gpu.uuid: (gpu.numa_node, gpu.pci_path) for gpu in hearing.found}
-    for latch in hearing.latches:
-        numa_node, path = places.get(latch.uuid, (None, ()))
-        yield Subject(latch.uuid, "gpu", index=latch.reading.index, numa_node=numa_node, path=path)
+    for uuid, gpu in hearing.judge.gpus.items():
+        numa_node, path = places.get(uuid, (None, ()))
+        yield Subject(uuid, "gpu", index=gpu.index, numa_node=numa_node, path=path)
 
 
-def _reading(at: float, latch: Latch) -> Sample:
-    reading = latch.reading
+def _reading(at: float, gpu: GpuState) -> Sample:
+    reading = gpu.reading
     texts = {"gpu_recovery_action": reading.recovery_action, "gpu_fault": reading.fault}
     return Sample(
         at,
-        latch.uuid,
+        gpu.uuid,
         Source.GPU,
-        {"gpu_lost": float(latch.lost), "gpu_mig": float(reading.mig)},
+        {"gpu_lost": float(gpu.lost), "gpu_mig": float(reading.mig)},
         {name: text for name, text in texts.items() if text is not None},
     )

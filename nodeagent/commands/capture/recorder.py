@@ -79,9 +79,9 @@ async def _record(
                     await sampler.watch(waking)
         except TimeoutError:
             pass
-    silent = [f"{source}: {one.reason}" for source, one in sampler.sources.items() if one.reason]
+    silent = [f"{source}: {one.reason}" for source, one in sampler.statuses.items() if one.reason]
     silent += [f"gpu: {hearing.why}"] if hearing.why is not None else []
-    what = f"{len(pfs)} PFs and {len(hearing.latches)} GPUs"
+    what = f"{len(pfs)} PFs and {len(hearing.judge.gpus)} GPUs"
     lines = [f"{file}: {count} samples of {what} in {seconds:g} s"]
     if silent:
         lines.append("These sources have not spoken:")

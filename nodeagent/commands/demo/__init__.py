@@ -1,4 +1,4 @@
-"""The show."""
+"""`nodeagent demo`: the options."""
 
 from __future__ import annotations
 
@@ -13,29 +13,32 @@ def add(add: Add) -> None:
     parser = add(
         "demo",
         _demo,
-        "a simulated machine, a stand-in kubelet and the real agent between them; or a whole fabric",
-        "Nothing of this machine is touched: the simulated one lies in a temporary folder. The kubelet is a\n"
-        "stand-in that behaves as the real one does, its races included.\n\n"
+        "show the agent on a simulated machine with a stand-in kubelet, or the controller on a simulated fabric",
+        "Nothing on this machine is changed: the simulated one is a temporary folder. The kubelet is a stand-in that\n"
+        "behaves like the real one, including its races.\n\n"
         "With --nodes, a fabric instead: simulated nodes and switches, a stand-in API server, and the real\n"
-        "controller, which makes HyperNodes and labels of what the nodes report.",
+        "controller, which turns the reports of the nodes into HyperNodes and labels.",
     )
     parser.add_argument(
-        "--nodes", type=int, metavar="COUNT", help="show a fabric of so many nodes, in scalable units of 32"
+        "--nodes",
+        type=int,
+        metavar="COUNT",
+        help="show a fabric with this number of nodes, in scalable units of 32",
     )
     parser.add_argument(
-        "--machine", default="dgx-h100", metavar="NAME|FILE", help="a model (default: %(default)s)"
+        "--machine", default="dgx-h100", metavar="NAME|FILE", help="the machine model (default: %(default)s)"
     )
-    parser.add_argument("--once", action="store_true", help="end after the show instead of staying up")
+    parser.add_argument("--once", action="store_true", help="end after the last step instead of staying up")
     parser.add_argument(
         "--write",
         type=Path,
         metavar="DIR",
-        help="write the simulated machine's files below DIR and end, for `--root DIR` of the other verbs",
+        help="write the files of the simulated machine to DIR and end, for `--root DIR` of the other verbs",
     )
     parser.add_argument(
         "--no-rdma",
         action="store_true",
-        help="with --write: NICs without RDMA, so that a real kubelet gives pods no node of /dev that is not there",
+        help="with --write: NICs without RDMA, so that a real kubelet gives pods no device node that does not exist",
     )
 
 
@@ -44,7 +47,7 @@ def _demo(options: argparse.Namespace) -> int:
 
     if options.write is not None and options.nodes is not None:
         print(
-            "nodeagent: --write writes one machine and --nodes shows many: give one of the two",
+            "nodeagent: --write is for one machine and --nodes for a fabric: give one of the two",
             file=sys.stderr,
         )
         return USAGE

@@ -1,7 +1,7 @@
-"""The cast of the fabric's show: a stand-in API server, the agents' reports, and replicas of the real controller.
+"""The cluster of the fabric demo: a stand-in API server, the agents' reports, and replicas of the real controller.
 
-Of the agents only the part that reports is here, a task for each node: ``sinks/nodelinks.Report`` as the agent
-runs it, with an inventory of its own, over the API. What its inventory holds is the simulated fabric's word.
+Of each agent only the reporting part runs, as a task: ``cluster.node_report.NodeReporter`` with an inventory of its
+own. The simulated fabric provides the facts in the inventory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.cluster.node_report import NodeReporter, Rails
-from nodeagent.commands.demo.request_log import Ledger, Written
+from nodeagent.commands.demo.request_log import RequestLog, UserWrites
 from nodeagent.commands.demo.run import DemoError, command, end, free_port, printed, running, tail
 from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access, NodeClaim
@@ -29,24 +29,24 @@ NAMESPACE = "nodeagent"
 AGENT = f"system:serviceaccount:{NAMESPACE}:nodeagent"
 CONTROLLER = f"system:serviceaccount:{NAMESPACE}:nodeagent-controller"
 GATHER_S = 0.1
-"""An agent gathers changes for 2 s, and leaves 10 s between two reports; a show is shorter."""
+"""An agent gathers changes for 2 s and waits 10 s between two reports; the demo is faster."""
 LEASE_S = 5.0
 PATIENCE_S = 60.0
-"""With a slow machine; each wait takes a second or two."""
+"""The timeout of each wait, for a slow machine; usually a wait takes a second or two."""
 LABEL_S = 0.1
-"""The controller labels 20 Nodes in a second."""
+"""Added to the timeout for each Node that is labelled."""
 
 Json = dict[str, Any]
 
 
 class Replica:
-    """A ``nodeagent controller``, a process of its own."""
+    """A ``nodeagent controller`` process."""
 
     def __init__(self, name: str, process: Process, port: int, log: Path) -> None:
         self.name, self.process, self.port, self.log = name, process, port, log
 
     async def metrics(self) -> dict[str, float]:
-        """Its page by series; nothing while it does not answer."""
+        """The values of its metrics page by series; empty while it does not answer."""
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
             writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
@@ -58,8 +58,8 @@ class Replica:
         return {series: float(value) for series, _, value in lines}
 
 
-class Cluster:
-    """``folder`` is for certificates, kubeconfigs and logs. Ends with the exit stack that it is entered on."""
+class DemoCluster:
+    """``folder`` receives certificates, kubeconfigs and logs. Leaving the context ends everything."""
 
     def __init__(self, folder: Path, fabric: Fabric, rails: Rails) -> None:
         self.fabric = fabric
@@ -70,14 +70,14 @@ class Cluster:
         self.kubeconfig = folder / "kubeconfig"
         self.fabric_file = folder / "fabric.yaml"
         self.secure = shutil.which("openssl") is not None
-        """kubectl sends no token where there is no TLS."""
+        """Without TLS, kubectl sends no token."""
         self.replicas: list[Replica] = []
 
-    async def __aenter__(self) -> Cluster:
+    async def __aenter__(self) -> DemoCluster:
         self._certificates = await asyncio.to_thread(Certificates, self._folder) if self.secure else None
         self.server = ApiServer(tls=self._certificates, seed=7)
-        self.ledger = Ledger(self.server)
-        self.server.admit.append(self._strict)
+        self.request_log = RequestLog(self.server)
+        self.server.admit.append(self._refuse_overlap)
         await self.server.start()
         self._stack.push_async_callback(self.server.stop)
         self._write_kubeconfig(self.kubeconfig, "admin")
@@ -91,14 +91,16 @@ class Cluster:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    def _strict(self, _user: str, verb: str, plural: str, _was: Json | None, new: Json | None) -> str | None:
-        """Volcano lets a node stand in two HyperNodes and then takes either; here such a write is refused."""
+    def _refuse_overlap(
+        self, _user: str, verb: str, plural: str, _was: Json | None, new: Json | None
+    ) -> str | None:
+        """Refuse a write that puts a node into two HyperNodes. Volcano would accept it and use either."""
         if plural != "hypernodes" or new is None or verb == "delete":
             return None
-        mine = set(_nodes(new))
+        nodes = set(_nodes(new))
         for other in self.server.objects("hypernodes"):
-            if other["metadata"]["name"] != new["metadata"]["name"] and (both := mine & set(_nodes(other))):
-                return f"{', '.join(sorted(both))} would stand in {other['metadata']['name']} too"
+            if other["metadata"]["name"] != new["metadata"]["name"] and (both := nodes & set(_nodes(other))):
+                return f"{', '.join(sorted(both))} would be in {other['metadata']['name']} too"
         return None
 
     def _ca(self) -> str | None:
@@ -109,7 +111,7 @@ class Cluster:
         if self._certificates is not None:
             cluster["certificate-authority"] = str(self._certificates.ca)
         path.touch(mode=0o600)
-        made = {
+        content = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "demo",
@@ -119,12 +121,12 @@ class Cluster:
                 {"name": "demo", "context": {"cluster": "demo", "user": "demo", "namespace": NAMESPACE}}
             ],
         }
-        path.write_text(json.dumps(made, indent=2) + "\n")
+        path.write_text(json.dumps(content, indent=2) + "\n")
 
     # --- the agents -----------------------------------------------------------------------------------
 
     def join(self, node: str) -> None:
-        """A Node, and its agent's start."""
+        """Create a Node and start its agent."""
         self.server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node, "labels": {
             "kubernetes.io/hostname": node, "kubernetes.io/os": "linux",
         }}})  # fmt: skip
@@ -141,13 +143,13 @@ class Cluster:
         self._reports[node] = asyncio.create_task(report.run(), name=f"report {node}"), inventory
 
     async def power_off(self, node: str) -> None:
-        """Its agent is gone, its report stays."""
+        """Stop the node's agent; its report stays."""
         task, _ = self._reports.pop(node)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
-    def look(self, nodes: Iterable[str]) -> None:
-        """The agents of these nodes see what is so now."""
+    def rescan(self, nodes: Iterable[str]) -> None:
+        """Let the agents of these nodes read the present facts."""
         for node in nodes:
             self._reports[node][1].state("pci", **self.fabric.facts(node))
 
@@ -171,66 +173,71 @@ class Cluster:
         return replica
 
     async def kill(self, replica: Replica) -> None:
-        """No farewell: its Lease is not released."""
+        """Kill the replica; its Lease is not released."""
         replica.process.kill()
         await end(replica.process)
 
     def leader(self) -> str:
-        """Whom the Lease names: the pod's name, less what makes each life of a process another."""
-        lease = self.server.one("leases", "nodeagent-controller", NAMESPACE)
+        """The pod name in the Lease, without the random suffix of the process."""
+        lease = self.server.find("leases", "nodeagent-controller", NAMESPACE)
         holder = (lease or {}).get("spec", {}).get("holderIdentity") or ""
         return str(holder).rpartition("_")[0]
 
-    # --- what is seen ---------------------------------------------------------------------------------
+    # --- observations ---------------------------------------------------------------------------------
 
-    def by_agents(self) -> Written:
-        return self.ledger.written(AGENT)
+    def by_agents(self) -> UserWrites:
+        return self.request_log.written(AGENT)
 
-    def by_controller(self) -> Written:
-        return self.ledger.written(CONTROLLER)
+    def by_controller(self) -> UserWrites:
+        return self.request_log.written(CONTROLLER)
 
     def versions(self) -> dict[str, str]:
-        """The HyperNodes as written: another version is another write."""
+        """The resource version of each HyperNode; each write changes it."""
         return {
-            one["metadata"]["name"]: one["metadata"]["resourceVersion"]
-            for one in self.server.objects("hypernodes")
+            hypernode["metadata"]["name"]: hypernode["metadata"]["resourceVersion"]
+            for hypernode in self.server.objects("hypernodes")
         }
 
     def members(self) -> dict[str, list[str]]:
-        """The nodes of each HyperNode that has some."""
-        found = {one["metadata"]["name"]: [*_nodes(one)] for one in self.server.objects("hypernodes")}
-        return {name: nodes for name, nodes in found.items() if nodes}
+        """The nodes of each HyperNode that contains nodes."""
+        members = {
+            hypernode["metadata"]["name"]: [*_nodes(hypernode)]
+            for hypernode in self.server.objects("hypernodes")
+        }
+        return {name: nodes for name, nodes in members.items() if nodes}
 
     def labels(self, node: str) -> Json:
-        found = self.server.one("nodes", node)
-        labels: Json = (found or {})["metadata"].get("labels", {})
+        stored = self.server.find("nodes", node)
+        labels: Json = (stored or {})["metadata"].get("labels", {})
         return {key: value for key, value in labels.items() if "/tier-" in key}
 
     async def until(self, true: Callable[[], object], what: str) -> None:
-        """Wait for what the API server sees."""
+        """Wait until the condition is true; it is checked after each request to the API server."""
         try:
             async with asyncio.timeout(self._patience_s):
                 await self.server.until(true)
         except TimeoutError as error:
-            raise self.error(f"waited {self._patience_s:g} s in vain until {what}") from error
+            raise self.error(f"waited {self._patience_s:g} s until {what}, which did not happen") from error
 
-    async def until_says(self, replica: Replica, true: Callable[[dict[str, float]], bool], what: str) -> None:
-        """Wait for what a replica says of itself."""
+    async def until_metrics(
+        self, replica: Replica, true: Callable[[dict[str, float]], bool], what: str
+    ) -> None:
+        """Wait until the metrics of a replica fulfil the condition."""
         try:
             async with asyncio.timeout(self._patience_s):
-                while not ((told := await replica.metrics()) and true(told)):
+                while not ((metrics := await replica.metrics()) and true(metrics)):
                     if replica.process.returncode is not None:
                         raise self.error(f"{replica.name} has ended with {replica.process.returncode}")
                     await asyncio.sleep(0.05)
         except TimeoutError as error:
-            raise self.error(f"waited {self._patience_s:g} s in vain until {what}") from error
+            raise self.error(f"waited {self._patience_s:g} s until {what}, which did not happen") from error
 
     def error(self, what: str) -> DemoError:
-        ends = "\n".join(f"{one.name}:\n{tail(one.log)}" for one in self.replicas)
+        ends = "\n".join(f"{replica.name}:\n{tail(replica.log)}" for replica in self.replicas)
         return DemoError(f"{what}; the end of the controllers' logs:\n{ends}")
 
     async def ask(self, verb: str, *arguments: str) -> str:
-        """What a verb says of this cluster."""
+        """The output of a verb for this cluster."""
         argv = command(verb, "--kubeconfig", str(self.kubeconfig), "--fabric", str(self.fabric_file))
         return await printed([*argv, *arguments])
 

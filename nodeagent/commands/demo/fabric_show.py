@@ -1,8 +1,8 @@
-"""A fabric: what becomes of cables, switches and nodes, and what the real controller writes of it.
+"""The demo of a fabric: cables, switches and nodes change, and the real controller reacts.
 
-Each act does one thing to the simulated fabric, waits until the agents have said it and the controller has
-thought about it, and reads in the API server's log what was written. A claim that the log does not bear out
-stops the show. That nothing is written cannot be awaited: for that, time passes in which a move is believed.
+Each step changes one thing in the simulated fabric, waits until the agents have reported it and the controller has
+planned, and prints the writes from the API server's log. A statement that the log contradicts ends the demo. To show
+that nothing is written, the demo waits for longer than a move needs.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from nodeagent.cluster.agent_tasks import RAIL_NAME
-from nodeagent.commands.demo.control_plane import LEASE_S, Cluster
+from nodeagent.commands.demo.control_plane import LEASE_S, DemoCluster
 from nodeagent.commands.demo.fold import fold
-from nodeagent.commands.demo.run import DemoError, Stage
+from nodeagent.commands.demo.run import DemoError, DemoSteps
 from nodeagent.sim.machine import Machine
 from nodeagent.sim.simulated_fabric import Fabric
 
 NODES_MIN, NODES_MAX = 4, 2048
-"""Two units of two; and what the controller, at 20 Nodes in a second, labels before anybody has gone home."""
+"""At least two units of two nodes. At most as many as the controller labels in about two minutes."""
 WIDTH, LINES = 108, 20
 MOVE_S, DEBOUNCE_S = 0.5, 0.3
-"""A minute and ten seconds by default, which is long for a show."""
+"""Shorter than the defaults of 60 s and 10 s."""
 STANDS_S = MOVE_S + 2 * DEBOUNCE_S
-"""After so long a controller that wanted to write would have written."""
+"""Long enough for the controller to write, if it has something to write."""
 _CONFIG = f"""\
 apiVersion: nodeagent.io/v1alpha1
 kind: FabricConfig
@@ -35,21 +35,23 @@ tiers:
 hysteresis: {{moveSeconds: {MOVE_S:g}, settleSeconds: {MOVE_S:g}, debounceSeconds: {DEBOUNCE_S:g}}}
 """
 _ABOUT = f"""\
-Simulated: the nodes, their NICs, the switches, the cables, and what LLDP says over them. The API server is a
-stand-in, which refuses to have a node in two HyperNodes at any moment. Real: what each agent reports with (one
-for each node, here), and the controller, two replicas, processes of their own. Shortened: a move is believed after
-{MOVE_S:g} s (60 s by default), a plan made after {DEBOUNCE_S:g} s without changes (10 s), a leader that is silent
-followed after {LEASE_S:g} s (15 s)."""
+Simulated: the nodes, their NICs, the switches, the cables and the LLDP neighbors. The API server is a stand-in; it
+refuses any write that puts a node into two HyperNodes. Real: the reporting code of the agents, one task for each
+node, and two replicas of the controller as processes. Shortened: a node moves after {MOVE_S:g} s of evidence (60 s
+by default), the controller plans after {DEBOUNCE_S:g} s without changes (10 s), and a dead leader is replaced after
+{LEASE_S:g} s (15 s)."""
 _PLANS = "nodeagent_fabric_plans_total"
 _FOREIGN = 'nodeagent_fabric_anomalies{kind="foreign-leaf"}'
 _LEADER = "nodeagent_controller_leader"
 
 
-class FabricShow(Stage):
+class FabricShow(DemoSteps):
     def __init__(self, machine: str, folder: Path, nodes: int) -> None:
         super().__init__()
         if not NODES_MIN <= nodes <= NODES_MAX:
-            raise DemoError(f"{nodes} nodes are no fabric to show: give --nodes {NODES_MIN} to {NODES_MAX}")
+            raise DemoError(
+                f"{nodes} nodes are too few or too many for the demo: give --nodes {NODES_MIN} to {NODES_MAX}"
+            )
         self._machine = Machine.load(machine)
         self._folder, self._nodes = folder, nodes
         self._versions: dict[str, str] = {}
@@ -57,14 +59,14 @@ class FabricShow(Stage):
     async def run(self, *, once: bool) -> None:
         fabric = Fabric(self._nodes, self._machine)
         if len(fabric.rails) < 2:
-            raise DemoError(f"{self._machine.model.name} has no two NICs with VFs to make a fabric of")
+            raise DemoError(f"{self._machine.model.name} has fewer than two NICs with VFs")
         rails = {address: (RAIL_NAME.format(rail), rail) for rail, address in enumerate(fabric.rails)}
         print(
             f"nodeagent demo: a fabric of {self._nodes} nodes ({self._machine.model.name}), {len(rails)} rails, "
             f"{fabric.units} scalable units."
         )
         print(*textwrap.wrap(_ABOUT, WIDTH), "", sep="\n")
-        async with Cluster(self._folder, fabric, rails) as self._cluster:
+        async with DemoCluster(self._folder, fabric, rails) as self._cluster:
             self._fabric = fabric
             self._cluster.fabric_file.write_text(_CONFIG)
             await self._form()
@@ -76,13 +78,13 @@ class FabricShow(Stage):
             if not once:
                 self._stay()
                 await asyncio.Event().wait()
-        print("That was the show; nothing of it is left on this machine.")
+        print("The demo is over. It leaves nothing on this machine.")
 
-    # --- the acts -------------------------------------------------------------------------------------
+    # --- the steps -------------------------------------------------------------------------------------
 
     async def _form(self) -> None:
         cluster, fabric = self._cluster, self._fabric
-        self._act(f"{self._nodes} agents report, and a controller with one replica in reserve is started")
+        self._act(f"{self._nodes} agents report, and a controller with two replicas starts")
         for node in fabric.nodes:
             cluster.join(node)
         await cluster.until(
@@ -103,41 +105,43 @@ class FabricShow(Stage):
         await self._tree()
         first, last = fabric.nodes[0], fabric.nodes[-1]
         self.say(*self._labels(first), *self._labels(last), "")
-        self._claim(cluster.labels(first) != cluster.labels(last), "the two units differ in their labels")
-        self._remember()
+        self._claim(cluster.labels(first) != cluster.labels(last), "the two units have different labels")
+        self._keep_versions()
 
     async def _miscable(self) -> None:
         cluster, fabric = self._cluster, self._fabric
         rail = min(3, len(fabric.rails) - 1)
         node = fabric.at(fabric.leaf(0, 0))[-1]
         wrong = fabric.leaf(1, rail)
-        self._act(f"One cable of {node}, rail {rail}, is put into {wrong}, of the second unit")
+        self._act(f"One cable of {node}, rail {rail}, is plugged into {wrong} of the second unit")
         right = fabric.plug(node, rail, wrong)
-        await self._say_so([node])
-        await cluster.until_says(self._leads, lambda told: told[_FOREIGN] > 0, "the anomaly is seen")
+        await self._report([node])
+        await cluster.until_metrics(self._leads, lambda metrics: metrics[_FOREIGN] > 0, "the anomaly is seen")
         await asyncio.sleep(STANDS_S)
         self._written()
         self._unchanged()
         self.say("")
         await self._tree()
-        for one in json.loads(await cluster.ask("plan", "--json"))["anomalies"]:
-            self.say(*textwrap.wrap(f"{one['kind']}: {one['message']}", WIDTH))
+        for anomaly in json.loads(await cluster.ask("plan", "--json"))["anomalies"]:
+            self.say(*textwrap.wrap(f"{anomaly['kind']}: {anomaly['message']}", WIDTH))
         fabric.plug(node, rail, right)
-        await self._say_so([node])
-        await cluster.until_says(self._leads, lambda told: told[_FOREIGN] == 0, "the anomaly has gone")
-        self._unchanged("Put right, the anomaly is gone.")
+        await self._report([node])
+        await cluster.until_metrics(
+            self._leads, lambda metrics: metrics[_FOREIGN] == 0, "the anomaly is gone"
+        )
+        self._unchanged("The cable is corrected, and the anomaly is gone.")
         self.say("")
 
     async def _reboot(self) -> None:
         fabric = self._fabric
         leaf = fabric.leaf(0, min(2, len(fabric.rails) - 1))
         nodes = fabric.at(leaf)
-        self._act(f"{leaf} reboots: {len(nodes)} links lose carrier and hear nobody, until it is back")
+        self._act(f"{leaf} reboots: {len(nodes)} links lose carrier and neighbor until it is back")
         fabric.silence(leaf)
-        await self._say_so(nodes)
+        await self._report(nodes)
         await asyncio.sleep(STANDS_S)
         fabric.boot(leaf)
-        await self._say_so(nodes)
+        await self._report(nodes)
         await asyncio.sleep(STANDS_S)
         self._written()
         self._unchanged()
@@ -147,12 +151,12 @@ class FabricShow(Stage):
         fabric = self._fabric
         leaf = fabric.leaf(1, 0)
         nodes = fabric.at(leaf)
-        self._act(f"{leaf} is replaced: another box under the old name, {len(nodes)} cables")
+        self._act(f"{leaf} is replaced by another switch of the same name, {len(nodes)} cables")
         fabric.silence(leaf)
-        await self._say_so(nodes)
+        await self._report(nodes)
         old, new = fabric.replace(leaf)
         fabric.boot(leaf)
-        await self._say_so(nodes)
+        await self._report(nodes)
         await asyncio.sleep(STANDS_S)
         self.say(f"chassis ID {old} before, {new} now")
         self._written()
@@ -163,17 +167,17 @@ class FabricShow(Stage):
         cluster, fabric = self._cluster, self._fabric
         node, host = fabric.at(fabric.leaf(0, 0))[0], fabric.at(fabric.leaf(1, 0))[0]
         before = cluster.members()
-        self._act(f"{node} is powered off, racked in the second unit, and booted there")
+        self._act(f"{node} is powered off, moved to the second unit, and booted there")
         await cluster.power_off(node)
         fabric.rack(node, 1)
         cluster.boot(node)
         await cluster.until(
-            lambda: cluster.by_controller().names("patch", "nodes"), f"{node} is labelled anew"
+            lambda: cluster.by_controller().names("patch", "nodes"), f"{node} is labelled again"
         )
         await asyncio.sleep(STANDS_S)
         self._written()
         kinds = cluster.by_controller().kinds
-        self._claim(kinds.get(("patch", "nodes")) == 1, "labelled once")
+        self._claim(kinds.get(("patch", "nodes")) == 1, "the Node is labelled once")
         self._claim(kinds.get(("patch", "hypernodes")) == 2 and len(kinds) == 2, "one shrink and one grow")
         for name in cluster.by_controller().names("patch", "hypernodes"):
             self.say(f"{name}: {len(before[name])} members before, {len(cluster.members()[name])} now")
@@ -181,7 +185,7 @@ class FabricShow(Stage):
         await self._tree()
         self._claim(cluster.labels(node) == cluster.labels(host), f"{node} is in the second unit")
         self.say(*self._labels(node), "")
-        self._remember()
+        self._keep_versions()
 
     async def _succeed(self) -> None:
         cluster, fabric = self._cluster, self._fabric
@@ -189,18 +193,18 @@ class FabricShow(Stage):
         await cluster.kill(self._leads)
         self._leads, dead = self._waits, self._leads
         await cluster.until(lambda: cluster.leader() == self._leads.name, f"{self._leads.name} leads")
-        await cluster.until_says(
+        await cluster.until_metrics(
             self._leads,
-            lambda told: told[_LEADER] > 0 and told[_PLANS] > 0,
+            lambda metrics: metrics[_LEADER] > 0 and metrics[_PLANS] > 0,
             f"{self._leads.name} has planned",
         )
         await asyncio.sleep(STANDS_S)
-        self.say(f"{self._leads.name} holds the Lease after {dead.name}, and has made its plan")
+        self.say(f"{self._leads.name} holds the Lease instead of {dead.name} and has planned")
         self._written()
         self._unchanged()
         self.say("")
         node = fabric.add(1)
-        self._act(f"{node} is new in the second unit; {self._leads.name} is the one to place it")
+        self._act(f"{node} is new in the second unit; {self._leads.name} places it")
         cluster.join(node)
         await cluster.until(lambda: cluster.by_controller().names("patch", "nodes"), f"{node} is labelled")
         self._written()
@@ -210,33 +214,38 @@ class FabricShow(Stage):
     def _stay(self) -> None:
         cluster = self._cluster
         cluster.server.recording = False
-        self.step("It stays up until you press Ctrl-C")
-        how = f"--kubeconfig {cluster.kubeconfig}"
+        self.step("The demo stays up until you press Ctrl-C")
+        access = f"--kubeconfig {cluster.kubeconfig}"
         for verb in ("topology", "plan", f"explain {self._fabric.nodes[0]}"):
-            self.say(f"nodeagent {verb} {how} --fabric {cluster.fabric_file}")
+            self.say(f"nodeagent {verb} {access} --fabric {cluster.fabric_file}")
         if cluster.secure:
             self.say(
-                *(f"kubectl {how} get {what}" for what in ("hypernodes", "nodelinks", "nodes --show-labels"))
+                *(
+                    f"kubectl {access} get {what}"
+                    for what in ("hypernodes", "nodelinks", "nodes --show-labels")
+                )
             )
         self.say(f"curl http://127.0.0.1:{self._leads.port}/metrics", f"tail {self._leads.log}")
 
-    # --- how ------------------------------------------------------------------------------------------
+    # --- output and checks ------------------------------------------------------------------------------------------
 
-    async def _say_so(self, nodes: Iterable[str]) -> None:
-        """The agents of these nodes look, all of them report, and the leader plans on it."""
+    async def _report(self, nodes: Iterable[str]) -> None:
+        """Wait until the agents of these nodes have reported the change and the leader has planned."""
         cluster, nodes = self._cluster, [*nodes]
         plans = (await self._leads.metrics()).get(_PLANS, 0.0)
         before = cluster.server.counts["patch", "nodelinks"]
-        cluster.look(nodes)
+        cluster.rescan(nodes)
         await cluster.until(
             lambda: cluster.server.counts["patch", "nodelinks"] >= before + len(nodes),
             "the agents have reported",
         )
-        await cluster.until_says(self._leads, lambda told: told[_PLANS] > plans, "the leader has planned")
+        await cluster.until_metrics(
+            self._leads, lambda metrics: metrics[_PLANS] > plans, "the leader has planned"
+        )
 
     def _act(self, title: str) -> None:
         self.step(title)
-        self._cluster.ledger.mark()
+        self._cluster.request_log.mark()
 
     def _written(self) -> None:
         self.say("The API server's log:")
@@ -248,21 +257,23 @@ class FabricShow(Stage):
                 self.say(f"  {who:<10}  {line}")
 
     def _unchanged(self, *before: str) -> None:
-        """The controller has written nothing, and what it wrote is as it was."""
+        """Check that the controller has written nothing and that the HyperNodes are unchanged."""
         self._claim(not self._cluster.by_controller().kinds, "nothing was written")
-        self._claim(self._cluster.versions() == self._versions, "the HyperNodes are as they were")
+        self._claim(self._cluster.versions() == self._versions, "the HyperNodes are unchanged")
         count = len(self._versions)
-        self.say(*before, f"0 writes: all {count} HyperNodes have the resourceVersion that they had")
+        self.say(*before, f"0 writes: all {count} HyperNodes have the same resourceVersion as before")
 
-    def _remember(self) -> None:
+    def _keep_versions(self) -> None:
         self._versions = self._cluster.versions()
 
     async def _tree(self) -> None:
-        """The fabric as ``nodeagent topology`` shows it, with rows of nodes folded. What is done is done to the
-        first two units, so the others may be left out."""
+        """Print the output of ``nodeagent topology`` with rows of nodes folded.
+
+        All steps concern the first two units, so the others may be cut.
+        """
         lines = fold(await self._cluster.ask("topology"))
         if len(lines) > LINES:
-            lines[LINES - 1 :] = [f"… {len(lines) - LINES + 1} lines more"]
+            lines[LINES - 1 :] = [f"… {len(lines) - LINES + 1} more lines"]
         self.say(*lines, "")
 
     def _labels(self, node: str) -> Iterator[str]:
@@ -271,4 +282,6 @@ class FabricShow(Stage):
 
     def _claim(self, true: bool, what: str) -> None:
         if not true:
-            raise self._cluster.error(f"it is not so that {what}: {self._cluster.by_controller().lines()}")
+            raise self._cluster.error(
+                f"this is not true: {what}; written: {self._cluster.by_controller().lines()}"
+            )

@@ -1,4 +1,4 @@
-"""What ``nodeagent topology`` draws, folded: nodes in a row with nothing to say of them are one line. Pure."""
+"""Fold the output of ``nodeagent topology``: consecutive nodes without a remark become one line. Pure."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from collections.abc import Iterator
 _LEAF = re.compile(r"(?P<indent>(?:│  |   )*)(?P<branch>[├└]─ )(?P<stem>\S*?)(?P<number>\d+)$")
 _HEAD = re.compile(r"(?P<head>.*): (?P<first>[^ ,]+), (?P<middle>.+), (?P<last>[^ ,]+)$")
 ROW = 3
-"""So many are a row."""
+"""The least number of nodes that are folded."""
 
 
 def fold(drawn: str) -> list[str]:
-    """The lines; each stands for itself or for nodes numbered one after the other."""
+    """The lines of the output, with consecutively numbered nodes on one line."""
     folded: list[str] = []
     row: list[re.Match[str]] = []
     for line in [*drawn.splitlines(), ""]:
-        found = _LEAF.fullmatch(line)
-        if row and not (found and _follows(row[-1], found)):
-            folded += _told(row)
+        node = _LEAF.fullmatch(line)
+        if row and not (node and _follows(row[-1], node)):
+            folded += _row_lines(row)
             row = []
-        if found:
-            row.append(found)
+        if node:
+            row.append(node)
         elif line:
             folded.append(_shortened(line))
     return folded
 
 
-def _follows(one: re.Match[str], other: re.Match[str]) -> bool:
-    same = (one["indent"], one["stem"]) == (other["indent"], other["stem"])
-    return same and int(other["number"]) == int(one["number"]) + 1
+def _follows(node: re.Match[str], following: re.Match[str]) -> bool:
+    same = (node["indent"], node["stem"]) == (following["indent"], following["stem"])
+    return same and int(following["number"]) == int(node["number"]) + 1
 
 
-def _told(row: list[re.Match[str]]) -> Iterator[str]:
+def _row_lines(row: list[re.Match[str]]) -> Iterator[str]:
     if len(row) < ROW:
-        yield from (one[0] for one in row)
+        yield from (node[0] for node in row)
         return
     first, last = row[0], row[-1]
     yield (
@@ -45,8 +45,8 @@ def _told(row: list[re.Match[str]]) -> Iterator[str]:
 
 def _shortened(line: str) -> str:
     """A HyperNode's line without the switches between the first and the last."""
-    found = _HEAD.fullmatch(line)
-    if found is None:
+    head = _HEAD.fullmatch(line)
+    if head is None:
         return line
-    count = 3 + found["middle"].count(",")
-    return f"{found['head']}: {found['first']} … {found['last']} ({count} switches)"
+    count = 3 + head["middle"].count(",")
+    return f"{head['head']}: {head['first']} … {head['last']} ({count} switches)"

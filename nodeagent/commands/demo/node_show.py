@@ -1,7 +1,7 @@
-"""One node: a simulated machine, a stand-in kubelet, and the real agent between them as a process of its own.
+"""The demo of one node: a simulated machine, a stand-in kubelet, and the real agent as a process.
 
-What is real: ``nodeagent run``, its sockets, its gRPC, every byte it exchanges with the kubelet, every file
-it reads and writes. What is simulated is said so: the machine's files, the GPU driver's answers, the kubelet.
+Real are ``nodeagent run``, its sockets, its gRPC messages and the files that it reads and writes. Simulated are the
+machine's files, the GPU driver and the kubelet.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from nodeagent.agent_config import Config
-from nodeagent.commands.demo.run import DemoError, Stage, command, free_port, printed, running, tail
+from nodeagent.commands.demo.run import DemoError, DemoSteps, command, free_port, printed, running, tail
 from nodeagent.commands.scan.listing import as_table
 from nodeagent.commands.scan.listing import once as look
 from nodeagent.model import Devices
@@ -26,11 +26,11 @@ from nodeagent.sim.netns import Netns
 from nodeagent.sim.simulated_switches import SwitchesError, rails, speaking
 
 START_S = 30.0
-"""Patience with a slow machine; a start takes a fraction of a second."""
+"""The timeout for a slow machine; usually a start takes a fraction of a second."""
 RESET_S = 0.5
-"""A reset takes seconds on a real GPU; long enough here for the driver to have been asked in between."""
+"""Long enough for the agent to read the driver in between. A real GPU needs seconds."""
 HOLD_S = 2.0
-"""A minute by default, which is long for a show."""
+"""Shorter than the default of 60 s."""
 _CONFIG = f"""\
 apiVersion: nodeagent.io/v1alpha1
 kind: NodeAgentConfig
@@ -41,16 +41,19 @@ health:
 
 
 def write(machine: str, root: Path, *, rdma: bool = True) -> str:
-    """Write a machine's files below ``root`` for others to look at; says what is there then. Where a machine
-    is there already it stays, as an init container that is run again must have it."""
+    """Write a machine's files to ``root``. Return a sentence about them.
+
+    An existing machine stays as it is: an init container may run more than once.
+    """
     if (root / ".nodeagent").exists():
-        return f"{root} holds a simulated machine already, which stays as it is"
-    made = Machine.load(machine) if rdma else Machine.load(machine).without_rdma()
-    made.write(root)
-    return f"{root} holds a simulated {made.model.name}: {len(made.gpus)} GPUs, {len(made.pfs)} NICs"
+        return f"{root} already contains a simulated machine; it is not changed"
+    simulated = Machine.load(machine) if rdma else Machine.load(machine).without_rdma()
+    simulated.write(root)
+    count = f"{len(simulated.gpus)} GPUs, {len(simulated.pfs)} NICs"
+    return f"{root} contains a simulated {simulated.model.name}: {count}"
 
 
-class NodeShow(Stage):
+class NodeShow(DemoSteps):
     def __init__(self, machine: str, folder: Path) -> None:
         super().__init__()
         self._machine = Machine.load(machine)
@@ -65,8 +68,8 @@ class NodeShow(Stage):
 
     async def run(self, *, once: bool) -> None:
         print(
-            f"nodeagent demo. The machine ({self._machine.model.name}), its drivers, the kubelet and the pods are "
-            "simulated;\nthe agent is the real one, a process of its own that speaks to them over real sockets.\n"
+            f"nodeagent demo. Simulated: the machine ({self._machine.model.name}), its drivers, the kubelet and the "
+            "pods.\nReal: the agent, a process that uses real sockets.\n"
         )
         self._machine.write(self._root)
         self._config.write_text(_CONFIG)
@@ -74,7 +77,7 @@ class NodeShow(Stage):
         async with contextlib.AsyncExitStack() as stack:
             await self._plug_in(stack)
             await self._run_agent(once=once)
-        print("That was the show; nothing of it is left on this machine.")
+        print("The demo is over. It leaves nothing on this machine.")
 
     async def _run_agent(self, *, once: bool) -> None:
         await self._kubelet.start()
@@ -87,17 +90,17 @@ class NodeShow(Stage):
                 await self._show_link_fault()
                 await self._show_kubelet_restart()
                 if not once:
-                    there = f"nsenter --net=/proc/{agent.pid}/ns/net " if self._node else ""
-                    self.step("It stays up until you press Ctrl-C")
+                    prefix = f"nsenter --net=/proc/{agent.pid}/ns/net " if self._node else ""
+                    self.step("The demo stays up until you press Ctrl-C")
                     self.say(
-                        *(f"{there}curl http://127.0.0.1:{port}/{page}" for page in ("readyz", "metrics"))
+                        *(f"{prefix}curl http://127.0.0.1:{port}/{page}" for page in ("readyz", "metrics"))
                     )
                     self.say(f"nodeagent scan --root {self._root}", f"tail {self._log}")
                     await asyncio.Event().wait()
         finally:
             await self._kubelet.stop()
 
-    # --- the acts -------------------------------------------------------------------------------------
+    # --- the steps -------------------------------------------------------------------------------------
 
     async def _show_machine(self) -> None:
         self.step("What the agent finds (`nodeagent scan`)")
@@ -107,24 +110,24 @@ class NodeShow(Stage):
         self.say(*as_table(seen).splitlines(), "")
 
     async def _plug_in(self, stack: contextlib.AsyncExitStack) -> None:
-        """Give the NICs switches to hear, where namespaces are allowed; the agent then lives in one."""
+        """Connect the NICs to simulated switches, if namespaces are allowed. The agent then runs in one."""
         names = {
             rail: self._netdevs[self._offered[nic][0].parent] for rail, nic in enumerate(self._named("/nic"))
         }
         if not names:
             return
-        self.step("What the switches say (`nodeagent neighbors`)")
+        self.step("The LLDP neighbors (`nodeagent neighbors`)")
         try:
             self._node = await stack.enter_async_context(speaking(rails(names)))
         except SwitchesError as error:
-            self.say(f"left out: it {error}", "")
+            self.say(f"skipped: this {error}", "")
             return
         with self._config.open("a") as config:
             config.write(f"links: {{select: {{netdevs: [{', '.join(names.values())}]}}}}\n")
         self.say(*(await self._nodeagent("neighbors", "--wait", "5")).splitlines(), "")
 
     async def _nodeagent(self, *arguments: str) -> str:
-        """What a verb prints, run as the agent is."""
+        """The output of a verb that runs in the agent's namespace."""
         return await printed(self._command(*arguments))
 
     def _command(self, *arguments: str) -> list[str]:
@@ -148,7 +151,7 @@ class NodeShow(Stage):
         self.say("")
 
     async def _show_pods(self) -> None:
-        self.step("Pods ask for devices")
+        self.step("Pods request devices")
         nics = dict.fromkeys(self._named("/nic"), 1)
         memory = self._first("gpu-mem")
         if memory is None:
@@ -159,14 +162,14 @@ class NodeShow(Stage):
         await self._admit(PodSpec.single("inference-a", {memory: min(16, whole // 4)}))
         await self._admit(PodSpec.single("inference-b", {memory: min(16, whole // 4)}))
         await self._admit(PodSpec.single("too-big", {memory: whole + 1}))
-        self.say("The three share one GPU, each with memory of its own; the others stay whole.", "")
+        self.say("The three pods share one GPU, each with its own memory; the other GPUs are free.", "")
 
     async def _show_gpu_fault(self) -> None:
         memory = self._first("gpu-mem")
         if memory is None:
             return
         gpu = len(self._machine.gpus) - 1
-        self.step(f"GPU {gpu} falls off the bus, and is reset {RESET_S:g} s later")
+        self.step(f"GPU {gpu} falls off the bus and is reset {RESET_S:g} s later")
 
         def fall() -> None:
             self._machine.raise_xid(gpu, 79)
@@ -179,7 +182,7 @@ class NodeShow(Stage):
 
         await self._change(memory, fall, "XID 79", down=True)
         await asyncio.sleep(RESET_S)
-        await self._change(memory, reset, "reset, and the driver asks for no other", down=False)
+        await self._change(memory, reset, "reset; the driver requests no other", down=False)
         self.say("")
 
     async def _show_link_fault(self) -> None:
@@ -188,34 +191,34 @@ class NodeShow(Stage):
             return
         nic = nics[-1]
         pf = self._offered[nic][0].parent
-        self.step(f"Somebody pulls the cable of {nic.rpartition('/')[2]}, and puts it back")
+        self.step(f"The cable of {nic.rpartition('/')[2]} is pulled and plugged in again")
         await self._change(nic, lambda: self._machine.set_link(pf, up=False), "carrier lost", down=True)
         self._machine.set_link(pf, up=True)
         self.say(
-            f"carrier back: held for {HOLD_S:g} s here, 60 s where nothing is configured; a link that flaps"
+            f"carrier back: the link counts as healthy after {HOLD_S:g} s (60 s by default), so that a flapping link"
         )
-        self.say("is given back once")
+        self.say("does not change at every flap")
         await self._change(nic, lambda: None, f"{HOLD_S:g} s with carrier", down=False)
         self.say("")
 
     async def _show_kubelet_restart(self) -> None:
         self.step("The kubelet is killed and comes back")
         await self._kubelet.kill()
-        self.say("killed: connections are broken, sockets left behind")
+        self.say("killed: connections are broken, and its sockets remain")
         began = time.monotonic()
         await self._kubelet.start()
         await self._until(self._all_allocatable)
         took = 1000 * (time.monotonic() - began)
-        self.say(f"{len(self._offered)} resources registered again {took:.0f} ms after it began to start")
+        self.say(f"{len(self._offered)} resources registered again {took:.0f} ms after the kubelet started")
         for pod in self._pods:
             count = sum(len(ids) for held in self._kubelet.held(pod).values() for ids in held.values())
             self.say(f"pod {pod.name} keeps its {count} devices")
         self.say("")
 
-    # --- the players ----------------------------------------------------------------------------------
+    # --- agent and kubelet ----------------------------------------------------------------------------------
 
     def _agent(self, port: int) -> AbstractAsyncContextManager[Process]:
-        """``nodeagent run`` as users run it, its log in a file."""
+        """Run ``nodeagent run`` as a user does, with its log in a file."""
         directory = str(self._kubelet.directory)
         argv = self._command("run", "--kubelet-dir", directory, "--listen", f"127.0.0.1:{port}")
         return running(argv, self._log)
@@ -234,11 +237,11 @@ class NodeShow(Stage):
             "",
         )
 
-    async def _change(self, resource: str, happen: Callable[[], None], what: str, *, down: bool) -> None:
-        """Let something happen, and show what the kubelet makes of it."""
+    async def _change(self, resource: str, change: Callable[[], None], what: str, *, down: bool) -> None:
+        """Change the machine and print the effect on the kubelet's allocatable devices."""
         before = self._kubelet.allocatable()[resource]
         began = time.monotonic()
-        happen()
+        change()
         await self._until(
             lambda: (now := self._kubelet.allocatable()[resource]) != before and (now < before) is down
         )
@@ -251,7 +254,8 @@ class NodeShow(Stage):
             await self._kubelet.until(predicate, timeout_s)
         except TimeoutError as error:
             raise DemoError(
-                f"the agent did not do in {timeout_s:g} s what it should; the end of its log:\n{tail(self._log)}"
+                f"the expected change did not happen within {timeout_s:g} s; "
+                f"the end of the agent's log:\n{tail(self._log)}"
             ) from error
 
     def _first(self, name: str) -> str | None:
@@ -277,7 +281,7 @@ def _wanted(pod: PodSpec) -> str:
 
 
 def _given(admission: Admission) -> Iterator[str]:
-    """What the container was started with, in short."""
+    """A summary of the devices that the container received."""
     for given in admission.given.values():
         env = dict(given.env)
         if uuid := env.get("NODEAGENT_GPU_UUID"):

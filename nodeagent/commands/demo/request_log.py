@@ -1,6 +1,6 @@
-"""The API server's log of requests, asked what was written since a moment and by whom.
+"""Read the API server's log of requests: what a user has written since a moment.
 
-Nothing here knows what should have been written: the shows say what they claim, and are stopped by what is so.
+This module does not know what should have been written; the demo compares.
 """
 
 from __future__ import annotations
@@ -8,58 +8,68 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nodeagent.sim.apiserver import ApiServer, Seen
+from nodeagent.sim.apiserver import ApiServer, RequestRecord
 
 WRITES = ("create", "update", "patch", "delete")
 SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """Writes that succeeded, in their order; ``refused`` are those that did not."""
+class UserWrites:
+    """The successful writes in their order, and the ``refused`` ones."""
 
-    done: tuple[Seen, ...]
-    refused: tuple[Seen, ...]
+    done: tuple[RequestRecord, ...]
+    refused: tuple[RequestRecord, ...]
 
     def names(self, verb: str, resource: str) -> list[str]:
-        return [one.name or "" for one in self.done if (one.verb, one.resource) == (verb, resource)]
+        return [
+            request.name or ""
+            for request in self.done
+            if (request.verb, request.resource) == (verb, resource)
+        ]
 
     @property
     def kinds(self) -> dict[tuple[str, str], int]:
-        """How many, by verb and resource."""
+        """The number of writes by verb and resource."""
         counts: dict[tuple[str, str], int] = {}
-        for one in self.done:
-            counts[one.verb, one.resource] = counts.get((one.verb, one.resource), 0) + 1
+        for request in self.done:
+            key = request.verb, request.resource
+            counts[key] = counts.get(key, 0) + 1
         return counts
 
     def lines(self) -> list[str]:
-        """One for each verb and resource: how many, and which where they are few."""
-        told = []
+        """One line for each verb and resource: the count, and the names if they are few."""
+        lines = []
         for (verb, resource), count in self.kinds.items():
             names = sorted(set(self.names(verb, resource)) - {""})
             few = f": {', '.join(names)}" if 0 < len(names) <= SHOWN else ""
-            told.append(f"{count} {verb} {resource}{few}")
-        told += [f"refused with {one.status}: {one.verb} {one.resource} {one.name}" for one in self.refused]
-        return told or ["nothing"]
+            lines.append(f"{count} {verb} {resource}{few}")
+        lines += [
+            f"refused with {request.status}: {request.verb} {request.resource} {request.name}"
+            for request in self.refused
+        ]
+        return lines or ["nothing"]
 
 
-class Ledger:
+class RequestLog:
     def __init__(self, server: ApiServer) -> None:
         self._server = server
         self._mark = 0
 
     def mark(self) -> None:
-        """From here on is what an act is asked about."""
+        """Start a step: ``written`` returns the requests from now on."""
         self._mark = len(self._server.requests)
 
-    def written(self, user: str) -> Written:
-        """What this user has written since the mark; a Lease is no news."""
-        ours = [one for one in self._since() if one.user == user and one.resource != "leases"]
-        return Written(
-            tuple(one for one in ours if 200 <= one.status < 300),
-            tuple(one for one in ours if not 200 <= one.status < 300),
+    def written(self, user: str) -> UserWrites:
+        """The writes of this user since the mark, except those of Leases."""
+        writes = [
+            request for request in self._since() if request.user == user and request.resource != "leases"
+        ]
+        return UserWrites(
+            tuple(request for request in writes if 200 <= request.status < 300),
+            tuple(request for request in writes if not 200 <= request.status < 300),
         )
 
-    def _since(self) -> Iterable[Seen]:
-        requests: Sequence[Seen] = self._server.requests
-        return (one for one in requests[self._mark :] if one.verb in WRITES)
+    def _since(self) -> Iterable[RequestRecord]:
+        requests: Sequence[RequestRecord] = self._server.requests
+        return (request for request in requests[self._mark :] if request.verb in WRITES)

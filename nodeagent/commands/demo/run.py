@@ -1,4 +1,4 @@
-"""What the shows share: how they speak, and how they start the real programs."""
+"""What both demos use: numbered steps, and the start of the real programs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ TAIL = 20
 
 
 class DemoError(Exception):
-    """The show could not go on, or did not show what it should; the message has the end of the log."""
+    """The demo cannot continue, or a statement is not true; the message contains the end of the log."""
 
 
-class Stage:
-    """Numbered acts, and what is said in them."""
+class DemoSteps:
+    """Print numbered steps."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -34,7 +34,7 @@ class Stage:
 
 
 def command(*arguments: str) -> list[str]:
-    """``nodeagent`` as users start it, whether it is installed or not."""
+    """The command line of ``nodeagent``, installed or not."""
     return [sys.executable, "-m", "nodeagent", *arguments]
 
 
@@ -53,25 +53,25 @@ def tail(log: Path) -> str:
 
 
 async def printed(argv: Sequence[str]) -> str:
-    """What a program prints."""
+    """The output of a program."""
     process = await asyncio.create_subprocess_exec(
         *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, env=environment()
     )
     try:
-        told, _ = await process.communicate()
+        output, _ = await process.communicate()
     finally:
         await end(process)
-    return told.decode()
+    return output.decode()
 
 
 @contextlib.asynccontextmanager
 async def running(
     argv: Sequence[str], log: Path, more: Mapping[str, str] | None = None
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A daemon whose log goes to a file; told to end (SIGTERM) and waited for."""
-    with log.open("wb") as opened:
+    """Run a daemon with its log in a file; end it with SIGTERM."""
+    with log.open("wb") as file:
         process = await asyncio.create_subprocess_exec(
-            *argv, stderr=opened, stdout=opened, env={**environment(), **(more or {})}
+            *argv, stderr=file, stdout=file, env={**environment(), **(more or {})}
         )
     try:
         yield process

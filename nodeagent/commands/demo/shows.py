@@ -1,9 +1,7 @@
-"""The shows: simulated hardware, stand-ins for what a cluster has besides, and the real programs between them.
+"""Run a demo: of one machine with its kubelet, or of a cluster with its API server.
 
-What is real: ``nodeagent run`` and ``nodeagent controller`` as processes of their own, their sockets and every byte
-on them, every file they read and write. What is simulated is said so, by each show at its beginning.
-
-``node`` is one machine and its kubelet, ``fabric`` a cluster and its API server.
+Real are ``nodeagent run`` and ``nodeagent controller`` as processes, with their sockets and files. Each demo prints at
+its start what is simulated.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ __all__ = ["DemoError", "main", "write"]
 
 
 def main(machine: str, *, once: bool, nodes: int | None = None) -> int:
-    """Run a show: of one node, or of a fabric of so many. Returns the exit code."""
+    """Run the demo of one node, or of a fabric with ``nodes`` nodes. Returns the exit code."""
     folder = Path(tempfile.mkdtemp(prefix="nodeagent-demo-"))
     try:
         show = NodeShow(machine, folder) if nodes is None else FabricShow(machine, folder, nodes)
@@ -37,6 +35,6 @@ def main(machine: str, *, once: bool, nodes: int | None = None) -> int:
 async def _run(show: NodeShow | FabricShow, *, once: bool) -> None:
     task = asyncio.current_task()
     if task is not None:
-        for number in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal is a Ctrl-C too
+        for number in (signal.SIGTERM, signal.SIGHUP):  # closing the terminal ends the demo like Ctrl-C
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     await show.run(once=once)

@@ -106,7 +106,7 @@ def _rules(options: argparse.Namespace, config: Config) -> int:
     from nodeagent import discovery
     from nodeagent.commands.health import tables
 
-    rules = discovery.terms(config.health).rules
+    rules = discovery.nic_terms(config.health).rules
     if not options.json:
         print(tables.rules_table(rules))
         return GOOD
@@ -128,10 +128,14 @@ def _replay(options: argparse.Namespace, config: Config, file: Path) -> int:
     try:
         with file.open("rb") as recorded:
             header, samples = decode(lines(recorded))
-            terms, rules = discovery.terms(config.health), discovery.rules(config.gpu)
-            for one in replay.replay(header, tally.follow(samples), terms, rules):
-                tally.count(one)
-                print(json.dumps(replay.as_object(one)) if options.json else replay.told(one, header))
+            terms = discovery.nic_terms(config.health)
+            gpu_terms = discovery.gpu_terms(config.gpu, config.health.guard)
+            for transition in replay.replay(header, tally.follow(samples), terms, gpu_terms):
+                tally.count(transition)
+                if options.json:
+                    print(json.dumps(replay.as_object(transition)))
+                else:
+                    print(replay.describe(transition, header))
     except RecordingError as error:
         print(f"nodeagent: {file}: {error}", file=sys.stderr)
         return FAILED

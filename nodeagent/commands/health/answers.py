@@ -98,7 +98,7 @@ class _Looking:
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def __aenter__(self) -> Views:
-        inventory, judge = Inventory(), Verdicts(discovery.terms(self.config.health))
+        inventory, judge = Inventory(), Verdicts(discovery.nic_terms(self.config.health))
         ledger = discovery.gpus_ledger(self.config)
         quiet = msgspec.structs.replace(self.config.lldp, transmit=False)
         config = msgspec.structs.replace(self.config, lldp=quiet)

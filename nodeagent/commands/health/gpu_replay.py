@@ -1,66 +1,65 @@
-"""The GPUs of a recording through their rules: the judge of the agent, handed what was recorded. Pure.
+"""Recorded samples of GPUs through the judge of the agent. Pure.
 
-Readings, events and vitals are told apart by what a sample holds (``gpu_recorder``). A recording of vitals alone
-is judged too: of such a GPU nothing but its vitals is known. Between two samples time goes by as it does for the
-agent, which looks at what was announced at each reading: ``step`` is called for every moment of the recording.
+A recording contains readings, events and measured values of the driver (``gpu_recorder``), told apart by the names in a
+sample. A recording of measured values alone is judged too. Between two samples time passes as it does for the agent,
+which judges events again at each reading: ``step`` is called for every moment of the recording.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from nodeagent.health.gpuguard import Guard
+from nodeagent.health.gpu_judge import GpuJudge
 from nodeagent.health.recording import Subject
-from nodeagent.health.xids import Latch, Rules, judge, verdict
+from nodeagent.health.xids import GpuTerms
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Health
 
 READ_S = 5.0
-"""As often the agent reads."""
+"""The agent's interval between readings."""
 
 
-class Gpus:
-    """Those that the header names."""
+class RecordedDriver:
+    """The GPUs that the header of a recording names."""
 
-    def __init__(self, subjects: Iterable[Subject], rules: Rules, guard: Guard) -> None:
+    def __init__(self, subjects: Iterable[Subject], terms: GpuTerms) -> None:
         self._index = {
-            one.device: number if one.index is None else one.index for number, one in enumerate(subjects)
+            subject.device: number if subject.index is None else subject.index
+            for number, subject in enumerate(subjects)
         }
-        self._rules = rules
-        self._guard = guard
-        self._latches: tuple[Latch, ...] = ()
+        self._judge = GpuJudge(terms)
         self._readings: dict[str, GpuReading] = {}
         self._xids: dict[tuple[str, int], float] = {}
-        self._heard_at: float | None = None
+        self._sampled_at: float | None = None
         self.now = 0.0
 
     def name(self, uuid: str) -> str:
         return f"GPU{self._index[uuid]}"
 
     def step(self, at: float, samples: Iterable[Sample]) -> Iterator[tuple[str, Health]]:
-        """Every GPU as it is judged at this moment, with the samples of it."""
-        ours = [one for one in samples if one.source is Source.GPU and one.device in self._index]
+        """Yield the health of every GPU after the samples of one moment."""
+        of_gpus = [s for s in samples if s.source is Source.GPU and s.device in self._index]
         self.now = max(self.now, at)
-        events = [event for one in ours for event in self._events(one)]
-        vitals = [GpuVitals(one.device, one.values, one.texts) for one in ours if _measured(one)]
+        events = [event for sample in of_gpus for event in self._events(sample)]
+        vitals = [GpuVitals(s.device, s.values, s.texts) for s in of_gpus if _is_measured(s)]
         before = dict(self._readings)
-        for one in ours:
-            self._read(one)
-        if ours:
-            self._heard_at = self.now
-        due = self.now - max((latch.read_at for latch in self._latches), default=0.0) >= READ_S
-        # A driver that says nothing is not read either: nothing ends while it is silent.
-        speaks = self._heard_at is not None and self.now - self._heard_at <= self._rules.limits.gap_s
-        if not ours and not (speaks and due):
+        for sample in of_gpus:
+            self._read(sample)
+        if of_gpus:
+            self._sampled_at = self.now
+        due = self.now - max((gpu.read_at for gpu in self._judge.gpus.values()), default=0.0) >= READ_S
+        # Without samples for some time the driver is silent, and a silent driver is not read: no fault ends.
+        gap_s = self._judge.terms.limits.gap_s
+        answers = self._sampled_at is not None and self.now - self._sampled_at <= gap_s
+        if not of_gpus and not (answers and due):
             return
-        read = due or before != self._readings or any("gpu_lost" in one.values for one in ours)
-        if read:  # first, for nobody hears of a GPU that was never read
-            everyone = tuple(self._readings.values())
-            self._latches = judge(self._latches, self.now, self._rules, readings=everyone)
-        self._latches = judge(self._latches, self.now, self._rules, events=events, vitals=vitals)
-        healths = {latch.uuid: verdict(latch, self._rules) for latch in self._latches}
-        yield from self._guard.judge(healths, self.now).items()
+        if due or before != self._readings or any("gpu_lost" in sample.values for sample in of_gpus):
+            # First, because an event of a GPU that was never read is dropped.
+            self._judge.take_readings(tuple(self._readings.values()), self.now)
+        self._judge.take_events(events, self.now)
+        self._judge.take_vitals(vitals, self.now)
+        yield from self._judge.judge(self.now).items()
 
     def _read(self, sample: Sample) -> None:
         uuid = sample.device
@@ -77,19 +76,19 @@ class Gpus:
             self._readings[uuid] = GpuReading(self._index[uuid], uuid)
 
     def _events(self, sample: Sample) -> Iterator[GpuEvent]:
-        """XIDs are counted from the beginning of the recording: what is more than before was heard since."""
+        """The XID counts start with the recording: a count that has grown is an event."""
         for name, count in sample.values.items():
             head, _, key = name.partition("/")
             if head == "gpu_xids" and key.isdecimal():
-                known = sample.device, int(key)
-                if count > self._xids.get(known, 0):
+                counter = sample.device, int(key)
+                if count > self._xids.get(counter, 0):
                     yield GpuEvent(sample.device, int(key))
-                self._xids[known] = count
+                self._xids[counter] = count
         if sample.values.get("gpu_unavailable") == 1:
             yield GpuEvent(sample.device, None, unavailable=True)
 
 
-def _measured(sample: Sample) -> bool:
-    """Whether these are vitals, and neither a reading nor an event."""
+def _is_measured(sample: Sample) -> bool:
+    """Whether the sample contains measured values, and is neither a reading nor an event."""
     heads = {name.partition("/")[0] for name in sample.values}
     return "gpu_lost" not in heads and bool(heads - {"gpu_xids", "gpu_unavailable"})

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from nodeagent.commands.health.gpu_replay import Gpus
+from nodeagent.commands.health.gpu_replay import RecordedDriver
 from nodeagent.commands.health.tables import seconds
-from nodeagent.health.engine import Engine, Terms
-from nodeagent.health.gpuguard import Guard
+from nodeagent.health.nic_judge import NicJudge, NicTerms
 from nodeagent.health.recording import Header, Subject
 from nodeagent.health.structural import find_faults
-from nodeagent.health.xids import Rules
+from nodeagent.health.xids import GpuTerms
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import HEALTHY, Function, Gpu, Health, Link
 from nodeagent.rfc3339 import rfc3339
@@ -65,42 +64,41 @@ class Tally:
 
 
 def replay(
-    header: Header, samples: Iterable[Sample], terms: Terms, rules: Rules | None = None
+    header: Header, samples: Iterable[Sample], nic_terms: NicTerms, gpu_terms: GpuTerms | None = None
 ) -> Iterator[Transition]:
-    """Every transition that the rules would have made, in order. Deterministic: the samples hold all the time there
-    is. ``terms`` judge the PFs, ``rules`` the GPUs."""
-    engine = Engine(terms)
-    subjects = {one.device: one for one in header.devices if one.kind == "nic"}
-    cards = tuple(one for one in header.devices if one.kind == "gpu")
-    functions = tuple(_function(one) for one in subjects.values())
-    links = tuple(_link(one) for one in subjects.values())
-    functions, faults = find_faults(functions, links)
-    engine.facts(functions, links, faults)
-    engine.roles(roles(functions, tuple(map(_gpu, cards))))
-    gpus = Gpus(cards, rules or Rules(), Guard(terms.guard_share, terms.guard_s))
-    told: dict[str, Health] = {}
+    """Yield every transition that the rules make on these samples, in order. Deterministic: the only clock is the time
+    in the samples."""
+    judge = NicJudge(nic_terms)
+    nics = {subject.device: subject for subject in header.devices if subject.kind == "nic"}
+    gpu_subjects = tuple(subject for subject in header.devices if subject.kind == "gpu")
+    links = tuple(map(_link, nics.values()))
+    functions, faults = find_faults(map(_function, nics.values()), links)
+    judge.take_facts(functions, links, faults)
+    judge.take_roles(roles(functions, tuple(map(_gpu, gpu_subjects))))
+    gpus = RecordedDriver(gpu_subjects, gpu_terms or GpuTerms())
+    last: dict[str, Health] = {}
 
-    def news(at: float, device: str, name: str, health: Health) -> Iterator[Transition]:
-        before = told.get(device)
+    def transition(at: float, device: str, name: str, health: Health) -> Iterator[Transition]:
+        before = last.get(device)
         if health != before:
-            told[device] = health
+            last[device] = health
             if before is not None or health != HEALTHY:
                 yield Transition(at, device, name, before, health)
 
-    def judged(at: float) -> Iterator[Transition]:
-        for function in engine.judge(at):
+    def judge_nics(at: float) -> Iterator[Transition]:
+        for function in judge.judge(at):
             address = function.pci_address
-            yield from news(engine.now, address, subjects[address].netdev or address, function.health)
+            yield from transition(judge.now, address, nics[address].netdev or address, function.health)
 
     for moment in _moments(samples):
         at = moment[0].at
-        if any(one.source is not Source.GPU for one in moment):
-            while engine.now and (due := engine.due()) is not None and due < at:
-                yield from judged(due)
-            engine.samples(moment)
-            yield from judged(at)
+        if any(sample.source is not Source.GPU for sample in moment):
+            while judge.now and (due := judge.due()) is not None and due < at:
+                yield from judge_nics(due)
+            judge.take_samples(moment)
+            yield from judge_nics(at)
         for uuid, health in gpus.step(at, moment):
-            yield from news(gpus.now, uuid, gpus.name(uuid), health)
+            yield from transition(gpus.now, uuid, gpus.name(uuid), health)
 
 
 def _moments(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
@@ -151,14 +149,12 @@ def _link(subject: Subject) -> Link:
     )
 
 
-def told(one: Transition, header: Header) -> str:
-    """A transition in one line."""
-    before = "first seen" if one.before is None else _words(one.before)
-    why = (
-        "; ".join(f"{reason.key}: {reason.detail}" for reason in one.after.reasons)
-        or "nothing stands against it"
-    )
-    return plain(f"{moment(one.at, header)}  {one.name}  {before} → {_words(one.after)}  {why}")
+def describe(transition: Transition, header: Header) -> str:
+    """Return a transition in one line."""
+    before = "first seen" if transition.before is None else _words(transition.before)
+    reasons = "; ".join(f"{reason.key}: {reason.detail}" for reason in transition.after.reasons)
+    at, after = moment(transition.at, header), _words(transition.after)
+    return plain(f"{at}  {transition.name}  {before} → {after}  {reasons or 'no fault'}")
 
 
 def moment(at: float, header: Header) -> str:

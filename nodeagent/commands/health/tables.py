@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from nodeagent.health.explain import DeviceView, RuleView, clears, threshold
-from nodeagent.health.rules import Rule
+from nodeagent.health.explain import DeviceView, RuleView
+from nodeagent.health.rule import Rule, clears, threshold
 from nodeagent.text_table import remarks, section
 
 

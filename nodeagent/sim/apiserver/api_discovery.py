@@ -1,11 +1,11 @@
-"""What the server says of itself: groups, versions and resources, for clients that look before they ask."""
+"""API discovery: the groups, versions and resources that the server has."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from nodeagent.sim.apiserver.resource_types import Kind
+from nodeagent.sim.apiserver.resource_types import ApiKind
 
 Json = dict[str, Any]
 
@@ -23,8 +23,8 @@ VERSION: Json = {
 VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 
 
-def described(path: str, kinds: Iterable[Kind]) -> Json | None:
-    """The answer to a path of discovery; ``None`` where there is nothing."""
+def discovery_document(path: str, kinds: Iterable[ApiKind]) -> Json | None:
+    """The document at a discovery path; ``None`` if there is none."""
     kinds = list(kinds)
     steps = [step for step in path.split("/") if step]
     if steps == ["version"]:
@@ -33,7 +33,11 @@ def described(path: str, kinds: Iterable[Kind]) -> Json | None:
         return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
     if steps == ["apis"]:
         groups = sorted({kind.group for kind in kinds if kind.group} | {"authorization.k8s.io", "policy"})
-        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(one, kinds) for one in groups]}
+        return {
+            "kind": "APIGroupList",
+            "apiVersion": "v1",
+            "groups": [_group(group, kinds) for group in groups],
+        }
     if steps[:1] == ["apis"] and len(steps) == 2:
         known = {kind.group for kind in kinds}
         return (
@@ -42,33 +46,40 @@ def described(path: str, kinds: Iterable[Kind]) -> Json | None:
     if steps == ["api", "v1"]:
         return _resources("v1", [kind for kind in kinds if not kind.group])
     if steps[:1] == ["apis"] and len(steps) == 3:
-        here = [kind for kind in kinds if (kind.group, kind.version) == (steps[1], steps[2])]
-        return _resources("/".join(steps[1:]), here) if here or steps[1] in _VIRTUAL else None
+        served = [kind for kind in kinds if (kind.group, kind.version) == (steps[1], steps[2])]
+        return _resources("/".join(steps[1:]), served) if served or steps[1] in _VIRTUAL else None
     return None
 
 
 _VIRTUAL = {"authorization.k8s.io": "v1", "policy": "v1"}
 
 
-def _group(group: str, kinds: list[Kind]) -> Json:
+def _group(group: str, kinds: list[ApiKind]) -> Json:
     versions = sorted({kind.version for kind in kinds if kind.group == group}) or [_VIRTUAL.get(group, "v1")]
     named = [{"groupVersion": f"{group}/{version}", "version": version} for version in versions]
     return {"name": group, "versions": named, "preferredVersion": named[-1], "serverAddressByClientCIDRs": []}
 
 
-def _resources(group_version: str, kinds: list[Kind]) -> Json:
-    found: list[Json] = []
+def _resources(group_version: str, kinds: list[ApiKind]) -> Json:
+    resources: list[Json] = []
     for kind in kinds:
-        one: Json = {
+        resource: Json = {
             "name": kind.plural,
             "singularName": kind.singular,
             "namespaced": kind.namespaced,
             "kind": kind.kind,
         }
-        found.append({**one, "verbs": VERBS, "shortNames": list(kind.short)})
+        resources.append({**resource, "verbs": VERBS, "shortNames": list(kind.short)})
         if kind.status:
-            found.append({**one, "name": f"{kind.plural}/status", "verbs": ["get", "patch", "update"]})
+            resources.append(
+                {**resource, "name": f"{kind.plural}/status", "verbs": ["get", "patch", "update"]}
+            )
         if kind.plural == "pods":
             eviction = {"name": "pods/eviction", "group": "policy", "version": "v1", "kind": "Eviction"}
-            found.append({**one, **eviction, "verbs": ["create"]})
-    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": found}
+            resources.append({**resource, **eviction, "verbs": ["create"]})
+    return {
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": group_version,
+        "resources": resources,
+    }

@@ -1,4 +1,4 @@
-"""The stand-in as a process of the cluster: who asks, what goes wrong, and what was asked."""
+"""The server itself: users and tokens, injected faults, and a record of all requests."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nodeagent.sim.apiserver import authorization as policy
-from nodeagent.sim.apiserver.http import Answer, Asked, ClosedError, serve
-from nodeagent.sim.apiserver.injected_faults import Fault, Faults
-from nodeagent.sim.apiserver.request_target import Target, target
-from nodeagent.sim.apiserver.resource_types import BUILT_IN, INSTALLED, Kind, of_crd
-from nodeagent.sim.apiserver.responses import RefusedError
+from nodeagent.sim.apiserver.http import ClosedError, HttpAnswer, HttpRequest, serve
+from nodeagent.sim.apiserver.injected_faults import InjectedFault, InjectedFaults
+from nodeagent.sim.apiserver.request_target import RequestTarget, parse_target
+from nodeagent.sim.apiserver.resource_types import BUILT_IN, INSTALLED, ApiKind, kinds_of_crd
+from nodeagent.sim.apiserver.responses import ApiRefusedError
 from nodeagent.sim.apiserver.routes import Routes
 from nodeagent.sim.apiserver.store import Store, decode, encode, key_of
 from nodeagent.sim.apiserver.tls import Certificates
-from nodeagent.sim.apiserver.write_verbs import Verbs
+from nodeagent.sim.apiserver.write_verbs import WriteVerbs
 
 Json = dict[str, Any]
 Admission = Callable[[str, str, str, Json | None, Json | None], str | None]
@@ -30,9 +30,9 @@ DRIP_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A request as the server saw it; ``verb`` is RBAC's, ``resource`` the plural with its subresource
-    (``nodes/status``), ``status`` what was answered, 0 where nothing was."""
+class RequestRecord:
+    """A request that was handled. ``verb`` is RBAC's, ``resource`` the plural with its subresource (``nodes/status``),
+    ``status`` the status of the answer, 0 without an answer."""
 
     verb: str
     group: str
@@ -46,11 +46,11 @@ class Seen:
 
 
 class ApiServer:
-    """Start it in an event loop; ask it over HTTP, or read and write its store at once, as a test does.
+    """Start it in an event loop. Clients use HTTP; tests may also read and write its store directly.
 
-    Nodes, Pods, Events, Leases, RBAC and CRDs are known, HyperNodes and NodeLinks are installed. Every token
-    may do everything, unless ``rbac`` has the stored roles decide. ``bookmark_s`` is how often a quiet watch
-    hears the present version. ``store`` is another server's, which this one goes on with.
+    It serves Nodes, Pods, Events, Leases, RBAC, CRDs, HyperNodes and NodeLinks. Every token may do everything, unless
+    ``rbac`` enforces the stored roles. ``bookmark_s`` is the interval of bookmarks on a quiet watch. ``store`` is the
+    store of an earlier server.
     """
 
     def __init__(
@@ -65,30 +65,30 @@ class ApiServer:
     ) -> None:
         self.tls = tls
         self.rbac = rbac
-        self.requests: list[Seen] = []
-        """Every request but those of watches that still run, in the order of their answers."""
+        self.requests: list[RequestRecord] = []
+        """Every request except watches that still run, in the order of the answers."""
         self.counts: Counter[tuple[str, str]] = Counter()
         """By verb and resource."""
         self.watching: Counter[str] = Counter()
         """Open watches by resource."""
         self.recording = True
         self.admit: list[Admission] = []
-        """Asked before a write is kept, with user, verb (``create``, ``update``, ``delete``), plural, the
-        object that was and the one that is to be; a sentence refuses (403)."""
+        """Called before each write with user, verb (``create``, ``update``, ``delete``), plural, the old and the new
+        object. A returned sentence refuses the write (403)."""
         self._store = store if store is not None else Store()
-        self._store._changed = self._happened
-        self._verbs = Verbs(self._store, seed)
+        self._store._changed = self._notify
+        self._verbs = WriteVerbs(self._store, seed)
         self._verbs.admit.append(self._admission)
-        self._faults = Faults()
-        self._tokens: dict[str, policy.User] = {}
-        self._kinds: dict[tuple[str, str, str], Kind] = {}
+        self._faults = InjectedFaults()
+        self._tokens: dict[str, policy.ApiUser] = {}
+        self._kinds: dict[tuple[str, str, str], ApiKind] = {}
         self._routes = Routes(self._store, self._verbs, self._kinds, bookmark_s)
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._stir = asyncio.Event()
+        self._event = asyncio.Event()
         self._user = ""
         self._port = 0
-        self._learn_kinds()
+        self._load_kinds()
         for name in namespaces:
             self.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
 
@@ -103,7 +103,7 @@ class ApiServer:
         return self
 
     async def stop(self) -> None:
-        """End every connection; the store stays, and ``start`` goes on with it."""
+        """End every connection. The store stays, and ``start`` serves it again."""
         if self._server is not None:
             self._server.close()
         for task in list(self._connections):
@@ -121,44 +121,44 @@ class ApiServer:
     def url(self) -> str:
         return f"{'http' if self.tls is None else 'https'}://127.0.0.1:{self._port}"
 
-    # --- who ------------------------------------------------------------------------------------------
+    # --- users ------------------------------------------------------------------------------------------
 
     def token(self, user: str = "admin", groups: Iterable[str] | None = None) -> str:
-        """A bearer token; ``system:serviceaccount:<namespace>:<name>`` is a service account's. ``admin``
-        is in ``system:masters``."""
+        """A new bearer token. ``system:serviceaccount:<namespace>:<name>`` is a service account; ``admin`` is in
+        ``system:masters``."""
         token = secrets.token_urlsafe(24)
-        self._tokens[token] = self._known(user, groups)
+        self._tokens[token] = self._user_of(user, groups)
         return token
 
     def revoke(self, token: str) -> None:
-        """From now on it is answered with 401."""
+        """Answer requests with this token with 401 from now on."""
         self._tokens.pop(token, None)
 
-    def _known(self, user: str, groups: Iterable[str] | None = None) -> policy.User:
-        named = policy.User(user)
+    def _user_of(self, user: str, groups: Iterable[str] | None = None) -> policy.ApiUser:
+        named = policy.ApiUser(user)
         given = list(groups) if groups is not None else [policy.MASTERS] if user == "admin" else []
         if named.account is not None:
             given += ["system:serviceaccounts", f"system:serviceaccounts:{named.account[0]}"]
-        return policy.User(user, (*given, "system:authenticated"))
+        return policy.ApiUser(user, (*given, "system:authenticated"))
 
-    # --- what is stored -------------------------------------------------------------------------------
+    # --- objects -------------------------------------------------------------------------------
 
     def objects(self, plural: str, namespace: str | None = None) -> list[Json]:
-        """What is stored now, sorted by namespace and name; ``plural`` as ``nodes``."""
+        """The stored objects, sorted by namespace and name. ``plural`` as in ``nodes``."""
         kind = self._plural(plural)
         return [decode(body) for body in self._store.items(kind.group, kind.plural, namespace)[1]]
 
-    def one(self, plural: str, name: str, namespace: str | None = None) -> Json | None:
+    def find(self, plural: str, name: str, namespace: str | None = None) -> Json | None:
         kind = self._plural(plural)
         return self._store.get(kind.group, kind.plural, key_of(namespace, name))
 
     def put(self, obj: Json) -> Json:
-        """Create or replace an object past all checks; its ``apiVersion`` and ``kind`` say where."""
+        """Create or replace an object without any check. Its ``apiVersion`` and ``kind`` select the resource."""
         kind = next(
             (
-                one
-                for one in self._kinds.values()
-                if (one.api_version, one.kind) == (obj["apiVersion"], obj["kind"])
+                kind
+                for kind in self._kinds.values()
+                if (kind.api_version, kind.kind) == (obj["apiVersion"], obj["kind"])
             ),
             None,
         )
@@ -172,7 +172,7 @@ class ApiServer:
         meta.setdefault("creationTimestamp", "2026-01-01T00:00:00Z")
         stored = self._store.write(kind.group, kind.plural, key, {**obj, "metadata": meta})
         if kind.plural == "customresourcedefinitions":
-            self._learn_kinds()
+            self._load_kinds()
         return stored
 
     def remove(self, plural: str, name: str, namespace: str | None = None) -> None:
@@ -180,12 +180,12 @@ class ApiServer:
         self._store.remove(kind.group, kind.plural, key_of(namespace, name))
 
     async def until(self, true: Callable[[], object]) -> None:
-        """Wait until it is true; looked at after every request and every change."""
+        """Wait until the condition is true. It is checked after every request and every change."""
         while not true():
-            self._stir.clear()
-            await self._stir.wait()
+            self._event.clear()
+            await self._event.wait()
 
-    # --- what goes wrong ------------------------------------------------------------------------------
+    # --- faults ------------------------------------------------------------------------------
 
     def fail(
         self,
@@ -199,50 +199,51 @@ class ApiServer:
         message: str | None = None,
         skip: int = 0,
     ) -> None:
-        """The next ``times`` requests that match (``None``: all from now on), after ``skip`` of them, go wrong.
+        """Let the next ``times`` matching requests fail, after ``skip`` of them; ``None``: all of them.
 
-        ``how`` is a status ("500", "429", "403", …), ``hang`` (no answer), ``drip`` (one that never ends, a byte
-        now and then), ``half`` (half a body), ``close``
-        (nothing), ``lost`` (done, but the connection ends before the answer), ``deny`` (an admission webhook
-        refuses) or ``webhook`` (it cannot be reached).
+        ``how`` is a status ("500", "429", "403", …), ``hang`` (no answer), ``drip`` (an endless answer, a byte now and
+        then), ``half`` (half of the body), ``close`` (the connection ends), ``lost`` (executed, but the connection ends
+        before the answer), ``deny`` (an admission webhook refuses) or ``webhook`` (the webhook cannot be reached).
         """
-        self._faults.rules.append(Fault(how, verb, resource, name, times, retry_after_s, message, skip))
+        self._faults.rules.append(
+            InjectedFault(how, verb, resource, name, times, retry_after_s, message, skip)
+        )
 
     def heal(self) -> None:
-        """Forget all faults."""
+        """Remove all faults."""
         self._faults.rules.clear()
 
     def expire(self) -> None:
-        """Compact: older resource versions and continue tokens are gone (410)."""
+        """Compact the store: older resource versions and continue tokens have expired (410)."""
         self._store.expire()
 
     def drop(self, plural: str | None = None) -> None:
-        """End the open watches, as a server that is drained does."""
+        """End the open watches, as a server does before its shutdown."""
         self._store.end_watches(plural)
 
-    # --- how ------------------------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------------------
 
-    def _happened(self) -> None:
-        self._stir.set()
+    def _notify(self) -> None:
+        self._event.set()
 
-    def _plural(self, plural: str) -> Kind:
-        found = [kind for kind in self._kinds.values() if kind.plural == plural]
-        if not found:
+    def _plural(self, plural: str) -> ApiKind:
+        kinds = [kind for kind in self._kinds.values() if kind.plural == plural]
+        if not kinds:
             raise LookupError(f"no resource {plural}")
-        return found[0]
+        return kinds[0]
 
-    def _learn_kinds(self) -> None:
+    def _load_kinds(self) -> None:
         self._kinds.clear()
         for kind in (*BUILT_IN, *INSTALLED):
             self._kinds[kind.group, kind.version, kind.plural] = kind
         for crd in self.objects("customresourcedefinitions"):
-            for kind in of_crd(crd):
+            for kind in kinds_of_crd(crd):
                 self._kinds[kind.group, kind.version, kind.plural] = kind
 
-    def _admission(self, verb: str, kind: Kind, old: Json | None, new: Json | None) -> None:
+    def _admission(self, verb: str, kind: ApiKind, old: Json | None, new: Json | None) -> None:
         for admission in self.admit:
             if (why := admission(self._user, verb, kind.plural, old, new)) is not None:
-                raise RefusedError(403, why)
+                raise ApiRefusedError(403, why)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -254,124 +255,126 @@ class ApiServer:
         except asyncio.CancelledError:
             writer.transport.abort()
 
-    async def _handle(self, asked: Asked) -> Answer:
-        about = Target(asked.method.lower(), asked.path)
+    async def _handle(self, request: HttpRequest) -> HttpAnswer:
+        target = RequestTarget(request.method.lower(), request.path)
         user = policy.ANONYMOUS
         code = 0
         try:
-            user = self._authenticated(asked)
-            watch = asked.one("watch").lower() in ("true", "1")
-            about = target(asked.method, asked.path, watch=watch, known=lambda *key: self._kinds.get(key))
-            answer = await self._answer(asked, about, user)
+            user = self._authenticated(request)
+            watch = request.query_value("watch").lower() in ("true", "1")
+            target = parse_target(
+                request.method, request.path, watch=watch, kind_of=lambda *key: self._kinds.get(key)
+            )
+            answer = await self._answer(request, target, user)
             code = answer.code
-        except RefusedError as refused:
+        except ApiRefusedError as refused:
             code = refused.code
             headers = {} if refused.retry_after_s is None else {"Retry-After": str(refused.retry_after_s)}
-            answer = Answer(code, encode(refused.status()), headers=headers)
+            answer = HttpAnswer(code, encode(refused.status()), headers=headers)
         finally:
-            self._note(asked, about, user, code)
+            self._record(request, target, user, code)
         return answer
 
-    async def _answer(self, asked: Asked, about: Target, user: policy.User) -> Answer:
-        fault = self._faults.due(about)
+    async def _answer(self, request: HttpRequest, target: RequestTarget, user: policy.ApiUser) -> HttpAnswer:
+        fault = self._faults.due(target)
         if fault is not None:
-            self._happened()
-            await self._go_wrong(fault, about)
-        for asked_for in self._demands(asked, about) if self.rbac else ():
-            if not policy.allowed(self._store, user, asked_for):
-                raise RefusedError(
+            self._notify()
+            await self._inject(fault, target)
+        for right in self._needed_rights(request, target) if self.rbac else ():
+            if not policy.allowed(self._store, user, right):
+                raise ApiRefusedError(
                     403,
-                    policy.forbidden(user, asked_for),
-                    details={"group": about.group, "kind": about.plural},
+                    policy.forbidden(user, right),
+                    details={"group": target.group, "kind": target.plural},
                 )
-        self._user = user.name  # nothing is awaited until the write is done
+        self._user = user.name  # for _admission; no await until the write is done
         if fault is not None and fault.how == "drip":
-            return Answer(200, stream=_drip())
-        answer = self._routes.answer(asked, about, user)
-        if about.plural == "customresourcedefinitions" and about.verb not in ("get", "list", "watch"):
-            self._learn_kinds()
+            return HttpAnswer(200, stream=_drip())
+        answer = self._routes.answer(request, target, user)
+        if target.plural == "customresourcedefinitions" and target.verb not in ("get", "list", "watch"):
+            self._load_kinds()
         if fault is not None and fault.how == "lost":
             raise ClosedError
         if fault is not None and fault.how == "half":
-            return Answer(answer.code, answer.body or b'{"type":"ADDED","object"', cut=True)
+            return HttpAnswer(answer.code, answer.body or b'{"type":"ADDED","object"', cut=True)
         if answer.stream is not None:
-            return Answer(answer.code, stream=self._counted(answer.stream, about.plural))
+            return HttpAnswer(answer.code, stream=self._counted(answer.stream, target.plural))
         return answer
 
-    def _demands(self, asked: Asked, about: Target) -> Iterator[Target]:
-        """What the request is allowed by: to apply what is not there yet takes ``create`` too."""
-        yield about
-        applies = about.verb == "patch" and asked.headers.get("content-type", "").startswith(APPLY)
-        if not applies or about.kind is None or not about.name or about.subresource:
+    def _needed_rights(self, request: HttpRequest, target: RequestTarget) -> Iterator[RequestTarget]:
+        """The rights that the request needs. To apply an object that does not exist also needs ``create``."""
+        yield target
+        applies = target.verb == "patch" and request.headers.get("content-type", "").startswith(APPLY)
+        if not applies or target.kind is None or not target.name or target.subresource:
             return
-        if self._store.get(about.group, about.plural, key_of(about.namespace, about.name)) is None:
-            yield replace(about, verb="create")
+        if self._store.get(target.group, target.plural, key_of(target.namespace, target.name)) is None:
+            yield replace(target, verb="create")
 
-    async def _go_wrong(self, fault: Fault, about: Target) -> None:
+    async def _inject(self, fault: InjectedFault, target: RequestTarget) -> None:
         if fault.how == "hang":
             await asyncio.Event().wait()
         if fault.how == "close":
             raise ClosedError
         if fault.how == "deny":
             message = fault.message or "no reason"
-            raise RefusedError(
+            raise ApiRefusedError(
                 400, f'admission webhook "validate.example.com" denied the request: {message}', reason=""
             )
         if fault.how == "webhook":
-            raise RefusedError(
+            raise ApiRefusedError(
                 500,
                 'Internal error occurred: failed calling webhook "validate.example.com": failed to call webhook: '
                 'Post "https://webhook.svc:443/validate?timeout=10s": connect: connection refused',
             )
         if fault.how.isdigit():
-            message = fault.message or f"a fault that was asked for, on {about.verb} {about.resource}"
-            raise RefusedError(int(fault.how), message, retry_after_s=fault.retry_after_s)
+            message = fault.message or f"an injected fault, on {target.verb} {target.resource}"
+            raise ApiRefusedError(int(fault.how), message, retry_after_s=fault.retry_after_s)
 
     async def _counted(self, stream: AsyncGenerator[bytes, None], plural: str) -> AsyncGenerator[bytes, None]:
         self.watching[plural] += 1
-        self._happened()
+        self._notify()
         try:
             async for part in stream:
                 yield part
         finally:
             self.watching[plural] -= 1
             await stream.aclose()
-            self._happened()
+            self._notify()
 
-    def _authenticated(self, asked: Asked) -> policy.User:
-        if asked.subject:
-            names = [value for name, value in asked.subject if name == "commonName"]
-            groups = [value for name, value in asked.subject if name == "organizationName"]
-            return self._known(names[0] if names else "", groups)
-        scheme, _, token = asked.headers.get("authorization", "").partition(" ")
+    def _authenticated(self, request: HttpRequest) -> policy.ApiUser:
+        if request.subject:
+            names = [value for name, value in request.subject if name == "commonName"]
+            groups = [value for name, value in request.subject if name == "organizationName"]
+            return self._user_of(names[0] if names else "", groups)
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if not scheme:
             if self.rbac:
                 return policy.ANONYMOUS
-            raise RefusedError(401, "Unauthorized")
+            raise ApiRefusedError(401, "Unauthorized")
         user = self._tokens.get(token.strip()) if scheme.lower() == "bearer" else None
         if user is None:
-            raise RefusedError(401, "Unauthorized")
+            raise ApiRefusedError(401, "Unauthorized")
         return user
 
-    def _note(self, asked: Asked, about: Target, user: policy.User, code: int) -> None:
-        self.counts[about.verb, about.resource] += 1
+    def _record(self, request: HttpRequest, target: RequestTarget, user: policy.ApiUser, code: int) -> None:
+        self.counts[target.verb, target.resource] += 1
         if self.recording:
-            query = "&".join(f"{name}={value}" for name, values in asked.query.items() for value in values)
-            agent = asked.headers.get("user-agent", "")
+            query = "&".join(f"{name}={value}" for name, values in request.query.items() for value in values)
+            agent = request.headers.get("user-agent", "")
             self.requests.append(
-                Seen(
-                    about.verb,
-                    about.group,
-                    about.resource,
-                    about.namespace,
-                    about.name,
+                RequestRecord(
+                    target.verb,
+                    target.group,
+                    target.resource,
+                    target.namespace,
+                    target.name,
                     user.name,
                     code,
                     query,
                     agent,
                 )
             )
-        self._happened()
+        self._notify()
 
 
 async def _drip() -> AsyncGenerator[bytes, None]:

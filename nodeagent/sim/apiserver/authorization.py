@@ -1,4 +1,4 @@
-"""Who may do what, by the Role, ClusterRole and binding objects that are stored."""
+"""RBAC: the rights of each user, from the stored Roles, ClusterRoles and their bindings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from nodeagent.sim.apiserver.request_target import REVIEW_GROUP, SELF_REVIEWS, Target
+from nodeagent.sim.apiserver.request_target import REVIEW_GROUP, SELF_REVIEWS, RequestTarget
 from nodeagent.sim.apiserver.store import Store, decode
 
 Json = dict[str, Any]
@@ -14,11 +14,11 @@ Json = dict[str, Any]
 GROUP = "rbac.authorization.k8s.io"
 MASTERS = "system:masters"
 OPEN = ("/version", "/healthz", "/readyz", "/livez", "/api", "/apis")
-"""What ``system:discovery`` grants to everybody who is known."""
+"""The paths that ``system:discovery`` grants to every authenticated user."""
 
 
 @dataclass(frozen=True, slots=True)
-class User:
+class ApiUser:
     name: str
     groups: tuple[str, ...] = ()
 
@@ -29,25 +29,25 @@ class User:
         return (parts[2], parts[3]) if parts[:2] == ["system", "serviceaccount"] and len(parts) == 4 else None
 
 
-ANONYMOUS = User("system:anonymous", ("system:unauthenticated",))
+ANONYMOUS = ApiUser("system:anonymous", ("system:unauthenticated",))
 
 
-def allowed(store: Store, user: User, target: Target) -> bool:
+def allowed(store: Store, user: ApiUser, target: RequestTarget) -> bool:
     if MASTERS in user.groups:
         return True
     if (target.group, target.plural) == (REVIEW_GROUP, SELF_REVIEWS):
         return "system:authenticated" in user.groups  # system:basic-user
     if not target.plural:
-        known = "system:authenticated" in user.groups
+        authenticated = "system:authenticated" in user.groups
         path = target.path.rstrip("/") or "/"
-        if known and target.verb == "get" and (path in OPEN or path.startswith(("/api/", "/apis/"))):
+        if authenticated and target.verb == "get" and (path in OPEN or path.startswith(("/api/", "/apis/"))):
             return True
         return any(_path(rule, target) for rule in _rules(store, user, None))
     return any(_resource(rule, target) for rule in _rules(store, user, target.namespace))
 
 
-def forbidden(user: User, target: Target) -> str:
-    """The real one's sentence."""
+def forbidden(user: ApiUser, target: RequestTarget) -> str:
+    """The message of the real API server."""
     if not target.plural:
         return f'forbidden: User "{user.name}" cannot {target.verb} path "{target.path}"'
     whole = f"{target.plural}.{target.group}" if target.group else target.plural
@@ -59,13 +59,13 @@ def forbidden(user: User, target: Target) -> str:
     )
 
 
-def _rules(store: Store, user: User, namespace: str | None) -> Iterator[Json]:
+def _rules(store: Store, user: ApiUser, namespace: str | None) -> Iterator[Json]:
     for binding in _all(store, "clusterrolebindings", None):
-        if any(_is(subject, user) for subject in binding.get("subjects") or ()):
-            yield from _granted(store, binding["roleRef"], None)
+        if any(_matches(subject, user) for subject in binding.get("subjects") or ()):
+            yield from _rules_of(store, binding["roleRef"], None)
     for binding in _all(store, "rolebindings", namespace) if namespace is not None else ():
-        if any(_is(subject, user) for subject in binding.get("subjects") or ()):
-            yield from _granted(store, binding["roleRef"], namespace)
+        if any(_matches(subject, user) for subject in binding.get("subjects") or ()):
+            yield from _rules_of(store, binding["roleRef"], namespace)
 
 
 def _all(store: Store, plural: str, namespace: str | None) -> Iterator[Json]:
@@ -73,14 +73,14 @@ def _all(store: Store, plural: str, namespace: str | None) -> Iterator[Json]:
         yield decode(body)
 
 
-def _is(subject: Json, user: User) -> bool:
+def _matches(subject: Json, user: ApiUser) -> bool:
     kind, name = subject.get("kind"), subject.get("name")
     if kind == "ServiceAccount":
         return user.account == (subject.get("namespace"), name)
     return (kind == "User" and name == user.name) or (kind == "Group" and name in user.groups)
 
 
-def _granted(store: Store, reference: Json, namespace: str | None) -> Iterator[Json]:
+def _rules_of(store: Store, reference: Json, namespace: str | None) -> Iterator[Json]:
     if reference.get("kind") == "Role":
         role = store.get(GROUP, "roles", f"{namespace}/{reference.get('name')}")
     else:
@@ -88,7 +88,7 @@ def _granted(store: Store, reference: Json, namespace: str | None) -> Iterator[J
     yield from (role or {}).get("rules") or ()
 
 
-def _resource(rule: Json, target: Target) -> bool:
+def _resource(rule: Json, target: RequestTarget) -> bool:
     names = rule.get("resourceNames")
     return (
         _has(rule.get("verbs"), target.verb)
@@ -101,12 +101,12 @@ def _resource(rule: Json, target: Target) -> bool:
     )
 
 
-def _path(rule: Json, target: Target) -> bool:
+def _path(rule: Json, target: RequestTarget) -> bool:
     return _has(rule.get("verbs"), target.verb) and any(
         path == target.path or (path.endswith("*") and target.path.startswith(path[:-1]))
         for path in rule.get("nonResourceURLs") or ()
     )
 
 
-def _has(list_: list[str] | None, word: str) -> bool:
-    return bool(list_) and ("*" in (list_ or ()) or word in (list_ or ()))
+def _has(words: list[str] | None, word: str) -> bool:
+    return bool(words) and ("*" in (words or ()) or word in (words or ()))

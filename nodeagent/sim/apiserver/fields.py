@@ -1,8 +1,8 @@
-"""Who owns which field: server-side apply, and what every other write does to the ownership.
+"""Field ownership: server-side apply, and the effect of every other write on the owners.
 
-A path is a tuple of steps as ``managedFields`` writes them: ``f:spec``, ``k:{"type":"Ready"}`` for an item of
-a keyed list, ``v:"x"`` for one of a set, and ``.`` last for the item itself. A list that is not keyed, and
-whatever is no map, is owned as a whole.
+A path is a tuple of steps as in ``managedFields``: ``f:spec``, ``k:{"type":"Ready"}`` for an item of a keyed list,
+``v:"x"`` for an item of a set, and ``.`` at the end for the item itself. A list without keys and every other value
+except a map is owned as a whole.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from nodeagent.sim.apiserver.resource_types import OWNERS, Kind, Steps
-from nodeagent.sim.apiserver.responses import RefusedError
+from nodeagent.sim.apiserver.resource_types import OWNERS, ApiKind, Steps
+from nodeagent.sim.apiserver.responses import ApiRefusedError
 
 Json = dict[str, Any]
 Path = tuple[str, ...]
@@ -35,8 +35,8 @@ MISSING = object()
 
 
 @dataclass
-class Manager:
-    """What one manager owns through one operation and subresource."""
+class FieldManager:
+    """The fields that one manager owns through one operation and subresource."""
 
     name: str
     operation: str
@@ -49,14 +49,14 @@ class Manager:
         return self.name, self.operation, self.subresource
 
 
-def leaves(kind: Kind, value: Any) -> set[Path]:
-    """All that an object says, as paths."""
+def leaves(kind: ApiKind, value: Any) -> set[Path]:
+    """All fields of an object, as paths."""
     return {
         path for path in _leaves(kind, value, (), ()) if path[:1] not in UNOWNED and path[:2] not in UNOWNED
     }
 
 
-def _leaves(kind: Kind, value: Any, path: Path, steps: Steps) -> Iterator[Path]:
+def _leaves(kind: ApiKind, value: Any, path: Path, steps: Steps) -> Iterator[Path]:
     if isinstance(value, dict) and (value or not path):
         for name, inner in value.items():
             yield from _leaves(kind, inner, (*path, f"f:{name}"), (*steps, name))
@@ -70,8 +70,8 @@ def _leaves(kind: Kind, value: Any, path: Path, steps: Steps) -> Iterator[Path]:
         yield path
 
 
-def keys_of(kind: Kind, steps: Steps) -> tuple[str, ...] | None:
-    """The keys of a list that is merged item by item, else ``None``."""
+def keys_of(kind: ApiKind, steps: Steps) -> tuple[str, ...] | None:
+    """The keys of a list that is merged item by item; ``None`` for any other list."""
     return kind.keyed.get(steps, OWNERS.get(steps))
 
 
@@ -79,12 +79,12 @@ def step_of(item: Any, keys: tuple[str, ...]) -> str:
     if not keys:
         return "v:" + json.dumps(item)
     if not isinstance(item, dict) or any(key not in item for key in keys):
-        raise RefusedError(400, f"an item of a list lacks its key {', '.join(keys)}")
+        raise ApiRefusedError(400, f"an item of a list lacks its key {', '.join(keys)}")
     return "k:" + json.dumps({key: item[key] for key in keys}, separators=(",", ":"))
 
 
 def at(value: Any, path: Path) -> Any:
-    """What stands at a path, or ``MISSING``."""
+    """The value at a path, or ``MISSING``."""
     for step in path:
         if step == ".":
             continue
@@ -93,22 +93,22 @@ def at(value: Any, path: Path) -> Any:
                 return MISSING
             value = value[step[2:]]
         else:
-            found = [item for item in value if _is(item, step)] if isinstance(value, list) else []
-            if not found:
+            items = [item for item in value if _matches(item, step)] if isinstance(value, list) else []
+            if not items:
                 return MISSING
-            value = found[0]
+            value = items[0]
     return value
 
 
-def _is(item: Any, step: str) -> bool:
+def _matches(item: Any, step: str) -> bool:
     wanted = json.loads(step[2:])
     if step.startswith("v:"):
         return bool(item == wanted)
     return isinstance(item, dict) and all(item.get(key) == value for key, value in wanted.items())
 
 
-def merge(kind: Kind, live: Any, config: Any, steps: Steps = ()) -> Any:
-    """``live`` with everything that ``config`` says."""
+def merge(kind: ApiKind, live: Any, config: Any, steps: Steps = ()) -> Any:
+    """``live`` with every field of ``config``."""
     if isinstance(live, dict) and isinstance(config, dict):
         merged = dict(live)
         for name, value in config.items():
@@ -120,17 +120,19 @@ def merge(kind: Kind, live: Any, config: Any, steps: Steps = ()) -> Any:
         return merged
     keys = keys_of(kind, steps)
     if keys is not None and isinstance(live, list) and isinstance(config, list):
-        said = {step_of(item, keys): item for item in config}
+        configured = {step_of(item, keys): item for item in config}
         merged_list = []
         for item in live:
             step = step_of(item, keys)
-            merged_list.append(merge(kind, item, said.pop(step), (*steps, "*")) if step in said else item)
-        return merged_list + list(said.values())
+            merged_list.append(
+                merge(kind, item, configured.pop(step), (*steps, "*")) if step in configured else item
+            )
+        return merged_list + list(configured.values())
     return config
 
 
 def drop(obj: Any, path: Path) -> None:
-    """Take away what stands at a path, and maps that it leaves empty."""
+    """Remove the value at a path, and the maps that become empty."""
     holders, value = [], obj
     steps = path[:-1] if path[-1] == "." else path
     for step in steps:
@@ -142,19 +144,27 @@ def drop(obj: Any, path: Path) -> None:
         if step.startswith("f:"):
             del holder[step[2:]]
         else:
-            holder[:] = [item for item in holder if not _is(item, step)]
+            holder[:] = [item for item in holder if not _matches(item, step)]
         if holder or index == 0 or not holders[index - 1][1].startswith("f:"):
             return
 
 
 def apply(
-    kind: Kind, live: Json | None, config: Json, managers: list[Manager], mine: Manager, *, force: bool
+    kind: ApiKind,
+    live: Json | None,
+    config: Json,
+    managers: list[FieldManager],
+    mine: FieldManager,
+    *,
+    force: bool,
 ) -> Json:
-    """The object after ``mine`` has applied ``config``; ``managers`` is brought up to date. 409 names who
-    else owns what is to change."""
-    before = next((one for one in managers if one.key == mine.key), None)
+    """The object after ``mine`` has applied ``config``; updates ``managers``.
+
+    409 names the other owners of a field that would change.
+    """
+    before = next((manager for manager in managers if manager.key == mine.key), None)
     new = leaves(kind, config)
-    others = [one for one in managers if one.key != mine.key]
+    others = [manager for manager in managers if manager.key != mine.key]
     base = live if live is not None else {}
     clashes: dict[str, list[Path]] = {}
     for other in others:
@@ -169,16 +179,16 @@ def apply(
     merged: Json = merge(kind, deepcopy(base), config)
     owned = set().union(*(other.fields for other in others)) | new
     gone = (before.fields if before else set()) - new
-    for path in sorted(gone, key=lambda one: (one[-1] == ".", -len(one))):
+    for path in sorted(gone, key=lambda path: (path[-1] == ".", -len(path))):
         above = path[:-1] if path[-1] == "." else path
-        if path in owned or any(one[: len(above)] == above for one in owned):
+        if path in owned or any(other_path[: len(above)] == above for other_path in owned):
             continue
         if path[-1] != "." and _is_key(path):
-            continue  # what names an item of a list goes with the item
+            continue  # the key of a list item is removed with the item
         drop(merged, path)
-    merged = merge(kind, merged, config)  # a map that was to be there empty has gone with its last key
+    merged = merge(kind, merged, config)  # restores a map that is empty in ``config``
     mine.fields = new
-    managers[:] = [one for one in others if one.fields] + ([mine] if new else [])
+    managers[:] = [manager for manager in others if manager.fields] + ([mine] if new else [])
     return merged
 
 
@@ -187,7 +197,7 @@ def _is_key(path: Path) -> bool:
 
 
 def _touched(paths: set[Path], fields: set[Path]) -> set[Path]:
-    """Those of ``fields`` that are one of the paths, above one or below one."""
+    """The ``fields`` that equal one of the paths, or are above or below it."""
     heads = {path[:n] for path in paths for n in range(1, len(path) + 1)}
     return {
         field for field in fields
@@ -200,38 +210,42 @@ def _differs(live: Json, config: Json, path: Path) -> bool:
     return path[-1] != "." and at(live, path) != at(config, path)
 
 
-def _conflict(clashes: dict[str, list[Path]]) -> RefusedError:
+def _conflict(clashes: dict[str, list[Path]]) -> ApiRefusedError:
     causes = [
         {
             "reason": "FieldManagerConflict",
             "message": f'conflict with "{name}"',
-            "field": "".join(_shown(step) for step in path),
+            "field": "".join(_step_text(step) for step in path),
         }
         for name, paths in sorted(clashes.items())
         for path in paths
     ]
     plural = "conflicts" if len(causes) > 1 else "conflict"
     names = ", ".join(f"{cause['message']}: {cause['field']}" for cause in causes)
-    return RefusedError(409, f"Apply failed with {len(causes)} {plural}: {names}", details={"causes": causes})
+    return ApiRefusedError(
+        409, f"Apply failed with {len(causes)} {plural}: {names}", details={"causes": causes}
+    )
 
 
-def _shown(step: str) -> str:
+def _step_text(step: str) -> str:
     return f".{step[2:]}" if step.startswith("f:") else "" if step == "." else f"[{step[2:]}]"
 
 
-def updated(kind: Kind, old: Json | None, new: Json, managers: list[Manager], mine: Manager) -> None:
-    """What a write other than apply does: it owns all that it changed, and nobody owns what is gone."""
-    said = leaves(kind, new)
+def updated(
+    kind: ApiKind, old: Json | None, new: Json, managers: list[FieldManager], mine: FieldManager
+) -> None:
+    """Update the owners after a write other than apply: it owns what it changed; removed fields have no owner."""
+    written = leaves(kind, new)
     before = leaves(kind, old) if old is not None else set()
-    changed = {path for path in said if path not in before or at(old, path) != at(new, path)}
+    changed = {path for path in written if path not in before or at(old, path) != at(new, path)}
     mine.fields = changed | {
-        path for one in managers if one.key == mine.key for path in one.fields if path in said
+        path for manager in managers if manager.key == mine.key for path in manager.fields if path in written
     }
     kept = []
     for other in managers:
         if other.key == mine.key:
             continue
-        other.fields = (other.fields & said) - changed
+        other.fields = (other.fields & written) - changed
         if other.fields:
             kept.append(other)
     managers[:] = kept + ([mine] if mine.fields else [])
@@ -240,10 +254,10 @@ def updated(kind: Kind, old: Json | None, new: Json, managers: list[Manager], mi
 # --- managedFields ------------------------------------------------------------------------------------
 
 
-def read(obj: Json | None) -> list[Manager]:
+def read(obj: Json | None) -> list[FieldManager]:
     entries = ((obj or {}).get("metadata") or {}).get("managedFields") or []
     return [
-        Manager(
+        FieldManager(
             entry.get("manager", ""),
             entry.get("operation", "Update"),
             entry.get("subresource", ""),
@@ -254,18 +268,18 @@ def read(obj: Json | None) -> list[Manager]:
     ]
 
 
-def write(kind: Kind, managers: list[Manager]) -> list[Json]:
+def write(kind: ApiKind, managers: list[FieldManager]) -> list[Json]:
     return [
         {
-            "manager": one.name,
-            "operation": one.operation,
+            "manager": manager.name,
+            "operation": manager.operation,
             "apiVersion": kind.api_version,
-            "time": one.time,
+            "time": manager.time,
             "fieldsType": "FieldsV1",
-            "fieldsV1": _nested(one.fields),
-            **({"subresource": one.subresource} if one.subresource else {}),
+            "fieldsV1": _nested(manager.fields),
+            **({"subresource": manager.subresource} if manager.subresource else {}),
         }
-        for one in managers
+        for manager in managers
     ]
 
 

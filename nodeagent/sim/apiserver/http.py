@@ -1,4 +1,4 @@
-"""HTTP/1.1 as far as Kubernetes' clients need it: kept-alive connections, bodies with a length, chunked streams."""
+"""The part of HTTP/1.1 that Kubernetes clients need: keep-alive, bodies with a length, chunked streams."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 HEAD_MAX = 64 * 1024
 BODY_MAX = 3 * 1024 * 1024
-"""The real one's limit for a request."""
+"""The limit of the real API server."""
 REASONS = {200: "OK", 201: "Created", 202: "Accepted"}
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """``subject`` is the client certificate's, as pairs of a short name and a value."""
+class HttpRequest:
+    """``subject`` is the subject of the client certificate, as pairs of short name and value."""
 
     method: str
     path: str
@@ -26,13 +26,13 @@ class Asked:
     body: bytes
     subject: tuple[tuple[str, str], ...] = ()
 
-    def one(self, name: str, default: str = "") -> str:
+    def query_value(self, name: str, default: str = "") -> str:
         return self.query.get(name, [default])[0]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """``stream`` goes on after the head instead of ``body``. ``cut`` ends the connection in the middle."""
+class HttpAnswer:
+    """``stream`` is sent instead of ``body``. ``cut`` ends the connection in the middle of the body."""
 
     code: int
     body: bytes = b""
@@ -43,17 +43,17 @@ class Answer:
 
 
 class ClosedError(Exception):
-    """Nothing is answered: the connection ends."""
+    """The connection ends without an answer."""
 
 
-Handle = Callable[[Asked], Awaitable[Answer]]
+Handle = Callable[[HttpRequest], Awaitable[HttpAnswer]]
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handle: Handle) -> None:
-    """All the requests of one connection."""
+    """Handle all requests of one connection."""
     try:
-        while (asked := await _read(reader, writer)) is not None:
-            answer = await handle(asked)
+        while (request := await _read(reader, writer)) is not None:
+            answer = await handle(request)
             if not await _write(writer, answer):
                 break
     except (ClosedError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
@@ -64,7 +64,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hand
             await writer.wait_closed()
 
 
-async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Asked | None:
+async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> HttpRequest | None:
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     except asyncio.IncompleteReadError:
@@ -82,7 +82,7 @@ async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> A
             raise ClosedError
         body = await reader.readexactly(length)
     url = urlsplit(target)
-    return Asked(
+    return HttpRequest(
         method,
         unquote(url.path),
         parse_qs(url.query, keep_blank_values=True),
@@ -97,8 +97,8 @@ def _subject(writer: asyncio.StreamWriter) -> tuple[tuple[str, str], ...]:
     return tuple(pair for part in (certificate or {}).get("subject", ()) for pair in part)
 
 
-async def _write(writer: asyncio.StreamWriter, answer: Answer) -> bool:
-    """True where the connection goes on."""
+async def _write(writer: asyncio.StreamWriter, answer: HttpAnswer) -> bool:
+    """Send the answer. Return whether the connection stays open."""
     lines = [
         f"HTTP/1.1 {answer.code} {REASONS.get(answer.code, 'Refused')}",
         f"Content-Type: {answer.content_type}",

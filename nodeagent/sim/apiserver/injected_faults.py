@@ -1,17 +1,17 @@
-"""What goes wrong on demand: one rule for each fault, used up as it is met."""
+"""Faults that a test injects: one rule for each, with a number of uses."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nodeagent.sim.apiserver.request_target import Target
+from nodeagent.sim.apiserver.request_target import RequestTarget
 
 HOW = ("hang", "drip", "half", "close", "lost", "deny", "webhook")
 
 
 @dataclass
-class Fault:
-    """``how`` is a status or one of ``HOW``; ``times`` ``None`` is for ever. ``None`` matches everything."""
+class InjectedFault:
+    """``how`` is a status or one of ``HOW``. ``times`` ``None``: no limit. A filter ``None`` matches all."""
 
     how: str
     verb: str | None = None
@@ -26,7 +26,7 @@ class Fault:
         if self.how not in HOW and not (self.how.isdigit() and 400 <= int(self.how) < 600):
             raise ValueError(f"{self.how!r} is no status and none of {', '.join(HOW)}")
 
-    def meets(self, target: Target) -> bool:
+    def matches(self, target: RequestTarget) -> bool:
         return (
             self.verb in (None, target.verb)
             and self.resource in (None, target.resource)
@@ -34,14 +34,14 @@ class Fault:
         )
 
 
-class Faults:
+class InjectedFaults:
     def __init__(self) -> None:
-        self.rules: list[Fault] = []
+        self.rules: list[InjectedFault] = []
 
-    def due(self, target: Target) -> Fault | None:
-        """The first fault that this request meets; it is then used up by one."""
+    def due(self, target: RequestTarget) -> InjectedFault | None:
+        """The first fault that matches this request; uses it once."""
         for fault in self.rules:
-            if not fault.meets(target):
+            if not fault.matches(target):
                 continue
             if fault.skip:
                 fault.skip -= 1

@@ -1,17 +1,17 @@
-"""The patches besides server-side apply: merge (RFC 7386), strategic merge, and JSON patch (RFC 6902)."""
+"""Patches other than server-side apply: merge (RFC 7386), strategic merge, and JSON patch (RFC 6902)."""
 
 from __future__ import annotations
 
 from copy import deepcopy
 from typing import Any
 
-from nodeagent.sim.apiserver.resource_types import Kind, Steps
-from nodeagent.sim.apiserver.responses import RefusedError
+from nodeagent.sim.apiserver.resource_types import ApiKind, Steps
+from nodeagent.sim.apiserver.responses import ApiRefusedError
 
 Json = dict[str, Any]
 
 
-def merged(live: Any, patch: Any) -> Any:
+def merge_patched(live: Any, patch: Any) -> Any:
     """RFC 7386: null removes, a list replaces."""
     if not isinstance(patch, dict):
         return patch
@@ -20,12 +20,12 @@ def merged(live: Any, patch: Any) -> Any:
         if value is None:
             result.pop(name, None)
         else:
-            result[name] = merged(result.get(name), value)
+            result[name] = merge_patched(result.get(name), value)
     return result
 
 
-def strategic(kind: Kind, live: Any, patch: Any, steps: Steps = ()) -> Any:
-    """As ``merged``, and keyed lists are merged item by item; ``$patch: delete`` removes an item."""
+def strategic_merge_patched(kind: ApiKind, live: Any, patch: Any, steps: Steps = ()) -> Any:
+    """Like a merge patch, but keyed lists are merged item by item; ``$patch: delete`` removes an item."""
     if isinstance(patch, dict):
         if patch.get("$patch") == "replace":
             return {name: value for name, value in patch.items() if name != "$patch"}
@@ -34,33 +34,33 @@ def strategic(kind: Kind, live: Any, patch: Any, steps: Steps = ()) -> Any:
             if value is None:
                 result.pop(name, None)
             elif name != "$patch" and not name.startswith("$setElementOrder/"):
-                result[name] = strategic(kind, result.get(name), value, (*steps, name))
+                result[name] = strategic_merge_patched(kind, result.get(name), value, (*steps, name))
         return result
     keys = kind.keyed.get(steps)
     if not isinstance(patch, list) or not keys or not isinstance(live, list):
         return patch
     items = list(live)
     for item in patch:
-        where = [i for i, one in enumerate(items) if all(one.get(key) == item.get(key) for key in keys)]
+        where = [i for i, old in enumerate(items) if all(old.get(key) == item.get(key) for key in keys)]
         if item.get("$patch") == "delete":
-            items = [one for i, one in enumerate(items) if i not in where]
+            items = [old for i, old in enumerate(items) if i not in where]
         elif where:
-            items[where[0]] = strategic(kind, items[where[0]], item, (*steps, "*"))
+            items[where[0]] = strategic_merge_patched(kind, items[where[0]], item, (*steps, "*"))
         else:
             items.append(item)
     return items
 
 
-def operated(live: Json, operations: Any) -> Json:
+def json_patched(live: Json, operations: Any) -> Json:
     """RFC 6902."""
     if not isinstance(operations, list):
-        raise RefusedError(400, "a JSON patch is a list of operations")
+        raise ApiRefusedError(400, "a JSON patch is a list of operations")
     root: Any = {"": deepcopy(live)}
     for operation in operations:
         try:
             _operate(root, operation)
         except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
-            raise RefusedError(
+            raise ApiRefusedError(
                 422,
                 f"the server rejected our request due to an error in our request: {error}",
                 reason="Invalid",
@@ -74,7 +74,7 @@ def _operate(root: Json, operation: Json) -> None:
     if verb in ("add", "replace"):
         _set(root, path, deepcopy(operation["value"]), insert=verb == "add")
     elif verb == "remove":
-        _take(root, path)
+        _remove(root, path)
     elif verb == "test":
         holder, last = _holder(root, path)
         if _read(holder, last) != operation["value"]:
@@ -84,7 +84,7 @@ def _operate(root: Json, operation: Json) -> None:
         holder, last = _holder(root, source)
         value = deepcopy(_read(holder, last))
         if verb == "move":
-            _take(root, source)
+            _remove(root, source)
         _set(root, path, value, insert=True)
     else:
         raise ValueError(f"unknown operation {verb}")
@@ -117,6 +117,6 @@ def _set(root: Any, path: list[str], value: Any, *, insert: bool) -> None:
         raise KeyError(f"nothing at {'/'.join(path)}")
 
 
-def _take(root: Any, path: list[str]) -> None:
+def _remove(root: Any, path: list[str]) -> None:
     holder, last = _holder(root, path)
     del holder[int(last) if isinstance(holder, list) else last]

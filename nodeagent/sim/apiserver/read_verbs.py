@@ -1,4 +1,4 @@
-"""Lists and watches: pages of one moment, events in the order of their versions, bookmarks, and 410."""
+"""Lists and watches: pages of one moment, events in the order of versions, bookmarks and 410."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from nodeagent.sim.apiserver.http import Asked
-from nodeagent.sim.apiserver.resource_types import Kind
-from nodeagent.sim.apiserver.responses import RefusedError
-from nodeagent.sim.apiserver.selectors import Chosen, chosen
-from nodeagent.sim.apiserver.store import Change, Store, Watcher, encode
+from nodeagent.sim.apiserver.http import HttpRequest
+from nodeagent.sim.apiserver.resource_types import ApiKind
+from nodeagent.sim.apiserver.responses import ApiRefusedError
+from nodeagent.sim.apiserver.selectors import Selector, selector
+from nodeagent.sim.apiserver.store import Store, StoreChange, StoreWatcher, encode
 
 Json = dict[str, Any]
 
@@ -34,10 +34,10 @@ _meta = msgspec.json.Decoder(_Meta)
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """How objects are shown: whole, or as PartialObjectMetadata."""
+class ObjectView:
+    """The form in which objects are sent: complete, or as PartialObjectMetadata."""
 
-    kind: Kind
+    kind: ApiKind
     partial: bool
 
     def body(self, body: bytes) -> bytes:
@@ -47,7 +47,7 @@ class View:
         return head + bytes(_meta.decode(body).metadata) + b"}"
 
     def item(self, body: bytes) -> bytes:
-        """As an item of a list: of built-in kinds without apiVersion and kind, as the real one does."""
+        """The object as an item of a list; built-in kinds are listed without apiVersion and kind."""
         if self.partial or self.kind.custom:
             return self.body(body)
         return b'{"metadata":' + body.split(b'"metadata":', 1)[1]
@@ -58,87 +58,87 @@ class View:
         return {"kind": f"{self.kind.kind}List", "apiVersion": self.kind.api_version}
 
 
-def view(kind: Kind, accept: str) -> View:
-    """What the Accept header asks for. 406 for what cannot be given (tables, protobuf)."""
-    for wish in accept.split(",") if accept else ["*/*"]:
-        media, *parameters = [part.strip() for part in wish.split(";")]
+def requested_view(kind: ApiKind, accept: str) -> ObjectView:
+    """The view that the Accept header requests. 406 for one that the server lacks (tables, protobuf)."""
+    for range_ in accept.split(",") if accept else ["*/*"]:
+        media, *parameters = [part.strip() for part in range_.split(";")]
         if media not in ("application/json", "*/*", "application/*"):
             continue
-        what = dict(one.partition("=")[::2] for one in parameters).get("as", "")
-        if what in ("PartialObjectMetadata", "PartialObjectMetadataList"):
-            return View(kind, partial=True)
-        if not what:
-            return View(kind, partial=False)
-    raise RefusedError(406, "only the following media types are accepted: application/json")
+        form = dict(parameter.partition("=")[::2] for parameter in parameters).get("as", "")
+        if form in ("PartialObjectMetadata", "PartialObjectMetadataList"):
+            return ObjectView(kind, partial=True)
+        if not form:
+            return ObjectView(kind, partial=False)
+    raise ApiRefusedError(406, "only the following media types are accepted: application/json")
 
 
-def listed(store: Store, seen: View, namespace: str | None, asked: Asked) -> bytes:
+def list_body(store: Store, view: ObjectView, namespace: str | None, request: HttpRequest) -> bytes:
     """The body of a list, or of one page of it."""
-    kind = seen.kind
-    choose = chosen(asked.one("labelSelector"), asked.one("fieldSelector"))
-    limit, token = int(asked.one("limit", "0") or 0), asked.one("continue")
+    kind = view.kind
+    choose = selector(request.query_value("labelSelector"), request.query_value("fieldSelector"))
+    limit, token = int(request.query_value("limit", "0") or 0), request.query_value("continue")
     if token:
-        version, after = _opened(token)
+        version, after = _decode_token(token)
         items = store.recall(kind.group, kind.plural, namespace, version)
         if items is None:
-            fresh = _sealed(store.version, after)
-            raise RefusedError(410, _TOO_OLD, token=fresh)
+            fresh = _encode_token(store.version, after)
+            raise ApiRefusedError(410, _TOO_OLD, token=fresh)
         start = bisect_right(items[0], after)
     else:
-        _known(store, asked)
+        _check_version(store, request)
         items, version, start = store.items(kind.group, kind.plural, namespace), store.version, 0
     page, next_ = _page(items, start, limit, choose)
     meta: Json = {"resourceVersion": str(version)}
     if next_ is not None:
         store.remember(kind.group, kind.plural, namespace, items) if not token else None
-        meta["continue"] = _sealed(version, items[0][next_ - 1])
+        meta["continue"] = _encode_token(version, items[0][next_ - 1])
         if choose is None:
             meta["remainingItemCount"] = len(items[0]) - next_
-    head = encode({**seen.list_head(), "metadata": meta})
-    return head[:-1] + b',"items":[' + b",".join(map(seen.item, page)) + b"]}"
+    head = encode({**view.list_head(), "metadata": meta})
+    return head[:-1] + b',"items":[' + b",".join(map(view.item, page)) + b"]}"
 
 
 def _page(
-    items: tuple[list[str], list[bytes]], start: int, limit: int, choose: Chosen | None
+    items: tuple[list[str], list[bytes]], start: int, limit: int, choose: Selector | None
 ) -> tuple[list[bytes], int | None]:
-    """What is on the page, and where the next one begins."""
+    """The objects of the page, and the start of the next page."""
     keys, bodies = items
     if choose is None:
         end = start + limit if limit else len(keys)
         return bodies[start:end], end if end < len(keys) else None
-    found: list[bytes] = []
+    page: list[bytes] = []
     for i in range(start, len(keys)):
-        if limit and len(found) == limit:
-            return found, i
+        if limit and len(page) == limit:
+            return page, i
         if choose(bodies[i]):
-            found.append(bodies[i])
-    return found, None
+            page.append(bodies[i])
+    return page, None
 
 
-def _known(store: Store, asked: Asked) -> None:
-    """A list at a version that is not there yet would be a list of the future."""
-    wanted = asked.one("resourceVersion")
+def _check_version(store: Store, request: HttpRequest) -> None:
+    """Refuse a list at a version that does not exist yet."""
+    wanted = request.query_value("resourceVersion")
     if wanted and not wanted.isdigit():
-        raise RefusedError(
+        raise ApiRefusedError(
             400, f'Invalid value: "{wanted}": strconv.ParseUint: invalid syntax', reason="Invalid"
         )
     if wanted and int(wanted) > store.version:
-        raise RefusedError(
+        raise ApiRefusedError(
             504, f"Too large resource version: {wanted}, current: {store.version}", retry_after_s=1
         )
 
 
-def _sealed(version: int, after: str) -> str:
-    said = {"v": "meta.k8s.io/v1", "rv": version, "start": f"{after}\0"}
-    return base64.urlsafe_b64encode(json.dumps(said).encode()).decode().rstrip("=")
+def _encode_token(version: int, after: str) -> str:
+    token = {"v": "meta.k8s.io/v1", "rv": version, "start": f"{after}\0"}
+    return base64.urlsafe_b64encode(json.dumps(token).encode()).decode().rstrip("=")
 
 
-def _opened(token: str) -> tuple[int, str]:
+def _decode_token(token: str) -> tuple[int, str]:
     try:
-        said = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
-        return int(said["rv"]), said["start"].rstrip("\0")
+        content = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+        return int(content["rv"]), content["start"].rstrip("\0")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RefusedError(400, f"continue key is not valid: {error}") from error
+        raise ApiRefusedError(400, f"continue key is not valid: {error}") from error
 
 
 def _event(type_: str, body: bytes) -> bytes:
@@ -146,79 +146,79 @@ def _event(type_: str, body: bytes) -> bytes:
 
 
 def _gone(version: int, since: int) -> bytes:
-    refused = RefusedError(410, f"too old resource version: {version} ({since})")
+    refused = ApiRefusedError(410, f"too old resource version: {version} ({since})")
     return _event("ERROR", encode(refused.status()))
 
 
-async def watched(
+async def watch_events(
     store: Store,
-    seen: View,
+    view: ObjectView,
     namespace: str | None,
     name: str | None,
-    asked: Asked,
+    request: HttpRequest,
     *,
     bookmark_s: float,
 ) -> AsyncGenerator[bytes, None]:
-    """The events of a watch until its time is over or the server ends it."""
-    kind = seen.kind
+    """Yield the events of a watch until its timeout, or until the server ends it."""
+    kind = view.kind
     table = store.table(kind.group, kind.plural)
-    choose = chosen(asked.one("labelSelector"), asked.one("fieldSelector"))
-    wanted = asked.one("resourceVersion")
-    marks = asked.one("allowWatchBookmarks").lower() in ("true", "1")
-    initial = asked.one("sendInitialEvents").lower() in ("true", "1")
-    seconds = float(asked.one("timeoutSeconds", "0") or 0) or 1800.0
+    choose = selector(request.query_value("labelSelector"), request.query_value("fieldSelector"))
+    wanted = request.query_value("resourceVersion")
+    bookmarks = request.query_value("allowWatchBookmarks").lower() in ("true", "1")
+    initial = request.query_value("sendInitialEvents").lower() in ("true", "1")
+    seconds = float(request.query_value("timeoutSeconds", "0") or 0) or 1800.0
     version = store.version
-    watcher = Watcher()
+    watcher = StoreWatcher()
 
-    def mine(key: str) -> bool:
+    def selected(key: str) -> bool:
         return (namespace is None or key.startswith(f"{namespace}/")) and (
             name is None or key.rpartition("/")[2] == name
         )
 
     if initial or wanted in ("", "0"):
         keys, bodies = store.items(kind.group, kind.plural, None)
-        begun = [
-            _event("ADDED", seen.body(body))
+        first = [
+            _event("ADDED", view.body(body))
             for key, body in zip(keys, bodies, strict=True)
-            if mine(key) and (choose is None or choose(body))
+            if selected(key) and (choose is None or choose(body))
         ]
         if initial:
-            begun.append(_event("BOOKMARK", _bookmark(seen, version, ended=True)))
+            first.append(_event("BOOKMARK", _bookmark(view, version, ended=True)))
     elif int(wanted) < table.since:
         yield _gone(int(wanted), table.since)
         return
     else:
-        begun = [
-            one
+        first = [
+            event
             for change in table.after(int(wanted))
-            if mine(change.key) and (one := _shown(change, seen, choose))
+            if selected(change.key) and (event := _event_for(change, view, choose))
         ]
     table.watchers.add(watcher)
     try:
-        if begun:
-            yield b"".join(begun)
+        if first:
+            yield b"".join(first)
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while (left := until - loop.time()) > 0:
             try:
                 async with asyncio.timeout(
                     min(bookmark_s, left)
-                ):  # closed before the yield: it cancels the task
+                ):  # left before the yield, because it cancels the task
                     change = await watcher.queue.get()
             except TimeoutError:
-                if marks:
-                    yield _event("BOOKMARK", _bookmark(seen, store.version))
+                if bookmarks:
+                    yield _event("BOOKMARK", _bookmark(view, store.version))
                 continue
             if change is None:
                 return
-            if mine(change.key) and (one := _shown(change, seen, choose)):
-                yield one
+            if selected(change.key) and (event := _event_for(change, view, choose)):
+                yield event
     finally:
         table.watchers.discard(watcher)
 
 
-def _shown(change: Change, seen: View, choose: Chosen | None) -> bytes | None:
-    """The change as a watcher with a selector sees it: what no longer matches is deleted to it."""
+def _event_for(change: StoreChange, view: ObjectView, choose: Selector | None) -> bytes | None:
+    """The event for a watcher with a selector: an object that no longer matches is ``DELETED``."""
     type_ = change.type
     if choose is not None:
         was = change.before is not None and choose(change.before)
@@ -226,13 +226,13 @@ def _shown(change: Change, seen: View, choose: Chosen | None) -> bytes | None:
         if not was and not now:
             return None
         type_ = "MODIFIED" if was and now else "ADDED" if now else "DELETED"
-    return _event(type_, seen.body(change.body))
+    return _event(type_, view.body(change.body))
 
 
-def _bookmark(seen: View, version: int, *, ended: bool = False) -> bytes:
+def _bookmark(view: ObjectView, version: int, *, ended: bool = False) -> bytes:
     meta: Json = {"resourceVersion": str(version), "creationTimestamp": None}
     if ended:
         meta["annotations"] = {"k8s.io/initial-events-end": "true"}
-    kind = "PartialObjectMetadata" if seen.partial else seen.kind.kind
-    api_version = "meta.k8s.io/v1" if seen.partial else seen.kind.api_version
+    kind = "PartialObjectMetadata" if view.partial else view.kind.kind
+    api_version = "meta.k8s.io/v1" if view.partial else view.kind.api_version
     return encode({"kind": kind, "apiVersion": api_version, "metadata": meta})

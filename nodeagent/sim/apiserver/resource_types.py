@@ -1,4 +1,4 @@
-"""What the stand-in keeps: built-in kinds, and those that CustomResourceDefinitions add."""
+"""The kinds that the server stores: built-in ones, and those of CustomResourceDefinitions."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ OWNERS: dict[Steps, tuple[str, ...]] = {("metadata", "ownerReferences"): ("uid",
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One resource of one version. ``keyed`` are the lists that server-side apply merges by key; the empty
-    key is a set of plain values. All other lists are replaced as a whole.
+class ApiKind:
+    """One resource in one version.
 
-    ``schema`` is a structural schema (of a CRD), ``counts`` says that ``metadata.generation`` does.
+    ``keyed`` are the lists that server-side apply merges by key; an empty key means a set of plain values. All other
+    lists are replaced as a whole. ``schema`` is the structural schema of a CRD. With ``counts``,
+    ``metadata.generation`` is increased.
     """
 
     group: str
@@ -58,21 +59,21 @@ class Kind:
 _RBAC = "rbac.authorization.k8s.io"
 
 BUILT_IN = (
-    Kind("", "v1", "namespaces", "Namespace", False, status=True, short=("ns",)),
-    Kind("", "v1", "nodes", "Node", False, status=True, short=("no",), keyed=NODE_LISTS),
-    Kind("", "v1", "pods", "Pod", True, status=True, short=("po",), keyed=POD_LISTS),
-    Kind("", "v1", "events", "Event", True, short=("ev",)),
-    Kind("", "v1", "configmaps", "ConfigMap", True, short=("cm",)),
-    Kind("", "v1", "secrets", "Secret", True),
-    Kind("", "v1", "serviceaccounts", "ServiceAccount", True, short=("sa",)),
-    Kind("apps", "v1", "daemonsets", "DaemonSet", True, status=True, short=("ds",), counts=True),
-    Kind("apps", "v1", "deployments", "Deployment", True, status=True, short=("deploy",), counts=True),
-    Kind("coordination.k8s.io", "v1", "leases", "Lease", True),
-    Kind(_RBAC, "v1", "roles", "Role", True),
-    Kind(_RBAC, "v1", "rolebindings", "RoleBinding", True),
-    Kind(_RBAC, "v1", "clusterroles", "ClusterRole", False),
-    Kind(_RBAC, "v1", "clusterrolebindings", "ClusterRoleBinding", False),
-    Kind(
+    ApiKind("", "v1", "namespaces", "Namespace", False, status=True, short=("ns",)),
+    ApiKind("", "v1", "nodes", "Node", False, status=True, short=("no",), keyed=NODE_LISTS),
+    ApiKind("", "v1", "pods", "Pod", True, status=True, short=("po",), keyed=POD_LISTS),
+    ApiKind("", "v1", "events", "Event", True, short=("ev",)),
+    ApiKind("", "v1", "configmaps", "ConfigMap", True, short=("cm",)),
+    ApiKind("", "v1", "secrets", "Secret", True),
+    ApiKind("", "v1", "serviceaccounts", "ServiceAccount", True, short=("sa",)),
+    ApiKind("apps", "v1", "daemonsets", "DaemonSet", True, status=True, short=("ds",), counts=True),
+    ApiKind("apps", "v1", "deployments", "Deployment", True, status=True, short=("deploy",), counts=True),
+    ApiKind("coordination.k8s.io", "v1", "leases", "Lease", True),
+    ApiKind(_RBAC, "v1", "roles", "Role", True),
+    ApiKind(_RBAC, "v1", "rolebindings", "RoleBinding", True),
+    ApiKind(_RBAC, "v1", "clusterroles", "ClusterRole", False),
+    ApiKind(_RBAC, "v1", "clusterrolebindings", "ClusterRoleBinding", False),
+    ApiKind(
         "apiextensions.k8s.io",
         "v1",
         "customresourcedefinitions",
@@ -86,7 +87,7 @@ BUILT_IN = (
 )
 
 INSTALLED = (
-    Kind(
+    ApiKind(
         "topology.volcano.sh",
         "v1alpha1",
         "hypernodes",
@@ -97,12 +98,14 @@ INSTALLED = (
         custom=True,
         counts=True,
     ),
-    Kind("nodeagent.io", "v1alpha1", "nodelinks", "NodeLinks", True, status=True, custom=True, counts=True),
+    ApiKind(
+        "nodeagent.io", "v1alpha1", "nodelinks", "NodeLinks", True, status=True, custom=True, counts=True
+    ),
 )
-"""There from the start without a schema, until a CRD of the same name is put over them."""
+"""Served from the start without a schema, until their CRD is stored."""
 
 
-def of_crd(crd: Json) -> Iterable[Kind]:
+def kinds_of_crd(crd: Json) -> Iterable[ApiKind]:
     """The kinds that a CustomResourceDefinition serves."""
     spec = crd["spec"]
     names = spec["names"]
@@ -110,7 +113,7 @@ def of_crd(crd: Json) -> Iterable[Kind]:
         if not version.get("served", True):
             continue
         schema = (version.get("schema") or {}).get("openAPIV3Schema")
-        yield Kind(
+        yield ApiKind(
             spec["group"],
             version["name"],
             names["plural"],

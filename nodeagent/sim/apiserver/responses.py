@@ -1,4 +1,4 @@
-"""What the stand-in answers with when it refuses: Kubernetes' Status objects, in Kubernetes' words."""
+"""Refusals: Status objects with the messages of Kubernetes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ REASONS = {
 }
 
 
-class RefusedError(Exception):
-    """A request that is answered with a Status instead of what it asked for."""
+class ApiRefusedError(Exception):
+    """A request that is refused with a Status."""
 
     def __init__(
         self,
@@ -63,29 +63,29 @@ class RefusedError(Exception):
 
 
 def named(group: str, plural: str) -> str:
-    """``hypernodes.topology.volcano.sh``, as messages call a resource."""
+    """``hypernodes.topology.volcano.sh``: the name of a resource in messages."""
     return f"{plural}.{group}" if group else plural
 
 
-def not_found(group: str, plural: str, name: str) -> RefusedError:
+def not_found(group: str, plural: str, name: str) -> ApiRefusedError:
     details = {"name": name, "group": group, "kind": plural}
-    return RefusedError(404, f'{named(group, plural)} "{name}" not found', details=details)
+    return ApiRefusedError(404, f'{named(group, plural)} "{name}" not found', details=details)
 
 
-def exists(group: str, plural: str, name: str) -> RefusedError:
+def exists(group: str, plural: str, name: str) -> ApiRefusedError:
     details = {"name": name, "group": group, "kind": plural}
     message = f'{named(group, plural)} "{name}" already exists'
-    return RefusedError(409, message, reason="AlreadyExists", details=details)
+    return ApiRefusedError(409, message, reason="AlreadyExists", details=details)
 
 
-def conflict(group: str, plural: str, name: str, why: str) -> RefusedError:
+def conflict(group: str, plural: str, name: str, why: str) -> ApiRefusedError:
     details = {"name": name, "group": group, "kind": plural}
     message = f'Operation cannot be fulfilled on {named(group, plural)} "{name}": {why}'
-    return RefusedError(409, message, details=details)
+    return ApiRefusedError(409, message, details=details)
 
 
-def invalid(group: str, kind: str, name: str, causes: list[tuple[str, str]]) -> RefusedError:
-    """``causes`` are fields and what is wrong with each."""
+def invalid(group: str, kind: str, name: str, causes: list[tuple[str, str]]) -> ApiRefusedError:
+    """``causes`` are pairs of field and error."""
     text = ", ".join(f"{field}: {why}" for field, why in causes)
     details = {
         "name": name,
@@ -94,4 +94,4 @@ def invalid(group: str, kind: str, name: str, causes: list[tuple[str, str]]) -> 
         "causes": [{"reason": "FieldValueInvalid", "message": why, "field": field} for field, why in causes],
     }
     whole = text if len(causes) == 1 else f"[{text}]"
-    return RefusedError(422, f'{named(group, kind)} "{name}" is invalid: {whole}', details=details)
+    return ApiRefusedError(422, f'{named(group, kind)} "{name}" is invalid: {whole}', details=details)

@@ -1,4 +1,4 @@
-"""From a request that is allowed to its answer."""
+"""The answer to each authorized request."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from nodeagent.sim.apiserver import authorization
-from nodeagent.sim.apiserver.api_discovery import described
-from nodeagent.sim.apiserver.http import Answer, Asked
-from nodeagent.sim.apiserver.read_verbs import listed, view, watched
-from nodeagent.sim.apiserver.request_target import REVIEWS, SELF_REVIEWS, Target
-from nodeagent.sim.apiserver.resource_types import Kind
-from nodeagent.sim.apiserver.responses import RefusedError
+from nodeagent.sim.apiserver.api_discovery import discovery_document
+from nodeagent.sim.apiserver.http import HttpAnswer, HttpRequest
+from nodeagent.sim.apiserver.read_verbs import list_body, requested_view, watch_events
+from nodeagent.sim.apiserver.request_target import REVIEWS, SELF_REVIEWS, RequestTarget
+from nodeagent.sim.apiserver.resource_types import ApiKind
+from nodeagent.sim.apiserver.responses import ApiRefusedError
 from nodeagent.sim.apiserver.store import Store, encode, key_of
-from nodeagent.sim.apiserver.write_verbs import Verbs, Write
+from nodeagent.sim.apiserver.write_verbs import WriteOptions, WriteVerbs
 
 Json = dict[str, Any]
 
@@ -23,114 +23,120 @@ APPLY = ("application/apply-patch+yaml", "application/apply-patch+json")
 
 class Routes:
     def __init__(
-        self, store: Store, verbs: Verbs, kinds: Mapping[tuple[str, str, str], Kind], bookmark_s: float
+        self,
+        store: Store,
+        verbs: WriteVerbs,
+        kinds: Mapping[tuple[str, str, str], ApiKind],
+        bookmark_s: float,
     ) -> None:
         self._store = store
         self._verbs = verbs
         self._kinds = kinds
         self._bookmark_s = bookmark_s
 
-    def answer(self, asked: Asked, about: Target, user: authorization.User) -> Answer:
-        if about.plural in REVIEWS:
-            return Answer(201, encode(self._review(_json(asked), user, about.plural)))
-        if about.kind is None:
-            return self._plain(asked)
-        accept = asked.headers.get("accept", "")
-        seen = view(about.kind, accept)
-        if about.verb == "list":
-            return Answer(200, listed(self._store, seen, about.namespace, asked))
-        if about.verb == "watch":
-            return Answer(
+    def answer(self, request: HttpRequest, target: RequestTarget, user: authorization.ApiUser) -> HttpAnswer:
+        if target.plural in REVIEWS:
+            return HttpAnswer(201, encode(self._review(_json(request), user, target.plural)))
+        if target.kind is None:
+            return self._plain(request)
+        accept = request.headers.get("accept", "")
+        view = requested_view(target.kind, accept)
+        if target.verb == "list":
+            return HttpAnswer(200, list_body(self._store, view, target.namespace, request))
+        if target.verb == "watch":
+            return HttpAnswer(
                 200,
-                stream=watched(
-                    self._store, seen, about.namespace, about.name, asked, bookmark_s=self._bookmark_s
+                stream=watch_events(
+                    self._store, view, target.namespace, target.name, request, bookmark_s=self._bookmark_s
                 ),
             )
-        if about.subresource == "eviction":
-            return self._evict(asked, about)
-        if about.subresource not in ("", "status") or (about.subresource and not about.kind.status):
-            raise RefusedError(404, "the server could not find the requested resource")
-        code, obj = self._one(asked, about)
-        return Answer(code, seen.body(encode(obj)))
+        if target.subresource == "eviction":
+            return self._evict(request, target)
+        if target.subresource not in ("", "status") or (target.subresource and not target.kind.status):
+            raise ApiRefusedError(404, "the server could not find the requested resource")
+        code, obj = self._one_object(request, target)
+        return HttpAnswer(code, view.body(encode(obj)))
 
-    def _one(self, asked: Asked, about: Target) -> tuple[int, Json]:
-        kind = about.kind
+    def _one_object(self, request: HttpRequest, target: RequestTarget) -> tuple[int, Json]:
+        kind = target.kind
         assert kind is not None
-        agent = asked.headers.get("user-agent", "unknown").partition("/")[0]
-        write = Write(
+        agent = request.headers.get("user-agent", "unknown").partition("/")[0]
+        write = WriteOptions(
             kind,
-            about.namespace,
-            about.name,
-            about.subresource,
-            asked.one("fieldManager") or agent,
-            asked.one("fieldValidation") == "Strict",
-            asked.one("dryRun") == "All",
+            target.namespace,
+            target.name,
+            target.subresource,
+            request.query_value("fieldManager") or agent,
+            request.query_value("fieldValidation") == "Strict",
+            request.query_value("dryRun") == "All",
         )
-        if about.verb == "get":
-            return 200, self._verbs.get(kind, about.namespace, about.name or "")
-        if about.verb == "create":
-            return 201, self._verbs.create(write, _json(asked))
-        if about.verb == "update":
-            return 200, self._verbs.update(write, _json(asked))
-        if about.verb == "patch":
-            content_type = asked.headers.get("content-type", "").partition(";")[0]
+        if target.verb == "get":
+            return 200, self._verbs.get(kind, target.namespace, target.name or "")
+        if target.verb == "create":
+            return 201, self._verbs.create(write, _json(request))
+        if target.verb == "update":
+            return 200, self._verbs.update(write, _json(request))
+        if target.verb == "patch":
+            content_type = request.headers.get("content-type", "").partition(";")[0]
             if content_type not in APPLY:
-                return 200, self._verbs.patch(write, content_type, asked.body)
-            force = asked.one("force").lower() in ("true", "1")
-            key = key_of(about.namespace, about.name or "")
-            there = self._store.get(kind.group, kind.plural, key) is not None
-            return (200 if there else 201), self._verbs.apply(write, asked.body, force=force)
-        if about.verb == "delete":
-            return 200, self._verbs.delete(write, _json(asked) if asked.body else {})
-        return self._delete_all(asked, write)
+                return 200, self._verbs.patch(write, content_type, request.body)
+            force = request.query_value("force").lower() in ("true", "1")
+            key = key_of(target.namespace, target.name or "")
+            exists = self._store.get(kind.group, kind.plural, key) is not None
+            return (200 if exists else 201), self._verbs.apply(write, request.body, force=force)
+        if target.verb == "delete":
+            return 200, self._verbs.delete(write, _json(request) if request.body else {})
+        return self._delete_all(request, write)
 
-    def _delete_all(self, asked: Asked, write: Write) -> tuple[int, Json]:
-        seen = view(write.kind, "")
-        found = json.loads(listed(self._store, seen, write.namespace, asked))
-        for obj in found["items"]:
+    def _delete_all(self, request: HttpRequest, write: WriteOptions) -> tuple[int, Json]:
+        view = requested_view(write.kind, "")
+        deleted = json.loads(list_body(self._store, view, write.namespace, request))
+        for obj in deleted["items"]:
             meta = obj["metadata"]
-            self._verbs.delete(Write(write.kind, meta.get("namespace"), meta["name"], "", write.manager), {})
-        return 200, found
+            self._verbs.delete(
+                WriteOptions(write.kind, meta.get("namespace"), meta["name"], "", write.manager), {}
+            )
+        return 200, deleted
 
-    def _evict(self, asked: Asked, about: Target) -> Answer:
-        if about.verb != "create" or about.kind is None or about.kind.plural != "pods":
-            raise RefusedError(405, "the server does not allow this method on the requested resource")
-        eviction = _json(asked)
-        write = Write(about.kind, about.namespace, about.name, "", "eviction")
+    def _evict(self, request: HttpRequest, target: RequestTarget) -> HttpAnswer:
+        if target.verb != "create" or target.kind is None or target.kind.plural != "pods":
+            raise ApiRefusedError(405, "the server does not allow this method on the requested resource")
+        eviction = _json(request)
+        write = WriteOptions(target.kind, target.namespace, target.name, "", "eviction")
         self._verbs.delete(write, eviction.get("deleteOptions") or {})
         done = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
-        return Answer(201, encode(done))
+        return HttpAnswer(201, encode(done))
 
-    def _plain(self, asked: Asked) -> Answer:
-        if asked.path in ("/healthz", "/readyz", "/livez"):
-            return Answer(200, b"ok", "text/plain")
-        if (found := described(asked.path, self._kinds.values())) is None:
-            raise RefusedError(404, "the server could not find the requested resource")
-        return Answer(200, encode(found))
+    def _plain(self, request: HttpRequest) -> HttpAnswer:
+        if request.path in ("/healthz", "/readyz", "/livez"):
+            return HttpAnswer(200, b"ok", "text/plain")
+        if (document := discovery_document(request.path, self._kinds.values())) is None:
+            raise ApiRefusedError(404, "the server could not find the requested resource")
+        return HttpAnswer(200, encode(document))
 
-    def _review(self, review: Json, user: authorization.User, plural: str) -> Json:
+    def _review(self, review: Json, user: authorization.ApiUser, plural: str) -> Json:
         spec = review.get("spec") or {}
         if plural != SELF_REVIEWS:
-            user = authorization.User(str(spec.get("user", "")), tuple(spec.get("groups") or ()))
-        wanted = spec.get("resourceAttributes") or {}
-        about = Target(
-            wanted.get("verb", ""),
+            user = authorization.ApiUser(str(spec.get("user", "")), tuple(spec.get("groups") or ()))
+        attributes = spec.get("resourceAttributes") or {}
+        target = RequestTarget(
+            attributes.get("verb", ""),
             "",
-            wanted.get("group", ""),
-            wanted.get("version", ""),
-            wanted.get("resource", ""),
-            wanted.get("namespace") or None,
-            wanted.get("name") or None,
-            wanted.get("subresource", ""),
+            attributes.get("group", ""),
+            attributes.get("version", ""),
+            attributes.get("resource", ""),
+            attributes.get("namespace") or None,
+            attributes.get("name") or None,
+            attributes.get("subresource", ""),
         )
-        return {**review, "status": {"allowed": authorization.allowed(self._store, user, about)}}
+        return {**review, "status": {"allowed": authorization.allowed(self._store, user, target)}}
 
 
-def _json(asked: Asked) -> Json:
+def _json(request: HttpRequest) -> Json:
     try:
-        found = json.loads(asked.body)
+        body = json.loads(request.body)
     except ValueError as error:
-        raise RefusedError(400, f"the body of the request is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise RefusedError(400, "the body of the request is no object")
-    return found
+        raise ApiRefusedError(400, f"the body of the request is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise ApiRefusedError(400, "the body of the request is no object")
+    return body

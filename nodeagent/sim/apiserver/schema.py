@@ -1,6 +1,6 @@
-"""Structural schemas of CRDs: what is refused, what is dropped, what is filled in.
+"""Structural schemas of CRDs: validation, pruning and defaults.
 
-Types, required, enum, patterns, lengths, bounds, unique and keyed lists. CEL rules
+Checked are types, required fields, enums, patterns, lengths, bounds, unique and keyed lists. CEL rules
 (``x-kubernetes-validations``) are not evaluated.
 """
 
@@ -24,21 +24,21 @@ _TYPES: dict[str, tuple[type, ...]] = {
 _ROOT = ("apiVersion", "kind", "metadata")
 
 
-def fitted(schema: Json, obj: Json, *, strict: bool = False) -> list[tuple[str, str]]:
-    """Prune and default ``obj`` in place. What is wrong with it, by field."""
+def apply_schema(schema: Json, obj: Json, *, strict: bool = False) -> list[tuple[str, str]]:
+    """Prune and default ``obj`` in place. Return the errors by field."""
     held = {name: obj.pop(name) for name in _ROOT if name in obj}
     unknown: list[str] = []
     _prune(schema, obj, "", unknown)
     _default(schema, obj)
-    wrong = list(
-        _wrong({**schema, "required": [n for n in schema.get("required", ()) if n not in _ROOT]}, obj, "")
+    errors = list(
+        _errors({**schema, "required": [n for n in schema.get("required", ()) if n not in _ROOT]}, obj, "")
     )
     rest = dict(obj)
     obj.clear()
     obj.update(held | rest)
     if strict:
-        wrong += [(field, f'unknown field "{field}"') for field in unknown]
-    return wrong
+        errors += [(field, f'unknown field "{field}"') for field in unknown]
+    return errors
 
 
 def _prune(schema: Json, value: Any, path: str, unknown: list[str]) -> None:
@@ -72,7 +72,7 @@ def _default(schema: Json, value: Any) -> None:
             _default(inner, value[name])
 
 
-def _wrong(schema: Json, value: Any, path: str) -> Iterator[tuple[str, str]]:
+def _errors(schema: Json, value: Any, path: str) -> Iterator[tuple[str, str]]:
     if value is None:
         if not schema.get("nullable"):
             yield path, f'Invalid value: "null": must be of type {schema.get("type")}: "null"'
@@ -81,18 +81,18 @@ def _wrong(schema: Json, value: Any, path: str) -> Iterator[tuple[str, str]]:
     if schema.get("x-kubernetes-int-or-string"):
         wanted = (int, str)
     if wanted and (not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted)):
-        found = next((name for name, types in _TYPES.items() if type(value) in types), "null")
-        yield path, f'Invalid value: "{found}": must be of type {schema["type"]}: "{found}"'
+        actual = next((name for name, types in _TYPES.items() if type(value) in types), "null")
+        yield path, f'Invalid value: "{actual}": must be of type {schema["type"]}: "{actual}"'
         return
     if "enum" in schema and value not in schema["enum"]:
-        known = ", ".join(json.dumps(one) for one in schema["enum"])
+        known = ", ".join(json.dumps(word) for word in schema["enum"])
         yield path, f"Unsupported value: {json.dumps(value)}: supported values: {known}"
     if isinstance(value, str):
-        yield from _wrong_text(schema, value, path)
+        yield from _text_errors(schema, value, path)
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield from _wrong_number(schema, value, path)
+        yield from _number_errors(schema, value, path)
     elif isinstance(value, list):
-        yield from _wrong_list(schema, value, path)
+        yield from _list_errors(schema, value, path)
     elif isinstance(value, dict):
         for name in schema.get("required") or ():
             if name not in value:
@@ -102,10 +102,10 @@ def _wrong(schema: Json, value: Any, path: str) -> Iterator[tuple[str, str]]:
         for name, inner in value.items():
             below = (schema.get("properties") or {}).get(name, schema.get("additionalProperties"))
             if isinstance(below, dict):
-                yield from _wrong(below, inner, _join(path, name))
+                yield from _errors(below, inner, _join(path, name))
 
 
-def _wrong_text(schema: Json, value: str, path: str) -> Iterator[tuple[str, str]]:
+def _text_errors(schema: Json, value: str, path: str) -> Iterator[tuple[str, str]]:
     if len(value) > schema.get("maxLength", len(value)):
         yield path, f"Too long: may not be more than {schema['maxLength']} bytes"
     if len(value) < schema.get("minLength", 0):
@@ -116,14 +116,14 @@ def _wrong_text(schema: Json, value: str, path: str) -> Iterator[tuple[str, str]
         yield path, f"Invalid value: {json.dumps(value)}: must be of type date-time"
 
 
-def _wrong_number(schema: Json, value: float, path: str) -> Iterator[tuple[str, str]]:
+def _number_errors(schema: Json, value: float, path: str) -> Iterator[tuple[str, str]]:
     if value < schema.get("minimum", value):
         yield path, f"Invalid value: {value}: should be greater than or equal to {schema['minimum']}"
     if value > schema.get("maximum", value):
         yield path, f"Invalid value: {value}: should be less than or equal to {schema['maximum']}"
 
 
-def _wrong_list(schema: Json, value: list[Any], path: str) -> Iterator[tuple[str, str]]:
+def _list_errors(schema: Json, value: list[Any], path: str) -> Iterator[tuple[str, str]]:
     if len(value) > schema.get("maxItems", len(value)):
         yield path, f"Too many: {len(value)}: must have at most {schema['maxItems']} items"
     if len(value) < schema.get("minItems", 0):
@@ -132,7 +132,7 @@ def _wrong_list(schema: Json, value: list[Any], path: str) -> Iterator[tuple[str
     seen = set()
     for i, item in enumerate(value):
         if isinstance(schema.get("items"), dict):
-            yield from _wrong(schema["items"], item, f"{path}[{i}]")
+            yield from _errors(schema["items"], item, f"{path}[{i}]")
         if how in ("set", "map"):
             mark = json.dumps(
                 [item.get(key) for key in keys] if how == "map" and isinstance(item, dict) else item

@@ -1,4 +1,4 @@
-"""Label and field selectors, in the forms that clients send."""
+"""Label and field selectors."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from nodeagent.sim.apiserver.responses import RefusedError
+from nodeagent.sim.apiserver.responses import ApiRefusedError
 
 Json = dict[str, Any]
-Chosen = Callable[[bytes], bool]
+Selector = Callable[[bytes], bool]
 
 _SET = re.compile(r"^\s*(?P<key>[^\s!=,()]+)\s+(?P<op>in|notin)\s*\((?P<values>[^)]*)\)\s*$")
 _EQUAL = re.compile(r"^\s*(?P<key>[^\s!=,()]+)\s*(?P<op>==|=|!=)\s*(?P<value>[^\s,()]*)\s*$")
@@ -29,8 +29,8 @@ class _Labeled(msgspec.Struct):
 _labels = msgspec.json.Decoder(_Labeled)
 
 
-def chosen(labels: str, fields: str) -> Chosen | None:
-    """Whether an encoded object is selected; ``None`` selects all."""
+def selector(labels: str, fields: str) -> Selector | None:
+    """A function that tells whether an encoded object is selected; ``None`` selects all."""
     tests = [_label(term) for term in _terms(labels)]
     wanted = [_field(term) for term in _terms(fields)]
     if not tests and not wanted:
@@ -64,19 +64,19 @@ def _label(term: str) -> Callable[[dict[str, str]], bool]:
     if match := _PRESENT.match(term):
         key, present = match["key"], not match["no"]
         return lambda has: (key in has) is present
-    raise RefusedError(400, f"unable to parse requirement: {term!r}")
+    raise ApiRefusedError(400, f"unable to parse requirement: {term!r}")
 
 
 def _field(term: str) -> Callable[[Json], bool]:
     match = _EQUAL.match(term)
     if match is None:
-        raise RefusedError(400, f"invalid field selector: {term!r}")
+        raise ApiRefusedError(400, f"invalid field selector: {term!r}")
     path, value, differs = match["key"].split("."), match["value"], match["op"] == "!="
 
     def test(obj: Json) -> bool:
-        found: Any = obj
+        field_value: Any = obj
         for step in path:
-            found = found.get(step) if isinstance(found, dict) else None
-        return ((found if isinstance(found, str) else "") == value) is not differs
+            field_value = field_value.get(step) if isinstance(field_value, dict) else None
+        return ((field_value if isinstance(field_value, str) else "") == value) is not differs
 
     return test

@@ -1,7 +1,7 @@
-"""What the stand-in has: objects as encoded bytes, every change by its resource version, and who watches.
+"""The stored objects as encoded bytes, their changes by resource version, and the watchers.
 
-One counter for everything, as etcd's revision. A page of a list comes from the list as it was when the first
-page was asked for; when that has been forgotten, its continue token has expired.
+One counter for all resources, like etcd's revision. All pages of a list come from the moment of the first page; when
+that snapshot is dropped, the continue token has expired.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Json = dict[str, Any]
 HISTORY_MAX = 10_000
 SNAPSHOTS_MAX = 32
 BACKLOG_MAX = 20_000
-"""A watcher so many events behind is cut off, as a real one is."""
+"""A watcher that is further behind is disconnected, as by the real API server."""
 
 encode = msgspec.json.Encoder().encode
 decode = msgspec.json.Decoder().decode
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StoreChange:
     version: int
     type: str
     key: str
@@ -36,59 +36,59 @@ class Change:
 
 
 @dataclass(eq=False, slots=True)
-class Watcher:
-    """``None`` in the queue ends it."""
+class StoreWatcher:
+    """``None`` in the queue ends the watch."""
 
-    queue: asyncio.Queue[Change | None] = field(default_factory=asyncio.Queue)
+    queue: asyncio.Queue[StoreChange | None] = field(default_factory=asyncio.Queue)
 
 
 def key_of(namespace: str | None, name: str) -> str:
     return f"{namespace}/{name}" if namespace is not None else name
 
 
-class Table:
-    """The objects of one resource, whichever version they are read in."""
+class StoredTable:
+    """The objects of one resource."""
 
     def __init__(self, began: int) -> None:
         self.keys: list[str] = []
         self.bodies: dict[str, bytes] = {}
-        self.history: deque[Change] = deque()
+        self.history: deque[StoreChange] = deque()
         self.since = began
-        """Changes after this version are remembered."""
-        self.watchers: set[Watcher] = set()
+        """The history contains all changes after this version."""
+        self.watchers: set[StoreWatcher] = set()
 
     def within(self, namespace: str | None) -> tuple[int, int]:
-        """Where the keys of a namespace begin and end."""
+        """The first and the last index of a namespace's keys."""
         if namespace is None:
             return 0, len(self.keys)
         return bisect_left(self.keys, f"{namespace}/"), bisect_left(self.keys, f"{namespace}0")
 
-    def after(self, version: int) -> Iterator[Change]:
+    def after(self, version: int) -> Iterator[StoreChange]:
         return (change for change in self.history if change.version > version)
 
 
 class Store:
     def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
         self.version = 1
-        self._tables: dict[tuple[str, str], Table] = {}
+        self._tables: dict[tuple[str, str], StoredTable] = {}
         self._snapshots: OrderedDict[tuple[str, str, str | None, int], tuple[list[str], list[bytes]]] = (
             OrderedDict()
         )
         self._changed = changed
         self._dependents: dict[str, set[tuple[str, str, str]]] = {}
 
-    def table(self, group: str, plural: str) -> Table:
-        return self._tables.setdefault((group, plural), Table(self.version))
+    def table(self, group: str, plural: str) -> StoredTable:
+        return self._tables.setdefault((group, plural), StoredTable(self.version))
 
     def get(self, group: str, plural: str, key: str) -> Json | None:
         body = self.table(group, plural).bodies.get(key)
         if body is None:
             return None
-        found: Json = decode(body)
-        return found
+        obj: Json = decode(body)
+        return obj
 
     def write(self, group: str, plural: str, key: str, obj: Json) -> Json:
-        """Keep the object under a new version, which is set in it."""
+        """Store the object and set its new resource version."""
         table = self.table(group, plural)
         before = table.bodies.get(key)
         self.version += 1
@@ -101,33 +101,35 @@ class Store:
         table.bodies[key] = body
         for owner in meta.get("ownerReferences") or ():
             self._dependents.setdefault(owner.get("uid", ""), set()).add((group, plural, key))
-        self._tell(table, Change(self.version, "ADDED" if before is None else "MODIFIED", key, body, before))
+        self._publish(
+            table, StoreChange(self.version, "ADDED" if before is None else "MODIFIED", key, body, before)
+        )
         return obj
 
     def remove(self, group: str, plural: str, key: str) -> Json:
-        """Take the object away, and what it alone owned."""
+        """Remove the object, and the objects that only it owned."""
         table = self.table(group, plural)
         before = table.bodies.pop(key)
         del table.keys[bisect_left(table.keys, key)]
         self.version += 1
         obj: Json = decode(before)
         obj["metadata"]["resourceVersion"] = str(self.version)
-        self._tell(table, Change(self.version, "DELETED", key, encode(obj), before))
+        self._publish(table, StoreChange(self.version, "DELETED", key, encode(obj), before))
         uid = obj["metadata"].get("uid", "")
         for owned in sorted(self._dependents.pop(uid, ())):
             self._orphan(owned, uid)
         return obj
 
     def _orphan(self, owned: tuple[str, str, str], uid: str) -> None:
-        """An object goes when its last owner has gone."""
+        """Remove an object whose last owner is gone."""
         obj = self.get(*owned)
         if obj is None:
             return
-        owners = [one for one in obj["metadata"].get("ownerReferences") or () if one.get("uid") != uid]
+        owners = [owner for owner in obj["metadata"].get("ownerReferences") or () if owner.get("uid") != uid]
         if not owners and len(owners) != len(obj["metadata"].get("ownerReferences") or ()):
             self.remove(*owned)
 
-    def _tell(self, table: Table, change: Change) -> None:
+    def _publish(self, table: StoredTable, change: StoreChange) -> None:
         table.history.append(change)
         while len(table.history) > HISTORY_MAX:
             table.since = table.history.popleft().version
@@ -142,7 +144,7 @@ class Store:
     # --- lists ----------------------------------------------------------------------------------------
 
     def items(self, group: str, plural: str, namespace: str | None) -> tuple[list[str], list[bytes]]:
-        """Keys and bodies as of now."""
+        """The present keys and bodies."""
         table = self.table(group, plural)
         first, last = table.within(namespace)
         keys = table.keys[first:last]
@@ -151,7 +153,7 @@ class Store:
     def remember(
         self, group: str, plural: str, namespace: str | None, items: tuple[list[str], list[bytes]]
     ) -> int:
-        """Keep a list for its next pages. Its version."""
+        """Keep a list for its next pages. Return its version."""
         self._snapshots[group, plural, namespace, self.version] = items
         while len(self._snapshots) > SNAPSHOTS_MAX:
             self._snapshots.popitem(last=False)
@@ -163,7 +165,7 @@ class Store:
         return self._snapshots.get((group, plural, namespace, version))
 
     def expire(self) -> None:
-        """Compact: no version but the present one is known any more."""
+        """Compact: forget every version except the present one."""
         self._snapshots.clear()
         for table in self._tables.values():
             table.history.clear()

@@ -1,4 +1,4 @@
-"""Certificates for the stand-in, made by the ``openssl`` program: a CA, a server's, and clients'."""
+"""Certificates from the ``openssl`` program: a CA, the server's, and clients'."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _EC = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 
 class Certificates:
-    """Under a folder of the caller's. ``identifiers`` false leaves out what many a cluster's CA lacks, and
-    Python 3.13 asks for: the key identifiers."""
+    """Files in ``folder``. Without ``identifiers`` the CA lacks the key identifiers, as in many clusters, which
+    Python 3.13 requires by default."""
 
     def __init__(self, folder: Path, *, identifiers: bool = True) -> None:
         self._folder = folder
@@ -44,7 +44,7 @@ class Certificates:
         self._issue("server", "/CN=kube-apiserver", "server")
 
     def client(self, user: str, *groups: str) -> tuple[Path, Path]:
-        """A certificate and its key; the groups are its organizations."""
+        """A client certificate and its key; the groups are its organizations."""
         subject = "".join(f"/O={group}" for group in groups) + f"/CN={user}"
         return self._issue("client", subject, "client")
 

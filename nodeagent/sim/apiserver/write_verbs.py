@@ -1,4 +1,4 @@
-"""What the verbs do to the store: the rules of names, versions, status, generations and ownership."""
+"""The write verbs: names, resource versions, status, generations and field ownership."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 import yaml
 
 from nodeagent.sim.apiserver import fields, patches
-from nodeagent.sim.apiserver.resource_types import Kind
-from nodeagent.sim.apiserver.responses import RefusedError, conflict, exists, invalid, not_found
-from nodeagent.sim.apiserver.schema import fitted
+from nodeagent.sim.apiserver.resource_types import ApiKind
+from nodeagent.sim.apiserver.responses import ApiRefusedError, conflict, exists, invalid, not_found
+from nodeagent.sim.apiserver.schema import apply_schema
 from nodeagent.sim.apiserver.store import Store, key_of
 
 Json = dict[str, Any]
@@ -29,10 +29,10 @@ _LOOSE_NAMES = {"roles", "rolebindings", "clusterroles", "clusterrolebindings"}
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
-    """Where and by whom. ``strict``: unknown fields are refused, else they are dropped."""
+class WriteOptions:
+    """The object and the field manager of a write. ``strict``: unknown fields are refused, else dropped."""
 
-    kind: Kind
+    kind: ApiKind
     namespace: str | None
     name: str | None
     subresource: str
@@ -41,20 +41,20 @@ class Write:
     dry: bool = False
 
 
-class Verbs:
+class WriteVerbs:
     def __init__(self, store: Store, seed: int | None = None) -> None:
         self.store = store
-        self.admit: list[Callable[[str, Kind, Json | None, Json | None], None]] = []
-        """Asked before anything is written: the verb, the kind, what was and what is to be."""
-        self._rng = random.Random(seed)  # noqa: S311 - names, no secrets
+        self.admit: list[Callable[[str, ApiKind, Json | None, Json | None], None]] = []
+        """Called before each write with the verb, the kind, the old and the new object."""
+        self._rng = random.Random(seed)  # noqa: S311 - names, not secrets
 
-    def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
-        found = self.store.get(kind.group, kind.plural, key_of(namespace, name))
-        if found is None:
+    def get(self, kind: ApiKind, namespace: str | None, name: str) -> Json:
+        obj = self.store.get(kind.group, kind.plural, key_of(namespace, name))
+        if obj is None:
             raise not_found(kind.group, kind.plural, name)
-        return found
+        return obj
 
-    def create(self, write: Write, obj: Json) -> Json:
+    def create(self, write: WriteOptions, obj: Json) -> Json:
         kind = write.kind
         obj = self._checked(write, obj)
         meta = obj["metadata"]
@@ -63,7 +63,7 @@ class Verbs:
                 self._rng.choices(string.ascii_lowercase + string.digits, k=5)
             )
         if meta.get("resourceVersion"):
-            raise RefusedError(400, "resourceVersion should not be set on objects to be created")
+            raise ApiRefusedError(400, "resourceVersion should not be set on objects to be created")
         self._name(kind, meta.get("name"))
         if write.namespace and not self.store.get("", "namespaces", write.namespace):
             raise not_found("", "namespaces", write.namespace)
@@ -72,11 +72,11 @@ class Verbs:
             raise exists(kind.group, kind.plural, meta["name"])
         if kind.status and kind.plural not in ("nodes", "customresourcedefinitions"):
             obj.pop("status", None)
-        managers: list[fields.Manager] = []
+        managers: list[fields.FieldManager] = []
         fields.updated(kind, None, obj, managers, self._manager(write, "Update"))
-        return self._born(write, obj, managers)
+        return self._insert(write, obj, managers)
 
-    def _born(self, write: Write, obj: Json, managers: list[fields.Manager]) -> Json:
+    def _insert(self, write: WriteOptions, obj: Json, managers: list[fields.FieldManager]) -> Json:
         kind, meta = write.kind, obj["metadata"]
         if write.namespace is not None:
             meta["namespace"] = write.namespace
@@ -89,12 +89,12 @@ class Verbs:
         meta["managedFields"] = fields.write(kind, managers)
         return obj if write.dry else self._keep(kind, write.namespace, obj)
 
-    def update(self, write: Write, obj: Json) -> Json:
+    def update(self, write: WriteOptions, obj: Json) -> Json:
         obj = self._checked(write, obj)
         name = write.name or ""
         live = self.get(write.kind, write.namespace, name)
         if obj["metadata"].get("name") not in (None, name):
-            raise RefusedError(
+            raise ApiRefusedError(
                 400,
                 f"the name of the object ({obj['metadata']['name']}) does not match the name on the URL ({name})",
             )
@@ -103,24 +103,24 @@ class Verbs:
             raise invalid(write.kind.group, write.kind.kind, name, [("metadata.resourceVersion", why)])
         return self._changed(write, live, obj)
 
-    def patch(self, write: Write, content_type: str, body: bytes) -> Json:
+    def patch(self, write: WriteOptions, content_type: str, body: bytes) -> Json:
         live = self.get(write.kind, write.namespace, write.name or "")
         patch = _parsed(body)
         if content_type == "application/json-patch+json":
-            new = patches.operated(live, patch)
+            new = patches.json_patched(live, patch)
         elif content_type == "application/merge-patch+json":
-            new = patches.merged(live, patch)
+            new = patches.merge_patched(live, patch)
         elif content_type == "application/strategic-merge-patch+json" and not write.kind.custom:
-            new = patches.strategic(write.kind, live, patch)
+            new = patches.strategic_merge_patched(write.kind, live, patch)
         else:
-            raise RefusedError(
+            raise ApiRefusedError(
                 415,
                 "the body of the request was in an unknown format - accepted media types include: "
                 "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml",
             )
         return self._changed(write, live, self._checked(write, new))
 
-    def apply(self, write: Write, body: bytes, *, force: bool) -> Json:
+    def apply(self, write: WriteOptions, body: bytes, *, force: bool) -> Json:
         if not write.manager:
             raise invalid(
                 "meta.k8s.io",
@@ -131,11 +131,11 @@ class Verbs:
         config = self._checked(write, _parsed(body))
         meta = config["metadata"]
         if meta.get("managedFields"):
-            raise RefusedError(400, "metadata.managedFields must be nil")
+            raise ApiRefusedError(400, "metadata.managedFields must be nil")
         if config.get("kind") != write.kind.kind or config.get("apiVersion") != write.kind.api_version:
-            raise RefusedError(400, f"the object is no {write.kind.kind} of {write.kind.api_version}")
+            raise ApiRefusedError(400, f"the object is no {write.kind.kind} of {write.kind.api_version}")
         if meta.get("name") != write.name:
-            raise RefusedError(400, f"metadata.name must be {write.name!r}")
+            raise ApiRefusedError(400, f"metadata.name must be {write.name!r}")
         live = self.store.get(write.kind.group, write.kind.plural, key_of(write.namespace, write.name or ""))
         if live is None and write.subresource:
             raise not_found(write.kind.group, write.kind.plural, write.name or "")
@@ -149,10 +149,10 @@ class Verbs:
             self._name(write.kind, meta.get("name"))
             if write.namespace and not self.store.get("", "namespaces", write.namespace):
                 raise not_found("", "namespaces", write.namespace)
-            return self._born(write, merged, managers)
+            return self._insert(write, merged, managers)
         return self._changed(write, live, merged, managers)
 
-    def delete(self, write: Write, options: Json) -> Json:
+    def delete(self, write: WriteOptions, options: Json) -> Json:
         kind = write.kind
         live = self.get(kind, write.namespace, write.name or "")
         meta = live["metadata"]
@@ -172,12 +172,12 @@ class Verbs:
             return live
         return self.store.remove(kind.group, kind.plural, key_of(write.namespace, write.name or ""))
 
-    # --- how ------------------------------------------------------------------------------------------
+    # --- storing ------------------------------------------------------------------------------------------
 
     def _changed(
-        self, write: Write, live: Json, new: Json, managers: list[fields.Manager] | None = None
+        self, write: WriteOptions, live: Json, new: Json, managers: list[fields.FieldManager] | None = None
     ) -> Json:
-        """Store ``new`` over ``live``, unless nothing differs. ``managers``: the ownership after an apply."""
+        """Replace ``live`` by ``new``, unless they are equal. ``managers``: the owners after an apply."""
         kind, meta = write.kind, dict(new.get("metadata") or {})
         new = _part(write, {**new, "metadata": meta}, live)
         meta = new["metadata"]
@@ -212,50 +212,50 @@ class Verbs:
             return self.store.remove(kind.group, kind.plural, key_of(write.namespace, meta["name"]))
         return self._keep(kind, write.namespace, new)
 
-    def _keep(self, kind: Kind, namespace: str | None, obj: Json) -> Json:
+    def _keep(self, kind: ApiKind, namespace: str | None, obj: Json) -> Json:
         return self.store.write(kind.group, kind.plural, key_of(namespace, obj["metadata"]["name"]), obj)
 
-    def _manager(self, write: Write, operation: str) -> fields.Manager:
-        return fields.Manager(write.manager, operation, write.subresource, set(), _now())
+    def _manager(self, write: WriteOptions, operation: str) -> fields.FieldManager:
+        return fields.FieldManager(write.manager, operation, write.subresource, set(), _now())
 
-    def _admit(self, verb: str, kind: Kind, old: Json | None, new: Json | None) -> None:
+    def _admit(self, verb: str, kind: ApiKind, old: Json | None, new: Json | None) -> None:
         for admission in self.admit:
             admission(verb, kind, old, new)
 
-    def _fit(self, write: Write, obj: Json) -> None:
-        """The schema's word, and what holds for the metadata of all."""
+    def _fit(self, write: WriteOptions, obj: Json) -> None:
+        """Apply the schema, and check the labels of every kind."""
         kind, meta = write.kind, obj["metadata"]
-        wrong = [
+        errors = [
             (f"metadata.labels.{key}", f"Invalid value: {value!r}")
             for key, value in (meta.get("labels") or {}).items()
             if not isinstance(value, str) or len(value) > 63 or not _LABEL.match(value)
         ]
         if kind.schema is not None:
-            wrong += fitted(kind.schema, obj, strict=write.strict)
-        if wrong:
-            raise invalid(kind.group, kind.kind, str(meta.get("name", "")), wrong)
+            errors += apply_schema(kind.schema, obj, strict=write.strict)
+        if errors:
+            raise invalid(kind.group, kind.kind, str(meta.get("name", "")), errors)
 
-    def _checked(self, write: Write, obj: Any) -> Json:
+    def _checked(self, write: WriteOptions, obj: Any) -> Json:
         if not isinstance(obj, dict):
-            raise RefusedError(400, "the body of the request is no object")
+            raise ApiRefusedError(400, "the body of the request is no object")
         meta = obj.get("metadata")
         if not isinstance(meta, dict):
-            raise RefusedError(400, "the object has no metadata")
+            raise ApiRefusedError(400, "the object has no metadata")
         obj.setdefault("apiVersion", write.kind.api_version)
         obj.setdefault("kind", write.kind.kind)
         if (obj["apiVersion"], obj["kind"]) != (write.kind.api_version, write.kind.kind):
-            raise RefusedError(
+            raise ApiRefusedError(
                 400,
                 f"the object provided is unrecognized: {obj['apiVersion']} {obj['kind']} where "
                 f"{write.kind.api_version} {write.kind.kind} is expected",
             )
         if meta.get("namespace") not in (None, "", write.namespace):
-            raise RefusedError(
+            raise ApiRefusedError(
                 400, "the namespace of the provided object does not match the namespace sent on the request"
             )
         return obj
 
-    def _name(self, kind: Kind, name: Any) -> None:
+    def _name(self, kind: ApiKind, name: Any) -> None:
         if not name:
             raise invalid(
                 kind.group,
@@ -270,8 +270,8 @@ class Verbs:
             raise invalid(kind.group, kind.kind, name, [("metadata.name", why)])
 
 
-def _part(write: Write, obj: Json, live: Json | None = None) -> Json:
-    """Only the part that the endpoint writes: ``/status`` the status, the object's own all but that."""
+def _part(write: WriteOptions, obj: Json, live: Json | None = None) -> Json:
+    """The part that the endpoint writes: ``/status`` only the status, the object itself all but the status."""
     if not write.kind.status:
         return obj
     live = live if live is not None else {}
@@ -287,7 +287,7 @@ def _part(write: Write, obj: Json, live: Json | None = None) -> Json:
     return {**rest, "status": live["status"]} if "status" in live else rest
 
 
-def _modified(write: Write) -> RefusedError:
+def _modified(write: WriteOptions) -> ApiRefusedError:
     why = "the object has been modified; please apply your changes to the latest version and try again"
     return conflict(write.kind.group, write.kind.plural, write.name or "", why)
 
@@ -301,12 +301,12 @@ def _counted(obj: Json) -> Json:
     return {name: value for name, value in obj.items() if name not in ("metadata", "status")}
 
 
-def _owned(managers: list[fields.Manager]) -> set[tuple[tuple[str, str, str], frozenset[fields.Path]]]:
-    return {(one.key, frozenset(one.fields)) for one in managers}
+def _owned(managers: list[fields.FieldManager]) -> set[tuple[tuple[str, str, str], frozenset[fields.Path]]]:
+    return {(manager.key, frozenset(manager.fields)) for manager in managers}
 
 
 def _parsed(body: bytes) -> Any:
-    """JSON, or the YAML that an apply may be."""
+    """The body as JSON, or as YAML, which an apply may be."""
     try:
         return json.loads(body)
     except ValueError:
@@ -314,7 +314,7 @@ def _parsed(body: bytes) -> Any:
     try:
         return yaml.safe_load(body)
     except yaml.YAMLError as error:
-        raise RefusedError(400, f"error decoding YAML: {error}") from error
+        raise ApiRefusedError(400, f"error decoding YAML: {error}") from error
 
 
 def _now() -> str:

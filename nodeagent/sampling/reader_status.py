@@ -1,17 +1,16 @@
-"""How each source of samples does."""
+"""The state of one reader: its last reading, its errors, its age. The metrics call it a collector."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from nodeagent.measurements.sample import Source
 
 
-@dataclass(slots=True)
-class Collector:
-    """How one source does. Times are CLOCK_BOOTTIME; ``reason`` is why the last reading failed.
+class ReaderStatus(msgspec.Struct):
+    """Times are CLOCK_BOOTTIME. ``reason`` is why the last reading failed.
 
-    ``ports_left_out`` counts the times that a port or a counter was.
+    ``skipped`` counts how often a port or a counter was skipped after a failure.
     """
 
     source: Source
@@ -22,7 +21,7 @@ class Collector:
     succeeded_at: float | None = None
     reason: str | None = None
     hanging: bool = False
-    ports_left_out: int = 0
+    skipped: int = 0
 
     @property
     def name(self) -> str:
@@ -30,31 +29,27 @@ class Collector:
 
     @property
     def up(self) -> bool:
-        """Whether its last reading was good and none is waited for."""
+        """Whether the last reading succeeded and no reading hangs."""
         return self.succeeded_at is not None and self.reason is None and not self.hanging
 
-    @property
-    def seconds(self) -> float | None:
-        return self.duration_s
-
     def age(self, now: float) -> float | None:
-        """Seconds since it last succeeded."""
+        """Seconds since the last success."""
         return None if self.succeeded_at is None else now - self.succeeded_at
 
     def succeeded(self, now: float, duration_s: float | None) -> bool:
-        """Whether that is news."""
-        news = self.reason is not None
+        """Note a success. Returns whether the reader had failed before."""
+        recovered = self.reason is not None
         self.attempts += 1
         self.successes += 1
         self.duration_s, self.succeeded_at, self.reason = duration_s, now, None
-        return news
+        return recovered
 
     def failed(self, reason: str, duration_s: float | None = None) -> bool:
-        """Whether that is news."""
-        news = self.reason != reason
+        """Note a failure. Returns whether the reason is new."""
+        changed = self.reason != reason
         self.attempts += duration_s is not None
         self.errors += 1
         self.reason = reason
         if duration_s is not None:
             self.duration_s = duration_s
-        return news
+        return changed

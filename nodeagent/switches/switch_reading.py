@@ -1,4 +1,4 @@
-"""What a switch says of itself and of its neighbors, and the one way in which asking it fails."""
+"""The result of reading LLDP from one switch, and the error if that fails."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from nodeagent.fabric.uplinks import SwitchNeighbor
 
 NEIGHBORS_MAX = 4096
 TEXT_MAX = 1100
-"""An LLDP string has 255 octets at most, four characters for each where they are escaped."""
+"""An LLDP string has at most 255 octets, and at most four characters for each if escaped."""
 
 
 class SwitchError(Exception):
-    """A switch that cannot be read; the message says why, and holds nothing secret. ``result`` is for counting."""
+    """A switch cannot be read. The message has the reason and never a credential; ``result`` is for counters."""
 
     def __init__(self, message: str, result: str = "failed") -> None:
         super().__init__(message)
@@ -20,8 +20,8 @@ class SwitchError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """``name`` and ``chassis`` are the switch's own, empty where it does not tell."""
+class SwitchReading:
+    """``name`` and ``chassis`` are the switch's own, empty if it does not report them."""
 
     name: str
     chassis: str

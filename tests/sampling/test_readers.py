@@ -15,10 +15,11 @@ from nodeagent.host.netlink.netdevs import VfTraffic
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.sample import Source
 from nodeagent.model import Function, Rdma
-from nodeagent.sampling.adapter_counters import DevlinkReader, ModuleReader, RdmaReader, own_lanes
-from nodeagent.sampling.port_counters import VfReader
-from nodeagent.sampling.reader import Ports
-from nodeagent.sampling.worker_thread import Worker
+from nodeagent.sampling.adapter_readers import DevlinkReader, RdmaReader
+from nodeagent.sampling.link_readers import VfReader
+from nodeagent.sampling.reader import PfNetdevs
+from nodeagent.sampling.transceiver_reader import TransceiverReader, own_lanes
+from nodeagent.sampling.worker_thread import WorkerThread
 from tests.host.test_adapter import PF, PORT, machine
 from tests.host.test_eeprom import Pages, cmis_image
 
@@ -37,7 +38,7 @@ def pf(device: str = PF, rdma: str | None = None, num_vfs: int | None = None) ->
 
 
 class Modules:
-    """By ifindex, an EEPROM or the error of reading it. ``refused`` are pages that fail."""
+    """A socket with an EEPROM, or an error number, per ifindex. ``refused`` are pages that fail."""
 
     overruns = 0
 
@@ -46,7 +47,7 @@ class Modules:
         self.refused: set[int] = set()
         self.reads = 0
 
-    def family(self) -> Modules:
+    def get(self) -> Modules:
         return self
 
     def close(self) -> None:
@@ -63,14 +64,14 @@ class Modules:
         return bytes(module.get((i2c, page), bytearray(256))[start : start + length])
 
 
-def modules(**by_index: Pages | int) -> tuple[ModuleReader, Modules]:
-    reader = ModuleReader(Ports({PF: 1, B: 2}))
+def modules(**by_index: Pages | int) -> tuple[TransceiverReader, Modules]:
+    reader = TransceiverReader(PfNetdevs({PF: 1, B: 2}))
     answers = Modules(**by_index)
-    reader._asked = answers
+    reader._socket = answers
     return reader, answers
 
 
-def test_a_module_is_sampled_with_its_limits():
+def test_a_sample_of_a_transceiver_has_its_limits():
     reader, answers = modules(_1=cmis_image(), _2=EOPNOTSUPP)
     (sample,) = reader.read([pf(), pf(B)])
     assert (sample.device, sample.source, sample.texts["module_serial"]) == (PF, Source.MODULE, "SN0001")
@@ -78,10 +79,10 @@ def test_a_module_is_sampled_with_its_limits():
     assert sample.values["rx_power_watts/1"] == 0
     assert sample.values["rx_power_watts_low_alarm"] == pytest.approx(0.0001)
     assert answers.reads < 12
-    assert not reader.left_out.reasons, "a port without a module is no failure"
+    assert not reader.skipped.reasons, "a port without a module is no failure"
 
 
-def test_a_page_that_fails_costs_what_is_on_it():
+def test_a_page_that_fails_leaves_out_only_its_own_values():
     reader, answers = modules(_1=cmis_image(), _2=EOPNOTSUPP)
     answers.refused = {2, 0x11}
     (sample,) = reader.read([pf()])
@@ -89,19 +90,19 @@ def test_a_page_that_fails_costs_what_is_on_it():
     assert not [name for name in sample.values if "power" in name]
 
 
-def test_a_module_that_cannot_be_read_at_all_is_left_out_and_the_others_are_not():
+def test_a_module_that_cannot_be_read_is_skipped_and_the_others_are_read():
     reader, answers = modules(_1=cmis_image(), _2=EIO)
     for _ in range(2):
         assert [sample.device for sample in reader.read([pf(), pf(B)])] == [PF]
-    assert list(reader.left_out.reasons) == [B]
+    assert list(reader.skipped.reasons) == [B]
     pages = cmis_image()
     pages[ADDRESS, 0][0] = 0x99
     answers.modules[1] = pages
     assert reader.read([pf(), pf(B)]) == []
-    assert "no known kind" in reader.left_out.reasons[PF]
+    assert "no known kind" in reader.skipped.reasons[PF]
 
 
-def test_without_the_capability_no_module_is_asked_twice_in_vain():
+def test_without_the_capability_the_reader_stops_at_the_first_module():
     reader, answers = modules(_1=EPERM, _2=EPERM)
     with pytest.raises(NetlinkError, match="CAP_NET_ADMIN"):
         reader.read([pf(), pf(B)])
@@ -124,8 +125,8 @@ class Counters:
         return answer
 
 
-def test_only_pfs_with_vfs_are_asked_for_their_traffic():
-    reader = VfReader(Ports({PF: 1, B: 2, "c": 3, "d": 4}))
+def test_only_pfs_with_vfs_are_queried_for_vf_traffic():
+    reader = VfReader(PfNetdevs({PF: 1, B: 2, "c": 3, "d": 4}))
     reader._netdevs = Counters({1: (VfTraffic(0, 1, 2, 3, 4, 5, None, {"trust": "on"}),), 3: EIO, 4: ENODEV})
     pfs = [pf(num_vfs=1), pf(B, num_vfs=0), pf("c", num_vfs=8), pf("d", num_vfs=1)]
     (sample,) = reader.read(pfs)
@@ -137,7 +138,7 @@ def test_only_pfs_with_vfs_are_asked_for_their_traffic():
         "vf_rx_dropped/0": 5,
     }
     assert sample.texts == {"vf_trust/0": "on"}
-    assert list(reader.left_out.reasons) == ["c"], "one that has gone is no failure"
+    assert list(reader.skipped.reasons) == ["c"], "one that has gone is no failure"
 
 
 class Reporters:
@@ -153,7 +154,7 @@ class Reporters:
         ]
 
 
-def test_reporters_of_a_function_and_its_ports_are_one():
+def test_reporters_of_a_function_and_of_its_ports_are_added_by_name():
     reader = DevlinkReader()
     reader._devlink = Reporters()
     (sample,) = reader.read([pf()])
@@ -196,7 +197,7 @@ class RdmaFamily:
         pass
 
 
-def test_hardware_counters_come_over_netlink_and_else_from_files(tmp_path):
+def test_hardware_counters_come_over_netlink_or_else_from_files(tmp_path):
     made = machine(tmp_path, link_layer="Ethernet", phys_state="5: LinkUp")
     made.draw(f"{PORT}/ports/1/counters/port_rcv_data", "25")
     made.draw(f"{PORT}/ports/1/hw_counters/out_of_sequence", "8")
@@ -211,23 +212,23 @@ def test_hardware_counters_come_over_netlink_and_else_from_files(tmp_path):
         assert sample.values["rdma_out_of_sequence"] == 8
     family.code = EIO
     assert reader.read([pf(rdma="mlx5_0")]) == []
-    assert list(reader.left_out.reasons) == [PF]
+    assert list(reader.skipped.reasons) == [PF]
 
 
-def test_a_device_in_a_pods_network_namespace_is_not_spoken_of(tmp_path):
+def test_an_rdma_device_in_the_network_namespace_of_a_pod_has_no_sample(tmp_path):
     made = machine(tmp_path)
     reader = RdmaReader(Tree(made.root), live=False)
     assert reader.read([pf(rdma="mlx5_7")]) == []
-    assert not reader.left_out.reasons
+    assert not reader.skipped.reasons
 
 
 # --- threads --------------------------------------------------------------------------------------------
 
 
-async def test_a_worker_runs_one_call_after_the_other_in_one_thread_until_it_is_closed():
+async def test_a_worker_thread_runs_one_call_after_another_until_it_is_closed():
 
     seen: list[threading.Thread] = []
-    worker = Worker("test")
+    worker = WorkerThread("test")
     for _ in range(3):
         await worker.run(lambda: seen.append(threading.current_thread()))
     assert len(set(seen)) == 1
@@ -240,8 +241,8 @@ async def test_a_worker_runs_one_call_after_the_other_in_one_thread_until_it_is_
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-async def test_a_call_that_fails_unforeseen_is_told_and_the_next_has_a_thread():
-    worker = Worker("test")
+async def test_an_unexpected_exception_reaches_the_caller_and_the_next_call_gets_a_new_thread():
+    worker = WorkerThread("test")
     done: list[int] = []
     dead: list[threading.Thread] = []
 
@@ -265,7 +266,7 @@ def osfp(serial: str = "S1", lanes: int = 8) -> Module:
     return Module("OSFP", Medium.OPTICAL, "NVIDIA", "MMA4Z00", serial, "A1", lanes=lit)
 
 
-def test_of_a_module_with_two_ports_each_has_its_own_lanes():
+def test_two_pfs_on_one_module_each_get_their_own_lanes():
     found = own_lanes({"0000:1b:00.0": osfp(), "0000:1a:00.0": osfp(), "0000:1c:00.0": osfp("S2")})
     assert {device: sorted(one.lanes) for device, one in found.items()} == {
         "0000:1a:00.0": [0, 1, 2, 3],
@@ -278,7 +279,7 @@ def test_of_a_module_with_two_ports_each_has_its_own_lanes():
     assert not any(lane.rx_power for lane in found["0000:1b:00.0"].lanes.values())
 
 
-def test_modules_that_only_share_a_serial_number_keep_their_lanes():
+def test_modules_that_share_only_a_serial_number_keep_their_lanes():
     for modules in (
         {"a": osfp(lanes=4), "b": osfp(lanes=4)},
         {"a": osfp(""), "b": osfp("")},

@@ -1,11 +1,11 @@
-"""Credentials from the files of a folder, as a Secret is mounted; read when they are needed and kept nowhere."""
+"""Read the switches' credentials from a mounted Secret for each round; they are not kept longer."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
 
-from nodeagent.switches.answers import SwitchError
+from nodeagent.switches.switch_reading import SwitchError
 
 NAMES = (
     "community",
@@ -21,13 +21,13 @@ SIZE_MAX = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Secret:
-    """``folder`` is for messages. The values show in no repr."""
+class SwitchCredentials:
+    """``folder`` is for messages. The repr omits the values."""
 
     folder: str
     values: dict[str, bytes] = field(repr=False)
     faults: dict[str, str] = field(default_factory=dict)
-    """Why a file that is there cannot be read."""
+    """By file name, why an existing file cannot be read."""
 
     def raw(self, name: str) -> bytes | None:
         if name in self.faults:
@@ -35,28 +35,28 @@ class Secret:
         return self.values.get(name)
 
     def text(self, name: str) -> str | None:
-        """Without the line's end, which editors leave behind."""
-        found = self.raw(name)
-        if found is None:
+        """The text without a final newline, which editors add."""
+        value = self.raw(name)
+        if value is None:
             return None
         try:
-            return found.decode("utf-8").rstrip("\r\n")
+            return value.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
             raise SwitchError(f"{self.folder}/{name} is not text in UTF-8", "refused") from None
 
     def need(self, name: str) -> str:
-        found = self.text(name)
-        if not found:
-            state = "is not there" if found is None else "is empty"
+        value = self.text(name)
+        if not value:
+            state = "does not exist" if value is None else "is empty"
             raise SwitchError(
                 f"{self.folder}/{name} {state}: mount the Secret that switches.credentials names, with this key",
                 "refused",
             )
-        return found
+        return value
 
 
-def secrets(folder: str) -> Secret:
-    """All that is there."""
+def read_credentials(folder: str) -> SwitchCredentials:
+    """Read all files of the mounted Secret."""
     values: dict[str, bytes] = {}
     faults: dict[str, str] = {}
     for name in NAMES:
@@ -67,4 +67,4 @@ def secrets(folder: str) -> Secret:
             continue
         except OSError as error:
             faults[name] = error.strerror or str(error)
-    return Secret(folder, values, faults)
+    return SwitchCredentials(folder, values, faults)

@@ -1,76 +1,20 @@
-"""The rules by which a PF is judged: thresholds, times and what follows. Pure.
+"""The rules of PFs: thresholds, times and effects. Pure.
 
-The law of this file:
-
-* A rule is entered when its value has been at or beyond ``enter`` for ``enter_for_s``, and cleared when it has
-  been at or within ``clear`` for ``clear_for_s``. In between nothing changes. What is not known is neither.
-* A clear that is looser than its enter would toggle for ever; it is refused.
-* Every rule has a way back.
-* The defaults stand here, and their sources in the measures' docstrings.
+The defaults stand here; their sources are in the docstrings of the measures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from typing import Any
 
 from nodeagent.health import adapter_rules, link_rules
-from nodeagent.health.measures import Measure
+from nodeagent.health.rule import Measure, Override, Rule, override_rules
 from nodeagent.model import State
 
-YES_OR_NO = "yes or no"
-"""The unit of a rule without thresholds."""
 
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """``state`` is what the rule alone makes of the PF; ``HEALTHY`` is a warning. ``withdraws``: its devices are
-    Unhealthy for the kubelet. ``below``: the value is bad when it is less than ``enter``. ``counters``: what is
-    kept over ``window_s``.
-    """
-
-    key: str
-    state: State
-    measure: Measure
-    unit: str = YES_OR_NO
-    enter: float = 1.0
-    clear: float = 0.0
-    enter_for_s: float = 0.0
-    clear_for_s: float = 0.0
-    window_s: float | None = None
-    withdraws: bool = False
-    enabled: bool = True
-    below: bool = False
-    counters: tuple[str, ...] = ()
-
-    @property
-    def has_threshold(self) -> bool:
-        return self.unit != YES_OR_NO
-
-    def bad(self, value: float) -> bool:
-        return value < self.enter if self.below else value >= self.enter
-
-    def good(self, value: float) -> bool:
-        """Not the opposite of bad: what lies between changes nothing."""
-        return not self.bad(value) and (value >= self.clear if self.below else value <= self.clear)
-
-    @property
-    def looser(self) -> bool:
-        """Whether the clear is looser than the enter."""
-        return self.clear < self.enter if self.below else self.clear > self.enter
-
-    @property
-    def meaning(self) -> str:
-        return (self.measure.__doc__ or "").strip().partition("\n\n")[0].replace("\n    ", " ")
-
-    @property
-    def origin(self) -> str:
-        """Where the default comes from."""
-        return (self.measure.__doc__ or "").strip().partition("\n\n")[2].strip().replace("\n    ", " ")
-
-
-def _rule(state: State, measured: Measure, **known: object) -> Rule:
-    return replace(Rule(measured.__name__, state, measured), **known)  # type: ignore[arg-type]
+def _rule(state: State, measure: Measure, **settings: Any) -> Rule:
+    return Rule(key=measure.__name__, state=state, measure=measure, **settings)
 
 
 _DOWN, _DEGRADED, _WARN = State.DOWN, State.DEGRADED, State.HEALTHY
@@ -351,42 +295,18 @@ DEFAULTS: tuple[Rule, ...] = (
         counters=("rdma_out_of_sequence",),
     ),
 )
-"""The gravest first, which is the order of a PF's reasons."""
+"""The gravest first; the reasons of a PF have this order."""
 
 KEYS: tuple[str, ...] = tuple(rule.key for rule in DEFAULTS)
 
 
-@dataclass(frozen=True, slots=True)
-class Override:
-    """What a configuration changes of one rule; ``None`` leaves the default."""
-
-    key: str
-    enter: float | None = None
-    clear: float | None = None
-    enter_for_s: float | None = None
-    clear_for_s: float | None = None
-    window_s: float | None = None
-    withdraws: bool | None = None
-    enabled: bool | None = None
-
-
 def effective(overrides: Iterable[Override]) -> tuple[Rule, ...]:
-    """The table with these changes, in its own order."""
-    changed = {override.key: override for override in overrides}
-    return tuple(apply(rule, changed[rule.key]) if rule.key in changed else rule for rule in DEFAULTS)
-
-
-def apply(rule: Rule, override: Override) -> Rule:
-    known = {
-        name: value
-        for name in ("enter", "clear", "enter_for_s", "clear_for_s", "window_s", "withdraws", "enabled")
-        if (value := getattr(override, name)) is not None
-    }
-    return replace(rule, **known)
+    """Return the default rules with these changes, in the same order."""
+    return override_rules(DEFAULTS, overrides)
 
 
 def default(key: str) -> Rule:
-    """Raises ``KeyError`` for a key that no rule has."""
+    """Return the default rule with this key. Raises ``KeyError``."""
     for rule in DEFAULTS:
         if rule.key == key:
             return rule
@@ -394,7 +314,8 @@ def default(key: str) -> Rule:
 
 
 def windows(rules: Sequence[Rule]) -> dict[str, float]:
-    """The longest window of each counter that a rule needs; a lost carrier matters to its hold as well."""
+    """Return the longest window that any rule needs of each counter. Lost carriers are always counted: they
+    restart the time to clear of ``carrier_down``."""
     longest: dict[str, float] = {"carrier_down": 0.0}
     for rule in rules:
         for name in rule.counters if rule.enabled else ():

@@ -1,0 +1,68 @@
+"""One PF as the measures of its rules read it, and what measures have in common. Pure.
+
+A measure returns a value with its words, or ``None`` where the value is unknown: that neither starts nor ends a fault.
+The docstrings of measures are printed by ``nodeagent health rules``. Their second paragraph names the source of the
+default threshold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nodeagent.health.history import History
+from nodeagent.health.rule import Measured
+from nodeagent.measurements.sample import Source
+
+SYSFS = "sysfs"
+LLDP = "lldp"
+"""Witnesses besides the sources of samples."""
+
+
+@dataclass(slots=True)
+class NicView:
+    """One PF at one moment, as the measures of its rules read it. ``None`` is unknown.
+
+    ``window_s`` is the window of the rule that reads. ``carrier_witnesses`` are the sources that report a lost
+    carrier.
+    """
+
+    history: History
+    infiniband: bool = False
+    present: bool = True
+    bound: bool = True
+    admin_up: bool | None = None
+    carrier: bool | None = None
+    carrier_witnesses: frozenset[str] = frozenset()
+    speed_mbps: float | None = None
+    expected_mbps: float | None = None
+    penalty: float = 0.0
+    losses: int = 0
+    cabling: str | None = None
+    cabled_right: bool | None = None
+    window_s: float = 0.0
+
+
+def by(*witnesses: str) -> frozenset[str]:
+    return frozenset(witnesses)
+
+
+def yes_or_no(bad: bool | None, words: str, good: str, witnesses: frozenset[str]) -> Measured | None:
+    """Measure a condition; ``words`` and ``good`` describe it."""
+    return None if bad is None else Measured(float(bad), words if bad else good, witnesses)
+
+
+def count_in_window(name: str, source: Source, view: NicView) -> Measured | None:
+    counted = view.history.over(name, view.window_s)
+    if counted is None:
+        return None
+    events, seconds = counted
+    return Measured(events, f"{events:.0f} in {seconds:.0f} s", by(source.value))
+
+
+def per_second(name: str, source: Source, view: NicView) -> Measured | None:
+    rate = view.history.rate(name, view.window_s)
+    return None if rate is None else Measured(rate, f"{rate:.3g}/s", by(source.value))
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.3g} %"

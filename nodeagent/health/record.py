@@ -1,0 +1,104 @@
+"""The part of a device's state that survives a restart of the agent, in the form of the state file. Pure.
+
+* Active faults survive, with their texts. The time to enter or to clear of a measured fault starts again.
+* Times are CLOCK_BOOTTIME, so a record is only valid in the same boot.
+* A record that is impossible (a time in the future, a negative count) is not used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+
+from nodeagent.health.gpu_rules import MeasuredFault
+from nodeagent.host.gpu_driver import GpuReading
+
+SPEED_MAX_MBPS = 100_000_000.0
+"""A higher speed means that the driver does not know it (ethtool's SPEED_UNKNOWN is 0xffffffff)."""
+
+
+class LatchedFault(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An active fault of a PF."""
+
+    rule: str
+    since: float
+    good_since: float | None = None
+    said: str = ""
+
+
+class NicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """``downs`` is the last value of the counter of lost carriers, ``losses`` are (time, count)."""
+
+    penalty: float = 0.0
+    penalty_at: float = 0.0
+    downs: float | None = None
+    losses: tuple[tuple[float, float], ...] = ()
+    once_up: bool = False
+    best_mbps: float | None = None
+    faults: tuple[LatchedFault, ...] = ()
+
+    def is_possible(self, now: float) -> bool:
+        times = [self.penalty_at, *(at for at, _ in self.losses)]
+        times += [at for fault in self.faults for at in (fault.since, fault.good_since) if at is not None]
+        counts = [self.penalty, self.downs or 0.0, self.best_mbps or 0.0]
+        counts += [count for _, count in self.losses]
+        finite = all(math.isfinite(count) and count >= 0 for count in counts)
+        in_past = all(0 <= at <= now for at in times)
+        return finite and in_past and (self.best_mbps or 0.0) <= SPEED_MAX_MBPS
+
+
+class XidFault(msgspec.Struct, frozen=True):
+    """An XID, or with ``None`` that the GPU is unavailable. ``at`` is the time of the last event."""
+
+    xid: int | None
+    at: float
+
+
+class MeasuredHold(msgspec.Struct, frozen=True):
+    """An active fault of a GPU by its measured values. ``bad``, ``at`` and ``held_s`` keep the form of the file."""
+
+    mark: MeasuredFault
+    bad: bool = True
+    at: float | None = None
+    held_s: float = 0.0
+    detail: str = ""
+    since: float | None = None
+
+
+class Chart(msgspec.Struct, frozen=True):
+    """``links`` are the NVLinks that were up in this boot."""
+
+    holds: tuple[MeasuredHold, ...] = ()
+    links: tuple[int, ...] = ()
+
+
+class GpuRecord(msgspec.Struct, frozen=True):
+    """``reading`` holds the UUID, and of every other field the last value that the driver reported. ``reset``: the
+    GPU was reset, and its measured values were not read since."""
+
+    reading: GpuReading
+    read_at: float
+    faults: tuple[XidFault, ...] = ()
+    lost: bool = False
+    unreadable_since: float | None = None
+    chart: Chart = Chart()
+    reset: bool = False
+
+    @property
+    def uuid(self) -> str:
+        return self.reading.uuid or ""
+
+    def differs(self, other: GpuRecord | None) -> bool:
+        """Whether anything but the time of the reading differs."""
+        return other is None or msgspec.structs.replace(other, read_at=self.read_at) != self
+
+    def is_possible(self, now: float) -> bool:
+        return bool(self.uuid) and all(math.isfinite(at) and 0 <= at <= now for at in self._times())
+
+    def _times(self) -> Iterator[float]:
+        yield self.read_at
+        yield from (fault.at for fault in self.faults)
+        if self.unreadable_since is not None:
+            yield self.unreadable_since

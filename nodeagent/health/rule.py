@@ -1,0 +1,152 @@
+"""A rule compares one value of a device with thresholds and decides when a fault starts and ends. Pure.
+
+* A fault starts when the value has been at or beyond ``enter`` for ``enter_for_s``. It ends when the value has been
+  at or within ``clear`` for ``clear_for_s``. Values in between change nothing, and neither does an unknown value.
+* A ``clear`` that is looser than ``enter`` would toggle without end; the configuration refuses it.
+* Every rule lets the device recover.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from nodeagent.model import State
+
+YES_OR_NO = "yes or no"
+"""The unit of a rule without thresholds."""
+
+
+class Measured(NamedTuple):
+    """One value of a device, NaN where there is no number. ``said`` is the value in words, ``limit`` the device's own
+    limit in words.
+
+    ``witnesses`` name the sources of the value. ``enough`` is false when too few events are behind it to start a
+    fault. ``bad`` is set where the device's own limit decides instead of the thresholds of the rule. ``sentence``
+    replaces the value and the limit in the text of the reason.
+    """
+
+    value: float
+    said: str
+    witnesses: frozenset[str] = frozenset()
+    limit: str | None = None
+    enough: bool = True
+    bad: bool | None = None
+    sentence: str | None = None
+
+
+Measure = Callable[[Any], Measured | None]
+"""Reads a value from a ``NicView`` or a ``GpuView``. ``None``: the value is unknown."""
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """``state`` is the state of a device with only this fault; ``HEALTHY`` makes it a warning. With ``withdraws`` the
+    fault makes the devices Unhealthy for the kubelet.
+
+    ``below``: the value is bad when it is less than ``enter``. ``counters``: the counters whose history over
+    ``window_s`` the rule needs. ``limit`` and ``clears`` replace the thresholds in the tables.
+
+    ``gap_s``: only time between two known values counts, and only if they are at most so far apart; ``None``: time
+    counts by the clock. ``patient``: an unknown value pauses the time to enter instead of restarting it. ``follows``:
+    the text of the reason follows the value. ``resets``: the first good value after a reset ends the fault.
+    ``latched``: an event starts the fault; it ends ``clear_for_s`` after the last event.
+    """
+
+    key: str
+    state: State
+    measure: Measure
+    unit: str = YES_OR_NO
+    enter: float = 1.0
+    clear: float = 0.0
+    enter_for_s: float = 0.0
+    clear_for_s: float = 0.0
+    window_s: float | None = None
+    withdraws: bool = False
+    enabled: bool = True
+    below: bool = False
+    counters: tuple[str, ...] = ()
+    limit: str | None = None
+    clears: str | None = None
+    gap_s: float | None = None
+    patient: bool = False
+    follows: bool = False
+    resets: bool = False
+    latched: bool = False
+    witnesses: frozenset[str] = frozenset()
+
+    @property
+    def has_threshold(self) -> bool:
+        return self.unit != YES_OR_NO
+
+    def bad(self, measured: Measured) -> bool:
+        if measured.bad is not None:
+            return measured.bad
+        return measured.value < self.enter if self.below else measured.value >= self.enter
+
+    def good(self, measured: Measured) -> bool:
+        """This is not the opposite of ``bad``: values in between change nothing."""
+        if measured.bad is not None:
+            return not measured.bad
+        within = measured.value >= self.clear if self.below else measured.value <= self.clear
+        return within and not self.bad(measured)
+
+    @property
+    def looser(self) -> bool:
+        """Whether the clear is looser than the enter."""
+        return self.clear < self.enter if self.below else self.clear > self.enter
+
+    @property
+    def meaning(self) -> str:
+        return (self.measure.__doc__ or "").strip().partition("\n\n")[0].replace("\n    ", " ")
+
+    @property
+    def origin(self) -> str:
+        """The source of the default thresholds."""
+        return (self.measure.__doc__ or "").strip().partition("\n\n")[2].strip().replace("\n    ", " ")
+
+
+class Override(msgspec.Struct, frozen=True):
+    """The changes that a configuration makes to one rule; ``None`` leaves the default."""
+
+    key: str
+    enter: float | None = None
+    clear: float | None = None
+    enter_for_s: float | None = None
+    clear_for_s: float | None = None
+    window_s: float | None = None
+    withdraws: bool | None = None
+    enabled: bool | None = None
+
+
+def apply(rule: Rule, override: Override) -> Rule:
+    changes = {
+        name: value
+        for name in ("enter", "clear", "enter_for_s", "clear_for_s", "window_s", "withdraws", "enabled")
+        if (value := getattr(override, name)) is not None
+    }
+    return msgspec.structs.replace(rule, **changes)
+
+
+def override_rules(rules: Iterable[Rule], overrides: Iterable[Override]) -> tuple[Rule, ...]:
+    """Return the rules with these changes, in their order."""
+    changed = {override.key: override for override in overrides}
+    return tuple(apply(rule, changed[rule.key]) if rule.key in changed else rule for rule in rules)
+
+
+def threshold(rule: Rule) -> str:
+    """Return the threshold in words, such as ``≥ 10 per second``; of a rule without thresholds its unit."""
+    if rule.limit is not None or not rule.has_threshold:
+        return rule.limit or rule.unit
+    return f"{'<' if rule.below else '≥'} {rule.enter:g} {rule.unit}"
+
+
+def clears(rule: Rule) -> str:
+    """Return in words what ends the fault."""
+    if rule.clears is not None:
+        return rule.clears
+    end = "when it ends"
+    if rule.has_threshold:
+        end = f"{'≥' if rule.below else '≤'} {rule.clear:g} {rule.unit}"
+    return f"{end}, for {rule.clear_for_s:g} s" if rule.clear_for_s else end

@@ -1,0 +1,247 @@
+"""Readers of the adapter behind a link: driver statistics, RDMA, PCIe and devlink."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from errno import EINVAL, ENODEV, EOPNOTSUPP
+
+from nodeagent.host import pcie_link
+from nodeagent.host.ethtool import DriverInfo, Ethtool, EthtoolError
+from nodeagent.host.netlink.devlink import Devlink
+from nodeagent.host.netlink.message import NetlinkAbsentError, NetlinkError, NetlinkRefusedError
+from nodeagent.host.netlink.rdma_counters import RdmaCounters
+from nodeagent.host.rdma_ports import PORT_COUNTERS, RdmaPorts
+from nodeagent.host.sysfs import OpenAttributes, SysfsError, Tree
+from nodeagent.measurements.sample import Sample, Source
+from nodeagent.model import Function, Rdma
+from nodeagent.sampling.driver_counters import RDMA, DriverCounters, rdma_values
+from nodeagent.sampling.reader import RETRY_S, PfNetdevs, PlainReader, SysfsReader, boottime, measured
+
+log = logging.getLogger(__name__)
+
+_OCTETS = 4
+"""The unit of an RDMA port's data counters."""
+_HOUR_S = 3600.0
+
+
+class DriverReader(PlainReader):
+    """The driver's private statistics, and once an hour the driver's name and the firmware's version."""
+
+    def __init__(self, pf_netdevs: PfNetdevs) -> None:
+        super().__init__(Source.DRIVER)
+        self._pf_netdevs = pf_netdevs
+        self._ethtool: Ethtool | None = None
+        self._counters = DriverCounters()
+        self._info: dict[int, tuple[float, DriverInfo]] = {}
+
+    def close(self) -> None:
+        if self._ethtool is not None:
+            self._ethtool.close()
+            self._ethtool = None
+
+    def read(self, pfs: Sequence[Function]) -> list[Sample]:
+        if self._ethtool is None:
+            self._ethtool = Ethtool()
+        for ifindex in self._info.keys() - set(self._pf_netdevs.ifindex.values()):
+            del self._info[ifindex]
+            self._ethtool.forget(ifindex)
+        samples = []
+        for pf in pfs:
+            now, device = boottime(), pf.pci_address
+            name, index = self._pf_netdevs.name.get(device), self._pf_netdevs.ifindex.get(device)
+            if name is None or index is None or self.skipped.skips(device, now):
+                continue
+            try:
+                values = self._counters.values(self._ethtool.statistics(name, index))
+                texts = self._texts(name, index, now)
+            except EthtoolError as error:
+                if error.code not in (EOPNOTSUPP, ENODEV):
+                    self.skipped.add(device, str(error), now)
+                continue
+            self.skipped.remove(device)
+            samples.append(Sample(now, device, Source.DRIVER, values, texts))
+        return samples
+
+    def _texts(self, netdev: str, ifindex: int, now: float) -> dict[str, str]:
+        assert self._ethtool is not None
+        until, info = self._info.get(ifindex, (0.0, None))
+        if info is None or now >= until:
+            info = self._ethtool.info(netdev)
+            self._info[ifindex] = (now + _HOUR_S, info)
+        texts = {"driver": info.driver, "firmware": info.firmware}
+        return {name: text for name, text in texts.items() if text}
+
+
+class RdmaReader(SysfsReader):
+    """State, GIDs and traffic from sysfs; hardware counters over netlink if ``live``, that is, of this machine."""
+
+    def __init__(self, tree: Tree, *, live: bool) -> None:
+        super().__init__(Source.RDMA, OpenAttributes(tree))
+        self.ports = RdmaPorts(self.attributes)
+        self._live = live
+        self._counters: RdmaCounters | None = None
+        self._netlink_again_at = 0.0
+        self._gids_again_at = 0.0
+        self._devices: frozenset[str] = frozenset()
+
+    @property
+    def overruns(self) -> int:
+        return self._counters.overruns if self._counters else 0
+
+    def close(self) -> None:
+        super().close()
+        if self._counters is not None:
+            self._counters.close()
+            self._counters = None
+
+    def read(self, pfs: Sequence[Function]) -> list[Sample]:
+        now = boottime()
+        rdma_pfs = [(pf, pf.rdma) for pf in pfs if pf.rdma is not None]
+        if not rdma_pfs:
+            return []
+        devices = frozenset(rdma.device for _, rdma in rdma_pfs)
+        for device in self._devices - devices:
+            self.ports.forget(device)
+        self._devices = devices
+        indexes = self._indexes(now)
+        again = now >= self._gids_again_at
+        if again:
+            self._gids_again_at = now + RETRY_S
+        samples = []
+        for pf, rdma in rdma_pfs:
+            if self.skipped.skips(pf.pci_address, now):
+                continue
+            before = self.ports.refused.keys() | ()
+            try:
+                samples.append(self._sample(pf.pci_address, rdma, indexes.get(rdma.device), again=again))
+            except (SysfsError, NetlinkError) as error:
+                self.skipped.add(pf.pci_address, str(error), now)
+                continue
+            self.skipped.remove(pf.pci_address)
+            for path in self.ports.refused.keys() - before:
+                self.skipped.count += 1
+                log.warning(
+                    "An RDMA counter failed and is not read again. device=%s reason=%r",
+                    pf.pci_address,
+                    self.ports.refused[path],
+                )
+        return [sample for sample in samples if sample.values]
+
+    def _sample(self, device: str, rdma: Rdma, index: int | None, *, again: bool) -> Sample:
+        now = boottime()
+        state = self.ports.state(rdma.device)
+        traffic = self.ports.counters(rdma.device, PORT_COUNTERS)
+        data = {name: value * _OCTETS for name, value in traffic.items()}
+        ethernet = state.link_layer == "Ethernet"
+        values = measured(
+            rdma_port_active=None if state.active is None else int(state.active),
+            roce_v2_gids=self.ports.roce_v2_gids(rdma.device, again=again) if ethernet else None,
+            rdma_rx_bytes=data.get("port_rcv_data"),
+            rdma_tx_bytes=data.get("port_xmit_data"),
+        )
+        values |= rdma_values(self._hardware(rdma.device, index))
+        texts = {
+            "rdma_device": rdma.device,
+            "rdma_link_layer": state.link_layer,
+            "rdma_phys_state": state.phys_state,
+            "node_guid": state.node_guid,
+        }
+        if state.active is None:
+            return Sample(now, device, Source.RDMA)  # the device is in another network namespace
+        return Sample(now, device, Source.RDMA, values, {name: text for name, text in texts.items() if text})
+
+    def _hardware(self, device: str, index: int | None) -> dict[str, int]:
+        if self._counters is not None and index is not None:
+            try:
+                return self._counters.read(index)
+            except NetlinkRefusedError as error:
+                if error.code not in (EOPNOTSUPP, EINVAL, ENODEV):
+                    raise
+        return self.ports.counters(device, tuple(RDMA), "hw_counters")
+
+    def _indexes(self, now: float) -> dict[str, int]:
+        """The netlink index of each RDMA device; empty if the counters must be read from files."""
+        if not self._live or now < self._netlink_again_at:
+            return {}
+        try:
+            if self._counters is None:
+                self._counters = RdmaCounters()
+            return self._counters.devices()
+        except NetlinkError:
+            self._netlink_again_at = now + RETRY_S
+            return {}
+
+
+class PcieReader(SysfsReader):
+    """Speed and width of the PCIe link, and AER errors."""
+
+    def __init__(self, tree: Tree) -> None:
+        super().__init__(Source.PCIE, OpenAttributes(tree))
+
+    def read(self, pfs: Sequence[Function]) -> list[Sample]:
+        samples = []
+        for pf in pfs:
+            now, device = boottime(), pf.pci_address
+            if self.skipped.skips(device, now):
+                continue
+            try:
+                reading = pcie_link.read(self.attributes, pf.pci_path)
+            except SysfsError as error:
+                self.skipped.add(device, str(error), now)
+                continue
+            self.skipped.remove(device)
+            values = measured(
+                pcie_gts=reading.gts,
+                pcie_width=reading.width,
+                pcie_expected_gts=reading.expected_gts,
+                pcie_expected_width=reading.expected_width,
+            )
+            for (severity, name), count in reading.errors.items():
+                values[f"aer_{severity}/{name}"] = count
+            if values:
+                samples.append(Sample(now, device, Source.PCIE, values))
+        return samples
+
+
+class DevlinkReader(PlainReader):
+    """Health reporters of the function and of its ports, by the reporter's name."""
+
+    def __init__(self, connect: Callable[[], Devlink] = Devlink) -> None:
+        super().__init__(Source.DEVLINK)
+        self._connect = connect
+        self._devlink: Devlink | None = None
+        self._absent_until = 0.0
+
+    @property
+    def overruns(self) -> int:
+        return self._devlink.overruns if self._devlink else 0
+
+    def close(self) -> None:
+        if self._devlink is not None:
+            self._devlink.close()
+            self._devlink = None
+
+    def read(self, pfs: Sequence[Function]) -> list[Sample]:
+        now = boottime()
+        if now < self._absent_until:
+            return []
+        try:
+            self._devlink = self._devlink or self._connect()
+        except NetlinkAbsentError:
+            self._absent_until = now + RETRY_S
+            return []
+        wanted = {pf.pci_address for pf in pfs}
+        values_of: dict[str, dict[str, float]] = {}
+        for reporter in self._devlink.reporters():
+            name = reporter.name
+            if reporter.pci_address in wanted and name:
+                values = values_of.setdefault(reporter.pci_address, {})
+                failing = values.get(f"devlink_error/{name}", 0)
+                values[f"devlink_error/{name}"] = max(failing, int(reporter.failing))
+                for counter, count in (
+                    ("devlink_errors", reporter.errors),
+                    ("devlink_recoveries", reporter.recoveries),
+                ):
+                    values[f"{counter}/{name}"] = values.get(f"{counter}/{name}", 0) + count
+        return [Sample(now, device, Source.DEVLINK, values) for device, values in values_of.items()]

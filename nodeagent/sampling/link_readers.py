@@ -1,0 +1,271 @@
+"""Readers of links over netlink: state and counters, speed, link state, FEC, pauses and VF traffic.
+
+Each ethtool reader makes one dump for all ports. If a driver's error ends the dump, the reader queries each port by
+itself for ``RETRY_S``, and skips the ports that fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from errno import ENODEV, EOPNOTSUPP
+from typing import Generic, TypeVar
+
+from nodeagent.host.netlink import ethtool_messages as ethtool
+from nodeagent.host.netlink.message import NetlinkError, NetlinkRefusedError
+from nodeagent.host.netlink.netdevs import NetdevCounters, Netdevs, VfTraffic
+from nodeagent.measurements.sample import Sample, Source
+from nodeagent.model import Function
+from nodeagent.sampling.reader import RETRY_S, PfNetdevs, PlainReader, SkippedDevices, boottime, measured
+
+A = TypeVar("A", bound=ethtool.PortAnswer)
+
+_STATS64 = (
+    *("rx_packets", "tx_packets", "rx_bytes", "tx_bytes"),
+    *("rx_errors", "tx_errors", "rx_dropped", "tx_dropped"),
+    *("rx_multicast", "collisions"),
+    *("rx_length_errors", "rx_over_errors", "crc_errors", "rx_frame_errors", "rx_fifo_errors", "rx_missed"),
+    *("tx_aborted_errors", "tx_carrier_errors", "tx_fifo_errors", "tx_heartbeat_errors", "tx_window_errors"),
+    *("rx_compressed", "tx_compressed", "rx_nohandler"),
+)
+"""The first 24 counters of struct rtnl_link_stats64."""
+
+
+class LinkReader(PlainReader):
+    """One RTM_GETLINK dump. Notes the current netdev of each PF in ``pf_netdevs``."""
+
+    def __init__(self, pf_netdevs: PfNetdevs) -> None:
+        super().__init__(Source.LINK)
+        self._pf_netdevs = pf_netdevs
+        self._netdevs: Netdevs | None = None
+
+    @property
+    def overruns(self) -> int:
+        return self._netdevs.overruns if self._netdevs else 0
+
+    def close(self) -> None:
+        if self._netdevs is not None:
+            self._netdevs.close()
+            self._netdevs = None
+
+    def read(self, pfs: Sequence[Function]) -> list[Sample]:
+        if self._netdevs is None:
+            self._netdevs = Netdevs()
+        now = boottime()
+        readings = self._netdevs.counters()
+        by_name = {counters.netdev.name: counters for counters in readings}
+        by_ifindex = {counters.netdev.ifindex: counters for counters in readings}
+        before = self._pf_netdevs.ifindex
+        by_pf: dict[str, NetdevCounters] = {}
+        for pf in pfs:
+            # After a rename the ifindex identifies the netdev until the PCI source reads the new name.
+            counters = by_name.get(pf.netdev or "") or by_ifindex.get(before.get(pf.pci_address, 0))
+            if counters is not None:
+                by_pf[pf.pci_address] = counters
+        self._pf_netdevs.ifindex = {device: counters.netdev.ifindex for device, counters in by_pf.items()}
+        self._pf_netdevs.name = {device: counters.netdev.name for device, counters in by_pf.items()}
+        return [Sample(now, device, Source.LINK, link_values(counters)) for device, counters in by_pf.items()]
+
+
+def link_values(reading: NetdevCounters) -> dict[str, float]:
+    netdev = reading.netdev
+    values: dict[str, float] = {"admin_up": int(netdev.admin_up), "oper_up": int(reading.oper_up)}
+    if netdev.carrier is not None:
+        values["carrier"] = int(netdev.carrier)
+    if netdev.mtu is not None:
+        values["mtu_bytes"] = netdev.mtu
+    if reading.queue_length is not None:
+        values["tx_queue_length"] = reading.queue_length
+    if reading.carrier_up is not None:
+        values["carrier_up"] = reading.carrier_up
+    if reading.carrier_down is not None:
+        values["carrier_down"] = reading.carrier_down
+    if reading.counters is not None:
+        values.update(zip(_STATS64, reading.counters, strict=True))
+    return values
+
+
+class SharedSocket:
+    """The socket of the ethtool family, which several readers share. It opens with the first query."""
+
+    def __init__(self) -> None:
+        self._socket: ethtool.EthtoolSocket | None = None
+
+    def get(self) -> ethtool.EthtoolSocket:
+        if self._socket is None:
+            self._socket = ethtool.EthtoolSocket()
+        return self._socket
+
+    @property
+    def overruns(self) -> int:
+        return self._socket.overruns if self._socket else 0
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+ValuesAndTexts = tuple[dict[str, float], dict[str, str]]
+
+
+class EthtoolReader(Generic[A]):
+    """One query of ethtool netlink; ``convert`` makes values and texts of an answer."""
+
+    def __init__(
+        self,
+        source: Source,
+        pf_netdevs: PfNetdevs,
+        socket: SharedSocket,
+        query: ethtool.PortQuery[A],
+        convert: Callable[[A], ValuesAndTexts],
+    ) -> None:
+        self.source = source
+        self.skipped = SkippedDevices(source)
+        self._pf_netdevs = pf_netdevs
+        self._socket = socket
+        self._query = query
+        self._convert = convert
+        self._dump_again_at = 0.0
+
+    @property
+    def overruns(self) -> int:
+        return self._socket.overruns
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def read(self, pfs: Sequence[Function]) -> list[Sample]:
+        now = boottime()
+        devices = self._pf_netdevs.devices()
+        wanted = {pf.pci_address for pf in pfs}
+        samples = []
+        for answer in self._answers(now):
+            device = devices.get(answer.ifindex)
+            if device is not None and device in wanted:
+                values, texts = self._convert(answer)
+                if values or texts:
+                    samples.append(Sample(now, device, self.source, values, texts))
+        return samples
+
+    def _answers(self, now: float) -> list[A]:
+        if now >= self._dump_again_at:
+            try:
+                answers = self._socket.get().all(self._query)
+            except NetlinkRefusedError:
+                self._dump_again_at = now + RETRY_S
+            else:
+                for device in list(self.skipped.reasons):
+                    self.skipped.remove(device)
+                return answers
+        return [
+            answer
+            for device, ifindex in self._pf_netdevs.ifindex.items()
+            for answer in self._answer_of(device, ifindex, now)
+        ]
+
+    def _answer_of(self, device: str, ifindex: int, now: float) -> list[A]:
+        if self.skipped.skips(device, now):
+            return []
+        try:
+            answer = self._socket.get().one(self._query, ifindex)
+        except NetlinkRefusedError as error:
+            if error.code not in (EOPNOTSUPP, ENODEV):
+                self.skipped.add(device, str(error), now)
+            return []
+        self.skipped.remove(device)
+        return [answer]
+
+
+def ethtool_readers(
+    pf_netdevs: PfNetdevs,
+) -> tuple[
+    EthtoolReader[ethtool.LinkModes],
+    EthtoolReader[ethtool.LinkState],
+    EthtoolReader[ethtool.FecCounters],
+    EthtoolReader[ethtool.PauseCounters],
+]:
+    """Readers that share one socket, so they run in one thread."""
+    socket = SharedSocket()
+    return (
+        EthtoolReader(Source.MODES, pf_netdevs, socket, ethtool.MODES, _modes),
+        EthtoolReader(Source.STATE, pf_netdevs, socket, ethtool.STATE, _state),
+        EthtoolReader(Source.FEC, pf_netdevs, socket, ethtool.FEC, _fec),
+        EthtoolReader(Source.PAUSE, pf_netdevs, socket, ethtool.PAUSE, _pause),
+    )
+
+
+def _modes(modes: ethtool.LinkModes) -> ValuesAndTexts:
+    return (
+        measured(speed_mbps=modes.speed_mbps, lanes=modes.lanes, supported_mbps=modes.supported_mbps),
+        {},
+    )
+
+
+def _state(state: ethtool.LinkState) -> ValuesAndTexts:
+    texts = {"ext_state": state.state, "ext_substate": state.substate}
+    return measured(ext_down=state.down_events), {
+        name: text for name, text in texts.items() if text is not None
+    }
+
+
+def _fec(fec: ethtool.FecCounters) -> ValuesAndTexts:
+    values = measured(
+        fec_corrected_blocks=fec.corrected_blocks,
+        fec_uncorrectable_blocks=fec.uncorrectable_blocks,
+        fec_corrected_bits=fec.corrected_bits,
+    )
+    return values, {} if fec.mode is None else {"fec_mode": fec.mode}
+
+
+def _pause(pause: ethtool.PauseCounters) -> ValuesAndTexts:
+    return measured(rx_pause_frames=pause.rx_frames, tx_pause_frames=pause.tx_frames), {}
+
+
+class VfReader(PlainReader):
+    """VF traffic as the PFs count it. It also covers VFs whose netdevs are in pods."""
+
+    def __init__(self, pf_netdevs: PfNetdevs) -> None:
+        super().__init__(Source.VF)
+        self._pf_netdevs = pf_netdevs
+        self._netdevs: Netdevs | None = None
+
+    @property
+    def overruns(self) -> int:
+        return self._netdevs.overruns if self._netdevs else 0
+
+    def close(self) -> None:
+        if self._netdevs is not None:
+            self._netdevs.close()
+            self._netdevs = None
+
+    def read(self, pfs: Sequence[Function]) -> list[Sample]:
+        if self._netdevs is None:
+            self._netdevs = Netdevs()
+        samples = []
+        for pf in pfs:
+            now = boottime()
+            ifindex = self._pf_netdevs.ifindex.get(pf.pci_address)
+            if not pf.num_vfs or ifindex is None or self.skipped.skips(pf.pci_address, now):
+                continue
+            try:
+                vfs = self._netdevs.vfs(ifindex)
+            except NetlinkError as error:
+                if not (isinstance(error, NetlinkRefusedError) and error.code == ENODEV):
+                    self.skipped.add(pf.pci_address, str(error), now)
+                continue
+            self.skipped.remove(pf.pci_address)
+            if values := vf_values(vfs):
+                texts = {f"vf_{name}/{vf.index}": word for vf in vfs for name, word in vf.setup.items()}
+                samples.append(Sample(now, pf.pci_address, Source.VF, values, texts))
+        return samples
+
+
+def vf_values(vfs: Sequence[VfTraffic]) -> dict[str, float]:
+    names = ("rx_bytes", "tx_bytes", "rx_packets", "tx_packets", "rx_dropped", "tx_dropped")
+    values: dict[str, float] = {}
+    for vf in vfs:
+        for name in names:
+            value = getattr(vf, name)
+            if value is not None:
+                values[f"vf_{name}/{vf.index}"] = value
+    return values

@@ -1,0 +1,136 @@
+"""The reader of transceivers: temperature, voltage, optical power, bias current, their limits, and names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from errno import ENODEV, EOPNOTSUPP, EPERM
+
+from nodeagent.host import eeprom
+from nodeagent.host.netlink.message import NetlinkError, NetlinkRefusedError
+from nodeagent.measurements.adapter_rows import LIMIT_LEVELS
+from nodeagent.measurements.sample import Sample, Source
+from nodeagent.model import Function
+from nodeagent.sampling.link_readers import SharedSocket
+from nodeagent.sampling.reader import PfNetdevs, PlainReader, boottime, measured
+
+
+class TransceiverReader(PlainReader):
+    """Reads the EEPROM over a slow bus. The kernel requires CAP_NET_ADMIN."""
+
+    def __init__(self, pf_netdevs: PfNetdevs) -> None:
+        super().__init__(Source.MODULE)
+        self._pf_netdevs = pf_netdevs
+        self._socket = SharedSocket()
+
+    @property
+    def overruns(self) -> int:
+        return self._socket.overruns
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def read(self, pfs: Sequence[Function]) -> list[Sample]:
+        read_at: dict[str, float] = {}
+        modules: dict[str, eeprom.Module] = {}
+        for pf in pfs:
+            now, device = boottime(), pf.pci_address
+            ifindex = self._pf_netdevs.ifindex.get(device)
+            if ifindex is None or self.skipped.skips(device, now):
+                continue
+            try:
+                module = self._module(ifindex)
+            except NetlinkRefusedError as error:
+                if error.code == EPERM:
+                    raise NetlinkError(
+                        "the EEPROMs of transceivers can be read with CAP_NET_ADMIN alone"
+                    ) from error
+                if error.code not in (EOPNOTSUPP, ENODEV):
+                    self.skipped.add(device, str(error), now)
+                continue
+            except (NetlinkError, eeprom.EepromError) as error:
+                self.skipped.add(device, str(error), now)
+                continue
+            self.skipped.remove(device)
+            read_at[device], modules[device] = now, module
+        return [
+            Sample(read_at[device], device, Source.MODULE, *module_values(module))
+            for device, module in own_lanes(modules).items()
+        ]
+
+    def _module(self, ifindex: int) -> eeprom.Module:
+        """Read the first page and the pages that it announces. Raises if the first page cannot be read."""
+        image, tried = eeprom.Image(), set[eeprom.Area]()
+        wanted: tuple[eeprom.Area, ...] = (eeprom.IDENTIFIER,)
+        while wanted:
+            for area in wanted:
+                tried.add(area)
+                try:
+                    data = self._socket.get().eeprom(ifindex, area.i2c, area.page, area.start, area.length)
+                except NetlinkRefusedError:
+                    if area.page == 0 and area.i2c == eeprom.ADDRESS:
+                        raise
+                    continue
+                image.put(area, data)
+            wanted = tuple(area for area in eeprom.missing(image) if area not in tried)
+        return eeprom.decode(image)
+
+
+TWIN_LANES = 8
+"""Lanes of an OSFP with two ports, as in NVIDIA's DGX H100: each port is a PF with half of the lanes."""
+
+
+def own_lanes(modules: Mapping[str, eeprom.Module]) -> dict[str, eeprom.Module]:
+    """Give each PF its own lanes, counted from 0, if two PFs report one module.
+
+    Otherwise an unplugged fiber of one port would count against the other. The PF with the lower PCI address gets
+    the first half.
+    """
+    twins: dict[tuple[str, str, str], list[str]] = {}
+    for device, module in sorted(modules.items()):
+        if module.serial and max(module.lanes, default=0) == TWIN_LANES - 1:
+            twins.setdefault((module.vendor, module.part, module.serial), []).append(device)
+    divided = dict(modules)
+    half = TWIN_LANES // 2
+    for devices in twins.values():
+        for place, device in enumerate(devices if len(devices) == 2 else ()):
+            lanes = {
+                number - place * half: lane
+                for number, lane in modules[device].lanes.items()
+                if number // half == place
+            }
+            divided[device] = replace(modules[device], lanes=lanes)
+    return divided
+
+
+def module_values(module: eeprom.Module) -> tuple[dict[str, float], dict[str, str]]:
+    values = measured(module_celsius=module.celsius, module_volts=module.volts)
+    if module.state is not None:
+        values["module_ready"] = int(module.state == "ready")
+    for number, lane in module.lanes.items():
+        for name, value in (
+            ("rx_power_watts", lane.rx_power),
+            ("tx_power_watts", lane.tx_power),
+            ("bias_amperes", lane.bias),
+        ):
+            if value is not None:
+                values[f"{name}/{number}"] = value
+    sensors = {
+        "celsius": "module_celsius",
+        "volts": "module_volts",
+        "rx_power": "rx_power_watts",
+        "tx_power": "tx_power_watts",
+        "bias": "bias_amperes",
+    }
+    for name, limits in module.limits.items():
+        for level in LIMIT_LEVELS:
+            values[f"{sensors[name]}_{level}"] = getattr(limits, level)
+    texts = {
+        "module_type": module.kind,
+        "module_vendor": module.vendor,
+        "module_part": module.part,
+        "module_serial": module.serial,
+        "module_revision": module.revision,
+        "module_state": module.state,
+    }
+    return values, {name: text for name, text in texts.items() if text}

@@ -1,0 +1,119 @@
+"""A judge of GPUs and the driver before it: readings, events and measured values made by hand, and a set clock."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from nodeagent.health.gpu_judge import GpuJudge
+from nodeagent.health.gpu_rules import GpuLimits
+from nodeagent.health.gpu_state import GpuState
+from nodeagent.health.record import GpuRecord
+from nodeagent.health.xids import GpuTerms
+from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
+from nodeagent.model import Health
+
+SOUND: dict[str, float] = {
+    "gpu_row_remap_pending": 0,
+    "gpu_row_remap_failed": 0,
+    "gpu_remapped_uncorrectable": 0,
+    "gpu_ecc_uncorrectable_sram": 0,
+    "gpu_sram_threshold_exceeded": 0,
+    "gpu_fabric_degraded_bandwidth": 0,
+    "gpu_fabric_route_unhealthy": 0,
+    "gpu_pcie_width": 16,
+    "gpu_pcie_width_max": 16,
+    "gpu_pcie_generation": 5,
+    "gpu_pcie_generation_max": 5,
+    "gpu_performance_state": 0,
+    "gpu_utilization": 0.9,
+    **{f"gpu_nvlink_up/{link}": 1 for link in range(18)},
+}
+
+
+def gpu(index=0, **parts):
+    known = {"minor": index, "name": "H100", "pci_address": f"0000:{index:02x}:00.0", "memory_mib": 81559}
+    return GpuReading(**({"index": index, "uuid": f"GPU-{index}", "recovery_action": "none"} | known | parts))
+
+
+def measured(**changes: float | None) -> dict[str, float]:
+    """Sound values with these changes; ``None`` is a value that the driver does not report."""
+    values = {**SOUND, **{name.replace("__", "/"): value for name, value in changes.items()}}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+class GpuBench:
+    """GPUs that are read and measured as a test says. The guard is off: each verdict is that of its GPU alone."""
+
+    def __init__(self, *readings: GpuReading, terms: GpuTerms | None = None, every: float = 15.0) -> None:
+        self.terms = msgspec.structs.replace(terms or GpuTerms(), guard_share=1.0)
+        self.judge = GpuJudge(self.terms)
+        self.reading = gpu()
+        self.now, self.every = 0.0, every
+        if readings:
+            self.read_at(0, *readings)
+
+    @classmethod
+    def with_limits(cls, limits: GpuLimits, every: float = 15.0) -> GpuBench:
+        return cls(terms=GpuTerms(limits=limits), every=every)
+
+    def take(
+        self,
+        now: float,
+        *,
+        events: tuple[GpuEvent, ...] | list[GpuEvent] = (),
+        readings: list[GpuReading] | tuple[GpuReading, ...] | None = None,
+        vitals: list[GpuVitals] | tuple[GpuVitals, ...] = (),
+    ) -> GpuBench:
+        self.now = now
+        self.judge.take_events(events, now)
+        if readings is not None:
+            self.judge.take_readings(readings, now)
+        self.judge.take_vitals(vitals, now)
+        self.judge.judge(now)
+        return self
+
+    def read_at(self, now: float, *readings: GpuReading) -> GpuBench:
+        return self.take(now, readings=readings)
+
+    def xid(self, now: float, *xids: int | None, uuid: str | None = "GPU-0") -> GpuBench:
+        return self.take(now, events=[GpuEvent(uuid, xid) for xid in xids])
+
+    def tick(self, **changes: float | None) -> GpuBench:
+        """Read and measure the first GPU, then let ``every`` seconds pass."""
+        self.take(self.now, readings=[self.reading], vitals=[GpuVitals("GPU-0", measured(**changes))])
+        self.now += self.every
+        return self
+
+    def for_s(self, seconds: float, **changes: float | None) -> GpuBench:
+        """Tick so often that the first and the last reading are so many seconds apart."""
+        for _ in range(math.ceil(seconds / self.every) + 1):
+            self.tick(**changes)
+        return self
+
+    def read(self, **parts: object) -> GpuBench:
+        self.reading = gpu(**parts)
+        return self.take(self.now, readings=[self.reading])
+
+    def restart(self, after_s: float = 0.0) -> GpuBench:
+        """Continue in a new process, with what the state file holds."""
+        self.now += after_s
+        text = msgspec.json.encode(list(self.judge.records().values()))
+        records = msgspec.json.decode(text, type=list[GpuRecord])
+        assert all(record.is_possible(self.now) for record in records)
+        self.judge = GpuJudge(self.terms)
+        self.judge.restore(records)
+        return self
+
+    def state(self, uuid: str = "GPU-0") -> GpuState:
+        return self.judge.gpus[uuid]
+
+    def health(self, uuid: str = "GPU-0") -> Health:
+        return self.judge.health(uuid)
+
+    def healths(self) -> list[Health]:
+        return [self.judge.health(uuid) for uuid in self.judge.gpus]
+
+    def reasons(self, uuid: str = "GPU-0") -> list[str]:
+        return [reason.key for reason in self.health(uuid).reasons]
