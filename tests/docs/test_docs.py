@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import ast
+import pkgutil
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -54,6 +56,22 @@ def test_the_folders_that_it_names_exist(name: str) -> None:
 def test_the_code_that_it_names_exists(page: Path) -> None:
     for path in re.findall(r"`((?:nodeagent|tests|hack|protos)/[\w./-]+)`", page.read_text()):
         assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_command_lines_that_it_shows_are_valid(page: Path) -> None:
+    """Lines that start with ``nodeagent`` and a command, up to the explanation beside it."""
+    for line in re.findall(r"^nodeagent [^\n]*$", page.read_text(), re.M):
+        command = re.split(r" {2,}| \|", line, maxsplit=1)[0]
+        if not re.match(r"nodeagent \w+(?:[.:]| is | has | are )", command):  # a sentence
+            cli._parser().parse_args(shlex.split(command)[1:])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_python_names_that_it_names_exist(page: Path) -> None:
+    for name in re.findall(r"`(nodeagent(?:\.\w+)+)`", page.read_text()):
+        if not name.startswith(("nodeagent.io", "nodeagent.yaml", "nodeagent.lock")):
+            pkgutil.resolve_name(name)
 
 
 def messages() -> dict[Path, list[str]]:
