@@ -15,17 +15,21 @@ class Backoff:
     def __init__(self, first_s: float, max_s: float, *, jitter: tuple[float, float] | None = None) -> None:
         self.first_s, self.max_s = first_s, max_s
         self._jitter = jitter
-        self._wait_s = first_s
+        self._wait_s = 0.0
 
     def next_s(self) -> float:
         """The wait after one more failure."""
-        wait_s = self._wait_s
-        self._wait_s = min(2 * wait_s, self.max_s)
-        return wait_s if self._jitter is None else jittered(wait_s, *self._jitter)
+        self._wait_s = next_wait_s(self._wait_s, self.first_s, self.max_s)
+        return self._wait_s if self._jitter is None else jittered(self._wait_s, *self._jitter)
 
     def reset(self) -> None:
         """Start with ``first_s`` again, after a success."""
-        self._wait_s = self.first_s
+        self._wait_s = 0.0
+
+
+def next_wait_s(last_s: float, first_s: float, max_s: float) -> float:
+    """The wait after one of ``last_s`` (0: none): ``first_s``, then twice as long each time, up to ``max_s``."""
+    return min(2 * last_s, max_s) if last_s else first_s
 
 
 def jittered(seconds: float, low: float = JITTER[0], high: float = JITTER[1]) -> float:

@@ -1,13 +1,12 @@
-"""Specs of the Container Device Interface, version 0.6.0: built, checked and read. Pure.
+"""Build, check and read specs of the Container Device Interface, version 0.6.0. Pure.
 
-A spec tells the container runtime what ``<kind>=<name>`` means. The agent writes its own only where no
-vendor's spec describes the hardware (``vendor_devices`` tells), and under kinds of its own, since two files
-that define one device make runtimes refuse both.
+A spec tells the container runtime what ``<kind>=<name>`` means. The agent writes a spec only if no spec of a
+vendor describes the hardware (see ``vendor_devices``), and uses kinds of its own: runtimes refuse a device that
+two files define.
 
-What our spec of GPUs does not do is run ``ldconfig`` in the container, which takes a hook program on the
-host. The driver's libraries are therefore to be mounted under their sonames (``libcuda.so.1``) into a folder
-where the image's dynamic loader looks without a cache: ``/usr/lib/x86_64-linux-gnu`` on Debian's family,
-``/usr/lib64`` on Red Hat's.
+Our spec of GPUs does not run ``ldconfig`` in the container, because that needs a hook program on the host. So the
+driver's libraries are mounted under their sonames (``libcuda.so.1``) into a folder that the image's dynamic
+loader searches without a cache: ``/usr/lib/x86_64-linux-gnu`` on Debian's family, ``/usr/lib64`` on Red Hat's.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from nodeagent.model import DeviceNode, Mount
 
@@ -24,7 +24,7 @@ GPU_KIND = "nodeagent.io/gpu"
 VF_KIND = "nodeagent.io/vf"
 
 GPU_ENV = (("NVIDIA_VISIBLE_DEVICES", "void"),)
-"""Images of CUDA ask for ``all``, and NVIDIA's runtime would give them every GPU beside the one allocated."""
+"""CUDA images ask for ``all``: NVIDIA's runtime would give them every GPU beside the allocated one."""
 
 _MOUNT_OPTIONS = ("nosuid", "nodev", "bind")
 _DNS_LABEL = re.compile(r"[a-zA-Z0-9]([-a-zA-Z0-9_]*[a-zA-Z0-9])?")
@@ -34,11 +34,10 @@ _EDITS = {"env", "deviceNodes", "mounts", "hooks"}  # those of version 0.6.0
 
 
 class CdiError(ValueError):
-    """What is wrong with a spec, and where in it."""
+    """A spec is invalid; the message says where and why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Edits:
+class ContainerEdits(msgspec.Struct, frozen=True):
     """What a device, or every device of a spec, adds to a container."""
 
     env: tuple[tuple[str, str], ...] = ()
@@ -46,10 +45,19 @@ class Edits:
     mounts: tuple[Mount, ...] = ()
 
 
-def spec(kind: str, devices: Mapping[str, Edits], shared: Edits | None = None) -> dict[str, object]:
-    """A checked spec. ``shared`` goes to every container that gets any of the devices.
+class CdiDevices(msgspec.Struct, frozen=True):
+    """The content of one spec: the edits of each device by name, and the edits that all of them share."""
 
-    All device nodes and mounts must be on the host: a runtime does not start a container without them.
+    devices: Mapping[str, ContainerEdits]
+    shared: ContainerEdits | None = None
+
+
+def spec(
+    kind: str, devices: Mapping[str, ContainerEdits], shared: ContainerEdits | None = None
+) -> dict[str, object]:
+    """Return a checked spec. Every container that gets one of the devices gets ``shared`` too.
+
+    All device nodes and mounts must exist on the host: otherwise the runtime does not start the container.
     """
     document: dict[str, object] = {
         "cdiVersion": VERSION,
@@ -63,12 +71,12 @@ def spec(kind: str, devices: Mapping[str, Edits], shared: Edits | None = None) -
 
 
 def text(document: Mapping[str, object]) -> str:
-    """Equal specs are equal texts, so that an unchanged file need not be written."""
+    """Return the text of a spec. Equal specs have equal texts, so that an unchanged file is not written."""
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 
 def validate(document: object) -> None:
-    """Raises ``CdiError`` for what a container runtime would refuse, the whole file with it."""
+    """Raise ``CdiError`` if a container runtime would refuse the file."""
     root = _mapping(document, "the spec")
     if root.get("cdiVersion") != VERSION:
         raise CdiError(f"cdiVersion is {root.get('cdiVersion')!r}, not {VERSION}")
@@ -85,7 +93,7 @@ def validate(document: object) -> None:
                 f"devices[{i}].name {name!r} is not letters, digits and -_.: between letters or digits"
             )
         if name in seen:
-            raise CdiError(f"devices[{i}].name {name} is there twice")
+            raise CdiError(f"devices[{i}].name {name} is defined twice")
         seen.add(name)
         where = f"devices[{i}].containerEdits"
         if not _check_edits(device.get("containerEdits"), where):
@@ -95,11 +103,11 @@ def validate(document: object) -> None:
 
 
 def vendor_devices(documents: Mapping[str, object]) -> dict[str, set[str]]:
-    """The device names by kind in the files of the CDI folders: ``{file name: JSON text or parsed YAML}``.
+    """Return the device names by kind in the files of the CDI folders: ``{file name: JSON text or parsed YAML}``.
 
-    A file that runtimes do not read, or cannot, defines nothing.
+    A file that runtimes do not read, or cannot read, defines nothing.
     """
-    found: dict[str, set[str]] = {}
+    defined: dict[str, set[str]] = {}
     for filename, content in documents.items():
         if not filename.endswith((".json", ".yaml")):
             continue
@@ -114,11 +122,11 @@ def vendor_devices(documents: Mapping[str, object]) -> dict[str, set[str]]:
         kind, devices = document.get("kind"), document.get("devices")
         if isinstance(kind, str) and isinstance(devices, list):
             names = (device.get("name") for device in devices if isinstance(device, Mapping))
-            found.setdefault(kind, set()).update(name for name in names if isinstance(name, str))
-    return found
+            defined.setdefault(kind, set()).update(name for name in names if isinstance(name, str))
+    return defined
 
 
-def _edits(edits: Edits) -> dict[str, object]:
+def _edits(edits: ContainerEdits) -> dict[str, object]:
     built: dict[str, object] = {
         "env": [f"{name}={value}" for name, value in edits.env],
         "deviceNodes": [
@@ -153,7 +161,7 @@ def _kind(kind: object) -> None:
 
 
 def _check_edits(value: object, where: str) -> bool:
-    """Whether they edit anything."""
+    """Check the edits, and return whether they edit anything."""
     edits = _mapping(value, where)
     if strange := sorted(set(map(str, edits)) - _EDITS):
         raise CdiError(f"{where}.{strange[0]} is not of version {VERSION}")

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +38,8 @@ from nodeagent.sources.state_file import Memory
 from nodeagent.supervise import keep
 
 if TYPE_CHECKING:  # loaded after registration
+    from nodeagent.measurements.sample import Sample
+    from nodeagent.sampling.reader_status import ReaderStatus
     from nodeagent.sampling.sampler import Sampler
     from nodeagent.sources.lldp_receiver import LldpReceiver
 
@@ -149,11 +151,9 @@ class Discovery:
         node_name: str | None = None,
         nic_health: Verdicts | None = None,
         gpu_health: Ledger | None = None,
-        on_sampler: Callable[[Sampler], object] | None = None,
-        on_lldp_receiver: Callable[[LldpReceiver], object] = lambda _receiver: None,
+        sampled: bool = False,
     ) -> None:
-        """``node_name`` is the system name that this node sends to switches. ``on_sampler`` takes the sampler at
-        each start of its task; without it nothing is sampled. ``on_lldp_receiver`` does the same for LLDP."""
+        """``node_name`` is the system name that this node sends to switches. ``sampled``: run the samplers too."""
         self._tree = Tree(root)
         if not self._tree.exists("/sys"):
             raise SysfsError(
@@ -162,16 +162,35 @@ class Discovery:
         self._inventory = inventory
         self._config = config
         self._node_name = node_name
-        self._on_sampler = on_sampler
-        self._on_lldp_receiver = on_lldp_receiver
+        self._sampled = sampled
+        self._sampler: Sampler | None = None
+        self._lldp_receiver: LldpReceiver | None = None
         self._nic_health = nic_health if nic_health is not None else Verdicts(nic_terms(config.health))
         self._gpu_health = gpu_health if gpu_health is not None else gpus_ledger(config)
-        self._nic_health.tell(lambda functions: inventory.state("health", functions=functions))
+        self._nic_health.tell(lambda functions: inventory.publish("health", functions=functions))
         self._gpu_health.tell(self._publish_gpus)
         self._last_scan: pci_source.PciFacts | None = None
         """What a restarted PCI source continues from."""
         self._gpu_hint = asyncio.Event()
         self._lldp_hint = ScanRequest()
+
+    # --- for metrics --------------------------------------------------------------------------------
+
+    def samples(self) -> Iterable[Sample]:
+        """Return the latest samples of the NICs; none before the sampler has started."""
+        return self._sampler.samples() if self._sampler is not None else ()
+
+    def reader_statuses(self) -> Iterable[ReaderStatus]:
+        return self._sampler.reader_statuses() if self._sampler is not None else ()
+
+    def overruns(self) -> Mapping[str, int]:
+        return self._sampler.overruns() if self._sampler is not None else {}
+
+    def last_lldp(self) -> Mapping[str, float]:
+        """Return the CLOCK_BOOTTIME of the latest LLDP frame, by netdev."""
+        return self._lldp_receiver.last_received() if self._lldp_receiver is not None else {}
+
+    # --- the sources --------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Run every source until cancelled."""
@@ -189,7 +208,7 @@ class Discovery:
             ("paths", True, self._watch_paths),
             ("health", True, self._nic_health.run),
             ("memory", True, self._nic_health.memory.run),
-            ("samples", self._on_sampler is not None, self._sample),
+            ("samples", self._sampled, self._sample),
             ("cabling", config.health.cabling_plan is not None, self._watch_cabling_plan),
             ("lldp", receives_lldp(config, self._tree), self._watch_lldp),
         )
@@ -210,7 +229,7 @@ class Discovery:
     def _publish_pci(self, facts: pci_source.PciFacts) -> None:
         self._last_scan = facts
         snapshot = self._inventory.snapshot
-        self._inventory.state(
+        self._inventory.publish(
             "pci",
             # A product name that cannot be read for a moment would rename every resource.
             product=facts.product or snapshot.product,
@@ -233,13 +252,13 @@ class Discovery:
         )
 
     def _publish_gpus(self, gpus: tuple[Gpu, ...]) -> None:
-        self._inventory.state("gpus", gpus=gpus)
+        self._inventory.publish("gpus", gpus=gpus)
         self._nic_health.gpus(gpus)
 
     async def _watch_paths(self) -> None:
         while True:
             paths = await asyncio.to_thread(host_paths.look, self._tree, self._config.cdi.directory)
-            self._inventory.state("paths", paths=paths)
+            self._inventory.publish("paths", paths=paths)
             await asyncio.sleep(self._config.scan_seconds)
 
     async def _watch_lldp(self) -> None:
@@ -253,12 +272,15 @@ class Discovery:
                 lambda: self._inventory.snapshot.functions,
                 [events, self._lldp_hint],
                 self._publish_lldp,
-                self._on_lldp_receiver,
+                self._keep_lldp_receiver,
                 self._node_name,
             )
 
+    def _keep_lldp_receiver(self, receiver: LldpReceiver) -> None:
+        self._lldp_receiver = receiver
+
     def _publish_lldp(self, neighbors: tuple[Neighbor, ...], remarks: tuple[Remark, ...]) -> None:
-        self._inventory.state("lldp", neighbors=neighbors, remarks=remarks)
+        self._inventory.publish("lldp", neighbors=neighbors, remarks=remarks)
         self._nic_health.neighbors(neighbors)
 
     async def _watch_cabling_plan(self) -> None:
@@ -271,16 +293,14 @@ class Discovery:
         await self._after_registration()
         from nodeagent.sampling.sampler import Sampler  # noqa: PLC0415
 
-        sampler = Sampler(
+        self._sampler = Sampler(
             self._tree,
             lambda: self._inventory.snapshot.functions,
             self._nic_health.samples,
             self._config.samples,
         )
-        assert self._on_sampler is not None
-        self._on_sampler(sampler)
         with hints(self._tree) as opened:
-            await sampler.watch(opened)
+            await self._sampler.watch(opened)
 
     async def _after_registration(self) -> None:
         """Wait until the devices are known and the kubelet has had time to list them."""
@@ -295,7 +315,7 @@ async def first_facts(inventory: Inventory, timeout_s: float = FIRST_FACTS_S) ->
             while True:
                 snapshot = inventory.snapshot
                 silent = {entry.source for entry in snapshot.silent}
-                if all(inventory.heard(source) or source in silent for source in FIRST_SOURCES):
+                if all(inventory.has_published(source) or source in silent for source in FIRST_SOURCES):
                     return
                 await inventory.changed(snapshot.revision)
     except TimeoutError:

@@ -1,9 +1,8 @@
-"""The one mutable object of the agent: what is known now, and a way to wait for it to change.
+"""The only mutable object of the agent: the latest snapshot, and a way to wait for a change.
 
-Sources state whole facts; a fact equal to the one that stands wakes nobody. A source that cannot speak is
-silenced: its last facts stay and a ``Silence`` says that they are old. Readers take ``snapshot`` (one
-immutable value, swapped in one assignment) and are never handed a queue: a slow reader sees the latest.
-Belongs to one event loop.
+Sources publish whole facts; an equal fact wakes no reader. If a source fails, it is marked as silent: its last facts
+stay, and a ``Silence`` says that they are old. Readers take ``snapshot``, an immutable value that is swapped in one
+assignment. There is no queue: a slow reader sees the latest snapshot. Belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -18,25 +17,25 @@ from nodeagent.model import Silence, Snapshot
 class Inventory:
     def __init__(self) -> None:
         self.snapshot = Snapshot()
-        self._heard: set[str] = set()
+        self._published: set[str] = set()
         self._waiters: list[asyncio.Future[None]] = []
 
-    def state(self, source: str, **facts: Any) -> bool:
-        """Replace these parts of the snapshot; the source is no longer silent. True if anything changed."""
-        first = source not in self._heard
-        self._heard.add(source)
+    def publish(self, source: str, **facts: Any) -> bool:
+        """Replace these parts of the snapshot; the source is no longer silent. Return whether anything changed."""
+        first = source not in self._published
+        self._published.add(source)
         silent = tuple(entry for entry in self.snapshot.silent if entry.source != source)
         return self._update({**facts, "silent": silent}, wake=first)
 
     def silence(self, source: str, reason: str) -> bool:
-        """The source cannot speak at present, and why. Its facts stand."""
+        """Mark the source as silent. Its facts stand."""
         others = [entry for entry in self.snapshot.silent if entry.source != source]
         silent = tuple(sorted([*others, Silence(source, reason)], key=lambda entry: entry.source))
         return self._update({"silent": silent}, wake=False)
 
-    def heard(self, source: str) -> bool:
-        """Whether the source has ever stated a fact: before, "no devices" would be a guess."""
-        return source in self._heard
+    def has_published(self, source: str) -> bool:
+        """Whether the source has ever published a fact. Before that, "no devices" would be a guess."""
+        return source in self._published
 
     async def changed(self, since: int) -> Snapshot:
         """Wait until the revision is beyond ``since``, and return the latest snapshot."""

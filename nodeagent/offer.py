@@ -1,45 +1,49 @@
-"""What this node offers: the configuration applied to the facts, as kinds of devices. No I/O.
+"""The resources that this node offers: the configuration applied to the facts, as kinds of devices. No I/O.
 
-One thing is remembered, for as long as this object lives: which PF has which rail, and by which netdev it is
-named. A number that moved when a NIC was unplugged would give a pod another network. A PF that turns up later
-takes the next free number. For the same reason a PF counts that has VFs, and one that the ``vfs`` section wants
-to have some: an agent that starts while they are gone gives the same numbers.
-Literal ``pciAddresses`` fix the numbers for good: the rail is then the place in that list.
+``Offer`` keeps the rail of each PF, and the netdev that names it, while it lives. If the rails moved when a NIC is
+unplugged, a pod would get another network. A PF that appears later takes the next free rail. A PF counts if it has
+VFs, or if the ``vfs`` section wants VFs on it: so an agent that starts while they are gone assigns the same rails.
+Literal ``pciAddresses`` fix the rails: the rail of a PF is then its place in that list.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+
+import msgspec
 
 from nodeagent import cdi
 from nodeagent.agent_config import Config
 from nodeagent.config.formats import index_range
-from nodeagent.kinds import gpu_access
-from nodeagent.kinds.device_list_size import slices_complaint
-from nodeagent.kinds.gpu_memory import Slices
-from nodeagent.kinds.resource_settings import GpuMemResource, GpuResource, GpuSelect, PfSelect, VfResource
+from nodeagent.kinds import DeviceKind, gpu_access
+from nodeagent.kinds.gpu_memory import GpuMemory
+from nodeagent.kinds.resource_settings import (
+    GpuMemResource,
+    GpuResource,
+    GpuSelect,
+    PfSelect,
+    ResourceSettings,
+    VfResource,
+)
 from nodeagent.kinds.vf import VfPool
 from nodeagent.kinds.whole_gpu import WholeGpus
 from nodeagent.model import Function, Gpu, HostPaths, Link, Snapshot
 
 FALLBACK_PREFIX = "nodeagent.io"
-Kind = VfPool | Slices | WholeGpus
 
-# What firmware says where nobody filled the field in (SMBIOS type 1), and virtual machines' own names.
+# Placeholders of firmware for a product name (SMBIOS type 1), and the names of virtual machines.
 _MEANINGLESS = re.compile(
     r"to be filled|default string|system product|not specified|^none$|o\.e\.m|standard pc|virtual|kvm", re.I
 )
 _GLOB = re.compile(r"[*?\[]")
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """Something the configuration asks for that this machine cannot give.
+class Trouble(msgspec.Struct, frozen=True):
+    """The configuration asks for something that this machine lacks.
 
-    ``fatal`` at start, and for a changed configuration a reason to stay with the old one.
+    ``fatal``: the agent does not start, and does not accept the changed configuration.
     """
 
     message: str
@@ -47,7 +51,7 @@ class Trouble:
 
 
 def prefix(config: Config, product: str | None) -> str:
-    """The part of a resource name before the slash: configured, or made from the DMI product name.
+    """Return the part of a resource name before the slash: configured, or made from the DMI product name.
 
     >>> prefix(Config(), "DGXH100")
     'nvidia-dgx-h100'
@@ -71,90 +75,75 @@ class Offer:
     """Applies one configuration to each snapshot in turn."""
 
     def __init__(self, config: Config, before: Offer | None = None) -> None:
-        """``before`` is what this offer replaces: entries whose selection did not change keep their rails."""
+        """``before`` is the offer that this one replaces: entries with the same selection keep their rails."""
         self.config = config
         self._rails: dict[tuple[str, PfSelect], dict[str, int]] = dict(before._rails) if before else {}
         self._netdevs: dict[str, str] = before._netdevs if before else {}
 
-    def kinds(self, snapshot: Snapshot) -> tuple[Kind, ...]:
-        """The resources of this node, in the order of the configuration."""
-        head = prefix(self.config, snapshot.product)
-        kinds: list[Kind] = []
-        taken: set[str] = set()
+    def kinds(self, snapshot: Snapshot) -> tuple[DeviceKind, ...]:
+        """Return the resources of this node, in the order of the configuration."""
+        kinds: list[DeviceKind] = []
+        taken: frozenset[str] = frozenset()
         for entry in self.config.resources:
-            if isinstance(entry, VfResource):
-                kinds.extend(self._pools(entry, head, snapshot))
-                continue
-            uuids = frozenset(gpu.uuid for gpu in selected_gpus(entry.select, snapshot.gpus)) - taken
-            taken |= uuids
-            kinds.append(self._gpu_kind(entry, f"{head}/{entry.name}", uuids, snapshot.paths))
+            made = tuple(self._kinds_of(entry, snapshot, taken))
+            taken = taken.union(*(kind.hardware(snapshot) for kind in made if kind.source == "gpus"))
+            kinds += made
         return tuple(kinds)
 
     @property
     def rails(self) -> dict[str, int]:
-        """The rail of each PF that is offered, by PCI address."""
+        """The rail of each offered PF, by PCI address."""
         return {address: rail for rails in self._rails.values() for address, rail in rails.items()}
 
     def troubles(self, snapshot: Snapshot) -> tuple[Trouble, ...]:
-        """What is wrong with this configuration on this machine."""
+        """Return what is wrong with this configuration on this machine."""
         return tuple(
             trouble
-            for find in (self._offered_twice, self._too_long, self._nothing_selected)
+            for find in (self._offered_twice, self._refused, self._nothing_selected)
             for trouble in find(snapshot)
         )
-
-    def withheld(self, snapshot: Snapshot) -> dict[str, str]:
-        """The resources whose list the kubelet would refuse, and why."""
-        head = prefix(self.config, snapshot.product)
-        return {f"{head}/{name}": complaint for name, complaint in self._complaints(snapshot)}
 
     def _offered_twice(self, snapshot: Snapshot) -> Iterator[Trouble]:
         owner: dict[str, str] = {}
         for entry in self.config.resources:
-            if isinstance(entry, VfResource):
-                continue
-            for gpu in selected_gpus(entry.select, snapshot.gpus):
-                if gpu.uuid in owner:
-                    yield Trouble(
-                        f"GPU {gpu.index} ({gpu.uuid}) is offered twice, as {owner[gpu.uuid]} and as "
-                        f"{entry.name}; let the two resources select different GPUs",
-                        fatal=True,
-                    )
-                owner.setdefault(gpu.uuid, entry.name)
-        for kind in self.kinds(snapshot):
-            if isinstance(kind, VfPool):
-                twice = [vf for entry in kind.devices(snapshot) for vf in entry.ids if vf in owner]
+            for kind in self._kinds_of(entry, snapshot, frozenset()):
+                hardware = kind.hardware(snapshot)
+                twice = [id_ for id_ in hardware if id_ in owner]
                 if twice:
                     yield Trouble(
-                        f"VF {twice[0]} is offered twice, as {owner[twice[0]]} and as {kind.resource}; separate the "
-                        "two resources by select, vfIndexes or vfDriver",
+                        f"{hardware[twice[0]]} is offered twice, as {owner[twice[0]]} and as {kind.resource}; "
+                        f"{entry.apart}",
                         fatal=True,
                     )
-                owner.update((vf, kind.resource) for entry in kind.devices(snapshot) for vf in entry.ids)
+                owner |= {id_: kind.resource for id_ in hardware if id_ not in owner}
 
-    def _too_long(self, snapshot: Snapshot) -> Iterator[Trouble]:
-        for name, complaint in self._complaints(snapshot):
-            yield Trouble(f"{name}: {complaint}", fatal=True)
-
-    def _complaints(self, snapshot: Snapshot) -> Iterator[tuple[str, str]]:
-        for entry in self.config.resources:
-            if isinstance(entry, GpuMemResource):
-                memories = [gpu.memory_mib for gpu in selected_gpus(entry.select, snapshot.gpus)]
-                if complaint := slices_complaint(entry, memories, "this machine"):
-                    yield entry.name, complaint
+    def _refused(self, snapshot: Snapshot) -> Iterator[Trouble]:
+        for kind in self.kinds(snapshot):
+            if (refusal := kind.refusal(snapshot)) is not None:
+                yield Trouble(f"{kind.resource.partition('/')[2]}: {refusal}", fatal=True)
 
     def _nothing_selected(self, snapshot: Snapshot) -> Iterator[Trouble]:
         for entry in self.config.resources:
-            if isinstance(entry, VfResource):
-                if not self._numbered(entry, snapshot):
-                    yield Trouble(
-                        f"{entry.name}: no PF is selected that has VFs and does not carry the default route",
-                        fatal=False,
-                    )
-            elif not selected_gpus(entry.select, snapshot.gpus):
-                yield Trouble(f"{entry.name}: no GPU is selected", fatal=False)
+            kinds = self._kinds_of(entry, snapshot, frozenset())
+            if not any(kind.selects(snapshot) for kind in kinds):
+                yield Trouble(f"{entry.name}: {entry.nothing_selected}", fatal=False)
 
-    def _pools(self, entry: VfResource, head: str, snapshot: Snapshot) -> Iterator[VfPool]:
+    def _kinds_of(
+        self, entry: ResourceSettings, snapshot: Snapshot, taken: frozenset[str]
+    ) -> Iterator[DeviceKind]:
+        """Make the kinds of one entry. A GPU that an earlier entry has ``taken`` is left out."""
+        match entry:
+            case VfResource():
+                yield from self._vf_pools(entry, snapshot)
+            case GpuMemResource():
+                yield self._gpu_memory(entry, snapshot, taken)
+            case GpuResource():
+                yield self._whole_gpus(entry, snapshot, taken)
+
+    def _resource(self, name: str, snapshot: Snapshot) -> str:
+        return f"{prefix(self.config, snapshot.product)}/{name}"
+
+    def _vf_pools(self, entry: VfResource, snapshot: Snapshot) -> Iterator[VfPool]:
         for function in snapshot.functions:
             if function.parent is None and function.netdev is not None:
                 self._netdevs.setdefault(function.pci_address, function.netdev)
@@ -164,7 +153,7 @@ class Offer:
             named.setdefault(entry.name.format(rail=rail, netdev=netdev), []).append(address)
         for name, pfs in named.items():
             yield VfPool(
-                f"{head}/{name}",
+                self._resource(name, snapshot),
                 tuple(sorted(pfs)),
                 vf_indexes=tuple(map(index_range, entry.select.vf_indexes)) or None,
                 vf_driver=entry.vf_driver,
@@ -173,40 +162,44 @@ class Offer:
                 cdi=entry.device_list_strategy == "cdi",
             )
 
-    def _gpu_kind(
-        self, entry: GpuMemResource | GpuResource, resource: str, uuids: frozenset[str], paths: HostPaths
-    ) -> Kind:
-        ours = self.config.cdi.generate and not uuids <= paths.vendor_gpus
-        cdi_kind = cdi.GPU_KIND if ours else gpu_access.CDI_KIND
-        if isinstance(entry, GpuResource):
-            return WholeGpus(
-                resource,
-                uuids,
-                strategy=entry.device_list_strategy,
-                pass_device_nodes=entry.pass_device_nodes,
-                cdi_kind=cdi_kind,
-                control_nodes=paths.gpu_nodes,
-            )
-        return Slices(
-            resource,
+    def _whole_gpus(self, entry: GpuResource, snapshot: Snapshot, taken: frozenset[str]) -> WholeGpus:
+        uuids = _uuids(entry.select, snapshot, taken)
+        return WholeGpus(
+            self._resource(entry.name, snapshot),
+            uuids,
+            strategy=entry.device_list_strategy,
+            pass_device_nodes=entry.pass_device_nodes,
+            cdi_kind=self._cdi_kind(uuids, snapshot.paths),
+            control_nodes=snapshot.paths.gpu_nodes,
+        )
+
+    def _gpu_memory(self, entry: GpuMemResource, snapshot: Snapshot, taken: frozenset[str]) -> GpuMemory:
+        uuids = _uuids(entry.select, snapshot, taken)
+        return GpuMemory(
+            self._resource(entry.name, snapshot),
             uuids,
             slice_mib=entry.slice_mib,
             reserved_mib=entry.reserved_mib,
             strategy=entry.device_list_strategy,
             pass_device_nodes=entry.pass_device_nodes,
-            cdi_kind=cdi_kind,
-            control_nodes=paths.gpu_nodes,
+            cdi_kind=self._cdi_kind(uuids, snapshot.paths),
+            control_nodes=snapshot.paths.gpu_nodes,
             memory_limits=entry.memory_limits,
         )
 
+    def _cdi_kind(self, uuids: frozenset[str], paths: HostPaths) -> str:
+        """Return our own CDI kind if it is allowed and no vendor's spec describes all these GPUs."""
+        ours = self.config.cdi.generate and not uuids <= paths.vendor_gpus
+        return cdi.GPU_KIND if ours else gpu_access.CDI_KIND
+
     def _numbered(self, entry: VfResource, snapshot: Snapshot) -> dict[str, int]:
-        """Rail by PF address, in the order of the rails."""
+        """Return the rail of each PF by address, in the order of the rails."""
         rails = self._rails.setdefault((entry.name, entry.select), {})
         literal = literal_addresses(entry.select)
         links = {link.pci_address: link for link in snapshot.links}
         for function in snapshot.functions:
             address = function.pci_address
-            if function.parent or address in rails or not (function.num_vfs or self._is_to_have(function)):
+            if function.parent or address in rails or not (function.num_vfs or self._wants_vfs(function)):
                 continue
             link = links.get(address)
             if not selected_pf(entry.select, function) or not _suits(entry, function, link):
@@ -217,8 +210,8 @@ class Offer:
                 rails[address] = next(n for n in range(len(rails) + 1) if n not in rails.values())
         return dict(sorted(rails.items(), key=lambda item: item[1]))
 
-    def _is_to_have(self, function: Function) -> bool:
-        """Whether the ``vfs`` section wants VFs of this PF, which may have lost them for the moment."""
+    def _wants_vfs(self, function: Function) -> bool:
+        """Whether the ``vfs`` section wants VFs on this PF, which may lack them at present."""
         return bool(function.total_vfs) and any(
             entry.count and selected_pf(entry.select, function) for entry in self.config.vfs
         )
@@ -239,20 +232,20 @@ def selected_pf(select: PfSelect, function: Function) -> bool:
 
 
 def selected_gpus(select: GpuSelect, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """The GPUs that match every list that is not empty."""
+    """Return the GPUs that match every list that is not empty."""
     indexes = [index_range(text) for text in select.indexes]
     return tuple(
         gpu
         for gpu in gpus
         if (not select.uuids or gpu.uuid in select.uuids)
-        and (not indexes or any(gpu.index in one for one in indexes))
+        and (not indexes or any(gpu.index in index for index in indexes))
         and (not select.pci_addresses or _matches(gpu.pci_address, select.pci_addresses))
         and (not select.models or _matches(gpu.name, select.models))
     )
 
 
 def literal_addresses(select: PfSelect) -> tuple[str, ...]:
-    """``pciAddresses`` where none of them is a glob: their order is then the order of the rails."""
+    """Return ``pciAddresses`` if none is a glob: their order is then the order of the rails."""
     if any(_GLOB.search(address) for address in select.pci_addresses):
         return ()
     return select.pci_addresses
@@ -266,9 +259,13 @@ def _suits(entry: VfResource, function: Function, link: Link | None) -> bool:
         return False
     if select.rdma is not None and (function.rdma is not None) != select.rdma:
         return False
-    # A link that is down has no speed, and is not condemned for it: health is told to the kubelet apart.
+    # A link that is down has no speed; it stays selected, and its health says that it is down.
     speed = link.speed_mbps if link is not None else None
     return speed is None or speed >= select.min_speed_mbps
+
+
+def _uuids(select: GpuSelect, snapshot: Snapshot, taken: frozenset[str]) -> frozenset[str]:
+    return frozenset(gpu.uuid for gpu in selected_gpus(select, snapshot.gpus)) - taken
 
 
 def _matches(text: str, globs: Sequence[str]) -> bool:

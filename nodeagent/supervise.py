@@ -1,7 +1,7 @@
-"""Keep named tasks alive: each part fails alone, says so, and is started again with back-off.
+"""Keep named tasks alive: each part fails alone, is logged, and is started again with back-off.
 
-The only place that catches ``Exception``. ``Fatal`` and cancellation pass: the one means that the process
-cannot do its job (its message is for the person who started it), the other that it should end.
+The only place that catches ``Exception``. ``Fatal`` and cancellation pass. ``Fatal`` means that the process cannot do
+its job; its message is for the operator. Cancellation means that the process should end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ restarts: Counter[str] = Counter()
 """Restarts by task name since the process began; the metric ``nodeagent_task_restarts_total``."""
 
 
-class Fatal(Exception):  # noqa: N818 - the field's word, and not every one is a mistake
+class Fatal(Exception):  # noqa: N818 - the usual word; it is not always an error
     """The process cannot go on; the message names the cause and the remedy."""
 
 
@@ -38,9 +38,9 @@ async def keep(
     first_s: float = BACKOFF_FIRST_S,
     max_s: float = BACKOFF_MAX_S,
 ) -> None:
-    """Run ``work`` for ever. ``failed`` hears the reason of each failure (a source is then silent).
+    """Run ``work`` until cancelled. ``failed`` takes the reason of each failure (a source is then silent).
 
-    Work that returns is started again as well: a task that is to run for ever and ends is broken.
+    Work that returns is started again too: it should run for ever.
     """
     backoff = Backoff(first_s, max_s)
     while True:
@@ -51,7 +51,7 @@ async def keep(
             trace = False
         except Fatal:
             raise
-        except Exception as error:  # noqa: BLE001 - the supervisor's very job
+        except Exception as error:  # noqa: BLE001 - the purpose of the supervisor
             reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             trace = True
         if time.monotonic() - began > STEADY_S:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from nodeagent.one_line import one_line
+
 
 def columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """The lines of a table; every row has as many cells as there are heads."""
-    table = [tuple(heads), *(tuple(plain(cell) for cell in row) for row in rows)]
+    table = [tuple(heads), *(tuple(one_line(cell) for cell in row) for row in rows)]
     widths = [max(len(row[i]) for row in table) for i in range(len(heads))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -25,9 +27,4 @@ def section(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> 
 
 def remarks(title: str, lines: Sequence[str]) -> str:
     """Titled sentences, or nothing where there are none."""
-    return "\n".join([title, *(f"  {plain(line)}" for line in lines), ""]) if lines else ""
-
-
-def plain(text: str) -> str:
-    """What a device or a switch says of itself must not steer a terminal."""
-    return text if text.isprintable() else ascii(text)[1:-1]
+    return "\n".join([title, *(f"  {one_line(line)}" for line in lines), ""]) if lines else ""

@@ -58,7 +58,7 @@ async def answer(questions: dict[str, Callable[[], dict[str, object]]]) -> None:
 
 
 async def run(arguments: list[str]) -> None:
-    from nodeagent.agent import Agent, Place  # noqa: PLC0415
+    from nodeagent.agent import Agent, AgentOptions  # noqa: PLC0415
     from nodeagent.agent_config import load  # noqa: PLC0415
 
     parser = argparse.ArgumentParser()
@@ -68,7 +68,7 @@ async def run(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     imported = time.monotonic()
     config = load(options.config.read_text(), name=str(options.config))
-    agent = Agent(config, Place(options.root, options.kubelet_dir, options.config, options.listen))
+    agent = Agent(config, AgentOptions(options.root, options.kubelet_dir, options.config, options.listen))
     ready = time.monotonic()
     running = asyncio.ensure_future(agent.run())
     published: dict[str, float] = {}
@@ -76,7 +76,7 @@ async def run(arguments: list[str]) -> None:
     while sources - published.keys():
         snapshot = await agent.inventory.changed(agent.inventory.snapshot.revision)
         now = time.monotonic()
-        published |= {name: now for name in sources - published.keys() if agent.inventory.heard(name)}
+        published |= {name: now for name in sources - published.keys() if agent.inventory.has_published(name)}
         del snapshot
     lag = Lag()
     say(born=BORN, imported=imported, ready=ready, published=published)
@@ -98,7 +98,7 @@ async def endpoint(socket: Path, ids: int) -> None:
     """A plugin as in the agent, without the check that refuses a list that is too long for the kubelet."""
     from dataclasses import replace  # noqa: PLC0415
 
-    from nodeagent.kinds.gpu_memory import Slices  # noqa: PLC0415
+    from nodeagent.kinds.gpu_memory import GpuMemory  # noqa: PLC0415
     from nodeagent.kubelet.plugin import Plugin, RecentFunctions  # noqa: PLC0415
     from nodeagent.kubelet.rpc_stats import RpcStats  # noqa: PLC0415
     from nodeagent.model import Gpu, Health, Snapshot, State  # noqa: PLC0415
@@ -115,7 +115,7 @@ async def endpoint(socket: Path, ids: int) -> None:
         )
         for i in range(8)
     )
-    kind = Slices("nodeagent.io/gpu-mem", slice_mib=1)
+    kind = GpuMemory("nodeagent.io/gpu-mem", slice_mib=1)
     served = Plugin(kind, NoFiles(), RecentFunctions(), RpcStats(), lambda: None)
     snapshot = Snapshot(gpus=gpus)
     served.update(kind, snapshot)

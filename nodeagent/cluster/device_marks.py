@@ -166,7 +166,7 @@ class DeviceMarker:
         """Write marks until cancelled."""
         while True:
             snapshot = self._inventory.snapshot
-            wait = await self._mark(snapshot) if self._inventory.heard("pci") else HEARTBEAT_S
+            wait = await self._mark(snapshot) if self._inventory.has_published("pci") else HEARTBEAT_S
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._inventory.changed(snapshot.revision)

@@ -234,7 +234,7 @@ class NodeReporter:
             if now >= check_at:
                 await self._read()
                 check_at = now + jittered(CHECK_S)
-            if self._inventory.heard("pci"):
+            if self._inventory.has_published("pci"):
                 await self._write(snapshot, patient=now < patient_until)
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(patient_until if now < patient_until else check_at):

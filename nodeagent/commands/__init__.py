@@ -1,7 +1,7 @@
-"""What each verb of the command line takes and does. Answers go to stdout, logs to stderr.
+"""The verbs of the command line. Each verb prints its result to stdout and its logs to stderr.
 
-Each verb imports what it needs when it runs, so that ``--help`` and ``config check`` never pay for gRPC.
-One file for each, and ``common`` for what they share.
+A module or package holds one verb: its options, composition and rendering. A verb imports its room when it runs, so
+that ``--help`` and ``config check`` do not load gRPC. ``options`` holds the options that several verbs share.
 """
 
 from __future__ import annotations
@@ -41,4 +41,4 @@ VERBS: tuple[Callable[[Add], None], ...] = (
     controller.add,
     demo.add,
 )
-"""In the order of the help."""
+"""One function for each verb, in the order of the help. A test compares this list with the modules."""

@@ -1,4 +1,4 @@
-"""The controller of a cluster."""
+"""`nodeagent controller`: the options, and the start of the controller."""
 
 from __future__ import annotations
 
@@ -9,45 +9,47 @@ from pathlib import Path
 from nodeagent.commands.options import GOOD, Add, address, log_to_stderr, seconds
 
 LEASE_MIN_S, LEASE_MAX_S = 3.0, 3600.0
-"""A third of the least is the time in which a leader's last write must end."""
+"""A third of the lease is the time within which a leader's last write must end: at least 1 s."""
 
 
 def add(add: Add) -> None:
     parser = add(
         "controller",
         _controller,
-        "turn the reports of all nodes into HyperNodes and node labels (one leader of several replicas)",
-        "Reads NodeLinks, Nodes and HyperNodes; writes HyperNodes that carry our source label, and our labels on\n"
-        "Nodes. `nodeagent plan` says what it would write, without writing.",
+        "run the controller: write HyperNodes and node labels from the reports of all nodes",
+        "Reads NodeLinks, Nodes and HyperNodes. Writes HyperNodes with our source label, and our labels on Nodes. Of\n"
+        "several replicas one leads and writes. `nodeagent plan` prints what it would write.",
     )
     parser.add_argument(
         "--fabric",
         type=Path,
         metavar="FILE",
-        help="the fabric's configuration (default: none, the tree is made from LLDP alone)",
+        help="the configuration of the fabric (default: none; the tree is built from LLDP alone)",
     )
     parser.add_argument(
         "--kubeconfig",
         type=Path,
         metavar="FILE",
-        help="how the API server is reached (default: the pod's service account, or else $KUBECONFIG)",
+        help="the access to the API server (default: the pod's service account, otherwise $KUBECONFIG)",
     )
     parser.add_argument(
-        "--namespace", metavar="NAME", help="where the NodeLinks and the Lease are (default: the pod's own)"
+        "--namespace",
+        metavar="NAME",
+        help="the namespace of the NodeLinks and the Lease (default: the pod's own)",
     )
     parser.add_argument(
         "--listen",
         type=address,
         default=":9809",
         metavar="[HOST]:PORT",
-        help="where /metrics, /healthz and /readyz are served (default: %(default)s)",
+        help="the address of /metrics, /healthz and /readyz (default: %(default)s)",
     )
     parser.add_argument(
         "--lease",
         type=_lease,
         default=15.0,
         metavar="SECONDS",
-        help="a leader that is silent for so long is followed by another; one that cannot renew stops after two "
+        help="seconds without a renewal after which another replica leads; a leader that cannot renew stops after two "
         "thirds of it (default: %(default)g)",
     )
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
@@ -57,7 +59,7 @@ def _lease(text: str) -> float:
     lease = seconds(text)
     if not LEASE_MIN_S <= lease <= LEASE_MAX_S:
         raise argparse.ArgumentTypeError(
-            f"{text} is no lease: give {LEASE_MIN_S:g} to {LEASE_MAX_S:g} seconds"
+            f"{text} is not allowed: give {LEASE_MIN_S:g} to {LEASE_MAX_S:g} seconds"
         )
     return lease
 

@@ -1,4 +1,4 @@
-"""What is wrong here, and what to do."""
+"""The verb `doctor`: find what is wrong with this node, and what to do."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def add(add: Add) -> None:
     parser = add(
         "doctor",
         _doctor,
-        "check this node, and say what to do about what is wrong",
-        "Looks at kernel, NICs, GPUs, container runtime, kubelet and rights, and changes nothing. Each finding says\n"
-        "what is, why it matters and what to do; docs/doctor.md lists them all. Exit code 1 where something must be\n"
-        "fixed. Run it where the agent runs:\n"
+        "check this node: findings, why each matters and what to do",
+        "Checks kernel, NICs, GPUs, container runtime, kubelet and rights, and changes nothing. Each finding has a\n"
+        "reason and a remedy; docs/doctor.md lists all of them. The exit code is 1 if something must be fixed.\n"
+        "Run it where the agent runs:\n"
         "  kubectl exec ds/nodeagent -- nodeagent doctor --root /host --config /etc/nodeagent/nodeagent.yaml\n"
-        "The cluster is asked as well in a pod with a service account, by $KUBECONFIG, or by --kubeconfig.",
+        "The cluster is checked too: in a pod with a service account, with $KUBECONFIG, or with --kubeconfig.",
     )
     config_option(parser)
     json_option(parser)
@@ -36,38 +36,38 @@ def add(add: Add) -> None:
         "--kubelet-dir",
         type=Path,
         metavar="DIR",
-        help="the kubelet's folder (default: /var/lib/kubelet, or the one below --root)",
+        help="the kubelet's directory (default: /var/lib/kubelet, or the one below --root)",
     )
     parser.add_argument(
         "--kubeconfig",
         type=Path,
         metavar="FILE",
-        help="ask this cluster too: rights, CRDs, schedulers, the Node",
+        help="check this cluster too: rights, CRDs, schedulers, the Node",
     )
     parser.add_argument(
         "--node",
         default=os.environ.get("NODE_NAME"),
         metavar="NAME",
-        help="what this machine is called in the cluster (default: $NODE_NAME)",
+        help="name of this machine's Node (default: $NODE_NAME)",
     )
     parser.add_argument(
         "--role",
         choices=("agent", "controller"),
-        help="whose needs the rights of whoever asks are held against (default: by the service account; with a\n"
-        "kubeconfig the rights of both accounts are asked for, which takes an administrator)",
+        help="compare the caller's rights with the needs of this role (default: the role of the service account;\n"
+        "with a kubeconfig the rights of both service accounts are checked, which needs an administrator)",
     )
     parser.add_argument(
         "--wait",
         type=seconds,
         default=0.0,
         metavar="SECONDS",
-        help="listen to LLDP for so long, or until every link was heard (default: 0; a switch speaks every 30 s)",
+        help="receive LLDP for this long, or until every link has a neighbor (default: 0; a switch sends every 30 s)",
     )
     parser.add_argument(
         "--timeout",
         type=seconds,
         metavar="SECONDS",
-        help="how long one check may take; one that takes longer is a finding (default: 15)",
+        help="time limit of one check; a check that takes longer is a finding (default: 15)",
     )
 
 
@@ -76,8 +76,10 @@ def _doctor(options: argparse.Namespace) -> int:
 
     log_to_stderr("error")
     timeout_s = doctor.TIMEOUT_S if options.timeout is None else options.timeout
-    where = doctor.Where(options.kubeconfig, options.node, options.role)
-    place = doctor.Place(options.root, options.config, options.kubelet_dir, options.wait, timeout_s, where)
+    where = doctor.ClusterOptions(options.kubeconfig, options.node, options.role)
+    place = doctor.DoctorOptions(
+        options.root, options.config, options.kubelet_dir, options.wait, timeout_s, where
+    )
     report = doctor.examine(place)
     if options.json:
         print(doctor.as_json(report.findings))
@@ -86,5 +88,5 @@ def _doctor(options: argparse.Namespace) -> int:
     code = GOOD if report.good else FAILED
     if report.hung:
         sys.stdout.flush()
-        os._exit(code)  # the interpreter would wait for what hangs
+        os._exit(code)  # the interpreter would wait for the hung threads
     return code

@@ -1,4 +1,4 @@
-"""The daemon."""
+"""`nodeagent run`: the options, and the start of the agent."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def add(add: Add) -> None:
     parser = add(
         "run",
         _run,
-        "the daemon: discover, register with the kubelet, hand out devices, tell it of health",
-        "Serves /metrics, /healthz and /readyz on one port; /readyz is true when every configured resource is\n"
-        "registered. A change of the configuration file, or SIGHUP, is taken up without losing allocations; a\n"
-        "file with faults is refused and the running configuration stays.",
+        "run the agent: discover devices, register them with the kubelet, allocate them, publish their health",
+        "Serves /metrics, /healthz and /readyz on one port; /readyz succeeds when every configured resource is\n"
+        "registered. A change of the configuration file, or SIGHUP, applies it without losing allocations. A file\n"
+        "with errors is refused, and the running configuration stays.",
     )
     config_option(parser)
     parser.add_argument(
@@ -25,13 +25,13 @@ def add(add: Add) -> None:
         type=Path,
         default=Path("/var/lib/kubelet"),
         metavar="DIR",
-        help="the kubelet's folder, which holds device-plugins/ and pod-resources/ (default: %(default)s)",
+        help="the kubelet's folder, with device-plugins/ and pod-resources/ (default: %(default)s)",
     )
     parser.add_argument(
         "--listen",
         type=address,
         metavar="[HOST]:PORT",
-        help="where metrics and probes are served (default: `listen:`)",
+        help="the address of metrics and probes (default: `listen:`)",
     )
 
 
@@ -40,12 +40,12 @@ def _run(options: argparse.Namespace) -> int:
 
     config = load(options.config)
     log_to_stderr(config.log.level)
-    place = agent.Place(
+    agent_options = agent.AgentOptions(
         options.root,
         options.kubelet_dir,
         options.config,
         options.listen,
         os.environ.get("NODE_NAME"),
     )
-    asyncio.run(agent.run(config, place))
+    asyncio.run(agent.run(config, agent_options))
     return GOOD

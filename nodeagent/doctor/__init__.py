@@ -1,11 +1,11 @@
-"""What is wrong with this node, why it matters and what to do: looked at, judged, never changed.
+"""Find what is wrong with this node, why it matters and what to do. The doctor changes nothing.
 
-Each part of the machine has a file: ``look`` takes facts from the machine and ``judge``, which is pure, makes
-findings of them. The looks run side by side, each with its own time (``work``): one that hangs, fails or crashes
-is a finding, and keeps no other from being told.
+Each part of the machine has a module: ``read`` collects facts, and ``findings``, which is pure, derives findings from
+them. The reads run side by side, each with its own time limit (``timeouts``). A read that hangs, fails or crashes is
+a finding and does not stop the others.
 
-Of a captured or simulated machine only files are known: what only a running machine tells is said to be unknown,
-which is no fault.
+Of a captured or simulated machine only files are known. Facts that only a running machine has are reported as
+unknown, which is no fault.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 from nodeagent.agent_config import Config
 from nodeagent.doctor import (
-    api_server,
     capabilities,
     cluster_checks,
+    cluster_facts,
     configuration_checks,
     gpu_checks,
     kubelet_checks,
@@ -29,12 +29,12 @@ from nodeagent.doctor import (
     runtime_checks,
     timeouts,
 )
-from nodeagent.doctor.api_server import Where
-from nodeagent.doctor.configuration_checks import Configuration
-from nodeagent.doctor.finding import Entry, Finding, Level, Topic
+from nodeagent.doctor.cluster_facts import ClusterOptions
+from nodeagent.doctor.configuration_checks import ConfigurationFacts
+from nodeagent.doctor.finding import Advice, Finding, Level, Topic
 from nodeagent.doctor.report import as_json, as_markdown, as_table
-from nodeagent.doctor.target import Subject
-from nodeagent.doctor.timeouts import Outcome, Task
+from nodeagent.doctor.target import Target
+from nodeagent.doctor.timeouts import ReadOutcome, ReadTask
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.model import Snapshot
 from nodeagent.sources import host_paths
@@ -43,11 +43,11 @@ from nodeagent.sources.machine_access import is_recorded
 __all__ = [
     "TIMEOUT_S",
     "TOPICS",
+    "ClusterOptions",
+    "DoctorOptions",
+    "DoctorReport",
     "Finding",
     "Level",
-    "Place",
-    "Report",
-    "Where",
     "as_json",
     "as_markdown",
     "as_table",
@@ -55,23 +55,23 @@ __all__ = [
 ]
 
 TIMEOUT_S = 15.0
-"""A driver without persistence loads all its GPUs at the first question, which takes seconds."""
+"""Without persistence mode the NVIDIA driver initializes all GPUs at the first call, which takes seconds."""
 KUBELET_DIR = "/var/lib/kubelet"
 
 DOCTOR = Topic(
     "doctor",
     "DOCTOR",
     {
-        "check_hung": Entry(
-            "What does not answer the doctor does not answer the agent: a driver, a disk or a socket hangs.",
-            "look at the kernel's log (hung tasks, XIDs, I/O errors); --timeout gives it longer",
+        "check_hung": Advice(
+            "The agent waits in the same place as the doctor: a driver, a disk or a socket hangs.",
+            "check the kernel log (hung tasks, XIDs, I/O errors); --timeout gives the check more time",
         ),
-        "check_failed": Entry(
-            "That part of the machine could not be looked at, so nothing is said of it.",
-            "the sentence names the file or socket; run as root on the host, or mount what is missing",
+        "check_failed": Advice(
+            "This part of the machine could not be read, so there are no findings about it.",
+            "the message names the file or socket; run as root on the host, or mount the missing path",
         ),
-        "not_known": Entry(
-            "Only files were captured: what is asked of a running kernel, driver or kubelet is not among them.",
+        "not_known": Advice(
+            "A capture holds files only, not the answers of a running kernel, driver or kubelet.",
             "run the doctor on the machine itself",
         ),
     },
@@ -93,20 +93,20 @@ TOPICS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where to look: what the command line says. ``kubelet_dir``: ``None`` takes the usual one."""
+class DoctorOptions:
+    """The options of the command line. ``kubelet_dir`` ``None``: the default directory."""
 
     root: Path = Path("/")
     config_file: Path | None = None
     kubelet_dir: Path | None = None
     wait_s: float = 0.0
     timeout_s: float = TIMEOUT_S
-    where: Where = field(default_factory=Where)
+    where: ClusterOptions = field(default_factory=ClusterOptions)
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """``hung``: something still waits, in threads that cannot be ended; whoever exits should not wait for them."""
+class DoctorReport:
+    """``hung``: threads still wait in calls that cannot be interrupted; the process must not join them at exit."""
 
     findings: tuple[Finding, ...]
     hung: bool = False
@@ -116,19 +116,19 @@ class Report:
         return not any(finding.level is Level.FIX for finding in self.findings)
 
 
-def examine(place: Place) -> Report:
-    """Look at everything and judge it. Raises ``SysfsError`` only where there is no machine under the root."""
+def examine(place: DoctorOptions) -> DoctorReport:
+    """Run all checks. Raises ``SysfsError`` only where no machine is under the root."""
     tree = Tree(place.root)
     if not tree.exists("/sys"):
         raise SysfsError(
             f"{place.root} has no /sys: --root takes the root of a machine, a capture or a simulation"
         )
     first = timeouts.run(
-        {"configuration": Task(lambda: configuration_checks.look(place.config_file), place.timeout_s)}
+        {"configuration": ReadTask(lambda: configuration_checks.read(place.config_file), place.timeout_s)}
     )
-    configured = first["configuration"].value or Configuration("the default configuration", Config())
+    configured = first["configuration"].value or ConfigurationFacts("the default configuration", Config())
     recorded = is_recorded(tree)
-    subject = Subject(
+    target = Target(
         tree,
         configured.config,
         recorded,
@@ -136,90 +136,93 @@ def examine(place: Place) -> Report:
         place.wait_s,
         place.timeout_s,
     )
-    seen = first | timeouts.run(_tasks(subject, place.where))
-    findings = tuple(_findings(seen, subject))
-    return Report(findings, any(outcome.hung_s is not None for outcome in seen.values()))
+    outcomes = first | timeouts.run(_tasks(target, place.where))
+    findings = tuple(_findings(outcomes, target))
+    return DoctorReport(findings, any(outcome.hung_s is not None for outcome in outcomes.values()))
 
 
 def _kubelet_dir(tree: Tree, recorded: bool) -> Path | None:
-    """As `nodeagent run` takes it, or the host's below ``--root``; a recorded machine has no kubelet."""
+    """The directory that `nodeagent run` uses, or the host's below ``--root``. A recorded machine has no kubelet."""
     if recorded:
         return None
     usual, below = Path(KUBELET_DIR), tree.path(KUBELET_DIR)
     return below if below.is_dir() and not usual.is_dir() else usual
 
 
-def _tasks(subject: Subject, where: Where) -> dict[str, Task]:
-    usual, margin = subject.timeout_s, 2.0
+def _tasks(target: Target, where: ClusterOptions) -> dict[str, ReadTask]:
+    usual, margin = target.timeout_s, 2.0
     tasks = {
-        "machine": Task(lambda: machine_checks.look(subject), usual),
-        "nics": Task(lambda: nic_checks.look(subject), usual),
-        # What it starts has the usual time, and must have ended first.
-        "gpus": Task(lambda: gpu_checks.look(subject), usual + margin),
-        "runtime": Task(lambda: runtime_checks.look(subject), usual),
-        "paths": Task(lambda: host_paths.look(subject.tree, subject.config.cdi.directory), usual),
-        "kubelet": Task(lambda: kubelet_checks.look(subject), usual),
-        "lldp": Task(lambda: lldp_checks.look(subject), usual + subject.wait_s),
+        "machine": ReadTask(lambda: machine_checks.read(target), usual),
+        "nics": ReadTask(lambda: nic_checks.read(target), usual),
+        # The process that it starts has the usual time and must end first.
+        "gpus": ReadTask(lambda: gpu_checks.read(target), usual + margin),
+        "runtime": ReadTask(lambda: runtime_checks.read(target), usual),
+        "paths": ReadTask(lambda: host_paths.look(target.tree, target.config.cdi.directory), usual),
+        "kubelet": ReadTask(lambda: kubelet_checks.read(target), usual),
+        "lldp": ReadTask(lambda: lldp_checks.read(target), usual + target.wait_s),
     }
-    if not subject.recorded:
-        tasks["rights"] = Task(lambda: capabilities.look(subject), usual)
-    if not subject.recorded or where.kubeconfig is not None:
-        tasks["cluster"] = Task(lambda: api_server.look(where), 2 * usual)
+    if not target.recorded:
+        tasks["rights"] = ReadTask(lambda: capabilities.read(target), usual)
+    if not target.recorded or where.kubeconfig is not None:
+        tasks["cluster"] = ReadTask(lambda: cluster_facts.read(where), 2 * usual)
     return tasks
 
 
-def _findings(seen: dict[str, Outcome], subject: Subject) -> Iterator[Finding]:
-    config = subject.config
-    snapshot = _snapshot(seen)
+def _findings(outcomes: dict[str, ReadOutcome], target: Target) -> Iterator[Finding]:
+    config = target.config
+    snapshot = _snapshot(outcomes)
 
-    def judged(name: str, judge: Callable[[Any], Iterable[Finding]]) -> Iterator[Finding]:
-        """What is judged of it; nothing where the look came to none."""
-        outcome = seen.get(name)
+    def found_by(name: str, findings: Callable[[Any], Iterable[Finding]]) -> Iterator[Finding]:
+        """The findings of one read; none where the read has no value."""
+        outcome = outcomes.get(name)
         if outcome is not None and outcome.value is not None:
-            yield from judge(outcome.value)
+            yield from findings(outcome.value)
 
-    counted = snapshot.gpus if snapshot else ()
-    yield from judged("configuration", lambda it: configuration_checks.judge(it, snapshot))
-    yield from judged("machine", lambda it: machine_checks.judge(it, config))
-    spoken = seen["lldp"].value or lldp_checks.Lldp()
-    yield from judged("nics", lambda it: nic_checks.judge(it, config, {one.link for one in spoken.neighbors}))
-    yield from judged("lldp", lambda it: lldp_checks.judge(it, config))
-    yield from judged("gpus", lambda it: gpu_checks.judge(it, config))
-    yield from judged("runtime", lambda it: runtime_checks.judge(it, config, counted))
-    yield from judged("kubelet", lambda it: kubelet_checks.judge(it, config, snapshot))
-    yield from judged("rights", lambda it: capabilities.judge(it, config))
-    asked = seen.get("cluster", Outcome(error=LookupError()))
-    if asked.error is None and asked.hung_s is None:
-        yield from cluster_checks.judge(asked.value, config, snapshot)
-    for name, outcome in seen.items():
+    gpus = snapshot.gpus if snapshot else ()
+    yield from found_by("configuration", lambda facts: configuration_checks.findings(facts, snapshot))
+    yield from found_by("machine", lambda facts: machine_checks.findings(facts, config))
+    lldp = outcomes["lldp"].value or lldp_checks.LldpFacts()
+    yield from found_by(
+        "nics",
+        lambda facts: nic_checks.findings(facts, config, {neighbor.link for neighbor in lldp.neighbors}),
+    )
+    yield from found_by("lldp", lambda facts: lldp_checks.findings(facts, config))
+    yield from found_by("gpus", lambda facts: gpu_checks.findings(facts, config))
+    yield from found_by("runtime", lambda facts: runtime_checks.findings(facts, config, gpus))
+    yield from found_by("kubelet", lambda facts: kubelet_checks.findings(facts, config, snapshot))
+    yield from found_by("rights", lambda facts: capabilities.findings(facts, config))
+    cluster = outcomes.get("cluster", ReadOutcome(error=LookupError()))
+    if cluster.error is None and cluster.hung_s is None:
+        yield from cluster_checks.findings(cluster.value, config, snapshot)
+    for name, outcome in outcomes.items():
         if outcome.hung_s is not None:
             yield DOCTOR.fix("check_hung", f"{name}: no answer within {outcome.hung_s:g} s")
         elif outcome.error is not None:
-            yield DOCTOR.fix("check_failed", f"{name}: {_said(outcome.error)}")
-    if subject.recorded:
+            yield DOCTOR.fix("check_failed", f"{name}: {_described(outcome.error)}")
+    if target.recorded:
         unknown = ["clock", "capabilities", "network namespace", "LLDP"]
-        unknown += ["kubelet"] if subject.kubelet_dir is None else []
-        yield DOCTOR.note("not_known", f"of a captured or simulated machine: {', '.join(unknown)}")
+        unknown += ["kubelet"] if target.kubelet_dir is None else []
+        yield DOCTOR.note("not_known", f"captured or simulated machine; not known: {', '.join(unknown)}")
 
 
-def _snapshot(seen: dict[str, Outcome]) -> Snapshot | None:
-    """The devices of the machine as the agent would know them; ``None`` where a part of them is not known."""
-    facts: nic_checks.Nics | None = seen["nics"].value
-    found: gpu_checks.Gpus | None = seen["gpus"].value
-    there = seen["paths"].value
-    if facts is None or found is None or there is None or found.answer is None:
+def _snapshot(outcomes: dict[str, ReadOutcome]) -> Snapshot | None:
+    """The devices of the machine as the agent sees them; ``None`` where a part is not known."""
+    nics: nic_checks.NicFacts | None = outcomes["nics"].value
+    gpus: gpu_checks.GpuFacts | None = outcomes["gpus"].value
+    paths = outcomes["paths"].value
+    if nics is None or gpus is None or paths is None or gpus.answer is None:
         return None
     return Snapshot(
-        product=facts.facts.product,
-        functions=facts.facts.functions,
-        links=facts.facts.links,
-        gpus=found.gpus,
-        paths=there,
+        product=nics.facts.product,
+        functions=nics.facts.functions,
+        links=nics.facts.links,
+        gpus=gpus.gpus,
+        paths=paths,
     )
 
 
-def _said(error: BaseException) -> str:
-    """An error with a sentence of its own says it; another one also what it is."""
+def _described(error: BaseException) -> str:
+    """The text of an error; an error that is not from nodeagent also with its type."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     ours = type(error).__module__.startswith("nodeagent.")

@@ -1,4 +1,4 @@
-"""The cluster: rights, CRDs, schedulers, and this node as the API server knows it. Pure; ``asking`` asks."""
+"""Check the cluster: rights, CRDs, schedulers, and the Node object. Pure; ``cluster_facts`` reads."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator
 
 from nodeagent.agent_config import Config
-from nodeagent.doctor.api_server import GROUPS, OURS, Cluster, Node
-from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, count, some
+from nodeagent.doctor.cluster_facts import GROUPS, OURS, ClusterFacts, NodeFacts
+from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
 from nodeagent.doctor.rbac import ACCOUNTS
-from nodeagent.kinds.vf import VfPool
 from nodeagent.model import Snapshot
 from nodeagent.offer import Offer
 
@@ -19,93 +18,102 @@ TOPIC = Topic(
     {
         "cluster": FACT,
         "cluster_not_asked": FACT,
-        "cluster_unreachable": Entry(
-            "Without the API server no report of this node gets anywhere; devices are served all the same.",
-            "the sentence names the file, address or certificate; check them with kubectl and the same kubeconfig",
+        "cluster_unreachable": Advice(
+            "Without the API server this node's reports are not published; devices are served all the same.",
+            "the message names the file, address or certificate; check them with kubectl and the same "
+            "kubeconfig",
         ),
         "rights": FACT,
-        "rights_missing": Entry(
-            "The API server will answer this with 403, and that part does not work.",
-            "apply the roles again (kubectl apply -k daemonset/), and look for who edited them",
+        "rights_missing": Advice(
+            "The API server answers this request with 403, so that part does not work.",
+            "apply the roles again (kubectl apply -k daemonset/), and find out why they were changed",
         ),
-        "hidden": Entry(
-            "Whoever asks here may not read it, so nothing is said of it; an agent may read almost nothing.",
-            "run the doctor with an administrator's --kubeconfig and --node NAME to have it judged",
+        "hidden": Advice(
+            "The caller may not read this, so there are no findings about it; an agent may read almost "
+            "nothing.",
+            "run the doctor with an administrator's --kubeconfig and --node NAME",
         ),
         "crds": FACT,
-        "nodelinks_absent": Entry(
-            "The nodes' reports are objects of this kind: without it there is no tree of the fabric.",
+        "nodelinks_absent": Advice(
+            "The nodes' reports are objects of this kind: without it the controller cannot build the "
+            "fabric's tree.",
             "kubectl apply -k daemonset/ (the CustomResourceDefinition nodelinks.nodeagent.io)",
         ),
-        "crd_version": Entry(
-            "It is there in other versions than the one that is spoken here.",
-            "bring CRD and agent to versions that belong together; docs/upgrade.md says in which order",
+        "crd_version": Advice(
+            "The API server serves other versions than the one that nodeagent uses.",
+            "install CRD and agent in versions that belong together; docs/upgrade.md gives the order",
         ),
-        "hypernodes_absent": Entry(
-            "Volcano before 1.12 has no HyperNodes: jobs cannot be placed by the network.",
-            "install Volcano 1.12 or newer, or its HyperNode definition alone: labels wait for it too",
+        "hypernodes_absent": Advice(
+            "Volcano before 1.12 has no HyperNodes: it cannot place jobs by topology.",
+            "install Volcano 1.12 or newer, or its HyperNode definition alone: labels need it too",
         ),
         "volcano": FACT,
-        "schedulers_absent": Entry(
-            "The tree is used by a scheduler: Volcano by HyperNodes, Kueue by labels.",
-            "nothing where devices alone are wanted; else install one of them",
+        "schedulers_absent": Advice(
+            "A scheduler uses the tree: Volcano by HyperNodes, Kueue by labels.",
+            "nothing where only devices are used; otherwise install one of them",
         ),
         "kueue": FACT,
-        "kueue_topology_absent": Entry(
-            "Topology-aware scheduling takes Kueue's Topology, which this version does not serve.",
+        "kueue_topology_absent": Advice(
+            "Topology-aware scheduling needs Kueue's Topology, which this version does not serve.",
             "install a newer Kueue; our manifests are for kueue.x-k8s.io/v1beta2",
         ),
-        "volcano_discovers": Entry(
-            "Volcano's own discoverer writes and deletes HyperNodes by its own lights: two trees of one fabric.",
+        "volcano_discovers": Advice(
+            "Volcano's own discoverer also writes and deletes HyperNodes: the fabric would have two trees.",
             "set `enabled: false` for it under networkTopologyDiscovery in Volcano's controller ConfigMap",
         ),
-        "hypernodes_foreign": Entry(
-            "HyperNodes of somebody else that hold our nodes put them in two places of the tree.",
-            "remove them, or leave their nodes out of ours; the controller refuses to overlap",
+        "hypernodes_foreign": Advice(
+            "HyperNodes of another owner with our nodes put these nodes into two places of the tree.",
+            "remove them, or exclude their nodes from ours; the controller refuses to write overlapping "
+            "HyperNodes",
         ),
         "node": FACT,
-        "node_absent": Entry(
-            "The API server has no Node of this name, so this machine is none of its nodes.",
-            "name it with --node; kubectl get nodes lists them",
+        "node_absent": Advice(
+            "The API server has no Node of this name, so this machine is not one of its nodes.",
+            "give its name with --node; kubectl get nodes lists them",
         ),
         "report": FACT,
-        "report_absent": Entry(
-            "No agent has reported this node's links yet, so it stands in no tree.",
-            "look at the log of the agent's pod on this node",
+        "report_absent": Advice(
+            "No agent has reported this node's links yet, so the node is not in the tree.",
+            "check the log of the agent's pod on this node",
         ),
-        "kubelet_old": Entry(
-            "Kubernetes 1.30 is the oldest that is supported: before, admission cannot bind an agent to its node.",
+        "kubelet_old": Advice(
+            "Kubernetes 1.30 is the oldest supported version: in older ones admission cannot bind an agent "
+            "to its node.",
             "upgrade the node",
         ),
-        "kubelet_race": Entry(
-            "Up to 1.36 the end of a plugin's old stream makes the kubelet drop the new one (kubernetes#127803).",
+        "kubelet_race": Advice(
+            "Up to 1.36, when a plugin's old stream ends, the kubelet drops the new one (kubernetes#127803).",
             "nothing; the agent waits for the old stream to end. Never update the DaemonSet with maxSurge",
         ),
-        "kubelet_without_cdi": Entry(
-            "Before 1.29 the kubelet drops the CDI names that a device plugin gives, without a word: containers "
-            "start without their device.",
-            "upgrade, switch the gate DevicePluginCDIDevices on (1.28), or deviceListStrategy: envvar",
+        "kubelet_without_cdi": Advice(
+            "Before 1.29 the kubelet silently drops the CDI names of a device plugin: containers start "
+            "without their device.",
+            "upgrade, enable the feature gate DevicePluginCDIDevices (1.28), or set deviceListStrategy: "
+            "envvar",
         ),
-        "runtime_without_cdi": Entry(
-            "This version of the container runtime does not know CDI: containers are created without their device.",
-            "containerd 1.7 with enable_cdi, containerd 2, CRI-O 1.23; or deviceListStrategy: envvar",
+        "runtime_without_cdi": Advice(
+            "This version of the container runtime does not support CDI: containers are created without "
+            "their device.",
+            "use containerd 1.7 with enable_cdi, containerd 2 or CRI-O 1.23; or set deviceListStrategy: "
+            "envvar",
         ),
-        "runtime_cdi_default": Entry(
-            "containerd 1.7 has CDI switched off unless its configuration says otherwise.",
-            "enable_cdi = true in containerd's CRI plugin, then restart it",
+        "runtime_cdi_default": Advice(
+            "In containerd 1.7 CDI is disabled unless the configuration enables it.",
+            "set enable_cdi = true in containerd's CRI plugin, then restart containerd",
         ),
-        "surge": Entry(
-            "Two agents on one node take turns at the kubelet's race: after an update nothing is allocatable.",
+        "surge": Advice(
+            "Two agents on one node trigger the kubelet's race (kubernetes#127803): after an update nothing "
+            "is allocatable.",
             "set maxSurge: 0 in the DaemonSet's updateStrategy",
         ),
-        "capacity_differs": Entry(
-            "What the scheduler counts is not what this node offers: another plugin has the name, or the kubelet has "
-            "not heard of a change.",
-            "look for other plugins above; where there is none, restart the agent's pod",
+        "capacity_differs": Advice(
+            "The scheduler counts another number than this node offers: another plugin has the name, or the "
+            "kubelet has missed a change.",
+            "look for other plugins in the findings above; without any, restart the agent's pod",
         ),
-        "gpus_counted_twice": Entry(
-            "Another resource counts the same GPUs: a pod of each can be sent to one GPU.",
-            "remove that device plugin from the node, or give each its own GPUs by `select`",
+        "gpus_counted_twice": Advice(
+            "Another resource counts the same GPUs: two pods can get one GPU.",
+            "remove that device plugin from the node, or give each plugin its own GPUs by `select`",
         ),
     },
 )
@@ -118,63 +126,63 @@ _GPU_RESOURCES = re.compile(
 )
 
 
-def judge(seen: Cluster | None, config: Config, snapshot: Snapshot | None) -> Iterator[Finding]:
-    if seen is None:
-        yield TOPIC.ok("cluster_not_asked", "no --kubeconfig, and this is no pod with a service account")
+def findings(facts: ClusterFacts | None, config: Config, snapshot: Snapshot | None) -> Iterator[Finding]:
+    if facts is None:
+        yield TOPIC.ok("cluster_not_asked", "no --kubeconfig, and no pod with a service account")
         return
-    if seen.error is not None:
-        yield TOPIC.fix("cluster_unreachable", seen.error)
+    if facts.error is not None:
+        yield TOPIC.fix("cluster_unreachable", facts.error)
         return
-    yield TOPIC.ok("cluster", f"{seen.server}, namespace {seen.namespace}")
-    yield from _rights(seen)
-    yield from _kinds(seen)
-    yield from _tree(seen)
-    if seen.surge is not None:
-        yield TOPIC.fix("surge", f"the DaemonSet {seen.namespace}/{OURS} has maxSurge {seen.surge}")
-    if seen.absent is not None:
-        yield TOPIC.note("node_absent", f"there is no Node {seen.absent}")
-    if seen.node is not None:
-        yield from _node(seen.node, config, snapshot)
-    if seen.reported is not None:
-        if seen.reported:
+    yield TOPIC.ok("cluster", f"{facts.server}, namespace {facts.namespace}")
+    yield from _rights(facts)
+    yield from _kinds(facts)
+    yield from _tree(facts)
+    if facts.surge is not None:
+        yield TOPIC.fix("surge", f"the DaemonSet {facts.namespace}/{OURS} has maxSurge {facts.surge}")
+    if facts.absent is not None:
+        yield TOPIC.note("node_absent", f"there is no Node {facts.absent}")
+    if facts.node is not None:
+        yield from _node(facts.node, config, snapshot)
+    if facts.reported is not None:
+        if facts.reported:
             yield TOPIC.ok("report", "this node has its NodeLinks")
         else:
             yield TOPIC.note("report_absent", "this node has no NodeLinks")
-    if seen.hidden:
-        yield TOPIC.note("hidden", some(list(dict.fromkeys(seen.hidden)), 6))
+    if facts.hidden:
+        yield TOPIC.note("hidden", shortened(list(dict.fromkeys(facts.hidden)), 6))
 
 
-def _rights(seen: Cluster) -> Iterator[Finding]:
-    for role in seen.checked:
-        denied = [one for one in seen.denied if one.role == role]
+def _rights(facts: ClusterFacts) -> Iterator[Finding]:
+    for role in facts.checked:
+        denied = [one for one in facts.denied if one.role == role]
         if not denied:
-            yield TOPIC.ok("rights", f"{ACCOUNTS[role]} may do all that it needs")
+            yield TOPIC.ok("rights", f"{ACCOUNTS[role]} has all rights that it needs")
         for one in denied:
-            place = f" in {seen.namespace}" if one.demand.own else ""
+            place = f" in {facts.namespace}" if one.demand.own_namespace else ""
             yield TOPIC.fix(
                 "rights_missing",
-                f"{ACCOUNTS[role]} may not {one.demand.sentence(one.verb)}{place}, {one.demand.wanted}",
+                f"{ACCOUNTS[role]} may not {one.demand.sentence(one.verb)}{place}, {one.demand.purpose}",
             )
 
 
-def _kinds(seen: Cluster) -> Iterator[Finding]:
-    """CRDs and who schedules."""
-    for group, versions in seen.other.items():
+def _kinds(facts: ClusterFacts) -> Iterator[Finding]:
+    """CRDs and schedulers."""
+    for group, versions in facts.other.items():
         if versions:
             wanted = ", ".join(GROUPS[group])
             yield TOPIC.fix("crd_version", f"{group} is served as {', '.join(versions)}, not as {wanted}")
-    if "nodelinks" in _plurals(seen, "nodeagent.io"):
+    if "nodelinks" in _plurals(facts, "nodeagent.io"):
         yield TOPIC.ok("crds", "NodeLinks nodeagent.io/v1alpha1")
-    elif not seen.other.get("nodeagent.io"):
+    elif not facts.other.get("nodeagent.io"):
         yield TOPIC.warn("nodelinks_absent", "no NodeLinks")
-    volcano, kueue = _plurals(seen, "scheduling.volcano.sh"), _plurals(seen, "kueue.x-k8s.io")
-    hypernodes = "hypernodes" in _plurals(seen, "topology.volcano.sh")
+    volcano, kueue = _plurals(facts, "scheduling.volcano.sh"), _plurals(facts, "kueue.x-k8s.io")
+    hypernodes = "hypernodes" in _plurals(facts, "topology.volcano.sh")
     if hypernodes:
         yield TOPIC.ok("volcano", "HyperNodes topology.volcano.sh/v1alpha1")
     elif volcano:
-        yield TOPIC.warn("hypernodes_absent", "Volcano is there, and no HyperNodes")
+        yield TOPIC.warn("hypernodes_absent", "Volcano is installed, but without HyperNodes")
     if kueue:
-        version = (seen.served["kueue.x-k8s.io"] or ("",))[0]
+        version = (facts.served["kueue.x-k8s.io"] or ("",))[0]
         if "topologies" in kueue:
             yield TOPIC.ok("kueue", f"Kueue's Topology kueue.x-k8s.io/{version}")
         else:
@@ -183,20 +191,20 @@ def _kinds(seen: Cluster) -> Iterator[Finding]:
         yield TOPIC.note("schedulers_absent", "neither Volcano nor Kueue")
 
 
-def _plurals(seen: Cluster, group: str) -> tuple[str, ...]:
-    found = seen.served.get(group)
+def _plurals(facts: ClusterFacts, group: str) -> tuple[str, ...]:
+    found = facts.served.get(group)
     return () if found is None else found[1]
 
 
-def _tree(seen: Cluster) -> Iterator[Finding]:
-    if seen.discoverers:
-        yield TOPIC.fix("volcano_discovers", f"Volcano discovers by {', '.join(seen.discoverers)}")
-    if seen.foreign:
-        named = [f"{number} of {source or 'no source'}" for source, number in sorted(seen.foreign.items())]
-        yield TOPIC.warn("hypernodes_foreign", f"HyperNodes of others: {', '.join(named)}")
+def _tree(facts: ClusterFacts) -> Iterator[Finding]:
+    if facts.discoverers:
+        yield TOPIC.fix("volcano_discovers", f"Volcano discovers with {', '.join(facts.discoverers)}")
+    if facts.foreign:
+        named = [f"{number} of {source or 'no source'}" for source, number in sorted(facts.foreign.items())]
+        yield TOPIC.warn("hypernodes_foreign", f"HyperNodes of other owners: {', '.join(named)}")
 
 
-def _node(node: Node, config: Config, snapshot: Snapshot | None) -> Iterator[Finding]:
+def _node(node: NodeFacts, config: Config, snapshot: Snapshot | None) -> Iterator[Finding]:
     yield TOPIC.ok("node", f"{node.name}: kubelet {node.kubelet or '?'}, {node.runtime or '?'}")
     kubelet = _version(node.kubelet)
     cdi = any(entry.device_list_strategy == "cdi" for entry in config.resources)
@@ -204,7 +212,7 @@ def _node(node: Node, config: Config, snapshot: Snapshot | None) -> Iterator[Fin
         if kubelet < OLDEST:
             yield TOPIC.warn("kubelet_old", f"kubelet {node.kubelet}")
         if kubelet < CDI_SINCE and cdi:
-            yield TOPIC.fix("kubelet_without_cdi", f"kubelet {node.kubelet}, and the configuration uses CDI")
+            yield TOPIC.fix("kubelet_without_cdi", f"kubelet {node.kubelet}, but the configuration uses CDI")
         if kubelet <= RACE_UNTIL:
             yield TOPIC.note("kubelet_race", f"kubelet {node.kubelet}")
     if cdi:
@@ -219,22 +227,22 @@ def _runtime(told: str) -> Iterator[Finding]:
     if version is None:
         return
     if (name == "containerd" and version < (1, 7)) or (name == "cri-o" and version < (1, 23)):
-        yield TOPIC.fix("runtime_without_cdi", f"{name} {text}, and the configuration uses CDI")
+        yield TOPIC.fix("runtime_without_cdi", f"{name} {text}, but the configuration uses CDI")
     elif name == "containerd" and version < (2, 0):
         yield TOPIC.note("runtime_cdi_default", f"{name} {text}")
 
 
-def _capacity(node: Node, config: Config, snapshot: Snapshot) -> Iterator[Finding]:
+def _capacity(node: NodeFacts, config: Config, snapshot: Snapshot) -> Iterator[Finding]:
     kinds = Offer(config).kinds(snapshot)
     for kind in kinds:
         ours = sum(len(devices.ids) for devices in kind.devices(snapshot))
         counted = node.capacity.get(kind.resource)
         if counted is not None and counted != str(ours):
             yield TOPIC.warn(
-                "capacity_differs", f"{kind.resource}: the Node counts {counted}, we offer {ours}"
+                "capacity_differs", f"{kind.resource}: the Node counts {counted}, this node offers {ours}"
             )
     mine = {kind.resource for kind in kinds}
-    if not any(not isinstance(kind, VfPool) and kind.devices(snapshot) for kind in kinds):
+    if not any(kind.source == "gpus" and kind.devices(snapshot) for kind in kinds):
         return
     others = [
         name
@@ -243,7 +251,8 @@ def _capacity(node: Node, config: Config, snapshot: Snapshot) -> Iterator[Findin
     ]
     if others:
         yield TOPIC.warn(
-            "gpus_counted_twice", f"{count(len(others), 'resource')} of others: {some(sorted(others))}"
+            "gpus_counted_twice",
+            f"{count(len(others), 'resource')} of other plugins: {shortened(sorted(others))}",
         )
 
 

@@ -1,4 +1,4 @@
-"""The configuration: its faults, and what this machine cannot give of what it asks for."""
+"""Check the configuration: its faults, and entries that this machine cannot serve."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nodeagent.agent_config import Config, load
 from nodeagent.config.faults import ConfigError
-from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, count
+from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count
 from nodeagent.model import Snapshot
 from nodeagent.offer import Offer
 
@@ -17,29 +17,31 @@ TOPIC = Topic(
     "CONFIGURATION",
     {
         "config": FACT,
-        "config_unreadable": Entry(
-            "The agent does not start without its configuration; everything below is judged by the default one.",
-            "name the right file with --config, or mount it",
+        "config_unreadable": Advice(
+            "The agent does not start without its configuration. The checks below use the default "
+            "configuration.",
+            "give the right file with --config, or mount it",
         ),
-        "config_fault": Entry(
-            "The agent refuses the file as a whole; everything below is judged by the default configuration.",
-            "mend that setting; `nodeagent config check FILE` says when it is good",
+        "config_fault": Advice(
+            "The agent refuses the whole file. The checks below use the default configuration.",
+            "correct the setting; `nodeagent config check FILE` shows when the file is valid",
         ),
-        "config_unfit": Entry(
-            "The agent does not start: it would offer something that cannot be handed out.",
-            "change that entry of `resources`; `nodeagent scan` shows what there is to select",
+        "config_unfit": Advice(
+            "The agent does not start: it would offer devices that it cannot allocate.",
+            "change this entry of `resources`; `nodeagent scan` shows the devices that can be selected",
         ),
-        "config_idle": Entry(
-            "An entry that selects nothing is no resource: pods that ask for it stay Pending.",
-            "mend its `select`, or leave the entry out on nodes of this kind; `nodeagent scan` shows what there is",
+        "config_idle": Advice(
+            "An entry that selects no device makes no resource: pods that request it stay Pending.",
+            "correct its `select`, or remove the entry on nodes of this type; `nodeagent scan` shows the "
+            "devices",
         ),
     },
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Configuration:
-    """``config`` is the default where the file was of no use."""
+class ConfigurationFacts:
+    """``config`` is the default where the file cannot be used."""
 
     name: str
     config: Config
@@ -47,31 +49,31 @@ class Configuration:
     unreadable: str | None = None
 
 
-def look(path: Path | None) -> Configuration:
+def read(path: Path | None) -> ConfigurationFacts:
     if path is None:
-        return Configuration("the default configuration", Config())
+        return ConfigurationFacts("the default configuration", Config())
     try:
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:
-        return Configuration(str(path), Config(), unreadable=error.strerror or str(error))
+        return ConfigurationFacts(str(path), Config(), unreadable=error.strerror or str(error))
     try:
-        return Configuration(str(path), load(text, name=str(path)))
+        return ConfigurationFacts(str(path), load(text, name=str(path)))
     except ConfigError as error:
-        return Configuration(str(path), Config(), faults=tuple(str(error).splitlines()))
+        return ConfigurationFacts(str(path), Config(), faults=tuple(str(error).splitlines()))
 
 
-def judge(seen: Configuration, snapshot: Snapshot | None) -> Iterator[Finding]:
-    """``snapshot`` is ``None`` where the machine's devices are not known."""
-    if seen.unreadable is not None:
-        yield TOPIC.fix("config_unreadable", f"{seen.name}: {seen.unreadable}")
+def findings(facts: ConfigurationFacts, snapshot: Snapshot | None) -> Iterator[Finding]:
+    """``snapshot``: ``None`` where the machine's devices are not known."""
+    if facts.unreadable is not None:
+        yield TOPIC.fix("config_unreadable", f"{facts.name}: {facts.unreadable}")
         return
-    if seen.faults:
-        for fault in seen.faults:
+    if facts.faults:
+        for fault in facts.faults:
             yield TOPIC.fix("config_fault", fault)
         return
-    entries = count(len(seen.config.resources), "entry", "entries")
-    yield TOPIC.ok("config", f"{seen.name}: {entries} of resources, {len(seen.config.vfs)} of vfs")
-    for trouble in Offer(seen.config).troubles(snapshot) if snapshot is not None else ():
+    entries = count(len(facts.config.resources), "entry", "entries")
+    yield TOPIC.ok("config", f"{facts.name}: {entries} of resources, {len(facts.config.vfs)} of vfs")
+    for trouble in Offer(facts.config).troubles(snapshot) if snapshot is not None else ():
         if trouble.fatal:
             yield TOPIC.fix("config_unfit", trouble.message)
         else:

@@ -1,8 +1,8 @@
-"""What the doctor says: findings, each by a key that never changes its meaning. Pure.
+"""A finding of the doctor, identified by a key that never changes its meaning. Pure.
 
-A topic is one group of findings and declares its keys where they are judged, with why each matters and what to
-do about it; ``what`` alone is of this machine. docs/doctor.md is made from the topics, and so every key has its
-remedy there. Keys are for programs: they are added, and never renamed.
+A topic is a group of findings. It declares its keys, with the reason why each matters and the remedy; only ``what``
+depends on the machine. docs/doctor.md is generated from the topics, so that each key is documented there. Keys are
+for programs: keys are added, but never renamed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Level(StrEnum):
-    """``fix``: something that is configured cannot work. ``warn``: it works, and will hurt. ``note``: to be known."""
+    """``fix``: something configured cannot work. ``warn``: it works, but causes trouble. ``note``: information."""
 
     FIX = "fix"
     WARN = "warn"
@@ -24,7 +24,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``why`` and ``remedy`` are empty where nothing is wrong."""
+    """``why`` and ``remedy`` are empty for a finding that is good."""
 
     group: str
     key: str
@@ -34,24 +34,24 @@ class Finding:
     remedy: str = ""
 
 
-class Entry(NamedTuple):
-    """``remedy`` may hold no fields: it is what the documentation says, whatever the machine."""
+class Advice(NamedTuple):
+    """Why a finding matters and what to do. The documentation shows both, so they name no machine."""
 
     why: str
     remedy: str
 
 
-FACT = Entry("", "")
-"""A key that only ever tells how things are."""
+FACT = Advice("", "")
+"""A key that states a fact and never needs a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """``group`` is a word for programs, ``title`` for people."""
+    """A group of findings. ``group`` is for programs, ``title`` for people."""
 
     group: str
     title: str
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, Advice]
 
     def ok(self, key: str, what: str) -> Finding:
         self.entries[key]
@@ -67,15 +67,15 @@ class Topic:
         return self._found(key, Level.FIX, what, remedy)
 
     def _found(self, key: str, level: Level, what: str, remedy: str) -> Finding:
-        """``remedy`` in place of the entry's where this machine tells it more exactly."""
+        """``remedy`` replaces the declared one where this machine allows a more exact one."""
         entry = self.entries[key]
         return Finding(self.group, key, level, what, entry.why, remedy or entry.remedy)
 
 
-def some(names: Sequence[str], at_most: int = 4) -> str:
-    """A list for a sentence.
+def shortened(names: Sequence[str], at_most: int = 4) -> str:
+    """A list for a sentence, shortened to ``at_most`` names.
 
-    >>> some(["a", "b", "c"], at_most=2)
+    >>> shortened(["a", "b", "c"], at_most=2)
     'a, b and 1 more'
     """
     if len(names) <= at_most + 1:
@@ -83,9 +83,9 @@ def some(names: Sequence[str], at_most: int = 4) -> str:
     return f"{', '.join(names[:at_most])} and {len(names) - at_most} more"
 
 
-def count(number: int, one: str, many: str = "") -> str:
+def count(number: int, singular: str, plural: str = "") -> str:
     """
     >>> count(1, "GPU"), count(2, "GPU"), count(2, "entry", "entries")
     ('1 GPU', '2 GPUs', '2 entries')
     """
-    return f"{number} {one if number == 1 else many or one + 's'}"
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"

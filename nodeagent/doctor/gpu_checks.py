@@ -1,4 +1,4 @@
-"""GPUs: what the PCI bus shows of them against what their driver says, and what containers need of it."""
+"""Check GPUs: compare the PCI bus with the driver, and check what containers need of the driver."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from nodeagent.agent_config import Config
-from nodeagent.doctor.driver_checks import Answer, answer, ask
-from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, count, some
-from nodeagent.doctor.target import Subject
+from nodeagent.doctor.driver_process import DriverAnswer, read_driver, read_in_process
+from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
+from nodeagent.doctor.target import Target
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kinds.resource_settings import GpuMemResource
@@ -24,57 +24,61 @@ TOPIC = Topic(
         "gpus_none": FACT,
         "gpus_left_alone": FACT,
         "driver": FACT,
-        "driver_absent": Entry(
-            "The GPUs are on the PCI bus and no driver speaks for them: none can be offered.",
-            "install NVIDIA's driver, or let the agent's container see it (RuntimeClass nvidia, or the library and "
-            "device nodes mounted)",
+        "driver_absent": Advice(
+            "The GPUs are on the PCI bus, but no driver serves them: no GPU can be offered.",
+            "install NVIDIA's driver, or give it to the agent's container (RuntimeClass nvidia, or mount "
+            "the library and the device nodes)",
         ),
-        "driver_refused": Entry(
+        "driver_refused": Advice(
             "Without NVML no GPU can be offered.",
-            "nvidia-smi on the host says the same: mend it there, and look at the kernel's log (dmesg | grep NVRM)",
+            "nvidia-smi on the host shows the same error: correct it there, and check the kernel log (dmesg "
+            "| grep NVRM)",
         ),
-        "driver_hung": Entry(
-            "A driver that does not answer takes all its GPUs from the kubelet.",
-            "look at the kernel's log for XIDs; a reset of the GPU or a reboot is what ends it",
+        "driver_hung": Advice(
+            "A driver that does not answer makes all its GPUs unavailable.",
+            "check the kernel log for XIDs; reset the GPU or reboot",
         ),
-        "driver_crashed": Entry(
-            "The library and the kernel's module most likely do not belong together.",
-            "finish the driver's installation (same version of library and module), then reboot or reload the module",
+        "driver_crashed": Advice(
+            "Most likely the versions of NVML library and kernel module differ.",
+            "complete the driver installation (same version of library and module), then reboot or reload "
+            "the module",
         ),
-        "driver_other": Entry(
-            "A GPU under another driver is not NVML's to tell, and not ours to offer.",
-            "blacklist nouveau and reboot; a GPU that is meant for VMs (vfio-pci) is left out by `select`",
+        "driver_other": Advice(
+            "NVML cannot read a GPU under another driver, so the agent cannot offer it.",
+            "blacklist nouveau and reboot; exclude a GPU for VMs (vfio-pci) with `select`",
         ),
-        "gpu_missing": Entry(
-            "A GPU that its driver does not list has fallen off the bus or failed to start: its slices are missing.",
-            "look at the kernel's log (NVRM, XID 79), reseat or reboot",
+        "gpu_missing": Advice(
+            "A GPU that its driver does not list has dropped off the bus or failed to start: its devices "
+            "are missing.",
+            "check the kernel log (NVRM, XID 79), then reseat the GPU or reboot",
         ),
-        "gpu_fault": Entry(
-            "The GPU does not answer as it should; its devices are Unhealthy.",
-            "look at the kernel's log for its XIDs; reset it (nvidia-smi --gpu-reset -i N) or reboot",
+        "gpu_fault": Advice(
+            "The GPU reports errors; its devices are Unhealthy.",
+            "check the kernel log for its XIDs; reset it (nvidia-smi --gpu-reset -i N) or reboot",
         ),
-        "gpu_recovery": Entry(
-            "The driver itself asks for this before the GPU is used again.",
-            "drain the node and do what it asks: nvidia-smi --gpu-reset -i N, or a reboot",
+        "gpu_recovery": Advice(
+            "The driver requires this action before the GPU is used again.",
+            "drain the node and do it: nvidia-smi --gpu-reset -i N, or a reboot",
         ),
-        "recovery_untold": Entry(
-            "Only drivers from r565 on tell when a GPU waits for a reset; before, XIDs alone do, and only while the "
-            "agent listens.",
+        "recovery_untold": Advice(
+            "Drivers before r565 do not report a required reset. Then only XIDs show it, and only while the "
+            "agent runs.",
             "run driver r565 or newer",
         ),
-        "mig_on": Entry(
-            "A GPU in MIG mode is cut in hardware: its memory is not offered in slices, and it is Unhealthy.",
-            "nvidia-smi -i N -mig 0, or leave the GPU out by `select`",
+        "mig_on": Advice(
+            "MIG partitions a GPU in hardware: its memory is not offered in slices, and it is Unhealthy.",
+            "nvidia-smi -i N -mig 0, or exclude the GPU with `select`",
         ),
-        "gpu_nodes": Entry(
-            "CUDA opens these device nodes, which nobody makes before the first program needs them.",
+        "gpu_nodes": Advice(
+            "CUDA opens these device nodes, which do not exist until a program has created them.",
             "run nvidia-modprobe -u -c=0 at boot, or nvidia-persistenced",
         ),
         "memory_limits": FACT,
-        "memory_limits_inert": Entry(
-            "Slices are counted, and a container is told its share; what makes that a hard limit is missing here, so "
-            "that a program may take more than its own.",
-            "driver r615 with container toolkit 1.20.1 and cgroup v2; until then only MIG or MPS enforce",
+        "memory_limits_inert": Advice(
+            "Slices are counted and a container gets its share in the environment. The parts that enforce "
+            "the limit are missing here, so a program can use more than its share.",
+            "use driver r615 with container toolkit 1.20.1 and cgroup v2; without them only MIG or MPS "
+            "enforce a limit",
         ),
     },
 )
@@ -84,11 +88,11 @@ _RECOVERY_DRIVER = 565
 
 
 @dataclass(frozen=True, slots=True)
-class Gpus:
-    """``on_bus`` is the driver by PCI address. ``answer`` is ``None`` where it did not come in ``hung_s``."""
+class GpuFacts:
+    """``on_bus``: driver by PCI address. ``answer``: ``None`` where none came within ``hung_s``."""
 
     on_bus: Mapping[str, str | None] = field(default_factory=dict)
-    answer: Answer | None = None
+    answer: DriverAnswer | None = None
     module: str | None = None
     nodes: tuple[str, ...] = ()
     cgroup2: bool | None = None
@@ -96,7 +100,7 @@ class Gpus:
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """As the offer counts them; whoever lacks what a device needs is none."""
+        """The GPUs that can be offered; a GPU without UUID, address or memory is left out."""
         return tuple(
             Gpu(r.uuid, r.index, r.minor, r.name or "?", r.pci_address, r.memory_mib, None)
             for r in (self.answer.readings if self.answer else ())
@@ -104,72 +108,72 @@ class Gpus:
         )
 
 
-def look(subject: Subject) -> Gpus:
-    tree = subject.tree
-    root, driver = str(tree.root), subject.config.gpu.driver
-    said = answer(root, driver) if subject.recorded else ask(root, driver, subject.timeout_s)
-    return Gpus(
+def read(target: Target) -> GpuFacts:
+    tree = target.tree
+    root, driver = str(tree.root), target.config.gpu.driver
+    answer = read_driver(root, driver) if target.recorded else read_in_process(root, driver, target.timeout_s)
+    return GpuFacts(
         on_bus=_on_bus(tree),
-        answer=said,
+        answer=answer,
         module=_text(tree, "/sys/module/nvidia/version"),
         nodes=tuple(node for node in GPU_NODES if tree.exists(node)),
-        cgroup2=None if subject.recorded else tree.exists("/sys/fs/cgroup/cgroup.controllers"),
-        hung_s=subject.timeout_s,
+        cgroup2=None if target.recorded else tree.exists("/sys/fs/cgroup/cgroup.controllers"),
+        hung_s=target.timeout_s,
     )
 
 
-def judge(gpus: Gpus, config: Config) -> Iterator[Finding]:
+def findings(gpus: GpuFacts, config: Config) -> Iterator[Finding]:
     if config.gpu.driver == "none":
-        yield TOPIC.ok("gpus_left_alone", "gpu.driver is none: GPUs are not asked for")
+        yield TOPIC.ok("gpus_left_alone", "gpu.driver is none: GPUs are ignored")
         return
     ours = {address: driver for address, driver in gpus.on_bus.items() if driver in (None, "nvidia")}
     others = {address: driver for address, driver in gpus.on_bus.items() if address not in ours}
     for address, driver in others.items():
         say = TOPIC.note if driver == "vfio-pci" else TOPIC.warn
         yield say("driver_other", f"GPU {address} is bound to {driver}")
-    said = gpus.answer
-    if said is None:
+    answer = gpus.answer
+    if answer is None:
         yield TOPIC.fix("driver_hung", f"NVML did not answer within {gpus.hung_s:g} s")
-    elif said.crashed is not None:
-        yield TOPIC.fix("driver_crashed", f"asking NVML ended with {said.crashed}")
-    elif said.error is not None:
-        yield from _refused(said, ours)
+    elif answer.crashed is not None:
+        yield TOPIC.fix("driver_crashed", f"the process that reads NVML ended with {answer.crashed}")
+    elif answer.error is not None:
+        yield from _refused(answer, ours)
     else:
-        yield from _answered(gpus, said, ours)
-        yield from _limits(gpus, said, config)
+        yield from _answered(gpus, answer, ours)
+        yield from _limits(gpus, answer, config)
 
 
-def _refused(said: Answer, on_bus: Mapping[str, str | None]) -> Iterator[Finding]:
-    if not said.absent:
-        yield TOPIC.fix("driver_refused", f"{said.error}")
+def _refused(answer: DriverAnswer, on_bus: Mapping[str, str | None]) -> Iterator[Finding]:
+    if not answer.absent:
+        yield TOPIC.fix("driver_refused", f"{answer.error}")
     elif on_bus:
         yield TOPIC.fix(
-            "driver_absent", f"{count(len(on_bus), 'NVIDIA GPU')} on the PCI bus, but {said.error}"
+            "driver_absent", f"{count(len(on_bus), 'NVIDIA GPU')} on the PCI bus, but {answer.error}"
         )
     else:
-        yield TOPIC.ok("gpus_none", "no NVIDIA GPU on the PCI bus, and no driver for one")
+        yield TOPIC.ok("gpus_none", "no NVIDIA GPU on the PCI bus, and no driver")
 
 
-def _answered(gpus: Gpus, said: Answer, on_bus: Mapping[str, str | None]) -> Iterator[Finding]:
-    module = f", kernel module {gpus.module}" if gpus.module and gpus.module != said.version else ""
-    yield TOPIC.ok("driver", f"NVIDIA {said.version or 'of an unknown version'}{module}")
-    names = sorted({reading.name or "?" for reading in said.readings})
-    if said.readings:
-        yield TOPIC.ok("gpus", f"{count(len(said.readings), 'GPU')}: {', '.join(names)}")
+def _answered(gpus: GpuFacts, answer: DriverAnswer, on_bus: Mapping[str, str | None]) -> Iterator[Finding]:
+    module = f", kernel module {gpus.module}" if gpus.module and gpus.module != answer.version else ""
+    yield TOPIC.ok("driver", f"NVIDIA {answer.version or 'of an unknown version'}{module}")
+    names = sorted({reading.name or "?" for reading in answer.readings})
+    if answer.readings:
+        yield TOPIC.ok("gpus", f"{count(len(answer.readings), 'GPU')}: {', '.join(names)}")
     else:
-        yield TOPIC.ok("gpus_none", "the driver counts no GPU")
-    listed = {reading.pci_address for reading in said.readings}
+        yield TOPIC.ok("gpus_none", "the driver lists no GPU")
+    listed = {reading.pci_address for reading in answer.readings}
     for address in sorted(on_bus.keys() - listed):
         if None not in listed:
-            yield TOPIC.fix("gpu_missing", f"{address} is on the PCI bus and the driver does not list it")
-    for reading in said.readings:
+            yield TOPIC.fix("gpu_missing", f"{address} is on the PCI bus, but the driver does not list it")
+    for reading in answer.readings:
         yield from _reading(reading)
-    old = _major(said.version)
-    if old is not None and old < _RECOVERY_DRIVER and said.readings:
-        yield TOPIC.note("recovery_untold", f"driver {said.version}")
+    old = _major(answer.version)
+    if old is not None and old < _RECOVERY_DRIVER and answer.readings:
+        yield TOPIC.note("recovery_untold", f"driver {answer.version}")
     missing = [node for node in ("/dev/nvidiactl", "/dev/nvidia-uvm") if node not in gpus.nodes]
-    if said.readings and missing:
-        yield TOPIC.warn("gpu_nodes", f"{', '.join(missing)}: not there")
+    if answer.readings and missing:
+        yield TOPIC.warn("gpu_nodes", f"{', '.join(missing)}: missing")
 
 
 def _reading(reading: GpuReading) -> Iterator[Finding]:
@@ -182,18 +186,21 @@ def _reading(reading: GpuReading) -> Iterator[Finding]:
         yield TOPIC.warn("mig_on", f"{name} is in MIG mode")
 
 
-def _limits(gpus: Gpus, said: Answer, config: Config) -> Iterator[Finding]:
+def _limits(gpus: GpuFacts, answer: DriverAnswer, config: Config) -> Iterator[Finding]:
     wanted = [e for e in config.resources if isinstance(e, GpuMemResource) and e.memory_limits]
-    version = _major(said.version)
-    if not wanted or not said.readings or version is None:
+    version = _major(answer.version)
+    if not wanted or not answer.readings or version is None:
         return
-    lacking = [f"driver {said.version}"] if version < _LIMITS_DRIVER else []
+    lacking = [f"driver {answer.version}"] if version < _LIMITS_DRIVER else []
     lacking += ["cgroup v1"] if gpus.cgroup2 is False else []
     if lacking:
-        yield TOPIC.note("memory_limits_inert", f"{some(lacking)}: {wanted[0].name} is counted, not enforced")
+        yield TOPIC.note(
+            "memory_limits_inert", f"{shortened(lacking)}: {wanted[0].name} is counted, but not enforced"
+        )
     else:
         yield TOPIC.ok(
-            "memory_limits", f"driver {said.version} can limit memory; the container toolkit must too"
+            "memory_limits",
+            f"driver {answer.version} supports memory limits; the container toolkit must support them too",
         )
 
 
@@ -203,7 +210,7 @@ def _major(version: str | None) -> int | None:
 
 
 def _on_bus(tree: Tree) -> dict[str, str | None]:
-    """NVIDIA's display and 3D controllers."""
+    """The driver of each NVIDIA display or 3D controller, by PCI address."""
     found: dict[str, str | None] = {}
     for address in tree.names("/sys/bus/pci/devices"):
         folder = f"/sys/bus/pci/devices/{address}"

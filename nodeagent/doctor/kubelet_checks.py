@@ -1,8 +1,8 @@
-"""The kubelet: its folders and sockets, who else sits in them, and what it counts under our names.
+"""Check the kubelet: its directories and sockets, other plugins, and what it counts under our resource names.
 
-A look connects to sockets and asks the podresources API, which changes nothing; a plugin's own socket is never
-asked for its devices, for a second stream upsets some plugins. Who holds the agent's lock is told by a shared
-lock that is given back at once.
+A read connects to sockets and calls the podresources API; neither changes anything. The devices of another plugin
+are not requested from its socket, because a second stream disturbs some plugins. A shared lock, released at once,
+shows whether an agent holds the node's lock.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nodeagent.agent_config import Config
-from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, count, some
-from nodeagent.doctor.target import Subject
+from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
+from nodeagent.doctor.target import Target
 from nodeagent.host.file_writing import unwritable_because
 from nodeagent.kubelet.node_lock import LOCK
 from nodeagent.model import Snapshot
@@ -29,55 +29,57 @@ TOPIC = Topic(
     "KUBELET",
     {
         "kubelet": FACT,
-        "kubelet_none": Entry(
-            "Devices are offered to a kubelet, and there is no folder of one here.",
-            "nothing on a machine that is no node; elsewhere name the kubelet's root folder with --kubelet-dir",
+        "kubelet_none": Advice(
+            "The agent offers devices to a kubelet, but this machine has no kubelet directory.",
+            "nothing on a machine that is not a node; otherwise set the kubelet's root directory with "
+            "--kubelet-dir",
         ),
-        "kubelet_forbidden": Entry(
-            "The kubelet's folders are root's, mode 0750; who cannot enter cannot register.",
-            "run as root, with the folder mounted",
+        "kubelet_forbidden": Advice(
+            "The kubelet's directories belong to root (mode 0750). Without access the agent cannot register.",
+            "run as root, with the directory mounted",
         ),
-        "kubelet_silent": Entry(
-            "Without the kubelet's socket nothing is registered; the agent waits for it.",
-            "systemctl status kubelet; in a container mount the folder, never the socket in it",
+        "kubelet_silent": Advice(
+            "Without the kubelet's socket no resource is registered; the agent waits for it.",
+            "systemctl status kubelet; in a container mount the directory, never the socket in it",
         ),
-        "kubelet_folder_unwritable": Entry(
-            "The agent binds its sockets and its lock in this folder.",
-            "mount it read-write; free the disk where it is full",
+        "kubelet_folder_unwritable": Advice(
+            "The agent creates its sockets and its lock in this directory.",
+            "mount it read-write; free disk space if it is full",
         ),
         "agent": FACT,
-        "agent_absent": Entry(
+        "agent_absent": Advice(
             "No agent of ours serves this node now.",
-            "nothing before it is installed; afterwards look at its pod's log",
+            "nothing before the agent is installed; afterwards check the log of its pod",
         ),
         "plugins": FACT,
-        "plugin_stale": Entry(
-            "A socket that nobody listens on was left by a plugin that was killed: the kubelet keeps its resource at "
-            "0 allocatable, then drops it.",
-            "restart that plugin, or remove the socket if it is gone for good",
+        "plugin_stale": Advice(
+            "A plugin that was killed has left its socket: the kubelet keeps its resource at 0 allocatable "
+            "and removes it later.",
+            "restart that plugin, or remove the socket if the plugin is uninstalled",
         ),
-        "plugin_rival": Entry(
-            "Another plugin for the same kind of device runs here. Two that offer one device promise it twice.",
+        "plugin_rival": Advice(
+            "Another plugin for the same type of device runs here. Two plugins that offer one device "
+            "allocate it twice.",
             "remove it from this node, or let the two select different devices",
         ),
-        "resource_claimed": Entry(
-            "The kubelet keeps one plugin for each resource name: the last that registers wins, and the devices of "
-            "the other are gone.",
-            "remove the other plugin from this node, or give ours another resourcePrefix or name",
+        "resource_claimed": Advice(
+            "The kubelet keeps one plugin for each resource name. The last registration wins, and the "
+            "devices of the other plugin are gone.",
+            "remove the other plugin from this node, or give our resource another resourcePrefix or name",
         ),
-        "device_promised_twice": Entry(
-            "The scheduler counts the device under both names and sends pods for both to it.",
-            "take it out of the other plugin's selection, or out of ours",
+        "device_promised_twice": Advice(
+            "The scheduler counts the device under both names and assigns it to pods of both.",
+            "remove the device from the other plugin's selection, or from ours",
         ),
         "podresources": FACT,
-        "podresources_absent": Entry(
-            "Only this API tells which pod holds what: without it health is told without the pods it hurts, and the "
-            "number of VFs in use is not known.",
-            "mount the host's /var/lib/kubelet/pod-resources, which every kubelet since 1.15 makes",
+        "podresources_absent": Advice(
+            "Only this API shows which pod holds what. Without it faults are reported without the affected "
+            "pods, and the number of VFs in use is unknown.",
+            "mount the host's /var/lib/kubelet/pod-resources, which every kubelet since 1.15 creates",
         ),
-        "podresources_refused": Entry(
-            "Only this API tells which pod holds what.",
-            "look at the kubelet's log; it limits how often it is asked",
+        "podresources_refused": Advice(
+            "Only this API shows which pod holds what.",
+            "check the kubelet's log; the kubelet limits the rate of calls",
         ),
     },
 )
@@ -96,20 +98,20 @@ _RIVALS = (
     ("rdma", "VFs"),
     ("mellanox", "VFs"),
 )
-"""What the sockets of other device plugins are called, and what they offer."""
+"""Parts of the socket names of other device plugins, and the devices that they offer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kubelet:
-    """``folder`` is ``None`` where no kubelet is to be looked for. ``refused`` is why the folder cannot be used,
-    ``deaf`` why the kubelet's socket cannot. ``sockets`` are the plugins' by name, and whether somebody listens.
-    ``offered`` are the device IDs by resource as the kubelet lists them, ``None`` where it was not asked.
+class KubeletFacts:
+    """``folder``: ``None`` where no kubelet is expected. ``forbidden``: why the directory cannot be read.
+    ``unreachable``: why the kubelet's socket cannot be used. ``sockets``: the plugins' sockets by name, and whether a
+    process listens. ``offered``: device IDs by resource as the kubelet lists them; ``None``: not asked.
     """
 
     folder: str | None = None
     exists: bool = False
     forbidden: str | None = None
-    deaf: str | None = None
+    unreachable: str | None = None
     unwritable: str | None = None
     locked: bool | None = None
     sockets: Mapping[str, bool] = field(default_factory=dict)
@@ -118,20 +120,22 @@ class Kubelet:
     offered: Mapping[str, tuple[str, ...]] | None = None
 
 
-# --- looking --------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------------
 
 
-async def look(subject: Subject) -> Kubelet:
-    base = subject.kubelet_dir
+async def read(target: Target) -> KubeletFacts:
+    base = target.kubelet_dir
     if base is None:
-        return Kubelet()
+        return KubeletFacts()
     folder = base / "device-plugins"
     try:
         names = sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
-        return Kubelet(str(base), exists=base.is_dir(), deaf="it has no device-plugins")
+        return KubeletFacts(
+            str(base), exists=base.is_dir(), unreachable="the directory device-plugins is missing"
+        )
     except OSError as error:
-        return Kubelet(str(base), exists=True, forbidden=f"{folder}: {error.strerror}")
+        return KubeletFacts(str(base), exists=True, forbidden=f"{folder}: {error.strerror}")
     sockets = {name: connects(folder / name) for name in names if _is_socket(folder / name)}
     registry = base / "plugins_registry"
     if registry.is_dir() and os.access(registry, os.R_OK | os.X_OK):
@@ -143,10 +147,14 @@ async def look(subject: Subject) -> Kubelet:
     listens = sockets.pop(SOCKET, None)
     asks = base / "pod-resources" / SOCKET
     offered, no_answer = await _offered(asks)
-    return Kubelet(
+    return KubeletFacts(
         folder=str(base),
         exists=True,
-        deaf=None if listens else "nobody listens on it" if listens is False else "it is not there",
+        unreachable=None
+        if listens
+        else "no process listens on it"
+        if listens is False
+        else "it does not exist",
         unwritable=unwritable_because(folder),
         locked=_locked(folder / LOCK),
         sockets=sockets,
@@ -168,7 +176,7 @@ async def _offered(socket: Path) -> tuple[dict[str, tuple[str, ...]] | None, str
 
 
 def connects(path: Path) -> bool:
-    """Whether somebody listens on a socket; nothing is said to it."""
+    """Whether a process listens on a socket. Nothing is sent."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
         probe.settimeout(_CONNECT_S)
         try:
@@ -179,7 +187,7 @@ def connects(path: Path) -> bool:
 
 
 def _locked(path: Path) -> bool | None:
-    """Whether an agent holds the node's lock; ``None`` where that cannot be told."""
+    """Whether an agent holds the node's lock; ``None`` where this is not known."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -202,71 +210,73 @@ def _is_socket(path: Path) -> bool:
         return False
 
 
-# --- judging --------------------------------------------------------------------------------------------
+# --- findings -------------------------------------------------------------------------------------------
 
 
-def judge(seen: Kubelet, config: Config, snapshot: Snapshot | None) -> Iterator[Finding]:
-    if seen.folder is None:
+def findings(facts: KubeletFacts, config: Config, snapshot: Snapshot | None) -> Iterator[Finding]:
+    if facts.folder is None:
         return
-    if seen.forbidden is not None:
-        yield TOPIC.fix("kubelet_forbidden", seen.forbidden)
+    if facts.forbidden is not None:
+        yield TOPIC.fix("kubelet_forbidden", facts.forbidden)
         return
-    if not seen.exists:
-        yield TOPIC.note("kubelet_none", f"{seen.folder} is not there")
+    if not facts.exists:
+        yield TOPIC.note("kubelet_none", f"{facts.folder} does not exist")
         return
-    if seen.deaf is not None:
-        yield TOPIC.fix("kubelet_silent", f"{seen.folder}/device-plugins/{SOCKET}: {seen.deaf}")
+    if facts.unreachable is not None:
+        yield TOPIC.fix("kubelet_silent", f"{facts.folder}/device-plugins/{SOCKET}: {facts.unreachable}")
     else:
-        yield TOPIC.ok("kubelet", f"it listens in {seen.folder}")
-    if seen.unwritable is not None:
-        yield TOPIC.fix("kubelet_folder_unwritable", f"{seen.folder}/device-plugins: {seen.unwritable}")
-    yield from _plugins(seen)
+        yield TOPIC.ok("kubelet", f"the kubelet listens in {facts.folder}")
+    if facts.unwritable is not None:
+        yield TOPIC.fix("kubelet_folder_unwritable", f"{facts.folder}/device-plugins: {facts.unwritable}")
+    yield from _plugins(facts)
     if snapshot is not None:
-        yield from _claims(seen, config, snapshot)
-    yield from _podresources(seen, config)
+        yield from _claims(facts, config, snapshot)
+    yield from _podresources(facts, config)
 
 
-def _plugins(seen: Kubelet) -> Iterator[Finding]:
-    ours = [name for name, listens in seen.sockets.items() if name.startswith(_OURS) and listens]
-    if seen.locked:
+def _plugins(facts: KubeletFacts) -> Iterator[Finding]:
+    ours = [name for name, listens in facts.sockets.items() if name.startswith(_OURS) and listens]
+    if facts.locked:
         yield TOPIC.ok("agent", f"an agent holds the node's lock and serves {count(len(ours), 'socket')}")
     elif ours:
-        yield TOPIC.note("agent_absent", f"nobody holds {LOCK}, and {some(ours)} is served by somebody else")
+        yield TOPIC.note(
+            "agent_absent", f"no process holds {LOCK}, but another process serves {shortened(ours)}"
+        )
     else:
-        yield TOPIC.note("agent_absent", f"nobody holds {LOCK}")
-    others = [name for name in seen.sockets if not name.startswith(_OURS)]
-    stale = [name for name, listens in seen.sockets.items() if not listens]
+        yield TOPIC.note("agent_absent", f"no process holds {LOCK}")
+    others = [name for name in facts.sockets if not name.startswith(_OURS)]
+    stale = [name for name, listens in facts.sockets.items() if not listens]
     if stale:
-        yield TOPIC.warn("plugin_stale", f"nobody listens on {some(stale)}")
+        yield TOPIC.warn("plugin_stale", f"no process listens on {shortened(stale)}")
     for name in others:
         what = next((what for word, what in _RIVALS if word in name.lower()), None)
-        if what is not None and seen.sockets[name]:
+        if what is not None and facts.sockets[name]:
             yield TOPIC.warn("plugin_rival", f"{name} offers {what}")
     if others:
-        yield TOPIC.ok("plugins", f"other plugins' sockets: {some(others)}")
+        yield TOPIC.ok("plugins", f"other plugins' sockets: {shortened(others)}")
 
 
-def _claims(seen: Kubelet, config: Config, snapshot: Snapshot) -> Iterator[Finding]:
-    """What the kubelet lists against what we would offer: by our names, and the same devices by others'."""
-    if seen.offered is None:
+def _claims(facts: KubeletFacts, config: Config, snapshot: Snapshot) -> Iterator[Finding]:
+    """Compare the kubelet's list with our offer: foreign devices under our names, our devices under other names."""
+    if facts.offered is None:
         return
     ours = {
         kind.resource: {device for devices in kind.devices(snapshot) for device in devices.ids}
         for kind in Offer(config).kinds(snapshot)
     }
     parents = {_parent(device): resource for resource, ids in ours.items() for device in ids}
-    for resource, ids in sorted(seen.offered.items()):
+    for resource, ids in sorted(facts.offered.items()):
         if resource in ours:
             foreign = [device for device in ids if _parent(device) not in parents]
             if foreign:
                 yield TOPIC.fix(
                     "resource_claimed",
-                    f"{resource} has {len(foreign)} devices that are not ours: {some(foreign, 2)}",
+                    f"{resource} has {len(foreign)} devices that are not ours: {shortened(foreign, 2)}",
                 )
-            elif ids and not seen.locked:
+            elif ids and not facts.locked:
                 yield TOPIC.fix(
                     "resource_claimed",
-                    f"{resource} has {count(len(ids), 'device')} and no agent of ours runs",
+                    f"{resource} has {count(len(ids), 'device')} but no agent of ours runs",
                 )
             continue
         twice: dict[str, list[str]] = {}
@@ -275,22 +285,22 @@ def _claims(seen: Kubelet, config: Config, snapshot: Snapshot) -> Iterator[Findi
                 twice.setdefault(parents[parent], []).append(device)
         for mine, devices in twice.items():
             yield TOPIC.fix(
-                "device_promised_twice", f"{resource} and {mine} both offer {some(sorted(devices), 2)}"
+                "device_promised_twice", f"{resource} and {mine} both offer {shortened(sorted(devices), 2)}"
             )
 
 
-def _podresources(seen: Kubelet, config: Config) -> Iterator[Finding]:
+def _podresources(facts: KubeletFacts, config: Config) -> Iterator[Finding]:
     if not config.kubelet.pod_resources:
         return
-    if not seen.podresources:
-        yield TOPIC.warn("podresources_absent", f"{seen.folder}/pod-resources/{SOCKET} is not there")
-    elif seen.podresources_error is not None:
-        yield TOPIC.warn("podresources_refused", seen.podresources_error)
-    elif seen.offered is not None:
-        names: Sequence[str] = sorted(seen.offered)
-        yield TOPIC.ok("podresources", f"the kubelet counts {some(names) if names else 'no devices'}")
+    if not facts.podresources:
+        yield TOPIC.warn("podresources_absent", f"{facts.folder}/pod-resources/{SOCKET} does not exist")
+    elif facts.podresources_error is not None:
+        yield TOPIC.warn("podresources_refused", facts.podresources_error)
+    elif facts.offered is not None:
+        names: Sequence[str] = sorted(facts.offered)
+        yield TOPIC.ok("podresources", f"the kubelet counts {shortened(names) if names else 'no devices'}")
 
 
 def _parent(device: str) -> str:
-    """The hardware behind a device: a GPU's UUID without the number of a slice or a replica, a PCI address."""
+    """The hardware of a device: a PCI address, or a GPU's UUID without the number of a slice or replica."""
     return device.partition("::")[0]

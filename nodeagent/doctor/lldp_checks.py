@@ -1,4 +1,4 @@
-"""Whether the switches are heard: by listening for a while, where that was asked for."""
+"""Check whether LLDP frames of the switches arrive, by receiving for ``--wait`` seconds."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from nodeagent import discovery
 from nodeagent.agent_config import Config
-from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, count, some
-from nodeagent.doctor.target import Subject
+from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
+from nodeagent.doctor.target import Target
 from nodeagent.host.netlink.kernel_events import LinkEvents, NetlinkError
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.packet import PacketError
@@ -28,42 +30,42 @@ TOPIC = Topic(
         "lldp_off": FACT,
         "lldp_heard": FACT,
         "lldp_no_link": FACT,
-        "lldp_not_listened": Entry(
-            "A switch speaks every 30 s; nobody can say anything of it sooner.",
+        "lldp_not_listened": Advice(
+            "A switch sends LLDP every 30 s, so this check needs time.",
             "nodeagent doctor --wait 35, or `nodeagent neighbors`",
         ),
-        "lldp_unheard": Entry(
-            "Which switch port a link is plugged into is learnt by LLDP alone: without it no topology is known.",
-            "switch LLDP on at the switch port; look for firmware that takes the frames",
+        "lldp_unheard": Advice(
+            "Only LLDP shows which switch port a link is connected to: without it the topology is unknown.",
+            "enable LLDP on the switch port; check whether the NIC's firmware consumes the frames",
         ),
-        "lldp_deaf": Entry(
+        "lldp_deaf": Advice(
             "Without a socket for LLDP no switch is known.",
-            "CAP_NET_RAW and hostNetwork: true; or an lldpd on the host, and lldp.source: lldpd",
+            "add CAP_NET_RAW and hostNetwork: true; or run lldpd on the host and set lldp.source: lldpd",
         ),
-        "lldp_no_carrier": Entry(
-            "A link without carrier hears nobody, and its VFs are Unhealthy.",
-            "plug it in, or look at `ethtool NETDEV`; leave a port that is not used out by `links.select`",
+        "lldp_no_carrier": Advice(
+            "A link without carrier receives nothing, and its VFs are Unhealthy.",
+            "connect the cable, or check `ethtool NETDEV`; exclude an unused port with `links.select`",
         ),
-        "lldp_odd": Entry(
-            "What switch and host say of one link does not fit together.",
-            "mend the side that is wrong; `nodeagent neighbors` shows both",
+        "lldp_odd": Advice(
+            "The LLDP data of switch and host contradict each other.",
+            "correct the wrong side; `nodeagent neighbors` shows both",
         ),
-        "lldp_two_speakers": Entry(
-            "Two LLDP agents of one host on a port are two neighbors to the switch, and DCBX may refuse both.",
-            "set lldp.transmit: false, or stop the host's lldpd",
+        "lldp_two_speakers": Advice(
+            "Two LLDP agents on one port appear to the switch as two neighbors, and DCBX may reject both.",
+            "set lldp.transmit: false, or stop lldpd on the host",
         ),
     },
 )
 
 LLDPD_SOCKETS = ("/run/lldpd.socket", "/run/lldpd/lldpd.socket", "/var/run/lldpd.socket")
 INTERVAL_S = 30.0
-"""msgTxInterval of 802.1AB: a wait that is shorter proves nothing."""
+"""msgTxInterval of 802.1AB: a shorter wait proves nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lldp:
-    """``up`` and ``down`` are the links with and without carrier, ``None`` where nobody looked. ``waited_s`` is 0
-    where nobody listened.
+class LldpFacts:
+    """``up`` and ``down``: links with and without carrier; ``up`` is ``None`` where the links were not read.
+    ``waited_s``: how long LLDP was received; 0: not at all.
     """
 
     up: tuple[LinkSide, ...] | None = None
@@ -71,22 +73,22 @@ class Lldp:
     waited_s: float = 0.0
     neighbors: tuple[Neighbor, ...] = ()
     remarks: tuple[Remark, ...] = ()
-    trouble: str | None = None
+    error: str | None = None
     lldpd: bool = False
 
 
-async def look(subject: Subject) -> Lldp:
-    config, tree = subject.config, subject.tree
+async def read(target: Target) -> LldpFacts:
+    config, tree = target.config, target.tree
     if not discovery.receives_lldp(config, tree):
-        return Lldp()
+        return LldpFacts()
     functions = scan(tree).functions
     wanted = config.links.select
     try:
         with Netdevs() as netdevs:
             links = select(wanted, netdevs.read(), functions)
     except NetlinkError as error:
-        return Lldp(trouble=str(error))
-    seen = Lldp(
+        return LldpFacts(error=str(error))
+    facts = LldpFacts(
         up=tuple(
             LinkSide(one.name, one.pci_address, one.driver, one.function.device if one.function else None)
             for one in links
@@ -95,18 +97,18 @@ async def look(subject: Subject) -> Lldp:
         down=tuple(one.name for one in links if not one.netdev.carrier),
         lldpd=any(tree.exists(path) for path in LLDPD_SOCKETS),
     )
-    if subject.wait_s <= 0 or not seen.up:
-        return seen
-    return await _listen(subject, seen, functions)
+    if target.wait_s <= 0 or not facts.up:
+        return facts
+    return await _listen(target, facts, functions)
 
 
-async def _listen(subject: Subject, seen: Lldp, functions: tuple[Function, ...]) -> Lldp:
+async def _listen(target: Target, facts: LldpFacts, functions: tuple[Function, ...]) -> LldpFacts:
     """Until every link with carrier was heard, or for as long as was asked for."""
     heard: tuple[tuple[Neighbor, ...], tuple[Remark, ...]] = ((), ())
-    names = {near.link for near in seen.up or ()}
+    names = {near.link for near in facts.up or ()}
     everybody = asyncio.Event()
     # A farewell of ours would be believed by the switches.
-    settings = replace(subject.config.lldp, transmit=False)
+    settings = structs.replace(target.config.lldp, transmit=False)
 
     def state(neighbors: tuple[Neighbor, ...], remarks: tuple[Remark, ...]) -> None:
         nonlocal heard
@@ -116,63 +118,68 @@ async def _listen(subject: Subject, seen: Lldp, functions: tuple[Function, ...])
 
     async def listen() -> None:
         with LinkEvents() as events:
-            await lldp_source.watch(settings, subject.config.links.select, lambda: functions, [events], state)
+            await lldp_source.watch(settings, target.config.links.select, lambda: functions, [events], state)
 
     listening, waiting = asyncio.create_task(listen()), asyncio.create_task(everybody.wait())
-    trouble = None
+    failure = None
     try:
         both = (listening, waiting)
-        await asyncio.wait(both, timeout=subject.wait_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(both, timeout=target.wait_s, return_when=asyncio.FIRST_COMPLETED)
         if listening.done():
             await listening
     except (PacketError, LldpdError, NetlinkError, OSError) as error:
-        trouble = str(error)
+        failure = str(error)
     finally:
         for task in (listening, waiting):
             task.cancel()
         await asyncio.gather(listening, waiting, return_exceptions=True)
-    return replace(seen, waited_s=subject.wait_s, neighbors=heard[0], remarks=heard[1], trouble=trouble)
+    return replace(facts, waited_s=target.wait_s, neighbors=heard[0], remarks=heard[1], error=failure)
 
 
-def judge(seen: Lldp, config: Config) -> Iterator[Finding]:
+def findings(facts: LldpFacts, config: Config) -> Iterator[Finding]:
     if config.lldp.source == "none":
-        yield TOPIC.ok("lldp_off", "lldp.source is none: switches are not listened to")
+        yield TOPIC.ok("lldp_off", "lldp.source is none: LLDP is not received")
         return
-    if config.lldp.transmit and seen.lldpd and config.lldp.source == "socket":
-        yield TOPIC.warn("lldp_two_speakers", "lldp.transmit is on and an lldpd runs on this host")
-    if seen.trouble is not None:
-        yield TOPIC.fix("lldp_deaf", seen.trouble)
+    if config.lldp.transmit and facts.lldpd and config.lldp.source == "socket":
+        yield TOPIC.warn("lldp_two_speakers", "lldp.transmit is on and lldpd runs on this host")
+    if facts.error is not None:
+        yield TOPIC.fix("lldp_deaf", facts.error)
         return
-    if seen.up is None:
+    if facts.up is None:
         return
-    if seen.down:
-        yield TOPIC.note("lldp_no_carrier", f"no carrier on {some(seen.down)}")
-    if not seen.up:
+    if facts.down:
+        yield TOPIC.note("lldp_no_carrier", f"no carrier on {shortened(facts.down)}")
+    if not facts.up:
         yield TOPIC.ok("lldp_no_link", "no link has carrier")
-    elif not seen.waited_s:
-        yield TOPIC.note("lldp_not_listened", f"{count(len(seen.up), 'link')} with carrier, nobody listened")
+    elif not facts.waited_s:
+        yield TOPIC.note(
+            "lldp_not_listened", f"{count(len(facts.up), 'link')} with carrier; LLDP was not received"
+        )
     else:
-        yield from _heard(seen)
-    for one in seen.remarks:
+        yield from _heard(facts)
+    for one in facts.remarks:
         if one.key != odd.SILENT:
             yield TOPIC.warn("lldp_odd", f"{one.link}: {one.detail}")
 
 
-def _heard(seen: Lldp) -> Iterator[Finding]:
-    up = seen.up or ()
-    live = {one.link: one for one in seen.neighbors if not one.stale}
+def _heard(facts: LldpFacts) -> Iterator[Finding]:
+    up = facts.up or ()
+    live = {one.link: one for one in facts.neighbors if not one.stale}
     unheard = [near for near in up if near.link not in live]
     if len(unheard) < len(up):
         switches = sorted({one.system_name or one.chassis_id.value for one in live.values()})
-        yield TOPIC.ok("lldp_heard", f"{len(up) - len(unheard)} of {len(up)} links hear {some(switches)}")
+        yield TOPIC.ok(
+            "lldp_heard",
+            f"{len(up) - len(unheard)} of {len(up)} links receive LLDP from {shortened(switches)}",
+        )
     by_reason: dict[str, list[str]] = {}
     for near in unheard:
         by_reason.setdefault(silence_reason(replace(near, link="NETDEV", pci_address="ADDRESS")), []).append(
             near.link
         )
     for reason, links in by_reason.items():
-        what = f"{some(links)} heard nobody in {seen.waited_s:g} s"
-        if seen.waited_s < INTERVAL_S:
-            yield TOPIC.note("lldp_unheard", f"{what}, which says little", "listen for longer: --wait 35")
+        what = f"{shortened(links)} received no LLDP in {facts.waited_s:g} s"
+        if facts.waited_s < INTERVAL_S:
+            yield TOPIC.note("lldp_unheard", f"{what}, less than the send interval", "wait longer: --wait 35")
         else:
             yield TOPIC.warn("lldp_unheard", what, reason)

@@ -1,4 +1,4 @@
-"""The machine itself: kernel, product, clock, boot id, cgroups."""
+"""Check the machine: kernel, product name, clock, boot ID."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nodeagent.agent_config import Config
-from nodeagent.doctor.finding import FACT, Entry, Finding, Topic
-from nodeagent.doctor.target import Subject
+from nodeagent.doctor.finding import FACT, Advice, Finding, Topic
+from nodeagent.doctor.target import Target
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.offer import FALLBACK_PREFIX, prefix
 
@@ -19,44 +19,45 @@ TOPIC = Topic(
     "MACHINE",
     {
         "kernel": FACT,
-        "kernel_old": Entry(
-            "Kernels before 5.14 do not tell over netlink which PCI function a netdev is of, and before 4.20 "
-            "each LLDP socket pays for every packet that is sent.",
-            "run Linux 5.14 or newer, or a distribution's kernel that carries these changes",
+        "kernel_old": Advice(
+            "Before 5.14 the kernel does not report over netlink which PCI function a netdev belongs to. "
+            "Before 4.20 each LLDP socket costs CPU time for every packet that is sent.",
+            "run Linux 5.14 or newer, or a distribution kernel with these changes",
         ),
         "product": FACT,
-        "product_unknown": Entry(
-            "`resourcePrefix: auto` is made from the firmware's product name; without one every resource is "
-            "called nodeagent.io/..., on all kinds of nodes alike.",
-            "set resourcePrefix in the configuration, one for each kind of node",
+        "product_unknown": Advice(
+            "`resourcePrefix: auto` uses the product name of the firmware. Without one, every resource is "
+            "named nodeagent.io/... on all types of nodes.",
+            "set resourcePrefix in the configuration, one for each type of node",
         ),
         "clock": FACT,
-        "clock_unset": Entry(
-            "No certificate is valid at such a time: neither kubelet nor agent can speak to the API server.",
+        "clock_unset": Advice(
+            "No certificate is valid at this time: kubelet and agent cannot connect to the API server.",
             "set the clock (timedatectl set-ntp true, or chronyc makestep)",
         ),
-        "clock_unsynchronized": Entry(
-            "Leases, tokens and the order of events on several nodes rest on clocks that agree.",
+        "clock_unsynchronized": Advice(
+            "Leases, tokens and the order of events across nodes need clocks that agree.",
             "run chrony or systemd-timesyncd on the host",
         ),
         "boot_id": FACT,
-        "boot_id_unreadable": Entry(
-            "What is remembered over a restart of the agent is forgotten at a reboot, which the boot id tells.",
+        "boot_id_unreadable": Advice(
+            "The boot ID tells the agent whether the machine has rebooted. Without it, state that is saved "
+            "for one boot is lost when the agent restarts.",
             "run on a kernel with /proc/sys, and in a container that has /proc",
         ),
     },
 )
 
 RELEASED = 1_760_000_000
-"""October 2025, in seconds since the epoch: no clock that is right shows an earlier time."""
+"""October 2025 as Unix time: a correct clock shows a later time."""
 _STA_UNSYNC = 0x0040  # include/uapi/linux/timex.h
 _TIMEX_BYTES = 256  # struct timex is 208 octets on 64-bit machines
 _STATUS_AT = 40  # modes, padding, offset, freq, maxerror, esterror, then status
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """``now`` and ``synchronized`` are ``None`` of a machine that is not this one."""
+class MachineFacts:
+    """``now`` and ``synchronized`` are ``None`` for another machine than this one."""
 
     kernel: str | None
     product: str | None
@@ -65,9 +66,9 @@ class Machine:
     synchronized: bool | None = None
 
 
-def look(subject: Subject) -> Machine:
-    # Of the kernel a container's own /proc tells, and the host's is not mounted below --root.
-    kernel = subject.tree if subject.recorded else Tree()
+def read(target: Target) -> MachineFacts:
+    # A container's own /proc shows the host's kernel; the host's /proc is not mounted below --root.
+    kernel = target.tree if target.recorded else Tree()
 
     def text(path: str, tree: Tree = kernel) -> str | None:
         try:
@@ -75,16 +76,16 @@ def look(subject: Subject) -> Machine:
         except SysfsError:
             return None
 
-    return Machine(
+    return MachineFacts(
         kernel=text("/proc/sys/kernel/osrelease") or _of_version(text("/proc/version")),
-        product=text("/sys/class/dmi/id/product_name", subject.tree),
+        product=text("/sys/class/dmi/id/product_name", target.tree),
         boot_id=text("/proc/sys/kernel/random/boot_id"),
-        now=None if subject.recorded else time.time(),
-        synchronized=None if subject.recorded else _synchronized(),
+        now=None if target.recorded else time.time(),
+        synchronized=None if target.recorded else _synchronized(),
     )
 
 
-def judge(machine: Machine, config: Config) -> Iterator[Finding]:
+def findings(machine: MachineFacts, config: Config) -> Iterator[Finding]:
     yield _kernel(machine.kernel)
     name = prefix(config, machine.product)
     product = machine.product or "no product name in the firmware"
@@ -94,13 +95,13 @@ def judge(machine: Machine, config: Config) -> Iterator[Finding]:
         yield TOPIC.ok("product", f"{product}: resources are named {name}/...")
     if machine.now is not None and machine.now < RELEASED:
         then = time.strftime("%Y-%m-%d", time.gmtime(machine.now))
-        yield TOPIC.fix("clock_unset", f"the clock says {then}, which has been")
+        yield TOPIC.fix("clock_unset", f"the clock shows {then}, a time in the past")
     elif machine.synchronized is False:
         yield TOPIC.note("clock_unsynchronized", "the kernel's clock is not synchronized")
     elif machine.synchronized:
         yield TOPIC.ok("clock", "synchronized")
     if machine.boot_id is None:
-        yield TOPIC.warn("boot_id_unreadable", "the boot id cannot be read")
+        yield TOPIC.warn("boot_id_unreadable", "the boot ID cannot be read")
     else:
         yield TOPIC.ok("boot_id", machine.boot_id)
 
@@ -108,7 +109,7 @@ def judge(machine: Machine, config: Config) -> Iterator[Finding]:
 def _kernel(release: str | None) -> Finding:
     match = re.match(r"(\d{1,4})\.(\d{1,4})", release or "")
     if match is None:
-        return TOPIC.note("kernel", f"the kernel's release is {release or 'not told'}")
+        return TOPIC.note("kernel", f"kernel release {release or 'unknown'}")
     version = int(match[1]), int(match[2])
     if version < (4, 18):
         return TOPIC.warn("kernel_old", f"Linux {release}")
@@ -123,7 +124,7 @@ def _of_version(text: str | None) -> str | None:
 
 
 def _synchronized() -> bool | None:
-    """As the kernel's NTP discipline says; needs no privilege to ask."""
+    """Whether the kernel's clock is synchronized by NTP; adjtimex(2) needs no privilege to read."""
     asked = ctypes.create_string_buffer(_TIMEX_BYTES)
     try:
         state = ctypes.CDLL(None, use_errno=True).adjtimex(asked)

@@ -1,4 +1,4 @@
-"""NICs: SR-IOV and VFs against the configuration, IOMMU, RDMA, the network namespace, LLDP in firmware."""
+"""Check NICs: SR-IOV and VFs against the configuration, IOMMU, RDMA, network namespace, LLDP in firmware."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from nodeagent.agent_config import Config
-from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, count, some
-from nodeagent.doctor.target import Subject
+from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
+from nodeagent.doctor.target import Target
 from nodeagent.host.ethtool import Ethtool, EthtoolError
 from nodeagent.host.netlink.kernel_events import NetlinkError
 from nodeagent.host.netlink.netdevs import Netdevs
@@ -22,108 +22,108 @@ TOPIC = Topic(
     "NICS",
     {
         "sriov": FACT,
-        "sriov_absent": Entry(
-            "VFs are made of PFs with an SR-IOV capability, which firmware may hide.",
-            "switch SR-IOV on in the machine's firmware and in the NIC's (mlxconfig: SRIOV_EN=1, NUM_OF_VFS), and "
-            "reboot; without VFs leave the vf entry out of `resources`",
+        "sriov_absent": Advice(
+            "VFs need a PF with an SR-IOV capability. Firmware may hide it.",
+            "enable SR-IOV in the machine's firmware and in the NIC's (mlxconfig: SRIOV_EN=1, NUM_OF_VFS) "
+            "and reboot; without VFs remove the vf entry from `resources`",
         ),
-        "vfs_none": Entry(
-            "The configuration offers VFs, and there are none: the resource does not exist on this node.",
-            "name the PFs and a count under `vfs` and run `nodeagent vfs apply`, or let what else sets up this host "
-            "make them",
+        "vfs_none": Advice(
+            "The configuration offers VFs, but none exist: this node does not have the resource.",
+            "set PFs and a count under `vfs` and run `nodeagent vfs apply`, or create the VFs with the tool "
+            "that sets up this host",
         ),
-        "vfs_differ": Entry(
-            "Pods get as many VFs as there are, not as many as the configuration wants.",
-            "run `nodeagent vfs apply`; it says which VFs are in use where it must not change their number",
+        "vfs_differ": Advice(
+            "Pods can use the existing VFs, not the configured number.",
+            "run `nodeagent vfs apply`; it names the VFs in use where it cannot change their number",
         ),
-        "vfs_too_many": Entry(
-            "The device cannot have so many VFs: `nodeagent vfs apply` fails on it every time.",
+        "vfs_too_many": Advice(
+            "The device does not support this number of VFs: `nodeagent vfs apply` always fails on it.",
             "lower `count`, or raise the number in the NIC's firmware (mlxconfig: NUM_OF_VFS) and reboot",
         ),
-        "vf_unbound": Entry(
-            "A VF without a driver is Unhealthy and handed to nobody.",
+        "vf_unbound": Advice(
+            "A VF without a driver is Unhealthy and is not allocated.",
             "load the VF driver on the host (mlx5_core, iavf, vfio-pci), or set `driver` under `vfs`",
         ),
-        "default_route": Entry(
-            "What carries the host's default route is never offered, nor are its VFs changed: a pod would take the "
-            "node's own network with it.",
-            "nothing, unless pods are to have it: then move the default route to another NIC",
+        "default_route": Advice(
+            "The NIC with the host's default route is never offered, and its VFs are never changed: a pod "
+            "could take the node's own network.",
+            "nothing; to offer this NIC, move the default route to another one",
         ),
-        "rdma_missing": Entry(
-            "Without its RDMA device a NIC does TCP only, and GPUDirect RDMA not at all.",
+        "rdma_missing": Advice(
+            "Without an RDMA device a NIC supports TCP only, and no GPUDirect RDMA.",
             "load mlx5_ib (or the driver's own RDMA module) and ib_uverbs on the host",
         ),
         "iommu": FACT,
-        "iommu_off": Entry(
-            "vfio-pci gives a device to a program only through an IOMMU group.",
-            "switch VT-d or AMD-Vi on in the firmware and boot with intel_iommu=on (AMD: nothing) and iommu=pt",
+        "iommu_off": Advice(
+            "vfio-pci passes a device to a program only in an IOMMU group.",
+            "enable VT-d or AMD-Vi in the firmware and boot with intel_iommu=on (AMD: nothing) and iommu=pt",
         ),
-        "iommu_translated": Entry(
-            "Every DMA of these NICs passes through page tables, which costs bandwidth and may keep GPUDirect from "
-            "working; VFs in VMs need the IOMMU, not this mode of it.",
+        "iommu_translated": Advice(
+            "Every DMA of these NICs is translated by page tables. This costs bandwidth and can prevent "
+            "GPUDirect; VFs in VMs need the IOMMU, but not this mode.",
             "boot with iommu=pt",
         ),
-        "network_namespace": Entry(
-            "Links, LLDP and what a PF keeps of its VFs are asked of this process's network namespace, where these "
-            "NICs are not.",
+        "network_namespace": Advice(
+            "Links, LLDP and VF settings are read in the network namespace of this process, and these NICs "
+            "are in another one.",
             "run with hostNetwork: true",
         ),
-        "firmware_lldp": Entry(
-            "The NIC's own LLDP agent takes the switch's frames before the host sees them, and a second speaker on "
-            "the port confuses some switches' DCBX.",
-            "switch it off: ethtool --set-priv-flags NETDEV disable-fw-lldp on (i40e), fw-lldp-agent off (ice)",
+        "firmware_lldp": Advice(
+            "The NIC's own LLDP agent consumes the frames of the switch before the host receives them, and "
+            "a second LLDP sender on the port confuses DCBX on some switches.",
+            "disable it: ethtool --set-priv-flags NETDEV disable-fw-lldp on (i40e), fw-lldp-agent off (ice)",
         ),
-        "firmware_lldp_unknown": Entry(
-            "Firmware that runs LLDP itself may take the frames, and is a second speaker beside an agent that "
-            "transmits; here it does not tell the host whether it does.",
-            "where a link stays silent: mlxconfig -d ADDRESS query (LLDP_NB_RX_MODE, LLDP_NB_TX_MODE and LLDP_NB_DCBX "
-            "should be off), niccli for bnxt_en",
+        "firmware_lldp_unknown": Advice(
+            "Firmware with its own LLDP agent can consume the frames, and is a second sender beside an "
+            "agent with lldp.transmit. This firmware does not report whether its LLDP agent runs.",
+            "where a link receives no LLDP: mlxconfig -d ADDRESS query (LLDP_NB_RX_MODE, LLDP_NB_TX_MODE "
+            "and LLDP_NB_DCBX should be off), niccli for bnxt_en",
         ),
-        "nic_unreadable": Entry(
-            "What cannot be read of a device counts as absent.",
-            "look at the kernel's log of that device; firmware that hangs answers so",
+        "nic_unreadable": Advice(
+            "A value of a device that cannot be read counts as absent.",
+            "check the kernel log of the device; hanging firmware is a common cause",
         ),
     },
 )
 
 _FLAG = {"i40e": ("disable-fw-lldp", False), "ice": ("fw-lldp-agent", True)}
-"""By driver: the flag, and the value with which firmware runs LLDP."""
+"""By driver: the private flag, and its value while the firmware's LLDP agent runs."""
 _MUTE = ("mlx5_core", "bnxt_en")
 _RDMA_DRIVERS = ("mlx5_core", "mlx4_core")
 
 
 @dataclass(frozen=True, slots=True)
-class Nics:
-    """``here`` are the netdevs of this process's network namespace; ``None`` of another machine. ``domains`` is
-    the kind of each PF's IOMMU domain, ``identity`` or ``DMA-FQ``. ``flags`` are private flags by netdev.
+class NicFacts:
+    """``namespace_netdevs``: netdevs in the network namespace of this process; ``None`` for another machine.
+    ``domains``: type of each PF's IOMMU domain, ``identity`` or ``DMA-FQ``. ``flags``: private flags by netdev.
     """
 
     facts: PciFacts
     iommu_groups: int = 0
     domains: Mapping[str, str] = field(default_factory=dict)
     flags: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
-    here: frozenset[str] | None = None
+    namespace_netdevs: frozenset[str] | None = None
 
     @property
     def pfs(self) -> list[Function]:
         return [function for function in self.facts.functions if function.parent is None]
 
 
-def look(subject: Subject) -> Nics:
-    tree = subject.tree
+def read(target: Target) -> NicFacts:
+    tree = target.tree
     facts = scan(tree)
     pfs = [function for function in facts.functions if function.parent is None]
-    return Nics(
+    return NicFacts(
         facts=facts,
         iommu_groups=len(tree.names("/sys/kernel/iommu_groups")),
         domains={pf.pci_address: kind for pf in pfs if (kind := _domain(tree, pf.pci_address))},
-        flags={} if subject.recorded else _flags(pfs),
-        here=None if subject.recorded else _here(),
+        flags={} if target.recorded else _flags(pfs),
+        namespace_netdevs=None if target.recorded else _here(),
     )
 
 
-def judge(nics: Nics, config: Config, heard: Collection[str] = ()) -> Iterator[Finding]:
-    """``heard`` are the links on which a switch has been heard: nothing takes its frames there."""
+def findings(nics: NicFacts, config: Config, heard: Collection[str] = ()) -> Iterator[Finding]:
+    """``heard``: links that receive LLDP, whose firmware therefore consumes no frames."""
     yield from _sriov(nics, config)
     yield from _of_config(nics, config)
     yield from _iommu(nics, config)
@@ -134,7 +134,7 @@ def judge(nics: Nics, config: Config, heard: Collection[str] = ()) -> Iterator[F
         yield TOPIC.warn("nic_unreadable", sentence)
 
 
-def _sriov(nics: Nics, config: Config) -> Iterator[Finding]:
+def _sriov(nics: NicFacts, config: Config) -> Iterator[Finding]:
     able = [pf for pf in nics.pfs if pf.total_vfs]
     wants = any(isinstance(entry, VfResource) for entry in config.resources)
     if not able:
@@ -143,17 +143,19 @@ def _sriov(nics: Nics, config: Config) -> Iterator[Finding]:
         return
     made, possible = sum(pf.num_vfs or 0 for pf in able), sum(pf.total_vfs or 0 for pf in able)
     yield TOPIC.ok(
-        "sriov", f"{len(able)} of {count(len(nics.pfs), 'PF')} have SR-IOV, {made} of {possible} VFs are made"
+        "sriov", f"{len(able)} of {count(len(nics.pfs), 'PF')} have SR-IOV, {made} of {possible} VFs exist"
     )
     if wants and not made:
-        yield TOPIC.warn("vfs_none", f"no VFs on {some(_names(able))}")
+        yield TOPIC.warn("vfs_none", f"no VFs on {shortened(_names(able))}")
 
 
-def _of_config(nics: Nics, config: Config) -> Iterator[Finding]:
+def _of_config(nics: NicFacts, config: Config) -> Iterator[Finding]:
     routed = {link.pci_address for link in nics.facts.links if link.default_route}
     left = [pf for pf in nics.pfs if pf.pci_address in routed and pf.total_vfs]
     if left:
-        yield TOPIC.note("default_route", f"{some(_names(left))} carries the default route and is left alone")
+        yield TOPIC.note(
+            "default_route", f"{shortened(_names(left))} has the default route and is not offered"
+        )
     too_many: dict[str, None] = {}
     differ: dict[str, None] = {}
     for entry in config.vfs:
@@ -162,51 +164,54 @@ def _of_config(nics: Nics, config: Config) -> Iterator[Finding]:
                 continue
             name = pf.netdev or pf.pci_address
             if entry.count > pf.total_vfs:
-                too_many[f"{name} can have {pf.total_vfs} VFs, {entry.count} are configured"] = None
+                too_many[f"{name} supports {pf.total_vfs} VFs, {entry.count} are configured"] = None
             elif pf.num_vfs is not None and pf.num_vfs != entry.count:
                 differ[f"{name} has {pf.num_vfs}, {entry.count} are configured"] = None
     for sentence in too_many:
         yield TOPIC.fix("vfs_too_many", sentence)
     if differ:
-        yield TOPIC.warn("vfs_differ", some(list(differ)))
+        yield TOPIC.warn("vfs_differ", shortened(list(differ)))
     unbound = [vf for vf in nics.facts.functions if vf.parent and vf.driver is None]
     if unbound:
         yield TOPIC.warn(
-            "vf_unbound", f"{count(len(unbound), 'VF')} without a driver: {some(_names(unbound))}"
+            "vf_unbound", f"{count(len(unbound), 'VF')} without a driver: {shortened(_names(unbound))}"
         )
 
 
-def _iommu(nics: Nics, config: Config) -> Iterator[Finding]:
+def _iommu(nics: NicFacts, config: Config) -> Iterator[Finding]:
     if not nics.iommu_groups:
         vfio = any(e.vf_driver == "vfio-pci" for e in config.resources if isinstance(e, VfResource)) or any(
             entry.driver == "vfio-pci" for entry in config.vfs
         )
         say = TOPIC.fix if vfio else TOPIC.note
         yield say(
-            "iommu_off", "no IOMMU group: " + ("vfio-pci is configured" if vfio else "no vfio-pci here")
+            "iommu_off",
+            "no IOMMU group: " + ("vfio-pci is configured" if vfio else "vfio-pci is not configured"),
         )
         return
     translated = [pf for pf in nics.pfs if nics.domains.get(pf.pci_address, "").startswith("DMA")]
     if translated:
         kinds = sorted({nics.domains[pf.pci_address] for pf in translated})
         yield TOPIC.note(
-            "iommu_translated", f"{some(_names(translated))} in IOMMU domains of type {', '.join(kinds)}"
+            "iommu_translated", f"{shortened(_names(translated))} in IOMMU domains of type {', '.join(kinds)}"
         )
     else:
         yield TOPIC.ok("iommu", count(nics.iommu_groups, "IOMMU group"))
 
 
-def _hardware(nics: Nics) -> Iterator[Finding]:
+def _hardware(nics: NicFacts) -> Iterator[Finding]:
     mute = [pf for pf in nics.pfs if pf.driver in _RDMA_DRIVERS and pf.netdev and pf.rdma is None]
     if mute:
-        yield TOPIC.note("rdma_missing", f"no RDMA device on {some(_names(mute))}")
-    if nics.here is not None:
-        away = [pf for pf in nics.pfs if pf.netdev and pf.netdev not in nics.here]
+        yield TOPIC.note("rdma_missing", f"no RDMA device on {shortened(_names(mute))}")
+    if nics.namespace_netdevs is not None:
+        away = [pf for pf in nics.pfs if pf.netdev and pf.netdev not in nics.namespace_netdevs]
         if away:
-            yield TOPIC.fix("network_namespace", f"sysfs shows {some(_names(away))}, netlink here does not")
+            yield TOPIC.fix(
+                "network_namespace", f"{shortened(_names(away))}: in sysfs, but not in this network namespace"
+            )
 
 
-def _firmware(nics: Nics, config: Config, heard: Collection[str]) -> Iterator[Finding]:
+def _firmware(nics: NicFacts, config: Config, heard: Collection[str]) -> Iterator[Finding]:
     for driver, (flag, bad) in _FLAG.items():
         speaking = [
             pf
@@ -217,7 +222,7 @@ def _firmware(nics: Nics, config: Config, heard: Collection[str]) -> Iterator[Fi
             setting = "off" if bad else "on"
             yield TOPIC.warn(
                 "firmware_lldp",
-                f"{driver}: the firmware's LLDP agent runs on {some(_names(speaking))}",
+                f"{driver}: the firmware's LLDP agent runs on {shortened(_names(speaking))}",
                 f"ethtool --set-priv-flags {speaking[0].netdev} {flag} {setting}, for each of them",
             )
     unknown = [
@@ -229,7 +234,7 @@ def _firmware(nics: Nics, config: Config, heard: Collection[str]) -> Iterator[Fi
     ]
     if unknown:
         drivers = ", ".join(sorted({pf.driver or "" for pf in unknown}))
-        told = f"{drivers}: {some(_names(unknown))}"
+        told = f"{drivers}: {shortened(_names(unknown))}"
         if config.lldp.transmit:
             yield TOPIC.warn("firmware_lldp_unknown", f"lldp.transmit is on; {told}")
         else:
@@ -255,7 +260,7 @@ def _flags(pfs: Iterable[Function]) -> dict[str, dict[str, bool]]:
                 try:
                     flags[pf.netdev] = ethtool.private_flags(pf.netdev)
                 except EthtoolError:
-                    continue  # as unknown as for a driver without flags
+                    continue  # unknown, as for a driver without flags
     return flags
 
 

@@ -1,5 +1,6 @@
-"""What agent and controller must be allowed to do at the API server, one line for each: exactly what the roles in
-``daemonset/`` grant (a test compares the two), so that a role that was edited, or never applied, is found by name.
+"""The rights that agent and controller need at the API server: exactly those that the roles in ``daemonset/`` grant.
+
+A test compares the two. An edited or missing role is found by the name of the right.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ LEASE = "nodeagent-controller"
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """``resource`` may name a part of one (``hypernodes/status``). ``own``: in the namespace of nodeagent alone.
-    ``name``: of that one object. ``wanted`` says what for."""
+class NeededRight:
+    """``resource`` may have a subresource (``hypernodes/status``). ``own_namespace``: only in nodeagent's namespace.
+    ``name``: only this object. ``purpose`` completes "may not ..., "."""
 
     group: str
     resource: str
     verbs: tuple[str, ...]
-    wanted: str
-    own: bool = False
+    purpose: str
+    own_namespace: bool = False
     name: str = ""
 
     def sentence(self, verb: str) -> str:
@@ -32,31 +33,42 @@ class Demand:
         return f"{verb} {whole}{f' {self.name}' if self.name else ''}"
 
 
-DEMANDS: dict[Role, tuple[Demand, ...]] = {
+NEEDED_RIGHTS: dict[Role, tuple[NeededRight, ...]] = {
     "agent": (
-        Demand("nodeagent.io", "nodelinks", ("get", "create", "patch"), "to report its links", own=True),
-        Demand("", "events", ("create", "patch"), "to say what happened"),
+        NeededRight(
+            "nodeagent.io", "nodelinks", ("get", "create", "patch"), "to report its links", own_namespace=True
+        ),
+        NeededRight("", "events", ("create", "patch"), "to write Events for faults"),
     ),
     "controller": (
-        Demand(
+        NeededRight(
             "nodeagent.io",
             "nodelinks",
             ("list", "watch"),
-            "to read what the nodes report",
-            own=True,
+            "to read the reports of the nodes",
+            own_namespace=True,
         ),
-        Demand("coordination.k8s.io", "leases", ("create",), "to agree on a leader", own=True),
-        Demand(
-            "coordination.k8s.io", "leases", ("get", "patch"), "to agree on a leader", own=True, name=LEASE
+        NeededRight("coordination.k8s.io", "leases", ("create",), "to elect a leader", own_namespace=True),
+        NeededRight(
+            "coordination.k8s.io",
+            "leases",
+            ("get", "patch"),
+            "to elect a leader",
+            own_namespace=True,
+            name=LEASE,
         ),
-        Demand("", "nodes", ("list", "watch", "patch"), "to label the nodes with their place in the tree"),
-        Demand(
+        NeededRight(
+            "", "nodes", ("list", "watch", "patch"), "to label the nodes with their position in the tree"
+        ),
+        NeededRight(
             "topology.volcano.sh",
             "hypernodes",
             ("list", "watch", "create", "patch", "delete"),
-            "to write the tree that Volcano schedules by",
+            "to write the tree that Volcano uses",
         ),
-        Demand("topology.volcano.sh", "hypernodes/status", ("patch",), "to mark HyperNodes that overlap"),
-        Demand("", "events", ("create",), "to say why it holds back"),
+        NeededRight(
+            "topology.volcano.sh", "hypernodes/status", ("patch",), "to mark HyperNodes that overlap"
+        ),
+        NeededRight("", "events", ("create",), "to write Events about held moves"),
     ),
 }

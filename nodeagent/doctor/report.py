@@ -1,4 +1,4 @@
-"""The report for a person, and as JSON for a program. Pure."""
+"""Render findings as a table for people, as JSON for programs and as Markdown for the docs. Pure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from nodeagent.doctor.finding import Finding, Level, Topic, count
-from nodeagent.text_table import plain
+from nodeagent.one_line import one_line
 
 VERSION = 1
-"""Of the JSON's form: fields and keys are added under one number, and never change their meaning."""
-LEAST = 60
-"""Columns below which nothing is wrapped any more."""
+"""Version of the JSON format. Fields and keys may be added under one number, but never change their meaning."""
+WIDTH_MIN = 60
+"""Minimum number of columns; a narrower terminal gets unwrapped lines."""
 
 
 def as_table(topics: Sequence[Topic], findings: Sequence[Finding], width: int | None = None) -> str:
-    """Groups of aligned lines and a summary. ``width``: columns of the terminal, ``None`` where there is none."""
+    """Groups of aligned lines and a summary. ``width``: columns of the terminal; ``None``: no terminal."""
     keys = max((len(finding.key) for finding in findings), default=0)
     parts = []
     for topic in topics:
@@ -27,7 +27,7 @@ def as_table(topics: Sequence[Topic], findings: Sequence[Finding], width: int | 
             line
             for finding, after in zip(group, [*group[1:], None], strict=False)
             for line in _lines(
-                finding, keys, width, told=after is not None and _advice(after) == _advice(finding)
+                finding, keys, width, repeated=after is not None and _advice(after) == _advice(finding)
             )
         ]
         if lines:
@@ -49,7 +49,7 @@ def as_json(findings: Sequence[Finding]) -> str:
 
 
 def as_markdown(topics: Sequence[Topic]) -> str:
-    """Every key with its remedy, for the documentation."""
+    """A table of every key with its remedy, for the documentation."""
     parts = []
     for topic in topics:
         rows = [
@@ -65,27 +65,27 @@ def as_markdown(topics: Sequence[Topic]) -> str:
 def summary(findings: Sequence[Finding]) -> str:
     counted = Counter(finding.level for finding in findings)
     fix, warn, note = (counted[level] for level in (Level.FIX, Level.WARN, Level.NOTE))
-    told = f"{count(warn, 'warning')}, {count(note, 'note')}, {counted[Level.OK]} good."
+    rest = f"{count(warn, 'warning')}, {count(note, 'note')}, {counted[Level.OK]} good."
     if fix:
-        return f"{fix} to fix, {told} Nothing was changed."
-    return f"Nothing must be fixed: {told} Nothing was changed."
+        return f"{fix} to fix, {rest} Nothing was changed."
+    return f"Nothing must be fixed: {rest} Nothing was changed."
 
 
 def _advice(finding: Finding) -> tuple[str, str, str]:
     return finding.key, finding.why, finding.remedy
 
 
-def _lines(finding: Finding, keys: int, width: int | None, *, told: bool) -> Iterator[str]:
-    """``told``: the finding that follows says the same of why and what to do."""
+def _lines(finding: Finding, keys: int, width: int | None, *, repeated: bool) -> Iterator[str]:
+    """``repeated``: the next finding has the same reason and remedy, and prints them."""
     head = f"  {finding.level:<4}  {finding.key:<{keys}}  "
-    yield from _wrapped(plain(finding.what), head, width)
+    yield from _wrapped(one_line(finding.what), head, width)
     for word, sentence in (("why", finding.why), ("do", finding.remedy)):
-        if sentence and not told:
-            yield from _wrapped(plain(sentence), f"{'':{len(head)}}{word + ':':<5}", width)
+        if sentence and not repeated:
+            yield from _wrapped(one_line(sentence), f"{'':{len(head)}}{word + ':':<5}", width)
 
 
 def _wrapped(sentence: str, head: str, width: int | None) -> list[str]:
-    if width is None or width < LEAST:
+    if width is None or width < WIDTH_MIN:
         return [(head + sentence).rstrip()]
     hang = " " * len(head)
     return textwrap.wrap(

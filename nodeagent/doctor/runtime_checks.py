@@ -1,8 +1,8 @@
-"""The container runtime and what it reads of CDI: is the device that we name one that it can give?
+"""Check the container runtime and its CDI specs: can it provide the devices that the agent names?
 
-Read from the runtimes' own files, which a container often does not see; what is not seen is not judged. Rules of
-CDI's own reference (container-device-interface, pkg/cdi): folders further down the list go before those above,
-and of two specs in one folder that define one device neither counts.
+The facts come from the runtime's own files, which a container often cannot read; without them there are no findings.
+CDI's reference (container-device-interface, pkg/cdi) sets the rules: later directories have priority over earlier
+ones, and if two specs in one directory define the same device, neither counts.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from fnmatch import fnmatchcase
 
 from nodeagent import cdi
 from nodeagent.agent_config import Config
-from nodeagent.doctor.finding import FACT, Entry, Finding, Topic, count, some
-from nodeagent.doctor.target import Subject
+from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
+from nodeagent.doctor.target import Target
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kinds.resource_settings import GpuMemResource, GpuResource, VfResource
 from nodeagent.model import Gpu
@@ -28,50 +28,56 @@ TOPIC = Topic(
     "CONTAINER RUNTIME",
     {
         "runtime": FACT,
-        "runtime_unseen": Entry(
-            "Whether CDI is switched on stands in the container runtime's own configuration, which is not to be seen "
-            "from here.",
+        "runtime_unseen": Advice(
+            "The container runtime's own configuration says whether CDI is enabled. It cannot be read from "
+            "here.",
             "run the doctor on the host itself, or mount the host's /etc and /run below --root",
         ),
-        "runtime_config_broken": Entry(
-            "A runtime does not start with a configuration that it cannot read; what runs has another.",
-            "mend the file, then restart the runtime",
+        "runtime_config_broken": Advice(
+            "A runtime does not start with a configuration that it cannot read; the running one uses "
+            "another.",
+            "correct the file, then restart the runtime",
         ),
         "cdi": FACT,
-        "cdi_off": Entry(
-            "The configuration hands out devices by their CDI names, which this runtime ignores: containers fail to "
-            "start, or start without their device.",
-            "enable_cdi = true in containerd's section of the CRI plugin, then restart containerd; or "
+        "cdi_off": Advice(
+            "The configuration allocates devices by CDI names, which this runtime ignores: containers fail "
+            "to start, or start without their device.",
+            "set enable_cdi = true in containerd's section of the CRI plugin, then restart containerd; or "
             "deviceListStrategy: envvar (nodes for VFs)",
         ),
-        "cdi_maybe_off": Entry(
-            "containerd 1.7 has CDI switched off unless its configuration says otherwise; containerd 2 has it on.",
-            "set enable_cdi = true in the section of the CRI plugin, which is right for both",
+        "cdi_maybe_off": Advice(
+            "In containerd 1.7 CDI is disabled unless the configuration enables it; in containerd 2 it is "
+            "enabled.",
+            "set enable_cdi = true in the section of the CRI plugin, which is correct for both",
         ),
-        "cdi_folder_unread": Entry(
-            "The runtime does not look where the agent writes its own CDI spec: what it defines does not exist.",
-            "set `cdi.directory` to a folder of the runtime's cdi_spec_dirs, or add it there",
+        "cdi_folder_unread": Advice(
+            "The runtime does not read the directory of the agent's CDI spec, so the devices in it do not "
+            "exist for the runtime.",
+            "set `cdi.directory` to a directory in the runtime's cdi_spec_dirs, or add it there",
         ),
-        "cdi_broken": Entry(
-            "A spec that runtimes cannot read defines nothing.",
-            "make it again (nvidia-ctk cdi generate --output=FILE), or remove it",
+        "cdi_broken": Advice(
+            "A spec that runtimes cannot read defines no device.",
+            "generate it again (nvidia-ctk cdi generate --output=FILE), or remove it",
         ),
-        "cdi_conflict": Entry(
-            "Of two specs in one folder that define the same device neither counts: containers that are given it do "
-            "not start.",
+        "cdi_conflict": Advice(
+            "If two specs in one directory define the same device, neither counts: containers with this "
+            "device do not start.",
             "remove one of the two files",
         ),
-        "cdi_stale": Entry(
-            "A spec that names files which are not there keeps every container with that device from starting; a "
-            "driver that was upgraded leaves such specs behind.",
-            "make it again: nvidia-ctk cdi generate --output=FILE",
+        "cdi_stale": Advice(
+            "A spec that names missing files prevents every container with this device from starting. A "
+            "driver upgrade leaves such specs behind.",
+            "generate it again: nvidia-ctk cdi generate --output=FILE",
         ),
-        "cdi_undefined": Entry(
-            "The devices are handed out by names that no spec defines, and the agent is told to write none.",
-            "nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml, or cdi.generate: true",
+        "cdi_undefined": Advice(
+            "Devices are allocated by names that no spec defines, and the configuration forbids the agent "
+            "to write one.",
+            "nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml, or set "
+            "cdi.generate: true",
         ),
-        "nvidia_runtime_absent": Entry(
-            "deviceListStrategy: envvar is read by NVIDIA's runtime alone; under another a pod starts without a GPU.",
+        "nvidia_runtime_absent": Advice(
+            "Only NVIDIA's runtime reads deviceListStrategy: envvar; under another one a pod starts without "
+            "a GPU.",
             "nvidia-ctk runtime configure, then restart the runtime; or deviceListStrategy: cdi",
         ),
     },
@@ -98,9 +104,9 @@ _PATHS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """What one runtime's configuration says; ``None`` where it is silent and the default holds. ``version`` is
-    that of containerd's file: 3 is containerd 2's own.
+class RuntimeSettings:
+    """The configuration of one runtime; ``None``: not set, the default applies. ``version`` is the version of
+    containerd's file; 3 is the format of containerd 2.
     """
 
     file: str
@@ -112,8 +118,8 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
-    """One CDI file. ``missing`` are host paths of its edits that are not there."""
+class CdiSpec:
+    """One CDI file. ``missing``: host paths in its edits that do not exist."""
 
     path: str
     kind: str | None = None
@@ -123,20 +129,20 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True)
-class Runtime:
-    """``running`` by their sockets. ``recorded``: of the host's paths only some were recorded."""
+class RuntimeFacts:
+    """``running``: runtimes with a socket. ``recorded``: only a part of the host's paths was recorded."""
 
     running: tuple[str, ...] = ()
-    settings: tuple[Settings, ...] = ()
-    specs: tuple[Spec, ...] = ()
+    settings: tuple[RuntimeSettings, ...] = ()
+    specs: tuple[CdiSpec, ...] = ()
     recorded: bool = False
 
 
-# --- looking --------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------------
 
 
-def look(subject: Subject) -> Runtime:
-    tree = subject.tree
+def read(target: Target) -> RuntimeFacts:
+    tree = target.tree
     crio = [
         path
         for place in _CRIO
@@ -145,22 +151,22 @@ def look(subject: Subject) -> Runtime:
     ]
     settings = [containerd(tree, path) for path in _CONTAINERD] + [_crio(tree, crio)]
     told = tuple(one for one in settings if one is not None)
-    named = (*CDI_FOLDERS, subject.config.cdi.directory, *(f for one in told for f in one.folders or ()))
+    named = (*CDI_FOLDERS, target.config.cdi.directory, *(f for one in told for f in one.folders or ()))
     folders = {tree.real(folder) or folder: folder for folder in reversed(named)}  # /var/run is often /run
-    return Runtime(
+    return RuntimeFacts(
         running=tuple(
             name for name, sockets in _SOCKETS.items() if any(_is_socket(tree, path) for path in sockets)
         ),
         settings=told,
         specs=tuple(
-            spec for folder in reversed(folders.values()) for spec in _specs(tree, folder, subject.recorded)
+            spec for folder in reversed(folders.values()) for spec in _specs(tree, folder, target.recorded)
         ),
-        recorded=subject.recorded,
+        recorded=target.recorded,
     )
 
 
-def containerd(tree: Tree, path: str) -> Settings | None:
-    """The file with those that it imports laid over it, as containerd does; ``None`` where there is none."""
+def containerd(tree: Tree, path: str) -> RuntimeSettings | None:
+    """The file, overlaid with its imports as containerd does; ``None`` where it does not exist."""
     try:
         document = _toml(tree, path)
         if document is None:
@@ -171,7 +177,7 @@ def containerd(tree: Tree, path: str) -> Settings | None:
             imported = [name for name in _names(tree, folder) if fnmatchcase(name, glob)]
             sections += [_toml(tree, f"{folder}/{name}") or {} for name in imported]
     except (SysfsError, OSError, ValueError) as error:
-        return Settings(path, broken=str(error))
+        return RuntimeSettings(path, broken=str(error))
     version, enabled, folders, handlers = document.get("version"), None, None, dict[str, None]()
     for section in sections:
         for plugin in _CRI_PLUGINS:
@@ -179,7 +185,7 @@ def containerd(tree: Tree, path: str) -> Settings | None:
             enabled = cri.get("enable_cdi", enabled)
             folders = cri.get("cdi_spec_dirs", folders)
             handlers |= dict.fromkeys(map(str, _at(cri, "containerd", "runtimes")))
-    return Settings(
+    return RuntimeSettings(
         path,
         version if isinstance(version, int) else 1,
         enabled if isinstance(enabled, bool) else None,
@@ -188,24 +194,24 @@ def containerd(tree: Tree, path: str) -> Settings | None:
     )
 
 
-def _crio(tree: Tree, paths: Iterable[str]) -> Settings | None:
-    """CRI-O has CDI switched on; its files lie over one another in the order of their names."""
-    seen: list[str] = []
+def _crio(tree: Tree, paths: Iterable[str]) -> RuntimeSettings | None:
+    """CRI-O always has CDI enabled; its files overlay each other in the order of their names."""
+    facts: list[str] = []
     folders, handlers = None, dict[str, None]()
     for path in paths:
         try:
             document = _toml(tree, path)
         except (SysfsError, OSError, ValueError) as error:
-            return Settings(path, broken=str(error))
+            return RuntimeSettings(path, broken=str(error))
         if document is not None:
-            seen.append(path)
+            facts.append(path)
             runtime = _at(document, "crio", "runtime")
             folders = runtime.get("cdi_spec_dirs", folders)
             handlers |= dict.fromkeys(map(str, _at(runtime, "runtimes")))
-    return Settings(seen[0], None, True, _texts(folders), tuple(handlers)) if seen else None
+    return RuntimeSettings(facts[0], None, True, _texts(folders), tuple(handlers)) if facts else None
 
 
-def _specs(tree: Tree, folder: str, recorded: bool) -> Iterator[Spec]:
+def _specs(tree: Tree, folder: str, recorded: bool) -> Iterator[CdiSpec]:
     for name in _names(tree, folder):
         path = f"{folder}/{name}"
         if not name.endswith((".json", ".yaml")):
@@ -213,22 +219,22 @@ def _specs(tree: Tree, folder: str, recorded: bool) -> Iterator[Spec]:
         try:
             document = parsed(tree, path)
         except (SysfsError, OSError, ValueError) as error:
-            yield Spec(path, broken=str(error))
+            yield CdiSpec(path, broken=str(error))
             continue
         if not isinstance(document, Mapping):
-            yield Spec(path, broken="it is not a mapping")
+            yield CdiSpec(path, broken="not a mapping")
             continue
         kind = document.get("kind")
         devices = sorted(cdi.vendor_devices({path: document}).get(str(kind), ()))
         if not isinstance(kind, str) or not devices:
-            yield Spec(path, broken="it has no kind" if not isinstance(kind, str) else "it defines no device")
+            yield CdiSpec(path, broken="no kind" if not isinstance(kind, str) else "it defines no device")
             continue
         missing = () if recorded else tuple(p for p in _host_paths(document) if _is_missing(tree, p))
-        yield Spec(path, kind, tuple(devices), missing)
+        yield CdiSpec(path, kind, tuple(devices), missing)
 
 
 def _host_paths(document: Mapping[str, object]) -> list[str]:
-    """What the runtime will look for on the host, each once."""
+    """The host paths that the runtime needs, each once."""
     devices = document.get("devices")
     holders = [document, *(devices if isinstance(devices, list) else ())]
     found: dict[str, None] = {}
@@ -244,7 +250,7 @@ def _host_paths(document: Mapping[str, object]) -> list[str]:
 
 
 def _is_missing(tree: Tree, path: str) -> bool:
-    """Below another root only parts of the host are to be seen: what is not, is not missed."""
+    """Below another root only a part of the host is visible: a path counts as missing if its directory is visible."""
     if tree.exists(path):
         return False
     return str(tree.root) == "/" or tree.exists(path.rpartition("/")[0])
@@ -252,7 +258,7 @@ def _is_missing(tree: Tree, path: str) -> bool:
 
 def _toml(tree: Tree, path: str) -> dict[str, object] | None:
     if tree.path(path).is_file() and os.path.getsize(tree.path(path)) > _CONFIG_MAX_BYTES:
-        raise ValueError(f"{path} is longer than any configuration")
+        raise ValueError(f"{path} is larger than {_CONFIG_MAX_BYTES} bytes")
     text = tree.text(path)
     try:
         return None if text is None else tomllib.loads(text)
@@ -261,7 +267,7 @@ def _toml(tree: Tree, path: str) -> dict[str, object] | None:
 
 
 def _at(document: Mapping[str, object], *path: str) -> dict[str, object]:
-    """The table at a path; an empty one where there is none."""
+    """The table at a path; empty where there is none."""
     here: object = document
     for part in path:
         here = here.get(part) if isinstance(here, Mapping) else None
@@ -286,29 +292,29 @@ def _is_socket(tree: Tree, path: str) -> bool:
         return False
 
 
-# --- judging --------------------------------------------------------------------------------------------
+# --- findings -------------------------------------------------------------------------------------------
 
 
-def judge(seen: Runtime, config: Config, gpus: Sequence[Gpu]) -> Iterator[Finding]:
-    for one in seen.settings:
+def findings(facts: RuntimeFacts, config: Config, gpus: Sequence[Gpu]) -> Iterator[Finding]:
+    for one in facts.settings:
         if one.broken is not None:
             yield TOPIC.fix("runtime_config_broken", one.broken)
-    told = [one for one in seen.settings if one.broken is None]
-    if seen.running or told:
-        files = ", ".join(one.file for one in told) or "its configuration is not seen"
-        yield TOPIC.ok("runtime", f"{', '.join(seen.running) or 'no socket is seen'}; {files}")
-    if not told and not any(one.broken for one in seen.settings):
-        yield TOPIC.note("runtime_unseen", "no configuration of containerd or CRI-O is seen")
+    told = [one for one in facts.settings if one.broken is None]
+    if facts.running or told:
+        files = ", ".join(one.file for one in told) or "no configuration found"
+        yield TOPIC.ok("runtime", f"{', '.join(facts.running) or 'no socket found'}; {files}")
+    if not told and not any(one.broken for one in facts.settings):
+        yield TOPIC.note("runtime_unseen", "no configuration of containerd or CRI-O found")
     strategies = {entry.device_list_strategy for entry in config.resources}
     if "cdi" in strategies:
         yield from _cdi_on(told, config)
-        yield from _defined(seen, config, gpus)
+        yield from _defined(facts, config, gpus)
     if "envvar" in strategies and told and not any("nvidia" in h for one in told for h in one.handlers):
-        yield TOPIC.fix("nvidia_runtime_absent", f"{told[0].file} has no runtime called nvidia")
-    yield from _of_specs(seen)
+        yield TOPIC.fix("nvidia_runtime_absent", f"{told[0].file} has no runtime named nvidia")
+    yield from _of_specs(facts)
 
 
-def _cdi_on(told: Iterable[Settings], config: Config) -> Iterator[Finding]:
+def _cdi_on(told: Iterable[RuntimeSettings], config: Config) -> Iterator[Finding]:
     writes = config.cdi.generate or any(
         isinstance(e, VfResource) and e.device_list_strategy == "cdi" for e in config.resources
     )
@@ -317,15 +323,15 @@ def _cdi_on(told: Iterable[Settings], config: Config) -> Iterator[Finding]:
             yield TOPIC.fix("cdi_off", f"{one.file}: enable_cdi = false")
         elif one.cdi is None and (one.version or 0) < 3:
             yield TOPIC.note(
-                "cdi_maybe_off", f"{one.file} does not say enable_cdi and is of version {one.version}"
+                "cdi_maybe_off", f"{one.file} does not set enable_cdi and has version {one.version}"
             )
         folders = [_canonical(folder) for folder in one.folders or CDI_FOLDERS]
         if writes and one.cdi is not False and _canonical(config.cdi.directory) not in folders:
-            yield TOPIC.fix("cdi_folder_unread", f"{one.file} reads {', '.join(folders) or 'no folder'}")
+            yield TOPIC.fix("cdi_folder_unread", f"{one.file} reads {', '.join(folders) or 'no directory'}")
 
 
-def _defined(seen: Runtime, config: Config, gpus: Sequence[Gpu]) -> Iterator[Finding]:
-    """Whether the GPUs have names under the vendor's kind, and who else would write some."""
+def _defined(facts: RuntimeFacts, config: Config, gpus: Sequence[Gpu]) -> Iterator[Finding]:
+    """Whether the vendor's spec defines the GPUs, or the agent writes one."""
     wants = [
         entry
         for entry in config.resources
@@ -333,26 +339,26 @@ def _defined(seen: Runtime, config: Config, gpus: Sequence[Gpu]) -> Iterator[Fin
     ]
     if not wants or not gpus:
         return
-    defined = {name for spec in seen.specs if spec.kind == VENDOR_KIND for name in spec.devices}
+    defined = {name for spec in facts.specs if spec.kind == VENDOR_KIND for name in spec.devices}
     missing = [gpu.uuid for gpu in gpus if gpu.uuid not in defined]
     if not missing:
         yield TOPIC.ok("cdi", f"{VENDOR_KIND} defines {count(len(gpus), 'GPU')} by UUID")
     elif config.cdi.generate:
         yield TOPIC.ok(
             "cdi",
-            f"the agent writes {cdi.GPU_KIND} to {config.cdi.directory}: no vendor's spec names the GPUs",
+            f"the agent writes {cdi.GPU_KIND} to {config.cdi.directory}: no vendor spec defines the GPUs",
         )
     else:
-        yield TOPIC.fix("cdi_undefined", f"no spec of {VENDOR_KIND} defines {some(missing, 2)}")
+        yield TOPIC.fix("cdi_undefined", f"no spec of {VENDOR_KIND} defines {shortened(missing, 2)}")
 
 
-def _of_specs(seen: Runtime) -> Iterator[Finding]:
+def _of_specs(facts: RuntimeFacts) -> Iterator[Finding]:
     definers: dict[tuple[str, str], list[str]] = {}
-    for spec in seen.specs:
+    for spec in facts.specs:
         if spec.broken is not None:
             yield TOPIC.warn("cdi_broken", f"{spec.path}: {spec.broken}")
         if spec.missing:
-            yield TOPIC.fix("cdi_stale", f"{spec.path}: {some(spec.missing, 2)}: not there")
+            yield TOPIC.fix("cdi_stale", f"{spec.path}: {shortened(spec.missing, 2)}: missing")
         folder = _canonical(spec.path.rpartition("/")[0])
         for device in spec.devices:
             definers.setdefault((folder, f"{spec.kind}={device}"), []).append(spec.path)
@@ -361,10 +367,10 @@ def _of_specs(seen: Runtime) -> Iterator[Finding]:
         if len(paths) > 1:
             clashes.setdefault(tuple(paths), []).append(device)
     for files, devices in clashes.items():
-        yield TOPIC.fix("cdi_conflict", f"{' and '.join(files)} both define {some(devices, 2)}")
+        yield TOPIC.fix("cdi_conflict", f"{' and '.join(files)} both define {shortened(devices, 2)}")
 
 
 def _canonical(folder: str) -> str:
-    """/var/run is /run."""
+    """The same directory with /run for /var/run."""
     path = os.path.normpath(folder)
     return path.removeprefix("/var") if path.startswith("/var/run/") else path

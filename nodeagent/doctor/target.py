@@ -1,4 +1,4 @@
-"""The machine that is looked at, and how: what every look is told."""
+"""The machine to check."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from nodeagent.host.sysfs import Tree
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """``recorded``: a captured or simulated machine, of which nothing is known but its files. ``kubelet_dir`` is
-    ``None`` where no kubelet belongs to the machine. ``wait_s`` is how long LLDP is listened to.
+class Target:
+    """The machine to check, and the time limits.
+
+    ``recorded``: a captured or simulated machine, of which only files are known. ``kubelet_dir``: ``None`` where the
+    machine has no kubelet. ``wait_s``: seconds for which LLDP is received.
     """
 
     tree: Tree

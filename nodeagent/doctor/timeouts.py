@@ -1,8 +1,7 @@
-"""Looks at a machine done side by side, each with its own time, none of them waited for longer.
+"""Run reads side by side, each with its own time limit.
 
-The law of this file: a look that hangs hangs alone. A read that a driver never answers cannot be ended from
-outside, so each look has a daemon thread with an event loop of its own, which hands its outcome over when it is
-done; whoever waits goes on without those that are late. What a look raises is its outcome.
+A call into a driver that never answers cannot be ended from outside. So each read has a daemon thread with its own
+event loop, and ``run`` does not wait for threads that are late. An exception of a read is its outcome.
 """
 
 from __future__ import annotations
@@ -18,53 +17,53 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """``look`` is a function or a coroutine function without arguments."""
+class ReadTask:
+    """A read: a function or a coroutine function without arguments, and its time limit."""
 
-    look: Callable[[], Any]
+    read: Callable[[], Any]
     timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """One of the three: ``value``, what was raised, or neither within the time."""
+class ReadOutcome:
+    """A value, an exception, or ``hung_s`` where neither came within the time limit."""
 
     value: Any = None
     error: BaseException | None = None
     hung_s: float | None = None
 
 
-def run(tasks: Mapping[str, Task]) -> dict[str, Outcome]:
+def run(tasks: Mapping[str, ReadTask]) -> dict[str, ReadOutcome]:
     """All outcomes, in the order of the tasks."""
-    done: queue.SimpleQueue[tuple[str, Outcome]] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[str, ReadOutcome]] = queue.SimpleQueue()
     began = time.monotonic()
     for name, task in tasks.items():
 
-        def work(name: str = name, task: Task = task) -> None:
+        def work(name: str = name, task: ReadTask = task) -> None:
             done.put((name, _outcome(task)))
 
         threading.Thread(target=work, name=f"doctor-{name}", daemon=True).start()
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, ReadOutcome] = {}
     while waiting := [name for name in tasks if name not in outcomes]:
         first = min(waiting, key=lambda name: tasks[name].timeout_s)
         left = began + tasks[first].timeout_s - time.monotonic()
         try:
             name, outcome = done.get(timeout=max(0.0, left))
         except queue.Empty:
-            outcomes[first] = Outcome(hung_s=tasks[first].timeout_s)
+            outcomes[first] = ReadOutcome(hung_s=tasks[first].timeout_s)
         else:
             outcomes.setdefault(name, outcome)
     return {name: outcomes[name] for name in tasks}
 
 
-def _outcome(task: Task) -> Outcome:
-    async def look() -> Any:
-        answer = task.look()
+def _outcome(task: ReadTask) -> ReadOutcome:
+    async def read() -> Any:
+        answer = task.read()
         return await answer if inspect.isawaitable(answer) else answer
 
-    async def gathered() -> Outcome:
-        answers: Sequence[Any] = await asyncio.gather(look(), return_exceptions=True)
+    async def gathered() -> ReadOutcome:
+        answers: Sequence[Any] = await asyncio.gather(read(), return_exceptions=True)
         answer = answers[0]
-        return Outcome(error=answer) if isinstance(answer, BaseException) else Outcome(answer)
+        return ReadOutcome(error=answer) if isinstance(answer, BaseException) else ReadOutcome(answer)
 
     return asyncio.run(gathered())

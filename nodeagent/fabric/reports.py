@@ -18,10 +18,12 @@ from typing import NamedTuple, TypeVar
 
 from nodeagent.fabric.nodelinks import LinkNeighbor, NodeLink, NodeLinks
 from nodeagent.fabric.rules import FabricRule, Rules
+from nodeagent.one_line import one_line
 
 LINKS_MAX = 128
 TEXT_MAX = 1100
 """An LLDP string has 255 octets at most, four characters for each where they are escaped."""
+SHOWN_MAX = 80
 _NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LAST = 1 << 31
 _DARK = frozenset(("down", "unknown", "away"))
@@ -221,6 +223,5 @@ def _texts(link: NodeLink) -> Iterator[str]:
 
 
 def shown(text: str) -> str:
-    """A stranger's text in a sentence: on one line, in plain characters, not longer than it deserves."""
-    text = text if text.isprintable() and text.isascii() else ascii(text)[1:-1]
-    return text if len(text) <= 80 else text[:77] + "..."
+    """A text from a report in a sentence: one line of ASCII, cut to ``SHOWN_MAX`` characters."""
+    return one_line(text, SHOWN_MAX, ascii_only=True)

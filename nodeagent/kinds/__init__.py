@@ -1,36 +1,68 @@
-"""The kinds of device a node offers, one file each, and what all of them share.
+"""The kinds of device that a node offers, one file each, and the code that they share.
 
-The law of this room: pure functions of one snapshot. A kind remembers nothing, reads no clock and no file,
-and knows no other kind. It states what is there now (``devices``), which of the free ones suit a request
-best (``prefer``) and what a container gets (``allocate``). That an id once offered is never taken back is
-the business of whoever speaks to the kubelet.
+A kind is a pure function of one snapshot: it has no memory, reads no clock and no file, and knows no other kind.
+``nodeagent.kubelet`` keeps IDs that were offered once on the device list.
 
-``available`` is the kubelet's word of what is free, and it is newer than ``Snapshot.holdings``: podresources
-may go on naming a pod that has ended. So a device of our own that the kubelet calls free is free. Holdings
-tell what the kubelet's list cannot: that another resource holds the same hardware.
+``available`` comes from the kubelet and is newer than ``Snapshot.holdings``: podresources may still list a pod that
+has ended. So a device of this resource that the kubelet calls available is free. Holdings add what the kubelet's
+list lacks: that another resource holds the same hardware.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import nsmallest
 from typing import Protocol
 
 from nodeagent.affinity import affinity
+from nodeagent.cdi import CdiDevices
 from nodeagent.model import Allocation, Devices, Function, Gpu, Health, Holding, Snapshot
+from nodeagent.one_line import one_line
 
 _SHOWN_MAX = 63  # characters: the longest device id that the kubelet's own documentation allows
 _NAMED_MAX = 3
 
 
 class DeviceKind(Protocol):
-    """A kind of device: pure answers from a snapshot."""
+    """One resource: its devices, and how they are allocated."""
 
     @property
-    def resource(self) -> str: ...
+    def resource(self) -> str:
+        """The name that a pod asks for: ``nvidia-dgx-h100/nic0``."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """The source whose facts the devices come from, ``pci`` or ``gpus``. Before it publishes, none is offered."""
+        ...
+
+    @property
+    def device_mib(self) -> int | None:
+        """The GPU memory of one device; ``None`` if a device is not a share of memory."""
+        ...
+
+    def resized(self, device_mib: int) -> DeviceKind:
+        """Return this kind with devices of another size; a kind without a size returns itself."""
+        ...
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]: ...
+
+    def free(self, snapshot: Snapshot) -> Mapping[str, int] | None:
+        """Return the healthy devices that no pod holds, by parent; ``None`` before podresources has answered."""
+        ...
+
+    def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:
+        """Return the VFs or GPUs behind the devices: an ID, and words for a message. Two kinds must not share one."""
+        ...
+
+    def selects(self, snapshot: Snapshot) -> bool:
+        """Whether the configuration selects any PF or GPU of this machine."""
+        ...
+
+    def refusal(self, snapshot: Snapshot) -> str | None:
+        """Return why the kubelet would refuse the device list, if it would."""
+        ...
 
     def prefer(
         self,
@@ -39,16 +71,24 @@ class DeviceKind(Protocol):
         must_include: Sequence[str],
         size: int,
         near: Sequence[Function] = (),
-    ) -> list[str]: ...
+    ) -> list[str]:
+        """Choose ``size`` of the available IDs, ``must_include`` first. Raises ``Refused``."""
+        ...
 
-    def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation: ...
+    def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
+        """Return what a container with these devices gets. Raises ``Refused``."""
+        ...
+
+    def cdi_specs(self, snapshot: Snapshot) -> Mapping[str, CdiDevices]:
+        """Return the entries that the agent's own CDI specs need, by CDI kind."""
+        ...
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not an error
-    """A request that is not granted, in one short sentence for the person who asked.
+    """A request is not granted; the message is one short sentence for the author of the pod.
 
-    ``invalid`` parts a request that could never be right (INVALID_ARGUMENT) from one that this node
-    cannot serve at present (FAILED_PRECONDITION).
+    ``invalid``: the request can never be granted (INVALID_ARGUMENT). Otherwise this node cannot grant it now
+    (FAILED_PRECONDITION).
     """
 
     def __init__(self, message: str, *, invalid: bool) -> None:
@@ -56,8 +96,8 @@ class Refused(Exception):  # noqa: N818 - an answer, not an error
         self.invalid = invalid
 
 
-def asked(resource: str, ids: Sequence[str]) -> frozenset[str]:
-    """The ids of a request: at least one, none of them twice."""
+def requested(resource: str, ids: Sequence[str]) -> frozenset[str]:
+    """Return the IDs of a request: at least one, none twice."""
     if not ids:
         raise Refused(f"{resource}: the request names no device", invalid=True)
     return _distinct(resource, ids)
@@ -66,7 +106,7 @@ def asked(resource: str, ids: Sequence[str]) -> frozenset[str]:
 def preference(
     resource: str, available: Iterable[str], must_include: Sequence[str], size: int
 ) -> tuple[frozenset[str], frozenset[str]]:
-    """What may be chosen from and what must be chosen, once the question is known to make sense."""
+    """Return the available and the required IDs of a valid request for a preference."""
     if size < 1:
         raise Refused(f"{resource}: {size} devices cannot be asked for", invalid=True)
     free, must = frozenset(available), _distinct(resource, must_include)
@@ -92,28 +132,43 @@ def held_by(resource: str, name: str, holding: Holding) -> Refused:
 
 
 def named(ids: Iterable[str]) -> str:
-    """The first few ids, however many and whatever they hold: the kubelet's peer may send anything."""
+    """Return the first few IDs, printable: a client of the socket may send anything."""
     names = tuple(ids)
     more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
     return ", ".join(shown(name) for name in nsmallest(_NAMED_MAX, names)) + more
 
 
 def shown(text: str) -> str:
-    """Printable and short."""
-    plain = ascii(text[:_SHOWN_MAX])[1:-1]
-    return plain if len(plain) <= _SHOWN_MAX and len(text) <= _SHOWN_MAX else plain[: _SHOWN_MAX - 1] + "…"
+    """Return the text, printable and short."""
+    return one_line(text, _SHOWN_MAX, ascii_only=True)
 
 
-def distance(thing: Gpu | Function, near: Sequence[Function]) -> tuple[int, int]:
-    """How far it is from the functions, for sorting: those on another NUMA node, then the PCIe hops."""
-    strangers = sum(thing.numa_node is None or thing.numa_node != other.numa_node for other in near)
-    hops = sum(affinity(thing.pci_path, thing.numa_node, it.pci_path, it.numa_node) for it in near)
-    return strangers, hops
+def distance(device: Gpu | Function, near: Sequence[Function]) -> tuple[int, int]:
+    """Return a sort key: the functions on another NUMA node, then the PCIe hops to all of them."""
+    remote = sum(device.numa_node is None or device.numa_node != function.numa_node for function in near)
+    hops = sum(
+        affinity(device.pci_path, device.numa_node, function.pci_path, function.numa_node)
+        for function in near
+    )
+    return remote, hops
+
+
+def free_devices(resource: str, devices: Iterable[Devices], snapshot: Snapshot) -> dict[str, int] | None:
+    """Count the allocatable devices that no pod holds, by parent; ``None`` before podresources has answered."""
+    if snapshot.holdings is None:
+        return None
+    held = {
+        id_ for holding in snapshot.holdings if holding.resource == resource for id_ in holding.device_ids
+    }
+    free: Counter[str] = Counter()
+    for entry in devices:
+        free[entry.parent] += sum(id_ not in held for id_ in entry.ids) if entry.health.allocatable else 0
+    return dict(free)
 
 
 def _distinct(resource: str, ids: Sequence[str]) -> frozenset[str]:
     names = frozenset(ids)
     if len(names) != len(ids):
-        twice = [name for name, times in Counter(ids).items() if times > 1]
+        twice = [name for name, count in Counter(ids).items() if count > 1]
         raise Refused(f"{resource}: {named(twice)} is named more than once", invalid=True)
     return names

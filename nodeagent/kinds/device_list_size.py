@@ -34,9 +34,9 @@ def device_size(id_length: int, numa_nodes: Sequence[int] = (), *, healthy: bool
     return _field(body)
 
 
-def slices(memory_mib: int, resource: GpuMemResource, slice_mib: int | None = None) -> int:
+def slices(memory_mib: int, reserved_mib: int, slice_mib: int) -> int:
     """Number of slices that a GPU offers."""
-    return max(0, memory_mib - resource.reserved_mib) // (slice_mib or resource.slice_mib)
+    return max(0, memory_mib - reserved_mib) // slice_mib
 
 
 def slices_size(counts: Iterable[int]) -> int:
@@ -51,20 +51,21 @@ def slices_size(counts: Iterable[int]) -> int:
     return total
 
 
-def smallest_slice(resource: GpuMemResource, memories_mib: Sequence[int]) -> int:
+def smallest_slice(reserved_mib: int, memories_mib: Sequence[int]) -> int:
     """The smallest ``sliceMiB`` whose list fits. Binary search: a larger slice never makes a longer list."""
     low, high = 1, max(memories_mib, default=1)
     while low < high:
         middle = (low + high) // 2
-        if slices_size(slices(memory, resource, middle) for memory in memories_mib) <= LIMIT:
+        if slices_size(slices(memory, reserved_mib, middle) for memory in memories_mib) <= LIMIT:
             high = middle
         else:
             low = middle + 1
     return low
 
 
-def slices_complaint(
-    resource: GpuMemResource,
+def list_refusal(
+    slice_mib: int,
+    reserved_mib: int,
     memories_mib: Sequence[int],
     machine: str = "this machine",
     *,
@@ -74,18 +75,18 @@ def slices_complaint(
 
     ``assumed`` GPUs without room for a slice are no reason: the real GPUs may be larger.
     """
-    counts = [slices(memory, resource) for memory in memories_mib]
+    counts = [slices(memory, reserved_mib, slice_mib) for memory in memories_mib]
     if memories_mib and not any(counts) and not assumed:
         return (
-            f"no GPU holds a slice of {resource.slice_mib} MiB beside {resource.reserved_mib} MiB reserved: "
+            f"no GPU holds a slice of {slice_mib} MiB beside {reserved_mib} MiB reserved: "
             f"the largest has {max(memories_mib)} MiB ({machine})"
         )
     if (size := slices_size(counts)) <= LIMIT:
         return None
     return (
-        f"{resource.slice_mib} MiB makes {sum(counts)} devices on {len(counts)} GPUs ({machine}), a list of "
+        f"{slice_mib} MiB makes {sum(counts)} devices on {len(counts)} GPUs ({machine}), a list of "
         f"{size} bytes; the kubelet refuses more than {KUBELET_LIMIT}, the limit here is {LIMIT}; sliceMiB: "
-        f"{smallest_slice(resource, memories_mib)} is the smallest that fits"
+        f"{smallest_slice(reserved_mib, memories_mib)} is the smallest that fits"
     )
 
 
@@ -96,7 +97,7 @@ def size_conflicts(
 
     The memories are those of the node's GPUs in the driver's order, or ``None`` where no machine is known. Without
     GPUs only ``indexes`` and the number of ``uuids`` can be applied. The agent, which knows the GPUs, calls
-    ``slices_complaint`` for each entry.
+    ``list_refusal`` for each kind.
     """
     assumed = gpu_memories_mib is None
     machine = f"assumed: {len(ASSUMED_MIB)} GPUs of {ASSUMED_MIB[0]} MiB" if assumed else "this machine"
@@ -104,7 +105,11 @@ def size_conflicts(
     for i, resource in enumerate(resources):
         if isinstance(resource, GpuMemResource):
             selected = _selected(resource, memories)
-            if (complaint := slices_complaint(resource, selected, machine, assumed=assumed)) is not None:
+            if (
+                complaint := list_refusal(
+                    resource.slice_mib, resource.reserved_mib, selected, machine, assumed=assumed
+                )
+            ) is not None:
                 yield Conflict((("resources", i, "sliceMiB"),), complaint)
 
 

@@ -1,9 +1,9 @@
-"""How a container is given GPUs, for every kind whose devices are GPUs or parts of them.
+"""How a container gets GPUs, for every kind whose devices are GPUs or parts of GPUs.
 
-Two ways to name a GPU to the runtime, always by its UUID and never by slice: a CDI device (the runtime reads
-the spec, no environment is involved) or ``NVIDIA_VISIBLE_DEVICES`` (needs NVIDIA's own runtime). With the
-latter, a container that asks for two GPU resources has one of them ignored: the kubelet merges answers in
-random order and keeps the first of equal names. CDI devices add up, which is why they are the default.
+The runtime knows a GPU by its UUID, never by slice. Either a CDI device names it (the runtime reads the spec) or
+``NVIDIA_VISIBLE_DEVICES`` does (this needs NVIDIA's own runtime). With the variable, a container that asks for two
+GPU resources gets only one: the kubelet merges answers in random order and keeps the first of equal names. CDI
+devices add up, so they are the default.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Literal
 
+from nodeagent import cdi
 from nodeagent.affinity import affinity
 from nodeagent.kinds import distance
-from nodeagent.model import Allocation, DeviceNode, Function, Gpu, Holding, Snapshot
+from nodeagent.model import Allocation, DeviceNode, Function, Gpu, Holding, HostPaths, Snapshot
 
 Strategy = Literal["cdi", "envvar"]
 
@@ -27,8 +28,8 @@ CONTROL_NODES = (
     "/dev/nvidia-uvm-tools",
     "/dev/nvidia-modeset",
 )
-"""Device nodes of the driver that all GPUs share. Not every host has all of them, and a node that is not
-there keeps a container from starting: pass those that are."""
+"""Device nodes of the driver that all GPUs share. Some hosts lack some of them, and a missing node keeps a
+container from starting: pass only nodes that exist."""
 
 
 def selected(snapshot: Snapshot, uuids: frozenset[str] | None) -> tuple[Gpu, ...]:
@@ -36,10 +37,10 @@ def selected(snapshot: Snapshot, uuids: frozenset[str] | None) -> tuple[Gpu, ...
 
 
 def held_elsewhere(snapshot: Snapshot, resource: str) -> dict[str, Holding]:
-    """GPUs, by UUID, that containers hold through any other resource, this agent's or another plugin's.
+    """Return the GPUs that pods hold through another resource, of this agent or of another plugin, by UUID.
 
-    It happens after a GPU has moved from one resource to another while a pod still had it, and where the
-    vendor's device plugin offers the same GPUs. Ids are ``<uuid>`` or ``<uuid>::<n>`` in all of them.
+    This happens after a GPU has moved to another resource while a pod holds it, and if the vendor's device plugin
+    offers the same GPUs. The IDs of all these plugins are ``<uuid>`` or ``<uuid>::<n>``.
     """
     uuids = {gpu.uuid for gpu in snapshot.gpus}
     return {
@@ -59,10 +60,10 @@ def grant(
     control_nodes: Sequence[str],
     env: tuple[tuple[str, str], ...] = (),
 ) -> Allocation:
-    """``control_nodes`` empty means that the runtime alone brings the device nodes.
+    """Return the allocation of these GPUs. If ``control_nodes`` is empty, only the runtime adds device nodes.
 
-    Otherwise the kubelet knows them too and they survive what resets a container's device cgroup, such as
-    a reload of systemd. A GPU whose minor number the driver does not tell is left to the runtime.
+    Otherwise the kubelet passes the nodes too. They then survive a reset of the container's device cgroup, such as
+    a reload of systemd. A GPU without a known minor number is left to the runtime.
     """
     uuids = [gpu.uuid for gpu in gpus]
     nodes: list[str] = []
@@ -78,14 +79,44 @@ def grant(
     )
 
 
+def cdi_specs(cdi_kind: str, snapshot: Snapshot) -> dict[str, cdi.CdiDevices]:
+    """Return our spec of all GPUs, if the kind is ours and not the vendor's."""
+    return {cdi.GPU_KIND: cdi_devices(snapshot)} if cdi_kind == cdi.GPU_KIND else {}
+
+
+def cdi_devices(snapshot: Snapshot) -> cdi.CdiDevices:
+    """Return all GPUs for our own spec, and the driver files that every container with a GPU gets."""
+    devices = {
+        gpu.uuid: cdi.ContainerEdits(
+            device_nodes=(DeviceNode(f"/dev/nvidia{gpu.minor}", f"/dev/nvidia{gpu.minor}", "rw"),)
+        )
+        for gpu in snapshot.gpus
+        if gpu.minor is not None
+    }
+    return cdi.CdiDevices(devices, _driver_edits(snapshot.paths))
+
+
+def _driver_edits(paths: HostPaths) -> cdi.ContainerEdits:
+    return cdi.ContainerEdits(
+        env=cdi.GPU_ENV,
+        device_nodes=tuple(DeviceNode(node, node, "rw") for node in paths.gpu_nodes),
+        mounts=paths.driver_files,
+    )
+
+
+def hardware(gpus: Sequence[Gpu]) -> dict[str, str]:
+    """Return the GPUs by UUID, each with words for a message."""
+    return {gpu.uuid: f"GPU {gpu.index} ({gpu.uuid})" for gpu in gpus}
+
+
 def cluster(
     gpus: Sequence[Gpu], count: int, near: Sequence[Function] = (), pinned: Sequence[Gpu] = ()
 ) -> list[Gpu]:
-    """``count`` of the GPUs, the pinned ones among them, with the best worst hop between any two.
+    """Return ``count`` of the GPUs, ``pinned`` among them, whose worst hop between any two is the best.
 
-    Nearness nests (switch, host bridge, NUMA node), so the nearest to one member are the nearest to each
-    other, and trying every GPU as that member finds the best group without trying every group. Ties go to
-    the group nearest to ``near``, then to the lowest indexes.
+    Distances nest (switch, host bridge, NUMA node): the GPUs nearest to one member are near to each other too. So
+    this function tries every GPU as a start instead of every group. Ties go to the group nearest to ``near``, then
+    to the lowest indexes.
     """
     pins = {gpu.uuid for gpu in pinned}
     rest = [gpu for gpu in gpus if gpu.uuid not in pins]
@@ -94,13 +125,13 @@ def cluster(
 
     def grown(start: tuple[Gpu, ...]) -> list[Gpu]:
         others = [gpu for gpu in rest if gpu not in start]
-        others.sort(key=lambda gpu: (max(_hop(gpu, one) for one in start), far[gpu.uuid], gpu.index))
+        others.sort(key=lambda gpu: (max(_hop(gpu, first) for first in start), far[gpu.uuid], gpu.index))
         return sorted([*start, *others[: count - len(start)]], key=lambda gpu: gpu.index)
 
     def cost(group: list[Gpu]) -> tuple[object, ...]:
         hops = [_hop(a, b) for a, b in combinations(group, 2)]
-        strangers, path = (sum(part) for part in zip(*(far[gpu.uuid] for gpu in group), strict=True))
-        return max(hops, default=0), strangers, path, sum(hops), [gpu.index for gpu in group]
+        remote, path = (sum(part) for part in zip(*(far[gpu.uuid] for gpu in group), strict=True))
+        return max(hops, default=0), remote, path, sum(hops), [gpu.index for gpu in group]
 
     return min((grown(start) for start in starts), key=cost)
 

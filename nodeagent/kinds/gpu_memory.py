@@ -1,31 +1,33 @@
-"""Slices of GPU memory. The device id is ``<gpu uuid>::<n>``, n from 0.
+"""Slices of GPU memory. The device ID is ``<gpu uuid>::<n>``, n from 0.
 
-The law of this file: the slices of a container lie on ONE GPU, or they are all the slices of several GPUs.
-The kubelet does not know the law, so it is applied twice: ``prefer`` chooses by it, and ``allocate`` refuses
-what breaks it, because the kubelet may pass ``prefer`` by (devices of finished init containers, NUMA
-alignment) or fill a choice up as it likes.
+The slices of a container are on ONE GPU, or they are all the slices of several GPUs. The kubelet does not know this
+rule, so it is applied twice: ``prefer`` chooses by it, and ``allocate`` refuses what breaks it. The kubelet may
+skip ``prefer`` (devices of finished init containers, NUMA alignment) or fill up a choice at random.
 
-A node may have 80,000 slices and every request carries all the free ones. So the ids of a GPU are made once
-for each (uuid, count), and a request is compared with them as sets, a GPU at a time: no id is ever parsed.
+A node may have 80,000 slices, and every request lists all the free ones. So the IDs of a GPU are created once for
+each (uuid, count), and a request is compared with them as sets, one GPU at a time. No ID is ever parsed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
+from typing import ClassVar
 
-from nodeagent.kinds import Refused, asked, distance, gpu_access, held_by, preference, unhealthy, unknown
+import msgspec
+
+from nodeagent.cdi import CdiDevices
+from nodeagent.kinds import Refused, distance, gpu_access, held_by, preference, requested, unhealthy, unknown
+from nodeagent.kinds.device_list_size import list_refusal
 from nodeagent.model import Allocation, Devices, Function, Gpu, Snapshot
 
 _LISTED_MAX = 8  # GPUs named in a refusal
 _UUID_SHOWN = 12  # "GPU-" and the eight digits before the first dash
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """One GPU in the light of one request: ``free`` counts what may be chosen, ``must`` what has to be."""
+class _GpuSlices(msgspec.Struct, frozen=True):
+    """The slices of one GPU in one request: ``free`` counts those to choose from, ``must`` the required ones."""
 
     gpu: Gpu
     ids: tuple[str, ...]
@@ -34,15 +36,15 @@ class _Block:
     refusal: Refused | None
 
 
-@dataclass(frozen=True, slots=True)
-class Slices:
-    """``gpus`` are the UUIDs to offer, ``None`` for all; ``control_nodes``: see ``access``.
+class GpuMemory(msgspec.Struct, frozen=True):
+    """``gpus`` are the UUIDs to offer, ``None`` for all; ``control_nodes``: see ``gpu_access``.
 
-    ``memory_limits`` states ``NVIDIA_GPU_MEMORY_REQUEST`` and ``_LIMIT``, which NVIDIA's container toolkit
-    from 1.20.1 turns into a hard limit (driver 615 and cgroup v2). Older toolkits do not look at them; a
-    toolkit that does, on a host that cannot, refuses to start the container: set it to false there.
+    ``memory_limits`` sets ``NVIDIA_GPU_MEMORY_REQUEST`` and ``_LIMIT``. NVIDIA's container toolkit makes a hard limit
+    of them from 1.20.1 on (driver 615 and cgroup v2). Older toolkits ignore them. A toolkit that reads them on a host
+    without that support refuses to start the container: set it to false there.
     """
 
+    source: ClassVar[str] = "gpus"
     resource: str
     gpus: frozenset[str] | None = None
     slice_mib: int = 1024
@@ -53,8 +55,15 @@ class Slices:
     control_nodes: tuple[str, ...] = gpu_access.CONTROL_NODES
     memory_limits: bool = True
 
+    @property
+    def device_mib(self) -> int:
+        return self.slice_mib
+
+    def resized(self, device_mib: int) -> GpuMemory:
+        return msgspec.structs.replace(self, slice_mib=device_mib)
+
     def count(self, gpu: Gpu) -> int:
-        """How many slices the GPU's memory holds."""
+        """Return how many slices the GPU's memory holds."""
         return max(0, (gpu.memory_mib - self.reserved_mib) // self.slice_mib)
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
@@ -69,13 +78,13 @@ class Slices:
         )
 
     def free(self, snapshot: Snapshot) -> dict[str, int] | None:
-        """Free slices by GPU, as far as podresources tells; ``None`` before the kubelet has been heard.
+        """Return the free slices by GPU: the largest number is the largest request that fits.
 
-        The largest of them is the largest request that still fits.
+        A GPU that another resource holds has none.
         """
         if snapshot.holdings is None:
             return None
-        taken = {device for it in self._holdings(snapshot) for device in it}
+        taken = {id_ for ids in self._held_ids(snapshot) for id_ in ids}
         elsewhere = gpu_access.held_elsewhere(snapshot, self.resource)
         return {
             gpu.uuid: len(_known(gpu.uuid, self.count(gpu)) - taken)
@@ -83,6 +92,19 @@ class Slices:
             else 0
             for gpu in self._members(snapshot)
         }
+
+    def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:
+        return gpu_access.hardware(gpu_access.selected(snapshot, self.gpus))
+
+    def selects(self, snapshot: Snapshot) -> bool:
+        return bool(gpu_access.selected(snapshot, self.gpus))
+
+    def refusal(self, snapshot: Snapshot) -> str | None:
+        memories = [gpu.memory_mib for gpu in gpu_access.selected(snapshot, self.gpus)]
+        return list_refusal(self.slice_mib, self.reserved_mib, memories)
+
+    def cdi_specs(self, snapshot: Snapshot) -> Mapping[str, CdiDevices]:
+        return gpu_access.cdi_specs(self.cdi_kind, snapshot)
 
     def prefer(
         self,
@@ -92,9 +114,9 @@ class Slices:
         size: int,
         near: Sequence[Function] = (),
     ) -> list[str]:
-        """Best fit on one GPU; else, for exact multiples of a GPU, that many idle ones.
+        """Choose the best fit on one GPU; for an exact multiple of a GPU's slices, that many idle GPUs.
 
-        The smallest leftover wins, then the NUMA node of ``near``, the PCIe hops to it, and the index.
+        The smallest remainder wins, then the NUMA node of ``near``, the PCIe hops to it, and the index.
         """
         free, must = preference(self.resource, available, must_include, size)
         blocks = self._blocks(snapshot, free, must)
@@ -105,17 +127,17 @@ class Slices:
         return [*must_include, *islice(fresh, size - len(must))]
 
     def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
-        """All memory figures are for EACH of the GPUs: the toolkit applies them so, GPU by GPU."""
-        names = asked(self.resource, ids)
+        """State the memory for EACH of the GPUs: the toolkit applies the values to each GPU."""
+        names = requested(self.resource, ids)
         chosen = [block for block in self._blocks(snapshot, names, names) if block.must]
-        one = chosen[0].must
-        if len(chosen) > 1 and any(block.must != one or len(block.ids) != one for block in chosen):
+        count = chosen[0].must
+        if len(chosen) > 1 and any(block.must != count or len(block.ids) != count for block in chosen):
             raise Refused(
                 f"{self.resource}: the slices are of several GPUs ({_listed(chosen)}); those of a container"
                 " are all on one GPU, or whole GPUs of one size",
                 invalid=False,
             )
-        each = str(one * self.slice_mib)
+        each = str(count * self.slice_mib)
         limits = (("NVIDIA_GPU_MEMORY_REQUEST", each), ("NVIDIA_GPU_MEMORY_LIMIT", each))
         return gpu_access.grant(
             [block.gpu for block in chosen],
@@ -132,11 +154,13 @@ class Slices:
     def _members(self, snapshot: Snapshot) -> tuple[Gpu, ...]:
         return tuple(gpu for gpu in gpu_access.selected(snapshot, self.gpus) if self.count(gpu))
 
-    def _holdings(self, snapshot: Snapshot) -> list[tuple[str, ...]]:
-        return [it.device_ids for it in snapshot.holdings or () if it.resource == self.resource]
+    def _held_ids(self, snapshot: Snapshot) -> list[tuple[str, ...]]:
+        return [
+            holding.device_ids for holding in snapshot.holdings or () if holding.resource == self.resource
+        ]
 
-    def _blocks(self, snapshot: Snapshot, free: frozenset[str], must: frozenset[str]) -> list[_Block]:
-        """Every GPU; raises for ids that are on none, and for a GPU that must and cannot be used."""
+    def _blocks(self, snapshot: Snapshot, free: frozenset[str], must: frozenset[str]) -> list[_GpuSlices]:
+        """Return every GPU. Raises ``Refused`` for an unknown required ID, and for one on an unusable GPU."""
         elsewhere = gpu_access.held_elsewhere(snapshot, self.resource)
         blocks = []
         for gpu in self._members(snapshot):
@@ -146,9 +170,9 @@ class Slices:
                 refusal = unhealthy(self.resource, gpu.uuid, gpu.health)
             elif gpu.uuid in elsewhere:
                 refusal = held_by(self.resource, gpu.uuid, elsewhere[gpu.uuid])
-            named = _among(must, gpu.uuid, count)
-            left = named if free is must else _among(free, gpu.uuid, count)
-            block = _Block(gpu, _ids(gpu.uuid, count), 0 if refusal else left, named, refusal)
+            named = _count_among(must, gpu.uuid, count)
+            left = named if free is must else _count_among(free, gpu.uuid, count)
+            block = _GpuSlices(gpu, _ids(gpu.uuid, count), 0 if refusal else left, named, refusal)
             blocks.append(block)
         if sum(block.must for block in blocks) < len(must):
             raise unknown(self.resource, must.difference(*(block.ids for block in blocks)))
@@ -158,43 +182,45 @@ class Slices:
         return blocks
 
     def _whole(
-        self, snapshot: Snapshot, blocks: Sequence[_Block], size: int, near: Sequence[Function]
-    ) -> list[_Block]:
-        """``size`` as two or more idle GPUs of one size, the fewest possible; empty if there is no way.
+        self, snapshot: Snapshot, blocks: Sequence[_GpuSlices], size: int, near: Sequence[Function]
+    ) -> list[_GpuSlices]:
+        """Return two or more idle GPUs of one size that make ``size``, as few as possible; empty if there are none.
 
-        The GPUs that podresources calls idle too come first: the kubelet's list is the newer one, but
-        where both agree nothing can have gone wrong.
+        GPUs that are idle by podresources too come first. The kubelet's list is newer, but if both agree, neither
+        is wrong.
         """
-        lately = {name.partition("::")[0] for it in self._holdings(snapshot) for name in it}
+        held = {id_.partition("::")[0] for ids in self._held_ids(snapshot) for id_ in ids}
         pinned = [block.gpu for block in blocks if block.must]
         for each in sorted({len(block.ids) for block in blocks}, reverse=True):
             gpus, rest = divmod(size, each)
             if rest or gpus < max(2, len(pinned)):
                 continue
             idle = [block for block in blocks if block.free == len(block.ids) == each]
-            quiet = [block for block in idle if block.must or block.gpu.uuid not in lately]
-            for choice in (quiet, idle):
-                those = [block.gpu for block in choice]
-                if len(those) >= gpus and all(gpu in those for gpu in pinned):
-                    group = gpu_access.cluster(those, gpus, near, pinned)
+            unheld = [block for block in idle if block.must or block.gpu.uuid not in held]
+            for choice in (unheld, idle):
+                candidates = [block.gpu for block in choice]
+                if len(candidates) >= gpus and all(gpu in candidates for gpu in pinned):
+                    group = gpu_access.cluster(candidates, gpus, near, pinned)
                     return [block for block in choice if block.gpu in group]
         return []
 
-    def _no_fit(self, blocks: Sequence[_Block], size: int) -> Refused:
+    def _no_fit(self, blocks: Sequence[_GpuSlices], size: int) -> Refused:
         mib = size * self.slice_mib
         memory = f"{mib // 1024} GiB" if mib % 1024 == 0 else f"{mib} MiB"
         largest = max((len(block.ids) for block in blocks), default=0)
-        what = f"no single GPU has {size} free slices ({memory})"
+        reason = f"no single GPU has {size} free slices ({memory})"
         if largest and size > largest:
-            what = f"{size} slices ({memory}) are more than one GPU holds and no exact multiple of one"
+            reason = f"{size} slices ({memory}) are more than one GPU holds and no exact multiple of one"
             wholes = [len(block.ids) for block in blocks if size % len(block.ids) == 0]
             if wholes:
-                what = f"{size} slices ({memory}) are {size // max(wholes)} whole GPUs, not so many are idle"
+                reason = (
+                    f"{size} slices ({memory}) are {size // max(wholes)} whole GPUs, not so many are idle"
+                )
         free = f"; free slices: {_listed(blocks)}" if blocks else "; it has no GPU"
-        return Refused(f"{self.resource}: {what}{free}", invalid=False)
+        return Refused(f"{self.resource}: {reason}{free}", invalid=False)
 
 
-def _best_fit(blocks: Sequence[_Block], size: int, near: Sequence[Function]) -> list[_Block]:
+def _best_fit(blocks: Sequence[_GpuSlices], size: int, near: Sequence[Function]) -> list[_GpuSlices]:
     pinned = [block for block in blocks if block.must]
     if len(pinned) > 1:
         return []
@@ -206,15 +232,15 @@ def _best_fit(blocks: Sequence[_Block], size: int, near: Sequence[Function]) -> 
     return [min(ties, key=lambda block: (distance(block.gpu, near), block.gpu.index))]
 
 
-def _listed(blocks: Sequence[_Block]) -> str:
-    """``GPU-5d5ba0e2… 40, GPU-9b34a1c7… 12``, the most first."""
+def _listed(blocks: Sequence[_GpuSlices]) -> str:
+    """Return ``GPU-5d5ba0e2… 40, GPU-9b34a1c7… 12``: free slices, the most first."""
     order = sorted(blocks, key=lambda block: (-block.free, block.gpu.index))
     more = f" and {len(order) - _LISTED_MAX} more" if len(order) > _LISTED_MAX else ""
     return ", ".join(f"{block.gpu.uuid[:_UUID_SHOWN]}… {block.free}" for block in order[:_LISTED_MAX]) + more
 
 
-def _among(names: frozenset[str], uuid: str, count: int) -> int:
-    """How many of the names are slices of the GPU; of many names, without making a set of them."""
+def _count_among(names: frozenset[str], uuid: str, count: int) -> int:
+    """Count the IDs that are slices of the GPU. Many IDs are not copied into another set."""
     if len(names) < count:
         return len(names & _known(uuid, count))
     return sum(map(names.__contains__, _ids(uuid, count)))
@@ -222,7 +248,7 @@ def _among(names: frozenset[str], uuid: str, count: int) -> int:
 
 @lru_cache(maxsize=256)
 def _ids(uuid: str, count: int) -> tuple[str, ...]:
-    """Made once, so that an unchanged GPU is stated with the very same tuple."""
+    """Created once, so that an unchanged GPU is published with the same tuple."""
     return tuple(f"{uuid}::{n}" for n in range(count))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -27,6 +27,8 @@ from nodeagent.config.setting import (
 
 Mtu = Annotated[int, msgspec.Meta(ge=68, le=65535)]
 Strategy = Literal["cdi", "envvar"]
+OTHER_GPUS = "let the two resources select different GPUs"
+NO_GPU = "no GPU is selected"
 
 
 class PfSelect(Settings, frozen=True, kw_only=True):
@@ -77,6 +79,9 @@ class GpuSelect(Settings, frozen=True, kw_only=True):
 class VfResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="vf"):
     """SR-IOV VFs. A device's ID is the PCI address of the VF."""
 
+    apart: ClassVar[str] = "separate the two resources by select, vfIndexes or vfDriver"
+    nothing_selected: ClassVar[str] = "no PF is selected that has VFs and does not carry the default route"
+
     name: Annotated[
         Template,
         setting(
@@ -112,6 +117,9 @@ class VfResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="vf"
 
 class GpuMemResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="gpu-mem"):
     """Slices of GPU memory. All slices of a container are on one GPU."""
+
+    apart: ClassVar[str] = OTHER_GPUS
+    nothing_selected: ClassVar[str] = NO_GPU
 
     name: Annotated[Name, setting("Name of the resource.")] = "gpu-mem"
     slice_mib: Annotated[
@@ -157,6 +165,9 @@ class GpuMemResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag=
 
 class GpuResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="gpu"):
     """Whole GPUs. A GPU offered here must not be offered in slices."""
+
+    apart: ClassVar[str] = OTHER_GPUS
+    nothing_selected: ClassVar[str] = NO_GPU
 
     name: Annotated[Name, setting("Name of the resource.")] = "gpu"
     select: Annotated[

@@ -1,12 +1,10 @@
-"""SR-IOV virtual functions. The device id is the VF's PCI address, the parent its PF.
+"""SR-IOV virtual functions. The device ID is the VF's PCI address, the parent its PF.
 
-The law of this file: what a container gets is what programs written for the SR-IOV network device plugin
-expect, name for name. CNI plugins find the VF by its id, and the details in a device-info file as the
-Network Plumbing Working Group defines it (version 1.1.0).
+A container gets what programs written for the SR-IOV network device plugin expect, name for name. CNI plugins find
+the VF by its ID, and its details in a device-info file (Network Plumbing Working Group, version 1.1.0).
 
-Nothing is remembered here. In the kernel's exclusive RDMA mode the RDMA device of a VF is in the pod's
-network namespace while the pod has it: such a VF stays an RDMA pool's for as long as podresources says that
-a container holds it, and is no other container's.
+In the kernel's exclusive RDMA mode, the RDMA device of a VF moves into the network namespace of the pod that holds
+it. Such a VF stays in its RDMA pool while podresources lists it for a pod, and no other container gets it.
 """
 
 from __future__ import annotations
@@ -14,12 +12,22 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import ClassVar, Literal
 
-from nodeagent.cdi import VF_KIND, Edits
-from nodeagent.kinds import Refused, asked, distance, held_by, preference, unhealthy, unknown
+import msgspec
+
+from nodeagent.cdi import VF_KIND, CdiDevices, ContainerEdits
+from nodeagent.kinds import (
+    Refused,
+    distance,
+    free_devices,
+    held_by,
+    preference,
+    requested,
+    unhealthy,
+    unknown,
+)
 from nodeagent.model import Allocation, DeviceInfo, DeviceNode, Devices, Function, Holding, Snapshot
 
 VfDriver = Literal["any", "netdevice", "vfio-pci", "rdma"]
@@ -31,17 +39,19 @@ _RDMA_CM = "/dev/infiniband/rdma_cm"
 _VHOST_NET, _TUN = "/dev/vhost-net", "/dev/net/tun"
 
 
-@dataclass(frozen=True, slots=True)
-class VfPool:
-    """The VFs of some PFs, by their PCI addresses.
+class VfPool(msgspec.Struct, frozen=True):
+    """The VFs of some PFs, by PCI address.
 
-    ``vf_indexes`` restricts them to some, ``None`` is all. ``rdma_cm`` says that the host has
-    ``/dev/infiniband/rdma_cm`` (the module ``rdma_ucm``); a node that is not there keeps a container from
-    starting. ``vhost_net`` adds what a virtio-user port needs (``/dev/vhost-net`` and ``/dev/net/tun``).
+    ``vf_indexes`` restricts them, ``None`` is all. ``rdma_cm``: the host has ``/dev/infiniband/rdma_cm`` (the module
+    ``rdma_ucm``); a missing device node keeps a container from starting. ``vhost_net`` adds the device nodes of a
+    virtio-user port, ``/dev/vhost-net`` and ``/dev/net/tun``.
 
-    Never offered, whoever chose the PFs: VFs of a PF by which the host's default route leaves, VFs whose
-    PF is gone, and VFs bound to a UIO driver (no IOMMU protects the node from them).
+    Never offered: VFs of a PF that carries the host's default route, VFs whose PF is gone, and VFs bound to a UIO
+    driver (no IOMMU protects the node from them).
     """
+
+    source: ClassVar[str] = "pci"
+    device_mib: ClassVar[int | None] = None
 
     resource: str
     pfs: frozenset[str] | tuple[str, ...]
@@ -53,7 +63,7 @@ class VfPool:
     cdi: bool = False
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
-        lent = {
+        held = {
             device
             for holding in snapshot.holdings or ()
             if self.vf_driver == "rdma" and holding.resource == self.resource
@@ -67,8 +77,23 @@ class VfPool:
                 health=vf.health,
             )
             for vf in self._vfs(snapshot).values()
-            if self._suits(vf) or (vf.pci_address in lent and _is_without_rdma(vf))
+            if self._suits(vf) or (vf.pci_address in held and _is_without_rdma(vf))
         )
+
+    def resized(self, device_mib: int) -> VfPool:  # noqa: ARG002
+        return self
+
+    def free(self, snapshot: Snapshot) -> dict[str, int] | None:
+        return free_devices(self.resource, self.devices(snapshot), snapshot)
+
+    def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:
+        return {id_: f"VF {id_}" for entry in self.devices(snapshot) for id_ in entry.ids}
+
+    def selects(self, snapshot: Snapshot) -> bool:  # noqa: ARG002
+        return bool(self.pfs)
+
+    def refusal(self, snapshot: Snapshot) -> str | None:  # noqa: ARG002
+        return None
 
     def prefer(
         self,
@@ -78,9 +103,9 @@ class VfPool:
         size: int,
         near: Sequence[Function] = (),
     ) -> list[str]:
-        """Spread: from the PF that gives the fewest so far. Pack: from the PF with the fewest free ones.
+        """Choose from the PF with the fewest VFs in this choice (spread), or with the fewest free VFs (pack).
 
-        Then the PF with most free ones (spread), the PF nearest to ``near``, the lowest index.
+        Ties go to the PF with the most free VFs (spread), to the PF nearest to ``near``, to the lowest index.
         """
         free, must = preference(self.resource, available, must_include, size)
         chosen = self._usable(snapshot, must)
@@ -94,7 +119,7 @@ class VfPool:
         if len(choice) < missing:
             count = len(choice) + len(must)
             raise Refused(
-                f"{self.resource}: {size} VFs were asked for and {count} can be given", invalid=False
+                f"{self.resource}: {size} VFs were requested and {count} are available", invalid=False
             )
         pfs = {pf.pci_address: pf for pf in snapshot.functions if pf.pci_address in self.pfs}
         far = {name: (*distance(pf, near), name) for name, pf in pfs.items()}
@@ -104,7 +129,7 @@ class VfPool:
         return [*must_include, *(vf.pci_address for vf in picked)]
 
     def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
-        vfs = self._usable(snapshot, asked(self.resource, ids))
+        vfs = self._usable(snapshot, requested(self.resource, ids))
         details = {vf.pci_address: self._details(vf) for vf in vfs}
         nodes = dict.fromkeys(node for vf in vfs for node in self._nodes(vf) if not self.cdi)
         by_cdi = [vf.pci_address for vf in vfs if self.cdi and self._nodes(vf)]
@@ -117,21 +142,24 @@ class VfPool:
             device_info=tuple(self._device_info(vf) for vf in vfs),
         )
 
-    def edits(self, snapshot: Snapshot) -> dict[str, Edits]:
-        """What a CDI spec says of each VF that has device nodes at all, by its address."""
-        return {
-            name: Edits(device_nodes=tuple(nodes))
+    def cdi_specs(self, snapshot: Snapshot) -> Mapping[str, CdiDevices]:
+        """Return the device nodes of each VF that has any, by its address."""
+        if not self.cdi:
+            return {}
+        edits = {
+            name: ContainerEdits(device_nodes=tuple(nodes))
             for name, vf in self._vfs(snapshot).items()
             if self._suits(vf) and (nodes := self._nodes(vf)) and not (_is_vfio(vf) and vf.vfio_group is None)
         }
+        return {VF_KIND: CdiDevices(edits)}
 
     def _env_names(self) -> tuple[str, ...]:
-        """As the SR-IOV network device plugin has it, and again as a name that a shell can read."""
+        """Return the name that the SR-IOV network device plugin uses, and a name that a shell can read."""
         exact = "PCIDEVICE_" + re.sub(r"[./]", "_", self.resource.upper())
         return tuple(dict.fromkeys((exact, re.sub(r"[^A-Z0-9_]", "_", exact))))
 
     def _vfs(self, snapshot: Snapshot) -> dict[str, Function]:
-        """The pool's VFs, whatever they are bound to at present, by address in the order of the snapshot."""
+        """Return the pool's VFs with any driver, by address, in the order of the snapshot."""
         routed = {link.pci_address for link in snapshot.links if link.default_route}
         present = {function.pci_address for function in snapshot.functions} - routed
         return {
@@ -148,7 +176,7 @@ class VfPool:
             return False
         match self.vf_driver:
             case "netdevice":
-                # Not by its netdev: that is in the pod's network namespace while a pod has the VF.
+                # Not by its netdev, which is in the network namespace of the pod that holds the VF.
                 return vf.driver is not None and not _is_vfio(vf) and vf.vdpa is None
             case "rdma":
                 return vf.rdma is not None and vf.vdpa is None
@@ -158,7 +186,7 @@ class VfPool:
                 return True
 
     def _usable(self, snapshot: Snapshot, ids: frozenset[str]) -> list[Function]:
-        """The VFs of these ids by address, or why one of them cannot be had."""
+        """Return the VFs of these IDs by address. Raises ``Refused`` if one of them cannot be allocated."""
         vfs = self._vfs(snapshot)
         if not ids <= vfs.keys():
             raise unknown(self.resource, ids - vfs.keys())
@@ -172,8 +200,10 @@ class VfPool:
         return usable
 
     def _held_elsewhere(self, snapshot: Snapshot) -> dict[str, Holding]:
-        """VFs, by address, that containers hold through any other resource: one that has been renamed in the
-        configuration while a pod had them, or another plugin's."""
+        """Return the VFs that pods hold through another resource, by address.
+
+        The other resource is another plugin's, or it had this pool's VFs before its name was changed.
+        """
         return {
             device: holding
             for holding in snapshot.holdings or ()
@@ -182,16 +212,16 @@ class VfPool:
         }
 
     def _obstacle(self, vf: Function) -> Refused | None:
-        why = None
+        reason = None
         if not vf.health.allocatable:
             return unhealthy(self.resource, vf.pci_address, vf.health)
         if self.vf_driver == "rdma" and vf.rdma is None:
-            why = "is without its RDMA device, which may still be with the pod that had it"
+            reason = "lacks its RDMA device, which may still be in the namespace of an earlier pod"
         elif not self._suits(vf):
-            why = f"is bound to {vf.driver or 'no driver'}, not as {self.vf_driver} of this resource wants it"
+            reason = f"is bound to {vf.driver or 'no driver'}; this resource needs {self.vf_driver}"
         elif _is_vfio(vf) and vf.vfio_group is None:
-            why = "has no IOMMU group; enable the IOMMU, or the no-IOMMU mode of vfio"
-        return Refused(f"{self.resource}: {vf.pci_address} {why}", invalid=False) if why else None
+            reason = "has no IOMMU group; enable the IOMMU, or the no-IOMMU mode of vfio"
+        return Refused(f"{self.resource}: {vf.pci_address} {reason}", invalid=False) if reason else None
 
     def _nodes(self, vf: Function) -> list[DeviceNode]:
         paths: list[str] = []
@@ -210,7 +240,7 @@ class VfPool:
         return [DeviceNode(path, path) for path in (_VHOST_NET, _TUN) if self.vhost_net]
 
     def _details(self, vf: Function) -> dict[str, dict[str, str]]:
-        """One VF in the ``_INFO`` variable; all paths are the container's."""
+        """Return one VF of the ``_INFO`` variable; all paths are the container's."""
         details = {"generic": {"deviceID": vf.pci_address}}
         if vf.vdpa:
             details["vdpa"] = {"mount": vf.vdpa}
@@ -277,12 +307,12 @@ def _index(vf: Function) -> tuple[int, str]:
 
 
 def _is_vfio(vf: Function) -> bool:
-    """Bound to vfio-pci or to a variant that a vendor made of it, such as mlx5_vfio_pci."""
+    """Whether it is bound to vfio-pci or to a vendor's variant, such as mlx5_vfio_pci."""
     return vf.driver is not None and vf.driver.replace("_", "-").endswith("vfio-pci")
 
 
 def _is_without_rdma(vf: Function) -> bool:
-    """Its driver is one that has an RDMA device, which is not here."""
+    """Whether it has a network driver and no RDMA device in this namespace."""
     return vf.driver is not None and vf.rdma is None and vf.vdpa is None and not _is_vfio(vf)
 
 

@@ -1,17 +1,31 @@
-"""Whole GPUs. The device id is the GPU's UUID."""
+"""Whole GPUs. The device ID is the GPU's UUID."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
-from nodeagent.kinds import Refused, asked, gpu_access, held_by, preference, unhealthy, unknown
+import msgspec
+
+from nodeagent.cdi import CdiDevices
+from nodeagent.kinds import (
+    Refused,
+    free_devices,
+    gpu_access,
+    held_by,
+    preference,
+    requested,
+    unhealthy,
+    unknown,
+)
 from nodeagent.model import Allocation, Devices, Function, Gpu, Snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class WholeGpus:
-    """``gpus`` are the UUIDs to offer, ``None`` for all. ``control_nodes``: see ``access``."""
+class WholeGpus(msgspec.Struct, frozen=True):
+    """``gpus`` are the UUIDs to offer, ``None`` for all. ``control_nodes``: see ``gpu_access``."""
+
+    source: ClassVar[str] = "gpus"
+    device_mib: ClassVar[int | None] = None
 
     resource: str
     gpus: frozenset[str] | None = None
@@ -31,6 +45,24 @@ class WholeGpus:
             for gpu in gpu_access.selected(snapshot, self.gpus)
         )
 
+    def resized(self, device_mib: int) -> WholeGpus:  # noqa: ARG002
+        return self
+
+    def free(self, snapshot: Snapshot) -> dict[str, int] | None:
+        return free_devices(self.resource, self.devices(snapshot), snapshot)
+
+    def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:
+        return gpu_access.hardware(gpu_access.selected(snapshot, self.gpus))
+
+    def selects(self, snapshot: Snapshot) -> bool:
+        return bool(gpu_access.selected(snapshot, self.gpus))
+
+    def refusal(self, snapshot: Snapshot) -> str | None:  # noqa: ARG002
+        return None
+
+    def cdi_specs(self, snapshot: Snapshot) -> Mapping[str, CdiDevices]:
+        return gpu_access.cdi_specs(self.cdi_kind, snapshot)
+
     def prefer(
         self,
         snapshot: Snapshot,
@@ -39,7 +71,7 @@ class WholeGpus:
         size: int,
         near: Sequence[Function] = (),
     ) -> list[str]:
-        """GPUs as close to each other, then to ``near``, as the free ones allow."""
+        """Choose GPUs as close to each other, then to ``near``, as the free ones allow."""
         free, must = preference(self.resource, available, must_include, size)
         pinned = self._usable(snapshot, must)
         elsewhere = gpu_access.held_elsewhere(snapshot, self.resource)
@@ -50,7 +82,7 @@ class WholeGpus:
         ]
         if len(choice) < size:
             raise Refused(
-                f"{self.resource}: {size} GPUs were asked for and {len(choice)} can be given", invalid=False
+                f"{self.resource}: {size} GPUs were requested and {len(choice)} are available", invalid=False
             )
         fresh = [
             gpu.uuid for gpu in gpu_access.cluster(choice, size, near, pinned=pinned) if gpu.uuid not in must
@@ -59,14 +91,14 @@ class WholeGpus:
 
     def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
         return gpu_access.grant(
-            self._usable(snapshot, asked(self.resource, ids)),
+            self._usable(snapshot, requested(self.resource, ids)),
             strategy=self.strategy,
             cdi_kind=self.cdi_kind,
             control_nodes=self.control_nodes if self.pass_device_nodes else (),
         )
 
     def _usable(self, snapshot: Snapshot, ids: frozenset[str]) -> list[Gpu]:
-        """The GPUs of these ids, in the order of their indexes, or why one of them cannot be had."""
+        """Return the GPUs of these IDs by index. Raises ``Refused`` if one of them cannot be allocated."""
         gpus = [gpu for gpu in gpu_access.selected(snapshot, self.gpus) if gpu.uuid in ids]
         if len(gpus) < len(ids):
             raise unknown(self.resource, ids - {gpu.uuid for gpu in gpus})

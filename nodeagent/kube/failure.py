@@ -7,6 +7,8 @@ from typing import Protocol
 
 import msgspec
 
+from nodeagent.one_line import one_line
+
 GONE = 410
 TEXT_MAX = 500
 _REASONS = {
@@ -103,7 +105,7 @@ def error_of_answer(request: FailedRequest, status: int, headers: Mapping[str, s
     except (msgspec.DecodeError, UnicodeDecodeError):
         answer = ApiStatus(message=body.decode("utf-8", "replace"))
     reason = answer.reason or _REASONS.get(status, "Unknown")
-    message = plain(answer.message) or "the server says no more"
+    message = one_line(" ".join(answer.message.split("\n")).strip(), TEXT_MAX) or "no message from the server"
     after = _seconds(headers.get("Retry-After"))
     if after is None and answer.details is not None and answer.details.retry_after_seconds:
         after = float(answer.details.retry_after_seconds)
@@ -111,7 +113,7 @@ def error_of_answer(request: FailedRequest, status: int, headers: Mapping[str, s
         request.verb,
         request.path,
         status,
-        plain(reason),
+        one_line(reason, TEXT_MAX),
         message,
         retry_after_s=after,
         remedy=_remedy(request, status, answer.message),
@@ -140,12 +142,6 @@ def _remedy(request: FailedRequest, status: int, message: str) -> str:
         plural = request.resource.partition("/")[0]
         return f"the cluster has no such kind: install the CustomResourceDefinition {plural}.{request.group}"
     return ""
-
-
-def plain(text: str) -> str:
-    """One line of limited length, without control characters for a terminal."""
-    cut = text if len(text) <= TEXT_MAX else text[:TEXT_MAX] + "…"
-    return "".join(c if c.isprintable() else " " if c == "\n" else f"\\x{ord(c):02x}" for c in cut.strip())
 
 
 def _seconds(header: str | None) -> float | None:

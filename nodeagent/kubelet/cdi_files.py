@@ -1,9 +1,8 @@
-"""The agent's own CDI specifications: of the GPUs where no vendor's is on the host, of VFs where asked for.
+"""Write the agent's own CDI specs: of the GPUs that no vendor's spec describes, and of VFs if configured.
 
-Written by level: the texts that should be there against those that are. A write that fails (a full disk)
-leaves what was, is said once, and is tried again at the next change and at each allocation that needs it.
-A file is never removed: the kubelet asks nobody again when a container restarts, and the runtime then looks
-the device up in it once more.
+The specs that should exist are compared with those on the disk. If a write fails (a full disk), the old file stays,
+the failure is logged once, and the write is tried again at the next change and at each allocation that needs it. A
+file is never removed: when a container restarts, the runtime reads it again, without another Allocate.
 """
 
 from __future__ import annotations
@@ -14,56 +13,49 @@ from pathlib import Path
 
 from nodeagent import cdi
 from nodeagent.host.file_writing import replace_file
-from nodeagent.kinds.vf import VfPool
-from nodeagent.model import Allocation, DeviceNode, Gpu, HostPaths, Snapshot
+from nodeagent.kinds import DeviceKind, gpu_access
+from nodeagent.model import Allocation, Snapshot
 
 log = logging.getLogger(__name__)
 
 FILES = {cdi.GPU_KIND: "nodeagent-gpu.json", cdi.VF_KIND: "nodeagent-vf.json"}
 
 
-_Edits = dict[str, tuple[dict[str, cdi.Edits], cdi.Edits | None]]
-"""By kind: of each device, and of all."""
-
-
-class CdiSpecs:
-    """One file for each kind of ours, in one of the folders that container runtimes read."""
+class CdiSpecFiles:
+    """One file for each CDI kind of ours, in one of the folders that container runtimes read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._edits: _Edits = {}
+        self._specs: dict[str, cdi.CdiDevices] = {}
         self._wanted: dict[str, str] = {}
         self._written: dict[str, str] = {}
-        self._said: dict[str, str] = {}
+        self._logged: dict[str, str] = {}
 
-    def want(self, kinds: Iterable[object], snapshot: Snapshot) -> bool:
-        """Work out the texts. True where one of them is to be written: ``flush`` does it, and blocks."""
-        kinds = tuple(kinds)
-        edits: _Edits = {}
-        if any(getattr(kind, "cdi_kind", None) == cdi.GPU_KIND for kind in kinds) or self._exists(
-            cdi.GPU_KIND
-        ):
-            edits[cdi.GPU_KIND] = (gpu_edits(snapshot.gpus), shared_edits(snapshot.paths))
-        pools = [kind for kind in kinds if isinstance(kind, VfPool) and kind.cdi]
-        if pools or self._exists(cdi.VF_KIND):
-            vfs = {name: edit for pool in pools for name, edit in pool.edits(snapshot).items()}
-            edits[cdi.VF_KIND] = (vfs, None)
-        if edits != self._edits:  # news wait for this, and seldom are about it
+    def update(self, kinds: Iterable[DeviceKind], snapshot: Snapshot) -> bool:
+        """Take the specs that these kinds need. Return whether a file must be written (``flush``)."""
+        specs: dict[str, cdi.CdiDevices] = {}
+        for kind in kinds:
+            for name, content in kind.cdi_specs(snapshot).items():
+                devices = {**specs[name].devices, **content.devices} if name in specs else content.devices
+                specs[name] = cdi.CdiDevices(devices, content.shared)
+        if cdi.GPU_KIND not in specs and self._exists(cdi.GPU_KIND):  # containers may still use the file
+            specs[cdi.GPU_KIND] = gpu_access.cdi_devices(snapshot)
+        if specs != self._specs:  # rendered only if they changed: every snapshot waits for this
             self._wanted = {
-                kind: cdi.text(cdi.spec(kind, devices, shared))
-                for kind, (devices, shared) in edits.items()
-                if devices
+                name: cdi.text(cdi.spec(name, content.devices, content.shared))
+                for name, content in specs.items()
+                if content.devices
             }
-            self._edits = edits
-        return any(self._due(kind) for kind in self._wanted)
+            self._specs = specs
+        return any(self._due(name) for name in self._wanted)
 
     def flush(self) -> OSError | None:
-        """Write what differs. The error that kept a file from being written, if any."""
+        """Write what differs. Return the error that kept a file from being written, if any. Blocks."""
         failure = None
-        for kind, text in self._wanted.items():
-            if not self._due(kind):
+        for name, text in self._wanted.items():
+            if not self._due(name):
                 continue
-            path = self._folder / FILES[kind]
+            path = self._folder / FILES[name]
             try:
                 if not path.exists() or path.read_text(encoding="utf-8") != text:
                     replace_file(path, text.encode(), mode=0o644)
@@ -72,41 +64,22 @@ class CdiSpecs:
                 error.filename = str(path)
                 failure = error
                 sentence = f"The CDI spec cannot be written. file={path} reason={error.strerror!r}"
-                if self._said.get(kind) != sentence:
+                if self._logged.get(name) != sentence:
                     log.error("%s", sentence)
-                self._said[kind] = sentence
+                self._logged[name] = sentence
                 continue
-            self._written[kind] = text
-            self._said.pop(kind, None)
+            self._written[name] = text
+            self._logged.pop(name, None)
         return failure
 
     def behind(self, allocation: Allocation) -> bool:
-        """Whether the answer names a device that is not yet defined on the disk."""
+        """Whether the allocation names a device that no file on the disk defines yet."""
         ours = {name.partition("=")[0] for name in allocation.cdi_devices} & FILES.keys()
-        return any(self._due(kind) for kind in ours)
+        return any(self._due(name) for name in ours)
 
-    def _due(self, kind: str) -> bool:
-        """Whether the text on the disk is another, or was removed by someone."""
-        return self._written.get(kind) != self._wanted.get(kind) or not (self._folder / FILES[kind]).exists()
+    def _due(self, name: str) -> bool:
+        """Whether the file has another text, or was removed."""
+        return self._written.get(name) != self._wanted.get(name) or not (self._folder / FILES[name]).exists()
 
-    def _exists(self, kind: str) -> bool:
-        return kind in self._written or (self._folder / FILES[kind]).exists()
-
-
-def gpu_edits(gpus: Iterable[Gpu]) -> dict[str, cdi.Edits]:
-    return {
-        gpu.uuid: cdi.Edits(
-            device_nodes=(DeviceNode(f"/dev/nvidia{gpu.minor}", f"/dev/nvidia{gpu.minor}", "rw"),)
-        )
-        for gpu in gpus
-        if gpu.minor is not None
-    }
-
-
-def shared_edits(paths: HostPaths) -> cdi.Edits:
-    """What every container with a GPU gets: the driver's common nodes, its libraries and programs."""
-    return cdi.Edits(
-        env=cdi.GPU_ENV,
-        device_nodes=tuple(DeviceNode(node, node, "rw") for node in paths.gpu_nodes),
-        mounts=paths.driver_files,
-    )
+    def _exists(self, name: str) -> bool:
+        return name in self._written or (self._folder / FILES[name]).exists()

@@ -18,6 +18,8 @@ from enum import Enum
 import msgspec
 from msgspec.structs import replace
 
+from nodeagent.backoff import next_wait_s
+
 SETTLE_S = 0.1
 """Up to 1.36 the kubelet drops the *new* client of a resource when it sees the end of the old stream."""
 RETRY_FIRST_S = 1.0
@@ -88,13 +90,13 @@ class Registration(msgspec.Struct, frozen=True):
                 return replace(state, stage=Stage.REGISTERED, reason="", accepted_at=now, retry_s=0.0)
             case Event.FAILED, _:
                 state = self._with(kubelet)
-                retry_s = min(2 * state.retry_s, PAUSE_MAX_S) or RETRY_FIRST_S
+                retry_s = next_wait_s(state.retry_s, RETRY_FIRST_S, PAUSE_MAX_S)
                 return replace(
                     state, stage=Stage.REFUSED, reason=reason, not_before=now + retry_s, retry_s=retry_s
                 )
             case Event.LOST, Stage.REGISTERED:
                 lasted = now - self.accepted_at >= STEADY_S
-                settle_s = SETTLE_S if lasted or not self.settle_s else min(2 * self.settle_s, PAUSE_MAX_S)
+                settle_s = next_wait_s(0.0 if lasted else self.settle_s, SETTLE_S, PAUSE_MAX_S)
                 return replace(self, stage=Stage.CLOSING, reason=reason, settle_s=settle_s)
             case ((Event.LOST | Event.WITHDRAWN), (Stage.REGISTERED | Stage.UNREGISTERED)):
                 settle_s, reason = self.settle_s or SETTLE_S, self.reason or NOT_YET

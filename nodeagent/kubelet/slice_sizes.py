@@ -1,16 +1,16 @@
-"""How large the slices are that the kubelet was told of, so that what a pod holds keeps its meaning.
+"""The slice sizes that the kubelet was given, kept over restarts: a slice that a pod holds keeps its size.
 
-A kubelet knows slices by number alone. Were their size changed while pods hold some, a container that was given
-20 of 1024 MiB would count as 20 of 2048, and its GPU would be handed out twice or lie idle. A reload looks at what
-pods hold before it takes a new size; this is the same over a restart. The law of this file:
+The kubelet counts slices and does not know their size. If the size changed while pods hold slices, a container with
+20 slices of 1024 MiB would count as 20 of 2048, and its GPU would be allocated twice or lie idle. A reload compares
+a new size with the slices that pods hold; this module does the same over a restart:
 
-* The size is on the disk before the kubelet is told of the first slice. The file is not bound to the boot: the
-  kubelet's checkpoint is not either.
-* A size that differs from the configured one is held against what pods hold, once that is believed
-  (``kubelet/holdings.py``): with none the new size is in force, else the old one for as long as this agent runs.
-  Until then nothing is offered: the kubelet must not hand out what is about to mean something else.
-* Who cannot know what pods hold (``kubelet.podResources`` is off) stays with the old size.
-* Without a file, or with one that cannot be read, there is nothing to hold against.
+* A size is on the disk before the kubelet gets the first slice. The file outlives a boot, as the kubelet's
+  checkpoint does.
+* If another size is configured, the agent waits until podresources is believed (``kubelet/holdings.py``). If no pod
+  holds slices, the new size applies; otherwise the old size stays while this agent runs. Until then the resource is
+  not offered.
+* If ``kubelet.podResources`` is off, the old size stays.
+* Without a readable file, the configured size applies.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
 from nodeagent.host.file_writing import replace_file
-from nodeagent.kinds.gpu_memory import Slices
+from nodeagent.kinds import DeviceKind
 from nodeagent.model import Snapshot
 from nodeagent.sources.state_file import SIZE_MAX
 
@@ -34,39 +33,37 @@ log = logging.getLogger(__name__)
 
 NAME = "slices.json"
 WRITE_S = 1.0
-"""A local file is written in a millisecond; a disk that hangs must not keep bad news from the kubelet."""
-_Sizes = dict[str, int]
+"""A local file is written in a millisecond; a disk that hangs must not delay bad news for the kubelet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A size that stays although ``wanted`` is configured, and why."""
+class KeptSize(msgspec.Struct, frozen=True):
+    """An old size that stays although ``configured`` is configured, and why."""
 
-    wanted: int
-    why: str
+    configured: int
+    reason: str
 
 
-class Sizes:
-    """MiB by resource. Belongs to one event loop."""
+class SliceSizes:
+    """MiB of one slice by resource. Belongs to one event loop."""
 
-    def __init__(self, path: Path, told: Mapping[str, int]) -> None:
+    def __init__(self, path: Path, in_force: Mapping[str, int]) -> None:
         self._path = path
-        self.told: dict[str, int] = dict(told)
-        self._kept: dict[str, Kept] = {}
+        self.in_force: dict[str, int] = dict(in_force)
+        self._kept: dict[str, KeptSize] = {}
         self._waiting: set[str] = set()
         self._written = b""
         self._complained = False
         self._writing = threading.Lock()
 
     @classmethod
-    def open(cls, folder: Path) -> Sizes:
-        """Of an earlier agent. Reads a file: at the start only."""
+    def open(cls, folder: Path) -> SliceSizes:
+        """Read the file of an earlier agent. Blocks."""
         path = folder / NAME
         try:
             with path.open("rb") as file:
                 text = file.read(SIZE_MAX + 1)
-            told = msgspec.json.decode(text, type=_Sizes)
-            if any(size < 1 for size in told.values()):
+            sizes = msgspec.json.decode(text, type=dict[str, int])
+            if any(size < 1 for size in sizes.values()):
                 raise ValueError("a size is less than 1 MiB")
         except FileNotFoundError:
             return cls(path, {})
@@ -78,77 +75,89 @@ class Sizes:
                 str(error),
             )
             return cls(path, {})
-        return cls(path, told)
+        return cls(path, sizes)
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """The sizes that stay although others are configured, for ``/readyz``."""
-        return tuple(f"{resource}: {kept.why}" for resource, kept in sorted(self._kept.items()))
+        return tuple(f"{resource}: {kept.reason}" for resource, kept in sorted(self._kept.items()))
 
-    def settle(self, kind: Slices, snapshot: Snapshot, *, asked: bool) -> Slices | str:
-        """The kind with the size that is in force, or why it is not to be offered yet.
+    def settle(self, kind: DeviceKind, snapshot: Snapshot, *, pod_resources: bool) -> DeviceKind | str:
+        """Return the kind with the size in force, or why it is not offered yet.
 
-        ``asked``: whether the kubelet is asked what pods hold.
+        ``pod_resources``: whether the agent reads what pods hold.
         """
-        resource, wanted = kind.resource, kind.slice_mib
-        told = self.told.get(resource, wanted)
-        kept = self._kept.get(resource)
-        if told == wanted:
+        resource, configured = kind.resource, kind.device_mib
+        if configured is None:
+            return kind
+        size = self.in_force.get(resource, configured)
+        if size == configured:
             self._kept.pop(resource, None)
             self._waiting.discard(resource)
             return kind
-        if kept is not None and kept.wanted == wanted:
-            return replace(kind, slice_mib=told)
-        if asked and snapshot.holdings is None:
-            return self._wait(resource, told, wanted, snapshot)
+        if self._keeps(resource, configured):
+            return kind.resized(size)
+        if pod_resources and snapshot.holdings is None:
+            return self._wait(resource, size, configured, snapshot)
         self._waiting.discard(resource)
-        count = held(resource, snapshot)
-        if count or not asked:
-            why = (
-                f"pods hold {count} slices; drain the node and restart its agent"
-                if asked
-                else "kubelet.podResources is off and nobody knows whether pods hold slices; turn it on"
-            )
-            sentence = f"slices stay {told} MiB where {wanted} MiB are configured, for {why}"
-            self._kept[resource] = Kept(wanted, sentence)
-            log.warning("A changed sliceMiB is not in force: %s. resource=%s", sentence, resource)
-            return replace(kind, slice_mib=told)
-        self._kept.pop(resource, None)
-        log.info("No pod holds slices; the changed size is in force. resource=%s mib=%d", resource, wanted)
-        self.told[resource] = wanted
-        return kind
-
-    def _wait(self, resource: str, told: int, wanted: int, snapshot: Snapshot) -> str:
-        if resource not in self._waiting:
-            self._waiting.add(resource)
+        count = _held(resource, snapshot)
+        if not count and pod_resources:
+            self._kept.pop(resource, None)
             log.info(
-                "A changed sliceMiB waits for the kubelet to say what pods hold. resource=%s from=%d to=%d",
-                resource,
-                told,
-                wanted,
+                "No pod holds slices; the changed size applies. resource=%s mib=%d", resource, configured
             )
-        silent = next((f": {one.reason}" for one in snapshot.silent if one.source == "pods"), "")
-        return f"its slices are to change from {told} to {wanted} MiB, and what pods hold is not known yet{silent}"
+            self.in_force[resource] = configured
+            return kind
+        cause = (
+            f"pods hold {count} slices; drain the node and restart its agent"
+            if pod_resources
+            else "kubelet.podResources is off, so it is unknown whether pods hold slices; turn it on"
+        )
+        reason = f"slices stay {size} MiB although {configured} MiB are configured: {cause}"
+        self._kept[resource] = KeptSize(configured, reason)
+        log.warning("A changed sliceMiB does not apply: %s. resource=%s", reason, resource)
+        return kind.resized(size)
 
-    def refusal(self, kind: Slices, snapshot: Snapshot) -> str | None:
-        """Why a running agent must not take this size, if it must not."""
-        told, count = self.told.get(kind.resource, kind.slice_mib), held(kind.resource, snapshot)
-        kept = self._kept.get(kind.resource)
-        if told == kind.slice_mib or not count or (kept is not None and kept.wanted == kind.slice_mib):
+    def refusal(self, kind: DeviceKind, snapshot: Snapshot) -> str | None:
+        """Return why a running agent must not take the size of this kind, if it must not."""
+        resource, configured = kind.resource, kind.device_mib
+        if configured is None:
+            return None
+        size, count = self.in_force.get(resource, configured), _held(resource, snapshot)
+        if size == configured or not count or self._keeps(resource, configured):
             return None
         return (
-            f"sliceMiB of {kind.resource.partition('/')[2]} cannot change from {told} to {kind.slice_mib} while "
+            f"sliceMiB of {resource.partition('/')[2]} cannot change from {size} to {configured} while "
             f"pods hold {count} slices; drain the node first"
         )
 
-    async def remember(self, kinds: Iterable[object]) -> None:
-        """What the kubelet is about to be told; returns when it is on the disk, or cannot be."""
-        self.told |= {kind.resource: kind.slice_mib for kind in kinds if isinstance(kind, Slices)}
-        text = msgspec.json.encode(self.told, order="sorted") + b"\n"
-        if text != self._written and self.told and not self._writing.locked():
+    async def save(self, kinds: Iterable[DeviceKind]) -> None:
+        """Save the sizes of these kinds. Return when they are on the disk, or cannot be written."""
+        self.in_force |= {kind.resource: kind.device_mib for kind in kinds if kind.device_mib is not None}
+        text = msgspec.json.encode(self.in_force, order="sorted") + b"\n"
+        if text != self._written and self.in_force and not self._writing.locked():
             with suppress(TimeoutError):
                 async with asyncio.timeout(WRITE_S):
                     await asyncio.to_thread(self._write, text)
+
+    def _keeps(self, resource: str, configured: int) -> bool:
+        kept = self._kept.get(resource)
+        return kept is not None and kept.configured == configured
+
+    def _wait(self, resource: str, size: int, configured: int, snapshot: Snapshot) -> str:
+        if resource not in self._waiting:
+            self._waiting.add(resource)
+            log.info(
+                "A changed sliceMiB waits until it is known what pods hold. resource=%s from=%d to=%d",
+                resource,
+                size,
+                configured,
+            )
+        cause = next((f": {entry.reason}" for entry in snapshot.silent if entry.source == "pods"), "")
+        return (
+            f"its slices are to change from {size} to {configured} MiB, "
+            f"and what pods hold is not known yet{cause}"
+        )
 
     def _write(self, text: bytes) -> None:
         with self._writing:
@@ -167,6 +176,6 @@ class Sizes:
                 self._written, self._complained = text, False
 
 
-def held(resource: str, snapshot: Snapshot) -> int:
-    """How many slices of it pods hold, as far as that is known."""
-    return sum(len(one.device_ids) for one in snapshot.holdings or () if one.resource == resource)
+def _held(resource: str, snapshot: Snapshot) -> int:
+    """Return how many devices of the resource pods hold, as far as podresources has answered."""
+    return sum(len(holding.device_ids) for holding in snapshot.holdings or () if holding.resource == resource)

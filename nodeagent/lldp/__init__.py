@@ -1,5 +1,5 @@
-"""What a switch port says about itself: bytes to LLDPDU, LLDPDUs to neighbors, captures to lines.
+"""LLDP (IEEE 802.1AB): frames to LLDPDUs, LLDPDUs to neighbors and remarks, captures to lines.
 
-The law of this room: no sockets, no clocks (``now`` is handed in), no logging. Every byte is hostile:
-the codec raises ``LldpError`` and nothing else, a capture ``PcapError`` and nothing else.
+Pure: no sockets, no clocks (``now`` is an argument), no logging. Any input may be hostile: the codec raises only
+``LldpError``, the capture reader only ``PcapError``.
 """

@@ -1,4 +1,4 @@
-"""The optional TLVs of IEEE 802.1AB-2016 itself (8.5.5 to 8.5.9)."""
+"""The optional TLVs of the basic management set of IEEE 802.1AB-2016 (8.5.5 to 8.5.9)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def _read_management(data: bytes, start: int, end: int) -> ManagementAddress:
     size = data[start]  # of the address and its family
     after = start + 1 + size
     if not 2 <= size <= 32:
-        raise LldpError(f"{size} octets of family and address where 2 to 32 belong", start)
+        raise LldpError(f"{size} octets of family and address, 2 to 32 expected", start)
     if after + 5 > end:
         raise LldpError("the address leaves no room for the interface number", start)
     subtype, number = _INTERFACE.unpack_from(data, after)
     oid = b""
-    if after + 5 < end:  # some senders leave out even the length of the identifier that they do not have
+    if after + 5 < end:  # some senders omit the length of the identifier if they have none
         oid_end = after + 6 + data[after + 5]
         if oid_end > end:
             raise LldpError("the object identifier passes the end of the TLV", after + 5)
@@ -49,12 +49,15 @@ def _write_management(value: ManagementAddress) -> bytes:
     )
 
 
+_AB = "802.1AB 8.5."
+_TEXT = (read_text, write_text, 0, 255)
+_CAPABILITIES = (_read_capabilities, _write_capabilities, 4, 511)
+_MANAGEMENT = (_read_management, _write_management, 8, 511, True)
+
 BASIC = (
-    TlvSpec(4, "port description", "port_description", 0, 255, False, read_text, write_text),
-    TlvSpec(5, "system name", "system_name", 0, 255, False, read_text, write_text),
-    TlvSpec(6, "system description", "system_description", 0, 255, False, read_text, write_text),
-    TlvSpec(7, "system capabilities", "capabilities", 4, 511, False, _read_capabilities, _write_capabilities),
-    TlvSpec(
-        8, "management address", "management_addresses", 8, 511, True, _read_management, _write_management
-    ),
+    TlvSpec(_AB + "5", 4, "port description", "port_description", *_TEXT),
+    TlvSpec(_AB + "6", 5, "system name", "system_name", *_TEXT),
+    TlvSpec(_AB + "7", 6, "system description", "system_description", *_TEXT),
+    TlvSpec(_AB + "8", 7, "system capabilities", "capabilities", *_CAPABILITIES),
+    TlvSpec(_AB + "9", 8, "management address", "management_addresses", *_MANAGEMENT),
 )

@@ -1,4 +1,4 @@
-"""LLDPDUs as JSON objects and as lines for a person: what ``nodeagent decode`` prints.
+"""Print LLDPDUs as JSON objects or as text lines, for ``nodeagent decode``.
 
 An absent TLV is an absent key. Text is valid Unicode; JSON's own escapes make it safe for a terminal.
 Offsets in errors and warnings count from the start of the captured frame.
@@ -17,7 +17,7 @@ from nodeagent.lldp.lldpdu import (
     ALGORITHM_WORDS,
     INTERFACE_WORDS,
     SELECTOR_WORDS,
-    Ets,
+    EtsConfiguration,
     EtsRecommendation,
     LinkAggregation,
     Lldpdu,
@@ -34,25 +34,25 @@ Json = dict[str, Any]
 
 
 def lines(capture: Capture, as_json: bool) -> Iterator[str]:
-    """One line for each LLDP frame of a pcap or pcapng file. Raises ``PcapError`` where the file breaks."""
-    for found in decode_file(capture):
-        yield json.dumps(found, separators=(", ", ": ")) if as_json else line(found)
+    """One line for each LLDP frame of a pcap or pcapng file. Raises ``PcapError`` at a malformed packet."""
+    for decoded in decode_file(capture):
+        yield json.dumps(decoded, separators=(", ", ": ")) if as_json else line(decoded)
 
 
 def decode_file(capture: Capture) -> Iterator[Json]:
-    """The JSON object of each LLDP frame: what it says, or ``error`` when it is no valid LLDPDU."""
+    """The JSON object of each LLDP frame: its values, or ``error`` if the LLDPDU is invalid."""
     for packet, frame in lldp_frames(capture):
         yield _described(packet, frame)
 
 
 def _described(packet: Packet, frame: Frame) -> Json:
-    found: Json = {"frame": packet.number, "time": packet.time}
+    output: Json = {"frame": packet.number, "time": packet.time}
     if frame.destination is not None:
-        found["destination"] = mac(frame.destination)
+        output["destination"] = mac(frame.destination)
     if frame.source is not None:
-        found["source"] = mac(frame.source)
+        output["source"] = mac(frame.source)
     if frame.vlans:
-        found["tags"] = list(frame.vlans)
+        output["tags"] = list(frame.vlans)
     cut = ""
     if len(packet.data) < packet.length:
         cut = f"the capture kept {len(packet.data)} of {packet.length} bytes"
@@ -60,15 +60,15 @@ def _described(packet: Packet, frame: Frame) -> Json:
         pdu = decode(frame.data, frame.offset)
     except LldpError as error:
         return {"frame": packet.number, "error": f"{error} ({cut})" if cut else str(error)}
-    found |= describe(pdu)
+    output |= describe(pdu)
     if cut:
-        found["warnings"] = [*found.get("warnings", ()), cut]
-    return found
+        output["warnings"] = [*output.get("warnings", ()), cut]
+    return output
 
 
 def describe(pdu: Lldpdu) -> Json:
     """The object of one LLDPDU; keys in the order of the standard's TLVs."""
-    found: Json = {
+    output: Json = {
         "chassis_id": {"subtype": pdu.chassis_id.word, "value": plain(pdu.chassis_id.text)},
         "port_id": {"subtype": pdu.port_id.word, "value": plain(pdu.port_id.text)},
         "ttl": pdu.ttl,
@@ -76,45 +76,45 @@ def describe(pdu: Lldpdu) -> Json:
     for name in ("port_description", "system_name", "system_description"):
         text = getattr(pdu, name)
         if text is not None:
-            found[name] = plain(text)
+            output[name] = plain(text)
     if pdu.capabilities is not None:
-        found["capabilities"] = {
+        output["capabilities"] = {
             "supported": list(capability_words(pdu.capabilities.supported)),
             "enabled": list(capability_words(pdu.capabilities.enabled)),
         }
     if pdu.management_addresses:
-        found["management_addresses"] = [_management(each) for each in pdu.management_addresses]
-    found |= _ieee(pdu)
+        output["management_addresses"] = [_management(item) for item in pdu.management_addresses]
+    output |= _ieee(pdu)
     if pdu.med is not None:
-        found["med"] = _med(pdu.med)
+        output["med"] = _med(pdu.med)
     if pdu.organizational:
-        found["organizational"] = [
-            {"oui": each.oui.hex("-"), "subtype": each.subtype, "hex": each.value.hex()}
-            for each in pdu.organizational
+        output["organizational"] = [
+            {"oui": item.oui.hex("-"), "subtype": item.subtype, "hex": item.value.hex()}
+            for item in pdu.organizational
         ]
     if pdu.reserved:
-        found["reserved"] = [{"type": each.type, "hex": each.value.hex()} for each in pdu.reserved]
+        output["reserved"] = [{"type": item.type, "hex": item.value.hex()} for item in pdu.reserved]
     if pdu.warnings:
-        found["warnings"] = list(pdu.warnings)
-    return found
+        output["warnings"] = list(pdu.warnings)
+    return output
 
 
 def _ieee(pdu: Lldpdu) -> Json:
-    """What 802.1 and 802.3 added."""
-    found: Json = {}
+    """The TLVs of 802.1 and 802.3."""
+    output: Json = {}
     if pdu.pvid is not None:
-        found["pvid"] = pdu.pvid
+        output["pvid"] = pdu.pvid
     if pdu.ppvids:
-        found["ppvids"] = [
-            {"id": each.vid, "supported": each.supported, "enabled": each.enabled} for each in pdu.ppvids
+        output["ppvids"] = [
+            {"id": item.vid, "supported": item.supported, "enabled": item.enabled} for item in pdu.ppvids
         ]
     if pdu.vlans:
-        found["vlans"] = [{"id": each.vid, "name": plain(each.name)} for each in pdu.vlans]
+        output["vlans"] = [{"id": item.vid, "name": plain(item.name)} for item in pdu.vlans]
     aggregation = pdu.link_aggregation or pdu.link_aggregation_8023
     if aggregation is not None:
-        found["link_aggregation"] = _aggregation(aggregation)
+        output["link_aggregation"] = _aggregation(aggregation)
     if pdu.mac_phy is not None:
-        found["mac_phy"] = {
+        output["mac_phy"] = {
             "autonegotiation": {
                 "supported": pdu.mac_phy.autonegotiation_supported,
                 "enabled": pdu.mac_phy.autonegotiation_enabled,
@@ -123,34 +123,35 @@ def _ieee(pdu: Lldpdu) -> Json:
             "mau": pdu.mac_phy.mau,
         }
     if pdu.maximum_frame_size is not None:
-        found["maximum_frame_size"] = pdu.maximum_frame_size
+        output["maximum_frame_size"] = pdu.maximum_frame_size
     dcbx = _dcbx(pdu)
     if dcbx:
-        found["dcbx"] = dcbx
-    return found
+        output["dcbx"] = dcbx
+    return output
 
 
-def line(found: Json) -> str:
-    """One line for a person, from what ``decode_file`` gave. Nothing in it can move a cursor."""
-    if "error" in found:
-        return f"{found['frame']:>6}  error: {found['error']}"
-    chassis, port = found["chassis_id"], found["port_id"]
+def line(decoded: Json) -> str:
+    """One text line of an object of ``decode_file``. No character of it can move a cursor."""
+    if "error" in decoded:
+        return f"{decoded['frame']:>6}  error: {decoded['error']}"
+    chassis, port = decoded["chassis_id"], decoded["port_id"]
+    addresses = decoded.get("management_addresses", ())
     parts = [
-        f"{found['frame']:>6}",
-        _clock(found["time"]),
-        found.get("source", "?"),
-        f"chassis {chassis['subtype']} {_shown(chassis['value'])}",
-        f"port {port['subtype']} {_shown(port['value'])}",
-        "shutdown" if found["ttl"] == 0 else f"ttl {found['ttl']}",
+        f"{decoded['frame']:>6}",
+        _clock(decoded["time"]),
+        decoded.get("source", "?"),
+        f"chassis {chassis['subtype']} {_escaped(chassis['value'])}",
+        f"port {port['subtype']} {_escaped(port['value'])}",
+        "shutdown" if decoded["ttl"] == 0 else f"ttl {decoded['ttl']}",
     ]
-    if found.get("system_name"):
-        parts.append(f"name {_shown(found['system_name'])}")
-    if found.get("port_description"):
-        parts.append(f"description {_shown(found['port_description'])}")
-    parts.extend(f"management {_shown(each['address'])}" for each in found.get("management_addresses", ()))
-    if "pvid" in found:
-        parts.append(f"pvid {found['pvid']}")
-    parts.extend(f"warning: {_shown(each)}" for each in found.get("warnings", ()))
+    if decoded.get("system_name"):
+        parts.append(f"name {_escaped(decoded['system_name'])}")
+    if decoded.get("port_description"):
+        parts.append(f"description {_escaped(decoded['port_description'])}")
+    parts.extend(f"management {_escaped(address['address'])}" for address in addresses)
+    if "pvid" in decoded:
+        parts.append(f"pvid {decoded['pvid']}")
+    parts.extend(f"warning: {_escaped(warning)}" for warning in decoded.get("warnings", ()))
     return "  ".join(parts)
 
 
@@ -159,17 +160,17 @@ def _clock(time: float | None) -> str:
         return "-"
     try:
         return rfc3339(time, "microseconds")
-    except (ValueError, OverflowError, OSError):  # a capture may claim any year
+    except (ValueError, OverflowError, OSError):  # a capture may contain any year
         return f"{time:.6f}"
 
 
-def _shown(text: str) -> str:
-    """Printable, without doubling the backslashes of escapes that ``plain`` has made."""
+def _escaped(text: str) -> str:
+    """Printable text, without doubling the backslashes of escapes that ``plain`` has made."""
     return printable(text).replace("\\\\", "\\")
 
 
 def _management(value: ManagementAddress) -> Json:
-    found: Json = {
+    output: Json = {
         "family": family_word(value.family),
         "address": plain(value.text),
         "interface": {
@@ -178,59 +179,59 @@ def _management(value: ManagementAddress) -> Json:
         },
     }
     if value.oid:
-        found["oid"] = object_identifier(value.oid)
-    return found
+        output["oid"] = object_identifier(value.oid)
+    return output
 
 
 def _aggregation(value: LinkAggregation) -> Json:
     return {"capable": value.capable, "enabled": value.enabled, "port_id": value.port_id}
 
 
-def _tables(value: Ets | EtsRecommendation) -> Json:
+def _tables(value: EtsConfiguration | EtsRecommendation) -> Json:
     return {
         "classes": list(value.classes),
         "bandwidth": list(value.bandwidth),
-        "algorithms": [ALGORITHM_WORDS.get(each, str(each)) for each in value.algorithms],
+        "algorithms": [ALGORITHM_WORDS.get(item, str(item)) for item in value.algorithms],
     }
 
 
 def _dcbx(pdu: Lldpdu) -> Json:
-    found: Json = {}
+    output: Json = {}
     if pdu.ets is not None:
-        found["ets"] = {
+        output["ets"] = {
             "willing": pdu.ets.willing,
             "credit_based_shaper": pdu.ets.credit_based_shaper,
             "max_classes": pdu.ets.max_classes,
             **_tables(pdu.ets),
         }
     if pdu.ets_recommendation is not None:
-        found["ets_recommendation"] = _tables(pdu.ets_recommendation)
+        output["ets_recommendation"] = _tables(pdu.ets_recommendation)
     if pdu.pfc is not None:
-        found["pfc"] = {
+        output["pfc"] = {
             "willing": pdu.pfc.willing,
             "macsec_bypass": pdu.pfc.macsec_bypass,
             "capability": pdu.pfc.capability,
             "enabled": list(pdu.pfc.priorities),
         }
     if pdu.applications is not None:
-        found["applications"] = [
+        output["applications"] = [
             {
-                "priority": each.priority,
-                "selector": SELECTOR_WORDS.get(each.selector, str(each.selector)),
-                "protocol": each.protocol,
+                "priority": item.priority,
+                "selector": SELECTOR_WORDS.get(item.selector, str(item.selector)),
+                "protocol": item.protocol,
             }
-            for each in pdu.applications
+            for item in pdu.applications
         ]
-    return found
+    return output
 
 
 def _med(value: Med) -> Json:
-    found: Json = {}
+    output: Json = {}
     if value.capabilities is not None:
-        found["capabilities"] = value.capabilities.bits
-        found["device_class"] = value.capabilities.device_class
-    for each in fields(value)[1:]:
-        text = getattr(value, each.name)
+        output["capabilities"] = value.capabilities.bits
+        output["device_class"] = value.capabilities.device_class
+    for item in fields(value)[1:]:
+        text = getattr(value, item.name)
         if text is not None:
-            found[each.name] = plain(text)
-    return found
+            output[item.name] = plain(text)
+    return output

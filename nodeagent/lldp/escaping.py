@@ -1,7 +1,7 @@
-"""Text and addresses from the wire, for a person and for a program.
+"""Convert text and addresses of a frame for terminals, labels and JSON.
 
-Wire text is decoded with ``surrogateescape``: no byte is lost, equal bytes are equal strings. Such a
-string must not reach a terminal, a label or a JSON file as it is; these functions make it fit.
+Text is decoded with ``surrogateescape``: no byte is lost, equal bytes are equal strings. Such a string must be
+escaped before it reaches a terminal, a label or a JSON file.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ def text_of(raw: bytes) -> str:
 
 
 def raw_of(text: str) -> bytes:
-    """The inverse of ``text_of``; raises ``UnicodeEncodeError`` for a surrogate that is no escaped byte."""
+    """The inverse of ``text_of``; raises ``UnicodeEncodeError`` for a surrogate that is not an escaped byte."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def printable(text: str) -> str:
-    """One line that is safe anywhere; different strings stay different.
+    """Convert to one line that is safe anywhere; different strings stay different.
 
-    Trailing NULs are padding (Extreme ends its strings so) and go. Whatever does not print is escaped:
-    control characters, terminal escapes, bidirectional overrides, line separators, bytes that are not
-    UTF-8 (``\\xff``); so is the backslash, that no text can pretend to be an escape.
+    Trailing NULs are padding (Extreme switches send them) and are removed. Characters that do not print are
+    escaped: control characters, terminal escapes, bidirectional overrides, line separators, bytes that are not
+    UTF-8 (``\\xff``). So is the backslash: no text can look like an escape.
     """
     text = text.rstrip("\0")
     if text.isprintable() and "\\" not in text:
@@ -37,8 +37,8 @@ def printable(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Valid Unicode for JSON, where control characters have escapes of their own: only bytes that are
-    not UTF-8 become ``\\xff``. Trailing NULs go, as in ``printable``.
+    """Convert to valid Unicode for JSON, which has its own escapes for control characters: only bytes that are
+    not UTF-8 become ``\\xff``. Trailing NULs are removed, as in ``printable``.
     """
     return raw_of(text).rstrip(b"\0").decode("utf-8", "backslashreplace")
 
@@ -48,7 +48,7 @@ def mac(raw: bytes) -> str:
 
 
 def address(family: int, raw: bytes) -> str:
-    """A network address as its family writes it; an odd length or an unknown family as hex."""
+    """A network address in the notation of its family; in hex for a wrong length or an unknown family."""
     if family == 1 and len(raw) == 4:
         return str(ipaddress.IPv4Address(raw))
     if family == 2 and len(raw) == 16:
@@ -63,10 +63,10 @@ def family_word(family: int) -> str:
 
 
 def object_identifier(raw: bytes) -> str:
-    """Dotted decimals from the contents octets of a BER object identifier; hex where it is none.
+    """Dotted decimals from the contents octets of a BER object identifier; in hex if it is malformed.
 
-    Some switches send tag and length before the contents (``06 0a 2b …``): no identifier of theirs can
-    begin with 6 (that would be 0.6), so the two are skipped when the length fits.
+    Some switches send tag and length before the contents (``06 0a 2b …``). Valid contents do not begin with 6
+    (that would be 0.6), so both are skipped if the length fits.
     """
     if len(raw) > 2 and raw[0] == 6 and raw[1] == len(raw) - 2:
         raw = raw[2:]
@@ -91,7 +91,7 @@ def _escaped(char: str) -> str:
     code = ord(char)
     if 0xDC80 <= code <= 0xDCFF:
         return f"\\x{code - 0xDC00:02x}"
-    # Past ASCII a code point, never a byte: U+0085 and the stray byte 85 must not look the same.
+    # Beyond ASCII a code point, never a byte: U+0085 and the stray byte 85 must look different.
     if code < 0x80:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"

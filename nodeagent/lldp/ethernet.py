@@ -1,4 +1,4 @@
-"""Finding the LLDPDU in an Ethernet frame, under whatever VLAN tags it came."""
+"""Find the LLDPDU in an Ethernet frame, behind any VLAN tags."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GROUPS = (NEAREST_BRIDGE, NEAREST_NON_TPMR_BRIDGE, NEAREST_CUSTOMER_BRIDGE)
 @value
 class Frame:
     """``data`` from ``offset`` on is the LLDPDU and perhaps padding. ``vlans`` are the VLAN IDs of the tags,
-    the outermost first; 0 is a priority tag. A cooked capture knows no ``destination``.
+    the outermost first; 0 is a priority tag. A cooked capture has no ``destination``.
     """
 
     destination: bytes | None
@@ -29,7 +29,7 @@ class Frame:
 
 
 def parse_frame(data: bytes) -> Frame:
-    """Raises ``LldpError`` for what is no LLDP over Ethernet."""
+    """Raises ``LldpError`` if the frame is not LLDP over Ethernet."""
     if data[12:14] == _UNTAGGED:
         return Frame(data[:6], data[6:12], (), data, 14)
     if len(data) < 14:
@@ -41,9 +41,9 @@ def parse_frame(data: bytes) -> Frame:
 
 
 def payload(data: bytes, offset: int) -> tuple[int, tuple[int, ...], int]:
-    """The EtherType behind all tags, the tags' VLAN IDs, and where the payload begins.
+    """The EtherType behind all tags, the tags' VLAN IDs, and the offset of the payload.
 
-    ``offset`` is that of the first EtherType. When the data ends in a tag, the tag's own type is returned.
+    ``offset`` is the offset of the first EtherType. If the data ends inside a tag, the result has the tag's type.
     """
     ethertype = data[offset] << 8 | data[offset + 1]
     offset += 2

@@ -1,10 +1,10 @@
-"""Bytes ⇄ LLDPDU (IEEE 802.1AB-2016, 9.2.7.7).
+"""Decode and encode LLDPDUs (IEEE 802.1AB-2016, 9.2.7.7).
 
-Chassis ID, port ID and TTL come first, in this order, once; anything wrong with them, with the End TLV or
-with where a TLV ends is an error of the frame, for then nothing after it can be trusted. An optional TLV
-that is malformed, or repeated though it may stand once, is dropped and noted in ``Lldpdu.warnings``: the
-neighbor is worth more than its description. Octets past those that a TLV needs are ignored, as a later
-edition may add them. What follows the End TLV is padding; without one, the frame's end is the end.
+Chassis ID, port ID and TTL come first, in this order, once. An error in them, in the End TLV or in the length of
+any TLV is an error of the frame, because the following octets cannot be trusted. An optional TLV that is
+malformed, or repeated where one is allowed, is dropped and noted in ``Lldpdu.warnings``: the neighbor is more
+important than its description. Octets beyond those that a TLV needs are ignored, because a later edition may
+define them. Octets after the End TLV are padding; without one, the LLDPDU ends with the frame.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nodeagent.lldp.tlv_spec import TlvSpec
 _ORGANIZATIONAL = 127
 _ORGANIZATIONAL_HEADER = _ORGANIZATIONAL << 9
 _LENGTH_MAX = 511  # nine bits
-# No sender comes near it: 256 of the shortest useful TLVs fill a frame. It bounds what one can cost.
+# Bounds the cost of a frame. No real sender reaches it: 256 of the shortest useful TLVs fill a frame.
 _TLVS_MAX = 256
 _MANDATORY = ("End", "chassis ID", "port ID", "TTL")
 
@@ -32,7 +32,7 @@ _SPECS = {
 _READERS = {key: (s.field, s.least, s.most, s.many, s.read) for key, s in _SPECS.items()}
 _MED_FIELDS = frozenset(spec.field for spec in ORGANIZATIONAL if spec.field.startswith("med."))
 
-# One look takes a TLV's header and what follows it; the padding lets it look past the frame's last octet.
+# One read takes a TLV's header and the octets after it; the padding allows reads past the last octet.
 _HEADER_AND_KEY = struct.Struct(">HI").unpack_from
 _HEADER_AND_SUBTYPE = struct.Struct(">HB").unpack_from
 _HEADER_AND_SHORT = struct.Struct(">HH").unpack_from
@@ -40,9 +40,9 @@ _PADDING = bytes(6)
 
 
 def decode(data: bytes, offset: int = 0) -> Lldpdu:
-    """The LLDPDU that begins at ``offset`` of a frame; errors and warnings count from the frame's start.
+    """Decode the LLDPDU at ``offset`` of a frame; offsets in errors and warnings count from the frame's start.
 
-    Raises ``LldpError``, whatever the bytes.
+    Raises only ``LldpError``, whatever the bytes.
     """
     size = len(data)
     padded = data + _PADDING
@@ -93,13 +93,13 @@ def decode(data: bytes, offset: int = 0) -> Lldpdu:
 
 
 def encode(pdu: Lldpdu) -> bytes:
-    """The LLDPDU with its End TLV; ``warnings`` are not written.
+    """Encode the LLDPDU with its End TLV, without ``warnings``. Unknown TLVs come last.
 
-    Raises ``LldpError`` for a value that does not fit its TLV. Unknown TLVs come last.
+    Raises ``LldpError`` for a value that does not fit its TLV.
     """
     out = bytearray()
-    _append(out, 1, _written_id("chassis ID", pdu.chassis_id, out))
-    _append(out, 2, _written_id("port ID", pdu.port_id, out))
+    _append(out, 1, _encoded_id("chassis ID", pdu.chassis_id, out))
+    _append(out, 2, _encoded_id("port ID", pdu.port_id, out))
     if not 0 <= pdu.ttl <= 0xFFFF:
         raise LldpError("TTL: 0 to 65535 seconds fit", len(out))
     _append(out, 3, pdu.ttl.to_bytes(2, "big"))
@@ -108,8 +108,8 @@ def encode(pdu: Lldpdu) -> bytes:
         value = getattr(pdu.med if holder else pdu, name, None)
         if value is None:
             continue
-        for each in value if spec.many else (value,):
-            _append(out, spec.key, _written(spec, each, out))
+        for single in value if spec.many else (value,):
+            _append(out, spec.key, _encoded(spec, single, out))
     for other in pdu.organizational:
         if len(other.oui) != 3 or not 0 <= other.subtype <= 255 or len(other.value) > _LENGTH_MAX - 4:
             raise LldpError("organizational TLV: an OUI has 3 octets, a value at most 507", len(out))
@@ -122,14 +122,14 @@ def encode(pdu: Lldpdu) -> bytes:
 
 
 def _identifier(padded: bytes, offset: int, kind: int, size: int) -> tuple[int, int, int]:
-    """The subtype of the chassis ID (1) or port ID (2) at ``offset``, and where its octets are."""
+    """The subtype of the chassis ID (1) or port ID (2) at ``offset``, and the start and end of its octets."""
     header, subtype = _HEADER_AND_SUBTYPE(padded, offset)
     end = offset + 2 + (header & _LENGTH_MAX)
     if header >> 9 != kind or end > size:
         raise _missing(header, offset, kind, size)
     if not offset + 4 <= end <= offset + 258:
         octets = max(0, end - offset - 3)
-        raise LldpError(f"the {_MANDATORY[kind]} has {octets} octets where 1 to 255 belong", offset)
+        raise LldpError(f"the {_MANDATORY[kind]} has {octets} octets, 1 to 255 expected", offset)
     if not 1 <= subtype <= 7:
         raise LldpError(f"the {_MANDATORY[kind]} has the reserved subtype {subtype}", offset + 2)
     return subtype, offset + 3, end
@@ -149,7 +149,7 @@ def _missing(header: int, offset: int, kind: int, size: int) -> LldpError:
     if offset + 2 > size:
         return LldpError(f"the frame ends before the {_MANDATORY[kind]}", offset)
     if header >> 9 != kind:
-        return LldpError(f"a TLV of type {header >> 9} where the {_MANDATORY[kind]} belongs", offset)
+        return LldpError(f"a TLV of type {header >> 9} in place of the {_MANDATORY[kind]}", offset)
     return _overrun(header, size - offset - 2, offset)
 
 
@@ -157,7 +157,7 @@ def _overrun(header: int, left: int, offset: int) -> LldpError:
     if left < 0:
         return LldpError("the frame ends inside a TLV header", offset)
     length = header & _LENGTH_MAX
-    return LldpError(f"a TLV of type {header >> 9} claims {length} octets, {left} are left", offset)
+    return LldpError(f"a TLV of type {header >> 9} has {length} octets, but {left} are left", offset)
 
 
 def _misplaced(header: int, offset: int) -> LldpError:
@@ -170,8 +170,8 @@ def _misplaced(header: int, offset: int) -> LldpError:
 def _misfit(length: int, least: int, most: int, offset: int) -> LldpError:
     if length < 0:
         return LldpError("too short for an OUI and a subtype", offset)
-    belong = f"{least} or more" if length < least else f"{most} or fewer"
-    return LldpError(f"{length} octets where {belong} belong", offset)
+    expected = f"{least} or more" if length < least else f"{most} or fewer"
+    return LldpError(f"{length} octets, {expected} expected", offset)
 
 
 def _label(key: int) -> str:
@@ -179,7 +179,7 @@ def _label(key: int) -> str:
 
 
 def _keep(fields: dict[str, Any], key: int, data: bytes, start: int, end: int) -> None:
-    """Nobody we know, or a later edition's: kept as it was."""
+    """Keep an unknown TLV as raw octets."""
     if key < 0:
         fields["reserved"] = (*fields.get("reserved", ()), Reserved(-key, data[start:end]))
         return
@@ -189,13 +189,13 @@ def _keep(fields: dict[str, Any], key: int, data: bytes, start: int, end: int) -
     fields["organizational"] = (*fields.get("organizational", ()), unknown)
 
 
-def _written_id(name: str, value: ChassisId | PortId, out: bytearray) -> bytes:
+def _encoded_id(name: str, value: ChassisId | PortId, out: bytearray) -> bytes:
     if not 1 <= value.subtype <= 7 or not 1 <= len(value.raw) <= 255:
         raise LldpError(f"{name}: subtypes 1 to 7 and 1 to 255 octets", len(out))
     return bytes((value.subtype,)) + value.raw
 
 
-def _written(spec: TlvSpec, value: Any, out: bytearray) -> bytes:
+def _encoded(spec: TlvSpec, value: Any, out: bytearray) -> bytes:
     try:
         raw = spec.write(value)
     except (ValueError, OverflowError, struct.error) as error:

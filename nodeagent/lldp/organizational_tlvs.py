@@ -1,4 +1,4 @@
-"""The organizational TLVs that we know: IEEE 802.1 (802.1Q annex D), 802.3 (clause 79), LLDP-MED.
+"""The supported organizational TLVs: IEEE 802.1 (802.1Q annex D), 802.3 (clause 79), LLDP-MED (TIA-1057).
 
 Priority 0 is the highest nibble of a priority assignment table and the lowest bit of the PFC enable vector.
 """
@@ -9,7 +9,7 @@ import struct
 
 from nodeagent.lldp.lldpdu import (
     Application,
-    Ets,
+    EtsConfiguration,
     EtsRecommendation,
     LinkAggregation,
     LldpError,
@@ -30,7 +30,6 @@ _FLAGS_LONG = struct.Struct(">BI")
 _MAC_PHY = struct.Struct(">BHH")
 _ETS = struct.Struct(">21B")
 _MED = struct.Struct(">HB")
-_VALUE_MAX = 507
 _NIBBLES = tuple((octet >> 4, octet & 15) for octet in range(256))
 
 
@@ -46,7 +45,7 @@ def _write_ppvid(value: Ppvid) -> bytes:
 def _read_vlan(data: bytes, start: int, end: int) -> Vlan:
     size = data[start + 2]
     if size > 32:
-        raise LldpError(f"a name of {size} octets where 32 are allowed", start + 2)
+        raise LldpError(f"a name of {size} octets, at most 32 are allowed", start + 2)
     if start + 3 + size > end:
         raise LldpError("the name passes the end of the TLV", start + 2)
     return Vlan(data[start] << 8 | data[start + 1], read_text(data, start + 3, start + 3 + size))
@@ -68,11 +67,13 @@ def _write_aggregation(value: LinkAggregation) -> bytes:
     return _FLAGS_LONG.pack(value.capable | value.enabled << 1, value.port_id)
 
 
-def _read_ets(data: bytes, start: int, _: int) -> Ets:
+def _read_ets(data: bytes, start: int, _: int) -> EtsConfiguration:
     octets = _ETS.unpack_from(data, start)
     flags, a, b, c, d = octets[:5]
     classes = (*_NIBBLES[a], *_NIBBLES[b], *_NIBBLES[c], *_NIBBLES[d])
-    return Ets(flags & 0x80 != 0, flags & 0x40 != 0, flags & 7 or 8, classes, octets[5:13], octets[13:])
+    return EtsConfiguration(
+        flags & 0x80 != 0, flags & 0x40 != 0, flags & 7 or 8, classes, octets[5:13], octets[13:]
+    )
 
 
 def _read_recommendation(data: bytes, start: int, _: int) -> EtsRecommendation:
@@ -82,7 +83,7 @@ def _read_recommendation(data: bytes, start: int, _: int) -> EtsRecommendation:
     return EtsRecommendation(classes, octets[5:13], octets[13:])
 
 
-def _write_tables(value: Ets | EtsRecommendation) -> bytes:
+def _write_tables(value: EtsConfiguration | EtsRecommendation) -> bytes:
     classes = value.classes
     if not len(classes) == len(value.bandwidth) == len(value.algorithms) == 8:
         raise ValueError("an ETS table has eight entries")
@@ -92,7 +93,7 @@ def _write_tables(value: Ets | EtsRecommendation) -> bytes:
     return nibbles + bytes(value.bandwidth) + bytes(value.algorithms)
 
 
-def _write_ets(value: Ets) -> bytes:
+def _write_ets(value: EtsConfiguration) -> bytes:
     if not 1 <= value.max_classes <= 8:
         raise ValueError("ETS has 1 to 8 traffic classes")
     flags = value.willing << 7 | value.credit_based_shaper << 6 | value.max_classes & 7
@@ -116,7 +117,7 @@ def _write_pfc(value: Pfc) -> bytes:
 
 def _read_applications(data: bytes, start: int, end: int) -> tuple[Application, ...]:
     if (end - start - 1) % 3:
-        raise LldpError("the table is cut inside an entry", start)
+        raise LldpError("the table ends inside an entry", start)
     return tuple(
         [
             Application(flags >> 5, flags & 7, protocol)
@@ -151,70 +152,34 @@ def _write_med(value: MedCapabilities) -> bytes:
 
 
 def _inventory(subtype: int, field: str) -> TlvSpec:
-    """The strings of LLDP-MED, of 32 octets at most."""
+    """An inventory string of LLDP-MED, at most 32 octets."""
+    clause = f"TIA-1057 10.2.6.{subtype - 4}"
     label = f"MED {field.replace('_', ' ')}"
-    return TlvSpec(MED + bytes((subtype,)), label, f"med.{field}", 0, 32, False, read_text, write_text)
+    return TlvSpec(clause, MED + bytes((subtype,)), label, f"med.{field}", read_text, write_text, most=32)
 
 
-_TABLES = (21, _VALUE_MAX, False)
+_AGGREGATION = (_read_aggregation, _write_aggregation, 5)
+_RECOMMENDATION = (_read_recommendation, _write_recommendation, 21)
+_APPLICATIONS = (_read_applications, _write_applications, 1)
+_Q = "802.1Q D.2."
+_802_3 = "802.3 79.3."
 
 ORGANIZATIONAL = (
-    TlvSpec(DOT1 + b"\x01", "port VLAN ID", "pvid", 2, _VALUE_MAX, False, read_short, write_short),
-    TlvSpec(DOT1 + b"\x02", "PPVID", "ppvids", 3, _VALUE_MAX, True, _read_ppvid, _write_ppvid),
-    TlvSpec(DOT1 + b"\x03", "VLAN name", "vlans", 3, _VALUE_MAX, True, _read_vlan, _write_vlan),
+    TlvSpec(_Q + "1", DOT1 + b"\x01", "port VLAN ID", "pvid", read_short, write_short, 2),
+    TlvSpec(_Q + "2", DOT1 + b"\x02", "PPVID", "ppvids", _read_ppvid, _write_ppvid, 3, many=True),
+    TlvSpec(_Q + "3", DOT1 + b"\x03", "VLAN name", "vlans", _read_vlan, _write_vlan, 3, many=True),
+    TlvSpec(_Q + "7", DOT1 + b"\x07", "link aggregation", "link_aggregation", *_AGGREGATION),
+    TlvSpec(_Q + "9", DOT1 + b"\x09", "ETS configuration", "ets", _read_ets, _write_ets, 21),
+    TlvSpec(_Q + "10", DOT1 + b"\x0a", "ETS recommendation", "ets_recommendation", *_RECOMMENDATION),
+    TlvSpec(_Q + "11", DOT1 + b"\x0b", "PFC", "pfc", _read_pfc, _write_pfc, 2),
+    TlvSpec(_Q + "12", DOT1 + b"\x0c", "application priority", "applications", *_APPLICATIONS),
+    TlvSpec(_802_3 + "1", DOT3 + b"\x01", "MAC/PHY", "mac_phy", _read_mac_phy, _write_mac_phy, 5),
+    TlvSpec(_802_3 + "3", DOT3 + b"\x03", "802.3 link aggregation", "link_aggregation_8023", *_AGGREGATION),
     TlvSpec(
-        DOT1 + b"\x07",
-        "link aggregation",
-        "link_aggregation",
-        5,
-        _VALUE_MAX,
-        False,
-        _read_aggregation,
-        _write_aggregation,
-    ),
-    TlvSpec(DOT1 + b"\x09", "ETS configuration", "ets", *_TABLES, _read_ets, _write_ets),
-    TlvSpec(
-        DOT1 + b"\x0a",
-        "ETS recommendation",
-        "ets_recommendation",
-        *_TABLES,
-        _read_recommendation,
-        _write_recommendation,
-    ),
-    TlvSpec(DOT1 + b"\x0b", "PFC", "pfc", 2, _VALUE_MAX, False, _read_pfc, _write_pfc),
-    TlvSpec(
-        DOT1 + b"\x0c",
-        "application priority",
-        "applications",
-        1,
-        _VALUE_MAX,
-        False,
-        _read_applications,
-        _write_applications,
-    ),
-    TlvSpec(DOT3 + b"\x01", "MAC/PHY", "mac_phy", 5, _VALUE_MAX, False, _read_mac_phy, _write_mac_phy),
-    TlvSpec(
-        DOT3 + b"\x03",
-        "802.3 link aggregation",
-        "link_aggregation_8023",
-        5,
-        _VALUE_MAX,
-        False,
-        _read_aggregation,
-        _write_aggregation,
+        _802_3 + "4", DOT3 + b"\x04", "maximum frame size", "maximum_frame_size", read_short, write_short, 2
     ),
     TlvSpec(
-        DOT3 + b"\x04",
-        "maximum frame size",
-        "maximum_frame_size",
-        2,
-        _VALUE_MAX,
-        False,
-        read_short,
-        write_short,
-    ),
-    TlvSpec(
-        MED + b"\x01", "MED capabilities", "med.capabilities", 3, _VALUE_MAX, False, _read_med, _write_med
+        "TIA-1057 10.2.2", MED + b"\x01", "MED capabilities", "med.capabilities", _read_med, _write_med, 3
     ),
     _inventory(5, "hardware_revision"),
     _inventory(6, "firmware_revision"),

@@ -1,9 +1,8 @@
-"""Packets of pcap and pcapng files, and the LLDP frames among them.
+"""Read packets of pcap and pcapng files, and select the LLDP frames.
 
 https://www.ietf.org/archive/id/draft-ietf-opsawg-pcap-05.html and draft-ietf-opsawg-pcapng-03. A capture is read
-one packet at a time, so a file of any length and a pipe that never ends cost the memory of one packet, and a
-size that is a lie costs ``BLOCK_MAX``: what stands before it is yielded, then ``PcapError`` says where the file
-stopped making sense.
+one packet at a time: a file of any length or an endless pipe needs the memory of one packet. A false size needs at
+most ``BLOCK_MAX``. All packets before an error are yielded; then ``PcapError`` has the offset of the error.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ COOKED = 113
 COOKED_2 = 276
 
 BLOCK_MAX = 16 << 20
-"""As Wireshark takes it. The longest packet that tcpdump keeps has 256 KiB."""
+"""Wireshark's limit. The longest packet that tcpdump keeps has 256 KiB."""
 _CHUNK = 1 << 20
 
 Capture = bytes | Callable[[int], bytes]
-"""The whole of it, or the ``read`` of a file: so many bytes, fewer only at its end."""
+"""The whole capture, or the ``read`` of a file: it returns fewer bytes than requested only at the end."""
 
 _SECTION = b"\x0a\x0d\x0d\x0a"  # the same in both byte orders
 _PCAP_MAGIC = {  # byte order and ticks per second
@@ -33,13 +32,13 @@ _PCAP_MAGIC = {  # byte order and ticks per second
     b"\xa1\xb2\x3c\x4d": (">", 10**9),
     b"\x4d\x3c\xb2\xa1": ("<", 10**9),
 }
-_BLOCK_HEAD = 12  # type, size, and what the shortest block ends with
+_BLOCK_HEAD = 12  # type, size, and the size again, which ends the shortest block
 # Interface, time high and low, captured, length: of the enhanced packet block and of the obsolete one.
 _LAYOUTS = {6: "5I", 2: "H2x4I"}
 
 
 class PcapError(ValueError):
-    """A file that cannot be read on; ``offset`` is the byte at which it stopped making sense."""
+    """A malformed file; ``offset`` is the byte of the error."""
 
     def __init__(self, message: str, offset: int) -> None:
         super().__init__(f"{message} at byte {offset}")
@@ -49,8 +48,8 @@ class PcapError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """``number`` counts all packets of the file from 1, as Wireshark does. ``time`` is in seconds since
-    1970 or ``None``. ``length`` is what was on the wire; ``data`` may be less.
+    """``number`` counts all packets of the file from 1, as Wireshark does. ``time`` is in seconds since 1970, or
+    ``None``. ``length`` is the packet's own length; the capture may have cut ``data``.
     """
 
     number: int
@@ -61,7 +60,7 @@ class Packet:
 
 
 def packets(capture: Capture) -> Iterator[Packet]:
-    """Raises ``PcapError`` after the last good packet."""
+    """Raises ``PcapError`` after the last valid packet."""
     stream = _Stream(BytesIO(capture).read if isinstance(capture, bytes) else capture)
     magic = stream.peek(4)
     if magic == _SECTION:
@@ -76,7 +75,7 @@ def packets(capture: Capture) -> Iterator[Packet]:
 
 
 def lldp_frames(capture: Capture) -> Iterator[tuple[Packet, Frame]]:
-    """The LLDP frames of a capture; other traffic and other link types are passed over."""
+    """The LLDP frames of a capture; other traffic and other link types are skipped."""
     for packet in packets(capture):
         frame = lldp_frame(packet)
         if frame is not None:
@@ -84,7 +83,7 @@ def lldp_frames(capture: Capture) -> Iterator[tuple[Packet, Frame]]:
 
 
 def lldp_frame(packet: Packet) -> Frame | None:
-    """``None`` when the packet carries no LLDP, or too little was captured to tell."""
+    """``None`` if the packet is not LLDP, or if the capture has cut too much of it."""
     data = packet.data
     destination = source = None
     if packet.link_type == ETHERNET and len(data) >= 14:
@@ -97,7 +96,7 @@ def lldp_frame(packet: Packet) -> Frame | None:
     elif packet.link_type == COOKED_2 and len(data) >= 20:
         if data[11] == 6:
             source = data[12:18]
-        # The protocol stands first here, the payload (or the rest of a tag) after the 20 octets.
+        # The protocol comes first here, the payload (or the rest of a tag) after the 20 octets.
         ethertype, vlans, offset = payload(data[:2] + data[20:], 0)
         offset += 18
     else:
@@ -106,7 +105,7 @@ def lldp_frame(packet: Packet) -> Frame | None:
 
 
 class _Stream:
-    """Bytes in their order, and how many have been taken."""
+    """A sequential reader that counts the bytes taken."""
 
     def __init__(self, read: Callable[[int], bytes]) -> None:
         self._read = read
@@ -118,14 +117,14 @@ class _Stream:
         return self._ahead[:size]
 
     def take(self, size: int) -> bytes:
-        """Fewer only where the file ends."""
+        """Take ``size`` bytes, fewer only at the end of the file."""
         ahead, self._ahead = self._ahead[:size], self._ahead[size:]
         taken = ahead + self._more(size - len(ahead))
         self.offset += len(taken)
         return taken
 
     def whole(self, size: int, claim: str, offset: int, counted: int = 0) -> bytes:
-        """The ``size`` bytes that something at ``offset`` claims to have beside those that it ``counted``."""
+        """Take ``size`` bytes that a header at ``offset`` announces; ``counted`` more are already taken."""
         taken = self.take(min(size, BLOCK_MAX))
         left = len(taken)
         while left < size and (skipped := len(self.take(min(size - left, _CHUNK)))):
@@ -137,7 +136,7 @@ class _Stream:
         return taken
 
     def _more(self, size: int) -> bytes:
-        """In chunks: a file object makes room for all that it is asked for, were it gigabytes."""
+        """Read in chunks: a file object allocates all that is requested, even gigabytes."""
         parts = []
         while size > 0 and (part := self._read(min(size, _CHUNK))):
             parts.append(part)
@@ -150,7 +149,7 @@ def _pcap(stream: _Stream, order: str, ticks: int) -> Iterator[Packet]:
     if len(head) < 24:
         raise PcapError(f"the pcap header has {len(head)} of 24 bytes", 0)
     (network,) = struct.unpack_from(order + "I", head, 20)
-    # The upper bits may say that each packet ends in a frame check sequence, in units of two octets.
+    # The upper bits hold the length of a frame check sequence at the end of each packet, in units of two octets.
     fcs = (network >> 28) * 2 if network & 1 << 26 else 0
     record = struct.Struct(order + "4I")
     number = 0
@@ -182,7 +181,7 @@ class _Interface:
 
 @dataclass(slots=True)
 class _State:
-    """What earlier blocks of the file have said; a section header begins anew, but for the numbers."""
+    """Values of earlier blocks of the file; a section header resets all but the packet number."""
 
     order: str = "<"
     number: int = 0
@@ -190,7 +189,7 @@ class _State:
 
     def interface(self, index: int, offset: int) -> _Interface:
         if index >= len(self.interfaces):
-            raise PcapError(f"a packet of interface {index}, which no block has described", offset)
+            raise PcapError(f"a packet of interface {index}, which no block describes", offset)
         return self.interfaces[index]
 
 
@@ -221,15 +220,15 @@ def _byte_order(head: bytes, offset: int) -> str:
 
 
 def _block(stream: _Stream, head: bytes, offset: int, order: str) -> tuple[int, bytes]:
-    """The type of a block and what is in it, once both of its lengths agree."""
+    """The type and content of a block whose two sizes agree."""
     kind, size = struct.unpack_from(order + "2I", head)
     if size < _BLOCK_HEAD or size % 4:
-        raise PcapError(f"a block says that it has {size} bytes, which none can have", offset)
+        raise PcapError(f"a block has the impossible size of {size} bytes", offset)
     claim = f"a block claims {size} bytes"
     whole = head + stream.whole(size - _BLOCK_HEAD, claim, offset, _BLOCK_HEAD)
     (again,) = struct.unpack_from(order + "I", whole, size - 4)
     if again != size:
-        raise PcapError(f"a block has {size} bytes at its begin and {again} at its end", offset)
+        raise PcapError(f"a block has the size {size} at its beginning and {again} at its end", offset)
     return kind, whole[8:-4]
 
 

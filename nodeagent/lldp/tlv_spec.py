@@ -1,4 +1,4 @@
-"""How one optional TLV is read and written."""
+"""The description of one optional TLV: its type, bounds, decoder and encoder."""
 
 from __future__ import annotations
 
@@ -7,29 +7,33 @@ from typing import Any, NamedTuple
 
 from nodeagent.lldp.escaping import raw_of
 
+VALUE_MAX = 507
+"""Octets of an organizational TLV after its OUI and subtype: a TLV has at most 511."""
+
 
 class TlvSpec(NamedTuple):
-    """``key`` is the TLV's type, or its OUI and subtype as four octets.
+    """``clause`` is the standard and its clause. ``key`` is the TLV's type, or its OUI and subtype as four octets.
 
-    ``read(data, start, end)`` gets a value that has between ``least`` and ``most`` octets and raises
-    ``LldpError`` for a malformed one; ``write`` may raise what ``struct`` and ``bytes`` raise. TLVs of which
-    there may be ``many`` collect in a tuple. The field "med.x" is the field x of ``Med``.
+    ``read(data, start, end)`` decodes a value of ``least`` to ``most`` octets and raises ``LldpError`` for a
+    malformed one. ``write`` may raise the errors of ``struct`` and ``bytes``. ``many``: the TLV may repeat, and its
+    values become a tuple. The field "med.x" is the field x of ``Med``.
     """
 
+    clause: str
     key: int | bytes
     label: str
     field: str
-    least: int
-    most: int
-    many: bool
     read: Callable[[bytes, int, int], Any]
     write: Callable[[Any], bytes]
+    least: int = 0
+    most: int = VALUE_MAX
+    many: bool = False
 
 
 def read_text(data: bytes, start: int, end: int) -> str:
     raw = data[start:end]
     try:
-        return raw.decode()  # the usual case at two thirds of the price
+        return raw.decode()  # the usual case, at two thirds of the time
     except UnicodeDecodeError:
         return raw.decode("utf-8", "surrogateescape")
 

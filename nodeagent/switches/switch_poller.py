@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import random
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
+from nodeagent.backoff import jittered
 from nodeagent.fabric.names import full, short
 from nodeagent.fabric.reports import shown
 from nodeagent.fabric.uplinks import Above, KnownSwitch, SwitchNeighbor, is_same, uplinks
@@ -89,7 +89,7 @@ class SwitchPoller:
         """Poll in rounds until cancelled. A round starts early when a new switch becomes known."""
         while True:
             await self.round()
-            left_s = self._settings.interval_seconds * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
+            left_s = jittered(self._settings.interval_seconds, 0.9, 1.1)
             while left_s > 0 and not self._has_new_switch():
                 await asyncio.sleep(min(CHECK_S, left_s))
                 left_s -= CHECK_S

@@ -1,21 +1,16 @@
-"""What the agent's web server shows of the running agent: the view for a scrape, and whether it lives and is ready.
-
-Everything here is read off what others keep; nothing is asked of the machine. The composition root gives the
-parts and this file puts them side by side.
-"""
+"""The pages of the agent's web server: metrics, health with its reasons, and the probes of the kubelet."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nodeagent import supervise
 from nodeagent.config.formats import host_port
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
-from nodeagent.kinds.gpu_memory import Slices
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.measurements.sample import Sample
 from nodeagent.metrics.scrape_input import DeviceCount, HealthFigures, ScrapeInput
@@ -31,16 +26,36 @@ if TYPE_CHECKING:
 MIB = 1024 * 1024
 
 
-class Measured(Protocol):
-    """What the sampler of the NICs keeps."""
+class Offering(Protocol):
+    """What the kubelet is offered now."""
+
+    @property
+    def offered(self) -> tuple[DeviceKind, ...]: ...
+    @property
+    def withheld(self) -> tuple[str, ...]:
+        """The resources that are not offered, each with the reason."""
+        ...
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """The resources that are offered in another way than configured. The agent is ready nevertheless."""
+        ...
+
+    @property
+    def rails(self) -> Mapping[str, int]: ...
+
+
+class NicMeasurements(Protocol):
+    """The samples of the NICs, and the state of their collectors."""
 
     def samples(self) -> Iterable[Sample]: ...
     def reader_statuses(self) -> Iterable[ReaderStatus]: ...
     def overruns(self) -> Mapping[str, int]: ...
+    def last_lldp(self) -> Mapping[str, float]: ...
 
 
-class GpuLedger(Protocol):
-    """What is known of the GPUs beside the snapshot, by UUID and XID; times are CLOCK_BOOTTIME."""
+class GpuMeasurements(Protocol):
+    """The XIDs and samples of the GPUs, by UUID; times are CLOCK_BOOTTIME."""
 
     @property
     def xids(self) -> Mapping[tuple[str, int], int]: ...
@@ -50,14 +65,27 @@ class GpuLedger(Protocol):
     def reader_statuses(self) -> Iterable[ReaderStatus]: ...
 
 
-class Pages:
-    """``offered`` are the kinds that the kubelet is told of, ``withheld`` why others are not; ``remarks`` are what
-    is offered otherwise than configured, which is no reason not to be ready."""
+class PageSources(NamedTuple):
+    """The parts of the agent that the pages read."""
 
-    def __init__(self, settings: WebSettings, inventory: Inventory, stats: RpcStats) -> None:
+    inventory: Inventory
+    offering: Offering
+    rpc_stats: RpcStats
+    nics: NicMeasurements
+    gpus: GpuMeasurements
+    statuses: Callable[[], tuple[ResourceStatus, ...]]
+    health_figures: Callable[[], Mapping[str, HealthFigures]]
+    explained_health: Callable[[], bytes]
+    """The health of every PF and GPU with its rules and values, as JSON."""
+    stuck_threads: Callable[[], int]
+
+
+class Pages:
+    """``/metrics``, ``/health``, ``/healthz`` and ``/readyz`` of the agent. They read memory, never the machine."""
+
+    def __init__(self, settings: WebSettings, sources: PageSources) -> None:
         self._settings = settings
-        self._inventory = inventory
-        self._stats = stats
+        self._sources = sources
         self._counted: tuple[Snapshot | None, tuple[DeviceKind, ...], tuple[DeviceCount, ...]] = (
             None,
             (),
@@ -65,20 +93,9 @@ class Pages:
         )
         self._metrics: MetricsPage | None = None
         self.door = Door(settings)
-        self.offered: tuple[DeviceKind, ...] = ()
-        self.withheld: tuple[str, ...] = ()
-        self.remarks: tuple[str, ...] = ()
-        self.rails: Mapping[str, int] = {}
-        self.statuses: Callable[[], tuple[ResourceStatus, ...]] = lambda: ()
-        self.measured: Measured | None = None
-        self.judged: Callable[[], Mapping[str, HealthFigures]] = dict
-        self.explained: Callable[[], bytes] = lambda: b"[]\n"
-        self.gpus: GpuLedger | None = None
-        self.stuck_threads: Callable[[], int] = lambda: 0
-        self.heard_at: Callable[[], Mapping[str, float]] = dict
 
     async def serve(self, listen: str, listening: Callable[[int], None]) -> None:
-        """Until cancelled."""
+        """Serve until cancelled. ``listening`` takes the port."""
         probes: dict[str, Answer] = {"/healthz": self._healthz, "/readyz": self._readyz}
         web = Web({"/metrics": self._scrape, "/health": self._health, **probes}, self.door)
         async with asyncio.TaskGroup() as group:
@@ -88,87 +105,75 @@ class Pages:
 
     def _scrape(self, accept: str) -> Page:
         if self._metrics is None:
-            # The catalog takes 15 ms to load, and the kubelet waits for nothing else while the agent starts.
+            # Its import takes 15 ms, and registration with the kubelet comes first.
             from nodeagent.web.metrics_page import MetricsPage  # noqa: PLC0415
 
-            self._metrics = MetricsPage(self.view, self._settings.series_max)
+            self._metrics = MetricsPage(self.scrape_input, self._settings.series_max)
         return self._metrics.page(accept)
 
-    def view(self) -> ScrapeInput:
-        snapshot, measured, gpus = self._inventory.snapshot, self.measured, self.gpus
+    def scrape_input(self) -> ScrapeInput:
+        """Return the values of one scrape."""
+        sources, settings = self._sources, self._settings
+        snapshot, nics, gpus = sources.inventory.snapshot, sources.nics, sources.gpus
         return ScrapeInput(
             snapshot=snapshot,
-            samples=(*(measured.samples() if measured else ()), *(gpus.samples() if gpus else ())),
+            samples=(*nics.samples(), *gpus.samples()),
             device_counts=self._device_counts(snapshot),
-            reader_statuses=(
-                *(measured.reader_statuses() if measured else ()),
-                *(gpus.reader_statuses() if gpus else ()),
-            ),
-            health_figures=self.judged(),
-            statuses=self.statuses(),
-            rpc_stats=self._stats,
+            reader_statuses=(*nics.reader_statuses(), *gpus.reader_statuses()),
+            health_figures=sources.health_figures(),
+            statuses=sources.statuses(),
+            rpc_stats=sources.rpc_stats,
             restarts=supervise.restarts,
-            xids=gpus.xids if gpus else {},
-            xid_times=gpus.xid_times if gpus else {},
-            overruns=measured.overruns() if measured else {},
-            last_lldp=self.heard_at(),
-            stuck_threads=self.stuck_threads(),
+            xids=gpus.xids,
+            xid_times=gpus.xid_times,
+            overruns=nics.overruns(),
+            last_lldp=nics.last_lldp(),
+            stuck_threads=sources.stuck_threads(),
             boot_unix=time.time() - time.clock_gettime(time.CLOCK_BOOTTIME),
-            certificate=(self.door.ends_at or 0.0, self.door.fresh)
-            if self._settings.certificate_file
-            else None,
-            rails=self.rails,
+            certificate=(self.door.ends_at or 0.0, self.door.fresh) if settings.certificate_file else None,
+            rails=sources.offering.rails,
         )
 
     def _device_counts(self, snapshot: Snapshot) -> tuple[DeviceCount, ...]:
         """Count only when the snapshot or the offer changes: a node may have 80,000 slices."""
-        if self._counted[0] is not snapshot or self._counted[1] is not self.offered:
-            self._counted = (snapshot, self.offered, tuple(device_counts(self.offered, snapshot)))
+        offered = self._sources.offering.offered
+        if self._counted[0] is not snapshot or self._counted[1] is not offered:
+            self._counted = (snapshot, offered, tuple(device_counts(offered, snapshot)))
         return self._counted[2]
 
     def _health(self, _accept: str) -> Page:
-        return Page(200, self.explained(), "application/json")
+        return Page(200, self._sources.explained_health(), "application/json")
 
     def _healthz(self, _accept: str) -> Page:
-        """The loop answers, or nobody would: that is all there is to say."""
+        """Answer: this proves that the event loop runs."""
         return Page(200, b"ok\n")
 
     def _readyz(self, _accept: str) -> Page:
-        statuses = self.statuses()
-        missing = [status for status in statuses if not status.registered]
-        lines = [
-            f"{status.resource}: "
-            + (
-                f"{status.healthy} of {status.devices} healthy"
-                if status.registered
-                else f"not registered: {status.reason}"
-            )
-            for status in statuses
-        ]
-        lines += [f"{one} (not registered)" for one in self.withheld]
-        lines += self.remarks
-        good = bool(statuses) and not missing and not self.withheld
-        return Page(
-            200 if good else 503, "".join(f"{line}\n" for line in lines or ["nothing offered yet"]).encode()
-        )
+        offering, statuses = self._sources.offering, self._sources.statuses()
+        lines = [_readiness(status) for status in statuses]
+        lines += [f"{reason} (not registered)" for reason in offering.withheld]
+        lines += offering.remarks
+        ready = bool(statuses) and all(status.registered for status in statuses) and not offering.withheld
+        text = "".join(f"{line}\n" for line in lines or ["nothing offered yet"])
+        return Page(200 if ready else 503, text.encode())
+
+
+def _readiness(status: ResourceStatus) -> str:
+    if status.registered:
+        return f"{status.resource}: {status.healthy} of {status.devices} healthy"
+    return f"{status.resource}: not registered: {status.reason}"
 
 
 def device_counts(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> Iterable[DeviceCount]:
     """Count the devices of each resource on each PF or GPU, and those that are free."""
-    held: dict[str, set[str]] = {}
-    for holding in snapshot.holdings or ():
-        held.setdefault(holding.resource, set()).update(holding.device_ids)
     for kind in kinds:
-        slices = kind.free(snapshot) if isinstance(kind, Slices) else None
-        size = kind.slice_mib * MIB if isinstance(kind, Slices) else None
-        taken = held.get(kind.resource, set())
+        free = kind.free(snapshot)
+        device_bytes = None if kind.device_mib is None else kind.device_mib * MIB
         counts: dict[str, list[int]] = {}
         for entry in kind.devices(snapshot):
-            count = counts.setdefault(entry.parent, [0, 0, 0])
+            count = counts.setdefault(entry.parent, [0, 0])
             count[0] += len(entry.ids)
-            if entry.health.allocatable:
-                count[1] += len(entry.ids)
-                count[2] += sum(one not in taken for one in entry.ids) if slices is None else 0
-        for parent, (devices, allocatable, left) in counts.items():
-            free = None if snapshot.holdings is None else left if slices is None else slices.get(parent, 0)
-            yield DeviceCount(kind.resource, parent, devices, allocatable, free, size)
+            count[1] += len(entry.ids) if entry.health.allocatable else 0
+        for parent, (devices, allocatable) in counts.items():
+            left = None if free is None else free.get(parent, 0)
+            yield DeviceCount(kind.resource, parent, devices, allocatable, left, device_bytes)

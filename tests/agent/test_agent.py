@@ -276,7 +276,7 @@ async def test_a_changed_configuration_with_faults_is_refused_and_the_running_on
         await n.start_agent(config)
         await ready(n)
         await n.kubelet.admit(PodSpec.single("worker", {MEMORY: 10}))
-        n.agent._ask_pods.set()
+        n.agent._read_pods.set()
         await n.until(lambda: bool(n.agent.inventory.snapshot.holdings))
         temporary = n.config_file.with_suffix(".tmp")
         temporary.write_text(f"apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n{change}")

@@ -14,6 +14,7 @@ from nodeagent.config.faults import ConfigError
 from nodeagent.discovery import Discovery
 from nodeagent.inventory import Inventory
 from nodeagent.metrics.exposition import Exposition
+from nodeagent.sampling.sampler import Sampler
 from nodeagent.sim.kubelet import Kubelet, PodSpec
 from nodeagent.sim.machine import Machine
 from tests.support.running_agent import Node, node
@@ -42,7 +43,7 @@ async def test_a_vf_that_a_pod_holds_under_an_old_name_is_not_handed_out_under_a
         two = PodSpec.single("two", {f"{HEAD}/rail0": 4})
         admitted = await n.kubelet.admit(two)
         assert not admitted.admitted
-        assert "4 VFs were asked for and 3 can be given" in admitted.message
+        assert "4 VFs were requested and 3 are available" in admitted.message
         three = PodSpec.single("three", {f"{HEAD}/rail0": 3})
         assert (await n.kubelet.admit(three)).admitted
         (held,) = n.kubelet.held(one)["main"][NIC0]
@@ -250,20 +251,24 @@ async def test_a_podresources_socket_that_is_missing_is_said_once_and_costs_noth
         assert 'nodeagent_source_silent{source="pods"} 1\n' in (await n.get("/metrics"))[1]
 
 
-async def test_a_part_that_failed_and_works_again_leaves_nobody_silent(tmp_path: Path) -> None:
-    """What stays silent for ever keeps an alert up, and keeps pods on devices that have gone."""
+async def test_a_task_that_failed_and_works_again_leaves_no_source_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source that stays silent keeps an alert up, and keeps pods on devices that are gone."""
     Machine.load("two-gpu-two-nic").write(tmp_path)
     inventory = Inventory()
     begun = []
     again = asyncio.Event()
 
-    def sampling(_sampler: object) -> None:
-        begun.append(_sampler)
+    async def watch(sampler: object, _hints: object) -> None:
+        begun.append(sampler)
         if len(begun) == 1:
             raise KeyError("once")
         again.set()
+        await asyncio.Event().wait()
 
-    task = asyncio.create_task(Discovery(inventory, Config(), tmp_path, on_sampler=sampling).run())
+    monkeypatch.setattr(Sampler, "watch", watch)
+    task = asyncio.create_task(Discovery(inventory, Config(), tmp_path, sampled=True).run())
     try:
         async with asyncio.timeout(30):
             await again.wait()
@@ -288,12 +293,12 @@ async def test_a_scrape_asks_neither_files_nor_sockets_nor_drivers() -> None:
         await n.kubelet.start()
         await n.start_agent()
         await ready(n)
-        await n.until(lambda: any("carrier" in one.values for one in n.agent.pages.view().samples))
+        await n.until(lambda: any("carrier" in one.values for one in n.agent.pages.scrape_input().samples))
         sys.addaudithook(hook)
         exposition = Exposition(10_000)
         for _ in range(2):  # compiled, and then from the template
             watched = True
-            pieces = list(exposition.pieces(n.agent.pages.view(), openmetrics=True))
+            pieces = list(exposition.pieces(n.agent.pages.scrape_input(), openmetrics=True))
             watched = False
             assert "nodeagent_link_carrier{" in "".join(pieces)
         assert asked == []

@@ -14,8 +14,8 @@ async def test_a_reader_wakes_at_a_change_and_sees_the_latest() -> None:
     inventory = Inventory()
     reader = asyncio.create_task(inventory.changed(0))
     await asyncio.sleep(0)
-    inventory.state("gpus", gpus=(GPU,))
-    inventory.state("pci", product="DGXH100")
+    inventory.publish("gpus", gpus=(GPU,))
+    inventory.publish("pci", product="DGXH100")
     snapshot = await reader
     assert snapshot.gpus == (GPU,)
     assert snapshot.product == "DGXH100"
@@ -23,28 +23,28 @@ async def test_a_reader_wakes_at_a_change_and_sees_the_latest() -> None:
 
 async def test_an_equal_fact_wakes_nobody() -> None:
     inventory = Inventory()
-    inventory.state("gpus", gpus=(GPU,))
+    inventory.publish("gpus", gpus=(GPU,))
     revision = inventory.snapshot.revision
-    assert not inventory.state("gpus", gpus=(Gpu("GPU-a", 0, 0, "H100", "0000:1b:00.0", 81559, 0),))
+    assert not inventory.publish("gpus", gpus=(Gpu("GPU-a", 0, 0, "H100", "0000:1b:00.0", 81559, 0),))
     assert inventory.snapshot.revision == revision
 
 
 async def test_the_first_word_of_a_source_wakes_even_if_it_has_nothing() -> None:
     inventory = Inventory()
-    assert not inventory.heard("gpus")
-    inventory.state("gpus", gpus=())
-    assert inventory.heard("gpus")
+    assert not inventory.has_published("gpus")
+    inventory.publish("gpus", gpus=())
+    assert inventory.has_published("gpus")
     assert (await asyncio.wait_for(inventory.changed(0), 1)).gpus == ()
 
 
 async def test_a_silent_source_keeps_its_facts_and_says_why_until_it_speaks() -> None:
     inventory = Inventory()
-    inventory.state("gpus", gpus=(GPU,))
+    inventory.publish("gpus", gpus=(GPU,))
     assert inventory.silence("gpus", "NVML hangs in wait")
     assert not inventory.silence("gpus", "NVML hangs in wait")
     assert inventory.snapshot.gpus == (GPU,)
     assert inventory.snapshot.silent == (Silence("gpus", "NVML hangs in wait"),)
-    inventory.state("gpus", gpus=(GPU,))
+    inventory.publish("gpus", gpus=(GPU,))
     assert inventory.snapshot.silent == ()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from nodeagent import offer
 from nodeagent.agent_config import Config, load
-from nodeagent.kinds.gpu_memory import Slices
+from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.vf import VfPool
 from nodeagent.kinds.whole_gpu import WholeGpus
 from nodeagent.model import Function, Gpu, HostPaths, Link, Rdma, Snapshot
@@ -186,7 +186,7 @@ def test_gpus_are_slices_or_whole_and_the_cdi_kind_is_the_vendors_where_it_names
     )
     snapshot = machine(gpus=3, paths=HostPaths(vendor_gpus=frozenset({"GPU-2"})))
     slices, whole = made.kinds(snapshot)
-    assert isinstance(slices, Slices)
+    assert isinstance(slices, GpuMemory)
     assert isinstance(whole, WholeGpus)
     assert (slices.gpus, slices.cdi_kind) == (frozenset({"GPU-0", "GPU-1"}), "nodeagent.io/gpu")
     assert (whole.gpus, whole.cdi_kind) == (frozenset({"GPU-2"}), "nvidia.com/gpu")
@@ -201,7 +201,8 @@ def test_a_gpu_offered_twice_is_fatal_and_meanwhile_belongs_to_the_first() -> No
     snapshot = machine(gpus=1)
     fatal = [trouble.message for trouble in made.troubles(snapshot) if trouble.fatal]
     assert fatal == [
-        "GPU 0 (GPU-0) is offered twice, as gpu-mem and as gpu; let the two resources select different GPUs"
+        "GPU 0 (GPU-0) is offered twice, as example.com/gpu-mem and as example.com/gpu; "
+        "let the two resources select different GPUs"
     ]
     slices, whole = made.kinds(snapshot)
     assert len(slices.devices(snapshot)[0].ids) == 79

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.commands import VERBS
+
 ROOT = Path(__file__).parents[2]
 LINES_MAX = 400
 LONG: dict[str, str] = {}
@@ -163,3 +165,15 @@ def test_an_import_loads_no_package_that_it_does_not_use(module: str, costs: set
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
     assert not costs & set(done.stdout.split())
+
+
+def test_the_help_lists_every_verb() -> None:
+    """A verb is declared by a function ``add`` or ``add_<verb>`` in ``nodeagent/commands``."""
+    declared = {
+        (".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), node.name)
+        for path in SOURCES
+        if path.is_relative_to(ROOT / "nodeagent/commands")
+        for node in tree(path).body
+        if isinstance(node, ast.FunctionDef) and re.fullmatch(r"add(_[a-z]+)?", node.name)
+    }
+    assert declared == {(verb.__module__, verb.__name__) for verb in VERBS}

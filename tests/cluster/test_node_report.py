@@ -207,8 +207,8 @@ async def until(server: ApiServer, good: Callable[[dict[str, Any]], bool]) -> di
 
 
 def state(inventory: Inventory, facts: Snapshot) -> None:
-    inventory.state("pci", functions=facts.functions, links=facts.links)
-    inventory.state("lldp", neighbors=facts.neighbors)
+    inventory.publish("pci", functions=facts.functions, links=facts.links)
+    inventory.publish("lldp", neighbors=facts.neighbors)
 
 
 async def test_the_object_follows_the_facts_with_few_writes():

@@ -1,4 +1,4 @@
-"""A captured machine is the machine, for whoever looks at it."""
+"""A capture shows the same machine, and hides identifiers if it is scrambled."""
 
 import errno
 import json
@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from nodeagent import discovery
 from nodeagent.agent_config import Config
 from nodeagent.cli import main
-from nodeagent.commands.capture import machine as captures
-from nodeagent.commands.capture.machine import CaptureError, Scrambler, capture
+from nodeagent.commands.capture.machine_capture import CaptureError, capture
+from nodeagent.commands.capture.recording_tree import RecordingTree
+from nodeagent.commands.capture.scrambler import Scrambler
 from nodeagent.commands.vfs import apply
 from nodeagent.host.recorded_gpus import Recorded
 from nodeagent.host.sysfs import SysfsError, Tree
@@ -40,7 +41,7 @@ devices:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A simulated machine with what a real one has more: the vendor's CDI spec and driver, a VF in a pod."""
+    """A simulated machine with the vendor's CDI spec and driver, and a VF in a pod."""
     machine = Machine.load("two-gpu-two-nic")
     root = tmp_path / "machine"
     machine.write(root)
@@ -65,7 +66,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def facts(root: Path) -> object:
-    """All that is known of a machine, and by which driver."""
+    """All facts of a machine, and the version of its driver."""
     tree = Tree(root)
     driver = discovery.driver(tree, Config().gpu)
     driver.open()
@@ -78,17 +79,17 @@ def facts(root: Path) -> object:
     return pci_source.scan(tree), host_paths.look(tree, CDI), readings, version, places
 
 
-def test_a_capture_is_looked_at_as_the_machine_itself(root: Path, tmp_path: Path) -> None:
+def test_a_capture_shows_the_same_facts_as_the_machine(root: Path, tmp_path: Path) -> None:
     summary = capture(root, tmp_path / "c", scramble=False)
     assert facts(tmp_path / "c") == facts(root)
     assert re.fullmatch(
         rf"{tmp_path}/c: 2 GPUs, 3 PFs and 8 VFs in \d+ files\n"
-        rf"Look at it with: nodeagent scan --root {tmp_path}/c",
+        rf"To show it: nodeagent scan --root {tmp_path}/c",
         summary,
     )
 
 
-def test_what_vfs_show_tells_is_told_of_a_capture_too(root: Path, tmp_path: Path) -> None:
+def test_vfs_show_gives_the_same_result_on_a_capture(root: Path, tmp_path: Path) -> None:
     (root / "sys/class/net/enp154s0v1/upper_bond0").symlink_to("../bond0")
     capture(root, tmp_path / "c", scramble=False)
     config = Config(vfs=(VfsEntry(select=PfSelect(vendors=("15b3",)), count=8),))
@@ -105,14 +106,14 @@ def test_a_capture_can_be_captured(root: Path, tmp_path: Path) -> None:
     assert "cannot be read: Input/output error" in pci_source.scan(Tree(tmp_path / "two")).unreadable[0]
 
 
-def test_this_machine_is_captured_with_its_real_files(tmp_path: Path) -> None:
+def test_the_real_machine_can_be_captured(tmp_path: Path) -> None:
     capture(Path("/"), tmp_path / "c", scramble=False)
     assert pci_source.scan(Tree(tmp_path / "c")) == pci_source.scan(Tree("/"))
     assert host_paths.look(Tree(tmp_path / "c"), CDI) == host_paths.look(Tree("/"), CDI)
-    assert is_recorded(Tree(tmp_path / "c")), "or the driver here would be asked for the GPUs there"
+    assert is_recorded(Tree(tmp_path / "c")), "else a replay would query the local driver"
 
 
-def test_whatever_the_kernel_refused_to_read_is_refused_again(tmp_path: Path) -> None:
+def test_a_file_that_could_not_be_read_fails_again_in_the_capture(tmp_path: Path) -> None:
     machine = drawn_trees.Machine(tmp_path / "m")
     machine.function("0000:18:00.0", numa_node=drawn_trees.BROKEN)
     machine.netdev("pf0", "0000:18:00.0", speed=drawn_trees.BROKEN, carrier="1")
@@ -124,11 +125,11 @@ def test_whatever_the_kernel_refused_to_read_is_refused_again(tmp_path: Path) ->
     )
     before = pci_source.scan(Tree(tmp_path / "m"))
     assert before.product is None
-    assert before.links[0].carrier is None, "EINVAL is the kernel's word for a link that is down"
+    assert before.links[0].carrier is None, "the kernel answers EINVAL for a link that is down"
     assert len(before.unreadable) == 3
     summary = capture(tmp_path / "m", tmp_path / "c", scramble=False)
     assert pci_source.scan(Tree(tmp_path / "c")) == before
-    assert "Of the files 4 could not be read" in summary
+    assert "4 files could not be read" in summary
 
 
 def test_a_folder_that_cannot_be_listed_cannot_be_listed_in_the_capture(tmp_path: Path) -> None:
@@ -138,12 +139,12 @@ def test_a_folder_that_cannot_be_listed_cannot_be_listed_in_the_capture(tmp_path
     with pytest.raises(SysfsError, match="/etc/cdi cannot be read: Permission denied"):
         Tree(tmp_path / "c").names("/etc/cdi")
     with pytest.raises(SysfsError) as caught:
-        captures.Remembering(tmp_path / "c").names("/etc/cdi")
+        RecordingTree(tmp_path / "c").names("/etc/cdi")
     assert isinstance(caught.value.__cause__, OSError)
     assert caught.value.__cause__.errno == errno.EACCES
 
 
-def test_names_are_kept_and_contents_only_where_they_were_read(root: Path, tmp_path: Path) -> None:
+def test_a_capture_has_contents_only_of_files_that_were_read(root: Path, tmp_path: Path) -> None:
     capture(root, tmp_path / "c", scramble=False)
     library = tmp_path / "c/usr/lib/x86_64-linux-gnu"
     assert sorted(path.name for path in library.iterdir()) == [
@@ -154,10 +155,12 @@ def test_names_are_kept_and_contents_only_where_they_were_read(root: Path, tmp_p
     assert (library / "libcuda.so.580.1").read_bytes() == b""
     assert (tmp_path / "c/dev/nvidia0").read_bytes() == b""
     assert (tmp_path / "c/sys/bus/pci/devices/0000:18:00.0/sriov_totalvfs").read_bytes() == b"16\n"
-    assert not (tmp_path / "c/sys/bus/pci/devices/0000:18:00.0/modalias").exists(), "nobody has read it"
+    assert not (tmp_path / "c/sys/bus/pci/devices/0000:18:00.0/modalias").exists(), (
+        "the scan does not read it"
+    )
 
 
-def test_every_link_stays_inside(root: Path, tmp_path: Path) -> None:
+def test_every_link_stays_inside_the_capture(root: Path, tmp_path: Path) -> None:
     capture(root, tmp_path / "c", scramble=False)
     links = [path for path in (tmp_path / "c").rglob("*") if path.is_symlink()]
     assert len(links) > 20
@@ -166,7 +169,7 @@ def test_every_link_stays_inside(root: Path, tmp_path: Path) -> None:
         assert os.path.normpath(link.parent / link.readlink()).startswith(f"{tmp_path}/c/")
 
 
-def test_the_marker_tells_where_it_comes_from(root: Path, tmp_path: Path) -> None:
+def test_the_marker_names_the_origin(root: Path, tmp_path: Path) -> None:
     capture(root, tmp_path / "c", scramble=True)
     marker = yaml.safe_load((tmp_path / "c/.nodeagent/machine.yaml").read_text())
     assert marker["kind"] == "captured"
@@ -176,12 +179,12 @@ def test_the_marker_tells_where_it_comes_from(root: Path, tmp_path: Path) -> Non
     assert set(marker) == {"kind", "nodeagent", "date", "kernel", "source", "scrambled"}
 
 
-def test_a_driver_that_fails_is_recorded_as_failing(root: Path, tmp_path: Path) -> None:
+def test_a_failing_driver_fails_again_in_the_capture(root: Path, tmp_path: Path) -> None:
     machine = Machine.load("two-gpu-two-nic")
     machine.write(tmp_path / "failing")
     machine.fail_driver("init", "NVML: driver/library version mismatch")
     summary = capture(tmp_path / "failing", tmp_path / "c", scramble=False)
-    assert "that is recorded: NVML: driver/library version mismatch" in summary
+    assert "records that: NVML: driver/library version mismatch" in summary
     with pytest.raises(Exception, match="version mismatch"):
         Recorded(tmp_path / "c").open()
 
@@ -189,7 +192,7 @@ def test_a_driver_that_fails_is_recorded_as_failing(root: Path, tmp_path: Path) 
 # Scrambling
 
 
-def test_scrambled_it_is_the_same_machine_with_other_names(root: Path, tmp_path: Path) -> None:
+def test_a_scrambled_capture_is_the_same_machine_with_other_identifiers(root: Path, tmp_path: Path) -> None:
     capture(root, tmp_path / "c", scramble=True)
     before, after = pci_source.scan(Tree(root)), pci_source.scan(Tree(tmp_path / "c"))
     assert after.functions == before.functions
@@ -197,7 +200,7 @@ def test_scrambled_it_is_the_same_machine_with_other_names(root: Path, tmp_path:
         assert old.mac is not None
         assert new.mac is not None
         assert new.mac != old.mac
-        assert new.mac[:8] == old.mac[:8], "the maker stays"
+        assert new.mac[:8] == old.mac[:8], "the vendor part stays"
     everything = b"".join(path.read_bytes() for path in (tmp_path / "c").rglob("*") if path.is_file())
     for secret in secrets_of(root):
         assert secret.encode() not in everything
@@ -210,21 +213,21 @@ def secrets_of(root: Path) -> list[str]:
     return [*found, (root / "proc/sys/kernel/random/boot_id").read_text().strip()]
 
 
-def test_a_gpu_has_the_same_new_uuid_wherever_it_is_named(root: Path, tmp_path: Path) -> None:
+def test_a_gpu_has_one_new_uuid_everywhere(root: Path, tmp_path: Path) -> None:
     capture(root, tmp_path / "c", scramble=True)
     uuids = [gpu["uuid"] for gpu in json.loads((tmp_path / "c/.nodeagent/gpus.json").read_text())["gpus"]]
     assert host_paths.look(Tree(tmp_path / "c"), CDI).vendor_gpus == {uuids[0]}
     assert len(set(uuids)) == 2
 
 
-def test_no_two_captures_scramble_alike(root: Path, tmp_path: Path) -> None:
+def test_two_captures_scramble_differently(root: Path, tmp_path: Path) -> None:
     capture(root, tmp_path / "one", scramble=True)
     capture(root, tmp_path / "two", scramble=True)
     one, two = (pci_source.scan(Tree(tmp_path / name)).links for name in ("one", "two"))
     assert [link.mac for link in one] != [link.mac for link in two]
 
 
-def test_a_nic_is_the_same_nic_in_every_form_of_its_mac() -> None:
+def test_all_forms_of_a_mac_are_scrambled_alike() -> None:
     scramble = Scrambler().text
     mac = scramble("a0:88:c2:12:34:56\n").strip()
     assert mac.startswith("a0:88:c2:")
@@ -251,12 +254,12 @@ def test_a_nic_is_the_same_nic_in_every_form_of_its_mac() -> None:
         "12:34:56",
     ],
 )
-def test_what_names_no_hardware_stays(text: str) -> None:
+def test_text_that_identifies_no_hardware_stays(text: str) -> None:
     assert Scrambler().text(text) == text
 
 
 @given(st.sets(st.binary(min_size=3, max_size=3), max_size=60))
-def test_no_two_nics_become_one(nics: set[bytes]) -> None:
+def test_scrambled_macs_stay_distinct(nics: set[bytes]) -> None:
     scramble = Scrambler().text
     macs = ["a0:88:c2:" + nic.hex(":") for nic in sorted(nics)]
     assert len({scramble(mac) for mac in macs}) == len(macs)
@@ -266,17 +269,17 @@ def test_no_two_nics_become_one(nics: set[bytes]) -> None:
 # Where it is written
 
 
-def test_a_folder_with_something_in_it_is_not_overwritten(root: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_empty_is_not_overwritten(root: Path, tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     (tmp_path / "c/mine").touch()
-    with pytest.raises(CaptureError, match="is there and not an empty folder"):
+    with pytest.raises(CaptureError, match="exists and is not an empty folder"):
         capture(root, tmp_path / "c", scramble=False)
-    with pytest.raises(CaptureError, match="is there and not an empty folder"):
+    with pytest.raises(CaptureError, match="exists and is not an empty folder"):
         capture(root, tmp_path / "c/mine", scramble=False)
     assert os.listdir(tmp_path / "c") == ["mine"]
 
 
-def test_an_empty_folder_is_taken_and_an_absent_parent_is_not_made(root: Path, tmp_path: Path) -> None:
+def test_an_empty_folder_is_used_and_a_missing_parent_is_an_error(root: Path, tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     capture(root, tmp_path / "c", scramble=False)
     assert (tmp_path / "c/sys").is_dir()
@@ -284,7 +287,7 @@ def test_an_empty_folder_is_taken_and_an_absent_parent_is_not_made(root: Path, t
         capture(root, tmp_path / "d/e", scramble=False)
 
 
-def test_a_root_that_is_no_machine_leaves_nothing(tmp_path: Path) -> None:
+def test_a_root_without_a_machine_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     with pytest.raises(SysfsError, match="has no /sys"):
         capture(tmp_path / "m", tmp_path / "c", scramble=False)
@@ -304,20 +307,20 @@ def small_disk(folder: Path, pages: int) -> Iterator[Path]:
 
 
 @pytest.mark.needs("root")
-def test_a_full_disk_is_told_and_nothing_is_left(root: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_and_nothing_is_left(root: Path, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 20) as disk:
         with pytest.raises(CaptureError, match="cannot be written: No space left on device; nothing is left"):
             capture(root, disk / "c", scramble=False)
         assert os.listdir(disk) == []
 
 
-def test_the_verb_captures_and_says_what_to_do_next(
+def test_the_verb_captures_and_names_the_next_step(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["capture", "--root", str(root), str(tmp_path / "c"), "--scramble"]) == 0
     assert "2 GPUs, 3 PFs and 8 VFs" in capsys.readouterr().out
     assert main(["capture", "--root", str(root), str(tmp_path / "c")]) == 1
-    assert "is there and not an empty folder" in capsys.readouterr().err
+    assert "exists and is not an empty folder" in capsys.readouterr().err
     scan = [sys.executable, "-m", "nodeagent", "scan", "--json", "--root", str(tmp_path / "c")]
     seen = json.loads(subprocess.check_output(scan))
     assert len(seen["gpus"]) == 2

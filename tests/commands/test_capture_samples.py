@@ -1,4 +1,4 @@
-"""Samples recorded, for a while or at the moment of a capture."""
+"""Samples in recordings and in captures."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cli import main
-from nodeagent.commands.capture.machine import CaptureError, capture
-from nodeagent.commands.capture.recorder import record
+from nodeagent.commands.capture.machine_capture import CaptureError, capture
+from nodeagent.commands.capture.sample_recorder import record
 from nodeagent.commands.health.replay import replay
 from nodeagent.health.nic_judge import NicTerms
 from nodeagent.health.recording import decode
@@ -29,7 +29,7 @@ def machine(tmp_path: Path) -> tuple[Machine, Path]:
     return made, tmp_path / "m"
 
 
-def test_a_recording_is_read_back_and_names_devices_and_no_node(machine, tmp_path):
+def test_a_recording_can_be_read_and_names_devices_but_no_node(machine, tmp_path):
     made, root = machine
     file = tmp_path / "samples.jsonl"
     assert "samples of 3 PFs and 2 GPUs" in record(root, file, 0.7)
@@ -53,14 +53,14 @@ def test_a_recording_is_read_back_and_names_devices_and_no_node(machine, tmp_pat
 
 
 def until_it_holds(file: Path, *texts: str) -> None:
-    """A file announces nothing: asked every few milliseconds."""
+    """Read the file every few milliseconds until it has these texts."""
     ends = time.monotonic() + 20
     while not (file.exists() and all(text in file.read_text() for text in texts)):
         assert time.monotonic() < ends, texts
         time.sleep(0.005)
 
 
-def test_what_befalls_a_gpu_is_recorded_and_judged_again(machine, tmp_path):
+def test_gpu_faults_are_recorded_and_replayed(machine, tmp_path):
     made, root = machine
     file = tmp_path / "samples.jsonl"
     made.ecc(0, uncorrectable=1)
@@ -93,7 +93,7 @@ def test_what_befalls_a_gpu_is_recorded_and_judged_again(machine, tmp_path):
     assert [one for one in told if one[0] == "GPU1"][-1] == ("GPU1", (), True)
 
 
-def test_a_driver_that_fails_is_named_and_the_nics_are_recorded(machine, tmp_path):
+def test_a_failing_driver_is_reported_and_the_nics_are_recorded(machine, tmp_path):
     made, root = machine
     made.fail_driver("init", "Driver/library version mismatch")
     file = tmp_path / "samples.jsonl"
@@ -103,10 +103,10 @@ def test_a_driver_that_fails_is_named_and_the_nics_are_recorded(machine, tmp_pat
     assert file.read_bytes().count(b"\n") > 3
 
 
-def test_a_recording_replaces_no_file(machine, tmp_path):
+def test_a_recording_does_not_overwrite_a_file(machine, tmp_path):
     file = tmp_path / "samples.jsonl"
     file.write_text("an incident that will not happen again\n")
-    with pytest.raises(CaptureError, match="is there already"):
+    with pytest.raises(CaptureError, match="exists already"):
         record(machine[1], file, 0.1)
     assert file.read_text().startswith("an incident")
 
@@ -119,7 +119,7 @@ def test_the_verb_records_samples(machine, tmp_path, capsys):
     assert main(["capture", "--root", str(machine[1]), "--samples", "1", "--scramble", str(file)]) == 2
 
 
-def test_a_capture_holds_what_was_measured_but_no_serial_number(machine, tmp_path):
+def test_a_capture_has_samples_without_serial_numbers(machine, tmp_path):
     made, root = machine
     made.count(0, "symbol_errors", 5)
     made.downtrain(0, width=4)

@@ -12,9 +12,9 @@ from nodeagent.kinds.device_list_size import (
     ASSUMED_MIB,
     LIMIT,
     device_size,
+    list_refusal,
     size_conflicts,
     slices,
-    slices_complaint,
     slices_size,
     smallest_slice,
 )
@@ -77,19 +77,18 @@ def test_a_device_without_a_numa_node_carries_no_topology() -> None:
 
 
 def test_a_gpu_offers_what_its_memory_less_the_reserve_holds() -> None:
-    assert slices(H100, GpuMemResource()) == 79
-    assert slices(H100, GpuMemResource(reserved_mib=0)) == 79
-    assert slices(512, GpuMemResource()) == 0
-    assert slices(100, GpuMemResource()) == 0
+    assert slices(H100, 512, 1024) == 79
+    assert slices(H100, 0, 1024) == 79
+    assert slices(512, 512, 1024) == 0
+    assert slices(100, 512, 1024) == 0
 
 
 @given(st.lists(st.integers(1, 200_000), min_size=1, max_size=16), st.integers(0, 2048))
 def test_the_smallest_slice_fits_and_one_less_does_not(memories: list[int], reserved: int) -> None:
-    resource = GpuMemResource(reserved_mib=reserved)
-    least = smallest_slice(resource, memories)
-    assert slices_size(slices(memory, resource, least) for memory in memories) <= LIMIT
+    least = smallest_slice(reserved, memories)
+    assert slices_size(slices(memory, reserved, least) for memory in memories) <= LIMIT
     if least > 1:
-        assert slices_size(slices(memory, resource, least - 1) for memory in memories) > LIMIT
+        assert slices_size(slices(memory, reserved, least - 1) for memory in memories) > LIMIT
 
 
 def test_the_default_fits_every_machine_there_is() -> None:
@@ -119,11 +118,11 @@ def test_only_the_gpus_that_an_entry_selects_count() -> None:
 
 def test_a_slice_larger_than_every_gpu_is_refused_on_a_known_machine_only() -> None:
     resource = GpuMemResource(slice_mib=100_000)
-    assert slices_complaint(resource, [H100, 40_000]) == (
+    assert list_refusal(resource.slice_mib, resource.reserved_mib, [H100, 40_000]) == (
         "no GPU holds a slice of 100000 MiB beside 512 MiB reserved: the largest has 81559 MiB (this machine)"
     )
-    assert slices_complaint(resource, [H100, 200_000]) is None
-    assert slices_complaint(resource, []) is None
+    assert list_refusal(resource.slice_mib, resource.reserved_mib, [H100, 200_000]) is None
+    assert list_refusal(resource.slice_mib, resource.reserved_mib, []) is None
     assert not [*size_conflicts((resource,))]
 
 

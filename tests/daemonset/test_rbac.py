@@ -132,9 +132,9 @@ def offered(now: Snapshot) -> Offered:
 
 
 def tell(inventory: Inventory, now: Snapshot) -> None:
-    inventory.state("pci", functions=now.functions, links=now.links)
-    inventory.state("lldp", neighbors=now.neighbors)
-    inventory.state("pods", holdings=now.holdings)
+    inventory.publish("pci", functions=now.functions, links=now.links)
+    inventory.publish("lldp", neighbors=now.neighbors)
+    inventory.publish("pods", holdings=now.holdings)
 
 
 async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:

@@ -20,10 +20,10 @@ from nodeagent.doctor import (
     nic_checks,
     runtime_checks,
 )
-from nodeagent.doctor.api_server import Cluster, Denied, Node
-from nodeagent.doctor.driver_checks import Answer
+from nodeagent.doctor.cluster_facts import ClusterFacts, DeniedVerb, NodeFacts
+from nodeagent.doctor.driver_process import DriverAnswer
 from nodeagent.doctor.finding import Finding
-from nodeagent.doctor.rbac import DEMANDS
+from nodeagent.doctor.rbac import NEEDED_RIGHTS
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.lldp.link_remarks import LinkSide
 from nodeagent.model import Function, Gpu, HostPaths, Identifier, Link, Neighbor, Rdma, Remark, Snapshot
@@ -56,30 +56,32 @@ PF = Function(
 VF = replace(PF, pci_address="0000:18:00.1", netdev=None, parent=PF.pci_address, vf_index=0, total_vfs=None)
 ROUTED = Link("ens1", PF.pci_address, None, True, True, "up", 400000, 9000, default_route=True)
 SNAPSHOT = Snapshot(product="DGXH100", gpus=(GPU,), functions=(PF, VF))
-GOOD_MACHINE = machine_checks.Machine("6.8.0-60", "DGXH100", "a-b", 1.9e9, True)
+GOOD_MACHINE = machine_checks.MachineFacts("6.8.0-60", "DGXH100", "a-b", 1.9e9, True)
 NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
-SERVING = kubelet_checks.Kubelet("/k", exists=True, locked=True, podresources=True, offered={})
+SERVING = kubelet_checks.KubeletFacts("/k", exists=True, locked=True, podresources=True, offered={})
 MLX = LinkSide("ens1", "0000:18:00.0", "mlx5_core", "1021")
 
 
-def of_nics(*functions: Function, **fields: object) -> nic_checks.Nics:
+def of_nics(*functions: Function, **fields: object) -> nic_checks.NicFacts:
     facts = PciFacts(functions=functions or (PF, VF))
-    return replace(nic_checks.Nics(facts, iommu_groups=3), **fields)  # type: ignore[arg-type]
+    return replace(nic_checks.NicFacts(facts, iommu_groups=3), **fields)  # type: ignore[arg-type]
 
 
-def of_gpus(*readings: GpuReading, version: str = "615.71.09", **fields: object) -> gpu_checks.Gpus:
-    whole = gpu_checks.Gpus(
-        {"0000:1b:00.0": "nvidia"}, Answer(version, readings or (READING,)), None, NODES, True, 5.0
+def of_gpus(*readings: GpuReading, version: str = "615.71.09", **fields: object) -> gpu_checks.GpuFacts:
+    whole = gpu_checks.GpuFacts(
+        {"0000:1b:00.0": "nvidia"}, DriverAnswer(version, readings or (READING,)), None, NODES, True, 5.0
     )
     return replace(whole, **fields)  # type: ignore[arg-type]
 
 
-def settings(**fields: object) -> runtime_checks.Runtime:
-    return runtime_checks.Runtime(settings=(replace(runtime_checks.Settings("/etc/c.toml", 3), **fields),))  # type: ignore[arg-type]
+def settings(**fields: object) -> runtime_checks.RuntimeFacts:
+    return runtime_checks.RuntimeFacts(
+        settings=(replace(runtime_checks.RuntimeSettings("/etc/c.toml", 3), **fields),)
+    )  # type: ignore[arg-type]
 
 
-def spec(path: str = "/etc/cdi/nvidia.yaml", **fields: object) -> runtime_checks.Spec:
-    return replace(runtime_checks.Spec(path, "nvidia.com/gpu", (UUID,)), **fields)  # type: ignore[arg-type]
+def spec(path: str = "/etc/cdi/nvidia.yaml", **fields: object) -> runtime_checks.CdiSpec:
+    return replace(runtime_checks.CdiSpec(path, "nvidia.com/gpu", (UUID,)), **fields)  # type: ignore[arg-type]
 
 
 def heard(name: str = "ens1") -> Neighbor:
@@ -102,122 +104,143 @@ TALKING = config("lldp: {transmit: true}\n")
 CASES: list[tuple[str, Iterable[Finding]]] = [
     (
         "fix config_unreadable",
-        configuration_checks.judge(configuration_checks.Configuration("f", DEFAULT, (), "no"), None),
+        configuration_checks.findings(configuration_checks.ConfigurationFacts("f", DEFAULT, (), "no"), None),
     ),
     (
         "fix config_fault",
-        configuration_checks.judge(configuration_checks.Configuration("f", DEFAULT, ("bad",)), None),
+        configuration_checks.findings(configuration_checks.ConfigurationFacts("f", DEFAULT, ("bad",)), None),
     ),
     (
         "fix config_unfit",
-        configuration_checks.judge(configuration_checks.Configuration("f", TWICE), SNAPSHOT),
+        configuration_checks.findings(configuration_checks.ConfigurationFacts("f", TWICE), SNAPSHOT),
     ),
     (
         "note config_idle",
-        configuration_checks.judge(configuration_checks.Configuration("f", FASTER), SNAPSHOT),
+        configuration_checks.findings(configuration_checks.ConfigurationFacts("f", FASTER), SNAPSHOT),
     ),
-    ("warn kernel_old", machine_checks.judge(replace(GOOD_MACHINE, kernel="4.9.1"), DEFAULT)),
-    ("note kernel_old", machine_checks.judge(replace(GOOD_MACHINE, kernel="5.4.0"), DEFAULT)),
-    ("note product_unknown", machine_checks.judge(replace(GOOD_MACHINE, product="KVM"), DEFAULT)),
-    ("fix clock_unset", machine_checks.judge(replace(GOOD_MACHINE, now=0.0), DEFAULT)),
-    ("note clock_unsynchronized", machine_checks.judge(replace(GOOD_MACHINE, synchronized=False), DEFAULT)),
-    ("warn boot_id_unreadable", machine_checks.judge(replace(GOOD_MACHINE, boot_id=None), DEFAULT)),
-    ("note sriov_absent", nic_checks.judge(of_nics(replace(PF, total_vfs=None)), DEFAULT)),
-    ("warn vfs_none", nic_checks.judge(of_nics(replace(PF, num_vfs=0)), DEFAULT)),
-    ("warn vfs_differ", nic_checks.judge(of_nics(), EIGHT)),
-    ("fix vfs_too_many", nic_checks.judge(of_nics(), MANY)),
-    ("warn vf_unbound", nic_checks.judge(of_nics(PF, replace(VF, driver=None)), DEFAULT)),
-    ("note default_route", nic_checks.judge(of_nics(facts=PciFacts(None, (PF,), (ROUTED,))), MANY)),
-    ("note rdma_missing", nic_checks.judge(of_nics(replace(PF, rdma=None)), DEFAULT)),
-    ("fix iommu_off", nic_checks.judge(of_nics(iommu_groups=0), VFIO)),
-    ("note iommu_off", nic_checks.judge(of_nics(iommu_groups=0), DEFAULT)),
-    ("note iommu_translated", nic_checks.judge(of_nics(domains={PF.pci_address: "DMA-FQ"}), DEFAULT)),
-    ("fix network_namespace", nic_checks.judge(of_nics(here=frozenset({"lo"})), DEFAULT)),
+    ("warn kernel_old", machine_checks.findings(replace(GOOD_MACHINE, kernel="4.9.1"), DEFAULT)),
+    ("note kernel_old", machine_checks.findings(replace(GOOD_MACHINE, kernel="5.4.0"), DEFAULT)),
+    ("note product_unknown", machine_checks.findings(replace(GOOD_MACHINE, product="KVM"), DEFAULT)),
+    ("fix clock_unset", machine_checks.findings(replace(GOOD_MACHINE, now=0.0), DEFAULT)),
+    (
+        "note clock_unsynchronized",
+        machine_checks.findings(replace(GOOD_MACHINE, synchronized=False), DEFAULT),
+    ),
+    ("warn boot_id_unreadable", machine_checks.findings(replace(GOOD_MACHINE, boot_id=None), DEFAULT)),
+    ("note sriov_absent", nic_checks.findings(of_nics(replace(PF, total_vfs=None)), DEFAULT)),
+    ("warn vfs_none", nic_checks.findings(of_nics(replace(PF, num_vfs=0)), DEFAULT)),
+    ("warn vfs_differ", nic_checks.findings(of_nics(), EIGHT)),
+    ("fix vfs_too_many", nic_checks.findings(of_nics(), MANY)),
+    ("warn vf_unbound", nic_checks.findings(of_nics(PF, replace(VF, driver=None)), DEFAULT)),
+    ("note default_route", nic_checks.findings(of_nics(facts=PciFacts(None, (PF,), (ROUTED,))), MANY)),
+    ("note rdma_missing", nic_checks.findings(of_nics(replace(PF, rdma=None)), DEFAULT)),
+    ("fix iommu_off", nic_checks.findings(of_nics(iommu_groups=0), VFIO)),
+    ("note iommu_off", nic_checks.findings(of_nics(iommu_groups=0), DEFAULT)),
+    ("note iommu_translated", nic_checks.findings(of_nics(domains={PF.pci_address: "DMA-FQ"}), DEFAULT)),
+    ("fix network_namespace", nic_checks.findings(of_nics(namespace_netdevs=frozenset({"lo"})), DEFAULT)),
     (
         "warn firmware_lldp",
-        nic_checks.judge(
+        nic_checks.findings(
             of_nics(replace(PF, driver="i40e"), flags={"ens1": {"disable-fw-lldp": False}}), DEFAULT
         ),
     ),
     (
         "warn firmware_lldp",
-        nic_checks.judge(
+        nic_checks.findings(
             of_nics(replace(PF, driver="ice"), flags={"ens1": {"fw-lldp-agent": True}}), DEFAULT
         ),
     ),
-    ("note firmware_lldp_unknown", nic_checks.judge(of_nics(), DEFAULT)),
-    ("warn firmware_lldp_unknown", nic_checks.judge(of_nics(), TALKING)),
-    ("note firmware_lldp_unknown", nic_checks.judge(of_nics(replace(PF, driver="ice")), DEFAULT)),
-    ("warn nic_unreadable", nic_checks.judge(of_nics(facts=PciFacts(unreadable=("x",))), DEFAULT)),
-    ("note lldp_not_listened", lldp_checks.judge(lldp_checks.Lldp((MLX,)), DEFAULT)),
-    ("note lldp_unheard", lldp_checks.judge(lldp_checks.Lldp((MLX,), waited_s=5), DEFAULT)),
-    ("warn lldp_unheard", lldp_checks.judge(lldp_checks.Lldp((MLX,), waited_s=35), DEFAULT)),
-    ("fix lldp_deaf", lldp_checks.judge(lldp_checks.Lldp((MLX,), trouble="no CAP_NET_RAW"), DEFAULT)),
-    ("note lldp_no_carrier", lldp_checks.judge(lldp_checks.Lldp((), ("ens2",)), DEFAULT)),
+    ("note firmware_lldp_unknown", nic_checks.findings(of_nics(), DEFAULT)),
+    ("warn firmware_lldp_unknown", nic_checks.findings(of_nics(), TALKING)),
+    ("note firmware_lldp_unknown", nic_checks.findings(of_nics(replace(PF, driver="ice")), DEFAULT)),
+    ("warn nic_unreadable", nic_checks.findings(of_nics(facts=PciFacts(unreadable=("x",))), DEFAULT)),
+    ("note lldp_not_listened", lldp_checks.findings(lldp_checks.LldpFacts((MLX,)), DEFAULT)),
+    ("note lldp_unheard", lldp_checks.findings(lldp_checks.LldpFacts((MLX,), waited_s=5), DEFAULT)),
+    ("warn lldp_unheard", lldp_checks.findings(lldp_checks.LldpFacts((MLX,), waited_s=35), DEFAULT)),
+    ("fix lldp_deaf", lldp_checks.findings(lldp_checks.LldpFacts((MLX,), error="no CAP_NET_RAW"), DEFAULT)),
+    ("note lldp_no_carrier", lldp_checks.findings(lldp_checks.LldpFacts((), ("ens2",)), DEFAULT)),
     (
         "warn lldp_odd",
-        lldp_checks.judge(lldp_checks.Lldp((), remarks=(Remark("ens1", "pfc_mismatch", "x"),)), DEFAULT),
+        lldp_checks.findings(
+            lldp_checks.LldpFacts((), remarks=(Remark("ens1", "pfc_mismatch", "x"),)), DEFAULT
+        ),
     ),
-    ("warn lldp_two_speakers", lldp_checks.judge(lldp_checks.Lldp((MLX,), lldpd=True), TALKING)),
-    ("fix driver_absent", gpu_checks.judge(of_gpus(answer=Answer(error="none", absent=True)), DEFAULT)),
-    ("fix driver_refused", gpu_checks.judge(of_gpus(answer=Answer(error="mismatch")), DEFAULT)),
-    ("fix driver_hung", gpu_checks.judge(of_gpus(answer=None), DEFAULT)),
-    ("fix driver_crashed", gpu_checks.judge(of_gpus(answer=Answer(crashed="signal 11")), DEFAULT)),
-    ("warn driver_other", gpu_checks.judge(of_gpus(on_bus={"0000:1b:00.0": "nouveau"}), DEFAULT)),
-    ("note driver_other", gpu_checks.judge(of_gpus(on_bus={"0000:1b:00.0": "vfio-pci"}), DEFAULT)),
-    ("fix gpu_missing", gpu_checks.judge(of_gpus(on_bus={"0000:43:00.0": "nvidia"}), DEFAULT)),
-    ("fix gpu_fault", gpu_checks.judge(of_gpus(replace(READING, fault="ECC")), DEFAULT)),
-    ("fix gpu_fault", gpu_checks.judge(of_gpus(replace(READING, lost=True)), DEFAULT)),
-    ("fix gpu_recovery", gpu_checks.judge(of_gpus(replace(READING, recovery_action="gpu_reset")), DEFAULT)),
-    ("note recovery_untold", gpu_checks.judge(of_gpus(version="535.129.03"), DEFAULT)),
-    ("warn mig_on", gpu_checks.judge(of_gpus(replace(READING, mig=True)), DEFAULT)),
-    ("warn gpu_nodes", gpu_checks.judge(of_gpus(nodes=()), DEFAULT)),
-    ("note memory_limits_inert", gpu_checks.judge(of_gpus(cgroup2=False), DEFAULT)),
-    ("note runtime_unseen", runtime_checks.judge(runtime_checks.Runtime(), DEFAULT, ())),
-    ("fix runtime_config_broken", runtime_checks.judge(settings(broken="line 3"), DEFAULT, ())),
-    ("fix cdi_off", runtime_checks.judge(settings(cdi=False), DEFAULT, ())),
-    ("note cdi_maybe_off", runtime_checks.judge(settings(version=2), DEFAULT, ())),
-    ("fix cdi_folder_unread", runtime_checks.judge(settings(folders=("/etc/cdi",)), DEFAULT, ())),
+    ("warn lldp_two_speakers", lldp_checks.findings(lldp_checks.LldpFacts((MLX,), lldpd=True), TALKING)),
+    (
+        "fix driver_absent",
+        gpu_checks.findings(of_gpus(answer=DriverAnswer(error="none", absent=True)), DEFAULT),
+    ),
+    ("fix driver_refused", gpu_checks.findings(of_gpus(answer=DriverAnswer(error="mismatch")), DEFAULT)),
+    ("fix driver_hung", gpu_checks.findings(of_gpus(answer=None), DEFAULT)),
+    ("fix driver_crashed", gpu_checks.findings(of_gpus(answer=DriverAnswer(crashed="signal 11")), DEFAULT)),
+    ("warn driver_other", gpu_checks.findings(of_gpus(on_bus={"0000:1b:00.0": "nouveau"}), DEFAULT)),
+    ("note driver_other", gpu_checks.findings(of_gpus(on_bus={"0000:1b:00.0": "vfio-pci"}), DEFAULT)),
+    ("fix gpu_missing", gpu_checks.findings(of_gpus(on_bus={"0000:43:00.0": "nvidia"}), DEFAULT)),
+    ("fix gpu_fault", gpu_checks.findings(of_gpus(replace(READING, fault="ECC")), DEFAULT)),
+    ("fix gpu_fault", gpu_checks.findings(of_gpus(replace(READING, lost=True)), DEFAULT)),
+    (
+        "fix gpu_recovery",
+        gpu_checks.findings(of_gpus(replace(READING, recovery_action="gpu_reset")), DEFAULT),
+    ),
+    ("note recovery_untold", gpu_checks.findings(of_gpus(version="535.129.03"), DEFAULT)),
+    ("warn mig_on", gpu_checks.findings(of_gpus(replace(READING, mig=True)), DEFAULT)),
+    ("warn gpu_nodes", gpu_checks.findings(of_gpus(nodes=()), DEFAULT)),
+    ("note memory_limits_inert", gpu_checks.findings(of_gpus(cgroup2=False), DEFAULT)),
+    ("note runtime_unseen", runtime_checks.findings(runtime_checks.RuntimeFacts(), DEFAULT, ())),
+    ("fix runtime_config_broken", runtime_checks.findings(settings(broken="line 3"), DEFAULT, ())),
+    ("fix cdi_off", runtime_checks.findings(settings(cdi=False), DEFAULT, ())),
+    ("note cdi_maybe_off", runtime_checks.findings(settings(version=2), DEFAULT, ())),
+    ("fix cdi_folder_unread", runtime_checks.findings(settings(folders=("/etc/cdi",)), DEFAULT, ())),
     (
         "warn cdi_broken",
-        runtime_checks.judge(
-            runtime_checks.Runtime(specs=(runtime_checks.Spec("/etc/cdi/x", broken="y"),)), DEFAULT, ()
+        runtime_checks.findings(
+            runtime_checks.RuntimeFacts(specs=(runtime_checks.CdiSpec("/etc/cdi/x", broken="y"),)),
+            DEFAULT,
+            (),
         ),
     ),
     (
         "fix cdi_conflict",
-        runtime_checks.judge(
-            runtime_checks.Runtime(specs=(spec(), spec("/etc/cdi/b.json"))), DEFAULT, (GPU,)
+        runtime_checks.findings(
+            runtime_checks.RuntimeFacts(specs=(spec(), spec("/etc/cdi/b.json"))), DEFAULT, (GPU,)
         ),
     ),
     (
         "fix cdi_stale",
-        runtime_checks.judge(runtime_checks.Runtime(specs=(spec(missing=("/usr/lib/x",)),)), DEFAULT, (GPU,)),
+        runtime_checks.findings(
+            runtime_checks.RuntimeFacts(specs=(spec(missing=("/usr/lib/x",)),)), DEFAULT, (GPU,)
+        ),
     ),
-    ("fix cdi_undefined", runtime_checks.judge(settings(), NO_SPEC, (GPU,))),
-    ("fix nvidia_runtime_absent", runtime_checks.judge(settings(handlers=("runc",)), ENVVAR, ())),
-    ("note kubelet_none", kubelet_checks.judge(kubelet_checks.Kubelet("/k"), DEFAULT, None)),
-    ("fix kubelet_forbidden", kubelet_checks.judge(replace(SERVING, forbidden="no"), DEFAULT, None)),
-    ("fix kubelet_silent", kubelet_checks.judge(replace(SERVING, deaf="it is not there"), DEFAULT, None)),
+    ("fix cdi_undefined", runtime_checks.findings(settings(), NO_SPEC, (GPU,))),
+    ("fix nvidia_runtime_absent", runtime_checks.findings(settings(handlers=("runc",)), ENVVAR, ())),
+    ("note kubelet_none", kubelet_checks.findings(kubelet_checks.KubeletFacts("/k"), DEFAULT, None)),
+    ("fix kubelet_forbidden", kubelet_checks.findings(replace(SERVING, forbidden="no"), DEFAULT, None)),
+    (
+        "fix kubelet_silent",
+        kubelet_checks.findings(replace(SERVING, unreachable="it is not there"), DEFAULT, None),
+    ),
     (
         "fix kubelet_folder_unwritable",
-        kubelet_checks.judge(replace(SERVING, unwritable="full"), DEFAULT, None),
+        kubelet_checks.findings(replace(SERVING, unwritable="full"), DEFAULT, None),
     ),
-    ("note agent_absent", kubelet_checks.judge(replace(SERVING, locked=False), DEFAULT, None)),
-    ("warn plugin_stale", kubelet_checks.judge(replace(SERVING, sockets={"old.sock": False}), DEFAULT, None)),
+    ("note agent_absent", kubelet_checks.findings(replace(SERVING, locked=False), DEFAULT, None)),
+    (
+        "warn plugin_stale",
+        kubelet_checks.findings(replace(SERVING, sockets={"old.sock": False}), DEFAULT, None),
+    ),
     (
         "warn plugin_rival",
-        kubelet_checks.judge(replace(SERVING, sockets={"nvidia-gpu.sock": True}), DEFAULT, None),
+        kubelet_checks.findings(replace(SERVING, sockets={"nvidia-gpu.sock": True}), DEFAULT, None),
     ),
     (
         "fix resource_claimed",
-        kubelet_checks.judge(
+        kubelet_checks.findings(
             replace(SERVING, offered={"nvidia-dgx-h100/gpu-mem": ("GPU-9::0",)}), MEMORY, SNAPSHOT
         ),
     ),
     (
         "fix resource_claimed",
-        kubelet_checks.judge(
+        kubelet_checks.findings(
             replace(SERVING, locked=False, offered={"nvidia-dgx-h100/gpu-mem": (f"{UUID}::0",)}),
             MEMORY,
             SNAPSHOT,
@@ -225,35 +248,47 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     ),
     (
         "fix device_promised_twice",
-        kubelet_checks.judge(replace(SERVING, offered={"nvidia.com/gpu": (f"{UUID}::3",)}), MEMORY, SNAPSHOT),
+        kubelet_checks.findings(
+            replace(SERVING, offered={"nvidia.com/gpu": (f"{UUID}::3",)}), MEMORY, SNAPSHOT
+        ),
     ),
-    ("warn podresources_absent", kubelet_checks.judge(replace(SERVING, podresources=False), DEFAULT, None)),
+    (
+        "warn podresources_absent",
+        kubelet_checks.findings(replace(SERVING, podresources=False), DEFAULT, None),
+    ),
     (
         "warn podresources_refused",
-        kubelet_checks.judge(replace(SERVING, podresources_error="x"), DEFAULT, None),
+        kubelet_checks.findings(replace(SERVING, podresources_error="x"), DEFAULT, None),
     ),
-    ("fix net_raw_missing", capabilities.judge(capabilities.Rights(), DEFAULT)),
-    ("note net_admin_missing", capabilities.judge(capabilities.Rights(), DEFAULT)),
-    ("note syslog_missing", capabilities.judge(capabilities.Rights(dmesg_restricted=True), DEFAULT)),
-    ("warn not_root", capabilities.judge(capabilities.Rights(uid=1000), DEFAULT)),
+    ("fix net_raw_missing", capabilities.findings(capabilities.ProcessRights(), DEFAULT)),
+    ("note net_admin_missing", capabilities.findings(capabilities.ProcessRights(), DEFAULT)),
+    (
+        "note syslog_missing",
+        capabilities.findings(capabilities.ProcessRights(dmesg_restricted=True), DEFAULT),
+    ),
+    ("warn not_root", capabilities.findings(capabilities.ProcessRights(uid=1000), DEFAULT)),
     (
         "warn state_unwritable",
-        capabilities.judge(capabilities.Rights(state=capabilities.State("/s", "full")), DEFAULT),
+        capabilities.findings(
+            capabilities.ProcessRights(state=capabilities.StateDirectory("/s", "full")), DEFAULT
+        ),
     ),
     (
         "warn state_broken",
-        capabilities.judge(capabilities.Rights(state=capabilities.State("/s", None, "no JSON")), DEFAULT),
+        capabilities.findings(
+            capabilities.ProcessRights(state=capabilities.StateDirectory("/s", None, "no JSON")), DEFAULT
+        ),
     ),
-    ("note sys_read_only", capabilities.judge(capabilities.Rights(sys_read_only=True), DEFAULT)),
+    ("note sys_read_only", capabilities.findings(capabilities.ProcessRights(sys_read_only=True), DEFAULT)),
     (
         "fix folder_unwritable",
-        capabilities.judge(capabilities.Rights(folders={"/var/run/cdi": "full"}), DEFAULT),
+        capabilities.findings(capabilities.ProcessRights(folders={"/var/run/cdi": "full"}), DEFAULT),
     ),
 ]
 
 
-GOOD_NODE = Node("dgx-1", "v1.36.2", "containerd://2.1.4", {})
-GOOD_CLUSTER = Cluster(
+GOOD_NODE = NodeFacts("dgx-1", "v1.36.2", "containerd://2.1.4", {})
+GOOD_CLUSTER = ClusterFacts(
     "https://10.0.0.1",
     served={
         "nodeagent.io": ("v1alpha1", ("nodelinks",)),
@@ -266,9 +301,9 @@ GOOD_CLUSTER = Cluster(
 )
 
 
-def of_cluster(node: Node | None = None, **fields: object) -> Iterable[Finding]:
+def of_cluster(node: NodeFacts | None = None, **fields: object) -> Iterable[Finding]:
     seen = replace(GOOD_CLUSTER, node=node, **fields)  # type: ignore[arg-type]
-    return cluster_checks.judge(seen, MEMORY, SNAPSHOT)
+    return cluster_checks.findings(seen, MEMORY, SNAPSHOT)
 
 
 def of_node(**fields: object) -> Iterable[Finding]:
@@ -284,7 +319,7 @@ def serving(**groups: tuple[str, tuple[str, ...]] | None) -> dict[str, tuple[str
 NOBODY = serving(volcano=None, scheduling=None, kueue=None)
 CLUSTER_CASES: list[tuple[str, Iterable[Finding]]] = [
     ("fix cluster_unreachable", of_cluster(error="no route")),
-    ("fix rights_missing", of_cluster(denied=(Denied("agent", DEMANDS["agent"][0], "create"),))),
+    ("fix rights_missing", of_cluster(denied=(DeniedVerb("agent", NEEDED_RIGHTS["agent"][0], "create"),))),
     ("note hidden", of_cluster(hidden=("the Node x",))),
     ("warn nodelinks_absent", of_cluster(served=serving(ours=None))),
     ("fix crd_version", of_cluster(served=serving(ours=None), other={"nodeagent.io": ("v1",)})),
@@ -324,53 +359,59 @@ def levels(found: Iterable[Finding]) -> set[str]:
 
 def test_good_facts_are_good() -> None:
     for found in (
-        machine_checks.judge(GOOD_MACHINE, DEFAULT),
-        nic_checks.judge(
-            of_nics(domains={PF.pci_address: "identity"}, here=frozenset({"ens1"})), DEFAULT, {"ens1"}
+        machine_checks.findings(GOOD_MACHINE, DEFAULT),
+        nic_checks.findings(
+            of_nics(domains={PF.pci_address: "identity"}, namespace_netdevs=frozenset({"ens1"})),
+            DEFAULT,
+            {"ens1"},
         ),
-        lldp_checks.judge(lldp_checks.Lldp((MLX,), waited_s=35, neighbors=(heard(),)), DEFAULT),
-        gpu_checks.judge(of_gpus(), DEFAULT),
-        runtime_checks.judge(replace(settings(handlers=("nvidia",)), specs=(spec(),)), MEMORY, (GPU,)),
-        kubelet_checks.judge(
+        lldp_checks.findings(lldp_checks.LldpFacts((MLX,), waited_s=35, neighbors=(heard(),)), DEFAULT),
+        gpu_checks.findings(of_gpus(), DEFAULT),
+        runtime_checks.findings(replace(settings(handlers=("nvidia",)), specs=(spec(),)), MEMORY, (GPU,)),
+        kubelet_checks.findings(
             replace(SERVING, offered={"nvidia-dgx-h100/gpu-mem": (f"{UUID}::0",)}), MEMORY, SNAPSHOT
         ),
-        capabilities.judge(capabilities.Rights(capabilities=frozenset(capabilities.CAPABILITIES)), DEFAULT),
+        capabilities.findings(
+            capabilities.ProcessRights(capabilities=frozenset(capabilities.CAPABILITIES)), DEFAULT
+        ),
     ):
         assert levels(found) == {"ok"}
 
 
 def test_what_the_configuration_leaves_alone_is_not_judged() -> None:
     no_lldp = config("lldp: {source: none}\n")
-    assert levels(nic_checks.judge(of_nics(), no_lldp)) == {"ok"}
-    assert "net_raw_missing" not in {one.key for one in capabilities.judge(capabilities.Rights(), no_lldp)}
-    assert levels(lldp_checks.judge(lldp_checks.Lldp(), no_lldp)) == {"ok"}
-    assert levels(gpu_checks.judge(of_gpus(answer=None), config("gpu: {driver: none}\n"))) == {"ok"}
+    assert levels(nic_checks.findings(of_nics(), no_lldp)) == {"ok"}
+    assert "net_raw_missing" not in {
+        one.key for one in capabilities.findings(capabilities.ProcessRights(), no_lldp)
+    }
+    assert levels(lldp_checks.findings(lldp_checks.LldpFacts(), no_lldp)) == {"ok"}
+    assert levels(gpu_checks.findings(of_gpus(answer=None), config("gpu: {driver: none}\n"))) == {"ok"}
     silent = config("kubelet: {podResources: false}\n")
-    assert levels(kubelet_checks.judge(replace(SERVING, podresources=False), silent, None)) == {"ok"}
+    assert levels(kubelet_checks.findings(replace(SERVING, podresources=False), silent, None)) == {"ok"}
 
 
 def test_silence_that_the_firmware_may_explain_is_explained_by_driver() -> None:
     links = (MLX, LinkSide("ens9", None, "i40e", None), LinkSide("ens10", None, "i40e", None))
     found = [
         one
-        for one in lldp_checks.judge(lldp_checks.Lldp(links, waited_s=35), DEFAULT)
+        for one in lldp_checks.findings(lldp_checks.LldpFacts(links, waited_s=35), DEFAULT)
         if one.key == "lldp_unheard"
     ]
-    assert [one.what.split(" heard")[0] for one in found] == ["ens1", "ens9, ens10"]
+    assert [one.what.split(" received")[0] for one in found] == ["ens1", "ens9, ens10"]
     assert "LLDP_NB_RX_MODE" in found[0].remedy
     assert "disable-fw-lldp on" in found[1].remedy
 
 
 def test_folders_further_down_overrule_and_clash_only_with_themselves() -> None:
-    seen = runtime_checks.Runtime(specs=(spec(), spec("/var/run/cdi/nvidia.json")))
-    assert "cdi_conflict" not in {one.key for one in runtime_checks.judge(seen, DEFAULT, (GPU,))}
+    seen = runtime_checks.RuntimeFacts(specs=(spec(), spec("/var/run/cdi/nvidia.json")))
+    assert "cdi_conflict" not in {one.key for one in runtime_checks.findings(seen, DEFAULT, (GPU,))}
 
 
 def test_var_run_is_run() -> None:
-    found = runtime_checks.judge(settings(folders=("/etc/cdi", "/run/cdi")), DEFAULT, ())
+    found = runtime_checks.findings(settings(folders=("/etc/cdi", "/run/cdi")), DEFAULT, ())
     assert "cdi_folder_unread" not in {one.key for one in found}
 
 
 def test_our_own_spec_is_no_fault_where_no_vendor_names_the_gpus() -> None:
-    assert levels(runtime_checks.judge(settings(), MEMORY, (GPU,))) == {"ok"}
+    assert levels(runtime_checks.findings(settings(), MEMORY, (GPU,))) == {"ok"}
     assert HostPaths().vendor_gpus == frozenset()

@@ -15,10 +15,10 @@ import yaml
 
 from nodeagent import doctor
 from nodeagent.agent_config import Config
-from nodeagent.doctor import api_server, cluster_checks
-from nodeagent.doctor.api_server import Cluster, Denied, Node, Where
+from nodeagent.doctor import cluster_checks, cluster_facts
+from nodeagent.doctor.cluster_facts import ClusterFacts, ClusterOptions, DeniedVerb, NodeFacts
 from nodeagent.doctor.finding import Finding
-from nodeagent.doctor.rbac import ACCOUNTS, DEMANDS, ROLES, Role
+from nodeagent.doctor.rbac import ACCOUNTS, NEEDED_RIGHTS, ROLES, Role
 from nodeagent.sim.apiserver import ApiServer
 from nodeagent.sim.machine import Machine
 from tests.doctor.test_checks import CLUSTER_CASES, GOOD_CLUSTER, GOOD_NODE, MEMORY, SNAPSHOT, config, levels
@@ -58,8 +58,8 @@ def test_what_is_demanded_is_what_the_manifests_grant(role: Role) -> None:
         rules = [rule for obj in shipped(role) if obj["kind"] == kind for rule in obj["rules"]]
         demanded = {
             (one.group, one.resource, verb, one.name)
-            for one in DEMANDS[role]
-            if one.own == own
+            for one in NEEDED_RIGHTS[role]
+            if one.own_namespace == own
             for verb in one.verbs
         }
         assert demanded == granted(rules)
@@ -97,15 +97,15 @@ NODE: Json = {
 
 async def asked(
     server: ApiServer, folder: Path, user: str, role: Role | None = None, node: str = "dgx-1"
-) -> Cluster:
+) -> ClusterFacts:
     path = kubeconfig(folder, server.url, server.token(user))
-    found = await api_server.look(Where(path, node, role))
+    found = await cluster_facts.read(ClusterOptions(path, node, role))
     assert found is not None
     return found
 
 
-def found(seen: Cluster) -> set[str]:
-    return {f"{one.level} {one.key}" for one in cluster_checks.judge(seen, Config(), None)}
+def found(seen: ClusterFacts) -> set[str]:
+    return {f"{one.level} {one.key}" for one in cluster_checks.findings(seen, Config(), None)}
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -142,7 +142,7 @@ async def test_each_rule_that_is_missing_is_named(role: Role, tmp_path: Path) ->
                 assert missing == granted([rule])
                 told = [
                     one.what
-                    for one in cluster_checks.judge(seen, Config(), None)
+                    for one in cluster_checks.findings(seen, Config(), None)
                     if one.key == "rights_missing"
                 ]
                 assert len(told) == len(missing)
@@ -179,7 +179,7 @@ async def test_an_administrator_is_told_of_the_node_the_schedulers_and_others_tr
             }
         )
         for name, source in (("a", "ufm"), ("b", "nodeagent"), ("c", None)):
-            labels = {} if source is None else {api_server.SOURCE_LABEL: source}
+            labels = {} if source is None else {cluster_facts.SOURCE_LABEL: source}
             server.put(
                 {
                     "apiVersion": "topology.volcano.sh/v1alpha1",
@@ -215,7 +215,7 @@ async def test_an_administrator_is_told_of_the_node_the_schedulers_and_others_tr
         assert seen.error is None
         assert seen.checked == ("agent", "controller")
         assert {one.role for one in seen.denied} == {"controller"}, "those roles were not applied"
-        assert seen.node == Node("dgx-1", "v1.36.2", "containerd://2.1.4", {"nvidia.com/gpu": "8"})
+        assert seen.node == NodeFacts("dgx-1", "v1.36.2", "containerd://2.1.4", {"nvidia.com/gpu": "8"})
         assert seen.reported is True
         assert seen.discoverers == ("ufm",)
         assert seen.foreign == {"ufm": 1, "": 1}
@@ -240,16 +240,16 @@ async def test_an_api_server_that_is_not_there_or_knows_nobody_is_said(tmp_path:
     server = await ApiServer(rbac=True).start()
     path = kubeconfig(tmp_path, server.url, "forged")
     try:
-        seen = await api_server.look(Where(path))
+        seen = await cluster_facts.read(ClusterOptions(path))
         assert seen is not None
         assert seen.error is not None
         assert "401" in seen.error
     finally:
         await server.stop()
-    seen = await api_server.look(Where(path))
+    seen = await cluster_facts.read(ClusterOptions(path))
     assert seen is not None
     assert found(seen) == {"fix cluster_unreachable"}
-    seen = await api_server.look(Where(tmp_path / "absent"))
+    seen = await cluster_facts.read(ClusterOptions(tmp_path / "absent"))
     assert seen is not None
     assert str(tmp_path / "absent") in (seen.error or "")
 
@@ -257,7 +257,7 @@ async def test_an_api_server_that_is_not_there_or_knows_nobody_is_said(tmp_path:
 async def test_an_api_server_that_hangs_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api_server, "_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(cluster_facts, "_TIMEOUT_S", 0.2)
 
     async def hang(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await over.wait()
@@ -267,7 +267,7 @@ async def test_an_api_server_that_hangs_is_not_waited_for(
     mute = await asyncio.start_server(hang, "127.0.0.1", 0)
     path = kubeconfig(tmp_path, f"http://127.0.0.1:{mute.sockets[0].getsockname()[1]}", "t")
     async with asyncio.timeout(10):
-        seen = await api_server.look(Where(path))
+        seen = await cluster_facts.read(ClusterOptions(path))
     assert seen is not None
     assert "no answer of" in (seen.error or "")
     over.set()
@@ -281,7 +281,7 @@ async def test_the_verb_tells_of_node_and_cluster_in_one_report(tmp_path: Path) 
         server.put(NODE)
         path = kubeconfig(tmp_path, server.url, server.token("admin"))
         Machine.load("two-gpu-two-nic").write(tmp_path / "r")
-        place = doctor.Place(tmp_path / "r", where=Where(path, "dgx-1"))
+        place = doctor.DoctorOptions(tmp_path / "r", where=ClusterOptions(path, "dgx-1"))
         report = await asyncio.to_thread(doctor.examine, place)
     finally:
         await server.stop()
@@ -300,8 +300,8 @@ async def test_the_verb_tells_of_node_and_cluster_in_one_report(tmp_path: Path) 
 async def test_without_a_way_to_a_cluster_none_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
-    assert await api_server.look(Where()) is None
-    assert levels(cluster_checks.judge(None, Config(), None)) == {"ok"}
+    assert await cluster_facts.read(ClusterOptions()) is None
+    assert levels(cluster_checks.findings(None, Config(), None)) == {"ok"}
 
 
 def test_the_service_account_tells_which_rights_matter() -> None:
@@ -309,11 +309,11 @@ def test_the_service_account_tells_which_rights_matter() -> None:
         part = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
         return f"Bearer head.{part}.signature"
 
-    assert api_server.subject(
+    assert cluster_facts.token_subject(
         token({"sub": "system:serviceaccount:nodeagent:nodeagent-controller"})
     ).endswith("-controller")
     for text in (token([]), token({"sub": 7}), "", "Bearer abc", "a.!.c", "a.e30.c", "a.\xff.c"):
-        assert api_server.subject(text) in ("", "7")
+        assert cluster_facts.token_subject(text) in ("", "7")
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_the_service_account_tells_which_rights_matter() -> None:
     ],
 )
 def test_volcanos_configuration_may_be_anything(conf: str, sources: list[str]) -> None:
-    assert api_server.discoverers(conf) == sources
+    assert cluster_facts.discoverers(conf) == sources
 
 
 @pytest.mark.parametrize(("expected", "told"), CLUSTER_CASES, ids=[case[0] for case in CLUSTER_CASES])
@@ -337,14 +337,17 @@ def test_the_clusters_facts_lead_to_the_finding(expected: str, told: Iterable[Fi
 
 def test_a_good_cluster_is_good() -> None:
     newest = replace(GOOD_NODE, kubelet="v1.37.1", capacity={"nvidia-dgx-h100/gpu-mem": "79"})
-    assert levels(cluster_checks.judge(replace(GOOD_CLUSTER, node=newest), MEMORY, SNAPSHOT)) == {"ok"}
+    assert levels(cluster_checks.findings(replace(GOOD_CLUSTER, node=newest), MEMORY, SNAPSHOT)) == {"ok"}
 
 
 def test_a_node_that_hands_out_by_environment_needs_no_cdi() -> None:
     old = replace(GOOD_CLUSTER, node=replace(GOOD_NODE, kubelet="v1.28.0", runtime="containerd://1.6.8"))
     strategy = config("resources: [{kind: gpu-mem, deviceListStrategy: envvar}]\n")
-    assert not {one.key for one in cluster_checks.judge(old, strategy, None)} & {
+    assert not {one.key for one in cluster_checks.findings(old, strategy, None)} & {
         "kubelet_without_cdi",
         "runtime_without_cdi",
     }
-    assert Denied("agent", DEMANDS["agent"][0], "get").demand.sentence("get") == "get nodelinks.nodeagent.io"
+    assert (
+        DeniedVerb("agent", NEEDED_RIGHTS["agent"][0], "get").demand.sentence("get")
+        == "get nodelinks.nodeagent.io"
+    )

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
 
 
-def keys(report: doctor.Report, *levels: str) -> set[str]:
+def keys(report: doctor.DoctorReport, *levels: str) -> set[str]:
     return {one.key for one in report.findings if not levels or one.level in levels}
 
 
@@ -92,14 +92,14 @@ def test_a_program_gets_one_object(small: tuple[Machine, Path], capsys: pytest.C
 
 
 def test_this_very_machine_can_be_looked_at() -> None:
-    report = doctor.examine(doctor.Place())
+    report = doctor.examine(doctor.DoctorOptions())
     assert not keys(report) & {"check_failed", "check_hung"}
     assert {"capabilities", "boot_id"} <= keys(report)
 
 
 def test_a_root_without_a_machine_is_said(tmp_path: Path) -> None:
     with pytest.raises(SysfsError, match="has no /sys"):
-        doctor.examine(doctor.Place(tmp_path))
+        doctor.examine(doctor.DoctorOptions(tmp_path))
 
 
 def test_a_configuration_with_faults_is_a_finding(
@@ -152,7 +152,7 @@ def test_what_hangs_is_a_finding_and_the_rest_is_told(
 def test_a_configuration_that_hangs_is_a_finding(small: tuple[Machine, Path], tmp_path: Path) -> None:
     _, root = small
     os.mkfifo(tmp_path / "pipe.yaml")
-    report = doctor.examine(doctor.Place(root, tmp_path / "pipe.yaml", timeout_s=0.2))
+    report = doctor.examine(doctor.DoctorOptions(root, tmp_path / "pipe.yaml", timeout_s=0.2))
     assert report.hung
     assert not report.good
     # The thread ends with its pipe.
@@ -174,10 +174,10 @@ def test_outcomes_come_in_the_order_of_the_tasks_whatever_becomes_of_them() -> N
 
     outcomes = timeouts.run(
         {
-            "hung": timeouts.Task(gate.wait, 0.05),
-            "broken": timeouts.Task(broken, 5),
-            "slow": timeouts.Task(slow, 5),
-            "quick": timeouts.Task(lambda: 7, 5),
+            "hung": timeouts.ReadTask(gate.wait, 0.05),
+            "broken": timeouts.ReadTask(broken, 5),
+            "slow": timeouts.ReadTask(slow, 5),
+            "quick": timeouts.ReadTask(lambda: 7, 5),
         }
     )
     gate.set()
@@ -194,10 +194,10 @@ def test_a_look_that_fails_is_a_finding(small: tuple[Machine, Path]) -> None:
         link.unlink()
     listed.rmdir()
     listed.write_text("no folder")
-    report = doctor.examine(doctor.Place(root))
+    report = doctor.examine(doctor.DoctorOptions(root))
     assert "machine" in {one.group for one in report.findings}
     grow(root, {".nodeagent/unreadable": "EIO /sys/bus/pci/devices"})
-    report = doctor.examine(doctor.Place(root))
+    report = doctor.examine(doctor.DoctorOptions(root))
     assert any("/sys/bus/pci/devices cannot be read" in one.what for one in report.findings)
     assert "check_failed" in keys(report, "fix")
 
@@ -218,7 +218,7 @@ def test_nothing_is_changed(small: tuple[Machine, Path]) -> None:
     (kubelet / "device-plugins").mkdir(parents=True)
     (kubelet / "device-plugins/nodeagent.lock").touch()
     before = state(root.parent)
-    doctor.examine(doctor.Place(root, kubelet_dir=kubelet))
+    doctor.examine(doctor.DoctorOptions(root, kubelet_dir=kubelet))
     assert state(root.parent) == before
 
 
@@ -256,7 +256,7 @@ def test_no_name_on_the_machine_steers_the_terminal(
 def test_any_file_is_a_finding_at_worst(small: tuple[Machine, Path], file: str, content: str) -> None:
     _, root = small
     grow(root, {file: content})
-    assert "check_failed" not in keys(doctor.examine(doctor.Place(root)))
+    assert "check_failed" not in keys(doctor.examine(doctor.DoctorOptions(root)))
 
 
 def test_folders_and_loops_in_the_place_of_files_are_findings_at_worst(small: tuple[Machine, Path]) -> None:
@@ -270,7 +270,7 @@ def test_folders_and_loops_in_the_place_of_files_are_findings_at_worst(small: tu
             "etc/crio/crio.conf": BROKEN,
         },
     )
-    report = doctor.examine(doctor.Place(root))
+    report = doctor.examine(doctor.DoctorOptions(root))
     assert "check_failed" not in keys(report)
     assert {"cdi_broken", "runtime_config_broken"} <= keys(report)
 

@@ -16,8 +16,8 @@ import pytest
 
 from nodeagent import doctor
 from nodeagent.agent_config import Config, load
-from nodeagent.doctor import capabilities, driver_checks, kubelet_checks, lldp_checks, nic_checks
-from nodeagent.doctor.target import Subject
+from nodeagent.doctor import capabilities, driver_process, kubelet_checks, lldp_checks, nic_checks
+from nodeagent.doctor.target import Target
 from nodeagent.host.ethtool import Ethtool
 from nodeagent.host.sysfs import Tree
 from nodeagent.kube import deviceplugin_pb2 as pb
@@ -32,19 +32,19 @@ __all__ = ["links", "root"]
 FEATURES = 4  # ETH_SS_FEATURES: names that every netdev has
 
 
-def of(tree: Path, config: Config | None = None, **fields: object) -> Subject:
-    return Subject(Tree(tree), config or Config(), recorded=False, kubelet_dir=None, **fields)  # type: ignore[arg-type]
+def of(tree: Path, config: Config | None = None, **fields: object) -> Target:
+    return Target(Tree(tree), config or Config(), recorded=False, kubelet_dir=None, **fields)  # type: ignore[arg-type]
 
 
-def found(report: doctor.Report) -> set[str]:
+def found(report: doctor.DoctorReport) -> set[str]:
     return {f"{one.level} {one.key}" for one in report.findings}
 
 
 # --- the kubelet ----------------------------------------------------------------------------------------
 
 
-async def examined(world, kubelet_dir: Path | None = None) -> doctor.Report:
-    place = doctor.Place(world.root, kubelet_dir=kubelet_dir or world.kubelet.directory)
+async def examined(world, kubelet_dir: Path | None = None) -> doctor.DoctorReport:
+    place = doctor.DoctorOptions(world.root, kubelet_dir=kubelet_dir or world.kubelet.directory)
     return await asyncio.to_thread(doctor.examine, place)
 
 
@@ -92,7 +92,7 @@ async def test_whoever_else_holds_our_names_or_our_devices_is_found() -> None:
         "intel.com/vfs and two-gpus-and-two-nics/nic0",
         "nvidia.com/gpu and two-gpus-and-two-nics/gpu-mem",
     ]
-    assert ("plugin_stale", "nobody listens on dead.sock") in told
+    assert ("plugin_stale", "no process listens on dead.sock") in told
     assert [len(calls) for calls in asked] == [1, 1, 1], "no plugin is asked by the doctor"
     assert not report.good
 
@@ -108,20 +108,20 @@ async def test_a_kubelet_that_has_not_listened_yet_is_silent(tmp_path: Path) -> 
     (tmp_path / "device-plugins").mkdir()
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(tmp_path / "device-plugins/kubelet.sock"))
-        seen = await kubelet_checks.look(Subject(Tree("/"), Config(), recorded=False, kubelet_dir=tmp_path))
-    assert seen.deaf == "nobody listens on it"
+        seen = await kubelet_checks.read(Target(Tree("/"), Config(), recorded=False, kubelet_dir=tmp_path))
+    assert seen.unreachable == "no process listens on it"
     assert seen.locked is False
 
 
 async def test_a_lock_is_told_and_left_as_it_is(tmp_path: Path) -> None:
     folder = tmp_path / "device-plugins"
     folder.mkdir()
-    subject = Subject(Tree("/"), Config(), recorded=False, kubelet_dir=tmp_path)
+    target = Target(Tree("/"), Config(), recorded=False, kubelet_dir=tmp_path)
     with (folder / "nodeagent.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert (await kubelet_checks.look(subject)).locked is True
+        assert (await kubelet_checks.read(target)).locked is True
         fcntl.flock(lock, fcntl.LOCK_UN)
-        assert (await kubelet_checks.look(subject)).locked is False
+        assert (await kubelet_checks.read(target)).locked is False
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
@@ -176,7 +176,7 @@ def nvml(tmp_path, library, monkeypatch):
 @pytest.mark.needs("pynvml", "cc")
 def test_the_driver_is_asked_in_a_process_of_its_own(nvml: NvmlMachine) -> None:
     nvml.set(gpu(0), gpu(1, action=1))
-    answer = driver_checks.ask("/", "nvml", 30)
+    answer = driver_process.read_in_process("/", "nvml", 30)
     assert answer is not None
     assert answer.version == "580.95.05"
     assert [(one.index, one.memory_mib, one.recovery_action) for one in answer.readings] == [
@@ -184,7 +184,7 @@ def test_the_driver_is_asked_in_a_process_of_its_own(nvml: NvmlMachine) -> None:
         (1, 81559, "gpu_reset"),
     ]
     nvml.set("fail nvmlInitWithFlags 18")
-    refused = driver_checks.ask("/", "nvml", 30)
+    refused = driver_process.read_in_process("/", "nvml", 30)
     assert refused is not None
     assert refused.error is not None
     assert "finish the driver's upgrade" in refused.error
@@ -193,8 +193,8 @@ def test_the_driver_is_asked_in_a_process_of_its_own(nvml: NvmlMachine) -> None:
 @pytest.mark.needs("pynvml", "cc")
 def test_a_driver_that_hangs_costs_its_time_and_no_more(nvml: NvmlMachine, tmp_path: Path) -> None:
     nvml.set(gpu(0), "hang nvmlDeviceGetCount_v2")
-    assert driver_checks.ask("/", "nvml", 1.0) is None
-    report = doctor.examine(doctor.Place(timeout_s=1.5))
+    assert driver_process.read_in_process("/", "nvml", 1.0) is None
+    report = doctor.examine(doctor.DoctorOptions(timeout_s=1.5))
     assert "fix driver_hung" in found(report)
     assert not report.hung, "the process that hung has been ended"
 
@@ -208,7 +208,7 @@ def test_a_library_that_ends_the_process_is_a_finding(
     subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", tmp_path / "libnvidia-ml.so.1", source], check=True)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    answer = driver_checks.ask("/", "nvml", 30)
+    answer = driver_process.read_in_process("/", "nvml", 30)
     assert answer is not None
     assert answer.crashed is not None
     assert answer.crashed.startswith("signal 6")
@@ -230,7 +230,7 @@ SWP = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\nlinks: {select:
 @pytest.mark.needs("root", "ip", "nsenter")
 async def test_switches_that_speak_are_heard_and_end_the_wait(links, root) -> None:
     _, far = links
-    subject = of(root, load(SWP, name="x"), wait_s=60.0)
+    target = of(root, load(SWP, name="x"), wait_s=60.0)
 
     async def speak() -> None:
         while True:
@@ -242,23 +242,23 @@ async def test_switches_that_speak_are_heard_and_end_the_wait(links, root) -> No
     speaking = asyncio.create_task(speak())
     try:
         async with asyncio.timeout(20):
-            seen = await lldp_checks.look(subject)
+            seen = await lldp_checks.read(target)
     finally:
         speaking.cancel()
         with suppress(asyncio.CancelledError):
             await speaking
-    told = {one.key: one for one in lldp_checks.judge(seen, subject.config)}
-    assert told["lldp_heard"].what.startswith("2 of 2 links hear leaf-")
+    told = {one.key: one for one in lldp_checks.findings(seen, target.config)}
+    assert told["lldp_heard"].what.startswith("2 of 2 links receive LLDP from leaf-")
     assert told["lldp_no_carrier"].what == "no carrier on swp3"
     assert "\x1b" not in told["lldp_heard"].what
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
 async def test_switches_that_are_silent_are_not_heard(links, root) -> None:
-    subject = of(root, load(SWP, name="x"), wait_s=0.2)
-    seen = await lldp_checks.look(subject)
-    (one,) = [one for one in lldp_checks.judge(seen, subject.config) if one.key == "lldp_unheard"]
-    assert one.what == "swp1, swp2 heard nobody in 0.2 s, which says little"
+    target = of(root, load(SWP, name="x"), wait_s=0.2)
+    seen = await lldp_checks.read(target)
+    (one,) = [one for one in lldp_checks.findings(seen, target.config) if one.key == "lldp_unheard"]
+    assert one.what == "swp1, swp2 received no LLDP in 0.2 s, less than the send interval"
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
@@ -269,9 +269,9 @@ def test_netdevs_of_another_network_namespace_are_missed(tmp_path: Path) -> None
     machine = Machine(tmp_path)
     machine.function("0000:18:00.0")
     machine.netdev("ens99np0", "0000:18:00.0")
-    seen = nic_checks.look(of(tmp_path))
-    assert [one.what for one in nic_checks.judge(seen, Config()) if one.key == "network_namespace"] == [
-        "sysfs shows ens99np0, netlink here does not"
+    seen = nic_checks.read(of(tmp_path))
+    assert [one.what for one in nic_checks.findings(seen, Config()) if one.key == "network_namespace"] == [
+        "ens99np0: in sysfs, but not in this network namespace"
     ]
 
 
@@ -297,8 +297,8 @@ def test_a_folder_that_is_a_file_takes_no_files(tmp_path: Path) -> None:
     (tmp_path / "sys").mkdir()
     (tmp_path / "var/run").mkdir(parents=True)
     (tmp_path / "var/run/cdi").touch()
-    told = capabilities.look(of(tmp_path)).folders
-    assert told["/var/run/cdi"] == f"{tmp_path}/var/run/cdi is no folder"
+    told = capabilities.read(of(tmp_path)).folders
+    assert told["/var/run/cdi"] == f"{tmp_path}/var/run/cdi is not a directory"
     assert told["/var/run/k8s.cni.cncf.io/devinfo/dp"] is None
     assert sorted(os.listdir(tmp_path / "var/run")) == ["cdi"]
 
@@ -310,7 +310,7 @@ def test_what_the_agent_remembers_is_read(tmp_path: Path, text: str, broken: boo
     (tmp_path / "sys").mkdir()
     (tmp_path / "var/lib/nodeagent").mkdir(parents=True)
     (tmp_path / "var/lib/nodeagent/health.json").write_text(text)
-    state = capabilities.look(of(tmp_path)).state
+    state = capabilities.read(of(tmp_path)).state
     assert state is not None
     assert (state.broken is not None) == broken
     assert state.refusal is None

@@ -236,7 +236,7 @@ class Agents:
                           gap_s=0.1, patience_s=2.0)  # fmt: skip
             self._running.append((asyncio.create_task(sink.run()), client))
             self.sinks.append(sink)
-            inventory.state("pci", functions=snapshot(count=2).functions, links=snapshot(count=2).links)
+            inventory.publish("pci", functions=snapshot(count=2).functions, links=snapshot(count=2).links)
 
     def hear(self, names: Iterable[str], unit: int, **fields: Any) -> None:
         for name in names:
@@ -247,7 +247,7 @@ class Agents:
                 )
                 for rail in range(2)
             ]  # fmt: skip
-            self._inventories[name].state("lldp", neighbors=tuple(said))
+            self._inventories[name].publish("lldp", neighbors=tuple(said))
 
     @property
     def writes(self) -> int:

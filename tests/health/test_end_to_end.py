@@ -107,7 +107,7 @@ async def test_health_is_explained_on_the_agents_port_and_by_the_verb(
         n.machine.set_link(0, up=False)
         await n.allocatable(NIC0, 0)
         n.machine.set_link(0, up=True)
-        await n.until(lambda: n.agent is not None and n.agent.verdicts.engine.due() is not None)
+        await n.until(lambda: n.agent is not None and n.agent.nic_health.engine.due() is not None)
         status, body = await n.get("/health")
         assert status == 200
         first = json.loads(body)[0]
@@ -159,7 +159,7 @@ async def test_what_the_samples_tell_reaches_the_kubelet_both_ways() -> None:
         await ready(n, config)
         assert n.agent is not None
         await n.until(
-            lambda: n.agent is not None and bool(n.agent.verdicts.engine.nics[PF0].values.get("pcie_width"))
+            lambda: n.agent is not None and bool(n.agent.nic_health.engine.nics[PF0].values.get("pcie_width"))
         )
         n.machine.flap(0, 5)
         await n.until(lambda: "flapping" in keys(n, PF0))
@@ -176,8 +176,10 @@ async def test_a_node_whose_whole_switch_restarts_loses_its_devices_when_two_sou
     async with node() as n:
         await ready(n, held(0))
         assert n.agent is not None
-        await n.until(lambda: n.agent is not None and n.agent.pages.measured is not None)
-        await n.until(lambda: n.agent is not None and "flapping" in n.agent.verdicts.engine.nics[PF0].values)
+        await n.until(lambda: n.agent is not None and tuple(n.agent.sources.reader_statuses()))
+        await n.until(
+            lambda: n.agent is not None and "flapping" in n.agent.nic_health.engine.nics[PF0].values
+        )
         for nic in (0, 1):
             n.machine.set_link(nic, up=False)
         await n.allocatable(NIC0, 0)

@@ -10,21 +10,22 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from nodeagent.kinds import Refused
-from nodeagent.kinds.gpu_memory import Slices
+from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.model import Gpu, Holding, Snapshot
 from tests.support.kind_machines import SICK, answer_of, as_json, dgx, fleets, gpu_of, pf_of, uuid_of
 
 RESOURCE = "nvidia-dgx-h100/gpu-mem"
-SLICES = Slices(RESOURCE)  # 79 slices of 1 GiB on each GPU of the DGX
+SLICES = GpuMemory(RESOURCE)  # 79 slices of 1 GiB on each GPU of the DGX
 
 
 def ids(index: int, *numbers: int) -> list[str]:
     return [f"{uuid_of(index)}::{n}" for n in numbers]
 
 
-def everything(snapshot: Snapshot, kind: Slices = SLICES) -> list[str]:
+def everything(snapshot: Snapshot, kind: GpuMemory = SLICES) -> list[str]:
     return [name for devices in kind.devices(snapshot) for name in devices.ids]
 
 
@@ -39,10 +40,10 @@ def holding(resource: str, *names: str) -> Holding:
 def test_a_slice_is_exactly_its_size_and_there_are_as_many_as_fit_beside_the_reserve() -> None:
     snapshot = Snapshot(gpus=(gpu_of(0, memory_mib=81_559),))
     for slice_mib, reserved, count in ((1024, 0, 79), (1024, 1000, 78), (81_559, 0, 1), (81_560, 0, 0)):
-        kind = Slices(RESOURCE, slice_mib=slice_mib, reserved_mib=reserved)
+        kind = GpuMemory(RESOURCE, slice_mib=slice_mib, reserved_mib=reserved)
         assert len(everything(snapshot, kind)) == count
-    assert everything(snapshot, Slices(RESOURCE, slice_mib=30_000)) == ids(0, 0, 1)
-    assert Slices(RESOURCE, reserved_mib=90_000).devices(snapshot) == ()
+    assert everything(snapshot, GpuMemory(RESOURCE, slice_mib=30_000)) == ids(0, 0, 1)
+    assert GpuMemory(RESOURCE, reserved_mib=90_000).devices(snapshot) == ()
 
 
 def test_all_slices_of_a_gpu_are_stated_together_and_an_unchanged_gpu_with_the_same_tuple() -> None:
@@ -58,7 +59,7 @@ def test_all_slices_of_a_gpu_are_stated_together_and_an_unchanged_gpu_with_the_s
 
 
 def test_only_the_selected_gpus_are_offered() -> None:
-    kind = replace(SLICES, gpus=frozenset({uuid_of(2)}))
+    kind = structs.replace(SLICES, gpus=frozenset({uuid_of(2)}))
     assert [devices.parent for devices in kind.devices(dgx())] == [uuid_of(2)]
     with pytest.raises(Refused) as refused:
         kind.allocate(dgx(), ids(3, 0))
@@ -179,7 +180,7 @@ def test_a_refusal_names_the_largest_free_blocks() -> None:
         " free slices: GPU-00000000… 40, GPU-00000001… 12"
     )
     with pytest.raises(Refused, match=r"100 slices \(48000 MiB\) are more than one GPU holds"):
-        Slices(RESOURCE, slice_mib=480, reserved_mib=80_000).prefer(snapshot, [], [], 100)
+        GpuMemory(RESOURCE, slice_mib=480, reserved_mib=80_000).prefer(snapshot, [], [], 100)
     with pytest.raises(Refused, match="it has no GPU"):
         SLICES.prefer(Snapshot(), [], [], 1)
 
@@ -276,7 +277,7 @@ def test_forty_slices_by_cdi_are_one_device_and_its_limit() -> None:
 
 
 def test_two_slices_by_envvar_with_device_nodes_name_everything_the_driver_needs() -> None:
-    kind = replace(SLICES, strategy="envvar", pass_device_nodes=True, memory_limits=False)
+    kind = structs.replace(SLICES, strategy="envvar", pass_device_nodes=True, memory_limits=False)
     assert as_json(kind.allocate(dgx(), ids(3, 0, 1))) == json.loads(
         """{
           "env": {

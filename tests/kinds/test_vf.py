@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from nodeagent.kinds import Refused
 from nodeagent.kinds.vf import VfPool
@@ -55,7 +56,7 @@ def test_vfs_of_the_default_route_of_a_lost_pf_or_under_uio_are_never_offered() 
 
 
 def test_vf_indexes_restrict_a_pool() -> None:
-    kind = replace(NIC0, vf_indexes=(range(2), range(6, 7)))
+    kind = structs.replace(NIC0, vf_indexes=(range(2), range(6, 7)))
     vfs = [vf_of(PF, index) for index in range(8)]
     assert offered(kind, machine(PF, *vfs)) == addresses(vfs[0], vfs[1], vfs[6])
     assert offered(kind, machine(PF, vf_of(PF, 0, vf_index=None))) == []
@@ -81,7 +82,7 @@ BOUND = {
     ],
 )
 def test_a_pool_takes_the_vfs_bound_as_it_wants_them(vf_driver: str, which: list[str]) -> None:
-    kind = replace(NIC0, vf_driver=vf_driver)
+    kind = structs.replace(NIC0, vf_driver=vf_driver)
     snapshot = machine(PF, *BOUND.values())
     assert offered(kind, snapshot) == [BOUND[name].pci_address for name in which]
     for name, vf in BOUND.items():
@@ -93,8 +94,8 @@ def test_a_pool_takes_the_vfs_bound_as_it_wants_them(vf_driver: str, which: list
 
 def test_a_vf_whose_rdma_device_is_still_in_a_pod_is_refused_for_that_reason() -> None:
     snapshot = machine(PF, BOUND["net in a pod"])
-    with pytest.raises(Refused, match="may still be with the pod that had it"):
-        replace(NIC0, vf_driver="rdma").allocate(snapshot, addresses(BOUND["net in a pod"]))
+    with pytest.raises(Refused, match="may still be in the namespace of an earlier pod"):
+        structs.replace(NIC0, vf_driver="rdma").allocate(snapshot, addresses(BOUND["net in a pod"]))
 
 
 def test_spread_takes_vfs_of_as_many_pfs_as_there_are_then_the_emptiest_then_by_index() -> None:
@@ -139,7 +140,7 @@ def test_an_unhealthy_vf_is_passed_by_and_refused_with_the_reason() -> None:
     vfs = [vf_of(PF, 0, health=SICK), vf_of(PF, 1)]
     snapshot = machine(PF, *vfs)
     assert NIC0.prefer(snapshot, addresses(*vfs), [], 1) == addresses(vfs[1])
-    with pytest.raises(Refused, match="2 VFs were asked for and 1 can be given") as refused:
+    with pytest.raises(Refused, match="2 VFs were requested and 1 are available") as refused:
         NIC0.prefer(snapshot, addresses(*vfs), [], 2)
     assert not refused.value.invalid
     with pytest.raises(Refused, match=r"0000:40:00\.1 is unhealthy: XID") as refused:
@@ -264,7 +265,7 @@ def test_a_vdpa_vf_gets_its_character_device_and_a_device_info_of_that_type() ->
 
 
 def test_vhost_net_and_a_host_without_rdma_cm_are_settings() -> None:
-    kind = replace(NIC0, vhost_net=True, rdma_cm=False)
+    kind = structs.replace(NIC0, vhost_net=True, rdma_cm=False)
     nodes, info, _ = shape(kind, vf_of(PF, 0))
     assert [host for host, _ in nodes][-2:] == ["/dev/vhost-net", "/dev/net/tun"]
     assert "/dev/infiniband/rdma_cm" not in [host for host, _ in nodes]
@@ -345,10 +346,10 @@ def test_a_vf_that_a_container_holds_through_another_resource_is_not_given_away_
 
 
 def test_an_rdma_vf_in_a_pod_stays_in_its_pool_and_is_nobody_elses() -> None:
-    kind, vf = replace(NIC0, vf_driver="rdma"), vf_of(PF, 0, netdev=None, rdma=None)
+    kind, vf = structs.replace(NIC0, vf_driver="rdma"), vf_of(PF, 0, netdev=None, rdma=None)
     snapshot = machine(PF, vf)
     assert offered(kind, snapshot) == []
     held = replace(snapshot, holdings=(Holding("default", "worker", "main", RESOURCE, (vf.pci_address,)),))
     assert offered(kind, held) == [vf.pci_address]
-    with pytest.raises(Refused, match="may still be with the pod that had it"):
+    with pytest.raises(Refused, match="may still be in the namespace of an earlier pod"):
         kind.allocate(held, [vf.pci_address])

@@ -8,6 +8,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from nodeagent.affinity import Affinity, affinity
 from nodeagent.kinds import Refused, gpu_access
@@ -25,7 +26,7 @@ def uuids(*indexes: int) -> list[str]:
 def test_a_device_is_a_gpu_with_its_health_and_numa_node() -> None:
     snapshot = dgx()
     snapshot = replace(snapshot, gpus=(*snapshot.gpus[:7], replace(snapshot.gpus[7], health=SICK)))
-    kind = replace(GPUS, gpus=frozenset(uuids(6, 7)))
+    kind = structs.replace(GPUS, gpus=frozenset(uuids(6, 7)))
     devices = kind.devices(snapshot)
     assert [it.ids for it in devices] == [(uuid_of(6),), (uuid_of(7),)]
     assert devices[1].health is SICK
@@ -92,7 +93,7 @@ def test_unhealthy_and_otherwise_held_gpus_are_passed_by() -> None:
     )
     snapshot = replace(snapshot, gpus=(replace(snapshot.gpus[0], health=SICK), *snapshot.gpus[1:]))
     assert GPUS.prefer(snapshot, uuids(*range(8)), [], 1) == uuids(2)
-    with pytest.raises(Refused, match="7 GPUs were asked for and 6 can be given"):
+    with pytest.raises(Refused, match="7 GPUs were requested and 6 are available"):
         GPUS.prefer(snapshot, uuids(*range(8)), [], 7)
     with pytest.raises(Refused, match="is unhealthy: XID 79"):
         GPUS.allocate(snapshot, uuids(0))
@@ -121,7 +122,7 @@ def test_two_gpus_are_two_cdi_devices_or_one_variable() -> None:
         f"nvidia.com/gpu={uuid}" for uuid in uuids(2, 5)
     )
     assert GPUS.allocate(dgx(), uuids(5, 2)).env == ()
-    kind = replace(GPUS, strategy="envvar", pass_device_nodes=True, control_nodes=("/dev/nvidiactl",))
+    kind = structs.replace(GPUS, strategy="envvar", pass_device_nodes=True, control_nodes=("/dev/nvidiactl",))
     given_ = kind.allocate(dgx(), uuids(5, 2))
     assert given_.env == (("NVIDIA_VISIBLE_DEVICES", ",".join(uuids(2, 5))),)
     assert given_.cdi_devices == ()
@@ -130,7 +131,7 @@ def test_two_gpus_are_two_cdi_devices_or_one_variable() -> None:
 
 
 def test_a_gpu_without_a_minor_number_is_left_to_the_runtime() -> None:
-    kind = replace(GPUS, pass_device_nodes=True, control_nodes=("/dev/nvidiactl",))
+    kind = structs.replace(GPUS, pass_device_nodes=True, control_nodes=("/dev/nvidiactl",))
     snapshot = Snapshot(gpus=(replace(gpu_of(0), minor=None),))
     assert [it.host_path for it in kind.allocate(snapshot, uuids(0)).device_nodes] == ["/dev/nvidiactl"]
 

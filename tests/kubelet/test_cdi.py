@@ -20,7 +20,7 @@ def node(path: str) -> DeviceNode:
 
 
 def gpus() -> dict[str, object]:
-    shared = cdi.Edits(
+    shared = cdi.ContainerEdits(
         env=cdi.GPU_ENV,
         device_nodes=(node("/dev/nvidiactl"), node("/dev/nvidia-uvm")),
         mounts=(
@@ -31,7 +31,7 @@ def gpus() -> dict[str, object]:
             ),
         ),
     )
-    return cdi.spec(cdi.GPU_KIND, {UUID: cdi.Edits(device_nodes=(node("/dev/nvidia0"),))}, shared)
+    return cdi.spec(cdi.GPU_KIND, {UUID: cdi.ContainerEdits(device_nodes=(node("/dev/nvidia0"),))}, shared)
 
 
 def test_a_spec_of_one_gpu_reads_like_this() -> None:
@@ -85,8 +85,8 @@ def test_a_spec_of_one_gpu_reads_like_this() -> None:
 
 
 def test_a_vf_is_named_by_its_address_and_its_nodes_may_have_another_name_inside() -> None:
-    edits = cdi.Edits(device_nodes=(DeviceNode("/dev/vfio/noiommu-3", "/dev/vfio/3", "rwm"),))
-    document = cdi.spec(cdi.VF_KIND, {"0000:1a:00.3": edits}, cdi.Edits())
+    edits = cdi.ContainerEdits(device_nodes=(DeviceNode("/dev/vfio/noiommu-3", "/dev/vfio/3", "rwm"),))
+    document = cdi.spec(cdi.VF_KIND, {"0000:1a:00.3": edits}, cdi.ContainerEdits())
     assert document == {
         "cdiVersion": "0.6.0",
         "kind": "nodeagent.io/vf",
@@ -104,7 +104,7 @@ def test_a_vf_is_named_by_its_address_and_its_nodes_may_have_another_name_inside
 
 
 def test_equal_devices_in_any_order_are_the_same_text() -> None:
-    devices = {name: cdi.Edits(device_nodes=(node(f"/dev/{name}"),)) for name in ("b", "a", "c")}
+    devices = {name: cdi.ContainerEdits(device_nodes=(node(f"/dev/{name}"),)) for name in ("b", "a", "c")}
     backwards = dict(reversed(devices.items()))
     assert cdi.text(cdi.spec(cdi.GPU_KIND, devices)) == cdi.text(cdi.spec(cdi.GPU_KIND, backwards))
 
@@ -130,7 +130,7 @@ FAULTS = {
     "devices[0].name '.a'": lambda d: with_device(d, name=".a"),
     "devices[0].name 'a\\n'": lambda d: with_device(d, name="a\n"),
     "devices[0].name None": lambda d: with_device(d, name=None),
-    "is there twice": lambda d: d | {"devices": [*d["devices"], *d["devices"]]},
+    "is defined twice": lambda d: d | {"devices": [*d["devices"], *d["devices"]]},
     "devices[0].containerEdits is empty": lambda d: with_device(d, containerEdits={"env": []}),
     "devices[0].containerEdits is not a mapping": lambda d: with_device(d, containerEdits=None),
     "containerEdits.netDevices is not of version": lambda d: d | {"containerEdits": {"netDevices": []}},
@@ -163,7 +163,7 @@ def test_what_a_runtime_would_refuse_is_refused_and_named(fault: str) -> None:
 
 def test_a_device_that_needs_nothing_cannot_be_in_a_spec() -> None:
     with pytest.raises(cdi.CdiError, match="a device without edits is invalid"):
-        cdi.spec(cdi.VF_KIND, {"0000:1a:00.3": cdi.Edits()})
+        cdi.spec(cdi.VF_KIND, {"0000:1a:00.3": cdi.ContainerEdits()})
 
 
 json_values = st.recursive(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.kinds.gpu_memory import Slices
-from nodeagent.kubelet.slice_sizes import NAME, Sizes
+from nodeagent.kinds.gpu_memory import GpuMemory
+from nodeagent.kubelet.slice_sizes import NAME, SliceSizes
 from nodeagent.model import Holding, Silence, Snapshot
 from nodeagent.sim.kubelet import PodSpec
 from tests.support.running_agent import Node, node
@@ -18,7 +18,7 @@ MEMORY, NIC0 = "two-gpus-and-two-nics/gpu-mem", "two-gpus-and-two-nics/nic0"
 DOUBLE = "resources: [{kind: gpu-mem, sliceMiB: 2048}, {kind: vf}]\n"
 STATE = "var/lib/nodeagent/slices.json"
 
-KIND = Slices("x/mem", slice_mib=2048)
+KIND = GpuMemory("x/mem", slice_mib=2048)
 NOBODY = Snapshot(holdings=())
 SOMEBODY = Snapshot(holdings=(Holding("ns", "pod", "main", "x/mem", ("GPU-1::1", "GPU-1::2")),))
 
@@ -31,7 +31,7 @@ async def restarted(n: Node, text: str) -> None:
 async def asked(n: Node) -> None:
     """The kubelet, what pods hold."""
     await n.until(n.agent.settled.is_set)
-    n.agent._ask_pods.set()
+    n.agent._read_pods.set()
 
 
 async def test_slices_that_a_pod_holds_keep_their_size_over_a_restart_with_another(
@@ -46,7 +46,7 @@ async def test_slices_that_a_pod_holds_keep_their_size_over_a_restart_with_anoth
         await restarted(n, DOUBLE)
         await n.allocatable(MEMORY, 158)
         assert json.loads((n.root / STATE).read_text()) == {MEMORY: 1024}
-        kept = "slices stay 1024 MiB where 2048 MiB are configured, for pods hold 20 slices; drain the node"
+        kept = "slices stay 1024 MiB although 2048 MiB are configured: pods hold 20 slices; drain the node"
         await n.until(lambda: all(status.registered for status in n.agent.plugins.statuses()))
         status, body = await n.get("/readyz")
         assert (status, f"{MEMORY}: {kept}" in body) == (200, True)
@@ -112,21 +112,21 @@ async def test_a_folder_that_cannot_be_written_is_said_once_and_costs_nothing_el
 # --- one decision at a time ----------------------------------------------------------------------------
 
 
-def sizes(tmp_path: Path) -> Sizes:
-    return Sizes(tmp_path / NAME, {"x/mem": 1024})
+def sizes(tmp_path: Path) -> SliceSizes:
+    return SliceSizes(tmp_path / NAME, {"x/mem": 1024})
 
 
 def test_the_kubelet_that_does_not_answer_is_named(tmp_path: Path) -> None:
     silent = Snapshot(silent=(Silence("pods", "no socket"),))
-    told = sizes(tmp_path).settle(KIND, silent, asked=True)
+    told = sizes(tmp_path).settle(KIND, silent, pod_resources=True)
     assert isinstance(told, str)
     assert told.endswith("what pods hold is not known yet: no socket")
 
 
 def test_who_does_not_ask_stays_with_the_old_size(tmp_path: Path) -> None:
     ours = sizes(tmp_path)
-    kept = ours.settle(KIND, Snapshot(), asked=False)
-    assert isinstance(kept, Slices)
+    kept = ours.settle(KIND, Snapshot(), pod_resources=False)
+    assert isinstance(kept, GpuMemory)
     assert kept.slice_mib == 1024
     assert "turn it on" in ours.remarks[0]
 
@@ -134,23 +134,23 @@ def test_who_does_not_ask_stays_with_the_old_size(tmp_path: Path) -> None:
 def test_what_was_settled_stays_when_the_pods_end_and_goes_with_the_configured_size(tmp_path: Path) -> None:
     ours = sizes(tmp_path)
     for snapshot in (SOMEBODY, NOBODY):
-        kept = ours.settle(KIND, snapshot, asked=True)
-        assert isinstance(kept, Slices)
+        kept = ours.settle(KIND, snapshot, pod_resources=True)
+        assert isinstance(kept, GpuMemory)
         assert kept.slice_mib == 1024
         assert ours.refusal(KIND, snapshot) is None  # it is not what the reload changes
-    back = Slices("x/mem", slice_mib=1024)
-    assert ours.settle(back, SOMEBODY, asked=True) is back
+    back = GpuMemory("x/mem", slice_mib=1024)
+    assert ours.settle(back, SOMEBODY, pod_resources=True) is back
     assert ours.remarks == ()
 
 
 def test_a_reload_is_refused_against_the_size_in_force(tmp_path: Path) -> None:
     ours = sizes(tmp_path)
-    ours.settle(KIND, SOMEBODY, asked=True)
-    third = Slices("x/mem", slice_mib=512)
+    ours.settle(KIND, SOMEBODY, pod_resources=True)
+    third = GpuMemory("x/mem", slice_mib=512)
     assert "cannot change from 1024 to 512 while pods hold 2" in (ours.refusal(third, SOMEBODY) or "")
     assert ours.refusal(third, NOBODY) is None
-    assert ours.settle(third, NOBODY, asked=True) is third
-    assert ours.told == {"x/mem": 512}
+    assert ours.settle(third, NOBODY, pod_resources=True) is third
+    assert ours.in_force == {"x/mem": 512}
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b'{"x/mem":0}', b'{"x/mem":"1"}', b"\xff", b"x" * (1 << 23)])
@@ -158,13 +158,13 @@ def test_a_file_that_is_none_of_ours_guards_nothing(
     text: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / NAME).write_bytes(text)
-    ours = Sizes.open(tmp_path)
-    assert ours.settle(KIND, Snapshot(), asked=True) is KIND
+    ours = SliceSizes.open(tmp_path)
+    assert ours.settle(KIND, Snapshot(), pod_resources=True) is KIND
     assert len(caplog.records) == 1
     assert caplog.records[0].levelno == logging.WARNING
 
 
 async def test_a_resource_that_is_not_offered_now_is_not_forgotten(tmp_path: Path) -> None:
     ours = sizes(tmp_path)
-    await ours.remember([Slices("x/other", slice_mib=512)])
-    assert Sizes.open(tmp_path).told == {"x/mem": 1024, "x/other": 512}
+    await ours.save([GpuMemory("x/other", slice_mib=512)])
+    assert SliceSizes.open(tmp_path).in_force == {"x/mem": 1024, "x/other": 512}

@@ -1,20 +1,22 @@
-"""Bytes ⇄ LLDPDU: frames as vendors send them, written by hand, and every value there and back."""
+"""Decode and encode LLDPDUs: frames of vendors, written by hand, and a round trip of every value."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from nodeagent.lldp.basic_tlvs import BASIC
 from nodeagent.lldp.escaping import object_identifier, plain, printable
 from nodeagent.lldp.ethernet import GROUPS, NEAREST_BRIDGE, build_frame, parse_frame
 from nodeagent.lldp.lldpdu import (
     Application,
     Capabilities,
     ChassisId,
-    Ets,
+    EtsConfiguration,
     EtsRecommendation,
     LinkAggregation,
     Lldpdu,
@@ -32,6 +34,9 @@ from nodeagent.lldp.lldpdu import (
     capability_words,
 )
 from nodeagent.lldp.lldpdu_codec import decode, encode
+from nodeagent.lldp.organizational_tlvs import ORGANIZATIONAL
+
+SPECS = (*BASIC, *ORGANIZATIONAL)
 
 
 def tlv(kind: int, value: bytes) -> bytes:
@@ -55,10 +60,10 @@ START = CHASSIS + PORT + TTL
 END = b"\x00\x00"
 
 
-# --- what vendors send ------------------------------------------------------------------------------
+# --- frames of vendors ------------------------------------------------------------------------------
 
 
-def test_a_cumulus_port_with_roce_says_its_dcbx():
+def test_a_cumulus_port_with_roce_sends_its_dcbx_settings():
     pdu = decode(
         START
         + tlv(4, b"swp1s0")
@@ -79,7 +84,7 @@ def test_a_cumulus_port_with_roce_says_its_dcbx():
     assert capability_words(pdu.capabilities.enabled) == ("bridge", "router")
     assert pdu.management_addresses == (ManagementAddress(1, b"\xc0\x00\x02\x11", 2, 2),)
     assert pdu.management_addresses[0].text == "192.0.2.17"
-    assert pdu.ets == Ets(
+    assert pdu.ets == EtsConfiguration(
         False, False, 8, (0, 0, 0, 3, 0, 0, 0, 0), (50, 50, 0, 0, 0, 0, 0, 0), (2, 2, 2, 2, 2, 2, 2, 2)
     )
     assert pdu.pfc.priorities == (3,)
@@ -88,20 +93,20 @@ def test_a_cumulus_port_with_roce_says_its_dcbx():
     assert pdu.warnings == ()
 
 
-def test_a_sonic_port_is_named_by_its_local_alias():
+def test_a_sonic_port_has_its_alias_as_local_id():
     pdu = decode(CHASSIS + tlv(2, b"\x07Eth1/1") + TTL + tlv(4, b"Servers0:eth0") + END)
     assert (pdu.port_id.word, pdu.port_id.text) == ("local", "Eth1/1")
     assert pdu.port_description == "Servers0:eth0"
 
 
-def test_an_nxos_switch_shows_another_chassis_on_each_port():
+def test_an_nxos_switch_has_another_chassis_id_on_each_port():
     first = decode(tlv(1, bytes.fromhex("04508789a1d8d6")) + tlv(2, b"\x05Ethernet1/1") + TTL + END)
     second = decode(tlv(1, bytes.fromhex("04508789a1d8d7")) + tlv(2, b"\x05Ethernet1/2") + TTL + END)
     assert first.chassis_id != second.chassis_id
     assert first.chassis_id.text == "50:87:89:a1:d8:d6"
 
 
-def test_an_eos_port_says_its_port_channel_in_the_deprecated_way():
+def test_an_eos_port_sends_its_port_channel_in_the_deprecated_tlv():
     pdu = decode(
         CHASSIS + tlv(2, b"\x05Ethernet1") + TTL + dot3(3, bytes.fromhex("03 000f4245")) + dot1(1, b"\0\x64")
     )
@@ -110,12 +115,12 @@ def test_an_eos_port_says_its_port_channel_in_the_deprecated_way():
     assert pdu.pvid == 100
 
 
-def test_a_junos_port_is_an_interface_index_with_its_name_in_the_description():
+def test_a_junos_port_id_is_an_interface_index_and_the_description_is_its_name():
     pdu = decode(CHASSIS + tlv(2, b"\x07541") + TTL + tlv(4, b"et-0/0/12") + END)
     assert (pdu.port_id.word, pdu.port_id.text, pdu.port_description) == ("local", "541", "et-0/0/12")
 
 
-def test_the_nuls_that_extreme_sends_are_kept_for_comparison_and_not_shown():
+def test_the_trailing_nuls_of_extreme_are_compared_but_not_printed():
     pdu = decode(CHASSIS + tlv(2, b"\x051:1\0") + TTL + tlv(5, b"Summit300-48\0") + tlv(4, b"") + END)
     assert pdu.system_name == "Summit300-48\0"
     assert printable(pdu.system_name) == "Summit300-48"
@@ -124,7 +129,7 @@ def test_the_nuls_that_extreme_sends_are_kept_for_comparison_and_not_shown():
     assert pdu.port_description == ""
 
 
-def test_the_firmware_of_a_connectx_says_48_seconds():
+def test_the_firmware_of_a_connectx_sends_a_ttl_of_48_seconds():
     pdu = decode(CHASSIS + tlv(2, b"\x03" + MAC) + tlv(3, b"\x00\x30") + END + bytes(30))
     assert (pdu.ttl, pdu.port_id.word, pdu.port_id.text) == (48, "mac", "1c:34:da:1c:58:00")
 
@@ -153,7 +158,7 @@ def test_the_leaf_group_of_big_switch_stays_raw():
         (7, b"a\xff", "local", "a\udcff"),
     ],
 )
-def test_a_chassis_id_is_written_as_its_subtype_says(subtype, raw, word, text):
+def test_a_chassis_id_has_the_notation_of_its_subtype(subtype, raw, word, text):
     pdu = decode(tlv(1, bytes((subtype,)) + raw) + PORT + TTL + END)
     assert (pdu.chassis_id.word, pdu.chassis_id.text) == (word, text)
 
@@ -174,17 +179,17 @@ def test_a_port_id_has_its_own_subtypes(subtype, word):
     [
         (b"", "the frame ends before the chassis ID at byte 0"),
         (b"\x02", "the frame ends before the chassis ID at byte 0"),
-        (END, "a TLV of type 0 where the chassis ID belongs at byte 0"),
-        (PORT + CHASSIS + TTL, "a TLV of type 2 where the chassis ID belongs at byte 0"),
-        (CHASSIS + TTL + PORT, "a TLV of type 3 where the port ID belongs at byte 9"),
+        (END, "a TLV of type 0 in place of the chassis ID at byte 0"),
+        (PORT + CHASSIS + TTL, "a TLV of type 2 in place of the chassis ID at byte 0"),
+        (CHASSIS + TTL + PORT, "a TLV of type 3 in place of the port ID at byte 9"),
         (CHASSIS + PORT, "the frame ends before the TTL at byte 18"),
-        (CHASSIS + PORT + END, "a TLV of type 0 where the TTL belongs at byte 18"),
+        (CHASSIS + PORT + END, "a TLV of type 0 in place of the TTL at byte 18"),
         (CHASSIS + PORT + tlv(3, b"\1"), "the TTL has 1 octets, needs 2 at byte 18"),
-        (tlv(1, b"\x04") + PORT + TTL, "the chassis ID has 0 octets where 1 to 255 belong at byte 0"),
-        (tlv(1, b"") + PORT + TTL, "the chassis ID has 0 octets where 1 to 255 belong at byte 0"),
+        (tlv(1, b"\x04") + PORT + TTL, "the chassis ID has 0 octets, 1 to 255 expected at byte 0"),
+        (tlv(1, b"") + PORT + TTL, "the chassis ID has 0 octets, 1 to 255 expected at byte 0"),
         (
             CHASSIS + tlv(2, b"\x05" + bytes(256)),
-            "the port ID has 256 octets where 1 to 255 belong at byte 9",
+            "the port ID has 256 octets, 1 to 255 expected at byte 9",
         ),
         (tlv(1, b"\0abc") + PORT + TTL, "the chassis ID has the reserved subtype 0 at byte 2"),
         (CHASSIS + tlv(2, b"\x08abc") + TTL, "the port ID has the reserved subtype 8 at byte 11"),
@@ -192,14 +197,14 @@ def test_a_port_id_has_its_own_subtypes(subtype, word):
         (START + tlv(5, b"x") + PORT, "a second port ID at byte 25"),
         (START + TTL, "a second TTL at byte 22"),
         (START + b"\x00\x01x", "the End TLV is not empty at byte 22"),
-        (START + b"\x0a\x05leaf", "a TLV of type 5 claims 5 octets, 4 are left at byte 22"),
+        (START + b"\x0a\x05leaf", "a TLV of type 5 has 5 octets, but 4 are left at byte 22"),
         (START + b"\xfe", "the frame ends inside a TLV header at byte 22"),
         (START + b"\x00", "the frame ends inside a TLV header at byte 22"),
-        (CHASSIS[:-1], "a TLV of type 1 claims 7 octets, 6 are left at byte 0"),
+        (CHASSIS[:-1], "a TLV of type 1 has 7 octets, but 6 are left at byte 0"),
         (START + tlv(9, b"") * 300, "more than 256 TLVs at byte 534"),
     ],
 )
-def test_a_broken_frame_says_what_is_wrong_and_where(data, message):
+def test_a_malformed_frame_is_an_error_with_reason_and_offset(data, message):
     with pytest.raises(LldpError) as caught:
         decode(data)
     assert str(caught.value) == message
@@ -213,7 +218,7 @@ def test_offsets_count_from_the_start_of_the_ethernet_frame():
 
 
 @pytest.mark.parametrize("length", [1, 255])
-def test_the_shortest_and_the_longest_id_are_taken(length):
+def test_the_shortest_and_the_longest_id_are_valid(length):
     assert len(decode(tlv(1, b"\x07" + b"x" * length) + PORT + TTL).chassis_id.raw) == length
 
 
@@ -223,11 +228,11 @@ def test_the_shortest_and_the_longest_id_are_taken(length):
 @pytest.mark.parametrize(
     ("bad", "warning"),
     [
-        (tlv(5, b"x" * 256), "system name: 256 octets where 255 or fewer belong at byte 22"),
-        (tlv(7, b"\0\x14"), "system capabilities: 2 octets where 4 or more belong at byte 22"),
+        (tlv(5, b"x" * 256), "system name: 256 octets, 255 or fewer expected at byte 22"),
+        (tlv(7, b"\0\x14"), "system capabilities: 2 octets, 4 or more expected at byte 22"),
         (
             tlv(8, bytes(8)),
-            "management address: 0 octets of family and address where 2 to 32 belong at byte 24",
+            "management address: 0 octets of family and address, 2 to 32 expected at byte 24",
         ),
         (
             tlv(8, bytes.fromhex("0901c000021102000000")),
@@ -237,21 +242,24 @@ def test_the_shortest_and_the_longest_id_are_taken(length):
             tlv(8, bytes.fromhex("0501c0000211020000000205")),
             "management address: the object identifier passes the end of the TLV at byte 35",
         ),
-        (dot1(1, b"\1"), "port VLAN ID: 1 octets where 2 or more belong at byte 22"),
+        (dot1(1, b"\1"), "port VLAN ID: 1 octets, 2 or more expected at byte 22"),
         (dot1(3, b"\0\1\x05abc"), "VLAN name: the name passes the end of the TLV at byte 30"),
-        (dot1(3, b"\0\1\x21" + b"a" * 33), "VLAN name: a name of 33 octets where 32 are allowed at byte 30"),
-        (dot1(9, bytes(20)), "ETS configuration: 20 octets where 21 or more belong at byte 22"),
-        (dot1(12, bytes(3)), "application priority: the table is cut inside an entry at byte 28"),
+        (
+            dot1(3, b"\0\1\x21" + b"a" * 33),
+            "VLAN name: a name of 33 octets, at most 32 are allowed at byte 30",
+        ),
+        (dot1(9, bytes(20)), "ETS configuration: 20 octets, 21 or more expected at byte 22"),
+        (dot1(12, bytes(3)), "application priority: the table ends inside an entry at byte 28"),
         (tlv(127, b"\0\x80\xc2"), "organizational TLV: too short for an OUI and a subtype at byte 22"),
     ],
 )
-def test_a_malformed_optional_tlv_is_dropped_and_noted_and_the_rest_stays(bad, warning):
+def test_a_malformed_optional_tlv_is_dropped_with_a_warning_and_the_rest_stays(bad, warning):
     pdu = decode(START + bad + dot3(4, b"\x05\xdc") + END)
     assert pdu.warnings == (warning,)
     assert dataclasses.replace(pdu, warnings=()) == decode(START + dot3(4, b"\x05\xdc") + END)
 
 
-def test_of_a_repeated_tlv_the_first_counts():
+def test_the_first_of_a_repeated_tlv_counts():
     pdu = decode(START + tlv(5, b"one") + tlv(5, b"two") + dot1(1, b"\0\1") + dot1(1, b"\0\2") + END)
     assert (pdu.system_name, pdu.pvid) == ("one", 1)
     assert pdu.warnings == ("system name: repeated at byte 27", "port VLAN ID: repeated at byte 40")
@@ -264,17 +272,17 @@ def test_octets_of_a_later_edition_are_ignored():
     assert pdu.warnings == ()
 
 
-def test_an_oui_of_zeros_is_not_taken_for_a_basic_tlv():
+def test_an_oui_of_zeros_is_not_a_basic_tlv():
     pdu = decode(START + tlv(127, b"\0\0\0\x05evil") + END)
     assert pdu.system_name is None
     assert pdu.organizational == (Organizational(b"\0\0\0", 5, b"evil"),)
 
 
-def test_what_follows_the_end_is_padding():
+def test_octets_after_the_end_tlv_are_padding():
     assert decode(START + END + b"\xff" * 40) == decode(START)
 
 
-def test_a_management_address_without_the_length_of_its_identifier_is_taken():
+def test_a_management_address_without_the_length_of_its_oid_is_valid():
     assert decode(START + tlv(8, bytes.fromhex("0501c00002110200000002"))).management_addresses == (
         ManagementAddress(1, b"\xc0\x00\x02\x11", 2, 2),
     )
@@ -333,7 +341,7 @@ pdus = st.builds(
     link_aggregation_8023=some(aggregations),
     ets=some(
         st.builds(
-            Ets,
+            EtsConfiguration,
             st.booleans(),
             st.booleans(),
             st.integers(1, 8),
@@ -362,12 +370,12 @@ pdus = st.builds(
 
 
 @given(pdus)
-def test_every_value_survives_the_wire(pdu):
+def test_every_value_survives_a_round_trip(pdu):
     assert decode(encode(pdu)) == pdu
 
 
 @given(pdus, st.binary(max_size=40))
-def test_every_value_survives_the_wire_with_padding_behind_ethernet_and_a_tag(pdu, padding):
+def test_every_value_survives_a_round_trip_with_padding_behind_ethernet_and_a_tag(pdu, padding):
     frame = build_frame(NEAREST_BRIDGE, MAC, encode(pdu) + padding, vlans=(100,))
     assert decode(frame, parse_frame(frame).offset) == pdu
 
@@ -381,13 +389,13 @@ def attempted(data: bytes) -> tuple[Lldpdu | None, LldpError | None]:
 
 @given(st.binary(max_size=600))
 @example(START + b"\xfe\x03\x00\x80\xc2")
-def test_any_bytes_are_an_lldpdu_or_the_error(data):
+def test_any_bytes_decode_or_raise_lldp_error(data):
     _, error = attempted(data)
     assert error is None or 0 <= error.offset <= len(data)
 
 
 @given(st.lists(st.tuples(st.integers(0, 127), st.binary(max_size=60)), max_size=12), st.integers(0, 40))
-def test_any_tlvs_after_the_first_three_are_an_lldpdu_or_the_error(parts, cut):
+def test_any_tlvs_after_the_first_three_decode_or_raise_lldp_error(parts, cut):
     data = START + b"".join(tlv(kind, value) for kind, value in parts)
     pdu, error = attempted(data[: len(data) - cut])
     if pdu is None:
@@ -421,9 +429,9 @@ def test_any_content_of_a_known_organization_is_a_value_or_a_warning(known_oui, 
         {"pvid": 65536},
         {"vlans": (Vlan(1, "x" * 33),)},
         {"vlans": (Vlan(-1, "x"),)},
-        {"ets": Ets(True, True, 9, (0,) * 8, (0,) * 8, (0,) * 8)},
-        {"ets": Ets(True, True, 8, (16,) * 8, (0,) * 8, (0,) * 8)},
-        {"ets": Ets(True, True, 8, (0,) * 7, (0,) * 8, (0,) * 8)},
+        {"ets": EtsConfiguration(True, True, 9, (0,) * 8, (0,) * 8, (0,) * 8)},
+        {"ets": EtsConfiguration(True, True, 8, (16,) * 8, (0,) * 8, (0,) * 8)},
+        {"ets": EtsConfiguration(True, True, 8, (0,) * 7, (0,) * 8, (0,) * 8)},
         {"pfc": Pfc(True, True, 16, 0)},
         {"applications": (Application(8, 0, 0),)},
         {"applications": (Application(0, 0, 0),) * 200},
@@ -431,7 +439,7 @@ def test_any_content_of_a_known_organization_is_a_value_or_a_warning(known_oui, 
         {"reserved": (Reserved(8, b""),)},
     ],
 )
-def test_a_value_that_fits_no_frame_is_refused(changes):
+def test_a_value_that_does_not_fit_a_frame_is_an_error(changes):
     pdu = dataclasses.replace(decode(START), **changes)
     with pytest.raises(LldpError):
         encode(pdu)
@@ -450,7 +458,7 @@ def test_a_value_that_fits_no_frame_is_refused(changes):
         ("91000005", (5,)),
     ],
 )
-def test_the_lldpdu_is_found_under_any_tags(tags, vlans):
+def test_the_lldpdu_is_found_behind_any_tags(tags, vlans):
     raw = GROUPS[0] + MAC + bytes.fromhex(tags) + b"\x88\xcc" + START
     frame = parse_frame(raw)
     assert (frame.destination, frame.source, frame.vlans) == (GROUPS[0], MAC, vlans)
@@ -458,13 +466,13 @@ def test_the_lldpdu_is_found_under_any_tags(tags, vlans):
 
 
 @pytest.mark.parametrize("raw", [b"", GROUPS[0] + MAC + b"\x88", GROUPS[0] + MAC + b"\x08\x00" + START])
-def test_what_is_no_lldp_over_ethernet_is_the_error(raw):
+def test_a_frame_that_is_not_lldp_over_ethernet_is_an_error(raw):
     with pytest.raises(LldpError):
         parse_frame(raw)
 
 
 @given(st.binary(max_size=60) | st.binary(max_size=40).map(lambda rest: GROUPS[0] + MAC + b"\x81\x00" + rest))
-def test_any_bytes_are_a_frame_or_the_error(data):
+def test_any_bytes_parse_or_raise_lldp_error(data):
     try:
         frame = parse_frame(data)
     except LldpError:
@@ -492,12 +500,12 @@ def test_any_bytes_are_a_frame_or_the_error(data):
         ("\U000e0001".encode(), "\\U000e0001"),
     ],
 )
-def test_text_is_shown_without_anything_that_moves_a_cursor(raw, shown):
+def test_printable_text_cannot_move_a_cursor(raw, shown):
     assert printable(raw.decode("utf-8", "surrogateescape")) == shown
 
 
 @given(texts(60), texts(60))
-def test_different_texts_stay_different_when_shown(one, other):
+def test_different_texts_stay_different_when_escaped(one, other):
     assert printable(one).isprintable()
     assert (printable(one) == printable(other)) == (one.rstrip("\0") == other.rstrip("\0"))
 
@@ -517,7 +525,7 @@ def test_text_for_json_is_valid_unicode(text):
         ("", ""),
     ],
 )
-def test_an_object_identifier_is_dotted_where_it_is_one(raw, dotted):
+def test_a_valid_object_identifier_is_dotted(raw, dotted):
     assert object_identifier(bytes.fromhex(raw)) == dotted
 
 
@@ -525,7 +533,7 @@ def test_an_object_identifier_is_dotted_where_it_is_one(raw, dotted):
 
 
 @pytest.mark.needs("scapy")
-def test_frames_that_scapy_builds_are_read_alike():
+def test_frames_of_scapy_decode_to_the_same_values():
     from scapy.contrib import lldp
     from scapy.layers.l2 import Ether
 
@@ -556,3 +564,7 @@ def test_frames_that_scapy_builds_are_read_alike():
         capabilities=Capabilities(0x14, 0x10),
         management_addresses=(ManagementAddress(1, b"\x0a\0\0\1", 2, 7, b"\x2b\x06"),),
     )
+
+
+def test_every_tlv_names_the_clause_of_its_standard():
+    assert all(re.fullmatch(r"(802\.(1AB|1Q|3)|TIA-1057) (D\.)?\d[\d.]*", spec.clause) for spec in SPECS)

@@ -1,4 +1,4 @@
-"""The neighbor table: who is there, for how long, and what a hostile link may cost."""
+"""The neighbor table: neighbors, their TTLs, and the bounds on a hostile link."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ports(table: NeighborTable) -> list[tuple[str, str, bool]]:
     return [(one.link, one.port_id.value, one.stale) for one in table.neighbors()]
 
 
-def test_a_neighbor_is_what_the_switch_said():
+def test_a_neighbor_has_the_values_of_the_frame():
     table = NeighborTable()
     heard = frame(
         system_name="leaf01\0",
@@ -66,7 +66,7 @@ def test_a_neighbor_is_what_the_switch_said():
     )
 
 
-def test_the_same_frame_again_keeps_the_neighbor_and_changes_nothing():
+def test_a_repeated_frame_keeps_the_neighbor_and_changes_no_fact():
     table = NeighborTable()
     table.receive("eth0", frame(), 0.0)
     table.receive("eth0", frame(), 30.0)
@@ -77,7 +77,7 @@ def test_the_same_frame_again_keeps_the_neighbor_and_changes_nothing():
     assert table.revision == revision
 
 
-def test_a_neighbor_is_confirmed_by_its_second_frame_and_stays_so_when_it_changes():
+def test_the_second_frame_confirms_a_neighbor_and_a_change_keeps_it_confirmed():
     table = NeighborTable()
     table.receive("eth0", frame(), 0.0)
     assert [one.confirmed for one in table.neighbors()] == [False]
@@ -87,7 +87,7 @@ def test_a_neighbor_is_confirmed_by_its_second_frame_and_stays_so_when_it_change
     assert [(one.confirmed, one.port_description) for one in table.neighbors()] == [(True, "to node 2")]
 
 
-def test_a_new_ttl_or_an_unlisted_tlv_is_no_change_of_the_fact():
+def test_a_new_ttl_or_an_unused_tlv_does_not_change_the_fact():
     table = NeighborTable()
     table.receive("eth0", frame(), 0.0)
     table.receive("eth0", frame(), 0.0)
@@ -106,7 +106,7 @@ def test_a_changed_name_changes_the_fact_and_keeps_the_neighbor():
     assert [entry.first_received for entry in table.entries()] == [0.0]
 
 
-def test_a_frame_that_was_superseded_is_news_when_it_returns():
+def test_an_earlier_frame_that_returns_is_a_change():
     table = NeighborTable()
     table.receive("eth0", frame(system_name="a"), 0.0)
     table.receive("eth0", frame(system_name="b"), 1.0)
@@ -114,7 +114,7 @@ def test_a_frame_that_was_superseded_is_news_when_it_returns():
     assert [one.system_name for one in table.neighbors()] == ["a"]
 
 
-def test_a_silenced_neighbor_does_not_make_another_forgotten():
+def test_a_neighbor_marked_stale_does_not_remove_another():
     table = NeighborTable()
     table.receive("eth0", frame("swp1", ttl=5), 0.0)
     table.receive("eth0", frame("swp2", ttl=120), 0.0)
@@ -132,7 +132,7 @@ def test_a_shutdown_frame_removes_the_neighbor_at_once():
     assert table.receive("eth0", frame(), 2.0) is FrameOutcome.NEW
 
 
-def test_the_last_neighbor_of_a_quiet_link_is_stale_after_its_ttl_and_back_when_it_speaks():
+def test_the_last_neighbor_of_a_link_is_stale_after_its_ttl_and_live_after_a_frame():
     table = NeighborTable()
     table.receive("eth0", frame(), 0.0)
     table.expire(119.9)
@@ -145,7 +145,7 @@ def test_the_last_neighbor_of_a_quiet_link_is_stale_after_its_ttl_and_back_when_
     assert table.next_expiry() == 620.0
 
 
-def test_a_stale_neighbor_that_returns_with_news_is_changed_and_live():
+def test_a_stale_neighbor_that_returns_with_other_values_is_changed_and_live():
     table = NeighborTable()
     table.receive("eth0", frame(), 0.0)
     table.expire(500.0)
@@ -153,7 +153,7 @@ def test_a_stale_neighbor_that_returns_with_news_is_changed_and_live():
     assert [(one.system_name, one.stale) for one in table.neighbors()] == [("new", False)]
 
 
-def test_a_moved_cable_shows_the_new_port_and_forgets_the_stale_one():
+def test_a_moved_cable_shows_the_new_port_and_removes_the_stale_one():
     table = NeighborTable()
     table.receive("eth0", frame("swp1"), 0.0)
     table.expire(130.0)
@@ -161,7 +161,7 @@ def test_a_moved_cable_shows_the_new_port_and_forgets_the_stale_one():
     assert ports(table) == [("eth0", "swp2", False)]
 
 
-def test_a_port_renamed_at_boot_is_there_twice_until_the_old_name_has_expired():
+def test_a_port_renamed_at_boot_is_listed_twice_until_the_old_name_expires():
     table = NeighborTable()
     table.receive("eth0", frame("Ethernet0"), 0.0)
     table.receive("eth0", frame("Eth1/1"), 30.0)
@@ -171,7 +171,7 @@ def test_a_port_renamed_at_boot_is_there_twice_until_the_old_name_has_expired():
     assert ports(table) == [("eth0", "Eth1/1", False)]
 
 
-def test_the_neighbors_of_a_silenced_link_are_stale_and_return_one_by_one():
+def test_neighbors_marked_stale_return_one_by_one():
     table = NeighborTable()
     other = bytes.fromhex("1c34da1c6600")
     table.receive("eth0", frame("swp1"), 0.0)
@@ -185,7 +185,7 @@ def test_the_neighbors_of_a_silenced_link_are_stale_and_return_one_by_one():
     assert ports(table) == [("eth0", "swp1", False), ("eth1", "swp2", True)]
 
 
-def test_a_forgotten_link_has_no_neighbors_and_a_renamed_one_keeps_them():
+def test_a_removed_link_loses_its_neighbors_and_a_renamed_one_keeps_them():
     table = NeighborTable()
     table.receive("eth0", frame("swp1"), 0.0)
     table.receive("eth1", frame("swp2"), 0.0)
@@ -199,7 +199,7 @@ def test_a_forgotten_link_has_no_neighbors_and_a_renamed_one_keeps_them():
     assert table.counts("eth7") == {}
 
 
-def test_a_full_link_refuses_newcomers_counts_them_and_keeps_those_it_knows():
+def test_a_full_link_refuses_and_counts_new_neighbors_and_keeps_the_known_ones():
     table = NeighborTable()
     for n in range(CAPACITY):
         assert table.receive("eth0", frame(f"p{n}"), 0.0) is FrameOutcome.NEW
@@ -211,7 +211,7 @@ def test_a_full_link_refuses_newcomers_counts_them_and_keeps_those_it_knows():
     assert table.receive("eth1", frame("another link"), 1.0) is FrameOutcome.NEW
 
 
-def test_a_stale_neighbor_makes_room_on_a_full_link():
+def test_a_full_link_replaces_a_stale_neighbor():
     table = NeighborTable()
     for n in range(CAPACITY):
         table.receive("eth0", frame(f"p{n:02}"), n / 100)
@@ -236,14 +236,14 @@ def test_a_stale_neighbor_makes_room_on_a_full_link():
     ],
     ids=["source", "chassis", "port", "name"],
 )
-def test_what_says_that_it_is_us_is_no_neighbor(reflection):
+def test_a_frame_with_our_own_identity_is_not_a_neighbor(reflection):
     table = NeighborTable(OwnIdentity(frozenset((bytes.fromhex("020000000001"),)), frozenset(("node-1",))))
     assert table.receive("eth0", reflection, 0.0) is FrameOutcome.OWN
     assert table.neighbors() == ()
     assert table.receive("eth0", frame(system_name="node-10"), 0.0) is FrameOutcome.NEW
 
 
-def test_a_neighbor_that_turns_out_to_be_us_goes():
+def test_a_neighbor_that_matches_our_own_identity_is_removed():
     table = NeighborTable()
     table.receive("eth0", frame("swp1"), 0.0)
     table.receive("eth1", frame("swp2", source=bytes.fromhex("020000000001")), 0.0)
@@ -252,7 +252,7 @@ def test_a_neighbor_that_turns_out_to_be_us_goes():
     assert table.receive("eth1", frame("swp2", source=bytes.fromhex("020000000001")), 1.0) is FrameOutcome.OWN
 
 
-def test_a_malformed_frame_is_counted_and_its_reason_kept_until_one_is_understood():
+def test_a_malformed_frame_is_counted_and_its_reason_kept_until_a_valid_one():
     table = NeighborTable()
     assert table.receive("eth0", b"\0" * 60, 0.0) is FrameOutcome.MALFORMED
     assert table.last_error("eth0") == "EtherType 0x0000 is not LLDP at byte 12"
@@ -264,7 +264,7 @@ def test_a_malformed_frame_is_counted_and_its_reason_kept_until_one_is_understoo
         table.receive("eth0", b"\0" * 60, 0.0)
 
 
-def test_a_flood_is_not_looked_at_and_neither_starves_the_switch_nor_another_link():
+def test_a_flood_is_not_decoded_and_does_not_affect_the_switch_or_another_link():
     table = NeighborTable()
     switch = frame("swp1", system_name="leaf")
     table.receive("eth0", switch, 0.0)
@@ -279,7 +279,7 @@ def test_a_flood_is_not_looked_at_and_neither_starves_the_switch_nor_another_lin
     assert table.receive("eth0", frame("swp1", system_name="leaf-b"), 3.0) is FrameOutcome.CHANGED
 
 
-def test_one_port_heard_on_two_links_is_a_duplicate_until_one_is_stale():
+def test_one_port_on_two_links_is_a_duplicate_until_one_is_stale():
     table = NeighborTable()
     for link in ("eth0", "eth1"):
         table.receive(link, frame("swp1"), 0.0)
@@ -289,7 +289,7 @@ def test_one_port_heard_on_two_links_is_a_duplicate_until_one_is_stale():
     assert find_duplicates(table.neighbors()) == ()
 
 
-def test_two_chassis_on_one_link_are_a_crowd():
+def test_two_chassis_on_one_link_are_crowded():
     table = NeighborTable()
     table.receive("eth0", frame("swp1"), 0.0)
     table.receive("eth0", frame("swp1", chassis=bytes(6)), 0.0)
@@ -305,7 +305,7 @@ def test_any_frames_get_an_outcome(frames):
 
 
 class AnyHistory(RuleBasedStateMachine):
-    """Whatever is heard in whatever order, what the table says stays within its law."""
+    """Any order of frames keeps the invariants of the table."""
 
     @initialize()
     def begin(self):
@@ -367,7 +367,7 @@ class AnyHistory(RuleBasedStateMachine):
 TestAnyHistory = AnyHistory.TestCase
 
 
-def test_neighbors_are_equal_by_what_they_say():
+def test_neighbors_are_equal_if_their_values_are_equal():
     one, other = NeighborTable(), NeighborTable()
     one.receive("eth0", frame("swp1"), 0.0)
     one.receive("eth1", frame("swp2"), 0.0)

@@ -1,4 +1,4 @@
-"""Captures in every framing, and captures that lie; what ``nodeagent decode`` prints of them."""
+"""Captures in every format, malformed captures, and the output of ``nodeagent decode``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nodeagent.lldp.lldpdu import (
     Application,
     Capabilities,
     ChassisId,
-    Ets,
+    EtsConfiguration,
     EtsRecommendation,
     LinkAggregation,
     Lldpdu,
@@ -103,7 +103,7 @@ def test_a_pcapng_with_every_kind_of_packet_block_is_read(order):
     ]
 
 
-def test_sections_of_both_byte_orders_follow_one_another_and_the_numbers_go_on():
+def test_sections_of_both_byte_orders_continue_the_packet_numbers():
     data = b"".join(section(o) + interface(o) + enhanced(o, LLDP) for o in ("<", ">", "<"))
     assert [each.number for each in packets(data)] == [1, 2, 3]
 
@@ -147,7 +147,7 @@ COOKED_2_TAGGED = struct.pack(">HHIHBB8sHH", 0x8100, 0, 3, 1, 1, 6, SOURCE + b"\
         (276, COOKED_2_TAGGED, None, (7,)),
     ],
 )
-def test_lldp_is_found_under_every_link_type(link_type, data, destination, vlans):
+def test_lldp_is_found_in_every_link_type(link_type, data, destination, vlans):
     frame = lldp_frame(Packet(1, 0.0, link_type, data, len(data)))
     assert frame is not None
     assert (frame.destination, frame.source, frame.vlans) == (destination, SOURCE, vlans)
@@ -158,17 +158,17 @@ def test_lldp_is_found_under_every_link_type(link_type, data, destination, vlans
     ("link_type", "data"),
     [(1, OTHER), (1, LLDP[:13]), (113, COOKED[:15]), (276, COOKED_2[:19]), (105, LLDP), (113, OTHER)],
 )
-def test_other_traffic_is_passed_over(link_type, data):
+def test_other_traffic_is_skipped(link_type, data):
     assert lldp_frame(Packet(1, 0.0, link_type, data, len(data))) is None
 
 
-def test_the_frame_check_sequence_that_a_capture_keeps_is_no_part_of_the_frame():
+def test_a_captured_frame_check_sequence_is_not_part_of_the_frame():
     found = next(packets(pcap(LLDP + b"FCS!", network=1 | 1 << 26 | 2 << 28)))
     assert (found.link_type, found.data, found.length) == (1, LLDP, len(LLDP))
 
 
 def drained(reader: Iterator) -> tuple[list, PcapError | None]:
-    """What came before the error, and the error."""
+    """The packets before the error, and the error."""
     found = []
     try:
         for each in reader:
@@ -197,12 +197,16 @@ GOOD = section("<") + interface("<") + enhanced("<", LLDP)
         (pcap(LLDP) + b"\xff" * 16, 1, "packet 2 claims 4294967295 bytes, 0 are left at byte"),
         (section("<")[:8], 0, "a section header without a byte-order mark at byte 0"),
         (GOOD + bytes(4), 1, "a block of 4 bytes, the shortest has 12 at byte"),
-        (GOOD + bytes(16), 1, "a block says that it has 0 bytes, which none can have at byte"),
-        (GOOD + struct.pack("<III", 6, 13, 13), 1, "a block says that it has 13 bytes, which none can"),
+        (GOOD + bytes(16), 1, "a block has the impossible size of 0 bytes at byte"),
+        (GOOD + struct.pack("<III", 6, 13, 13), 1, "a block has the impossible size of 13 bytes"),
         (GOOD + struct.pack("<III", 6, 0xFFFFFFF0, 0), 1, "a block claims 4294967280 bytes, 12 are left"),
-        (GOOD + struct.pack("<III", 9, 12, 16), 1, "a block has 12 bytes at its begin and 16 at its end at"),
+        (
+            GOOD + struct.pack("<III", 9, 12, 16),
+            1,
+            "a block has the size 12 at its beginning and 16 at its end at",
+        ),
         (GOOD[:-1], 0, "a block claims"),
-        (GOOD + enhanced("<", LLDP, index=1), 1, "a packet of interface 1, which no block has described at"),
+        (GOOD + enhanced("<", LLDP, index=1), 1, "a packet of interface 1, which no block describes at"),
         (GOOD + block("<", 6, bytes(16)), 1, "a packet block of 16 bytes, 20 needed at byte"),
         (GOOD + block("<", 3, b""), 1, "a simple packet block of 0 bytes, 4 needed at byte"),
         (GOOD + block("<", 1, bytes(4)), 1, "an interface block of 4 bytes, 8 needed at byte"),
@@ -210,20 +214,20 @@ GOOD = section("<") + interface("<") + enhanced("<", LLDP)
         (GOOD + block("<", 3, struct.pack("<I", 1 << 31)), 1, "packet 2 claims 2147483648 bytes, its block"),
     ],
 )
-def test_a_broken_capture_gives_what_was_good_and_one_error(data, good, message):
+def test_a_malformed_capture_yields_its_valid_packets_and_one_error(data, good, message):
     found, error = drained(decode_file(data))
     assert len(found) == good
     assert str(error).startswith(message)
 
 
-def test_what_stands_before_the_broken_place_is_yielded_first():
+def test_packets_before_the_error_are_yielded_first():
     reader = lines(pcap(LLDP, OTHER, LLDP) + b"\xff" * 16, as_json=True)
     assert [json.loads(next(reader))["frame"] for _ in range(2)] == [1, 3]
     with pytest.raises(PcapError, match="packet 4"):
         next(reader)
 
 
-def test_a_corrupt_length_allocates_nothing():
+def test_a_corrupt_length_allocates_no_memory():
     data = pcap(LLDP) + struct.pack("<4I", 0, 0, 0x7FFFFFFF, 0x7FFFFFFF)
     tracemalloc.start()
     with pytest.raises(PcapError):
@@ -233,8 +237,8 @@ def test_a_corrupt_length_allocates_nothing():
     assert peak < 1_000_000
 
 
-def test_a_file_costs_the_memory_of_one_packet():
-    """A gigabyte of them would cost as much as this."""
+def test_a_file_needs_the_memory_of_one_packet():
+    """A gigabyte of packets needs the same memory."""
     some = pcap(LLDP, *[bytes(1500)] * 100)
     left = [some[:24], *[some[24:]] * 200]
 
@@ -252,7 +256,7 @@ def test_a_file_costs_the_memory_of_one_packet():
 
 
 @pytest.mark.parametrize("claim", [pcap() + struct.pack("<4I", 0, 0, BLOCK_MAX + 1, BLOCK_MAX + 1), None])
-def test_a_size_that_no_packet_has_is_not_kept_even_where_the_file_is_as_long(claim):
+def test_an_impossible_packet_size_is_not_read_even_if_the_file_is_as_long(claim):
     head = claim or section("<") + struct.pack("<III", 6, BLOCK_MAX + 16, 0)
     left = [*[head[at : at + 1] for at in range(len(head))], *[bytes(1 << 16)] * (BLOCK_MAX // (1 << 16) + 1)]
     error = drained(decode_file(lambda size: left.pop(0)[:size] if left else b""))[1]
@@ -260,7 +264,7 @@ def test_a_size_that_no_packet_has_is_not_kept_even_where_the_file_is_as_long(cl
 
 
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=8), st.booleans())
-def test_how_a_pipe_is_cut_makes_no_difference(sizes, ng):
+def test_the_chunks_of_a_pipe_make_no_difference(sizes, ng):
     data = GOOD + enhanced("<", LLDP) if ng else pcap(LLDP, OTHER, LLDP)
     at = turn = 0
 
@@ -286,7 +290,7 @@ captures = st.sampled_from(
 @given(
     captures, st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=6), st.integers(0, 400)
 )
-def test_any_damage_gives_frames_and_at_most_the_one_error(data, damage, size):
+def test_any_damage_yields_frames_and_at_most_one_error(data, damage, size):
     spoiled = bytearray(data)
     for at, value in damage:
         spoiled[at % len(spoiled)] = value
@@ -298,7 +302,7 @@ def test_any_damage_gives_frames_and_at_most_the_one_error(data, damage, size):
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"", pcap(), pcap(order=">"), section("<"), section(">")]))
-def test_any_bytes_give_frames_and_at_most_the_one_error(data, start):
+def test_any_bytes_yield_frames_and_at_most_one_error(data, start):
     _, error = drained(lines(start + data, as_json=True))
     assert error is None or 0 <= error.offset <= len(start + data)
 
@@ -323,7 +327,9 @@ EVERYTHING = Lldpdu(
     ppvids=(Ppvid(5, True, False),),
     vlans=(Vlan(100, "rail-0"), Vlan(200, "")),
     link_aggregation=LinkAggregation(True, True, 1000005),
-    ets=Ets(True, False, 8, (0, 0, 0, 3, 0, 0, 6, 7), (50, 0, 0, 50, 0, 0, 0, 0), (2, 2, 0, 2, 0, 1, 255, 9)),
+    ets=EtsConfiguration(
+        True, False, 8, (0, 0, 0, 3, 0, 0, 6, 7), (50, 0, 0, 50, 0, 0, 0, 0), (2, 2, 0, 2, 0, 1, 255, 9)
+    ),
     ets_recommendation=EtsRecommendation((0,) * 8, (100, *(0,) * 7), (2,) * 8),
     pfc=Pfc(False, False, 8, 0x18),
     applications=(Application(3, 1, 0x8915), Application(3, 3, 4791), Application(1, 7, 1)),
@@ -376,8 +382,8 @@ GOLDEN = """\
 "ttl": 0}
 {"frame": 5, "time": 1700000004.25, "destination": "01:80:c2:00:00:0e", "source": "1c:34:da:1c:58:01", \
 "chassis_id": {"subtype": "mac", "value": "1c:34:da:1c:58:00"}, "port_id": {"subtype": "ifname", "value": \
-"swp1"}, "ttl": 120, "warnings": ["system capabilities: 1 octets where 4 or more belong at byte 34"]}
-{"frame": 6, "error": "a TLV of type 0 where the chassis ID belongs at byte 14"}
+"swp1"}, "ttl": 120, "warnings": ["system capabilities: 1 octets, 4 or more expected at byte 34"]}
+{"frame": 6, "error": "a TLV of type 0 in place of the chassis ID at byte 14"}
 """
 
 GOLDEN_TEXT = """\
@@ -388,8 +394,8 @@ management 1c:34:da:1c:58:00  management 01:02  pvid 100
 ttl 120
      4  2023-11-14T22:13:23.250000Z  1c:34:da:1c:58:01  chassis local a\\xffb  port local 541  shutdown
      5  2023-11-14T22:13:24.250000Z  1c:34:da:1c:58:01  chassis mac 1c:34:da:1c:58:00  port ifname swp1  \
-ttl 120  warning: system capabilities: 1 octets where 4 or more belong at byte 34
-     6  error: a TLV of type 0 where the chassis ID belongs at byte 14
+ttl 120  warning: system capabilities: 1 octets, 4 or more expected at byte 34
+     6  error: a TLV of type 0 in place of the chassis ID at byte 14
 """
 
 
@@ -397,16 +403,16 @@ def test_a_capture_is_printed_as_json_lines():
     assert "".join(each + "\n" for each in lines(sample(), as_json=True)) == GOLDEN
 
 
-def test_a_capture_is_printed_as_lines_for_a_person():
+def test_a_capture_is_printed_as_text_lines():
     assert "".join(each + "\n" for each in lines(sample(), as_json=False)) == GOLDEN_TEXT
 
 
-def test_a_frame_that_the_capture_cut_says_so():
+def test_a_frame_cut_by_the_capture_has_a_warning():
     data = pcap(LLDP, snaplen=28)
     assert list(decode_file(data)) == [
         {
             "frame": 1,
-            "error": "a TLV of type 2 claims 5 octets, 3 are left at byte 23 "
+            "error": "a TLV of type 2 has 5 octets, but 3 are left at byte 23 "
             f"(the capture kept 28 of {len(LLDP)} bytes)",
         }
     ]
@@ -421,14 +427,14 @@ def test_a_time_beyond_the_calendar_is_printed_as_a_number():
     assert "  4611686018427387904.000000  " in line(found)
 
 
-def test_a_packet_without_a_time_has_null():
+def test_a_packet_without_a_time_has_null_in_json():
     (found,) = decode_file(section("<") + interface("<") + block("<", 3, struct.pack("<I", len(LLDP)) + LLDP))
     assert found["time"] is None
     assert line(found).split()[1] == "-"
 
 
 @pytest.mark.needs("scapy")
-def test_a_capture_that_scapy_wrote_is_read(tmp_path):
+def test_a_capture_of_scapy_is_read(tmp_path):
     from scapy.utils import PcapNgWriter
 
     path = tmp_path / "scapy.pcapng"

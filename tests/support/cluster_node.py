@@ -62,6 +62,6 @@ def snapshot(links=(), gpus=(), holdings=HELD, silent=()):
 
 
 def publish(inventory, made):
-    inventory.state("pci", functions=made.functions)
-    inventory.state("gpus", gpus=made.gpus)
-    inventory.state("pods", holdings=made.holdings)
+    inventory.publish("pci", functions=made.functions)
+    inventory.publish("gpus", gpus=made.gpus)
+    inventory.publish("pods", holdings=made.holdings)

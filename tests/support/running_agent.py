@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from nodeagent.agent import Agent, Place
+from nodeagent.agent import Agent, AgentOptions
 from nodeagent.agent_config import Config, load
 from nodeagent.sim.kubelet import Kubelet
 from nodeagent.sim.machine import Machine
@@ -57,14 +57,14 @@ class Node:
     ) -> None:
         config = config or load(HEAD + PROMPT, name="prompt")
         heard: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        place = Place(
+        options = AgentOptions(
             self.root,
             self.kubelet.directory,
             self.config_file if self.config_file.exists() else None,
             listen,
             node_name,
         )
-        self.agent = Agent(config, place, heard.set_result)
+        self.agent = Agent(config, options, heard.set_result)
         self._task = asyncio.create_task(self.agent.run())
         await asyncio.wait((self._task, heard), return_when=asyncio.FIRST_COMPLETED, timeout=20)
         if self._task.done():

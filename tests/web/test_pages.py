@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from nodeagent.inventory import Inventory
+from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.metrics import agent_metrics
@@ -13,9 +15,53 @@ from nodeagent.model import Health, Holding, State
 from nodeagent.sampling.reader_status import ReaderStatus
 from nodeagent.sources.gpu_health_service import Ledger
 from nodeagent.sources.nvml_session import Measured
-from nodeagent.web.pages import Pages, device_counts
+from nodeagent.web.pages import GpuMeasurements, Pages, PageSources, device_counts
 from nodeagent.web.web_settings import WebSettings
 from tests.support.scrape_inputs import facts
+
+
+class Nics:
+    """No sampler runs."""
+
+    def samples(self) -> tuple[Sample, ...]:
+        return ()
+
+    def reader_statuses(self) -> tuple[ReaderStatus, ...]:
+        return ()
+
+    def overruns(self) -> dict[str, int]:
+        return {}
+
+    def last_lldp(self) -> dict[str, float]:
+        return {}
+
+
+class Offered(NamedTuple):
+    offered: tuple[DeviceKind, ...] = ()
+    withheld: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+    rails: Mapping[str, int] = {}
+
+
+def pages_of(
+    inventory: Inventory | None = None,
+    *,
+    gpus: GpuMeasurements | None = None,
+    offered: tuple[DeviceKind, ...] = (),
+) -> Pages:
+    sources = PageSources(
+        inventory=inventory or Inventory(),
+        offering=Offered(offered),
+        rpc_stats=RpcStats(),
+        nics=Nics(),
+        gpus=gpus or Ledger(),
+        statuses=lambda: (),
+        health_figures=dict,
+        explained_health=lambda: b"[]\n",
+        stuck_threads=lambda: 0,
+    )
+    return Pages(WebSettings(), sources)
+
 
 MEMORY, NIC = "nvidia-dgx-h100/gpu-mem", "nvidia-dgx-h100/nic0"
 
@@ -54,45 +100,43 @@ class Gpus:
         return ()
 
 
-def test_how_old_the_numbers_of_gpus_are_is_told_too() -> None:
-    pages, ledger = Pages(WebSettings(), Inventory(), RpcStats()), Ledger()
-    pages.gpus = ledger
+def test_the_age_of_gpu_values_is_shown_too() -> None:
+    ledger = Ledger()
+    pages = pages_of(gpus=ledger)
 
-    def told() -> list[tuple[str, bool, float | None, float | None, int]]:
-        shown = pages.view()
+    def collector() -> list[tuple[str, bool, float | None, float | None, int]]:
+        shown = pages.scrape_input()
         ups = [(labels, bool(up)) for labels, up in agent_metrics.collector_up(shown)]
         counted = [labels for labels, _errors in agent_metrics.collector_errors(shown)]
         assert counted == [labels for labels, _up in ups]
         (gpu,) = shown.reader_statuses or (None,)
         return [(name, up, gpu.duration_s, gpu.succeeded_at, gpu.errors) for (name,), up in ups if gpu]
 
-    assert told() == [], "a machine without GPUs misses nothing"
+    assert collector() == [], "a machine without GPUs misses nothing"
     ledger.hear_vitals(Measured(10.0, (), seconds=0.25))
-    assert told() == [("gpu", True, 0.25, 10.0, 0)]
+    assert collector() == [("gpu", True, 0.25, 10.0, 0)]
     ledger.hear_vitals(Measured(25.0, (), why="GPU is lost"))
-    assert told() == [("gpu", False, 0.25, 10.0, 1)]
+    assert collector() == [("gpu", False, 0.25, 10.0, 1)]
     ledger.fall_silent("it hangs")
-    assert told() == [("gpu", False, 0.25, 10.0, 2)]
+    assert collector() == [("gpu", False, 0.25, 10.0, 2)]
     ledger.hear_vitals(Measured(40.0, (), seconds=0.5))
-    assert told() == [("gpu", True, 0.5, 40.0, 2)]
+    assert collector() == [("gpu", True, 0.5, 40.0, 2)]
     ledger.find_absent("no driver", 30.0)
-    assert told() == []
+    assert collector() == []
 
 
-def test_a_view_is_made_of_what_others_keep() -> None:
+def test_a_scrape_shows_the_parts_of_the_agent() -> None:
     snapshot, offer = facts()
     inventory = Inventory()
-    inventory.state("pci", functions=snapshot.functions, links=snapshot.links)
-    pages = Pages(WebSettings(), inventory, RpcStats())
-    assert pages.view().samples == ()
+    inventory.publish("pci", functions=snapshot.functions, links=snapshot.links)
+    assert pages_of(inventory).scrape_input().samples == ()
     sample = Sample(1.0, snapshot.gpus[0].uuid, Source.GPU, {"gpu_celsius": 40})
-    pages.gpus = Gpus((sample,))
-    pages.offered = offer.kinds(snapshot)
-    shown = pages.view()
+    pages = pages_of(inventory, gpus=Gpus((sample,)), offered=offer.kinds(snapshot))
+    shown = pages.scrape_input()
     assert shown.samples == (sample,)
     assert shown.snapshot is inventory.snapshot
-    assert pages.view().device_counts is shown.device_counts, (
-        "it is counted anew although nothing has changed"
+    assert pages.scrape_input().device_counts is shown.device_counts, (
+        "it is counted again although nothing has changed"
     )
     assert shown.xids == Gpus.xids
     assert shown.certificate is None

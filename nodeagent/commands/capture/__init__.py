@@ -1,4 +1,4 @@
-"""A machine taken along."""
+"""``nodeagent capture``: record a machine, or its samples."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ def add(add: Add) -> None:
     parser = add(
         "capture",
         _capture,
-        "record what the agent reads of this node, to be replayed with --root",
-        "Writes the parts of /sys, /proc and /dev that the agent reads, and what the GPU driver says, below PLACE.\n"
-        "`nodeagent scan --root PLACE` then shows this machine anywhere: a bug report becomes a fixture.\n"
-        "With --samples PLACE is a file: what NICs and GPUs count and measure for so long, one JSON object on each\n"
-        "line, for `nodeagent health replay`. Ended early it is good as far as it goes.",
+        "record everything that the agent reads of this node, for --root elsewhere",
+        "Writes the parts of /sys, /proc and /dev that the agent reads, and the answers of the GPU driver, below\n"
+        "PLACE. `nodeagent scan --root PLACE` then shows this machine anywhere, for example from a bug report.\n"
+        "With --samples, PLACE is a file: it gets the samples of NICs and GPUs, one JSON object per line, for\n"
+        "`nodeagent health replay`. An interrupted recording is valid up to its end.",
     )
-    parser.add_argument(
-        "place", type=Path, metavar="PLACE", help="a folder that is empty or not there yet, or a new file"
-    )
-    parser.add_argument("--samples", type=seconds, metavar="SECONDS", help="record samples for so long")
+    parser.add_argument("place", type=Path, metavar="PLACE", help="an empty or new folder, or a new file")
+    parser.add_argument("--samples", type=seconds, metavar="SECONDS", help="record samples for this time")
     parser.add_argument(
         "--scramble",
         action="store_true",
@@ -31,18 +29,16 @@ def add(add: Add) -> None:
 
 
 def _capture(options: argparse.Namespace) -> int:
-    from nodeagent.commands.capture import machine
-
     log_to_stderr("warning")
     if options.samples is None:
-        print(machine.capture(options.root, options.place, scramble=options.scramble))
+        from nodeagent.commands.capture.machine_capture import capture
+
+        print(capture(options.root, options.place, scramble=options.scramble))
         return GOOD
     if options.scramble:
-        print(
-            "nodeagent: --scramble is for a machine, and samples name none but its devices", file=sys.stderr
-        )
+        print("nodeagent: --scramble applies to machines; samples have only device names", file=sys.stderr)
         return USAGE
-    from nodeagent.commands.capture.recorder import record
+    from nodeagent.commands.capture.sample_recorder import record
 
     print(record(options.root, options.place, options.samples))
     return GOOD

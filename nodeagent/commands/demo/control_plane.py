@@ -139,7 +139,7 @@ class DemoCluster:
             owner=NodeClaim(node, f"nodes-{node}"),
             jitter_s=0.0, gather_s=GATHER_S, gap_s=GATHER_S, patience_s=0.0,
         )  # fmt: skip
-        inventory.state("pci", **self.fabric.facts(node))
+        inventory.publish("pci", **self.fabric.facts(node))
         self._reports[node] = asyncio.create_task(report.run(), name=f"report {node}"), inventory
 
     async def power_off(self, node: str) -> None:
@@ -151,7 +151,7 @@ class DemoCluster:
     def rescan(self, nodes: Iterable[str]) -> None:
         """Let the agents of these nodes read the present facts."""
         for node in nodes:
-            self._reports[node][1].state("pci", **self.fabric.facts(node))
+            self._reports[node][1].publish("pci", **self.fabric.facts(node))
 
     async def _end_reports(self) -> None:
         tasks = [task for task, _ in self._reports.values()]

@@ -108,7 +108,7 @@ class _Looking:
             self.root,
             nic_health=judge,
             gpu_health=ledger,
-            on_sampler=lambda _sampler: None,
+            sampled=True,
         )
         watching = asyncio.create_task(sources.run())
         self._tasks.append(watching)

@@ -16,9 +16,10 @@ from nodeagent.health.structural import find_faults
 from nodeagent.health.xids import GpuTerms
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import HEALTHY, Function, Gpu, Health, Link
+from nodeagent.one_line import one_line
 from nodeagent.rfc3339 import rfc3339
 from nodeagent.sources.nic_health_service import roles
-from nodeagent.text_table import plain, section
+from nodeagent.text_table import section
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ def describe(transition: Transition, header: Header) -> str:
     before = "first seen" if transition.before is None else _words(transition.before)
     reasons = "; ".join(f"{reason.key}: {reason.detail}" for reason in transition.after.reasons)
     at, after = moment(transition.at, header), _words(transition.after)
-    return plain(f"{at}  {transition.name}  {before} → {after}  {reasons or 'no fault'}")
+    return one_line(f"{at}  {transition.name}  {before} → {after}  {reasons or 'no fault'}")
 
 
 def moment(at: float, header: Header) -> str:

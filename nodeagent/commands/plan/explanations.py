@@ -8,7 +8,8 @@ from nodeagent.commands.plan.preview import Look
 from nodeagent.fabric.groups import Group
 from nodeagent.fabric.hypernode import DERIVED_FROM, HyperNode
 from nodeagent.fabric.reports import shown
-from nodeagent.text_table import columns, plain
+from nodeagent.one_line import one_line
+from nodeagent.text_table import columns
 
 _DERIVED = {
     "topology-file": "the topology file says so",
@@ -172,7 +173,7 @@ def _hypernode(look: Look, name: str, wanted: dict[str, HyperNode]) -> Iterator[
     if one.children:
         why = _DERIVED.get(one.note(DERIVED_FROM), "it is published so")
         yield f"Its {len(one.children)} members are together because {why}."
-        yield from (f"  {plain(child)}" for child in one.children)
+        yield from (f"  {one_line(child)}" for child in one.children)
         return
     group = look.planner.matching.groups.get(name)
     if group is None:

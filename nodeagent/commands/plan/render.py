@@ -14,7 +14,8 @@ from typing import Any
 
 from nodeagent.fabric.hypernode import HyperNode, render
 from nodeagent.fabric.outcome import Outcome, Overlap
-from nodeagent.text_table import plain, remarks, section
+from nodeagent.one_line import one_line
+from nodeagent.text_table import remarks, section
 
 # A scalar that every YAML reader takes for this text.
 _PLAIN = re.compile(r"[a-z][a-z0-9/-]*(\.[a-z0-9/-]+)*")
@@ -132,8 +133,8 @@ def _some(names: Iterable[str]) -> str:
     listed = [*names]
     text = ", ".join(listed)
     if len(text) <= _SHOWN or len(listed) < 3:
-        return plain(text)
-    return plain(f"{listed[0]} … {listed[-1]} ({len(listed)})")
+        return one_line(text)
+    return one_line(f"{listed[0]} … {listed[-1]} ({len(listed)})")
 
 
 def _scalar(text: str) -> str:

@@ -1,5 +1,7 @@
-"""What the doctor asks the API server, and what it was told. Nothing is written but access reviews, which nobody
-keeps; what may not be read is said to be hidden, which is no fault: an agent reads almost nothing.
+"""Read the cluster for the doctor: rights, CRDs, schedulers, the Node.
+
+Only access reviews are created; the API server answers them and does not store them. Objects that may not be read
+are listed as hidden, which is no fault: an agent may read almost nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.config.bounded_yaml import Limits, load_document
-from nodeagent.doctor.rbac import ACCOUNTS, DEMANDS, ROLES, Demand, Role
+from nodeagent.doctor.rbac import ACCOUNTS, NEEDED_RIGHTS, ROLES, NeededRight, Role
 from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Json, Resource, metadata
@@ -26,7 +28,7 @@ GROUPS = {
     "scheduling.volcano.sh": ("v1beta1",),
     "kueue.x-k8s.io": ("v1beta2", "v1beta1", "v1alpha1"),
 }
-"""Versions that are looked for, the best first; those of our own manifests."""
+"""The versions of our manifests, the preferred one first."""
 OURS = "nodeagent"
 SOURCE_LABEL = "volcano.sh/network-topology-source"
 VOLCANO_NAMESPACE = "volcano-system"
@@ -39,8 +41,8 @@ _REVIEW = "authorization.k8s.io"
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
-    """How the cluster is reached and as what: ``role`` ``None`` is found out."""
+class ClusterOptions:
+    """How to reach the cluster, and the role whose rights are checked; ``None``: derived from the service account."""
 
     kubeconfig: Path | None = None
     node: str | None = None
@@ -48,15 +50,15 @@ class Where:
 
 
 @dataclass(frozen=True, slots=True)
-class Denied:
+class DeniedVerb:
     role: Role
-    demand: Demand
+    demand: NeededRight
     verb: str
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """Of the Node object: its versions, and its capacity by resource."""
+class NodeFacts:
+    """The Node object: its versions, and its capacity by resource."""
 
     name: str
     kubelet: str
@@ -65,10 +67,10 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
-    """``error``: nothing was told. ``served`` are the plurals of each group in the version that is served,
-    ``None`` where the group is not there; ``other`` versions are served where none of ours is. ``checked`` are the
-    roles whose rights were reviewed. ``absent`` is the name of a node that is none. ``hidden`` is what may not be read.
+class ClusterFacts:
+    """``error``: nothing could be read. ``served``: version and plurals of each group; ``None``: not served.
+    ``other``: the served versions where ours is not. ``checked``: roles whose rights were reviewed. ``absent``: name
+    of the Node if it does not exist. ``hidden``: objects that may not be read.
     """
 
     server: str = ""
@@ -77,8 +79,8 @@ class Cluster:
     served: Mapping[str, tuple[str, tuple[str, ...]] | None] = field(default_factory=dict)
     other: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     checked: tuple[Role, ...] = ()
-    denied: tuple[Denied, ...] = ()
-    node: Node | None = None
+    denied: tuple[DeniedVerb, ...] = ()
+    node: NodeFacts | None = None
     absent: str | None = None
     reported: bool | None = None
     foreign: Mapping[str, int] = field(default_factory=dict)
@@ -87,8 +89,8 @@ class Cluster:
     hidden: tuple[str, ...] = ()
 
 
-async def look(where: Where) -> Cluster | None:
-    """``None`` where there is no way to a cluster and none was named."""
+async def read(where: ClusterOptions) -> ClusterFacts | None:
+    """``None`` where no cluster is configured."""
     pod = False
     try:
         access = kubeconfig(where.kubeconfig) if where.kubeconfig else in_cluster()
@@ -96,46 +98,46 @@ async def look(where: Where) -> Cluster | None:
         if access is None and os.environ.get("KUBECONFIG"):
             access = kubeconfig()
     except AccessError as error:
-        return Cluster(error=str(error))
+        return ClusterFacts(error=str(error))
     if access is None:
         return None
     client = ApiClient(access, manager="nodeagent-doctor", timeout_s=_TIMEOUT_S)
     try:
-        asking = _Asking(client, access.namespace if pod else OURS)
+        asking = _ClusterReader(client, access.namespace if pod else OURS)
         return await asking.all(access, where, pod=pod)
     except (ApiError, AccessError) as error:
-        return Cluster(access.server, error=str(error))
+        return ClusterFacts(access.server, error=str(error))
     finally:
         await client.close()
 
 
-class _Asking:
-    """One round of questions; what is forbidden is noted and passed over."""
+class _ClusterReader:
+    """Reads one cluster; a forbidden object is noted and skipped."""
 
     def __init__(self, client: ApiClient, namespace: str) -> None:
         self._client = client
         self._namespace = namespace
         self._hidden: list[str] = []
 
-    async def all(self, access: Access, where: Where, *, pod: bool) -> Cluster:
+    async def all(self, access: Access, where: ClusterOptions, *, pod: bool) -> ClusterFacts:
         served, other = {}, {}
-        for group, versions in GROUPS.items():  # the first answer tells whether anybody is there
+        for group, versions in GROUPS.items():  # the first answer shows whether the server is reachable
             served[group] = await self._served(group, versions)
             if served[group] is None:
                 other[group] = await self._versions(group)
         checked, denied = await self._rights(
             _roles(access, where, pod=pod), mine=pod or where.role is not None
         )
-        seen = Cluster(access.server, self._namespace, None, served, other, checked, denied)
+        facts = ClusterFacts(access.server, self._namespace, None, served, other, checked, denied)
         if served["topology.volcano.sh"] is not None:
-            seen = replace(seen, foreign=await self._foreign(), discoverers=await self._discoverers())
+            facts = replace(facts, foreign=await self._foreign(), discoverers=await self._discoverers())
         if where.node is not None:
             node, absent = await self._node(where.node)
-            seen = replace(seen, node=node, absent=absent)
+            facts = replace(facts, node=node, absent=absent)
             if served["nodeagent.io"] is not None:
-                seen = replace(seen, reported=await self._reported(where.node))
+                facts = replace(facts, reported=await self._reported(where.node))
         surge = await self._surge()
-        return replace(seen, surge=surge, hidden=tuple(self._hidden))
+        return replace(facts, surge=surge, hidden=tuple(self._hidden))
 
     async def _get(
         self, resource: Resource[Json], name: str, what: str, namespace: str | None = None
@@ -147,48 +149,52 @@ class _Asking:
             return None
 
     def _pass(self, error: ApiError, what: str) -> None:
-        """Absent is an answer and forbidden a fact; all else ends the round."""
+        """Note a forbidden object, and accept a missing one. Raises any other error."""
         if error.status == 403:
             self._hidden.append(what)
         elif not error.missing:
             raise error
 
-    # --- what is served -------------------------------------------------------------------------------
+    # --- API groups -----------------------------------------------------------------------------------
 
     async def _served(self, group: str, versions: tuple[str, ...]) -> tuple[str, tuple[str, ...]] | None:
-        """Discovery, which is open to everybody who is known."""
+        """API discovery, which every authenticated user may read."""
         for version in versions:
-            found = await self._get(Resource(group, version, "", "", False, dict), "", f"what {group} serves")
+            found = await self._get(
+                Resource(group, version, "", "", False, dict), "", f"the API group {group}"
+            )
             if found is not None:
                 return version, tuple(str(one.get("name")) for one in found.get("resources") or ())
         return None
 
     async def _versions(self, group: str) -> tuple[str, ...]:
-        found = await self._get(Resource(group, "", "", "", False, dict), "", f"what {group} serves")
+        found = await self._get(Resource(group, "", "", "", False, dict), "", f"the API group {group}")
         return tuple(str(one.get("version")) for one in (found or {}).get("versions") or ())
 
     # --- rights ---------------------------------------------------------------------------------------
 
     async def _rights(
         self, roles: tuple[Role, ...], *, mine: bool
-    ) -> tuple[tuple[Role, ...], tuple[Denied, ...]]:
-        """``mine``: of whoever asks; else of the service accounts, which only an administrator may ask for."""
-        asked = [(role, demand, verb) for role in roles for demand in DEMANDS[role] for verb in demand.verbs]
+    ) -> tuple[tuple[Role, ...], tuple[DeniedVerb, ...]]:
+        """``mine``: review the rights of the caller, else the service accounts'; those need an administrator."""
+        asked = [
+            (role, demand, verb) for role in roles for demand in NEEDED_RIGHTS[role] for verb in demand.verbs
+        ]
         try:
             answers = await asyncio.gather(*(self._allowed(*one, mine=mine) for one in asked))
         except ApiError as error:
-            self._pass(error, "what the service accounts may do")
+            self._pass(error, "the rights of the service accounts")
             if error.missing:
-                self._hidden.append("what the service accounts may do")
+                self._hidden.append("the rights of the service accounts")
             return (), ()
-        denied = (Denied(*one) for one, allowed in zip(asked, answers, strict=True) if not allowed)
+        denied = (DeniedVerb(*one) for one, allowed in zip(asked, answers, strict=True) if not allowed)
         return roles, tuple(denied)
 
-    async def _allowed(self, role: Role, demand: Demand, verb: str, *, mine: bool) -> bool:
+    async def _allowed(self, role: Role, demand: NeededRight, verb: str, *, mine: bool) -> bool:
         resource, _, part = demand.resource.partition("/")
         attributes = {"group": demand.group, "resource": resource, "verb": verb}
         attributes |= {"subresource": part} if part else {}
-        attributes |= {"namespace": self._namespace} if demand.own else {}
+        attributes |= {"namespace": self._namespace} if demand.own_namespace else {}
         attributes |= {"name": demand.name} if demand.name else {}
         spec: Json = {"resourceAttributes": attributes}
         kind = "SelfSubjectAccessReview"
@@ -201,9 +207,9 @@ class _Asking:
         answer = await self._client.create(review, {"metadata": {}, "spec": spec})
         return bool((answer.get("status") or {}).get("allowed"))
 
-    # --- what is there --------------------------------------------------------------------------------
+    # --- objects --------------------------------------------------------------------------------------
 
-    async def _node(self, name: str) -> tuple[Node | None, str | None]:
+    async def _node(self, name: str) -> tuple[NodeFacts | None, str | None]:
         hidden = len(self._hidden)
         found = await self._get(NODES, name, f"the Node {name}")
         if found is None:
@@ -212,7 +218,7 @@ class _Asking:
         info = status.get("nodeInfo") or {}
         capacity = {str(key): str(value) for key, value in (status.get("capacity") or {}).items()}
         kubelet, runtime = (str(info.get(key, "")) for key in ("kubeletVersion", "containerRuntimeVersion"))
-        return Node(name, kubelet, runtime, capacity), None
+        return NodeFacts(name, kubelet, runtime, capacity), None
 
     async def _reported(self, node: str) -> bool | None:
         hidden = len(self._hidden)
@@ -220,7 +226,7 @@ class _Asking:
         return None if len(self._hidden) > hidden else found is not None
 
     async def _foreign(self) -> dict[str, int]:
-        """HyperNodes that are not ours, by their source."""
+        """The number of HyperNodes that are not ours, by source."""
         try:
             listed = await self._client.list(HYPERNODES.partial, labels=f"{SOURCE_LABEL}!={OURS}")
         except ApiError as error:
@@ -233,7 +239,7 @@ class _Asking:
         return found
 
     async def _discoverers(self) -> tuple[str, ...]:
-        """Volcano's own sources of HyperNodes that are switched on."""
+        """Volcano's own sources of HyperNodes that are enabled."""
         try:
             listed = await self._client.list(_CONFIG_MAPS, namespace=VOLCANO_NAMESPACE)
         except ApiError as error:
@@ -254,7 +260,7 @@ class _Asking:
 
 
 def discoverers(conf: str) -> list[str]:
-    """The sources that Volcano's controller configuration switches on; a text that is none has none."""
+    """The sources that Volcano's controller configuration enables; none for an invalid text."""
     try:
         document = load_document(conf, Limits(values=100_000))
     except ValueError:
@@ -267,17 +273,17 @@ def discoverers(conf: str) -> list[str]:
     ]
 
 
-def _roles(access: Access, where: Where, *, pod: bool) -> tuple[Role, ...]:
+def _roles(access: Access, where: ClusterOptions, *, pod: bool) -> tuple[Role, ...]:
     if where.role is not None:
         return (where.role,)
     if not pod:
         return ROLES
-    account = subject(access.authorization() or "").rpartition(":")[2]
+    account = token_subject(access.authorization() or "").rpartition(":")[2]
     return next(((role,) for role, name in ACCOUNTS.items() if name == account), ("agent",))
 
 
-def subject(authorization: str) -> str:
-    """Whom a service account's token names, unverified: it only chooses which questions are asked."""
+def token_subject(authorization: str) -> str:
+    """The subject of a service account's token, unverified: it only selects which rights are reviewed."""
     parts = authorization.removeprefix("Bearer ").split(".")
     if len(parts) != 3:
         return ""

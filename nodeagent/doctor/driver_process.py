@@ -1,7 +1,7 @@
-"""A GPU driver asked in a process of its own: ``python -m nodeagent.doctor.driver_checks ROOT DRIVER``.
+"""Read a GPU driver in a separate process: ``python -m nodeagent.doctor.driver_process ROOT DRIVER``.
 
-A call into NVML may hang in the kernel, and a library and a kernel module that do not match may crash whoever
-loads them. Neither must end the doctor: it reads one JSON line from this process's stdout, or none.
+A call into NVML can hang in the kernel, and a mismatch of library and kernel module can crash the process. Neither
+ends the doctor: it reads one JSON line from the stdout of this process, or none.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _REAP_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """``error`` is what the driver as a whole refused with; ``absent`` where there is none; ``crashed`` how the
-    process that asked it ended instead of answering.
+class DriverAnswer:
+    """``error``: the driver refused all calls, with this message; ``absent``: there is no driver. ``crashed``: how the
+    process ended without an answer.
     """
 
     version: str | None = None
@@ -35,9 +35,9 @@ class Answer:
     crashed: str | None = None
 
 
-def ask(root: str, driver: str, timeout_s: float) -> Answer | None:
-    """``None`` where nothing came within the time; whatever still runs then is left to itself."""
-    command = [sys.executable, "-m", "nodeagent.doctor.driver_checks", root, driver]
+def read_in_process(root: str, driver: str, timeout_s: float) -> DriverAnswer | None:
+    """The driver's answer, or ``None`` after ``timeout_s``. A process that hangs in the kernel is abandoned."""
+    command = [sys.executable, "-m", "nodeagent.doctor.driver_process", root, driver]
     child = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -45,7 +45,7 @@ def ask(root: str, driver: str, timeout_s: float) -> Answer | None:
         told, complaint = child.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         child.kill()
-        with suppress(subprocess.TimeoutExpired):  # a call that hangs in the kernel does not hear the signal
+        with suppress(subprocess.TimeoutExpired):  # a call that hangs in the kernel ignores the signal
             child.wait(_REAP_S)
         return None
     finally:
@@ -53,24 +53,24 @@ def ask(root: str, driver: str, timeout_s: float) -> Answer | None:
             if pipe is not None:
                 pipe.close()
     try:
-        return msgspec.json.decode(told, type=Answer)
+        return msgspec.json.decode(told, type=DriverAnswer)
     except msgspec.DecodeError:
         last = complaint.decode("utf-8", "replace").strip().splitlines()[-1:]
         how = f"signal {-child.returncode}" if child.returncode < 0 else f"exit code {child.returncode}"
-        return Answer(crashed=": ".join([how, *last]))
+        return DriverAnswer(crashed=": ".join([how, *last]))
 
 
-def answer(root: str, name: str) -> Answer:
+def read_driver(root: str, name: str) -> DriverAnswer:
     tree = Tree(root)
     driver = discovery.driver(tree, GpuSettings(driver="nvml" if name == "nvml" else "none"))
     try:
         driver.open()
-        return Answer(driver.version(), driver.gpus())
+        return DriverAnswer(driver.version(), driver.gpus())
     except DriverError as error:
-        return Answer(error=str(error), absent=error.absent)
+        return DriverAnswer(error=str(error), absent=error.absent)
     finally:
         driver.close()
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(answer(*sys.argv[1:3]))), flush=True)  # noqa: T201
+    print(json.dumps(asdict(read_driver(*sys.argv[1:3]))), flush=True)  # noqa: T201

@@ -1,7 +1,6 @@
-"""Samples recorded for a while, in the form of ``nodeagent.health.recording``: to tune rules on what has happened.
+"""Record samples for some time, in the format of ``health/recording.py``, to tune rules on real events.
 
-The file grows line by line, so that a recording which is interrupted is one as far as it goes. It names devices
-and no node.
+The file grows line by line, so an interrupted recording is valid up to its end. It names devices, never the node.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from nodeagent import __version__
-from nodeagent.commands.capture import gpu_recorder as cards
-from nodeagent.commands.capture.machine import CaptureError
+from nodeagent.commands.capture.gpu_recorder import gpu_recorder, gpu_subjects
+from nodeagent.commands.capture.machine_capture import CaptureError
 from nodeagent.health.recording import Header, Subject, encode
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.sample import Sample
@@ -22,8 +21,6 @@ from nodeagent.sampling.sampler import Sampler
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sources import gpu_source, pci_source
 from nodeagent.sources.machine_access import hints, is_recorded, permanent_macs
-
-Writer = Callable[[bytes], object]
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
@@ -35,58 +32,58 @@ def record(
     rates: SamplesSettings | None = None,
     pace: gpu_source.Pace | None = None,
 ) -> str:
-    """Record the machine under ``root`` for so long; answers a summary for a person. Raises ``CaptureError``."""
+    """Record the machine under ``root`` in a new file. Returns a summary. Raises ``CaptureError``."""
     try:
-        # A recording is nobody's but who made it, and not to be lost for another one.
+        # Mode x: a recording must not overwrite another one.
         with file.open("xb", buffering=0) as out:
             return asyncio.run(_record(Tree(root), out.write, file, seconds, rates, pace))
     except FileExistsError as error:
-        raise CaptureError(f"{file} is there already; name a file that is not") from error
+        raise CaptureError(f"{file} exists already; name a new file") from error
     except OSError as error:
         raise CaptureError(f"{file} cannot be written: {error.strerror}") from error
 
 
 async def _record(
     tree: Tree,
-    write: Writer,
+    write: Callable[[bytes], object],
     file: Path,
     seconds: float,
     rates: SamplesSettings | None,
     pace: gpu_source.Pace | None,
 ) -> str:
     facts = await asyncio.to_thread(pci_source.scan, tree)
-    pfs = tuple(one for one in facts.functions if one.parent is None)
+    pfs = tuple(function for function in facts.functions if function.parent is None)
     macs = {} if is_recorded(tree) else await asyncio.to_thread(permanent_macs)
-    early: list[Sample] | None = []
+    before_header: list[Sample] | None = []
     count = 0
 
-    def state(samples: Sequence[Sample]) -> None:
+    def publish(samples: Sequence[Sample]) -> None:
         nonlocal count
-        if early is not None:  # the header comes first, and names the GPUs
-            early.extend(samples)
+        if before_header is not None:  # the header is the first line, and it needs the names of the GPUs
+            before_header.extend(samples)
             return
         count += len(samples)
         write(b"".join(map(encode, samples)))
 
-    async with cards.listening(tree, state, pace) as hearing:
-        write(encode(header(tree, pfs, facts.links, macs, tuple(cards.subjects(hearing)))))
-        first, early = early, None
-        state(first or ())
-        sampler = Sampler(tree, lambda: facts.functions, state, rates)
+    async with gpu_recorder(tree, publish, pace) as gpus:
+        write(encode(header(tree, pfs, facts.links, macs, tuple(gpu_subjects(gpus)))))
+        waiting, before_header = before_header, None
+        publish(waiting or ())
+        sampler = Sampler(tree, lambda: facts.functions, publish, rates)
         try:
             async with asyncio.timeout(seconds):
                 with hints(tree) as waking:
                     await sampler.watch(waking)
         except TimeoutError:
             pass
-    silent = [f"{source}: {one.reason}" for source, one in sampler.statuses.items() if one.reason]
-    silent += [f"gpu: {hearing.why}"] if hearing.why is not None else []
-    what = f"{len(pfs)} PFs and {len(hearing.judge.gpus)} GPUs"
-    lines = [f"{file}: {count} samples of {what} in {seconds:g} s"]
-    if silent:
-        lines.append("These sources have not spoken:")
-        lines += [f"  {line}" for line in sorted(silent)]
-    return "\n".join([*lines, f"Judge them with: nodeagent health replay {file}"])
+    failed = [f"{source}: {status.reason}" for source, status in sampler.statuses.items() if status.reason]
+    failed += [f"gpu: {gpus.why}"] if gpus.why is not None else []
+    devices = f"{len(pfs)} PFs and {len(gpus.judge.gpus)} GPUs"
+    lines = [f"{file}: {count} samples of {devices} in {seconds:g} s"]
+    if failed:
+        lines.append("These readers failed:")
+        lines += [f"  {line}" for line in sorted(failed)]
+    return "\n".join([*lines, f"To replay the rules on it: nodeagent health replay {file}"])
 
 
 def header(
@@ -96,20 +93,20 @@ def header(
     macs: Mapping[str, str | None],
     gpus: Sequence[Subject] = (),
 ) -> Header:
-    """``macs`` are permanent addresses, as far as the kernel says them."""
+    """``macs`` are the permanent addresses that the kernel knows, by PCI address."""
     by_device = {link.pci_address: link for link in links}
     return Header(
         agent=__version__,
         boot_id=tree.text(_BOOT_ID) or "",
         booted_at=round(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME), 3),
         devices=(
-            *(subject(pf, by_device.get(pf.pci_address), macs.get(pf.pci_address)) for pf in pfs),
+            *(_nic_subject(pf, by_device.get(pf.pci_address), macs.get(pf.pci_address)) for pf in pfs),
             *gpus,
         ),
     )
 
 
-def subject(pf: Function, link: Link | None, mac: str | None) -> Subject:
+def _nic_subject(pf: Function, link: Link | None, mac: str | None) -> Subject:
     return Subject(
         device=pf.pci_address,
         netdev=pf.netdev,

@@ -1,0 +1,232 @@
+"""Record a machine, so that ``--root`` shows it elsewhere.
+
+* There is no list of files: a capture holds everything that a scan of this version reads, lists or follows, and a
+  few files about its origin (``_ORIGIN``). A file of which only the name matters (a device node, a library) is empty.
+* A listed folder below ``/sys`` has all its folders and links, because a listing is a result too: for example the
+  empty ``net`` of a VF whose netdev is in a pod. Links are relative and stay inside the capture.
+* ``/.nodeagent/unreadable`` names each file that could not be read, with its errno. ``Tree`` fails there in the same
+  way.
+* A capture always has ``gpus.json``. Without it, a replay would query the GPU driver of the machine that replays.
+* ``samples.json`` has the values at the time of the capture.
+* The capture is written beside its target and renamed, so a failed capture leaves nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from nodeagent import __version__, discovery
+from nodeagent.agent_config import Config
+from nodeagent.commands.capture.recording_tree import RecordingTree
+from nodeagent.commands.capture.scrambler import Scrambler
+from nodeagent.host import recorded_gpus
+from nodeagent.host.gpu_driver import DriverError, GpuReading, GpuVitals
+from nodeagent.host.sysfs import NET, UNREADABLE, SysfsScan, Tree
+from nodeagent.measurements.sample import Sample
+from nodeagent.model import Function
+from nodeagent.sampling.recorded_samples import PATH as SAMPLES
+from nodeagent.sampling.sampler import Sampler
+from nodeagent.sampling.sampling_settings import SamplesSettings
+from nodeagent.sources import host_paths, nvml_session, pci_source
+
+MARKER = "/.nodeagent/machine.yaml"
+_ORIGIN = (
+    "/sys/class/dmi/id/sys_vendor",
+    "/sys/class/dmi/id/product_name",
+    "/proc/sys/kernel/osrelease",
+    "/proc/sys/kernel/random/boot_id",
+)
+_DRIVER_S, _SAMPLES_S = 30.0, 30.0
+"""After this time, a driver or a reader that hangs is left out."""
+_SERIALS = frozenset(("module_serial", "gpu_serial"))
+
+
+class CaptureError(Exception):
+    """The capture or the recording failed, and nothing of it is left."""
+
+
+def capture(root: Path, directory: Path, *, scramble: bool) -> str:
+    """Record the machine under ``root`` in ``directory``, which is new or empty. Returns a summary.
+
+    Raises ``CaptureError``, or ``SysfsError`` if there is no machine.
+    """
+    _check_target(directory)
+    tree = RecordingTree(root)
+    facts = pci_source.scan(tree)
+    host_paths.look(tree, Config().cdi.directory)
+    readings, why = _capture_gpus(tree)
+    _read_more(tree, facts.functions, readings)
+    tree.files[SAMPLES] = _samples(tree, facts.functions)
+    tree.files[MARKER] = _marker(tree, scrambled=scramble).encode()
+    if tree.unreadable:
+        lines = (f"{errno.errorcode[code]} {path}\n" for path, code in sorted(tree.unreadable.items()))
+        tree.files[UNREADABLE] = "".join(lines).encode("utf-8", "surrogateescape")
+    _write(tree, directory, Scrambler().text if scramble else str)
+    vfs = sum(function.parent is not None for function in facts.functions)
+    counts = (
+        f"{len(readings)} GPUs, {len(facts.functions) - vfs} PFs and {vfs} VFs in {len(tree.files)} files"
+    )
+    summary = [f"{directory}: {counts}{', scrambled' if scramble else ''}"]
+    if why is not None:
+        summary.append(f"The GPU driver did not answer, and the capture records that: {why}")
+    if tree.unreadable:
+        summary.append(f"{len(tree.unreadable)} files could not be read, and the capture records that.")
+    return "\n".join([*summary, f"To show it: nodeagent scan --root {directory}"])
+
+
+# --- reading ----------------------------------------------------------------------------------------------
+
+
+def _capture_gpus(tree: RecordingTree) -> tuple[tuple[GpuReading, ...], str | None]:
+    """Record ``gpus.json``. Returns the GPUs, and why the driver did not answer. A driver that hangs is given up."""
+    answers: list[tuple[str | None, tuple[GpuReading, ...]]] = []
+    measured: list[tuple[GpuVitals, ...]] = []
+    errors: list[DriverError] = []
+
+    def read() -> None:
+        driver = discovery.driver(tree, Config().gpu)
+        try:
+            driver.open()
+            answers.append((driver.version(), driver.gpus()))
+            measured.append(tuple(driver.vitals()))
+            driver.close()
+        except DriverError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=read, name="gpu-driver", daemon=True)
+    thread.start()
+    thread.join(_DRIVER_S)
+    version, readings = answers[0] if answers else (None, ())
+    why = None if answers else f"the GPU driver has not answered within {_DRIVER_S:g} s"
+    if errors and not answers:
+        why = None if errors[0].absent else str(errors[0])
+    if tree.data(recorded_gpus.PATH) is None:
+        vitals = tuple(
+            replace(gpu, texts={name: text for name, text in gpu.texts.items() if name not in _SERIALS})
+            for gpu in (measured[0] if measured else ())
+        )
+        recording = json.loads(recorded_gpus.record(readings, version, vitals=vitals))
+        recording["failure"] = {"call": "init", "error": why} if why else None
+        tree.files[recorded_gpus.PATH] = (json.dumps(recording, indent=2) + "\n").encode()
+    return readings, why
+
+
+def _read_more(
+    tree: RecordingTree, functions: tuple[Function, ...], readings: tuple[GpuReading, ...]
+) -> None:
+    """Read what other parts read besides the scan: GPU positions, files of ``nodeagent vfs``, device nodes."""
+    for reading in readings:
+        if reading.pci_address is not None:
+            nvml_session.place(tree, reading.pci_address)
+        tree.exists(f"/dev/nvidia{reading.minor}")
+    sysfs = SysfsScan(tree)
+    for function in functions:
+        sysfs.names(f"/sys/bus/pci/devices/{function.pci_address}/net")
+        sysfs.read(tree.text, f"/sys/bus/pci/devices/{function.pci_address}/sriov_drivers_autoprobe")
+        if function.netdev is not None:
+            sysfs.names(f"{NET}/{function.netdev}")
+            sysfs.netdev(tree.text, function.netdev, "flags")
+        rdma = function.rdma
+        nodes = (function.vdpa, *((rdma.uverbs, rdma.umad, rdma.issm) if rdma else ()))
+        for path in (*nodes, function.vfio_group and f"/dev/vfio/{function.vfio_group}"):
+            if path is not None:
+                tree.exists(path)
+    for path in _ORIGIN:
+        sysfs.read(tree.text, path)
+
+
+def _samples(tree: Tree, functions: tuple[Function, ...]) -> bytes:
+    """``samples.json``: one sample per device and reader, without serial numbers.
+
+    A thread with its own event loop, because the caller may run in one. After ``_SAMPLES_S`` it returns the samples
+    that are there.
+    """
+    taken: list[Sample] = []
+
+    async def sample() -> None:
+        sampler = Sampler(tree, lambda: functions, taken.extend, SamplesSettings(kernel_log=False))
+        await sampler.once()
+        sampler.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(sample()), name="samples", daemon=True)
+    thread.start()
+    thread.join(_SAMPLES_S)
+    encoded = msgspec.json.encode([_without_serials(sample) for sample in tuple(taken)])
+    return msgspec.json.format(encoded, indent=1) + b"\n"
+
+
+def _without_serials(sample: Sample) -> Sample:
+    if _SERIALS.isdisjoint(sample.texts):
+        return sample
+    texts = {name: text for name, text in sample.texts.items() if name not in _SERIALS}
+    return msgspec.structs.replace(sample, texts=texts)
+
+
+# --- writing ----------------------------------------------------------------------------------------------
+
+
+def _marker(tree: Tree, *, scrambled: bool) -> str:
+    """The origin of the capture, as YAML. Its values are JSON, which YAML includes."""
+    facts = {
+        "nodeagent": __version__,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "kernel": tree.text("/proc/sys/kernel/osrelease"),
+        "source": str(tree.root),
+        "scrambled": scrambled,
+    }
+    return "kind: captured\n" + "".join(f"{name}: {json.dumps(value)}\n" for name, value in facts.items())
+
+
+def _check_target(directory: Path) -> None:
+    try:
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            raise CaptureError(
+                f"{directory} exists and is not an empty folder; name an empty or a new folder"
+            )
+    except OSError as error:
+        raise CaptureError(f"{directory} cannot be read: {error.strerror}") from error
+
+
+def _write(tree: RecordingTree, directory: Path, scramble: Callable[[str], str]) -> None:
+    place = directory.absolute()
+    try:
+        part = tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent)
+    except OSError as error:
+        raise CaptureError(f"{directory} cannot be made: {error.strerror}: {place.parent}") from error
+    try:
+        _write_files(tree, part, scramble)
+        os.chmod(part, 0o755)  # noqa: S103, PTH101 - mkdtemp gives access to one user only
+        os.rename(part, place)  # noqa: PTH104 - it replaces an empty folder
+    except OSError as error:
+        raise CaptureError(
+            f"{directory} cannot be written: {error.strerror}; nothing is left of it"
+        ) from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _write_files(tree: RecordingTree, part: str, scramble: Callable[[str], str]) -> None:
+    def place(path: str) -> Path:
+        at = Path(part + scramble(path))
+        at.parent.mkdir(parents=True, exist_ok=True)
+        return at
+
+    for folder in sorted(tree.folders):
+        place(folder).mkdir(exist_ok=True)
+    for path, content in sorted(tree.files.items()):
+        text = scramble(content.decode("utf-8", "surrogateescape"))
+        place(path).write_bytes(text.encode("utf-8", "surrogateescape"))
+    for path, target in sorted(tree.links.items()):
+        place(path).symlink_to(scramble(target))

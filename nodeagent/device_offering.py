@@ -1,0 +1,187 @@
+"""Offer the kubelet the devices that configuration and facts allow, whenever one of them changes.
+
+The order matters: the CDI specs and the slice sizes are on the disk before the kubelet gets the devices, because it
+may allocate them at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+
+from nodeagent.agent_config import Config
+from nodeagent.config.faults import ConfigError, ConfigFault
+from nodeagent.inventory import Inventory
+from nodeagent.kinds import DeviceKind
+from nodeagent.kubelet.cdi_files import CdiSpecFiles
+from nodeagent.kubelet.device_info import DeviceInfoFiles
+from nodeagent.kubelet.registration import DevicePlugins
+from nodeagent.kubelet.slice_sizes import SliceSizes
+from nodeagent.model import Allocation, Snapshot
+from nodeagent.offer import Offer, prefix
+from nodeagent.supervise import either
+
+log = logging.getLogger(__name__)
+
+FLUSH_S = 1.0
+"""A local file is written in a millisecond; a disk that takes longer hangs."""
+
+
+class OfferFiles:
+    """The device-info files and CDI specs that must be on the disk before an allocation is answered."""
+
+    def __init__(self, device_info: DeviceInfoFiles, cdi_specs: CdiSpecFiles) -> None:
+        self.device_info = device_info
+        self.cdi_specs = cdi_specs
+
+    def due(self, allocation: Allocation) -> bool:
+        return bool(allocation.device_info) or self.cdi_specs.behind(allocation)
+
+    def write(self, allocation: Allocation) -> None:
+        """Write the files. Blocks; raises ``OSError`` with the name of the file that cannot be written."""
+        self.device_info.write(allocation)
+        if self.cdi_specs.behind(allocation) and (failure := self.cdi_specs.flush()) is not None:
+            raise failure
+
+
+class DeviceOffering:
+    """The offer in force. The pages and the API server show ``offered``, ``withheld``, ``remarks`` and ``rails``."""
+
+    def __init__(
+        self,
+        config: Config,
+        inventory: Inventory,
+        plugins: DevicePlugins,
+        files: OfferFiles,
+        sizes: SliceSizes,
+    ) -> None:
+        self.offered: tuple[DeviceKind, ...] = ()
+        self.withheld: tuple[str, ...] = ()
+        """The resources that are not offered, each with the reason."""
+        self.remarks: tuple[str, ...] = ()
+        """The resources that are offered in another way than configured."""
+        self._inventory = inventory
+        self._plugins = plugins
+        self._files = files
+        self._sizes = sizes
+        self._pod_resources = config.kubelet.pod_resources
+        self._scan_seconds = config.scan_seconds
+        self._offer = Offer(config)
+        self._replaced = asyncio.Event()
+        self._swept = False
+
+    @property
+    def config(self) -> Config:
+        """The configuration in force."""
+        return self._offer.config
+
+    @property
+    def rails(self) -> Mapping[str, int]:
+        return self._offer.rails
+
+    def check(self, name: str) -> None:
+        """Raise ``ConfigError`` if the configuration at start cannot work on this machine."""
+        _refuse(name, self._fatal(self._offer))
+
+    def replace(self, config: Config, name: str) -> None:
+        """Apply a changed configuration. Raises ``ConfigError`` and keeps the old one if it cannot work here."""
+        offer = Offer(config, self._offer)
+        # A slice that a pod holds must keep its size.
+        snapshot = self._inventory.snapshot
+        resized = (self._sizes.refusal(kind, snapshot) for kind in offer.kinds(snapshot))
+        _refuse(name, [*self._fatal(offer), *filter(None, resized)])
+        self._offer = offer
+        self._replaced.set()
+
+    async def run(self) -> None:
+        """Offer the devices now, after each change, and every ``scanSeconds``, until cancelled."""
+        logged: tuple[str, ...] = ()
+        while True:
+            snapshot = self._inventory.snapshot
+            self._decide(snapshot)
+            await self._write_cdi_specs(snapshot)
+            await self._sizes.save(self.offered)
+            self._plugins.update(self.offered, snapshot)
+            await asyncio.sleep(0)  # the streams send now; the rest can wait
+            await self._remove_stale_files(snapshot)
+            troubles = tuple(trouble.message for trouble in self._offer.troubles(snapshot))
+            for message in troubles:
+                if message not in logged:
+                    log.warning("A configured resource cannot be offered. reason=%r", message)
+            logged = troubles
+            # The timer serves the files: a disk may have space again, a file may have been removed.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._scan_seconds):
+                    await either(self._inventory.changed(snapshot.revision), self._replaced.wait())
+            self._replaced.clear()
+
+    def _decide(self, snapshot: Snapshot) -> None:
+        """Offer only kinds whose source has published, and no device list that the kubelet would refuse."""
+        offered: list[DeviceKind] = []
+        withheld: list[str] = []
+        for kind in self._offer.kinds(snapshot):
+            settled: DeviceKind | str
+            if (missing := self._missing_source(kind, snapshot)) is not None:
+                settled = missing
+            elif (refusal := kind.refusal(snapshot)) is not None:
+                settled = refusal
+            else:
+                settled = self._sizes.settle(kind, snapshot, pod_resources=self._pod_resources)
+            if isinstance(settled, str):
+                withheld.append(f"{kind.resource}: {settled}")
+            else:
+                offered.append(settled)
+        withheld += self._unnamed(snapshot)
+        self.offered, self.withheld, self.remarks = tuple(offered), tuple(withheld), self._sizes.remarks
+
+    def _missing_source(self, kind: DeviceKind, snapshot: Snapshot) -> str | None:
+        """Return why the facts of a kind are not known yet: an empty list would be wrong."""
+        # With "auto" the product, which the PCI source publishes, is part of every resource's name.
+        sources = {kind.source, "pci"} if self.config.resource_prefix == "auto" else {kind.source}
+        for source in sorted(sources):
+            if not self._inventory.has_published(source):
+                return _silence(source, snapshot)
+        return None
+
+    def _unnamed(self, snapshot: Snapshot) -> Iterator[str]:
+        """Yield the entries whose resources get their names from PFs that are not known yet."""
+        if not self._inventory.has_published("pci"):
+            for entry in self.config.resources:
+                if "{" in entry.name:
+                    yield f"{entry.name}: {_silence('pci', snapshot)}"
+
+    async def _write_cdi_specs(self, snapshot: Snapshot) -> None:
+        """Write the specs before the kubelet gets the devices. A disk that hangs must not delay bad news for it."""
+        if self._files.cdi_specs.update(self.offered, snapshot):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FLUSH_S):
+                    await asyncio.to_thread(self._files.cdi_specs.flush)
+
+    async def _remove_stale_files(self, snapshot: Snapshot) -> None:
+        """Once it is known what pods hold, remove the device-info files of an earlier agent."""
+        if snapshot.holdings is None or self._swept:
+            return
+        self._swept = True
+        head = prefix(self.config, snapshot.product).replace("/", "-")
+        held = (
+            f"{holding.resource.replace('/', '-')}-{id_}-device.json"
+            for holding in snapshot.holdings
+            for id_ in holding.device_ids
+        )
+        for name in await asyncio.to_thread(self._files.device_info.remove_stale, f"{head}-", held):
+            log.info("A device-info file of an earlier agent was removed. file=%s", name)
+
+    def _fatal(self, offer: Offer) -> list[str]:
+        return [trouble.message for trouble in offer.troubles(self._inventory.snapshot) if trouble.fatal]
+
+
+def _silence(source: str, snapshot: Snapshot) -> str:
+    reasons = (entry.reason for entry in snapshot.silent if entry.source == source)
+    return next(reasons, f"{source} are not known yet")
+
+
+def _refuse(name: str, messages: list[str]) -> None:
+    if messages:
+        raise ConfigError(name, [ConfigFault("resources", None, None, message) for message in messages])
