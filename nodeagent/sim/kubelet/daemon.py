@@ -86,8 +86,11 @@ class Kubelet:
         self._devices.load()
         (folder / "DEPRECATION").touch()
         for path in (*folder.iterdir(), self.podresources_socket):
-            if path.exists() and stat.S_ISSOCK(path.lstat().st_mode):
-                path.unlink()
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # a plugin may remove its own socket at the same time
+                if stat.S_ISSOCK(path.lstat().st_mode):
+                    path.unlink()
         plugins = Plugins(
             self._devices,
             self._journal,
