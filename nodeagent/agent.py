@@ -19,7 +19,7 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -32,7 +32,7 @@ from nodeagent.agent_config import Config, load
 from nodeagent.cluster import agent_tasks
 from nodeagent.config.faults import ConfigError
 from nodeagent.device_offering import DeviceOffering, OfferFiles
-from nodeagent.host.inotify import CONTENT, InotifyError, Watch
+from nodeagent.host.inotify import CONTENT, FolderWatch, InotifyError
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
@@ -40,8 +40,8 @@ from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.slice_sizes import SliceSizes
-from nodeagent.metrics.scrape_input import HealthFigures
 from nodeagent.sources import gpu_source
+from nodeagent.sources.gpu_facts import GpuFacts
 from nodeagent.supervise import Fatal, either, keep
 from nodeagent.web.pages import Pages, PageSources
 
@@ -88,7 +88,7 @@ class Agent:
         self, config: Config, options: AgentOptions, on_listen: Callable[[int], None] = lambda _port: None
     ) -> None:
         tree = Tree(options.root)
-        memory = discovery.memory(config.health, options.root)
+        state_file = discovery.open_state_file(config.health, options.root)
         files = OfferFiles(
             DeviceInfoFiles(tree.path(DEVICE_INFO)), CdiSpecFiles(tree.path(config.cdi.directory))
         )
@@ -100,15 +100,14 @@ class Agent:
         self.settled = asyncio.Event()
         """Set when the kubelet has the devices and everything is imported."""
         self.inventory = Inventory()
-        self.nic_health = discovery.verdicts(config.health, memory)
-        self.gpu_health = discovery.gpus_ledger(config, memory)
+        self.health = discovery.health_service(config, state_file)
+        gpu_facts = GpuFacts(self.health)
         self.sources = discovery.Discovery(
             self.inventory,
             config,
             options.root,
             node_name=options.node_name,
-            nic_health=self.nic_health,
-            gpu_health=self.gpu_health,
+            gpu_facts=gpu_facts,
             sampled=True,
         )
         rpc_stats = RpcStats()
@@ -128,10 +127,10 @@ class Agent:
                 offering=self.offering,
                 rpc_stats=rpc_stats,
                 nics=self.sources,
-                gpus=self.gpu_health,
+                gpus=gpu_facts,
                 statuses=self.plugins.statuses,
-                health_figures=self._health_figures,
-                explained_health=lambda: discovery.explained(self.nic_health, self.gpu_health),
+                health_figures=self.health.figures,
+                explained_health=self.health.explain_json,
                 stuck_threads=gpu_source.stuck_threads,
             ),
         )
@@ -171,9 +170,6 @@ class Agent:
         """Read the configuration file now (SIGHUP)."""
         self._reload.set()
 
-    def _health_figures(self) -> Mapping[str, HealthFigures]:
-        return {**self.nic_health.figures(), **self.gpu_health.figures()}
-
     async def _settle(self) -> None:
         """Wait until the kubelet lists our devices, then import what registration does not need.
 
@@ -203,7 +199,7 @@ class Agent:
 
     async def _follow_config(self, path: Path) -> None:
         try:
-            with Watch() as watching:
+            with FolderWatch() as watching:
                 # A ConfigMap is swapped by renaming a link in the folder, so the folder is watched.
                 watching.add(path.parent, CONTENT)
                 before = None
@@ -232,7 +228,7 @@ class Agent:
             if getattr(config, setting) != getattr(self._config, setting):
                 log.warning("A changed setting takes effect when the agent is restarted. setting=%s", setting)
         logging.getLogger().setLevel(config.log.level.upper())
-        discovery.adopt(self.nic_health, self._config.health, config.health)
+        discovery.adopt(self.health, self._config.health, config.health)
         log.info("The changed configuration is in force. file=%s", name)
 
 

@@ -14,32 +14,30 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from nodeagent.agent_config import Config
 from nodeagent.health.gpu_rules import GpuLimits, MeasuredFault
 from nodeagent.health.health_settings import GuardSettings, HealthSettings, override
 from nodeagent.health.nic_judge import Expected, NicTerms
 from nodeagent.health.nic_rules import effective
+from nodeagent.health.service import HealthService
+from nodeagent.health.state_file import StateFile
 from nodeagent.health.xids import GpuTerms
 from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.nvml import Nvml
-from nodeagent.host.recorded_gpus import Recorded
+from nodeagent.host.recorded_gpus import RecordedDriver
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
 from nodeagent.model import Gpu, Neighbor, Remark
 from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
-from nodeagent.sources.gpu_health_service import Ledger
+from nodeagent.sources.gpu_facts import GpuFacts
 from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
-from nodeagent.sources.nic_health_service import Verdicts
 from nodeagent.sources.scan_hints import ScanRequest
 from nodeagent.sources.source_settings import GpuSettings
-from nodeagent.sources.state_file import Memory
 from nodeagent.supervise import keep
 
 if TYPE_CHECKING:  # loaded after registration
+    from nodeagent.measurements.reader_status import ReaderStatus
     from nodeagent.measurements.sample import Sample
-    from nodeagent.sampling.reader_status import ReaderStatus
     from nodeagent.sampling.sampler import Sampler
     from nodeagent.sources.lldp_receiver import LldpReceiver
 
@@ -59,7 +57,7 @@ def driver(tree: Tree, settings: GpuSettings) -> nvml_session.Driver:
     """Make a new driver for one session."""
     if settings.driver == "none":
         return NoDriver()
-    return Recorded(tree.root) if is_recorded(tree) else Nvml(processes=settings.health.processes)
+    return RecordedDriver(tree.root) if is_recorded(tree) else Nvml(processes=settings.health.processes)
 
 
 def gpu_terms(settings: GpuSettings, guard: GuardSettings) -> GpuTerms:
@@ -99,35 +97,28 @@ def nic_terms(settings: HealthSettings) -> NicTerms:
     )
 
 
-def memory(settings: HealthSettings, root: Path) -> Memory:
-    """Open the state file that the health of NICs and of GPUs share."""
-    return Memory.open(Tree(root).path(settings.state_directory))
+def health_service(config: Config, state_file: StateFile | None = None) -> HealthService:
+    """Return the health service. With ``gpu.driver: none`` the GPUs in the state file stay as they are."""
+    return HealthService(
+        nic_terms(config.health),
+        gpu_terms(config.gpu, config.health.guard),
+        state_file,
+        with_gpus=config.gpu.driver != "none",
+    )
 
 
-def verdicts(settings: HealthSettings, memory: Memory) -> Verdicts:
-    """Return the health service of the NICs, with its state file."""
-    return Verdicts(nic_terms(settings), memory)
+def open_state_file(settings: HealthSettings, root: Path) -> StateFile:
+    return StateFile.open(Tree(root).path(settings.state_directory))
 
 
-def adopt(judge: Verdicts, begun: HealthSettings, now: HealthSettings) -> None:
+def adopt(health: HealthService, begun: HealthSettings, now: HealthSettings) -> None:
     """Apply changed health settings. ``begun`` are the settings at the start of the agent."""
     for setting in ("cabling_plan", "state_directory"):
         if getattr(now, setting) != getattr(begun, setting):
             log.warning(
                 "A changed setting takes effect when the agent is restarted. setting=health.%s", setting
             )
-    judge.adopt(nic_terms(now))
-
-
-def explained(judge: Verdicts, ledger: Ledger) -> bytes:
-    """Return the health of every PF and GPU with its rules and values: a JSON array of ``DeviceView``."""
-    return msgspec.json.encode((*judge.explained(), *ledger.explained())) + b"\n"
-
-
-def gpus_ledger(config: Config, memory: Memory | None = None) -> Ledger:
-    """Return the health service of the GPUs. With ``gpu.driver: none`` it leaves the state file alone."""
-    terms = gpu_terms(config.gpu, config.health.guard)
-    return Ledger(terms, memory if config.gpu.driver != "none" else None)
+    health.adopt(nic_terms(now))
 
 
 def receives_lldp(config: Config, tree: Tree) -> bool:
@@ -139,7 +130,7 @@ def receives_lldp(config: Config, tree: Tree) -> bool:
 class Discovery:
     """The sources of one machine. Each is a supervised task that publishes facts to the inventory.
 
-    Without ``nic_health`` or ``gpu_health`` this object makes its own, without a state file.
+    Without ``gpu_facts`` this object makes its own, with a health service without a state file.
     """
 
     def __init__(
@@ -149,8 +140,7 @@ class Discovery:
         root: Path,
         *,
         node_name: str | None = None,
-        nic_health: Verdicts | None = None,
-        gpu_health: Ledger | None = None,
+        gpu_facts: GpuFacts | None = None,
         sampled: bool = False,
     ) -> None:
         """``node_name`` is the system name that this node sends to switches. ``sampled``: run the samplers too."""
@@ -165,10 +155,10 @@ class Discovery:
         self._sampled = sampled
         self._sampler: Sampler | None = None
         self._lldp_receiver: LldpReceiver | None = None
-        self._nic_health = nic_health if nic_health is not None else Verdicts(nic_terms(config.health))
-        self._gpu_health = gpu_health if gpu_health is not None else gpus_ledger(config)
-        self._nic_health.tell(lambda functions: inventory.publish("health", functions=functions))
-        self._gpu_health.tell(self._publish_gpus)
+        self._gpu_facts = gpu_facts if gpu_facts is not None else GpuFacts(health_service(config))
+        self._health = self._gpu_facts.health
+        self._health.publish_functions(lambda functions: inventory.publish("health", functions=functions))
+        self._gpu_facts.publish_to(self._publish_gpus)
         self._last_scan: pci_source.PciFacts | None = None
         """What a restarted PCI source continues from."""
         self._gpu_hint = asyncio.Event()
@@ -206,8 +196,8 @@ class Discovery:
             ("pci", True, self._watch_pci),
             ("gpus", True, self._watch_gpus),
             ("paths", True, self._watch_paths),
-            ("health", True, self._nic_health.run),
-            ("memory", True, self._nic_health.memory.run),
+            ("health", True, self._health.run),
+            ("memory", True, self._health.state_file.run),
             ("samples", self._sampled, self._sample),
             ("cabling", config.health.cabling_plan is not None, self._watch_cabling_plan),
             ("lldp", receives_lldp(config, self._tree), self._watch_lldp),
@@ -216,7 +206,7 @@ class Discovery:
 
     async def _watch_pci(self) -> None:
         if not is_recorded(self._tree):
-            self._nic_health.identify(await asyncio.to_thread(permanent_macs))
+            self._health.identify_nics(await asyncio.to_thread(permanent_macs))
         with hints(self._tree) as opened:
             await pci_source.watch(
                 self._tree,
@@ -233,7 +223,7 @@ class Discovery:
             "pci",
             # A product name that cannot be read for a moment would rename every resource.
             product=facts.product or snapshot.product,
-            functions=self._nic_health.facts(facts.functions, facts.links, facts.faults, snapshot.gpus),
+            functions=self._health.judge_functions(facts.functions, facts.links, facts.faults, snapshot.gpus),
             links=facts.links,
             unreadable=facts.unreadable,
         )
@@ -245,7 +235,7 @@ class Discovery:
         await gpu_source.watch(
             lambda: driver(self._tree, settings),
             self._tree,
-            self._gpu_health,
+            self._gpu_facts,
             partial(self._inventory.silence, "gpus"),
             pace=gpu_source.Pace(timeout_s=settings.timeout_seconds, vitals_s=settings.health.read_seconds),
             hints=self._gpu_hint,
@@ -253,7 +243,7 @@ class Discovery:
 
     def _publish_gpus(self, gpus: tuple[Gpu, ...]) -> None:
         self._inventory.publish("gpus", gpus=gpus)
-        self._nic_health.gpus(gpus)
+        self._health.take_gpus(gpus)
 
     async def _watch_paths(self) -> None:
         while True:
@@ -281,13 +271,15 @@ class Discovery:
 
     def _publish_lldp(self, neighbors: tuple[Neighbor, ...], remarks: tuple[Remark, ...]) -> None:
         self._inventory.publish("lldp", neighbors=neighbors, remarks=remarks)
-        self._nic_health.neighbors(neighbors)
+        self._health.take_neighbors(neighbors)
 
     async def _watch_cabling_plan(self) -> None:
         plan = self._config.health.cabling_plan
         assert plan is not None
         node_name = self._node_name or socket.gethostname()
-        await cabling_plan.watch(Path(plan), node_name, self._nic_health.plan, self._config.scan_seconds)
+        await cabling_plan.watch(
+            Path(plan), node_name, self._health.take_cabling_plan, self._config.scan_seconds
+        )
 
     async def _sample(self) -> None:
         await self._after_registration()
@@ -296,7 +288,7 @@ class Discovery:
         self._sampler = Sampler(
             self._tree,
             lambda: self._inventory.snapshot.functions,
-            self._nic_health.samples,
+            self._health.take_samples,
             self._config.samples,
         )
         with hints(self._tree) as opened:

@@ -10,7 +10,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 from nodeagent.backoff import Backoff
@@ -68,6 +69,26 @@ async def keep(
         if failed is not None:
             failed(reason)
         await asyncio.sleep(wait_s)
+
+
+@asynccontextmanager
+async def beside(
+    work: Coroutine[Any, Any, object], ready: Coroutine[Any, Any, object], timeout_s: float | None = None
+) -> AsyncIterator[asyncio.Task[object]]:
+    """Run ``work`` as a task while the body runs, and cancel it at the end.
+
+    The body starts when ``ready`` returns, or after ``timeout_s``. Raises the error of ``work`` if it fails before.
+    """
+    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(ready)
+    try:
+        await asyncio.wait((working, waiting), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            await working
+        yield working
+    finally:
+        for task in (working, waiting):
+            task.cancel()
+        await asyncio.gather(working, waiting, return_exceptions=True)
 
 
 async def either(*waits: Coroutine[Any, Any, object]) -> None:

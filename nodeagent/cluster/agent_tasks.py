@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RAIL_NAME = "nic{}"
-"""The name of a link in the report, by its rail. Resources have the same names by default, and a NIC that is
-replaced in the same slot keeps it."""
-
 
 class NodeAccess(msgspec.Struct, frozen=True):
     """How the API server is reached (a ``kube.access.Access``), and the name of this Node."""
@@ -97,11 +93,9 @@ async def run(
     if settings.report:
         from nodeagent.cluster.node_report import NodeReporter  # noqa: PLC0415
 
-        def rails() -> Mapping[str, tuple[str, int]]:
-            return {address: (RAIL_NAME.format(rail), rail) for address, rail in offer.rails.items()}
-
         owner = node_of(access.authorization())
-        tasks["nodelinks"] = NodeReporter(client, inventory, node, access.namespace, rails, owner=owner).run
+        reporter = NodeReporter(client, inventory, node, access.namespace, lambda: offer.rails, owner=owner)
+        tasks["nodelinks"] = reporter.run
     if settings.events:
         from nodeagent.cluster.device_events import DeviceEvents  # noqa: PLC0415
 

@@ -43,10 +43,13 @@ CHECK_S = 3600.0
 RETRY_FIRST_S, RETRY_MAX_S = 2.0, 120.0
 
 COMPUTE = "compute"
+RAIL_NAME = "nic{}"
+"""The name of a link in the report, by its rail. Resources have the same names by default, and a NIC that is
+replaced in the same slot keeps it."""
 _WORST_FIRST = (State.DOWN, State.DEGRADED, State.MISCABLED, State.UNKNOWN, State.HEALTHY)
 
-Rails = Mapping[str, tuple[str, int]]
-"""The link name and the rail number of each PF that has a rail, by PCI address."""
+Rails = Mapping[str, int]
+"""The rail of each PF that has one, by PCI address."""
 
 REPORT = NODELINKS.typed(NodeLinks)
 
@@ -73,8 +76,8 @@ def report(
     for function in snapshot.functions:
         if function.parent is not None or function.link_type == "infiniband":
             continue
-        name, rail = rails.get(function.pci_address, (None, None))
-        name = name or function.netdev or function.pci_address
+        rail = rails.get(function.pci_address)
+        name = RAIL_NAME.format(rail) if rail is not None else function.netdev or function.pci_address
         reported[name] = _link(
             name,
             rail,

@@ -14,10 +14,10 @@ from pathlib import Path
 from nodeagent.agent_config import Config
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, shortened
 from nodeagent.doctor.target import Target
+from nodeagent.health.state_file import NAME
 from nodeagent.host.file_writing import unwritable_because
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kubelet.device_info import DEVICE_INFO
-from nodeagent.sources.state_file import NAME
 
 TOPIC = Topic(
     "rights",

@@ -22,6 +22,7 @@ from nodeagent.model import Function, Neighbor, Remark
 from nodeagent.sources import lldp_source
 from nodeagent.sources.link_selection import select
 from nodeagent.sources.pci_source import scan
+from nodeagent.supervise import beside
 
 TOPIC = Topic(
     "lldp",
@@ -99,41 +100,37 @@ async def read(target: Target) -> LldpFacts:
     )
     if target.wait_s <= 0 or not facts.up:
         return facts
-    return await _listen(target, facts, functions)
+    return await _receive(target, facts, functions)
 
 
-async def _listen(target: Target, facts: LldpFacts, functions: tuple[Function, ...]) -> LldpFacts:
-    """Until every link with carrier was heard, or for as long as was asked for."""
-    heard: tuple[tuple[Neighbor, ...], tuple[Remark, ...]] = ((), ())
-    names = {near.link for near in facts.up or ()}
-    everybody = asyncio.Event()
-    # A farewell of ours would be believed by the switches.
+async def _receive(target: Target, facts: LldpFacts, functions: tuple[Function, ...]) -> LldpFacts:
+    """Receive until every link with carrier has a neighbor, or for ``wait_s``."""
+    published: tuple[tuple[Neighbor, ...], tuple[Remark, ...]] = ((), ())
+    links = {side.link for side in facts.up or ()}
+    complete = asyncio.Event()
+    # A shutdown frame would remove the agent's own announcement at the switches.
     settings = structs.replace(target.config.lldp, transmit=False)
 
-    def state(neighbors: tuple[Neighbor, ...], remarks: tuple[Remark, ...]) -> None:
-        nonlocal heard
-        heard = neighbors, remarks
-        if names <= {one.link for one in neighbors}:
-            everybody.set()
+    def publish(neighbors: tuple[Neighbor, ...], remarks: tuple[Remark, ...]) -> None:
+        nonlocal published
+        published = neighbors, remarks
+        if links <= {neighbor.link for neighbor in neighbors}:
+            complete.set()
 
-    async def listen() -> None:
+    async def watch() -> None:
         with LinkEvents() as events:
-            await lldp_source.watch(settings, target.config.links.select, lambda: functions, [events], state)
+            await lldp_source.watch(
+                settings, target.config.links.select, lambda: functions, [events], publish
+            )
 
-    listening, waiting = asyncio.create_task(listen()), asyncio.create_task(everybody.wait())
     failure = None
     try:
-        both = (listening, waiting)
-        await asyncio.wait(both, timeout=target.wait_s, return_when=asyncio.FIRST_COMPLETED)
-        if listening.done():
-            await listening
+        async with beside(watch(), complete.wait(), target.wait_s):
+            pass
     except (PacketError, LldpdError, NetlinkError, OSError) as error:
         failure = str(error)
-    finally:
-        for task in (listening, waiting):
-            task.cancel()
-        await asyncio.gather(listening, waiting, return_exceptions=True)
-    return replace(facts, waited_s=target.wait_s, neighbors=heard[0], remarks=heard[1], error=failure)
+    neighbors, remarks = published
+    return replace(facts, waited_s=target.wait_s, neighbors=neighbors, remarks=remarks, error=failure)
 
 
 def findings(facts: LldpFacts, config: Config) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
+from nodeagent.affinity import Affinity, affinity
 from nodeagent.health import cabling
 from nodeagent.health.guard import Guard
 from nodeagent.health.judged_device import gravest
@@ -28,7 +29,7 @@ from nodeagent.health.record import NicRecord
 from nodeagent.health.rule import Rule
 from nodeagent.health.structural import NO_FAULTS, Fault, Faults
 from nodeagent.measurements.sample import Sample
-from nodeagent.model import HEALTHY, Function, Health, Link, Neighbor, Reason, State
+from nodeagent.model import HEALTHY, Function, Gpu, Health, Link, Neighbor, Reason, State
 
 ROLE_SHARE = 0.75
 """Of the links of a role. gpud and NVSentinel have no such gate and report ports that were never connected."""
@@ -283,6 +284,20 @@ def _majority(nics: Iterable[NicState]) -> float | None:
         return None
     speed, votes = Counter(speeds).most_common(1)[0]
     return speed if 2 * votes > len(speeds) else None
+
+
+def roles(functions: Iterable[Function], gpus: Iterable[Gpu]) -> dict[str, str]:
+    """Return the role of each PF: its model, and whether it is behind the PCIe switch of a GPU (compute) or not
+    (storage, frontend)."""
+    gpus, role_of = tuple(gpus), {}
+    for pf in functions:
+        if pf.parent is None:
+            near = any(
+                affinity(gpu.pci_path, gpu.numa_node, pf.pci_path, pf.numa_node) <= Affinity.PXB
+                for gpu in gpus
+            )
+            role_of[pf.pci_address] = f"{pf.vendor}:{pf.device} {'compute' if near else 'other'}"
+    return role_of
 
 
 def keys(rules: Sequence[Rule]) -> frozenset[str]:

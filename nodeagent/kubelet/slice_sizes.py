@@ -24,10 +24,10 @@ from pathlib import Path
 
 import msgspec
 
+from nodeagent.health.state_file import SIZE_MAX
 from nodeagent.host.file_writing import replace_file
 from nodeagent.kinds import DeviceKind
 from nodeagent.model import Snapshot
-from nodeagent.sources.state_file import SIZE_MAX
 
 log = logging.getLogger(__name__)
 

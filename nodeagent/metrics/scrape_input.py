@@ -11,9 +11,9 @@ from typing import Protocol
 import msgspec
 
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
+from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample
 from nodeagent.model import Function, Gpu, Health, Link, Snapshot
-from nodeagent.sampling.reader_status import ReaderStatus
 
 
 class HealthFigures(Protocol):

@@ -17,10 +17,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from nodeagent.host import recorded_gpus
 from nodeagent.host.sysfs import Tree
+from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function
 from nodeagent.sampling.adapter_readers import DevlinkReader, DriverReader, PcieReader, RdmaReader
@@ -28,7 +28,6 @@ from nodeagent.sampling.kernel_log import KernelLogReader
 from nodeagent.sampling.latest_samples import LatestSamples
 from nodeagent.sampling.link_readers import LinkReader, VfReader, ethtool_readers
 from nodeagent.sampling.reader import READ_ERRORS, PfNetdevs, Reader, boottime
-from nodeagent.sampling.reader_status import ReaderStatus
 from nodeagent.sampling.recorded_samples import RecordedSamplesReader
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sampling.transceiver_reader import TransceiverReader
@@ -53,15 +52,6 @@ _OVERRUN_NAMES = {
     Source.DEVLINK: "devlink",
     Source.RDMA: "rdma",
 }
-
-
-class _Outcome(NamedTuple):
-    """One reading of one reader."""
-
-    reader: Reader
-    samples: tuple[Sample, ...]
-    duration_s: float
-    error: str | None
 
 
 class Sampler:
@@ -233,9 +223,13 @@ class Sampler:
         def work() -> None:
             for reader in readers:
                 current.append(reader)
-                outcome = _read(reader, pfs)
+                began = time.perf_counter()
+                samples, error = _read(reader, pfs)
+                duration_s = time.perf_counter() - began
                 with suppress(RuntimeError):  # the loop ended meanwhile
-                    loop.call_soon_threadsafe(self._finished, outcome, wanted or _all)
+                    loop.call_soon_threadsafe(
+                        self._finished, reader, samples, error, duration_s, wanted or _all
+                    )
             self._busy.difference_update(readers)
             for reader in readers if self._closed else ():
                 reader.close()
@@ -253,21 +247,26 @@ class Sampler:
 
     # --- one reading --------------------------------------------------------------------------------------
 
-    def _finished(self, outcome: _Outcome, wanted: Callable[[Sample], bool]) -> None:
-        reader = outcome.reader
+    def _finished(
+        self,
+        reader: Reader,
+        samples: Sequence[Sample],
+        error: str | None,
+        duration_s: float,
+        wanted: Callable[[Sample], bool],
+    ) -> None:
         status = self.statuses[reader.source]
         status.hanging = False
         status.skipped = reader.skipped.count
-        if outcome.error is not None:
-            self._failed(reader.source, outcome.error, outcome.duration_s)
+        if error is not None:
+            self._failed(reader.source, error, duration_s)
             return
-        if status.succeeded(boottime(), outcome.duration_s):
+        if status.succeeded(boottime(), duration_s):
             log.info("Metrics collector recovered. source=%s", reader.source)
-        samples: Sequence[Sample] = (
-            outcome.samples if wanted is _all else [sample for sample in outcome.samples if wanted(sample)]
-        )
+        if wanted is not _all:
+            samples = [sample for sample in samples if wanted(sample)]
         if self._recorded is not None:
-            samples = self._with_recorded(self._recorded, reader, samples, outcome.duration_s)
+            samples = self._with_recorded(self._recorded, reader, samples, duration_s)
         if reader is self._link:
             if any(map(self._changed, samples)):
                 self._link_changed.set()
@@ -319,11 +318,10 @@ def _all(_: Sample) -> bool:
     return True
 
 
-def _read(reader: Reader, pfs: tuple[Function, ...]) -> _Outcome:
-    began = time.perf_counter()
+def _read(reader: Reader, pfs: tuple[Function, ...]) -> tuple[Sequence[Sample], str | None]:
+    """The samples, or the reason of a failure."""
     try:
-        samples, error = tuple(reader.read(pfs)), None
-    except READ_ERRORS as trouble:
-        samples, error = (), str(trouble) or type(trouble).__name__
+        return reader.read(pfs), None
+    except READ_ERRORS as error:
         reader.close()
-    return _Outcome(reader, samples, time.perf_counter() - began, error)
+        return (), str(error) or type(error).__name__

@@ -1,12 +1,12 @@
-"""The GPUs of this node: listens to the driver, judges what it says and states whole facts.
+"""The source of GPU facts: run sessions with the driver and pass their results on.
 
-Each session with the driver is a thread (``sources/nvml_session.py``). One that does not come back in time is
-abandoned: the source falls silent and says in which call, the rest of the agent lives on, the process may
-still end, and with growing pauses another session is tried. One thread at a time speaks; of the abandoned
-``STUCK_MAX`` at most are kept, then the next waits for one to return. One that hung in the vitals silences
-nobody: the next sessions do without them for ``VITALS_REST_S``, and for as long as it hangs.
+Each session with the driver is a thread (``nvml_session.py``). A session that does not answer in time is abandoned:
+the source becomes silent and reports the call, the rest of the agent continues, the process can still end, and after
+growing pauses another session starts. There is one active session at a time. At most ``STUCK_MAX`` abandoned threads
+may hang; then the next session waits until one returns. A session that hung in a measurement does not silence the
+source: the next sessions measure nothing for ``VITALS_REST_S``, and for as long as it hangs.
 
-What a session hears outlives it, in the ledger (``sources/gpu_health_service.py``).
+``GpuFacts`` keeps the results over all sessions.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from dataclasses import dataclass
 from nodeagent.backoff import Backoff
 from nodeagent.host.gpu_driver import DriverError, GpuEvent
 from nodeagent.host.sysfs import Tree
-from nodeagent.sources.gpu_health_service import Ledger
-from nodeagent.sources.nvml_session import Driver, End, Measured, Session
+from nodeagent.sources.gpu_facts import GpuFacts
+from nodeagent.sources.nvml_session import Driver, DriverVitals, Session, SessionEnd
 
 log = logging.getLogger(__name__)
 
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 60.0
 STEADY_S = 30.0
-"""A session that lived this long starts over with the first pause."""
+"""After a session of this length the pauses start again with the first."""
 STUCK_MAX = 4
 VITALS_REST_S = 600.0
-"""After vitals in which the driver hung."""
+"""After a measurement in which the driver hung."""
 
 _abandoned: set[threading.Thread] = set()
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds: the longest call, readings, vitals, and looks for a driver that is absent."""
+    """Seconds: the longest call, and the intervals of readings, measurements, and looks for an absent driver."""
 
     timeout_s: float = 10.0
     interval_s: float = 5.0
@@ -50,42 +50,42 @@ class Pace:
 async def watch(
     driver: Callable[[], Driver],
     tree: Tree,
-    ledger: Ledger,
+    facts: GpuFacts,
     silence: Callable[[str], object],
     *,
     pace: Pace | None = None,
     hints: asyncio.Event | None = None,
 ) -> None:
-    """Listen for ever. ``driver`` makes a fresh driver for each session; ``ledger`` hears what it says, ``silence``
-    why there is no answer. A hint asks for a reading now: within ``WAIT_S`` of a running session, at once of one
-    that is being waited for."""
-    watcher = _Watcher(driver, tree, ledger, silence, pace or Pace())
-    hinting = asyncio.create_task(watcher.hear(hints)) if hints is not None else None
+    """Run sessions until cancelled. ``driver`` makes a new driver for each session. ``silence`` takes the reason
+    when the driver does not answer. A hint requests a reading: a running session reads within ``WAIT_S``, and a pause
+    between sessions ends at once."""
+    sessions = _Sessions(driver, tree, facts, silence, pace or Pace())
+    hinting = asyncio.create_task(sessions.follow_hints(hints)) if hints is not None else None
     try:
-        await watcher.run()
+        await sessions.run()
     finally:
         if hinting is not None:
             hinting.cancel()
 
 
-class _Watcher:
-    """The sessions, one after the other, and what to make of their ends."""
+class _Sessions:
+    """The sessions, one after the other."""
 
     def __init__(
         self,
         driver: Callable[[], Driver],
         tree: Tree,
-        ledger: Ledger,
+        facts: GpuFacts,
         silence: Callable[[str], object],
         pace: Pace,
     ) -> None:
-        self.driver, self.tree, self.ledger, self.silence, self.pace = driver, tree, ledger, silence, pace
+        self.driver, self.tree, self.facts, self.silence, self.pace = driver, tree, facts, silence, pace
         self.vitals_from = 0.0
         self.hung: Session | None = None
         self.session: Session | None = None
         self.hinted = asyncio.Event()
 
-    async def hear(self, hints: asyncio.Event) -> None:
+    async def follow_hints(self, hints: asyncio.Event) -> None:
         while True:
             await hints.wait()
             hints.clear()
@@ -120,21 +120,21 @@ class _Watcher:
             if time.monotonic() - began > STEADY_S:
                 backoff.reset()
             if end.error.absent:
-                self.ledger.find_absent(str(end.error), self.pace.absent_s)
+                self.facts.take_absence(str(end.error), self.pace.absent_s)
                 await self._pause(self.pace.absent_s)
                 backoff.reset()
                 continue
             if end.call in ("wait", "vitals"):
-                again = f"Listening to the GPU driver failed; its GPUs are read again. {end.error}"
-                self.ledger.say(end.call, again)
+                again = f"A call of the GPU driver failed; its GPUs are read again. {end.error}"
+                self.facts.log_change(end.call, again)
                 await self._pause(min(backoff.next_s(), self.pace.interval_s))
             else:
-                self.ledger.fall_silent(str(end.error))
+                self.facts.take_silence(str(end.error))
                 self.silence(str(end.error))
                 await self._pause(backoff.next_s())
 
-    async def _follow(self, session: Session) -> End:
-        """Hear a session out, or give it up."""
+    async def _follow(self, session: Session) -> SessionEnd:
+        """Pass on the results of a session until it ends or is abandoned."""
         while True:
             call, since, extra_s = session.call
             left_s = since + extra_s + self.pace.timeout_s - time.monotonic()
@@ -143,25 +143,25 @@ class _Watcher:
                 why = f"the GPU driver has not answered within {self.pace.timeout_s:g} s (in {call})"
                 if call == "vitals":
                     self.vitals_from, self.hung = time.monotonic() + VITALS_REST_S, session
-                    why += f"; no vitals are read for {VITALS_REST_S:g} s, nor before it has"
-                return End(call if call == "vitals" else "hang", DriverError(why))
+                    why += f"; nothing is measured for {VITALS_REST_S:g} s, nor before it answers"
+                return SessionEnd(call if call == "vitals" else "hang", DriverError(why))
             try:
                 async with asyncio.timeout(max(0.0, left_s)):
-                    news = await session.inbox.get()
+                    result = await session.inbox.get()
             except TimeoutError:
                 continue
-            if isinstance(news, End):
-                return news
-            if isinstance(news, GpuEvent):
-                self.ledger.hear_event(news)
-            elif isinstance(news, Measured):
-                self.ledger.hear_vitals(news)
+            if isinstance(result, SessionEnd):
+                return result
+            if isinstance(result, GpuEvent):
+                self.facts.take_event(result)
+            elif isinstance(result, DriverVitals):
+                self.facts.take_vitals(result)
             else:
                 self.hinted.clear()
-                self.ledger.hear_reading(news)
+                self.facts.take_reading(result)
 
     async def _pause(self, seconds: float) -> None:
-        """A hint ends it, one that came during the session included."""
+        """Pause, until a hint at most; a hint during the session counts."""
         try:
             async with asyncio.timeout(seconds):
                 await self.hinted.wait()
@@ -171,6 +171,6 @@ class _Watcher:
 
 
 def stuck_threads() -> int:
-    """Threads that hang in the driver at present; ``nodeagent_gpu_driver_stuck_threads``."""
+    """The number of threads that hang in the driver now; ``nodeagent_gpu_driver_stuck_threads``."""
     _abandoned.intersection_update([thread for thread in _abandoned if thread.is_alive()])
     return len(_abandoned)

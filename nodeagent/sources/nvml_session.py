@@ -1,10 +1,10 @@
 """One session with the GPU driver: a thread that opens it, reads, waits and closes.
 
-A call into the driver may hang for ever in the kernel, and no thread can be ended from outside. So each
-session is a daemon thread of its own, which posts what it hears to the event loop and says in ``call`` what it
-is doing and since when. Whoever follows it gives it up; what it then still says is heard by nobody.
+A call into the driver may hang in the kernel without end, and no thread can be ended from outside. So each session is
+a daemon thread of its own. It posts its results to the event loop, and ``call`` shows the present call and its start.
+The source abandons a session that hangs; later results of it are dropped.
 
-GPUs are read before their vitals, and told before: vitals are many calls, and may be slow.
+GPUs are read and published before they are measured: a measurement is many calls and may be slow.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from nodeagent.affinity import path_of
+from nodeagent.host.clock import boottime
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading, GpuVitals
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.sources.cgroups import memory_by_container
@@ -25,11 +26,11 @@ from nodeagent.sources.cgroups import memory_by_container
 log = logging.getLogger(__name__)
 
 WAIT_S = 1.0
-"""The longest single wait in the driver: within it a hint is heard and a session ends on request."""
+"""The longest single wait in the driver: a hint and the end of the session take at most this long."""
 SPACING_S = 0.1
 """Readings are at least this far apart, so that a storm of events does not become a storm of readings."""
 VITALS_SPACING_S = 1.0
-"""The same for vitals, which are some hundred questions for each GPU."""
+"""The same for measurements, which are some hundred values for each GPU."""
 
 Place = tuple[int | None, tuple[str, ...]]
 """NUMA node and PCI path."""
@@ -48,32 +49,34 @@ class Driver(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class DriverReading:
+    """The driver's list of all GPUs, and where they are in the machine."""
+
     version: str | None
     readings: tuple[GpuReading, ...]
     places: dict[str, Place]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """Vitals, and when they were read, in seconds since boot; ``why`` there are none."""
+class DriverVitals:
+    """The measured values of the GPUs, and their time in seconds since boot; or ``why`` there are none."""
 
     at: float
     vitals: tuple[GpuVitals, ...]
     why: str | None = None
     seconds: float | None = None
-    """How long the reading took."""
+    """The duration of the measurement."""
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """A session's last word: in which call it failed, and how. No error: its thread died of a defect."""
+class SessionEnd:
+    """The end of a session: the failed call and its error. Without an error the thread died of a defect."""
 
     call: str
     error: DriverError | None
 
 
-News = Reading | Measured | GpuEvent | End
+SessionResult = DriverReading | DriverVitals | GpuEvent | SessionEnd
 
 
 class Session(threading.Thread):
@@ -88,18 +91,18 @@ class Session(threading.Thread):
         vitals_from: float,
         hung: threading.Thread | None = None,
     ) -> None:
-        """No vitals before ``vitals_from`` of the monotonic clock, nor while ``hung`` still hangs in them."""
+        """Measure from ``vitals_from`` of the monotonic clock on, and only when ``hung`` no longer hangs in that."""
         super().__init__(name="gpu-driver", daemon=True)
         self.driver, self.tree = driver, tree
         self.interval_s, self.vitals_s, self.vitals_from = interval_s, vitals_s, vitals_from
         self.hung = hung
         self.places: dict[str, Place] = {}
         self.loop = asyncio.get_running_loop()
-        self.inbox: asyncio.Queue[News] = asyncio.Queue()
+        self.inbox: asyncio.Queue[SessionResult] = asyncio.Queue()
         self.read_now = threading.Event()
         self.over = threading.Event()
         self.call: tuple[str, float, float] = ("open", time.monotonic(), 0.0)
-        """What it does, since when, and how long that may take beyond an ordinary call."""
+        """The present call, its start, and the time that it may take beyond an ordinary call."""
 
     def run(self) -> None:
         call, failure = "", None
@@ -109,7 +112,7 @@ class Session(threading.Thread):
             call, failure = self.call[0], error
         finally:
             self._close()
-            self._post(End(call, failure))
+            self._post(SessionEnd(call, failure))
 
     def _listen(self) -> None:
         self._enter("open")
@@ -123,10 +126,10 @@ class Session(threading.Thread):
                 self.read_now.clear()
                 self._enter("list")
                 readings = self.driver.gpus()
-                self._post(Reading(version, readings, self._places(readings)))
+                self._post(DriverReading(version, readings, self._places(readings)))
                 read_at = time.monotonic()
                 due = read_at + self.interval_s
-                if self.over.is_set():  # given up while it hung
+                if self.over.is_set():  # abandoned while it hung
                     return
             if time.monotonic() >= vitals_due:
                 if self.hung is None or not self.hung.is_alive():
@@ -145,26 +148,26 @@ class Session(threading.Thread):
                     vitals_due = min(vitals_due, vitals_at + VITALS_SPACING_S)
 
     def _measure(self) -> None:
-        """Vitals fail alone: a driver that is gone says so at the next reading."""
+        """A failure here does not end the session: the next reading shows a driver that is gone."""
         self._enter("vitals")
         try:
-            at, told = boottime(), []
-            for one in self.driver.vitals():
-                told.append(self._attribute(one))
+            at, measured = boottime(), []
+            for vitals in self.driver.vitals():
+                measured.append(self._attribute(vitals))
                 self._enter("vitals")  # each GPU has its own time
-            measured = Measured(at, tuple(told), seconds=boottime() - at)
+            result = DriverVitals(at, tuple(measured), seconds=boottime() - at)
         except DriverError as error:
-            measured = Measured(boottime(), (), str(error))
-        self._post(measured)
+            result = DriverVitals(boottime(), (), str(error))
+        self._post(result)
 
     def _attribute(self, vitals: GpuVitals) -> GpuVitals:
-        """Memory by container, where the driver was asked for processes."""
+        """Add the memory by container, if the driver reports processes."""
         if vitals.processes is None:
             return vitals
         used = memory_by_container(self.tree, vitals.processes)
-        also = {f"gpu_container_memory_bytes/{where}": size for where, size in used.items()}
-        also["gpu_processes"] = len(vitals.processes)
-        return replace(vitals, values=vitals.values | also)
+        values = {f"gpu_container_memory_bytes/{container}": size for container, size in used.items()}
+        values["gpu_processes"] = len(vitals.processes)
+        return replace(vitals, values=vitals.values | values)
 
     def _close(self) -> None:
         self._enter("close")
@@ -176,18 +179,18 @@ class Session(threading.Thread):
     def _enter(self, call: str, extra_s: float = 0.0) -> None:
         self.call = (call, time.monotonic(), extra_s)
 
-    def _post(self, *news: News) -> None:
+    def _post(self, *results: SessionResult) -> None:
         try:
-            self.loop.call_soon_threadsafe(self._deliver, news)
+            self.loop.call_soon_threadsafe(self._deliver, results)
         except RuntimeError:  # the loop has ended, and the process is about to
             self.over.set()
 
-    def _deliver(self, news: tuple[News, ...]) -> None:
-        for one in news:
-            self.inbox.put_nowait(one)
+    def _deliver(self, results: tuple[SessionResult, ...]) -> None:
+        for result in results:
+            self.inbox.put_nowait(result)
 
     def _places(self, readings: tuple[GpuReading, ...]) -> dict[str, Place]:
-        """Looked up once in a session: a GPU that is there does not move."""
+        """Look up each place once in a session: a GPU does not move."""
         for reading in readings:
             address = reading.pci_address
             if address is not None and self.places.get(address, NOWHERE) == NOWHERE:
@@ -195,18 +198,13 @@ class Session(threading.Thread):
         return dict(self.places)
 
 
-def boottime() -> float:
-    """Seconds since boot, in which latches and samples are kept: they outlive the process, not the boot."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 def place(tree: Tree, pci_address: str) -> Place:
-    """Where sysfs has the function of a GPU; nowhere is logged and no error."""
+    """Return the place of a GPU by sysfs. ``NOWHERE`` is logged and not an error."""
     folder = f"/sys/bus/pci/devices/{pci_address}"
     try:
         numa_node = tree.integer(f"{folder}/numa_node")
         real = tree.real(folder)
     except SysfsError as error:
-        log.warning("Where a GPU sits cannot be read. pci_address=%s error=%r", pci_address, str(error))
+        log.warning("The PCI place of a GPU cannot be read. pci_address=%s error=%r", pci_address, str(error))
         return NOWHERE
     return None if numa_node is None or numa_node < 0 else numa_node, path_of(real) if real else ()

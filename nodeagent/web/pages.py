@@ -12,10 +12,10 @@ from nodeagent.config.formats import host_port
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
+from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample
 from nodeagent.metrics.scrape_input import DeviceCount, HealthFigures, ScrapeInput
 from nodeagent.model import Snapshot
-from nodeagent.sampling.reader_status import ReaderStatus
 from nodeagent.web.auth import Door
 from nodeagent.web.server import Answer, Page, Web
 from nodeagent.web.web_settings import WebSettings

@@ -320,7 +320,7 @@ async def test_a_driver_that_fails_silences_the_gpus_and_the_nics_go_on(
         await n.start_agent()
         await ready(n)
         n.machine.fail_driver("wait", "Unknown Error")
-        await n.until(lambda: "Listening to the GPU driver failed" in caplog.text)
+        await n.until(lambda: "A call of the GPU driver failed" in caplog.text)
         n.machine.fail_driver("list", "Unknown Error")
         await n.until(lambda: any(s.source == "gpus" for s in n.agent.inventory.snapshot.silent))
         assert n.kubelet.allocatable()[MEMORY] == 158  # neither condemns anybody

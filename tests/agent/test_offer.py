@@ -1,4 +1,4 @@
-"""What a node offers: the configuration applied to facts, and rails that stay where they are."""
+"""The offer of a node: the configuration applied to facts, and stable rails."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def pools(made: Offer, snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
     return {kind.resource: tuple(kind.pfs) for kind in made.kinds(snapshot) if isinstance(kind, VfPool)}
 
 
-def test_the_examples_in_the_docstrings_are_true() -> None:
+def test_the_doctests_pass() -> None:
     assert doctest.testmod(offer).failed == 0
 
 
@@ -94,12 +94,12 @@ def test_the_examples_in_the_docstrings_are_true() -> None:
         (None, "nodeagent.io"),
     ],
 )
-def test_the_prefix_is_made_from_the_product_name(product: str | None, head: str) -> None:
+def test_the_prefix_is_derived_from_the_product_name(product: str | None, head: str) -> None:
     assert prefix(Config(), product) == head
     assert prefix(configured(""), product) == "example.com"
 
 
-def test_rails_are_numbered_in_pci_order_and_stay_when_a_nic_goes() -> None:
+def test_rails_have_pci_order_and_stay_when_a_nic_disappears() -> None:
     made = Offer(configured(""))
     one, two, three = pf(1), pf(2), pf(3)
     first = {"example.com/nic0": (one.pci_address,), "example.com/nic1": (two.pci_address,)}
@@ -108,14 +108,14 @@ def test_rails_are_numbered_in_pci_order_and_stay_when_a_nic_goes() -> None:
     assert pools(made, machine(one, two, three)) == first | {"example.com/nic2": (three.pci_address,)}
 
 
-def test_a_nic_in_front_that_gets_vfs_later_takes_the_next_number() -> None:
+def test_a_nic_that_gets_vfs_later_gets_the_next_rail() -> None:
     made = Offer(configured(""))
     late = pf(1, vfs=0)
     assert pools(made, machine(late, pf(2))) == {"example.com/nic0": ("0000:02:00.0",)}
     assert pools(made, machine(pf(1), pf(2)))["example.com/nic1"] == ("0000:01:00.0",)
 
 
-def test_a_pf_that_is_to_have_vfs_keeps_its_rail_while_it_has_none() -> None:
+def test_a_pf_with_configured_vfs_keeps_its_rail_without_vfs() -> None:
     """An agent that is started in that hour remembers nothing, and must not give its name to another NIC."""
     text = "vfs: [{select: {drivers: [mlx5_core]}, count: 2}]\n"
     bereft = machine(pf(1, vfs=0), pf(2))
@@ -127,7 +127,7 @@ def test_a_pf_that_is_to_have_vfs_keeps_its_rail_while_it_has_none() -> None:
     assert pools(Offer(configured(none_wanted)), bereft) == {"example.com/nic0": ("0000:02:00.0",)}
 
 
-def test_literal_addresses_fix_the_rails_whatever_is_there() -> None:
+def test_literal_addresses_fix_the_rails() -> None:
     text = "resources: [{kind: vf, select: {pciAddresses: ['0000:03:00.0', '0000:01:00.0']}}]\n"
     assert pools(Offer(configured(text)), machine(pf(1))) == {"example.com/nic1": ("0000:01:00.0",)}
 
@@ -152,7 +152,7 @@ def test_a_reloaded_configuration_keeps_the_rails_of_entries_that_did_not_change
         ("{linkTypes: [infiniband]}", []),
     ],
 )
-def test_pfs_are_selected_by_every_list_that_is_not_empty(select: str, chosen: list[int]) -> None:
+def test_a_selected_pf_matches_every_list_that_is_not_empty(select: str, chosen: list[int]) -> None:
     snapshot = machine(pf(1), pf(2), pf(3, driver="ice", rdma=False))
     made = pools(Offer(configured(f"resources: [{{kind: vf, select: {select}}}]\n")), snapshot)
     assert [address for pfs in made.values() for address in pfs] == [f"0000:{n:02x}:00.0" for n in chosen]
@@ -166,19 +166,19 @@ def test_the_nic_of_the_default_route_and_nics_without_vfs_are_never_offered() -
     assert pools(Offer(configured("")), snapshot) == {}
 
 
-def test_a_link_that_is_down_has_no_speed_and_is_not_left_out_for_it() -> None:
+def test_a_link_that_is_down_passes_the_minimum_speed() -> None:
     one = pf(1)
     snapshot = replace(machine(one), links=(link(one, speed=None),))
     assert pools(Offer(configured("resources: [{kind: vf, select: {minSpeedMbps: 100000}}]\n")), snapshot)
 
 
-def test_a_name_without_a_field_pools_all_nics_and_is_offered_even_when_there_are_none() -> None:
+def test_a_name_without_a_field_pools_all_nics_and_always_exists() -> None:
     made = Offer(configured("resources: [{kind: vf, name: vfs}]\n"))
     assert pools(made, machine()) == {"example.com/vfs": ()}
     assert pools(made, machine(pf(1), pf(2))) == {"example.com/vfs": ("0000:01:00.0", "0000:02:00.0")}
 
 
-def test_gpus_are_slices_or_whole_and_the_cdi_kind_is_the_vendors_where_it_names_them_all() -> None:
+def test_the_vendors_cdi_kind_is_used_where_it_defines_all_gpus() -> None:
     made = Offer(
         configured(
             "resources: [{kind: gpu-mem, select: {indexes: ['0-1']}}, {kind: gpu, select: {indexes: ['2']}}]\n"
@@ -192,7 +192,7 @@ def test_gpus_are_slices_or_whole_and_the_cdi_kind_is_the_vendors_where_it_names
     assert (whole.gpus, whole.cdi_kind) == (frozenset({"GPU-2"}), "nvidia.com/gpu")
 
 
-def test_a_gpu_offered_twice_is_fatal_and_meanwhile_belongs_to_the_first() -> None:
+def test_a_gpu_offered_twice_is_fatal_and_belongs_to_the_first_entry() -> None:
     made = Offer(
         configured(
             "resources: [{kind: gpu-mem, select: {models: ['*H100*']}}, {kind: gpu, select: {models: ['*80GB*']}}]\n"

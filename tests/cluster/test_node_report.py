@@ -24,7 +24,7 @@ from nodeagent.sim.apiserver import ApiServer
 from tests.support.manifests import built, of_kind
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
-RAILS = {f"0000:{0x18 + n:02x}:00.0": (f"nic{n}", n) for n in range(8)}
+RAILS = {f"0000:{0x18 + n:02x}:00.0": n for n in range(8)}
 
 
 def function(n: int, **fields: object) -> Function:

@@ -1,4 +1,4 @@
-"""YAML files of others are read within bounds: whatever the text is, a document or a ``ValueError`` comes of it."""
+"""Read YAML files within bounds: any text gives a document or a ``ValueError``."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def health(text):
     return load(f"{HEAD}gpu:\n  health: {text}\n", name="x.yaml").gpu
 
 
-def test_the_defaults_are_those_of_the_rules():
+def test_the_defaults_of_settings_and_rules_agree():
     assert discovery.gpu_terms(health("{}"), GuardSettings()) == GpuTerms()
     assert {MeasuredFault(name) for name in GpuHealthSettings().unhealthy} == WITHDRAWING
 
@@ -60,13 +60,13 @@ def test_every_setting_reaches_the_rules():
         ("{readSeconds: 0}", "readSeconds"),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_name(text, complaint):
+def test_an_impossible_value_is_refused_with_its_name(text, complaint):
     with pytest.raises(ConfigError) as error:
         health(text)
     assert complaint in str(error.value)
 
 
-def test_a_hold_that_is_refused_itself_is_not_compared():
+def test_a_refused_hold_is_not_compared():
     with pytest.raises(ConfigError) as error:
         health("{nvlinkDownSeconds: many, clearSeconds: 1}")
     assert "must be at least nvlinkDownSeconds" not in str(error.value)

@@ -1,4 +1,4 @@
-"""The default, the JSON schema and the table: made from the structs, so what they say must be true."""
+"""The default file, the JSON schema and the table agree with the structs that they are generated from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD = {"apiVersion": "nodeagent.io/v1alpha1", "kind": "NodeAgentConfig"}
 
 
 def plain(value: msgspec.Struct) -> Any:
-    """As a JSON or YAML reader gives it: lists, no tuples."""
+    """The value as a JSON or YAML reader returns it: lists, no tuples."""
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
@@ -37,18 +37,18 @@ def loads(value: Any) -> bool:
     return True
 
 
-def test_the_default_file_says_what_the_default_is() -> None:
+def test_the_default_file_reads_back_as_the_default() -> None:
     assert load(default_file(), name="default") == Config()
 
 
 def test_the_default_file_shows_every_setting_at_its_default() -> None:
-    """Read by an ordinary YAML reader, and nothing is left to a default."""
+    """An ordinary YAML reader finds every setting in it."""
     assert yaml.safe_load(default_file()) == plain(Config())
 
 
 @pytest.mark.parametrize("key", ["resources", "vfs"])
-def test_the_examples_in_the_default_file_are_right(key: str) -> None:
-    """Without the comment signs, each is an entry with every setting."""
+def test_the_examples_in_the_default_file_are_valid(key: str) -> None:
+    """Without the comment signs, each example is an entry with every setting."""
     section = re.search(rf"^{key}:.*?(?=\n\n# [^\n]*\n[a-z])", default_file(), re.MULTILINE | re.DOTALL)
     assert section is not None
     lines = section[0].splitlines()
@@ -66,7 +66,7 @@ def test_every_line_of_the_default_file_fits_a_terminal() -> None:
     assert all(line == line.rstrip() for line in default_file().splitlines())
 
 
-def test_the_schema_is_a_schema_and_takes_the_default() -> None:
+def test_the_schema_is_valid_and_accepts_the_default() -> None:
     jsonschema.Draft202012Validator.check_schema(json_schema())
     assert problems(yaml.safe_load(default_file())) == []
     assert problems(HEAD) == []
@@ -131,7 +131,7 @@ def test_the_schema_refuses_what_the_loader_refuses(change: dict[str, Any]) -> N
     ],
     ids=str,
 )
-def test_the_schema_takes_what_the_loader_takes(change: dict[str, Any]) -> None:
+def test_the_schema_accepts_what_the_loader_accepts(change: dict[str, Any]) -> None:
     assert problems({**HEAD, **change}) == []
     if "resources" not in change or len(change["resources"]) == 1:
         assert loads({**HEAD, **change})

@@ -23,7 +23,7 @@ from nodeagent.health.nic_rules import DEFAULTS
 from nodeagent.metrics.catalog import CATALOG
 from nodeagent.metrics.controller_metrics import ControllerInput, render
 from nodeagent.model import Holding
-from tests.support.scrape_inputs import facts, page, scrape_input, sick
+from tests.support.scrape_inputs import facts, page, scrape_input, with_faults
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "daemonset" / "monitoring"
@@ -120,7 +120,7 @@ def test_rules_and_panels_query_existing_metrics() -> None:
 
 def shared() -> str:
     """Return the metrics page of a node where two pods share a GPU and one of them holds a VF."""
-    snapshot = sick(facts()[0])
+    snapshot = with_faults(facts()[0])
     vf, *_, slices = snapshot.holdings or ()
     gpu = snapshot.gpus[0].uuid
     other = Holding("serve", "chat-0", "main", slices.resource, (f"{gpu}::30", f"{gpu}::31"))

@@ -1,4 +1,4 @@
-"""Each finding of the doctor by the facts that lead to it. ``CASES`` covers every key that asks for something."""
+"""Each finding of the doctor, from facts. ``CASES`` covers every key with a remedy."""
 
 from __future__ import annotations
 
@@ -343,11 +343,11 @@ CLUSTER_CASES: list[tuple[str, Iterable[Finding]]] = [
 
 
 @pytest.mark.parametrize(("expected", "found"), CASES, ids=[f"{i}-{case[0]}" for i, case in enumerate(CASES)])
-def test_the_facts_lead_to_the_finding(expected: str, found: Iterable[Finding]) -> None:
+def test_facts_give_the_expected_finding(expected: str, found: Iterable[Finding]) -> None:
     assert expected in {f"{one.level} {one.key}" for one in found}
 
 
-def test_every_finding_that_asks_for_something_has_a_case() -> None:
+def test_every_finding_with_a_remedy_has_a_case() -> None:
     wanted = {key for topic in doctor.TOPICS for key, entry in topic.entries.items() if entry.why}
     whole_reports = {"check_hung", "check_failed", "not_known"}  # tests/doctor/test_doctor.py
     assert {case[0].split()[1] for case in (*CASES, *CLUSTER_CASES)} == wanted - whole_reports
@@ -357,7 +357,7 @@ def levels(found: Iterable[Finding]) -> set[str]:
     return {one.level.value for one in found}
 
 
-def test_good_facts_are_good() -> None:
+def test_good_facts_give_ok_findings_only() -> None:
     for found in (
         machine_checks.findings(GOOD_MACHINE, DEFAULT),
         nic_checks.findings(
@@ -378,7 +378,7 @@ def test_good_facts_are_good() -> None:
         assert levels(found) == {"ok"}
 
 
-def test_what_the_configuration_leaves_alone_is_not_judged() -> None:
+def test_disabled_parts_have_no_findings() -> None:
     no_lldp = config("lldp: {source: none}\n")
     assert levels(nic_checks.findings(of_nics(), no_lldp)) == {"ok"}
     assert "net_raw_missing" not in {
@@ -390,7 +390,7 @@ def test_what_the_configuration_leaves_alone_is_not_judged() -> None:
     assert levels(kubelet_checks.findings(replace(SERVING, podresources=False), silent, None)) == {"ok"}
 
 
-def test_silence_that_the_firmware_may_explain_is_explained_by_driver() -> None:
+def test_missing_frames_are_explained_by_the_driver_s_firmware() -> None:
     links = (MLX, LinkSide("ens9", None, "i40e", None), LinkSide("ens10", None, "i40e", None))
     found = [
         one
@@ -402,16 +402,16 @@ def test_silence_that_the_firmware_may_explain_is_explained_by_driver() -> None:
     assert "disable-fw-lldp on" in found[1].remedy
 
 
-def test_folders_further_down_overrule_and_clash_only_with_themselves() -> None:
+def test_specs_conflict_within_one_directory_only() -> None:
     seen = runtime_checks.RuntimeFacts(specs=(spec(), spec("/var/run/cdi/nvidia.json")))
     assert "cdi_conflict" not in {one.key for one in runtime_checks.findings(seen, DEFAULT, (GPU,))}
 
 
-def test_var_run_is_run() -> None:
+def test_var_run_is_the_same_directory_as_run() -> None:
     found = runtime_checks.findings(settings(folders=("/etc/cdi", "/run/cdi")), DEFAULT, ())
     assert "cdi_folder_unread" not in {one.key for one in found}
 
 
-def test_our_own_spec_is_no_fault_where_no_vendor_names_the_gpus() -> None:
+def test_the_agents_own_spec_is_good_where_no_vendor_spec_exists() -> None:
     assert levels(runtime_checks.findings(settings(), MEMORY, (GPU,))) == {"ok"}
     assert HostPaths().vendor_gpus == frozenset()

@@ -1,4 +1,4 @@
-"""The doctor and the API server: by facts, and against the stand-in with the roles that are shipped."""
+"""The cluster checks of the doctor: from facts, and against the stand-in API server with the shipped roles."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RBAC: dict[Role, Path] = {
 
 
 def shipped(role: Role) -> list[Json]:
-    """The objects as they are applied: in the namespace that the kustomization gives them."""
+    """The objects as applied, in the namespace of the kustomization."""
     found = []
     for obj in yaml.safe_load_all(RBAC[role].read_text()):
         if not obj["kind"].startswith("Cluster"):
@@ -53,7 +53,7 @@ def granted(rules: Iterable[Json]) -> set[tuple[str, str, str, str]]:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_what_is_demanded_is_what_the_manifests_grant(role: Role) -> None:
+def test_the_needed_rights_are_those_that_the_manifests_grant(role: Role) -> None:
     for kind, own in (("Role", True), ("ClusterRole", False)):
         rules = [rule for obj in shipped(role) if obj["kind"] == kind for rule in obj["rules"]]
         demanded = {
@@ -109,7 +109,7 @@ def found(seen: ClusterFacts) -> set[str]:
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_a_service_account_with_the_shipped_roles_may_do_all_that_it_needs(
+async def test_a_service_account_with_the_shipped_roles_has_all_needed_rights(
     role: Role, tmp_path: Path
 ) -> None:
     server = await ApiServer(rbac=True).start()
@@ -127,7 +127,7 @@ async def test_a_service_account_with_the_shipped_roles_may_do_all_that_it_needs
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_each_rule_that_is_missing_is_named(role: Role, tmp_path: Path) -> None:
+async def test_each_missing_rule_is_named(role: Role, tmp_path: Path) -> None:
     server = await ApiServer(rbac=True).start()
     try:
         for obj in shipped(role):
@@ -152,7 +152,7 @@ async def test_each_rule_that_is_missing_is_named(role: Role, tmp_path: Path) ->
         await server.stop()
 
 
-async def test_an_agent_is_not_told_much_and_that_is_no_fault(tmp_path: Path) -> None:
+async def test_objects_that_an_agent_may_not_read_are_no_fault(tmp_path: Path) -> None:
     server = await ApiServer(rbac=True).start()
     try:
         for obj in shipped("agent"):
@@ -167,7 +167,7 @@ async def test_an_agent_is_not_told_much_and_that_is_no_fault(tmp_path: Path) ->
         await server.stop()
 
 
-async def test_an_administrator_is_told_of_the_node_the_schedulers_and_others_trees(tmp_path: Path) -> None:
+async def test_an_administrator_sees_the_node_the_schedulers_and_foreign_hypernodes(tmp_path: Path) -> None:
     server = await ApiServer(rbac=True, namespaces=("default", "nodeagent", "volcano-system")).start()
     try:
         server.put(NODE)
@@ -236,7 +236,7 @@ async def test_an_administrator_is_told_of_the_node_the_schedulers_and_others_tr
         await server.stop()
 
 
-async def test_an_api_server_that_is_not_there_or_knows_nobody_is_said(tmp_path: Path) -> None:
+async def test_an_unreachable_api_server_and_a_refused_token_are_findings(tmp_path: Path) -> None:
     server = await ApiServer(rbac=True).start()
     path = kubeconfig(tmp_path, server.url, "forged")
     try:
@@ -254,7 +254,7 @@ async def test_an_api_server_that_is_not_there_or_knows_nobody_is_said(tmp_path:
     assert str(tmp_path / "absent") in (seen.error or "")
 
 
-async def test_an_api_server_that_hangs_is_not_waited_for(
+async def test_a_hanging_api_server_costs_its_time_limit_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_facts, "_TIMEOUT_S", 0.2)
@@ -275,7 +275,7 @@ async def test_an_api_server_that_hangs_is_not_waited_for(
     await mute.wait_closed()
 
 
-async def test_the_verb_tells_of_node_and_cluster_in_one_report(tmp_path: Path) -> None:
+async def test_one_report_covers_node_and_cluster(tmp_path: Path) -> None:
     server = await ApiServer(rbac=True).start()
     try:
         server.put(NODE)
@@ -297,14 +297,14 @@ async def test_the_verb_tells_of_node_and_cluster_in_one_report(tmp_path: Path) 
     assert "dgx-1: kubelet v1.36.2, containerd://2.1.4" in table
 
 
-async def test_without_a_way_to_a_cluster_none_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_access_to_a_cluster_none_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
     assert await cluster_facts.read(ClusterOptions()) is None
     assert levels(cluster_checks.findings(None, Config(), None)) == {"ok"}
 
 
-def test_the_service_account_tells_which_rights_matter() -> None:
+def test_the_service_account_selects_the_rights_to_check() -> None:
     def token(claims: object) -> str:
         part = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
         return f"Bearer head.{part}.signature"
@@ -326,21 +326,21 @@ def test_the_service_account_tells_which_rights_matter() -> None:
         ("{", []),
     ],
 )
-def test_volcanos_configuration_may_be_anything(conf: str, sources: list[str]) -> None:
+def test_any_text_is_accepted_as_volcanos_configuration(conf: str, sources: list[str]) -> None:
     assert cluster_facts.discoverers(conf) == sources
 
 
 @pytest.mark.parametrize(("expected", "told"), CLUSTER_CASES, ids=[case[0] for case in CLUSTER_CASES])
-def test_the_clusters_facts_lead_to_the_finding(expected: str, told: Iterable[Finding]) -> None:
+def test_cluster_facts_give_the_expected_finding(expected: str, told: Iterable[Finding]) -> None:
     assert expected in {f"{one.level} {one.key}" for one in told}
 
 
-def test_a_good_cluster_is_good() -> None:
+def test_a_good_cluster_gives_ok_findings_only() -> None:
     newest = replace(GOOD_NODE, kubelet="v1.37.1", capacity={"nvidia-dgx-h100/gpu-mem": "79"})
     assert levels(cluster_checks.findings(replace(GOOD_CLUSTER, node=newest), MEMORY, SNAPSHOT)) == {"ok"}
 
 
-def test_a_node_that_hands_out_by_environment_needs_no_cdi() -> None:
+def test_the_strategy_envvar_needs_no_cdi() -> None:
     old = replace(GOOD_CLUSTER, node=replace(GOOD_NODE, kubelet="v1.28.0", runtime="containerd://1.6.8"))
     strategy = config("resources: [{kind: gpu-mem, deviceListStrategy: envvar}]\n")
     assert not {one.key for one in cluster_checks.findings(old, strategy, None)} & {

@@ -1,4 +1,4 @@
-"""The doctor as a person and a program meet it: whole reports, hangs, hostile names, and that nothing changes."""
+"""The doctor's reports as a whole: tables, JSON, hanging reads, hostile names, and that nothing changes."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def small(tmp_path: Path) -> tuple[Machine, Path]:
 # --- whole reports --------------------------------------------------------------------------------------
 
 
-def test_a_healthy_node_is_as_reviewed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_of_a_healthy_node_is_golden(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Machine.load("dgx-h100").write(tmp_path / "r")
     assert main(["doctor", "--root", str(tmp_path / "r")]) == 0
     compare("doctor-dgx-h100.txt", capsys.readouterr().out)
 
 
-def test_a_broken_node_is_as_reviewed(
+def test_the_report_of_a_broken_node_is_golden(
     small: tuple[Machine, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine, root = small
@@ -79,7 +79,7 @@ def test_a_broken_node_is_as_reviewed(
     compare("doctor-broken.txt", capsys.readouterr().out)
 
 
-def test_a_program_gets_one_object(small: tuple[Machine, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_one_object(small: tuple[Machine, Path], capsys: pytest.CaptureFixture[str]) -> None:
     _, root = small
     assert main(["doctor", "--root", str(root), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -91,13 +91,13 @@ def test_a_program_gets_one_object(small: tuple[Machine, Path], capsys: pytest.C
     assert all(one["why"] and one["remedy"] for one in told["findings"] if one["level"] in ("fix", "warn"))
 
 
-def test_this_very_machine_can_be_looked_at() -> None:
+def test_this_machine_can_be_examined() -> None:
     report = doctor.examine(doctor.DoctorOptions())
     assert not keys(report) & {"check_failed", "check_hung"}
     assert {"capabilities", "boot_id"} <= keys(report)
 
 
-def test_a_root_without_a_machine_is_said(tmp_path: Path) -> None:
+def test_a_root_without_a_machine_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SysfsError, match="has no /sys"):
         doctor.examine(doctor.DoctorOptions(tmp_path))
 
@@ -127,10 +127,10 @@ def test_a_configuration_with_faults_is_a_finding(
         ("etc/cdi/hung.yaml", "paths"),
     ],
 )
-def test_what_hangs_is_a_finding_and_the_rest_is_told(
+def test_a_hanging_file_is_a_finding_and_the_other_checks_run(
     small: tuple[Machine, Path], file: str, check: str
 ) -> None:
-    """A pipe without a writer answers no reader, as a driver that hangs."""
+    """A pipe without a writer blocks its reader as a hanging driver does."""
     _, root = small
     path = root / file
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -159,7 +159,7 @@ def test_a_configuration_that_hangs_is_a_finding(small: tuple[Machine, Path], tm
     os.close(os.open(tmp_path / "pipe.yaml", os.O_WRONLY))
 
 
-def test_outcomes_come_in_the_order_of_the_tasks_whatever_becomes_of_them() -> None:
+def test_outcomes_have_the_order_of_the_tasks() -> None:
     import asyncio
     import threading
 
@@ -187,7 +187,7 @@ def test_outcomes_come_in_the_order_of_the_tasks_whatever_becomes_of_them() -> N
     assert (outcomes["slow"].value, outcomes["quick"].value) == ("late", 7)
 
 
-def test_a_look_that_fails_is_a_finding(small: tuple[Machine, Path]) -> None:
+def test_a_failing_read_is_a_finding(small: tuple[Machine, Path]) -> None:
     _, root = small
     listed = root / "sys/bus/pci/devices"
     for link in listed.iterdir():
@@ -227,7 +227,7 @@ def test_nothing_is_changed(small: tuple[Machine, Path]) -> None:
 EVIL = "\x1b[2J\x07\u202e\udcff"
 
 
-def test_no_name_on_the_machine_steers_the_terminal(
+def test_names_of_the_machine_are_escaped_for_the_terminal(
     small: tuple[Machine, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, root = small
@@ -253,13 +253,13 @@ def test_no_name_on_the_machine_steers_the_terminal(
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"kind": 1, "devices": [{"name": 2}]}', "[" * 100_000])
 @pytest.mark.parametrize("file", ["etc/cdi/x.json", "etc/cdi/x.yaml", "etc/containerd/config.toml"])
-def test_any_file_is_a_finding_at_worst(small: tuple[Machine, Path], file: str, content: str) -> None:
+def test_any_file_content_is_at_most_a_finding(small: tuple[Machine, Path], file: str, content: str) -> None:
     _, root = small
     grow(root, {file: content})
     assert "check_failed" not in keys(doctor.examine(doctor.DoctorOptions(root)))
 
 
-def test_folders_and_loops_in_the_place_of_files_are_findings_at_worst(small: tuple[Machine, Path]) -> None:
+def test_directories_and_loops_instead_of_files_are_at_most_findings(small: tuple[Machine, Path]) -> None:
     _, root = small
     grow(
         root,
@@ -278,7 +278,7 @@ def test_folders_and_loops_in_the_place_of_files_are_findings_at_worst(small: tu
 # --- the text -------------------------------------------------------------------------------------------
 
 
-def test_a_narrow_terminal_gets_wrapped_lines_that_hang_in_their_column() -> None:
+def test_a_narrow_terminal_gets_wrapped_and_indented_lines() -> None:
     finding = Finding("machine", "some_key", Level.WARN, "word " * 40, "reason " * 30, "remedy")
     lines = report.as_table(doctor.TOPICS, [finding], 80).splitlines()
     assert all(len(line) <= 80 for line in lines)
@@ -292,7 +292,7 @@ def test_a_narrow_terminal_gets_wrapped_lines_that_hang_in_their_column() -> Non
     ] == ["why:", "do:"]
 
 
-def test_equal_findings_give_their_advice_once() -> None:
+def test_equal_advice_is_printed_once() -> None:
     findings = [Finding("machine", "k", Level.FIX, what, "because", "mend it") for what in ("a", "b", "c")]
     told = report.as_table(doctor.TOPICS, findings)
     assert told.count("because") == 1
@@ -312,7 +312,7 @@ def test_the_documentation_lists_every_finding() -> None:
     assert page.read_text() == current, "make golden, and look at what changed"
 
 
-def test_every_key_is_one_that_is_found_and_stands_once() -> None:
+def test_every_key_is_used_and_declared_once() -> None:
     declared = [key for topic in doctor.TOPICS for key in topic.entries]
     assert len(declared) == len(set(declared))
     source = "".join(path.read_text() for path in (ROOT / "nodeagent" / "doctor").glob("*.py"))

@@ -1,4 +1,4 @@
-"""The doctor's looks at real things: a kubelet's sockets, the NVML binding, netlink, mounts that refuse writes."""
+"""The doctor reads real things: a kubelet's sockets, the NVML binding, netlink, read-only mounts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def examined(world, kubelet_dir: Path | None = None) -> doctor.DoctorRepor
     return await asyncio.to_thread(doctor.examine, place)
 
 
-async def test_an_agent_that_serves_is_no_rival_of_itself() -> None:
+async def test_a_running_agent_is_not_its_own_rival() -> None:
     async with node() as world:
         await world.kubelet.start()
         await world.start_agent()
@@ -58,7 +58,7 @@ async def test_an_agent_that_serves_is_no_rival_of_itself() -> None:
     assert not [one for one in told if one.startswith(("fix", "warn"))]
 
 
-async def test_whoever_else_holds_our_names_or_our_devices_is_found() -> None:
+async def test_plugins_with_our_names_or_our_devices_are_found() -> None:
     async with node() as world:
         await world.kubelet.start()
         folder = world.kubelet.socket.parent
@@ -97,14 +97,14 @@ async def test_whoever_else_holds_our_names_or_our_devices_is_found() -> None:
     assert not report.good
 
 
-async def test_a_kubelet_that_has_stopped_is_silent() -> None:
+async def test_a_stopped_kubelet_is_a_finding() -> None:
     async with node() as world:
         await world.kubelet.start()
         await world.kubelet.stop()
         assert "fix kubelet_silent" in found(await examined(world))
 
 
-async def test_a_kubelet_that_has_not_listened_yet_is_silent(tmp_path: Path) -> None:
+async def test_a_bound_socket_without_a_listener_is_a_finding(tmp_path: Path) -> None:
     (tmp_path / "device-plugins").mkdir()
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(tmp_path / "device-plugins/kubelet.sock"))
@@ -113,7 +113,7 @@ async def test_a_kubelet_that_has_not_listened_yet_is_silent(tmp_path: Path) -> 
     assert seen.locked is False
 
 
-async def test_a_lock_is_told_and_left_as_it_is(tmp_path: Path) -> None:
+async def test_a_lock_is_reported_and_not_changed(tmp_path: Path) -> None:
     folder = tmp_path / "device-plugins"
     folder.mkdir()
     target = Target(Tree("/"), Config(), recorded=False, kubelet_dir=tmp_path)
@@ -150,7 +150,7 @@ def mounted(folder: Path, options: str, before: str = "true") -> list[dict[str, 
         ('dd if=/dev/zero of="$1/x" 2>/dev/null', "the file system is full"),
     ],
 )
-def test_a_folder_of_the_kubelet_that_takes_no_files_is_said(tmp_path: Path, after: str, why: str) -> None:
+def test_an_unwritable_kubelet_directory_is_a_finding(tmp_path: Path, after: str, why: str) -> None:
     told = mounted(tmp_path, after)
     assert [one["what"] for one in told if one["key"] == "kubelet_folder_unwritable"] == [
         f"{tmp_path}/device-plugins: {why}"
@@ -174,7 +174,7 @@ def nvml(tmp_path, library, monkeypatch):
 
 
 @pytest.mark.needs("pynvml", "cc")
-def test_the_driver_is_asked_in_a_process_of_its_own(nvml: NvmlMachine) -> None:
+def test_the_driver_is_read_in_a_separate_process(nvml: NvmlMachine) -> None:
     nvml.set(gpu(0), gpu(1, action=1))
     answer = driver_process.read_in_process("/", "nvml", 30)
     assert answer is not None
@@ -191,7 +191,7 @@ def test_the_driver_is_asked_in_a_process_of_its_own(nvml: NvmlMachine) -> None:
 
 
 @pytest.mark.needs("pynvml", "cc")
-def test_a_driver_that_hangs_costs_its_time_and_no_more(nvml: NvmlMachine, tmp_path: Path) -> None:
+def test_a_hanging_driver_costs_its_time_limit_only(nvml: NvmlMachine, tmp_path: Path) -> None:
     nvml.set(gpu(0), "hang nvmlDeviceGetCount_v2")
     assert driver_process.read_in_process("/", "nvml", 1.0) is None
     report = doctor.examine(doctor.DoctorOptions(timeout_s=1.5))
@@ -200,9 +200,7 @@ def test_a_driver_that_hangs_costs_its_time_and_no_more(nvml: NvmlMachine, tmp_p
 
 
 @pytest.mark.needs("pynvml", "cc")
-def test_a_library_that_ends_the_process_is_a_finding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crashing_library_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "bad.c"
     source.write_text("#include <stdlib.h>\nint nvmlInitWithFlags(unsigned flags) { abort(); }\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", tmp_path / "libnvidia-ml.so.1", source], check=True)
@@ -217,7 +215,7 @@ def test_a_library_that_ends_the_process_is_a_finding(
 # --- the network ----------------------------------------------------------------------------------------
 
 
-def test_the_kernel_tells_a_netdevs_names_and_flags() -> None:
+def test_ethtool_reads_a_netdevs_names_and_flags() -> None:
     with Ethtool() as ethtool:
         assert "rx-checksum" in ethtool.names("lo", FEATURES)
         assert ethtool.private_flags("lo") == {}
@@ -228,7 +226,7 @@ SWP = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\nlinks: {select:
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
-async def test_switches_that_speak_are_heard_and_end_the_wait(links, root) -> None:
+async def test_lldp_of_all_links_ends_the_wait(links, root) -> None:
     _, far = links
     target = of(root, load(SWP, name="x"), wait_s=60.0)
 
@@ -254,7 +252,7 @@ async def test_switches_that_speak_are_heard_and_end_the_wait(links, root) -> No
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
-async def test_switches_that_are_silent_are_not_heard(links, root) -> None:
+async def test_links_without_lldp_are_a_finding(links, root) -> None:
     target = of(root, load(SWP, name="x"), wait_s=0.2)
     seen = await lldp_checks.read(target)
     (one,) = [one for one in lldp_checks.findings(seen, target.config) if one.key == "lldp_unheard"]
@@ -262,8 +260,8 @@ async def test_switches_that_are_silent_are_not_heard(links, root) -> None:
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
-def test_netdevs_of_another_network_namespace_are_missed(tmp_path: Path) -> None:
-    """sysfs is of the namespace in which it was mounted; here it is a drawing, with a NIC that nobody has."""
+def test_netdevs_of_another_network_namespace_are_a_finding(tmp_path: Path) -> None:
+    """sysfs belongs to the namespace of its mount; here it is a drawn tree with an unknown NIC."""
     from tests.support.drawn_trees import Machine
 
     machine = Machine(tmp_path)
@@ -279,7 +277,7 @@ def test_netdevs_of_another_network_namespace_are_missed(tmp_path: Path) -> None
 
 
 @pytest.mark.needs("root", "setpriv")
-def test_what_this_process_may_not_do_is_said() -> None:
+def test_missing_rights_of_the_process_are_findings() -> None:
     less = ["setpriv", "--bounding-set", "-net_raw,-net_admin", "--reuid", "65534", "--clear-groups", "--"]
     done = subprocess.run(
         [*less, sys.executable, "-m", "nodeagent", "doctor", "--json"],
@@ -293,7 +291,7 @@ def test_what_this_process_may_not_do_is_said() -> None:
     assert done.returncode == 1
 
 
-def test_a_folder_that_is_a_file_takes_no_files(tmp_path: Path) -> None:
+def test_a_file_instead_of_a_directory_is_unwritable(tmp_path: Path) -> None:
     (tmp_path / "sys").mkdir()
     (tmp_path / "var/run").mkdir(parents=True)
     (tmp_path / "var/run/cdi").touch()
@@ -306,7 +304,7 @@ def test_a_folder_that_is_a_file_takes_no_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "broken"), [("{}", False), ("[]", True), ("{", True), ("[" * 100_000, True)]
 )
-def test_what_the_agent_remembers_is_read(tmp_path: Path, text: str, broken: bool) -> None:
+def test_the_state_file_is_checked(tmp_path: Path, text: str, broken: bool) -> None:
     (tmp_path / "sys").mkdir()
     (tmp_path / "var/lib/nodeagent").mkdir(parents=True)
     (tmp_path / "var/lib/nodeagent/health.json").write_text(text)

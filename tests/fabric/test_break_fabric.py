@@ -29,7 +29,7 @@ from tests.controller.test_controller import (
     running,
     until,
 )
-from tests.support.volcano_rules import Tree
+from tests.support.volcano_rules import VolcanoTree
 
 
 class Judge:
@@ -45,7 +45,7 @@ class Judge:
     ) -> None:
         if plural != "hypernodes":
             return
-        tree = Tree()
+        tree = VolcanoTree()
         for found in self._server.objects("hypernodes"):
             tree.apply("create", found)
         before = set(tree.faults())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nodeagent.fabric import Hysteresis, Planner, Rules
 from nodeagent.fabric.hypernode import HyperNode, convert, labels_of, render
 from tests.support.fabrics import SHAPES, Cluster, End, Row, links, partition, rails, single, stale, units
-from tests.support.volcano_rules import Tree
+from tests.support.volcano_rules import VolcanoTree
 
 HOUR = 3600
 
@@ -427,7 +427,7 @@ def test_the_order_of_writes_is_safe_when_everything_changes_places() -> None:
     from nodeagent.fabric.writes import order
 
     old, new = tree(("a", "b"), ("c", "d"), ("e", "f")), tree(("c", "d", "e"), ("a", "b", "f"))
-    model = Tree()
+    model = VolcanoTree()
     for one in old.values():
         model.apply("create", render(one))
     for write in order(old, new, old.keys() | new.keys()):

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from nodeagent.health.nic_judge import NicTerms
 from nodeagent.health.record import LatchedFault, NicRecord
 from nodeagent.health.rule import Override
+from nodeagent.health.service import NIC_SECTION, HealthService
+from nodeagent.health.state_file import DeviceIdentity, StateFile
 from nodeagent.health.structural import find_faults
 from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import MEASUREMENTS
 from nodeagent.model import State
-from nodeagent.sources.nic_health_service import ROOM, Verdicts
-from nodeagent.sources.state_file import Memory, Who
 from tests.support.judged_machine import Bench, link, pf, terms
 
 LINK, DRIVER, MODES, MODULE = Source.LINK, Source.DRIVER, Source.MODES, Source.MODULE
@@ -98,13 +98,13 @@ def test_firmware_that_died_before_a_restart_is_not_sound_after_it() -> None:
 def test_a_memory_of_what_is_yet_to_come_is_left_out(
     kept: NicRecord, caplog: pytest.LogCaptureFixture
 ) -> None:
-    memory, one = Memory.none(), pf(1)
-    memory.keep(ROOM, {Who(one.pci_address): kept})
-    judge = Verdicts(NicTerms(), memory, clock=lambda: 5000.0)
+    memory, one = StateFile.none(), pf(1)
+    memory.store(NIC_SECTION, {DeviceIdentity(one.pci_address): kept})
+    judge = HealthService(NicTerms(), state_file=memory, clock=lambda: 5000.0)
     functions, faults = find_faults([one], [link(one)])
-    (judged,) = judge.facts(functions, [link(one)], faults)
+    (judged,) = judge.judge_functions(functions, [link(one)], faults)
     assert judged.health.reasons == ()
-    assert "cannot be so" in caplog.text
+    assert "is impossible and ignored" in caplog.text
 
 
 def test_a_penalty_that_was_remembered_ends_within_the_hour_too() -> None:

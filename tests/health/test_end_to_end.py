@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cli import main
+from nodeagent.health.state_file import boot_id
 from nodeagent.sim.kubelet import PodSpec
 from nodeagent.sim.machine import Machine
-from nodeagent.sources.state_file import boot_id
 from tests.support.running_agent import Node, node
 
 HEAD = "two-gpus-and-two-nics"
@@ -107,7 +107,7 @@ async def test_health_is_explained_on_the_agents_port_and_by_the_verb(
         n.machine.set_link(0, up=False)
         await n.allocatable(NIC0, 0)
         n.machine.set_link(0, up=True)
-        await n.until(lambda: n.agent is not None and n.agent.nic_health.engine.due() is not None)
+        await n.until(lambda: n.agent is not None and n.agent.health.nics.due() is not None)
         status, body = await n.get("/health")
         assert status == 200
         first = json.loads(body)[0]
@@ -159,7 +159,7 @@ async def test_what_the_samples_tell_reaches_the_kubelet_both_ways() -> None:
         await ready(n, config)
         assert n.agent is not None
         await n.until(
-            lambda: n.agent is not None and bool(n.agent.nic_health.engine.nics[PF0].values.get("pcie_width"))
+            lambda: n.agent is not None and bool(n.agent.health.nics.nics[PF0].values.get("pcie_width"))
         )
         n.machine.flap(0, 5)
         await n.until(lambda: "flapping" in keys(n, PF0))
@@ -177,9 +177,7 @@ async def test_a_node_whose_whole_switch_restarts_loses_its_devices_when_two_sou
         await ready(n, held(0))
         assert n.agent is not None
         await n.until(lambda: n.agent is not None and tuple(n.agent.sources.reader_statuses()))
-        await n.until(
-            lambda: n.agent is not None and "flapping" in n.agent.nic_health.engine.nics[PF0].values
-        )
+        await n.until(lambda: n.agent is not None and "flapping" in n.agent.health.nics.nics[PF0].values)
         for nic in (0, 1):
             n.machine.set_link(nic, up=False)
         await n.allocatable(NIC0, 0)

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from nodeagent.health.gpu_judge import GpuJudge
 from nodeagent.health.gpu_rules import LOST, MIG_ENABLED, GpuLimits, measured_rules
 from nodeagent.health.guard import Guard
+from nodeagent.health.service import HealthService
 from nodeagent.health.xids import GpuTerms, xid_rule
 from nodeagent.host.gpu_driver import GpuReading
-from nodeagent.model import State
-from nodeagent.sources.gpu_health_service import Ledger
-from nodeagent.sources.nvml_session import Reading as Session
+from nodeagent.model import Gpu, State
+from nodeagent.sources.gpu_facts import GpuFacts
+from nodeagent.sources.nvml_session import DriverReading
 
 UUIDS = [f"GPU-{number}" for number in range(8)]
 REMAP_FAILED = measured_rules(GpuLimits())[0]
@@ -135,19 +136,20 @@ def test_a_list_of_the_driver_that_is_empty_is_guarded() -> None:
     assert not any(health.allocatable for health in judge.judge(65).values())
 
 
-def test_the_ledger_tells_what_the_guard_lets_through_and_explains_it() -> None:
-    ledger, told = Ledger(), []
-    ledger.tell(told.append)
+def test_the_guarded_health_is_published_and_explained() -> None:
+    facts = GpuFacts(HealthService())
+    published: list[tuple[Gpu, ...]] = []
+    facts.publish_to(published.append)
     readings = tuple(
         GpuReading(number, UUIDS[number], number, "H100", f"0000:2{number}:00.0", 81559)
         for number in range(4)
     )
-    ledger.hear_reading(Session("550", readings, {}))
-    ledger.hear_reading(Session("550", (), {}))
-    assert [one.health.allocatable for one in told[-1]] == [False, False, True, True]
-    assert {one.health.state for one in told[-1]} == {State.UNHEALTHY}
-    views = ledger.explained()
-    assert [one.allocatable for one in views] == [False, False, True, True]
+    facts.take_reading(DriverReading("550", readings, {}))
+    facts.take_reading(DriverReading("550", (), {}))
+    assert [gpu.health.allocatable for gpu in published[-1]] == [False, False, True, True]
+    assert {gpu.health.state for gpu in published[-1]} == {State.UNHEALTHY}
+    views = facts.health.explain()
+    assert [view.allocatable for view in views] == [False, False, True, True]
     assert [reason.key for reason in views[3].reasons] == ["gpu_lost", "guard"]
-    ledger.fall_silent("hangs")
-    assert [one.health.allocatable for one in told[-1]] == [False, False, True, True]
+    facts.take_silence("hangs")
+    assert [gpu.health.allocatable for gpu in published[-1]] == [False, False, True, True]

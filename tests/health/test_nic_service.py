@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from nodeagent.health.cabling import PlanError, Port
+from nodeagent.health.nic_judge import roles
 from nodeagent.health.rule import Override
+from nodeagent.health.service import HealthService
+from nodeagent.health.state_file import StateFile
 from nodeagent.health.structural import find_faults
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import HEALTHY, Function, Gpu, Identifier, Link, Neighbor, State
 from nodeagent.sources import cabling_plan
-from nodeagent.sources.nic_health_service import Verdicts, roles
-from nodeagent.sources.state_file import Memory
 from tests.support.judged_machine import link, pf, terms, vf
 
 PFS = (pf(1), pf(2))
@@ -26,15 +27,15 @@ UP = (link(PFS[0]), link(PFS[1]))
 DOWN = (link(PFS[0], up=False), UP[1])
 
 
-def told(judge: Verdicts, links: tuple[Link, ...]) -> tuple[Function, ...]:
+def told(judge: HealthService, links: tuple[Link, ...]) -> tuple[Function, ...]:
     functions, faults = find_faults(ALL, links)
-    return judge.facts(functions, links, faults)
+    return judge.judge_functions(functions, links, faults)
 
 
 async def test_a_hold_expires_by_time_alone() -> None:
-    judge = Verdicts(terms(Override("carrier_down", clear_for_s=0.05)))
+    judge = HealthService(terms(Override("carrier_down", clear_for_s=0.05)))
     heard: asyncio.Queue[tuple[Function, ...]] = asyncio.Queue()
-    judge.tell(heard.put_nowait)
+    judge.publish_functions(heard.put_nowait)
     running = asyncio.create_task(judge.run())
     told(judge, UP)
     assert told(judge, DOWN)[0].health.state is State.DOWN
@@ -48,28 +49,28 @@ async def test_a_hold_expires_by_time_alone() -> None:
 
 
 def test_facts_are_judged_in_the_call_that_brings_them_and_not_stated_twice() -> None:
-    judge = Verdicts(terms(), clock=lambda: 1.0)
+    judge = HealthService(terms(), clock=lambda: 1.0)
     stated: list[tuple[Function, ...]] = []
-    judge.tell(stated.append)
+    judge.publish_functions(stated.append)
     told(judge, UP)
     assert [one.health.allocatable for one in told(judge, DOWN)] == [False, False, True, True]
     assert stated == []
-    judge.samples([Sample(1.0, PFS[1].pci_address, Source.LINK, {"carrier": 1})])
+    judge.take_samples([Sample(1.0, PFS[1].pci_address, Source.LINK, {"carrier": 1})])
     assert stated == []
 
 
 def remembered(folder: Path, links: tuple[Link, ...]) -> list[str]:
     """What a next agent, which sees these links, holds against the first PF."""
-    judge = Verdicts(terms(), Memory.open(folder))
+    judge = HealthService(terms(), state_file=StateFile.open(folder))
     return [reason.key for reason in told(judge, links)[0].health.reasons]
 
 
 async def test_a_fault_outlives_the_agent_and_is_not_another_cards(tmp_path: Path) -> None:
-    memory = Memory(tmp_path / "health.json", module_boot_id())
-    judge = Verdicts(terms(), memory)
+    memory = StateFile(tmp_path / "health.json", module_boot_id())
+    judge = HealthService(terms(), state_file=memory)
     for links in (UP, DOWN, UP):
         told(judge, links)
-    judge.keep()
+    judge.store()
     writing = asyncio.create_task(memory.run())
     await asyncio.sleep(0)
     writing.cancel()
@@ -83,7 +84,7 @@ async def test_a_fault_outlives_the_agent_and_is_not_another_cards(tmp_path: Pat
 
 
 def module_boot_id() -> str:
-    from nodeagent.sources.state_file import boot_id
+    from nodeagent.health.state_file import boot_id
 
     found = boot_id()
     if found is None:
@@ -93,7 +94,7 @@ def module_boot_id() -> str:
 
 def test_a_transition_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    judge = Verdicts(terms(Override("carrier_down", clear_for_s=0)))
+    judge = HealthService(terms(Override("carrier_down", clear_for_s=0)))
     for links in (UP, UP, DOWN, DOWN, UP, UP):
         told(judge, links)
     lines = [one.getMessage() for one in caplog.records]
@@ -108,14 +109,14 @@ def test_a_transition_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_what_the_plan_names_and_nobody_here_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    judge = Verdicts(terms())
+    judge = HealthService(terms())
     told(judge, UP)
-    judge.plan(
+    judge.take_cabling_plan(
         {"eth1": Port("leaf-9", "1"), "eth7": Port("leaf-1", "1"), "0000:02:00.0": Port("leaf-1", "2")}
     )
     heard = Neighbor("eth1", Identifier("mac", "02:00:00:00:00:99"), Identifier("ifname", "1"), "leaf-1")
     for _ in range(3):
-        judge.neighbors([heard])
+        judge.take_neighbors([heard])
     lines = [one.getMessage() for one in caplog.records]
     assert len(lines) == 2
     assert "a link that this node does not have. link='eth7'" in lines[0]
@@ -127,12 +128,12 @@ def test_pfs_behind_a_gpus_switch_are_of_another_role() -> None:
     gpu = Gpu("GPU-1", 0, 0, "H100", "0000:19:00.0", 80_000, 0, (*switch, "0000:17:00.0", "0000:19:00.0"))
     near = replace(PFS[0], pci_path=(*switch, "0000:17:01.0", "0000:01:00.0"))
     far = replace(PFS[1], pci_path=("pci0000:80", "0000:80:01.0", "0000:02:00.0"))
-    judge = Verdicts(terms())
+    judge = HealthService(terms())
     functions, faults = find_faults([near, far], UP)
-    judge.facts(functions, UP, faults)
-    assert set(judge.engine.role_of.values()) == {"15b3:1021 other"}
-    judge.gpus([gpu])
-    assert sorted(judge.engine.role_of.values()) == ["15b3:1021 compute", "15b3:1021 other"]
+    judge.judge_functions(functions, UP, faults)
+    assert set(judge.nics.role_of.values()) == {"15b3:1021 other"}
+    judge.take_gpus([gpu])
+    assert sorted(judge.nics.role_of.values()) == ["15b3:1021 compute", "15b3:1021 other"]
     found = roles([near, far], (gpu,))
     assert found == {near.pci_address: "15b3:1021 compute", far.pci_address: "15b3:1021 other"}
 

@@ -10,18 +10,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from nodeagent.sources import state_file as module
-from nodeagent.sources.state_file import Memory, Who
+from nodeagent.health import state_file as module
+from nodeagent.health.state_file import DeviceIdentity, StateFile
 
 
 class Kept(msgspec.Struct, frozen=True):
     penalty: float
 
 
-A, B = Who("0000:18:00.0", "aa:bb:cc:00:00:01"), Who("0000:9a:00.0", None)
+A, B = DeviceIdentity("0000:18:00.0", "aa:bb:cc:00:00:01"), DeviceIdentity("0000:9a:00.0", None)
 
 
-async def written(memory: Memory) -> None:
+async def written(memory: StateFile) -> None:
     """Run until cancelled, which writes what is due."""
     task = asyncio.create_task(memory.run())
     await asyncio.sleep(0)
@@ -31,21 +31,21 @@ async def written(memory: Memory) -> None:
 
 
 async def test_what_is_kept_is_recalled_by_the_next_agent(tmp_path: Path) -> None:
-    memory = Memory.open(tmp_path / "state")
-    memory.keep("nic", {A: Kept(1000), B: Kept(2.5)})
-    memory.keep("gpu", {Who("0000:1b:00.0", "GPU-1"): [48, 79]})
+    memory = StateFile.open(tmp_path / "state")
+    memory.store("nic", {A: Kept(1000), B: Kept(2.5)})
+    memory.store("gpu", {DeviceIdentity("0000:1b:00.0", "GPU-1"): [48, 79]})
     await written(memory)
-    again = Memory.open(tmp_path / "state")
-    assert again.recall("nic", Kept) == {A: Kept(1000), B: Kept(2.5)}
-    assert again.recall("gpu", list[int]) == {Who("0000:1b:00.0", "GPU-1"): [48, 79]}
-    assert again.recall("other", Kept) == {}
+    again = StateFile.open(tmp_path / "state")
+    assert again.load("nic", Kept) == {A: Kept(1000), B: Kept(2.5)}
+    assert again.load("gpu", list[int]) == {DeviceIdentity("0000:1b:00.0", "GPU-1"): [48, 79]}
+    assert again.load("other", Kept) == {}
     assert [path.name for path in (tmp_path / "state").iterdir()] == ["health.json"]
 
 
 def test_another_card_in_the_slot_is_another_device() -> None:
-    assert A.is_(Who(A.pci_address, None))
-    assert not A.is_(Who(A.pci_address, "aa:bb:cc:00:00:02"))
-    assert not B.is_(A)
+    assert A.matches(DeviceIdentity(A.pci_address, None))
+    assert not A.matches(DeviceIdentity(A.pci_address, "aa:bb:cc:00:00:02"))
+    assert not B.matches(A)
 
 
 @pytest.mark.parametrize(
@@ -66,28 +66,28 @@ def test_a_broken_or_foreign_file_is_left_out_with_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: bytes
 ) -> None:
     (tmp_path / "health.json").write_bytes(text)
-    memory = Memory.open(tmp_path)
-    assert memory.recall("nic", Kept) == {}
+    memory = StateFile.open(tmp_path)
+    assert memory.load("nic", Kept) == {}
     assert len(caplog.records) == 1
     assert "cannot be read" in caplog.text
 
 
 def test_another_boot_is_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    memory = Memory(tmp_path / "health.json", "an earlier boot")
-    memory.keep("nic", {A: Kept(1000)})
+    memory = StateFile(tmp_path / "health.json", "an earlier boot")
+    memory.store("nic", {A: Kept(1000)})
     memory._write(memory._text())
-    assert Memory.open(tmp_path).recall("nic", Kept) == {}
+    assert StateFile.open(tmp_path).load("nic", Kept) == {}
     assert "of an earlier boot" in caplog.text
 
 
 async def test_an_entry_of_another_form_is_left_out_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    memory = Memory.open(tmp_path)
-    memory.keep("nic", {A: {"penalty": "much"}, B: Kept(1)})
+    memory = StateFile.open(tmp_path)
+    memory.store("nic", {A: {"penalty": "much"}, B: Kept(1)})
     await written(memory)
-    assert Memory.open(tmp_path).recall("nic", Kept) == {B: Kept(1)}
+    assert StateFile.open(tmp_path).load("nic", Kept) == {B: Kept(1)}
     assert "0000:18:00.0" in caplog.text
 
 
@@ -95,10 +95,10 @@ async def test_a_folder_that_cannot_be_written_is_told_of_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    memory = Memory.open(tmp_path / "file")
+    memory = StateFile.open(tmp_path / "file")
     caplog.clear()
     for penalty in (1, 2, 3):
-        memory.keep("nic", {A: Kept(penalty)})
+        memory.store("nic", {A: Kept(penalty)})
         await written(memory)
     assert len(caplog.records) == 1
     assert "health.stateDirectory" in caplog.text
@@ -108,18 +108,18 @@ async def test_equal_values_are_not_written_again_and_writes_are_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "GAP_S", 3600.0)
-    memory = Memory.open(tmp_path)
+    memory = StateFile.open(tmp_path)
     task = asyncio.create_task(memory.run())
-    memory.keep("nic", {A: Kept(1)})
+    memory.store("nic", {A: Kept(1)})
     async with asyncio.timeout(10):
         while not (tmp_path / "health.json").exists():  # written by a thread, which announces nothing
             await asyncio.sleep(0.005)
     first = (tmp_path / "health.json").stat().st_ino
-    memory.keep("nic", {A: Kept(1)})
+    memory.store("nic", {A: Kept(1)})
     assert not memory._changed.is_set()
-    memory.keep("nic", {A: Kept(2)})
+    memory.store("nic", {A: Kept(2)})
     assert (tmp_path / "health.json").stat().st_ino == first
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
-    assert Memory.open(tmp_path).recall("nic", Kept) == {A: Kept(2)}
+    assert StateFile.open(tmp_path).load("nic", Kept) == {A: Kept(2)}

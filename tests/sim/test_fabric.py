@@ -18,7 +18,7 @@ def fabric(nodes: int) -> Fabric:
 
 
 def reports(fabric: Fabric, before: dict[str, NodeLinks] | None = None) -> dict[str, NodeLinks]:
-    rails = {address: (f"rail{rail}", rail) for rail, address in enumerate(fabric.rails)}
+    rails = {address: rail for rail, address in enumerate(fabric.rails)}
     return {
         node: report(Snapshot(**fabric.facts(node)), node, rails, before[node] if before else None, now=NOW)
         for node in fabric.nodes
@@ -49,7 +49,7 @@ def test_a_report_has_every_nic_and_says_which_are_of_the_compute_fabric():
     (told, *_) = reports(fabric(4)).values()
     assert len(told.links) == 13
     compute = [link for link in told.links if link.fabric == "compute"]
-    assert [(link.name, link.rail) for link in compute] == [(f"rail{rail}", rail) for rail in range(8)]
+    assert [(link.name, link.rail) for link in compute] == [(f"nic{rail}", rail) for rail in range(8)]
     assert all(
         link.neighbor and link.neighbor.system_name == f"hall1-su1-leaf{link.rail}" for link in compute
     )

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodeagent.affinity import Affinity, affinity
-from nodeagent.host.inotify import CONTENT, Watch
-from nodeagent.host.recorded_gpus import Recorded
+from nodeagent.host.inotify import CONTENT, FolderWatch
+from nodeagent.host.recorded_gpus import RecordedDriver
 from nodeagent.host.sysfs import Tree
 from nodeagent.sim.machine import Machine, MachineError, ModelError
 from nodeagent.sim.machine.blueprint import MACHINES, parse, vf_address
@@ -184,7 +184,7 @@ def test_the_scanner_reads_a_dgx_without_a_complaint(dgx):
 
 def test_the_driver_of_a_dgx_names_eight_gpus(dgx):
     machine, root = dgx
-    driver = Recorded(root)
+    driver = RecordedDriver(root)
     driver.open()
     readings = driver.gpus()
     driver.close()
@@ -459,7 +459,7 @@ def test_the_gpu_driver_loses_an_unplugged_gpu_and_forgets_one_that_another_driv
 
 def test_events_are_numbered_and_the_last_64_are_kept(tmp_path):
     machine, root = small(tmp_path)
-    driver = Recorded(root)
+    driver = RecordedDriver(root)
     driver.open()
     for number in range(70):
         machine.raise_xid(number % 2, 79)
@@ -544,7 +544,7 @@ def test_the_numa_node_that_firmware_does_not_tell_is_minus_one_and_has_every_cp
 # The order in which it is seen
 
 
-async def seen(watch: Watch, last: str) -> list[str]:
+async def seen(watch: FolderWatch, last: str) -> list[str]:
     """Names in the order of their first change, until the one that ends the mutation."""
     names: list[str] = []
     while last not in names:
@@ -558,7 +558,7 @@ async def test_vfs_are_seen_one_by_one_and_the_count_after_the_last(tmp_path):
     machine, root = small(tmp_path)
     machine.set_vfs(0, 0)
     pf = machine.nic(0)
-    with Watch() as watch:
+    with FolderWatch() as watch:
         for folder in (
             pf.folder,
             os.path.dirname(pf.folder),
@@ -677,7 +677,7 @@ def test_nothing_written_is_nothing_announced(tmp_path):
 async def test_a_followed_machine_reacts_by_itself(tmp_path):
     machine, root = small(tmp_path)
     following = asyncio.create_task(machine.follow())
-    with Watch() as watch:
+    with FolderWatch() as watch:
         watch.add(root / ".nodeagent", CONTENT)
         async with asyncio.timeout(20):
             for count in (0, 3):

@@ -9,15 +9,16 @@ import time
 
 import pytest
 
+from nodeagent.health.service import GPU_SECTION, HealthService
+from nodeagent.health.state_file import StateFile, boot_id
 from nodeagent.host.gpu_driver import DriverError, GpuReading, GpuVitals
-from nodeagent.host.recorded_gpus import PATH, Recorded
+from nodeagent.host.recorded_gpus import PATH, RecordedDriver
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import measurement
 from nodeagent.model import HEALTHY, State
 from nodeagent.sources import gpu_source
-from nodeagent.sources.gpu_health_service import Ledger
-from nodeagent.sources.state_file import Memory, boot_id
+from nodeagent.sources.gpu_facts import GpuFacts
 
 
 def recorded(index, **parts):
@@ -59,7 +60,7 @@ class Heard:
         self.silent = None
         self.news = asyncio.Event()
         self.samples = []
-        self.ledger = None
+        self.facts = None
 
     def sampled(self, samples):
         self.samples.append(samples)
@@ -95,25 +96,28 @@ def machine(tmp_path):
 
 
 @contextlib.asynccontextmanager
-async def watching(driver, root, rules=None, memory=None, **settings):
+async def watching(driver, root, state_file=None, **settings):
     heard = Heard()
     pace = {"interval_s": 0.05, "vitals_s": 0.05, "absent_s": 0.05, "timeout_s": 5.0}
     pace |= {name: settings.pop(name) for name in pace if name in settings}
-    heard.ledger = Ledger(rules, memory)
-    heard.ledger.tell(heard.state, heard.sampled)
+    health = HealthService(state_file=state_file)
+    heard.facts = GpuFacts(health)
+    heard.facts.publish_to(heard.state, heard.sampled)
+    storing = asyncio.create_task(health.run())
     settings["pace"] = gpu_source.Pace(**pace)
-    task = asyncio.create_task(gpu_source.watch(driver, Tree(root), heard.ledger, heard.silence, **settings))
+    task = asyncio.create_task(gpu_source.watch(driver, Tree(root), heard.facts, heard.silence, **settings))
     task.add_done_callback(lambda _: heard.news.set())
     try:
         yield heard
     finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        for ended in (task, storing):
+            ended.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await ended
 
 
 def on(machine, **settings):
-    return watching(lambda: Recorded(machine.root), machine.root, **settings)
+    return watching(lambda: RecordedDriver(machine.root), machine.root, **settings)
 
 
 async def test_gpus_are_stated_with_their_numa_node_and_pci_path(machine):
@@ -156,7 +160,7 @@ async def test_an_xid_is_stated_and_counted_each_time_and_a_reset_clears_it(mach
         await heard.keys("", "recovery_gpu_reset xid_79")
         machine.set(recorded(0), recorded(1))
         await heard.keys("", "")
-    assert heard.ledger.xids == {("GPU-1", 79): 2}
+    assert heard.facts.xids == {("GPU-1", 79): 2}
 
 
 async def test_a_gpu_that_vanishes_is_kept_as_lost_and_comes_back(machine):
@@ -172,7 +176,7 @@ async def test_no_driver_is_zero_gpus_said_once_and_one_installed_later_is_found
     caplog.set_level(logging.INFO)
     looked = threading.Semaphore(0)
 
-    class Looking(Recorded):
+    class Looking(RecordedDriver):
         def open(self):
             looked.release()
             super().open()
@@ -189,7 +193,7 @@ async def test_no_driver_is_zero_gpus_said_once_and_one_installed_later_is_found
 
 async def test_a_hint_finds_a_new_driver_at_once(tmp_path):
     hints = asyncio.Event()
-    async with watching(lambda: Recorded(tmp_path), tmp_path, absent_s=3600, hints=hints) as heard:
+    async with watching(lambda: RecordedDriver(tmp_path), tmp_path, absent_s=3600, hints=hints) as heard:
         await heard.until(lambda: heard.gpus == ())
         Machine(tmp_path).set(recorded(0))
         hints.set()
@@ -230,7 +234,7 @@ async def test_a_gpu_that_cannot_be_told_is_left_out_and_said_once(machine, capl
         for _ in range(3):
             heard.news.clear()
             await heard.news.wait()
-    assert caplog.text.count("A GPU cannot be told") == 1
+    assert caplog.text.count("A GPU without a UUID is not offered") == 1
     assert caplog.text.count("A GPU is not offered") == 1
 
 
@@ -267,7 +271,7 @@ async def test_vitals_that_cannot_be_are_left_out_and_named_once(machine, caplog
     async with on(machine) as heard:
         await heard.until(lambda: len(heard.samples) > 3)
     assert [sample.values for sample in heard.samples[-1]] == [{"gpu_memory_celsius": 41}]
-    assert caplog.text.count("tells what cannot be") == 1
+    assert caplog.text.count("Implausible GPU values dropped") == 1
     assert all(repr(name) in caplog.text for name in absurd)
 
 
@@ -279,7 +283,7 @@ async def test_vitals_that_fail_cost_nothing_else_and_are_said_once(machine, cap
             heard.news.clear()
             await heard.news.wait()
         assert heard.silent is None
-    assert caplog.text.count("vitals of the GPUs cannot be read") == 1
+    assert caplog.text.count("The GPUs cannot be measured") == 1
 
 
 async def test_memory_is_told_by_container_and_never_by_process(machine):
@@ -336,7 +340,7 @@ async def test_a_driver_that_hangs_in_the_vitals_is_still_listened_to_without_th
         assert len(hung) == 2
         for one in hung:
             one.release.set()
-    assert "no vitals are read for 600 s" in caplog.text
+    assert "nothing is measured for 600 s" in caplog.text
 
 
 async def test_each_gpu_is_explained_and_counted_for_metrics(machine):
@@ -345,8 +349,8 @@ async def test_each_gpu_is_explained_and_counted_for_metrics(machine):
         await heard.keys("", "")
         machine.set(recorded(0, values=values), recorded(1))
         await heard.keys("remap_failed", "")
-        first, second = heard.ledger.explained()
-        figures = heard.ledger.figures()
+        first, second = heard.facts.health.explain()
+        figures = heard.facts.health.figures()
     assert (first.name, first.state, first.allocatable) == ("GPU0", State.UNHEALTHY, False)
     assert {rule.phase for rule in second.rules} == {"unknown"}
     phases = {rule.rule: rule.phase for rule in first.rules}
@@ -382,26 +386,26 @@ async def test_vitals_are_not_asked_again_while_a_call_for_them_hangs(tmp_path, 
 
 async def test_what_stood_stands_after_a_restart_and_a_reset_meanwhile_is_seen(machine, tmp_path):
     folder = tmp_path / "state"
-    memory = Memory.open(folder)
-    writing = asyncio.create_task(memory.run())
-    async with on(machine, memory=memory) as heard:
+    state_file = StateFile.open(folder)
+    writing = asyncio.create_task(state_file.run())
+    async with on(machine, state_file=state_file) as heard:
         await heard.keys("", "")
         machine.events = [{"sequence": 1, "uuid": "GPU-1", "xid": 79}]
         machine.set(recorded(0, values={"gpu_nvlink_up/12": 1}), recorded(1, recovery_action="gpu_reset"))
         await heard.keys("", "recovery_gpu_reset xid_79")
     writing.cancel()
     await asyncio.wait([writing])
-    async with on(machine, memory=Memory.open(folder)) as heard:
+    async with on(machine, state_file=StateFile.open(folder)) as heard:
         await heard.keys("", "recovery_gpu_reset xid_79")
     machine.set(recorded(0), recorded(1))
-    async with on(machine, memory=Memory.open(folder)) as heard:
+    async with on(machine, state_file=StateFile.open(folder)) as heard:
         await heard.keys("", "")
 
 
 async def test_another_boot_has_forgotten(machine, tmp_path):
-    memory = Memory.open(tmp_path / "state")
-    writing = asyncio.create_task(memory.run())
-    async with on(machine, memory=memory) as heard:
+    state_file = StateFile.open(tmp_path / "state")
+    writing = asyncio.create_task(state_file.run())
+    async with on(machine, state_file=state_file) as heard:
         await heard.keys("", "")
         machine.events = [{"sequence": 1, "uuid": "GPU-1", "xid": 79}]
         machine.set(recorded(0), recorded(1))
@@ -410,36 +414,37 @@ async def test_another_boot_has_forgotten(machine, tmp_path):
     await asyncio.wait([writing])
     file = tmp_path / "state" / "health.json"
     file.write_text(file.read_text().replace(boot_id(), "0b5a4c8e-0000-4000-8000-000000000000"))
-    async with on(machine, memory=Memory.open(tmp_path / "state")) as heard:
+    async with on(machine, state_file=StateFile.open(tmp_path / "state")) as heard:
         await heard.keys("", "")
 
 
 async def test_a_driver_that_is_silent_after_the_restart_leaves_what_was_known(machine, tmp_path):
-    memory = Memory.none()
-    async with on(machine, memory=memory) as heard:
+    state_file = StateFile.none()
+    async with on(machine, state_file=state_file) as heard:
         await heard.keys("", "")
         machine.events = [{"sequence": 1, "uuid": "GPU-1", "xid": 79}]
         machine.set(recorded(0), recorded(1))
         await heard.keys("", "xid_79")
     machine.set(failure={"call": "list", "error": "Unknown Error"})
-    async with on(machine, memory=memory) as heard:
+    async with on(machine, state_file=state_file) as heard:
         await heard.until(lambda: heard.silent is not None)
     assert [gpu.health.allocatable for gpu in heard.gpus] == [True, False]
 
 
-async def test_a_quiet_machine_writes_nothing(machine):
-    kept = []
+async def test_a_quiet_machine_writes_the_state_file_once(machine):
+    changes = []
 
-    class Counting(Memory):
-        def keep(self, room, values):
-            before = self._kept.get(room)
-            super().keep(room, values)
-            kept.append(self._kept[room] is not before)
+    class CountingStateFile(StateFile):
+        def store(self, section, records):
+            before = self._sections.get(section)
+            super().store(section, records)
+            if section == GPU_SECTION:
+                changes.append(self._sections.get(section) is not before)
 
-    async with on(machine, memory=Counting(None, None)) as heard:
+    async with on(machine, state_file=CountingStateFile(None, None)) as heard:
         await heard.keys("", "")
-        await heard.until(lambda: len(kept) > 10)
-    assert kept[1:] == [False] * (len(kept) - 1)
+        await heard.until(lambda: len(changes) > 10)
+    assert changes.count(True) == 1
 
 
 class Scripted:
@@ -560,7 +565,10 @@ async def test_a_defect_in_the_driver_is_told_and_the_supervisors_to_hear(tmp_pa
     monkeypatch.setattr(threading, "excepthook", lambda why: (defects.append(why.exc_type), told.set()))
     with pytest.raises(RuntimeError, match="thread that talks to the GPU driver died"):
         await gpu_source.watch(
-            lambda: Scripted(error=ZeroDivisionError()), Tree(tmp_path), Ledger(), lambda _: None
+            lambda: Scripted(error=ZeroDivisionError()),
+            Tree(tmp_path),
+            GpuFacts(HealthService()),
+            lambda _: None,
         )
     assert await asyncio.to_thread(told.wait, 10)
     assert defects == [ZeroDivisionError]

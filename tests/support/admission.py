@@ -1,7 +1,7 @@
-"""A small admission chain: ValidatingAdmissionPolicies evaluated as the API server does, by a CEL library.
+"""Evaluate ValidatingAdmissionPolicies like the API server, with a CEL library.
 
-What is left out is said: no paramKind, no namespaceSelector, no type check against the kind's schema. An expression
-that fails to evaluate refuses, for all our policies say ``failurePolicy: Fail``.
+Not supported are paramKind, namespaceSelector and type checks against the kind's schema. An expression that cannot be
+evaluated refuses the request, because all our policies have ``failurePolicy: Fail``.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 from tests.support.needs import need
 
 FAULTS = (KeyError, ValueError, RuntimeError, TypeError)
-"""What the library raises for an expression that has no value."""
+"""The exceptions of the library for an expression that cannot be evaluated."""
 NODE = "authentication.kubernetes.io/node-name"
 UID = "authentication.kubernetes.io/node-uid"
 
 
 @dataclass(frozen=True)
 class Request:
-    """Who wants what. ``resource`` is ``group/resource`` or ``resource``, with ``/status`` where it is that."""
+    """A request to the API server. ``resource`` is ``group:resource`` or ``resource``, possibly with ``/status``."""
 
     operation: str
     resource: str
@@ -48,24 +48,24 @@ class Request:
 
 
 def refusals(manifests: list[dict[str, Any]], request: Request) -> list[str]:
-    """The messages of all policies that refuse; none, and the request passes."""
+    """The messages of all policies that refuse the request; empty if it passes."""
     need("cel")
     policies = {
-        one["metadata"]["name"]: one["spec"]
-        for one in manifests
-        if one["kind"] == "ValidatingAdmissionPolicy"
+        manifest["metadata"]["name"]: manifest["spec"]
+        for manifest in manifests
+        if manifest["kind"] == "ValidatingAdmissionPolicy"
     }
-    found = []
-    for one in manifests:
-        if one["kind"] == "ValidatingAdmissionPolicyBinding":
-            assert "Deny" in one["spec"]["validationActions"]
-            policy = policies[one["spec"]["policyName"]]
-            if _meant(policy, request):
-                found += _judge(policy, request)
-    return found
+    messages = []
+    for binding in manifests:
+        if binding["kind"] == "ValidatingAdmissionPolicyBinding":
+            assert "Deny" in binding["spec"]["validationActions"]
+            policy = policies[binding["spec"]["policyName"]]
+            if _matches(policy, request):
+                messages += _evaluate(policy, request)
+    return messages
 
 
-def _meant(policy: dict[str, Any], request: Request) -> bool:
+def _matches(policy: dict[str, Any], request: Request) -> bool:
     group, _, resource = request.resource.rpartition(":")
     return any(
         group in rule["apiGroups"]
@@ -75,28 +75,31 @@ def _meant(policy: dict[str, Any], request: Request) -> bool:
     )
 
 
-def _judge(policy: dict[str, Any], request: Request) -> list[str]:
+def _evaluate(policy: dict[str, Any], request: Request) -> list[str]:
     import cel
 
     assert policy["failurePolicy"] == "Fail"
     facts = request._facts
-    if not all(cel.evaluate(one["expression"], facts) for one in policy.get("matchConditions", ())):
+    if not all(
+        cel.evaluate(condition["expression"], facts) for condition in policy.get("matchConditions", ())
+    ):
         return []
     variables: dict[str, Any] = {}
-    for one in policy.get("variables", ()):
-        # The API server evaluates them when they are used: one that fails matters only then.
+    for variable in policy.get("variables", ()):
+        # The API server evaluates a variable when it is used: a failure matters only then.
         try:
-            variables[one["name"]] = cel.evaluate(one["expression"], facts | {"variables": dict(variables)})
+            scope = facts | {"variables": dict(variables)}
+            variables[variable["name"]] = cel.evaluate(variable["expression"], scope)
         except FAULTS:
             continue
-    found = []
-    for one in policy["validations"]:
+    messages = []
+    for validation in policy["validations"]:
         scope = facts | {"variables": variables}
         try:
-            good = cel.evaluate(one["expression"], scope)
+            good = cel.evaluate(validation["expression"], scope)
         except FAULTS as error:
             good = error
         if good is not True:
-            say = one.get("messageExpression")
-            found.append(cel.evaluate(say, scope) if say else one["message"])
-    return found
+            expression = validation.get("messageExpression")
+            messages.append(cel.evaluate(expression, scope) if expression else validation["message"])
+    return messages

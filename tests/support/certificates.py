@@ -1,4 +1,4 @@
-"""Keys and certificates for tests, made by openssl: ``pytestmark = pytest.mark.needs("openssl")``."""
+"""Keys and certificates for tests, created by openssl: ``pytestmark = pytest.mark.needs("openssl")``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _EC = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 
 class Authority:
-    """A CA in a folder, which signs for 127.0.0.1."""
+    """A CA in a folder. It signs certificates for 127.0.0.1."""
 
     def __init__(self, folder: Path, name: str = "ca") -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ class Authority:
         )
 
     def sign(self, name: str, days: int = 2) -> tuple[Path, Path]:
-        """Certificate and key; with negative days it ended before it began."""
+        """Certificate and key; with negative days the certificate has expired."""
         certificate, key, request = (self.folder / f"{name}.{end}" for end in ("crt", "key", "csr"))
         extensions = self.folder / "extensions"
         extensions.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
@@ -54,7 +54,7 @@ class Authority:
         return certificate, key
 
     def client(self, identity: tuple[Path, Path] | None = None) -> ssl.SSLContext:
-        """Who trusts this CA, and may show a certificate."""
+        """The context of a client that trusts this CA, with or without a client certificate."""
         context = ssl.create_default_context(cafile=str(self.certificate))
         if identity is not None:
             context.load_cert_chain(*identity)

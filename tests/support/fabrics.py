@@ -13,7 +13,7 @@ from nodeagent.fabric import Outcome, Planner, Rules
 from nodeagent.fabric import hypernode as hypernodes
 from nodeagent.fabric.hypernode import render
 from nodeagent.fabric.nodelinks import Identifier, LinkNeighbor, Metadata, NodeLink, NodeLinks
-from tests.support.volcano_rules import Tree
+from tests.support.volcano_rules import VolcanoTree
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Cluster:
 
     rules: Rules = field(default_factory=Rules)
     now: float = 0.0
-    tree: Tree = field(default_factory=Tree)
+    tree: VolcanoTree = field(default_factory=VolcanoTree)
     written: list[tuple[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
-"""What Volcano's scheduler demands of HyperNodes, written from its rules and from nothing of ours.
+"""The rules of Volcano's scheduler for HyperNodes, written from its source and independent of our code.
 
-``Tree`` takes objects as they are on the wire. ``faults`` are sentences, each for something that makes the
-scheduler stop all jobs with a topology, count a node twice, or refuse the object at the door.
+``VolcanoTree`` takes objects as on the wire. ``faults`` are sentences: each describes a fault that makes the scheduler
+stop all jobs with a topology, count a node twice, or refuse the object.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z
 ETCD_MAX = 1_500_000
 
 
-class Tree:
-    """The HyperNodes of a cluster, whoever owns them."""
+class VolcanoTree:
+    """The HyperNodes of a cluster, of all owners."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Any]] = {}
@@ -35,46 +35,46 @@ class Tree:
             del self.objects[name]
 
     def members(self, name: str, kind: str) -> list[str]:
-        found = self.objects[name]["spec"]["members"]
-        return [one["selector"]["exactMatch"]["name"] for one in found if one["type"] == kind]
+        members = self.objects[name]["spec"]["members"]
+        return [member["selector"]["exactMatch"]["name"] for member in members if member["type"] == kind]
 
     def faults(self) -> list[str]:
-        return [*self._door(), *self._nodes(), *self._parents(), *self._circles(), *self._tier_names()]
+        return [*self._schema(), *self._nodes(), *self._parents(), *self._cycles(), *self._tier_names()]
 
-    def _door(self) -> list[str]:
-        """Schema, webhook and policy."""
-        said = []
-        for name, one in self.objects.items():
-            spec = one["spec"]
+    def _schema(self) -> list[str]:
+        """The schema, the webhook and the policy."""
+        faults = []
+        for name, hypernode in self.objects.items():
+            spec = hypernode["spec"]
             if len(name) > LABEL_MAX or not SUBDOMAIN.fullmatch(name):
-                said.append(f"{name}: no good name")
-            if one["apiVersion"] != "topology.volcano.sh/v1alpha1" or one["kind"] != "HyperNode":
-                said.append(f"{name}: of another kind")
+                faults.append(f"{name}: no good name")
+            if hypernode["apiVersion"] != "topology.volcano.sh/v1alpha1" or hypernode["kind"] != "HyperNode":
+                faults.append(f"{name}: of another kind")
             if not isinstance(spec.get("tier"), int) or spec["tier"] < 1:
-                said.append(f"{name}: tier {spec.get('tier')}")
+                faults.append(f"{name}: tier {spec.get('tier')}")
             if not spec.get("members"):
-                said.append(f"{name}: no members")
+                faults.append(f"{name}: no members")
             listed = []
             for member in spec.get("members", ()):
                 if member["type"] not in ("Node", "HyperNode") or list(member["selector"]) != ["exactMatch"]:
-                    said.append(f"{name}: the member {member}")
+                    faults.append(f"{name}: the member {member}")
                     continue
                 target = member["selector"]["exactMatch"]["name"]
                 if not SUBDOMAIN.fullmatch(target) or len(target) > 253:
-                    said.append(f"{name}: the member name {target!r}")
+                    faults.append(f"{name}: the member name {target!r}")
                 listed.append((member["type"], target))
             if len(set(listed)) != len(listed):
-                said.append(f"{name}: a member twice")
-            if "status" in one:
-                said.append(f"{name}: status is Volcano's")
-            if len(str(one)) > ETCD_MAX:
-                said.append(f"{name}: too large for etcd")
-            values = one["metadata"].get("labels", {}).values()
-            said += [f"{name}: the label value {value}" for value in values if len(value) > LABEL_MAX]
-        return said
+                faults.append(f"{name}: a member twice")
+            if "status" in hypernode:
+                faults.append(f"{name}: status is Volcano's")
+            if len(str(hypernode)) > ETCD_MAX:
+                faults.append(f"{name}: too large for etcd")
+            values = hypernode["metadata"].get("labels", {}).values()
+            faults += [f"{name}: the label value {value}" for value in values if len(value) > LABEL_MAX]
+        return faults
 
     def _nodes(self) -> list[str]:
-        """A node in two HyperNodes is counted in both, and found in either."""
+        """A node in two HyperNodes counts in both, and the scheduler finds it in either."""
         homes = defaultdict(list)
         for name in self.objects:
             for node in self.members(name, "Node"):
@@ -82,50 +82,52 @@ class Tree:
         return [f"the node {node} is in {where}" for node, where in homes.items() if len(where) > 1]
 
     def _parents(self) -> list[str]:
-        """'already has a parent' stops every job with a topology; a parent must be of a higher tier."""
-        said = []
+        """'already has a parent' stops every job with a topology. A parent must have a higher tier."""
+        faults = []
         parents = defaultdict(list)
-        for name, one in self.objects.items():
+        for name, hypernode in self.objects.items():
             for child in self.members(name, "HyperNode"):
                 parents[child].append(name)
                 below = self.objects.get(child)
-                if below is not None and below["spec"]["tier"] >= one["spec"]["tier"]:
-                    said.append(f"{child} is as high as its parent {name}")
-        return said + [
+                if below is not None and below["spec"]["tier"] >= hypernode["spec"]["tier"]:
+                    faults.append(f"{child} is as high as its parent {name}")
+        return faults + [
             f"{child} has the parents {where}" for child, where in parents.items() if len(where) > 1
         ]
 
-    def _circles(self) -> list[str]:
-        said = []
+    def _cycles(self) -> list[str]:
+        faults = []
         for start in self.objects:
             seen: set[str] = set()
             todo = self._children(start)
             while todo:
                 child = todo.pop()
                 if child == start:
-                    said.append(f"{start} is below itself")
+                    faults.append(f"{start} is below itself")
                     break
                 if child not in seen:
                     seen.add(child)
                     todo += self._children(child)
-        return said
+        return faults
 
     def _children(self, name: str) -> list[str]:
         return self.members(name, "HyperNode") if name in self.objects else []
 
     def _tier_names(self) -> list[str]:
-        """The scheduler has one table of tier names; the last of two that differ wins."""
+        """The scheduler has one table of tier names; of two different tiers for a name the last one wins."""
         tiers = defaultdict(set)
-        for one in self.objects.values():
-            tiers[one["spec"].get("tierName", "")].add(one["spec"]["tier"])
+        for hypernode in self.objects.values():
+            tiers[hypernode["spec"].get("tierName", "")].add(hypernode["spec"]["tier"])
         return [
-            f"the tier name {name} means {sorted(found)}" for name, found in tiers.items() if len(found) > 1
+            f"the tier name {name} means {sorted(numbers)}"
+            for name, numbers in tiers.items()
+            if len(numbers) > 1
         ]
 
     def leaves(self) -> dict[str, frozenset[str]]:
         """The nodes of each HyperNode of tier 1."""
         return {
             name: frozenset(self.members(name, "Node"))
-            for name, one in self.objects.items()
-            if one["spec"]["tier"] == 1
+            for name, hypernode in self.objects.items()
+            if hypernode["spec"]["tier"] == 1
         }

@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
+from nodeagent.health.service import HealthService
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.rpc_stats import RpcStats
+from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.metrics import agent_metrics
 from nodeagent.model import Health, Holding, State
-from nodeagent.sampling.reader_status import ReaderStatus
-from nodeagent.sources.gpu_health_service import Ledger
-from nodeagent.sources.nvml_session import Measured
+from nodeagent.sources.gpu_facts import GpuFacts
+from nodeagent.sources.nvml_session import DriverVitals
 from nodeagent.web.pages import GpuMeasurements, Pages, PageSources, device_counts
 from nodeagent.web.web_settings import WebSettings
 from tests.support.scrape_inputs import facts
@@ -54,7 +55,7 @@ def pages_of(
         offering=Offered(offered),
         rpc_stats=RpcStats(),
         nics=Nics(),
-        gpus=gpus or Ledger(),
+        gpus=gpus or GpuFacts(HealthService()),
         statuses=lambda: (),
         health_figures=dict,
         explained_health=lambda: b"[]\n",
@@ -101,8 +102,8 @@ class Gpus:
 
 
 def test_the_age_of_gpu_values_is_shown_too() -> None:
-    ledger = Ledger()
-    pages = pages_of(gpus=ledger)
+    facts = GpuFacts(HealthService())
+    pages = pages_of(gpus=facts)
 
     def collector() -> list[tuple[str, bool, float | None, float | None, int]]:
         shown = pages.scrape_input()
@@ -113,15 +114,15 @@ def test_the_age_of_gpu_values_is_shown_too() -> None:
         return [(name, up, gpu.duration_s, gpu.succeeded_at, gpu.errors) for (name,), up in ups if gpu]
 
     assert collector() == [], "a machine without GPUs misses nothing"
-    ledger.hear_vitals(Measured(10.0, (), seconds=0.25))
+    facts.take_vitals(DriverVitals(10.0, (), seconds=0.25))
     assert collector() == [("gpu", True, 0.25, 10.0, 0)]
-    ledger.hear_vitals(Measured(25.0, (), why="GPU is lost"))
+    facts.take_vitals(DriverVitals(25.0, (), why="GPU is lost"))
     assert collector() == [("gpu", False, 0.25, 10.0, 1)]
-    ledger.fall_silent("it hangs")
+    facts.take_silence("it hangs")
     assert collector() == [("gpu", False, 0.25, 10.0, 2)]
-    ledger.hear_vitals(Measured(40.0, (), seconds=0.5))
+    facts.take_vitals(DriverVitals(40.0, (), seconds=0.5))
     assert collector() == [("gpu", True, 0.5, 40.0, 2)]
-    ledger.find_absent("no driver", 30.0)
+    facts.take_absence("no driver", 30.0)
     assert collector() == []
 
 

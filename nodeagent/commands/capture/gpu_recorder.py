@@ -17,14 +17,15 @@ from nodeagent import discovery
 from nodeagent.agent_config import Config
 from nodeagent.health.gpu_state import GpuState
 from nodeagent.health.recording import Subject
+from nodeagent.host.clock import boottime
 from nodeagent.host.gpu_driver import GpuEvent
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Gpu
 from nodeagent.sources import gpu_source
-from nodeagent.sources.gpu_health_service import Ledger
-from nodeagent.sources.nvml_session import Reading, boottime
-from nodeagent.supervise import keep
+from nodeagent.sources.gpu_facts import GpuFacts
+from nodeagent.sources.nvml_session import DriverReading
+from nodeagent.supervise import beside, keep
 
 Publish = Callable[[tuple[Sample, ...]], object]
 
@@ -33,28 +34,28 @@ FIRST_READING_S = 15.0
 header, so its samples would have no device."""
 
 
-class GpuRecorder(Ledger):
+class GpuRecorder(GpuFacts):
     """Passes on every reading and event. ``answered`` is set when the driver answers, or is known to be absent."""
 
     def __init__(self, publish: Publish) -> None:
-        super().__init__(discovery.gpu_terms(Config().gpu, Config().health.guard))
-        self._publish = publish
+        super().__init__(discovery.health_service(Config()))
+        self._record = publish
         self._latest_at: dict[str, float] = {}
         self.answered = asyncio.Event()
         self.why: str | None = None
         """Why the driver does not answer."""
         self.offered: tuple[Gpu, ...] = ()
-        self.tell(self._keep_offered, self._write)
+        self.publish_to(self._keep_offered, self._write)
 
-    def hear_reading(self, news: Reading) -> None:
-        super().hear_reading(news)
+    def take_reading(self, reading: DriverReading) -> None:
+        super().take_reading(reading)
         self.why = None
         at = boottime()
-        self._write(tuple(_reading_sample(at, gpu) for gpu in self.judge.gpus.values()))
+        self._write(tuple(_reading_sample(at, gpu) for gpu in self.health.gpus.gpus.values()))
         self.answered.set()
 
-    def hear_event(self, event: GpuEvent) -> None:
-        super().hear_event(event)
+    def take_event(self, event: GpuEvent) -> None:
+        super().take_event(event)
         if event.uuid is not None and (event.xid is not None or event.unavailable):
             values = {
                 f"gpu_xids/{xid}": float(count)
@@ -64,12 +65,12 @@ class GpuRecorder(Ledger):
             values |= {"gpu_unavailable": 1.0} if event.unavailable else {}
             self._write((Sample(boottime(), event.uuid, Source.GPU, values),))
 
-    def find_absent(self, why: str, again_s: float) -> None:
-        super().find_absent(why, again_s)
+    def take_absence(self, why: str, again_s: float) -> None:
+        super().take_absence(why, again_s)
         self.answered.set()
 
-    def fall_silent(self, why: str) -> None:
-        super().fall_silent(why)
+    def take_silence(self, why: str) -> None:
+        super().take_silence(why)
         self.why = why
         self.answered.set()
 
@@ -83,7 +84,7 @@ class GpuRecorder(Ledger):
             at = max(sample.at, self._latest_at.get(sample.device, sample.at))
             self._latest_at[sample.device] = at
             ordered.append(sample if at == sample.at else msgspec.structs.replace(sample, at=at))
-        self._publish(tuple(ordered))
+        self._record(tuple(ordered))
 
 
 @asynccontextmanager
@@ -98,23 +99,16 @@ async def gpu_recorder(
             lambda: discovery.driver(tree, Config().gpu), tree, recorder, lambda _why: None, pace=pace
         )
 
-    task = asyncio.create_task(keep("gpus", watch))
-    answered = asyncio.create_task(recorder.answered.wait())
-    try:
-        await asyncio.wait((task, answered), timeout=FIRST_READING_S, return_when=asyncio.FIRST_COMPLETED)
+    async with beside(keep("gpus", watch), recorder.answered.wait(), FIRST_READING_S):
         if not recorder.answered.is_set():
             recorder.why = f"the GPU driver has not answered within {FIRST_READING_S:g} s"
         yield recorder
-    finally:
-        task.cancel()
-        answered.cancel()
-        await asyncio.wait((task, answered))
 
 
 def gpu_subjects(recorder: GpuRecorder) -> Iterator[Subject]:
     """The GPUs for the header of the recording."""
     places = {gpu.uuid: (gpu.numa_node, gpu.pci_path) for gpu in recorder.offered}
-    for uuid, gpu in recorder.judge.gpus.items():
+    for uuid, gpu in recorder.health.gpus.gpus.items():
         numa_node, path = places.get(uuid, (None, ()))
         yield Subject(uuid, "gpu", index=gpu.index, numa_node=numa_node, path=path)
 

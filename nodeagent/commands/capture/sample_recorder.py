@@ -78,7 +78,7 @@ async def _record(
             pass
     failed = [f"{source}: {status.reason}" for source, status in sampler.statuses.items() if status.reason]
     failed += [f"gpu: {gpus.why}"] if gpus.why is not None else []
-    devices = f"{len(pfs)} PFs and {len(gpus.judge.gpus)} GPUs"
+    devices = f"{len(pfs)} PFs and {len(gpus.health.gpus.gpus)} GPUs"
     lines = [f"{file}: {count} samples of {devices} in {seconds:g} s"]
     if failed:
         lines.append("These readers failed:")

@@ -211,30 +211,34 @@ class DemoCluster:
         labels: Json = (stored or {})["metadata"].get("labels", {})
         return {key: value for key, value in labels.items() if "/tier-" in key}
 
-    async def until(self, true: Callable[[], object], what: str) -> None:
+    async def until(self, condition: Callable[[], object], description: str) -> None:
         """Wait until the condition is true; it is checked after each request to the API server."""
         try:
             async with asyncio.timeout(self._patience_s):
-                await self.server.until(true)
+                await self.server.until(condition)
         except TimeoutError as error:
-            raise self.error(f"waited {self._patience_s:g} s until {what}, which did not happen") from error
+            raise self.error(
+                f"waited {self._patience_s:g} s until {description}, which did not happen"
+            ) from error
 
     async def until_metrics(
-        self, replica: Replica, true: Callable[[dict[str, float]], bool], what: str
+        self, replica: Replica, condition: Callable[[dict[str, float]], bool], description: str
     ) -> None:
         """Wait until the metrics of a replica fulfil the condition."""
         try:
             async with asyncio.timeout(self._patience_s):
-                while not ((metrics := await replica.metrics()) and true(metrics)):
+                while not ((metrics := await replica.metrics()) and condition(metrics)):
                     if replica.process.returncode is not None:
                         raise self.error(f"{replica.name} has ended with {replica.process.returncode}")
                     await asyncio.sleep(0.05)
         except TimeoutError as error:
-            raise self.error(f"waited {self._patience_s:g} s until {what}, which did not happen") from error
+            raise self.error(
+                f"waited {self._patience_s:g} s until {description}, which did not happen"
+            ) from error
 
-    def error(self, what: str) -> DemoError:
+    def error(self, problem: str) -> DemoError:
         ends = "\n".join(f"{replica.name}:\n{tail(replica.log)}" for replica in self.replicas)
-        return DemoError(f"{what}; the end of the controllers' logs:\n{ends}")
+        return DemoError(f"{problem}; the end of the controllers' logs:\n{ends}")
 
     async def ask(self, verb: str, *arguments: str) -> str:
         """The output of a verb for this cluster."""

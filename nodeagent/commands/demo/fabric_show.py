@@ -13,7 +13,6 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from nodeagent.cluster.agent_tasks import RAIL_NAME
 from nodeagent.commands.demo.control_plane import LEASE_S, DemoCluster
 from nodeagent.commands.demo.fold import fold
 from nodeagent.commands.demo.run import DemoError, DemoSteps
@@ -60,7 +59,7 @@ class FabricShow(DemoSteps):
         fabric = Fabric(self._nodes, self._machine)
         if len(fabric.rails) < 2:
             raise DemoError(f"{self._machine.model.name} has fewer than two NICs with VFs")
-        rails = {address: (RAIL_NAME.format(rail), rail) for rail, address in enumerate(fabric.rails)}
+        rails = {address: rail for rail, address in enumerate(fabric.rails)}
         print(
             f"nodeagent demo: a fabric of {self._nodes} nodes ({self._machine.model.name}), {len(rails)} rails, "
             f"{fabric.units} scalable units."
@@ -221,8 +220,8 @@ class FabricShow(DemoSteps):
         if cluster.secure:
             self.say(
                 *(
-                    f"kubectl {access} get {what}"
-                    for what in ("hypernodes", "nodelinks", "nodes --show-labels")
+                    f"kubectl {access} get {resources}"
+                    for resources in ("hypernodes", "nodelinks", "nodes --show-labels")
                 )
             )
         self.say(f"curl http://127.0.0.1:{self._leads.port}/metrics", f"tail {self._leads.log}")
@@ -249,12 +248,12 @@ class FabricShow(DemoSteps):
 
     def _written(self) -> None:
         self.say("The API server's log:")
-        for who, written in (
+        for user, written in (
             ("agents", self._cluster.by_agents()),
             ("controller", self._cluster.by_controller()),
         ):
             for line in written.lines():
-                self.say(f"  {who:<10}  {line}")
+                self.say(f"  {user:<10}  {line}")
 
     def _unchanged(self, *before: str) -> None:
         """Check that the controller has written nothing and that the HyperNodes are unchanged."""
@@ -280,8 +279,8 @@ class FabricShow(DemoSteps):
         yield f"labels of {node}:"
         yield from (f"  {key}={value}" for key, value in sorted(self._cluster.labels(node).items()))
 
-    def _claim(self, true: bool, what: str) -> None:
+    def _claim(self, true: bool, statement: str) -> None:
         if not true:
             raise self._cluster.error(
-                f"this is not true: {what}; written: {self._cluster.by_controller().lines()}"
+                f"this is not true: {statement}; written: {self._cluster.by_controller().lines()}"
             )

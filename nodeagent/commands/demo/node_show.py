@@ -104,10 +104,10 @@ class NodeShow(DemoSteps):
 
     async def _show_machine(self) -> None:
         self.step("What the agent finds (`nodeagent scan`)")
-        seen = await look(Config(), self._root)
-        self._offered = {resource: devices for resource, devices in seen.resources if devices}
-        self._netdevs = {link.pci_address: link.netdev for link in seen.snapshot.links}
-        self.say(*as_table(seen).splitlines(), "")
+        scan = await look(Config(), self._root)
+        self._offered = {resource: devices for resource, devices in scan.resources if devices}
+        self._netdevs = {link.pci_address: link.netdev for link in scan.snapshot.links}
+        self.say(*as_table(scan).splitlines(), "")
 
     async def _plug_in(self, stack: contextlib.AsyncExitStack) -> None:
         """Connect the NICs to simulated switches, if namespaces are allowed. The agent then runs in one."""
@@ -237,7 +237,7 @@ class NodeShow(DemoSteps):
             "",
         )
 
-    async def _change(self, resource: str, change: Callable[[], None], what: str, *, down: bool) -> None:
+    async def _change(self, resource: str, change: Callable[[], None], event: str, *, down: bool) -> None:
         """Change the machine and print the effect on the kubelet's allocatable devices."""
         before = self._kubelet.allocatable()[resource]
         began = time.monotonic()
@@ -247,7 +247,7 @@ class NodeShow(DemoSteps):
         )
         took = 1000 * (time.monotonic() - began)
         now = self._kubelet.allocatable()[resource]
-        self.say(f"{what}: {took:.0f} ms later {resource} has {now} allocatable, {before} before")
+        self.say(f"{event}: {took:.0f} ms later {resource} has {now} allocatable, {before} before")
 
     async def _until(self, predicate: Callable[[], bool], timeout_s: float = 10.0) -> None:
         try:

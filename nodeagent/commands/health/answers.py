@@ -1,4 +1,4 @@
-"""The agent that runs here is asked, or the machine is looked at for a moment."""
+"""Ask the agent on this machine for its health page, or read the machine for a moment."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from nodeagent.agent_config import Config
 from nodeagent.config.formats import host_port
 from nodeagent.health.explain import DeviceView
 from nodeagent.inventory import Inventory
-from nodeagent.sources.nic_health_service import Verdicts
+from nodeagent.sources.gpu_facts import GpuFacts
 
 ASK_S = 5.0
 LOOK_S = 2.0
-"""Of our own: long enough for every source to have spoken once."""
+"""Long enough for every source to publish once."""
 Views = Callable[[], tuple[DeviceView, ...]]
 _VIEWS = msgspec.json.Decoder(tuple[DeviceView, ...])
 
 
 class CheckupError(Exception):
-    """The agent cannot be asked; the message says why and what would help."""
+    """The agent does not answer; the message contains the reason and the remedy."""
 
 
 def ask(config: Config, listen: str | None) -> tuple[DeviceView, ...] | None:
-    """What the running agent says; ``None`` when none is there. Raises ``CheckupError``."""
+    """Return the answer of the running agent; ``None`` when none runs. Raises ``CheckupError``."""
     address = listen or config.listen
     if address is None:
         return None
@@ -38,11 +38,11 @@ def ask(config: Config, listen: str | None) -> tuple[DeviceView, ...] | None:
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - not bound here
     connection = http.client.HTTPConnection(host, port, timeout=ASK_S)
     if config.web.certificate_file is not None:
-        # Our own agent on this host: the certificate is for the name that others know it by.
+        # The agent runs on this host, and its certificate is for another name than 127.0.0.1.
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         if config.web.client_ca_file is not None:
-            # The one certificate that is at hand; whether it is good for this too, its authority has decided.
+            # The certificate of the agent; its authority decides whether it serves as a client certificate too.
             context.load_cert_chain(config.web.certificate_file, config.web.key_file)
         connection = http.client.HTTPSConnection(host, port, timeout=ASK_S, context=context)
     try:
@@ -84,38 +84,30 @@ def _token(config: Config) -> dict[str, str]:
 
 
 async def look(config: Config, root: Path) -> tuple[DeviceView, ...]:
-    """A short look of our own, without memory of what was."""
-    async with _Looking(config, root) as views:
+    """Read the machine for ``LOOK_S``, without the state file."""
+    async with _ShortLook(config, root) as views:
         return views()
 
 
 @dataclass(slots=True)
-class _Looking:
-    """Everything that states facts, for as long as it is open."""
+class _ShortLook:
+    """All sources of the machine, running while it is open."""
 
     config: Config
     root: Path
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def __aenter__(self) -> Views:
-        inventory, judge = Inventory(), Verdicts(discovery.nic_terms(self.config.health))
-        ledger = discovery.gpus_ledger(self.config)
+        gpu_facts = GpuFacts(discovery.health_service(self.config))
         quiet = msgspec.structs.replace(self.config.lldp, transmit=False)
         config = msgspec.structs.replace(self.config, lldp=quiet)
-        sources = discovery.Discovery(
-            inventory,
-            config,
-            self.root,
-            nic_health=judge,
-            gpu_health=ledger,
-            sampled=True,
-        )
+        sources = discovery.Discovery(Inventory(), config, self.root, gpu_facts=gpu_facts, sampled=True)
         watching = asyncio.create_task(sources.run())
         self._tasks.append(watching)
         await asyncio.wait((watching,), timeout=LOOK_S)
         if watching.done():
             await watching
-        return lambda: _VIEWS.decode(discovery.explained(judge, ledger))
+        return lambda: _VIEWS.decode(gpu_facts.health.explain_json())
 
     async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
@@ -126,7 +118,7 @@ class _Looking:
 async def watch(
     config: Config, root: Path, listen: str | None, *, here: bool = True
 ) -> AsyncIterator[tuple[DeviceView, ...]]:
-    """What the agent says (asked only where it is ``here``), or else what is seen, once a second."""
+    """Yield once a second the answer of the agent, or without one (or not ``here``) the result of a look."""
     if here and (views := await asyncio.to_thread(ask, config, listen)) is not None:
         while True:
             yield views or ()
@@ -134,14 +126,14 @@ async def watch(
             views = await asyncio.to_thread(ask, config, listen)
             if views is None:
                 raise CheckupError("the agent has ended")
-    async with _Looking(config, root) as seen:
+    async with _ShortLook(config, root) as views_now:
         while True:
-            yield seen()
+            yield views_now()
             await asyncio.sleep(1.0)
 
 
 def find(views: Sequence[DeviceView], name: str) -> DeviceView:
-    """By PCI address, netdev, UUID or GPU0. Raises ``CheckupError``."""
+    """Find a device by PCI address, netdev, UUID or name (GPU0). Raises ``CheckupError``."""
     for view in views:
         if name in (view.device, view.name):
             return view

@@ -10,7 +10,7 @@ import msgspec
 
 from nodeagent.commands.health.gpu_replay import RecordedDriver
 from nodeagent.commands.health.tables import seconds
-from nodeagent.health.nic_judge import NicJudge, NicTerms
+from nodeagent.health.nic_judge import NicJudge, NicTerms, roles
 from nodeagent.health.recording import Header, Subject
 from nodeagent.health.structural import find_faults
 from nodeagent.health.xids import GpuTerms
@@ -18,7 +18,6 @@ from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import HEALTHY, Function, Gpu, Health, Link
 from nodeagent.one_line import one_line
 from nodeagent.rfc3339 import rfc3339
-from nodeagent.sources.nic_health_service import roles
 from nodeagent.text_table import section
 
 

@@ -26,6 +26,7 @@ from nodeagent.sources.link_selection import Selected, select
 from nodeagent.sources.lldp_receiver import LldpReceiver, ReceivingLink
 from nodeagent.sources.pci_source import scan
 from nodeagent.sources.source_settings import LinkSelect, LldpSettings
+from nodeagent.supervise import beside
 from nodeagent.text_table import columns
 
 WAIT_S = 35.0
@@ -130,27 +131,17 @@ async def _receiving(
     # count as the node itself, because lldpd announces the host's name.
     receiver = LldpReceiver(lambda _neighbors, _remarks: changed.set(), silent_after_s=silent_after_s)
     with LinkEvents() as events, DcbSocket() as dcb:
-        working = asyncio.create_task(
-            lldp_source.run_receiver(receiver, wanted, lambda: _functions(root), [events], dcb=dcb.read)
-        )
-        updated = asyncio.create_task(receiver.updated.wait())
-        working.add_done_callback(lambda _: changed.set())
+        work = lldp_source.run_receiver(receiver, wanted, lambda: _functions(root), [events], dcb=dcb.read)
+        async with beside(work, receiver.updated.wait()) as working:
+            working.add_done_callback(lambda _: changed.set())
 
-        async def change() -> None:
-            await changed.wait()
-            changed.clear()
-            if working.done():
-                await working
+            async def change() -> None:
+                await changed.wait()
+                changed.clear()
+                if working.done():
+                    await working
 
-        try:
-            await asyncio.wait((working, updated), return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                await working
             yield receiver, change
-        finally:
-            for task in (working, updated):
-                task.cancel()
-            await asyncio.gather(working, updated, return_exceptions=True)
 
 
 async def _read_lldpd(

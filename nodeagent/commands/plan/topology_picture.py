@@ -103,19 +103,19 @@ def _dot(found: dict[str, Any]) -> str:
     lines = ["graph fabric {", "  rankdir=TB;", "  node [shape=box];"]
     for branch in found["hypernodes"]:
         lines += _cluster(branch, "  ")
-    lines += (f"  {one} -- {other} [label={label}];" for one, other, label in _edges(found, _quoted))
+    lines += (f"  {one} -- {other} [label={label}];" for one, other, label in _edges(found, _dot_string))
     return "\n".join([*lines, "}"])
 
 
 def _cluster(branch: dict[str, Any], indent: str) -> Iterator[str]:
-    yield f"{indent}subgraph {_quoted('cluster ' + branch['name'])} {{"
-    yield f"{indent}  label={_quoted(branch['name'] + ' (' + branch['tierName'] + ')')};"
+    yield f"{indent}subgraph {_dot_string('cluster ' + branch['name'])} {{"
+    yield f"{indent}  label={_dot_string(branch['name'] + ' (' + branch['tierName'] + ')')};"
     for member in branch.get("members", ()):
         yield from _cluster(member, indent + "  ")
     for switch in branch.get("switches", ()):
-        yield f"{indent}  {_quoted('switch ' + switch)} [label={_quoted(switch)}, shape=ellipse];"
+        yield f"{indent}  {_dot_string('switch ' + switch)} [label={_dot_string(switch)}, shape=ellipse];"
     for node in branch.get("nodes", ()):
-        yield f"{indent}  {_quoted('node ' + node['name'])} [label={_quoted(node['name'])}];"
+        yield f"{indent}  {_dot_string('node ' + node['name'])} [label={_dot_string(node['name'])}];"
     yield f"{indent}}}"
 
 
@@ -143,27 +143,27 @@ def _mermaid(found: dict[str, Any]) -> str:
     for one, other, label in _edges(found, str):
         for end in (one, other):
             if end not in names:
-                lines.append(f"  {identity(end)}{_text(end.partition(' ')[2], '([', '])')}")
-        lines.append(f"  {identity(one)} ---|{_text(label)}| {identity(other)}")
+                lines.append(f"  {identity(end)}{_mermaid_label(end.partition(' ')[2], '([', '])')}")
+        lines.append(f"  {identity(one)} ---|{_mermaid_label(label)}| {identity(other)}")
     return "\n".join(lines)
 
 
 def _subgraph(branch: dict[str, Any], indent: str, identity: Callable[[str], str]) -> Iterator[str]:
-    title = _text(f"{branch['name']} ({branch['tierName']})", "[", "]")
+    title = _mermaid_label(f"{branch['name']} ({branch['tierName']})", "[", "]")
     yield f"{indent}subgraph {identity('group ' + branch['name'])}{title}"
     for member in branch.get("members", ()):
         yield from _subgraph(member, indent + "  ", identity)
     for switch in branch.get("switches", ()):
-        yield f"{indent}  {identity('switch ' + switch)}{_text(switch, '([', '])')}"
+        yield f"{indent}  {identity('switch ' + switch)}{_mermaid_label(switch, '([', '])')}"
     for node in branch.get("nodes", ()):
-        yield f"{indent}  {identity('node ' + node['name'])}{_text(node['name'], '[', ']')}"
+        yield f"{indent}  {identity('node ' + node['name'])}{_mermaid_label(node['name'], '[', ']')}"
     yield f"{indent}end"
 
 
-def _text(text: str, left: str = "", right: str = "") -> str:
+def _mermaid_label(text: str, left: str = "", right: str = "") -> str:
     safe = "".join(char if char.isalnum() or char in " ._:/()-=" else f"#{ord(char)};" for char in text)
     return f'{left}"{safe}"{right}'
 
 
-def _quoted(text: str) -> str:
+def _dot_string(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -22,6 +22,7 @@ from nodeagent.inventory import Inventory
 from nodeagent.model import Devices, Function, Gpu, Health, Link, Snapshot
 from nodeagent.offer import Offer, Trouble
 from nodeagent.sources.link_selection import select
+from nodeagent.supervise import beside
 from nodeagent.text_table import remarks, section
 
 
@@ -88,17 +89,9 @@ async def _looking(config: Config, root: Path) -> AsyncIterator[Inventory]:
     """Says nothing to the switches: they would take its farewell for that of the daemon."""
     config = structs.replace(config, lldp=structs.replace(config.lldp, transmit=False))
     inventory = Inventory()
-    watching = asyncio.create_task(discovery.Discovery(inventory, config, root).run())
-    waiting = asyncio.create_task(discovery.first_facts(inventory))
-    try:
-        await asyncio.wait((watching, waiting), return_when=asyncio.FIRST_COMPLETED)
-        if watching.done():
-            await watching
+    work = discovery.Discovery(inventory, config, root).run()
+    async with beside(work, discovery.first_facts(inventory)):
         yield inventory
-    finally:
-        for task in (watching, waiting):
-            task.cancel()
-        await asyncio.gather(watching, waiting, return_exceptions=True)
 
 
 def _seen(offer: Offer, snapshot: Snapshot) -> Seen:

@@ -27,7 +27,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from nodeagent.host.inotify import IN_CLOSE_WRITE, NAMES, InotifyError, Watch
+from nodeagent.host.inotify import IN_CLOSE_WRITE, NAMES, FolderWatch, InotifyError
 from nodeagent.sim.machine import sample_files, sysfs_files
 from nodeagent.sim.machine.blueprint import Model, NicPart, load
 from nodeagent.sim.machine.driver_events import GpuDriver
@@ -295,7 +295,7 @@ class Machine(GpuActions):
         if self._root is None:
             refuse("write the machine first")
         root = str(self._root)
-        with Watch() as watch:
+        with FolderWatch() as watch:
             watch.add(f"{root}/.nodeagent", NAMES)
             watched: set[str] = set()
             while True:

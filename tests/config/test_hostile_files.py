@@ -1,4 +1,4 @@
-"""Whatever the text is, it gives a configuration or a ``ConfigError``, and soon."""
+"""Any text gives a configuration or a ``ConfigError``, in bounded time."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ PIECES = [
 
 
 def plain(config: Config) -> Any:
-    """As a JSON or YAML reader gives it: lists, no tuples."""
+    """The value as a JSON or YAML reader returns it: lists, no tuples."""
     return msgspec.json.decode(msgspec.json.encode(config))
 
 
 def give(text: str) -> Config | ConfigError:
-    """Anything else that is raised fails the test."""
+    """Any other exception fails the test."""
     try:
         return load(text, name="file")
     except ConfigError as error:
@@ -132,8 +132,8 @@ json_values = st.recursive(
 
 @settings(max_examples=300)
 @given(st.data())
-def test_what_the_loader_takes_the_schema_takes(data: st.DataObject) -> None:
-    """One setting of the default replaced by anything: what loads must validate, and come back the same."""
+def test_the_schema_accepts_every_file_that_the_loader_accepts(data: st.DataObject) -> None:
+    """Replace one setting of the default: a file that loads must pass the schema and read back equal."""
     value = plain(Config())
     here: Any = value
     while True:
@@ -183,20 +183,20 @@ LARGE = f"more than {yaml_tree.NODES_MAX} values"
         "size",
     ],
 )
-def test_a_bomb_is_one_fault(text: str, said: str) -> None:
+def test_an_expanding_file_is_one_fault(text: str, said: str) -> None:
     error = give(text)
     assert isinstance(error, ConfigError)
     (fault,) = error.faults
     assert said in fault.message
 
 
-def test_many_faults_in_keys_that_are_written_badly_are_bounded_too() -> None:
+def test_the_number_of_faults_in_malformed_keys_is_bounded() -> None:
     error = give(HEAD + "log: {}\n" * 10_000)
     assert isinstance(error, ConfigError)
     assert len(error.faults) == 101
 
 
-def test_texts_of_great_length_are_refused_before_any_pattern_sees_them() -> None:
+def test_very_long_texts_are_refused_before_a_pattern_is_applied() -> None:
     stars = "*" * 200_000
     error = give(
         HEAD + f"resources:\n- kind: vf\n  select: {{pciAddresses: ['{stars}z'], exclude: ['{stars}']}}\n"

@@ -1,4 +1,4 @@
-"""The controller's file and the topology file: what they give, and what is wrong with them in its line."""
+"""Read the controller's file and the topology file: their content, and faults with their lines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def refusal(text: str) -> list[str]:
     return str(caught.value).splitlines()
 
 
-def test_the_default_file_gives_the_default_rules() -> None:
+def test_a_file_without_settings_gives_the_default_rules() -> None:
     assert load_fabric(HEAD, name="f") == FabricConfig()
     assert rules_of(FabricConfig()) == Rules()
 
@@ -134,11 +134,11 @@ groups:
         ),
     ],
 )
-def test_what_is_not_of_one_piece_is_refused_with_the_line(text: str, said: str) -> None:
+def test_an_inconsistent_topology_is_refused_with_its_line(text: str, said: str) -> None:
     assert refusal(text) == [said]
 
 
-def test_a_long_chain_of_uplinks_is_no_circle() -> None:
+def test_a_long_chain_of_uplinks_is_not_a_circle() -> None:
     rows = "".join(f"- {{name: s{i}, uplinks: [s{i + 1}]}}\n" for i in range(5000))
     topology = load_topology(f"{TOPOLOGY}switches:\n{rows}- {{name: s5000}}\n", name="t")
     assert len(topology.uplinks) == 5001

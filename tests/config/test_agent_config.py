@@ -1,4 +1,4 @@
-"""Reading the configuration: what is accepted, and every complaint word for word.
+"""Read the agent's configuration: accepted files, and the exact text of every fault.
 
 ``golden/config-faults.txt`` holds the bad files and what is said of them, side by side: a line ``=== title``,
 the file, a line ``---->``, the faults. ``NODEAGENT_GOLDEN=write`` writes what is said now, to be reviewed.
@@ -54,7 +54,7 @@ def test_a_bad_file_is_refused_word_for_word(title: str) -> None:
     assert said != "loaded"
 
 
-def test_all_faults_of_a_file_are_told_at_once_in_its_order() -> None:
+def test_all_faults_are_reported_in_the_order_of_the_file() -> None:
     text = (
         HEAD
         + "scanSeconds: 0\nresurces: []\nlog: {level: loud}\nresources:\n- {kind: gpu-mem, sliceMiB: 0}\n"
@@ -78,11 +78,11 @@ def test_all_faults_of_a_file_are_told_at_once_in_its_order() -> None:
         ("\r\nkind: \x00", "file:2:7: not YAML: the character U+0000 is not allowed"),
     ],
 )
-def test_bytes_that_are_no_text_are_named(text: str, said: str) -> None:
+def test_unprintable_characters_are_named(text: str, said: str) -> None:
     assert complaints(text) == said
 
 
-def test_what_a_message_repeats_is_plain_printable_ascii_and_short() -> None:
+def test_messages_are_printable_ascii_and_short() -> None:
     text = HEAD + f'"\\e[31m{"k" * 500}": 1\nlog: {{level: "\\e[2J\\u202e{"v" * 500}"}}\n'
     with pytest.raises(ConfigError) as caught:
         load(text, name="file")
@@ -92,14 +92,14 @@ def test_what_a_message_repeats_is_plain_printable_ascii_and_short() -> None:
         assert len(str(fault)) < 400
 
 
-def test_faults_are_told_up_to_a_hundred() -> None:
+def test_at_most_a_hundred_faults_are_reported() -> None:
     with pytest.raises(ConfigError) as caught:
         load(HEAD + "".join(f"key{i}: 1\n" for i in range(500)), name="file")
     assert len(caught.value.faults) == 101
     assert caught.value.faults[-1].message == "more than 100 faults; the rest is not listed"
 
 
-def test_a_rule_that_rests_on_a_faulty_value_waits_until_that_is_mended() -> None:
+def test_a_conflict_with_a_faulty_value_is_reported_after_its_correction() -> None:
     text = (
         HEAD
         + "vfs:\n- {select: {netdevs: [a]}, count: x, minTxRateMbps: 9, maxTxRateMbps: 5, vfIndexes: [9]}\n"
@@ -112,7 +112,7 @@ def test_a_rule_that_rests_on_a_faulty_value_waits_until_that_is_mended() -> Non
     ]
 
 
-def test_an_unknown_key_does_not_hide_what_the_rules_say() -> None:
+def test_an_unknown_key_does_not_hide_conflicts() -> None:
     text = HEAD + "resources:\n- {kind: gpu-mem, slice: 5}\n- {kind: gpu-mem, name: b}\n"
     assert [fault.path for fault in faults(text)] == ["resources[0].slice", "resources[1].select"]
 
@@ -127,7 +127,7 @@ def only(body: str) -> Config:
     return load(HEAD + body, name="file")
 
 
-def test_a_file_that_sets_nothing_is_the_default() -> None:
+def test_a_file_without_settings_is_the_default() -> None:
     assert only("") == Config()
 
 
@@ -139,7 +139,7 @@ def test_the_default_offers_one_resource_per_pf_and_slices() -> None:
     assert (memory.name, memory.slice_mib) == ("gpu-mem", 1024)
 
 
-def test_every_setting_arrives_in_its_field() -> None:
+def test_every_setting_is_read_into_its_field() -> None:
     read = only(
         """
 resourcePrefix: example.com
@@ -194,8 +194,8 @@ def as_yaml(value: Config) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def test_plain_scalars_are_read_as_what_their_setting_is() -> None:
-    """What YAML 1.1 takes for integers to base 16, 10, 8 and 60, floats, booleans and dates."""
+def test_the_type_of_a_setting_decides_how_a_scalar_is_read() -> None:
+    """Texts that YAML 1.1 reads as integers to base 16, 10, 8 and 60, floats, booleans and dates."""
     read = only(
         "resources:\n- kind: vf\n  name: on\n  select:\n    vendors: [8086, 0403, 15b3, 1e03]\n"
         "    pciAddresses: [0000:17:00.0]\n    netdevs: [no, 2001-01-01]\n    vfIndexes: [0-3, 7]\n"
@@ -212,11 +212,11 @@ def test_plain_scalars_are_read_as_what_their_setting_is() -> None:
 @pytest.mark.parametrize(
     ("word", "value"), [("on", True), ("Yes", True), ("TRUE", True), ("off", False), ("no", False)]
 )
-def test_a_boolean_is_any_word_that_yaml_takes_for_one(word: str, value: bool) -> None:
+def test_a_boolean_is_any_of_the_words_of_yaml_1_1(word: str, value: bool) -> None:
     assert only(f"kubelet: {{podResources: {word}}}\n").kubelet.pod_resources is value
 
 
-def test_anchors_aliases_and_merge_keys_are_understood() -> None:
+def test_anchors_aliases_and_merge_keys_are_read() -> None:
     read = only(
         "resources:\n"
         "- &mem {kind: gpu-mem, name: a, sliceMiB: 256, reservedMiB: 0, select: {indexes: ['0']}}\n"
@@ -250,11 +250,11 @@ def test_anchors_aliases_and_merge_keys_are_understood() -> None:
         f"resourcePrefix: {'.'.join(['a' * 60] * 4)}\n",
     ],
 )
-def test_what_may_be_right_on_some_machine_is_accepted(body: str) -> None:
+def test_a_configuration_that_suits_some_machine_is_accepted(body: str) -> None:
     assert isinstance(only(body), Config)
 
 
-def test_a_prefix_leaves_room_for_the_quota_that_kubernetes_makes_of_a_resource() -> None:
+def test_a_prefix_leaves_room_for_the_quota_prefix_of_kubernetes() -> None:
     fits, too_long = (".".join(["a" * 60] * 3 + ["a" * n]) for n in (61, 62))
     assert (len(fits), len("requests." + fits)) == (244, 253)
     assert prefix_complaint(fits) is None
@@ -279,7 +279,7 @@ def test_an_address_is_host_and_port(text: str, parts: tuple[str, int]) -> None:
 @pytest.mark.parametrize(
     "text", ["", "9808", ":65536", "::1:80", "[::1]", "a:b", ":", ":1 ", "http://x:1", ":-1"]
 )
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_an_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not an address"):
         host_port(text)
 
@@ -291,7 +291,7 @@ def test_the_structs_are_frozen() -> None:
 
 
 def test_importing_the_configuration_imports_nothing_heavy() -> None:
-    """It stands between the start of the agent and its first registration."""
+    """The agent imports it before its first registration."""
     script = "import sys, nodeagent.agent_config; print(*sorted(sys.modules))"
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not {"jsonschema", "grpc", "asyncio", "google.protobuf"} & set(out.stdout.split())

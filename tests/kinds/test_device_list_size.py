@@ -1,4 +1,4 @@
-"""The size of device lists, against bytes put together by hand from the protobuf encoding."""
+"""Compare the size of device lists with bytes encoded by hand as protobuf."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def gpu_slices(counts: list[int]) -> bytes:
     return b"".join(device(one, "Unhealthy", [1]) for one in ids)
 
 
-def test_a_known_device_is_encoded_as_the_wire_has_it() -> None:
+def test_a_known_device_has_the_expected_bytes() -> None:
     assert device("a", "Healthy", [1]) == bytes.fromhex("0a12 0a0161 12074865616c746879 1a040a020801")
     assert device_size(1, (1,), healthy=True) == 20
 
@@ -126,7 +126,7 @@ def test_a_slice_larger_than_every_gpu_is_refused_on_a_known_machine_only() -> N
     assert not [*size_conflicts((resource,))]
 
 
-def test_check_tells_the_line() -> None:
+def test_check_reports_the_line() -> None:
     head = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
     text = head + "resources:\n- kind: gpu-mem\n  sliceMiB: 1\n"
     with pytest.raises(ConfigError) as caught:

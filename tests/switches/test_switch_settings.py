@@ -1,4 +1,4 @@
-"""The parts of the controller's file for switches and for marked nodes: what is refused, and with which words."""
+"""Settings of switches and of marks on nodes in the controller's file, and their faults."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from nodeagent.controller_config import FabricConfig, load_fabric
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: FabricConfig\n"
 
 
-def test_the_default_asks_nobody_and_marks_nothing():
+def test_the_default_asks_no_switch_and_marks_no_node():
     config = load_fabric(HEAD, name="f")
     assert config == FabricConfig()
     assert config.switches.method == "none"
     assert not config.nodes.min_links_taint
 
 
-def test_a_whole_section_is_read():
+def test_every_setting_of_the_sections_is_read():
     config = load_fabric(
         HEAD + "minLinks: 6\n"
         "nodes: {minLinksCondition: true, minLinksTaint: true, afterSeconds: 5, taintPercent: 10}\n"
@@ -51,7 +51,7 @@ def test_a_whole_section_is_read():
         ("nodes: {minLinksTaint: true}", "minLinks is 0"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(text: str, said: str):
+def test_a_senseless_setting_is_refused(text: str, said: str):
     with pytest.raises(ConfigError) as caught:
         load_fabric(HEAD + text + "\n", name="f")
     assert said in str(caught.value)

@@ -1,4 +1,4 @@
-"""Which netdevs are links."""
+"""Select the netdevs that are links."""
 
 from __future__ import annotations
 
@@ -66,16 +66,16 @@ PHYSICAL = ["eno1", "ens1np0", "eth0"]
         (LinkSelect(pci_addresses=("*",)), ["eno1", "ens1np0"]),
     ],
 )
-def test_the_links_are_what_is_asked_for(wanted, names):
+def test_the_selected_netdevs_are_the_links(wanted, names):
     assert [one.name for one in select(wanted, NETDEVS, FUNCTIONS)] == names
 
 
-def test_a_link_knows_its_function_and_a_software_netdev_its_kind():
+def test_a_link_has_its_function_and_a_software_netdev_its_kind():
     pf, veth = select(LinkSelect(netdevs=("ens1np0", "veth1")), NETDEVS, FUNCTIONS)
     assert (pf.pci_address, pf.driver) == (PF, "mlx5_core")
     assert (veth.pci_address, veth.driver) == (None, "veth")
 
 
-def test_a_kernel_that_does_not_tell_parents_shows_the_pfs_all_the_same():
+def test_pfs_are_links_without_parent_information_too():
     bare = tuple(netdev(one.name, kind=one.kind, hardware=one.hardware) for one in NETDEVS)
     assert [one.name for one in select(LinkSelect(), bare, FUNCTIONS)] == ["eno1", "ens1np0"]

@@ -1,0 +1,323 @@
+"""The health service: pass facts, samples and driver readings to the judges, and publish health when it changes.
+
+All timers of health are here: holds expire, penalties decay, data becomes stale. The judge of the NICs returns when
+the next verdict is due, and ``run`` judges then. Facts and GPU events are judged in the call that brings them, so that
+a lost carrier and an XID reach the kubelet without delay; so are samples with news of a link. Other samples arrive
+source by source within milliseconds and are judged together, ``GATHER_S`` after the first.
+
+Belongs to one event loop. Times are CLOCK_BOOTTIME.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from nodeagent.health.cabling import EMPTY, Plan, is_switch
+from nodeagent.health.explain import DeviceView, explain_gpus, explain_nics
+from nodeagent.health.gpu_judge import GpuJudge
+from nodeagent.health.judged_device import DeviceFigures
+from nodeagent.health.nic_judge import NicJudge, NicTerms, roles
+from nodeagent.health.record import GpuRecord, NicRecord
+from nodeagent.health.state_file import DeviceIdentity, StateFile
+from nodeagent.health.structural import NO_FAULTS, Faults
+from nodeagent.health.xids import GpuTerms
+from nodeagent.host.clock import boottime
+from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
+from nodeagent.measurements.sample import Sample
+from nodeagent.model import HEALTHY, Function, Gpu, Health, Link, Neighbor
+
+log = logging.getLogger(__name__)
+
+_R = TypeVar("_R", NicRecord, GpuRecord)
+
+NIC_SECTION = "nic"
+GPU_SECTION = "gpu"
+GATHER_S = 0.1
+_LEAST_S = 0.01
+"""Between two verdicts that only time requires."""
+
+
+class HealthService:
+    def __init__(
+        self,
+        nic_terms: NicTerms | None = None,
+        gpu_terms: GpuTerms | None = None,
+        state_file: StateFile | None = None,
+        *,
+        with_gpus: bool = True,
+        clock: Callable[[], float] = boottime,
+    ) -> None:
+        """Without ``with_gpus`` the records of GPUs in the state file stay as they are."""
+        self.nics = NicJudge(nic_terms)
+        self.gpus = GpuJudge(gpu_terms)
+        self.state_file = state_file or StateFile.none()
+        self._with_gpus = with_gpus
+        self._clock = clock
+        self._publish_functions: Callable[[tuple[Function, ...]], object] = lambda _functions: None
+        self._functions: tuple[Function, ...] = ()
+        self._nic_health: dict[str, Health] = {}
+        self._gpu_health: dict[str, Health] = {}
+        self._permanent_macs: Mapping[str, str | None] = {}
+        self._nic_records = self._load(NIC_SECTION, NicRecord)
+        """Records of PFs that have not appeared yet."""
+        self._gpu_records: dict[str, GpuRecord] = {}
+        self._plan: Plan = EMPTY
+        self._neighbors: tuple[Neighbor, ...] = ()
+        self._logged: set[str] = set()
+        """Names in the cabling plan that were logged as unknown."""
+        self._gathered_at: float | None = None
+        """When the samples since the last verdict are due."""
+        self._wake = asyncio.Event()
+        if with_gpus:
+            self._restore_gpus()
+
+    def publish_functions(self, publish: Callable[[tuple[Function, ...]], object]) -> None:
+        """``publish`` takes all functions when time, a sample or a neighbor has changed their health."""
+        self._publish_functions = publish
+
+    async def run(self) -> None:
+        """Judge the NICs when a verdict is due, and update the state file, until cancelled. The records are encoded
+        here, so that a fact does not wait for it."""
+        try:
+            while True:
+                self._wake.clear()
+                self.store()
+                due = min(filter(None, (self._gathered_at, self.nics.due())), default=None)
+                try:
+                    async with asyncio.timeout(None if due is None else max(_LEAST_S, due - self._clock())):
+                        await self._wake.wait()
+                except TimeoutError:
+                    self._judge_and_publish()
+        finally:
+            self.store()
+
+    # --- NICs -----------------------------------------------------------------------------------------
+
+    def identify_nics(self, permanent_macs: Mapping[str, str | None]) -> None:
+        """Permanent MAC addresses by PCI address. Without one the address of the link identifies the NIC."""
+        self._permanent_macs = permanent_macs
+
+    def adopt(self, terms: NicTerms) -> None:
+        """Apply changed settings."""
+        if terms != self.nics.terms:
+            self.nics.adopt(terms)
+            self._judge_and_publish()
+
+    def judge_functions(
+        self,
+        functions: Iterable[Function],
+        links: Iterable[Link],
+        faults: Faults = NO_FAULTS,
+        gpus: Iterable[Gpu] = (),
+    ) -> tuple[Function, ...]:
+        """Return the functions with their health. The caller publishes them."""
+        functions, links = tuple(functions), tuple(links)
+        self._restore_nics(functions, links)
+        self.nics.now = max(self.nics.now, self._clock())
+        self.nics.take_facts(functions, links, faults)
+        self.nics.take_roles(roles(functions, tuple(gpus)))
+        return self._judge()
+
+    def take_gpus(self, gpus: Iterable[Gpu]) -> None:
+        """The PFs near a GPU have a role of their own."""
+        new_roles = roles((nic.function for nic in self.nics.nics.values()), tuple(gpus))
+        if new_roles != self.nics.role_of:
+            self.nics.take_roles(new_roles)
+            self._judge_and_publish()
+
+    def take_samples(self, samples: Iterable[Sample]) -> None:
+        if self.nics.take_samples(samples):
+            self._judge_and_publish()
+        elif self._gathered_at is None and self.nics.has_news:
+            self._gathered_at = self._clock() + GATHER_S
+            self._wake.set()
+
+    def take_neighbors(self, neighbors: Iterable[Neighbor]) -> None:
+        self._neighbors = tuple(neighbors)
+        self.nics.take_neighbors(self._neighbors)
+        self._judge_and_publish()
+        self._log_unknown_names()
+
+    def take_cabling_plan(self, plan: Plan) -> None:
+        """The part of the cabling plan for this node."""
+        self._plan = plan
+        self.nics.take_plan(plan)
+        self._judge_and_publish()
+        self._log_unknown_names()
+
+    def _judge_and_publish(self) -> None:
+        before = self._functions
+        if self._judge() != before:
+            self._publish_functions(self._functions)
+
+    def _judge(self) -> tuple[Function, ...]:
+        self._gathered_at = None
+        self._functions = self.nics.judge(self._clock())
+        for function in self._functions:
+            if function.parent is None:
+                self._log_nic(function)
+        self._wake.set()
+        return self._functions
+
+    def _log_nic(self, pf: Function) -> None:
+        before = self._nic_health.get(pf.pci_address)
+        if before == pf.health:
+            return
+        self._nic_health[pf.pci_address] = pf.health
+        if before is None and pf.health == HEALTHY:
+            return  # the usual start
+        log.log(
+            logging.INFO if before is None or pf.health.allocatable else logging.WARNING,
+            "The health of a NIC is now %s. pci=%s netdev=%s devices=%s before=%s reasons=%s",
+            pf.health.state.value,
+            pf.pci_address,
+            pf.netdev or "-",
+            "Healthy" if pf.health.allocatable else "Unhealthy",
+            before.state.value if before is not None else "-",
+            [reason.detail for reason in pf.health.reasons],
+        )
+
+    def _log_unknown_names(self) -> None:
+        """Log each link and switch of the cabling plan that this node does not have, once."""
+        links = {nic.netdev for nic in self.nics.nics.values()} | set(self.nics.nics)
+        fresh = [neighbor for neighbor in self._neighbors if not neighbor.stale]
+        with_neighbor = {neighbor.link for neighbor in fresh}
+        for link, port in self._plan.items():
+            if self.nics.nics and link not in links and link not in self._logged:
+                self._logged.add(link)
+                log.warning("The cabling plan names a link that this node does not have. link=%r", link)
+            known = any(is_switch(port.switch, neighbor) for neighbor in fresh)
+            if link in with_neighbor and not known and port.switch not in self._logged:
+                self._logged.add(port.switch)
+                log.warning(
+                    "The cabling plan names a switch that is on no link of this node. switch=%r link=%r",
+                    port.switch,
+                    link,
+                )
+
+    # --- GPUs -----------------------------------------------------------------------------------------
+
+    def judge_gpus(
+        self,
+        *,
+        events: Iterable[GpuEvent] = (),
+        readings: Sequence[GpuReading] | None = None,
+        vitals: Iterable[GpuVitals] = (),
+    ) -> None:
+        """Judge the GPUs after events, a reading of all GPUs, and measured values of some."""
+        now = self._clock()
+        self.gpus.take_events(events, now)
+        if readings is not None:
+            self.gpus.take_readings(readings, now)
+        self.gpus.take_vitals(vitals, now)
+        for uuid, health in self.gpus.judge(now).items():
+            self._log_gpu(uuid, health)
+        self._wake.set()
+
+    def silence_gpus(self, why: str) -> None:
+        """The driver does not answer: the state is unknown, and what is allocatable does not change."""
+        self.gpus.fall_silent(why, self._clock())
+
+    def _log_gpu(self, uuid: str, health: Health) -> None:
+        if health == self._gpu_health.get(uuid):
+            return
+        self._gpu_health[uuid] = health
+        log.log(
+            logging.WARNING if health.reasons else logging.INFO,
+            "A GPU is %s. uuid=%s allocatable=%s reasons=%s",
+            health.state.value,
+            uuid,
+            health.allocatable,
+            ",".join(reason.key for reason in health.reasons) or "none",
+        )
+
+    # --- for metrics and people -----------------------------------------------------------------------
+
+    def explain(self) -> tuple[DeviceView, ...]:
+        """Return every PF and GPU with its rules and values."""
+        now = self._clock()
+        return (*explain_nics(self.nics, self._nic_health, now), *explain_gpus(self.gpus, now))
+
+    def explain_json(self) -> bytes:
+        """Return ``explain`` as a JSON array, for the page /health."""
+        return msgspec.json.encode(self.explain()) + b"\n"
+
+    def figures(self) -> dict[str, DeviceFigures]:
+        """Return the figures of PFs by PCI address and of GPUs by UUID."""
+        now = self._clock()
+        nics = {address: nic.figures(now) for address, nic in self.nics.nics.items()}
+        gpus = {uuid: gpu.figures() for uuid, gpu in self.gpus.gpus.items() if gpu.changed_at is not None}
+        return {**nics, **gpus}
+
+    # --- over a restart -------------------------------------------------------------------------------
+
+    def store(self) -> None:
+        """Put the present records into the state file."""
+        nics = {self._identity(address): record for address, record in self.nics.records().items()}
+        absent = {
+            device: record
+            for device, record in self._nic_records.items()
+            if not any(device.matches(known) for known in nics)
+        }
+        self.state_file.store(NIC_SECTION, {**absent, **nics})
+        if self._with_gpus:
+            # A later reading alone is no news.
+            before = self._gpu_records
+            self._gpu_records = {
+                uuid: record if record.differs(before.get(uuid)) else before[uuid]
+                for uuid, record in self.gpus.records().items()
+            }
+            gpus = {
+                DeviceIdentity(record.reading.pci_address or "", uuid): record
+                for uuid, record in self._gpu_records.items()
+            }
+            self.state_file.store(GPU_SECTION, gpus)
+
+    def _identity(self, address: str) -> DeviceIdentity:
+        link = self.nics.nics[address].link if address in self.nics.nics else None
+        mac = self._permanent_macs.get(address) or (link.mac if link is not None else None)
+        return DeviceIdentity(address, mac)
+
+    def _load(self, section: str, type_: type[_R]) -> dict[DeviceIdentity, _R]:
+        """Return the records of a section without impossible ones."""
+        now = self._clock()
+        records = self.state_file.load(section, type_)
+        possible = {device: record for device, record in records.items() if record.is_possible(now)}
+        for device in records.keys() - possible.keys():
+            log.warning(
+                "A record of the state file is impossible and ignored. room=%s pci=%s",
+                section,
+                device.pci_address,
+            )
+        return possible
+
+    def _restore_nics(self, functions: Iterable[Function], links: Iterable[Link]) -> None:
+        """Restore the records of PFs that appear for the first time."""
+        macs = {link.pci_address: link.mac for link in links}
+        restored: dict[str, NicRecord] = {}
+        for function in functions:
+            address = function.pci_address
+            if function.parent is not None or address in self.nics.nics:
+                continue
+            device = DeviceIdentity(address, self._permanent_macs.get(address) or macs.get(address))
+            for known, record in self._nic_records.items():
+                if device.matches(known):
+                    restored[address] = record
+        if restored:
+            self._nic_records = {
+                device: record
+                for device, record in self._nic_records.items()
+                if device.pci_address not in restored
+            }
+            self.nics.restore(restored)
+
+    def _restore_gpus(self) -> None:
+        self._gpu_records = {record.uuid: record for record in self._load(GPU_SECTION, GpuRecord).values()}
+        self.gpus.restore(self._gpu_records.values())
+        if self._gpu_records:
+            log.info("The faults of GPUs before the restart are restored. gpus=%d", len(self._gpu_records))
