@@ -47,7 +47,7 @@ from nodeagent.metrics.text_format import PLAIN, negotiate
 from nodeagent.supervise import Fatal, keep
 from nodeagent.switches.switch_poller import SwitchPoller, SwitchReader
 from nodeagent.switches.switch_settings import SwitchesSettings
-from nodeagent.web.server import Page, Web
+from nodeagent.web.server import Page, WebServer
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -286,7 +286,7 @@ class Controller:
             if not self.port.done():
                 self.port.set_result(port)
 
-        await Web(pages).run(*host_port(self._place.listen), listening)
+        await WebServer(pages).run(*host_port(self._place.listen), listening)
 
     def _metrics(self, accept: str) -> Page:
         shown = ControllerInput(

@@ -96,7 +96,7 @@ class NoFiles:
 
 async def endpoint(socket: Path, ids: int) -> None:
     """A plugin as in the agent, without the check that refuses a list that is too long for the kubelet."""
-    from dataclasses import replace  # noqa: PLC0415
+    from msgspec.structs import replace  # noqa: PLC0415
 
     from nodeagent.kinds.gpu_memory import GpuMemory  # noqa: PLC0415
     from nodeagent.kubelet.plugin import Plugin, RecentFunctions  # noqa: PLC0415

@@ -74,7 +74,7 @@ class GpuFacts:
             "A GPU reports an XID. uuid=%s xid=%d severity=%s",
             event.uuid,
             event.xid,
-            severity(event.xid, self.health.gpus.terms),
+            severity(event.xid, self.health.gpus.settings),
         )
         self.health.judge_gpus(events=(event,))
         self._publish(self._gpus())

@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
-from msgspec import Struct, structs
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nodeagent.affinity import path_of
 from nodeagent.health.structural import NO_FAULTS, Faults, find_faults
@@ -214,7 +214,7 @@ def _scan(
     now = scan(tree)
     present = remember(present, now.functions)
     functions, faults = find_faults(present, now.links, before.functions)
-    return structs.replace(now, functions=functions, faults=faults), present
+    return replace(now, functions=functions, faults=faults), present
 
 
 def _sweep(tree: Tree, before: PciFacts, present: tuple[Function, ...]) -> PciFacts:
@@ -222,7 +222,7 @@ def _sweep(tree: Tree, before: PciFacts, present: tuple[Function, ...]) -> PciFa
     if now == before.links:
         return before
     functions, faults = find_faults(present, now, before.functions)
-    return structs.replace(before, links=now, functions=functions, faults=faults)
+    return replace(before, links=now, functions=functions, faults=faults)
 
 
 def _network_functions(sysfs: SysfsScan) -> dict[str, tuple[int, tuple[str, ...]]]:

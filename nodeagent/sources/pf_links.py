@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from nodeagent.host.sysfs import SysfsScan, Tree
 from nodeagent.model import Function, Link

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from nodeagent.cluster.affected_devices import affected_pods, reported_devices
 from nodeagent.model import Health, Silence, State

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from nodeagent.backoff import Backoff, RateLimit
 from nodeagent.cluster.device_events import DeviceEvents, notices, unknown_devices
@@ -108,7 +109,7 @@ def test_a_gpu_whose_driver_becomes_silent_has_not_recovered():
 def test_a_missing_device_has_not_recovered_when_a_source_becomes_silent():
     ledger = NoticeLedger()
     gone = snapshot([None])
-    quiet = replace(gone, silent=(Silence("pci", "hangs"),))
+    quiet = structs.replace(gone, silent=(Silence("pci", "hangs"),))
     for made in (gone, quiet):
         ledger.observe(notices(made, "n", offered(made)), 0, 0, unknown_devices(made))
         assert write_due(ledger, 0) == ([("DeviceFailed", 1)] if made is gone else [])

@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from msgspec import structs
 
 from nodeagent.agent_config import Config
 from nodeagent.cli import main
@@ -387,7 +387,7 @@ def pf(**changes: Any) -> Any:
     function = Function(
         FIRST, "15b3", "1021", "mlx5_core", "pf0", "ethernet", None, None, None, 0, (), num_vfs=0, total_vfs=8
     )
-    return replace(function, **changes)
+    return structs.replace(function, **changes)
 
 
 def test_entries_may_set_up_different_vfs_of_one_pf() -> None:

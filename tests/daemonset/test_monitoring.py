@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from nodeagent.controller import Progress
 from nodeagent.fabric import compute

@@ -4,10 +4,10 @@ import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nodeagent.health.structural import Fault
 from nodeagent.host.sysfs import SysfsError, Tree

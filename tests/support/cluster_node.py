@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from nodeagent.model import Devices, Function, Gpu, Health, Holding, Reason, Snapshot, State
 

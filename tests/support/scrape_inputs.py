@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +12,7 @@ from typing import TypeVar
 from zlib import crc32
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from nodeagent.agent_config import Config
 from nodeagent.commands.scan.listing import once
