@@ -1,14 +1,14 @@
-"""Measure scrapes of the agent and of node_exporter, in one namespace with 72 veth interfaces.
+"""The cost of a scrape: the agent beside node_exporter, in one namespace with 72 veth interfaces.
 
     python hack/bench_metrics.py [--quick] [--json FILE]
 
-Needs root and Debian's prometheus-node-exporter; counts system calls if strace is installed. Each program serves its
-whole page over HTTP, gzipped, on a connection that stays open, as for Prometheus; they are scraped in turn. The agent
-is `nodeagent run` with all features on, on a simulated machine whose 72 NICs have the names of the interfaces, so that
+Needs root and Debian's prometheus-node-exporter, and strace to count system calls. Each program serves its whole
+page over an open HTTP connection, compressed with gzip as Prometheus requests it; the programs are scraped in turn.
+The agent is `nodeagent run` with all features, on a simulated machine whose 72 NICs have the names of the interfaces:
 netlink and ethtool are those of the real kernel.
 
-node_exporter reads the kernel during a scrape, the agent between scrapes. So "CPU at 15 s" adds to one scrape the
-agent's CPU time of 15 s.
+node_exporter reads the kernel during a scrape, and the agent reads it between scrapes. So "CPU at 15 s" adds the cost
+of everything that the agent does in 15 s to one scrape.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from nodeagent.sim.netns import Netns  # noqa: E402
 LINKS = 72
 EVERY_S = 15.0
 PERIOD_S = 30.0
-"""The longest period of the agent, that of its full scan of the machine."""
+"""The longest period of the agent: its full scan of the machine."""
 PROGRAM = "prometheus-node-exporter"
 NODE = ("--collector.disable-defaults", "--collector.netdev", "--collector.netclass", "--collector.ethtool")
 ACCEPT = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
@@ -71,7 +71,7 @@ def model() -> str:
 
 @dataclass
 class Target:
-    """A program and its figures."""
+    """One program and its target_file."""
 
     title: str
     port: int
@@ -90,7 +90,7 @@ class Target:
     of_links: int = 0
 
 
-# --- the stage --------------------------------------------------------------------------------------------
+# --- setup ------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -103,12 +103,12 @@ def namespace() -> Iterator[Netns]:
         yield ns
 
 
-def make_targets(folder: Path) -> list[Target]:
+def programs(folder: Path) -> list[Target]:
     root, config = folder / "machine", folder / "nodeagent.yaml"
     (folder / "model.yaml").write_text(model())
     machine = Machine.load(folder / "model.yaml")
     machine.write(root)
-    shutil.rmtree(root / ".nodeagent")  # without recorded samples the agent reads this kernel
+    shutil.rmtree(root / ".nodeagent")  # without it the agent samples this kernel
     config.write_text(
         "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
         'listen: "127.0.0.1:9808"\nlinks: {select: {netdevs: ["rail*"]}}\n'
@@ -138,7 +138,7 @@ def make_targets(folder: Path) -> list[Target]:
 
 @contextlib.contextmanager
 def running(ns: Netns, targets: list[Target], folder: Path) -> Iterator[None]:
-    """Run the programs. /sys is mounted again, so that it shows the namespace's interfaces."""
+    """Run the programs with their own /sys, which shows the interfaces of the namespace."""
     processes = []
     try:
         for n, target in enumerate(targets):
@@ -166,7 +166,7 @@ def running(ns: Netns, targets: list[Target], folder: Path) -> Iterator[None]:
 
 
 class Client:
-    """Scrapes over a connection that stays open."""
+    """Scrapes over one open connection."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
@@ -191,7 +191,7 @@ def wait_for(port: int) -> None:
 
 
 def cpu_ns(pid: int) -> int:
-    """CPU time of all threads, with those that have ended (to a hundredth of a second)."""
+    """CPU time of all threads. Threads that ended are included with a resolution of 10 ms."""
     alive = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):
@@ -210,7 +210,7 @@ def measure(targets: list[Target], *, scrapes: int, idle_s: float) -> None:
     clients = {target.title: Client(target.port) for target in targets}
     for target in targets:
         wait_for(target.port)
-    time.sleep(20)  # by now all collectors have run once, and late imports are done
+    time.sleep(20)  # each reader of the agent has run once, and all modules are loaded
     for target in targets:
         for _ in range(3):
             body = clients[target.title].scrape()
@@ -218,7 +218,7 @@ def measure(targets: list[Target], *, scrapes: int, idle_s: float) -> None:
         lines = [line for line in page.splitlines() if line and not line.startswith("#")]
         target.packed, target.plain, target.samples = len(body), len(page), len(lines)
         target.of_links = sum('="rail' in line for line in lines)
-    for _ in range(scrapes):  # in turn, so that a busy moment of the machine affects all of them
+    for _ in range(scrapes):  # in turn, so that a busy moment of the machine affects every program
         for target in targets:
             before, began = cpu_ns(target.pid), time.perf_counter()
             clients[target.title].scrape()
@@ -234,7 +234,7 @@ def measure(targets: list[Target], *, scrapes: int, idle_s: float) -> None:
         for target in targets:
             target.idle_syscalls_per_s = count(target, None, 0, PERIOD_S) / PERIOD_S
             if target is targets[0]:
-                # Only the main thread serves a scrape; collectors have threads of their own.
+                # Only the main thread serves a scrape; readers have threads of their own.
                 rest = count(target, None, 0, 10.0, threads=False) / 10.0
                 took = count(target, clients[target.title], 200, 10.0, threads=False)
                 target.syscalls = max(0.0, took - 10.0 * rest) / 200
@@ -245,8 +245,8 @@ def measure(targets: list[Target], *, scrapes: int, idle_s: float) -> None:
 def count(
     target: Target, client: Client | None, scrapes: int, seconds: float, *, threads: bool = True
 ) -> float:
-    """System calls of the process within these seconds, with this number of scrapes."""
-    with tempfile.NamedTemporaryFile("r") as file:
+    """System calls of the process in this time, with this number of scrapes."""
+    with tempfile.NamedTemporaryFile("r") as counts:
         tracing = subprocess.Popen(
             [
                 "strace",
@@ -256,7 +256,7 @@ def count(
                 "-U",
                 "calls,name",
                 "-o",
-                file.name,
+                counts.name,
                 "-p",
                 str(target.pid),
             ],
@@ -269,8 +269,8 @@ def count(
         time.sleep(max(0.0, ends - time.monotonic()))
         tracing.terminate()
         tracing.wait(timeout=20)
-        rows = [line.split() for line in file.read().splitlines()]
-    extra = (seconds + 1.0) / seconds if not scrapes else 1.0  # strace counts from one second before
+        rows = [line.split() for line in counts.read().splitlines()]
+    extra = (seconds + 1.0) / seconds if not scrapes else 1.0  # strace traces for one second more
     return (
         sum(int(row[0]) for row in rows if len(row) == 2 and row[0].isdigit() and row[1] != "total") / extra
     )
@@ -327,27 +327,22 @@ def table(targets: list[Target]) -> str:
     )
 
 
-def goal_lines(targets: list[Target]) -> list[str]:
-    """The goals with the values reached."""
-    agent, default, netlink = targets
+def goals_reached(targets: list[Target]) -> list[str]:
+    """Each goal with its result."""
+    ours, default, netlink = targets
     p50 = {target.title: statistics.median(target.durations) for target in targets}
     goals = [
-        (
-            "samples per link, at least node_exporter's",
-            agent.of_links / LINKS,
-            default.of_links / LINKS,
-            True,
-        ),
-        ("p50 in ms, at most an eighth of the default's", p50[agent.title], p50[default.title] / 8, False),
-        ("p50 in ms, at most half of netlink mode's", p50[agent.title], p50[netlink.title] / 2, False),
-        ("resident MiB, at most 60", agent.rss_mib, 60.0, False),
+        ("samples per link, at least node_exporter's", ours.of_links / LINKS, default.of_links / LINKS, True),
+        ("p50 in ms, at most an eighth of the default's", p50[ours.title], p50[default.title] / 8, False),
+        ("p50 in ms, at most half of netlink mode's", p50[ours.title], p50[netlink.title] / 2, False),
+        ("resident MiB, at most 60", ours.rss_mib, 60.0, False),
     ]
-    if agent.syscalls is not None:
-        goals.append(("system calls of a scrape, at most 120", agent.syscalls, 120.0, False))
+    if ours.syscalls is not None:
+        goals.append(("system calls of a scrape, at most 120", ours.syscalls, 120.0, False))
     lines = []
-    for name, reached, goal, more in goals:
+    for what, reached, goal, more in goals:
         good = reached >= goal if more else reached <= goal
-        lines.append(f"{'reached' if good else 'MISSED '}  {name}: {reached:.2f} of {goal:.2f}")
+        lines.append(f"{'reached' if good else 'MISSED '}  {what}: {reached:.2f} of {goal:.2f}")
     return lines
 
 
@@ -355,12 +350,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="few scrapes: for a quick look, not to quote")
+    parser.add_argument(
+        "--quick", action="store_true", help="few scrapes: for a first impression, not to be quoted"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--client", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.client is not None:
-        targets = [Target(**target) for target in json.loads(options.client.read_text())]
+        targets = [Target(**fields) for fields in json.loads(options.client.read_text())]
         measure(targets, scrapes=10 if options.quick else 60, idle_s=PERIOD_S)
         options.client.write_text(json.dumps([vars(target) for target in targets]))
         return
@@ -374,16 +371,18 @@ def main() -> None:
         namespace() as ns,
     ):
         folder = Path(place)
-        targets = make_targets(folder)
+        targets = programs(folder)
         with running(ns, targets, folder):
-            file = folder / "targets.json"
-            file.write_text(json.dumps([vars(target) for target in targets]))
+            target_file = folder / "targets.json"
+            target_file.write_text(json.dumps([vars(target) for target in targets]))
             quick = ["--quick"] if options.quick else []
-            subprocess.run(ns.command(sys.executable, __file__, "--client", str(file), *quick), check=True)
-            targets = [Target(**target) for target in json.loads(file.read_text())]
+            subprocess.run(
+                ns.command(sys.executable, __file__, "--client", str(target_file), *quick), check=True
+            )
+            targets = [Target(**fields) for fields in json.loads(target_file.read_text())]
     print(f"{LINKS} veth interfaces, scraped in turn; load {os.getloadavg()[0]:.1f}")
     print(table(targets))
-    print("\n".join(goal_lines(targets)))
+    print("\n".join(goals_reached(targets)))
     if options.json is not None:
         options.json.write_text(
             json.dumps([{**vars(target), "command": None} for target in targets], indent=1) + "\n"

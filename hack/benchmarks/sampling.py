@@ -1,8 +1,8 @@
-"""Measure the sampling of 73 interfaces beside pyroute2 with the same reads, and the time from a lost carrier to a
-sample.
+"""The cost of sampling the links of a node with 73 interfaces, beside pyroute2 with the same reads; and the time from
+a carrier loss to its sample.
 
-The interfaces are veths in a network namespace of its own. Carriers are lost on taps, because linkwatch delays the
-events of taps, but not those of veths.
+The interfaces are veths in their own network namespace. The carriers are those of taps, because linkwatch delays taps
+and not veths.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _FAST = SamplesSettings(
 )
 _NOTE = (
     "72 veths and lo. A cycle is one dump each of links with counters, modes, link state, FEC and pauses, the "
-    "hand-over from the thread, decoding, and publishing the samples"
+    "hand-over to a thread, decoding and publishing of samples"
 )
-_BESIDE = (
-    "get_links, then link modes and link state of each interface: pyroute2 has neither dumps of these nor FEC "
-    "and pauses"
+_PYROUTE2_NOTE = (
+    "get_links, and link modes and link state of each interface: pyroute2 has no dumps of those, no FEC and "
+    "no pauses"
 )
 
 
@@ -63,12 +63,12 @@ async def sampling(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
         ns.ip("\n".join(f"link add v{n} up type veth peer name w{n}" for n in range(PAIRS)))
         with ns.entered():
             cycles, times = (20, 5) if quick else (100, 20)
-            agent_ms = await _measure_agent(times, cycles // 5)
-            yield Figure(group, "CPU of a fast cycle", "ms", agent_ms, {"p50": CPU_MS}, _NOTE)
-            pyroute2_ms = await asyncio.to_thread(_measure_pyroute2, 3 if quick else 10)
-            yield Figure(group, "  pyroute2, the same reads", "ms", pyroute2_ms, {}, _BESIDE)
-            ratio = sorted(pyroute2_ms)[len(pyroute2_ms) // 2] / sorted(agent_ms)[len(agent_ms) // 2]
-            yield Figure(group, f"  ratio (goal: {PYROUTE2_TIMES:g} or more)", "", [ratio])
+            agent = await _agent_cycles(times, cycles // 5)
+            yield Figure(group, "CPU of a fast cycle", "ms", agent, {"p50": CPU_MS}, _NOTE)
+            pyroute2 = await asyncio.to_thread(_pyroute2_cycles, 3 if quick else 10)
+            yield Figure(group, "  pyroute2, the same reads", "ms", pyroute2, {}, _PYROUTE2_NOTE)
+            ratio = sorted(pyroute2)[len(pyroute2) // 2] / sorted(agent)[len(agent) // 2]
+            yield Figure(group, f"  ratio of the two (goal: {PYROUTE2_TIMES:g} or more)", "", [ratio])
         if shutil.which("strace"):
             few, many = await _syscalls(ns, 10), await _syscalls(ns, 60)
             calls = (many - few) / 50
@@ -78,11 +78,11 @@ async def sampling(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
         group = "From a carrier lost on a tap to the sample"
         yield Figure(
             group, "the first", "ms", first, {},
-            "it includes a deliberate wait of 30 ms: the kubelet gets the change first, which `taps` measures",
+            "30 ms of it are an intended delay: the report to the kubelet comes first, which `taps` measures",
         )  # fmt: skip
         yield Figure(
             group, "another NIC's, 100 ms later", "ms", second, {},
-            "the kernel announces it up to a second late; the repeated reads after the first one find it",
+            "the kernel announces it up to a second late; the sweep after the first loss finds it",
         )  # fmt: skip
 
 
@@ -96,9 +96,9 @@ def _functions(names: Sequence[str]) -> tuple[Function, ...]:
     )  # fmt: skip
 
 
-def _sampler(state: Callable[[Sequence[Sample]], None] = lambda _: None) -> Sampler:
+def _sampler(publish: Callable[[Sequence[Sample]], None] = lambda _: None) -> Sampler:
     functions = _functions([f"{end}{n}" for end in "vw" for n in range(PAIRS)])
-    return Sampler(Tree("/"), lambda: functions, state, _FAST)
+    return Sampler(Tree("/"), lambda: functions, publish, _FAST)
 
 
 async def cycles(count: int) -> None:
@@ -108,24 +108,24 @@ async def cycles(count: int) -> None:
     sampler.close()
 
 
-async def _measure_agent(times: int, count: int) -> list[float]:
+async def _agent_cycles(times: int, count: int) -> list[float]:
     sampler = _sampler()
     await sampler.once()
-    samples = []
+    found = []
     for _ in range(times):
         began = time.process_time()
         for _ in range(count):
             await sampler.once()
-        samples.append(1000 * (time.process_time() - began) / count)
+        found.append(1000 * (time.process_time() - began) / count)
     sampler.close()
-    return samples
+    return found
 
 
-def _measure_pyroute2(times: int) -> list[float]:
+def _pyroute2_cycles(times: int) -> list[float]:
     from pyroute2 import IPRoute  # noqa: PLC0415
     from pyroute2.netlink.generic.ethtool import NlEthtool  # noqa: PLC0415
 
-    samples = []
+    found = []
     with IPRoute() as route:
         ethtool = NlEthtool()
         for turn in range(times + 1):
@@ -136,16 +136,16 @@ def _measure_pyroute2(times: int) -> list[float]:
                     ethtool.get_linkmode(name)
                     ethtool.get_linkstate(name)
             if turn:
-                samples.append(1000 * (time.process_time() - began))
+                found.append(1000 * (time.process_time() - began))
         ethtool.close()
-    return samples
+    return found
 
 
 async def _syscalls(ns: Netns, count: int) -> int:
-    """System calls of a whole process, with its start."""
+    """System calls of a whole process, its start included."""
     here = Path(__file__).parent.parent
     code = f"import asyncio; from benchmarks.sampling import cycles; asyncio.run(cycles({count}))"
-    traced = await asyncio.to_thread(
+    done = await asyncio.to_thread(
         subprocess.run,
         ns.command("strace", "-f", "-c", "-q", sys.executable, "-c", code),
         env=os.environ | {"PYTHONPATH": f"{here}:{here.parent}"},
@@ -153,8 +153,8 @@ async def _syscalls(ns: Netns, count: int) -> int:
         text=True,
         check=True,
     )
-    total = re.search(r"^100\.00\s+\S+\s+(?:\S+\s+)?(\d+)\s.*total$", traced.stderr, re.MULTILINE)
-    assert total, traced.stderr
+    total = re.search(r"^100\.00\s+\S+\s+(?:\S+\s+)?(\d+)\s.*total$", done.stderr, re.MULTILINE)
+    assert total, done.stderr
     return int(total[1])
 
 
@@ -163,7 +163,7 @@ _TUNSETIFF, _TUNSETCARRIER = 0x400454CA, 0x400454E2
 _IFF_TAP_NO_PI = 0x0002 | 0x1000
 _APART_S = 0.1
 _QUIET_S = 2.5
-"""linkwatch sends an event up to a second after the change, and then none for a second."""
+"""linkwatch announces a change up to a second late, and then delays the next one by a second."""
 
 
 async def _losses(count: int) -> tuple[list[float], list[float]]:
@@ -171,7 +171,7 @@ async def _losses(count: int) -> tuple[list[float], list[float]]:
     news = asyncio.Event()
     carrier: dict[str, float | None] = {}
 
-    def state(samples: Sequence[Sample]) -> None:
+    def publish(samples: Sequence[Sample]) -> None:
         carrier.update({sample.device: sample.values.get("carrier") for sample in samples})
         news.set()
 
@@ -190,7 +190,7 @@ async def _losses(count: int) -> tuple[list[float], list[float]]:
         for n, fd in enumerate(taps):
             fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", f"tap{n}".encode(), _IFF_TAP_NO_PI))
         ns.ip("link set tap0 up\nlink set tap1 up")
-        task = asyncio.create_task(Sampler(Tree("/"), lambda: functions, state, _FAST).watch([events]))
+        task = asyncio.create_task(Sampler(Tree("/"), lambda: functions, publish, _FAST).watch([events]))
         for _ in range(count):
             for fd in taps:
                 fcntl.ioctl(fd, _TUNSETCARRIER, struct.pack("I", 1))

@@ -101,7 +101,7 @@ def build_info(_shown: ControllerInput) -> Iterator[Series]:
 @_family(
     "controller_leader",
     help="1 in the replica that leads.",
-    use="The sum must be 1; for seconds 0 when the lead changes.",
+    use="The sum must be 1; it is 0 for some seconds when the leader changes.",
 )
 def controller_leader(shown: ControllerInput) -> Iterator[Series]:
     yield (), shown.leading
