@@ -30,6 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from nodeagent import supervise
 from nodeagent.backoff import JITTER, Backoff
 from nodeagent.cluster.fabric_events import FabricEvents
 from nodeagent.cluster.hypernodes import HyperNodeWriter, OverlapMarker, TreeResult
@@ -294,6 +295,7 @@ class Controller:
             self.cluster.parts(),
             self.hypernodes.writes,
             self.labels.writes,
+            supervise.restarts,
             leading=self.lease.leading,
             switches=self.switches,
             marks=self.marks,
