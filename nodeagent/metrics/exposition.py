@@ -18,7 +18,7 @@ from nodeagent.measurements.family import Family, Measurement
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.metrics.catalog import SAMPLED
 from nodeagent.metrics.computed_family import FACT_FAMILIES, LIVE_FAMILIES
-from nodeagent.metrics.scrape_input import NodeFacts, ScrapeInput
+from nodeagent.metrics.scrape_input import FactIndex, ScrapeInput
 from nodeagent.metrics.text_format import Series, header, lines_of, series
 
 PIECE = 1000
@@ -38,7 +38,7 @@ class _Layout:
     """Everything of a page but its numbers."""
 
     def __init__(self, shown: ScrapeInput, samples: Sequence[Sample], series_max: int) -> None:
-        self.facts = NodeFacts(replace(shown, samples=tuple(samples)))
+        self.facts = FactIndex(replace(shown, samples=tuple(samples)))
         self.dropped: Counter[str] = Counter()
         self._shapes: list[_Shape] = [
             (sample.device, sample.source, tuple(sample.values), sample.texts) for sample in samples

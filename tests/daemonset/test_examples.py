@@ -75,7 +75,7 @@ def test_each_example_has_a_readme_with_a_check(folder: Path) -> None:
     assert len(text.splitlines()) < 80
     assert "works if" in text
     for path in files(folder):
-        assert path.name in text, f"{path.name} is not spoken of"
+        assert path.name in text, f"{path.name} is not mentioned"
     # Every path in a README exists.
     for name in re.findall(r"`((?:\.\./|overlays/)[\w/.-]+)`", text):
         assert ((DAEMONSET if name.startswith("overlays") else folder) / name).exists(), name

@@ -400,7 +400,7 @@ def test_the_switch_credentials_are_readable_at_the_configured_path() -> None:
     )
     mode = secret["defaultMode"]
     assert mode & 0o440 == 0o440
-    assert mode & 0o337 == 0, "nobody else reads a credential"
+    assert mode & 0o337 == 0, "only the controller reads a credential"
 
 
 def test_only_the_overlay_with_the_right_to_mark_enables_marks() -> None:

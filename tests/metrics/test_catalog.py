@@ -11,12 +11,10 @@ import pytest
 
 from nodeagent.health import adapter_rules, gpu_rules, link_rules
 from nodeagent.health.nic_rules import DEFAULTS
-from nodeagent.measurements.adapter_rows import ADAPTER_ROWS
 from nodeagent.measurements.family import Family, row, unfilled_labels
 from nodeagent.measurements.gpu_rows import GPU_ROWS
-from nodeagent.measurements.link_rows import LINK_ROWS
 from nodeagent.measurements.sample import Source
-from nodeagent.measurements.table import MEASUREMENTS, TEXTS, by_name, by_sample_name, measurement
+from nodeagent.measurements.table import MEASUREMENTS, NIC_ROWS, TEXTS, by_name, by_sample_name, measurement
 from nodeagent.metrics import docs
 from nodeagent.metrics.catalog import CATALOG, SAMPLED
 from nodeagent.metrics.computed_family import FACT_FAMILIES, LIVE_FAMILIES
@@ -101,9 +99,9 @@ def test_a_name_with_a_key_is_known_only_where_the_table_has_one() -> None:
 
 
 def test_the_rules_of_a_row_exist_and_each_rule_names_its_counters_there() -> None:
-    rows = (*LINK_ROWS, *ADAPTER_ROWS, *GPU_ROWS)
+    rows = NIC_ROWS + GPU_ROWS
     nic_rules = {rule.key: rule for rule in DEFAULTS}
-    assert {rule for family in (*LINK_ROWS, *ADAPTER_ROWS) for rule in family.rules} <= nic_rules.keys()
+    assert {rule for family in NIC_ROWS for rule in family.rules} <= nic_rules.keys()
     assert {rule for family in GPU_ROWS for rule in family.rules} == {
         fault.value for fault in gpu_rules.MeasuredFault
     }
