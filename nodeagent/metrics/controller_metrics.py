@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from nodeagent import __version__
-from nodeagent.fabric.outcome import Kind, Outcome
+from nodeagent.fabric.outcome import AnomalyKind, PlanOutcome
 from nodeagent.metrics.computed_family import ComputedFamilies
 from nodeagent.metrics.text_format import Series, header
 
@@ -21,7 +21,7 @@ SERIES_MAX = 10_000
 class PlanProgress(Protocol):
     """``controller.Progress``: the last outcome, and counts since this replica started."""
 
-    outcome: Outcome | None
+    outcome: PlanOutcome | None
     plans: int
     plan_s: float
     suppressed: int
@@ -145,7 +145,7 @@ def fabric_hypernodes(shown: ControllerInput) -> Iterator[Series]:
 def fabric_anomalies(shown: ControllerInput) -> Iterator[Series]:
     if (outcome := shown.progress.outcome) is not None:
         kinds = Counter(anomaly.kind for anomaly in outcome.anomalies)
-        for kind in Kind:
+        for kind in AnomalyKind:
             yield (kind.value,), kinds[kind]
 
 

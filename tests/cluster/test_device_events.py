@@ -16,13 +16,13 @@ from nodeagent.cluster.event_writer import BURST, HOURLY_S, PER_S, EventTarget, 
 from nodeagent.inventory import Inventory
 from nodeagent.model import Holding, Silence
 from tests.support.cluster_node import (
-    BLIND,
+    DEGRADED,
     DOWN,
-    LOST,
-    SLOW,
-    STRAY,
-    UNHEARD,
-    WARM,
+    GPU_LOST,
+    GPU_UNKNOWN,
+    MISCABLED,
+    UNKNOWN,
+    WARNED,
     offered,
     publish,
     snapshot,
@@ -30,7 +30,7 @@ from tests.support.cluster_node import (
 
 
 def test_each_fault_becomes_a_notice_with_a_reason_and_a_message():
-    made = snapshot([SLOW, DOWN, WARM, BLIND, STRAY], [LOST])
+    made = snapshot([DEGRADED, DOWN, WARNED, UNKNOWN, MISCABLED], [GPU_LOST])
     standing = notices(made, "n", offered(made))
     assert [(n.target.kind, n.target.name, n.reason, n.warning, n.message) for n in standing] == [
         ("Node", "n", "LinkSpeedReduced", True, "ens0np0 (0000:10:00.0): 200 Gb/s of 400 Gb/s"),
@@ -95,13 +95,13 @@ def test_a_gpu_whose_driver_becomes_silent_has_not_recovered():
     def observe(made, now):
         ledger.observe(notices(made, "n", offered(made)), now, now, unknown_devices(made))
 
-    observe(snapshot([None, None], [LOST]), 0)
+    observe(snapshot([None, None], [GPU_LOST]), 0)
     assert write_due(ledger, 0) == [("GpuXid", 1), ("DeviceFailed", 1)]
-    observe(snapshot([None, None], [UNHEARD]), 1)
+    observe(snapshot([None, None], [GPU_UNKNOWN]), 1)
     assert write_due(ledger, 1) == []
-    observe(snapshot([None, None], [LOST]), 2)
+    observe(snapshot([None, None], [GPU_LOST]), 2)
     assert write_due(ledger, 2) == [], "a fault that lasted all the time did not return"
-    observe(snapshot([None, None], [UNHEARD]), 3)
+    observe(snapshot([None, None], [GPU_UNKNOWN]), 3)
     observe(snapshot([None, None], [None]), 4)
     assert write_due(ledger, 4) == [("Recovered", 1), ("Recovered", 1)]
 
@@ -159,7 +159,7 @@ async def test_events_are_read_back_by_the_official_client(server, client, runni
     from kubernetes import client as official
 
     inventory = Inventory()
-    publish(inventory, snapshot([DOWN, DOWN], [LOST]))
+    publish(inventory, snapshot([DOWN, DOWN], [GPU_LOST]))
     running(DeviceEvents(client, inventory, "gpu-0", offered).run())
     await server.until(lambda: len(server.objects("events")) == 5)
     configuration = official.Configuration()
@@ -243,7 +243,7 @@ async def test_a_deleted_namespace_does_not_block_other_events(server, client, r
 async def test_without_the_right_to_read_pods_events_have_no_uid(server, client, running):
     server.fail("403", resource="pods", times=None)
     inventory = Inventory()
-    publish(inventory, snapshot([DOWN, DOWN], [LOST]))
+    publish(inventory, snapshot([DOWN, DOWN], [GPU_LOST]))
     running(DeviceEvents(client, inventory, "gpu-0", offered).run())
     await server.until(lambda: len(server.objects("events")) == 5)
     assert server.counts["get", "pods"] == 1

@@ -179,9 +179,9 @@ class ApiServer:
         kind = self._plural(plural)
         self._store.remove(kind.group, kind.plural, key_of(namespace, name))
 
-    async def until(self, true: Callable[[], object]) -> None:
+    async def until(self, condition: Callable[[], object]) -> None:
         """Wait until the condition is true. It is checked after every request and every change."""
-        while not true():
+        while not condition():
             self._event.clear()
             await self._event.wait()
 
