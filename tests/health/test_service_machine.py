@@ -1,5 +1,5 @@
-"""Any history of NICs and GPUs through the health service: devices recover, unknown values change nothing, and the guard
-delays without forbidding."""
+"""Any history of NICs and GPUs through the health service: devices recover, unknown values change nothing, and the
+guard delays without forbidding."""
 
 from __future__ import annotations
 
