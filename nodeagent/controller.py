@@ -30,6 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from nodeagent import supervise
 from nodeagent.backoff import JITTER, Backoff
 from nodeagent.cluster.fabric_events import FabricEvents
 from nodeagent.cluster.hypernodes import HyperNodeWriter, OverlapMarker, TreeResult
@@ -47,7 +48,7 @@ from nodeagent.metrics.text_format import PLAIN, negotiate
 from nodeagent.supervise import Fatal, keep
 from nodeagent.switches.switch_poller import SwitchPoller, SwitchReader
 from nodeagent.switches.switch_settings import SwitchesSettings
-from nodeagent.web.server import Page, Web
+from nodeagent.web.server import Page, WebServer
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -286,7 +287,7 @@ class Controller:
             if not self.port.done():
                 self.port.set_result(port)
 
-        await Web(pages).run(*host_port(self._place.listen), listening)
+        await WebServer(pages).run(*host_port(self._place.listen), listening)
 
     def _metrics(self, accept: str) -> Page:
         shown = ControllerInput(
@@ -294,6 +295,7 @@ class Controller:
             self.cluster.parts(),
             self.hypernodes.writes,
             self.labels.writes,
+            supervise.restarts,
             leading=self.lease.leading,
             switches=self.switches,
             marks=self.marks,

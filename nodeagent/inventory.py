@@ -8,8 +8,9 @@ assignment. There is no queue: a slow reader sees the latest snapshot. Belongs t
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from nodeagent.model import Silence, Snapshot
 

@@ -13,8 +13,9 @@ The law of this file:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 
 class State(StrEnum):
@@ -30,8 +31,7 @@ class State(StrEnum):
     """No link since the boot, and none was expected: not offered, and nobody's alarm."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(msgspec.Struct, frozen=True):
     """Why a state is not healthy: ``key`` is from a closed set, ``detail`` is a sentence for a person, which
     stays the same as long as the fault does. A ``warning`` lessens no state.
     """
@@ -41,8 +41,7 @@ class Reason:
     warning: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
+class Health(msgspec.Struct, frozen=True):
     """A verdict with all its active reasons, the gravest first.
 
     ``allocatable`` is what the kubelet hears (Healthy or Unhealthy). The two differ on purpose: unknown
@@ -57,8 +56,7 @@ class Health:
 HEALTHY = Health()
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(msgspec.Struct, frozen=True):
     """One GPU as its driver names it.
 
     ``memory_mib`` is NVML's total, rounded down. ``minor`` is n in ``/dev/nvidia<n>``. ``pci_path`` is
@@ -76,8 +74,7 @@ class Gpu:
     health: Health = HEALTHY
 
 
-@dataclass(frozen=True, slots=True)
-class Rdma:
+class Rdma(msgspec.Struct, frozen=True):
     """The RDMA device of a function and its character devices (absolute paths on the host)."""
 
     device: str
@@ -86,8 +83,7 @@ class Rdma:
     issm: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Function:
+class Function(msgspec.Struct, frozen=True):
     """A PCI network function: a PF, or a VF when ``parent`` is set.
 
     ``vendor`` and ``device`` are four hex digits. ``link_type`` is ``ethernet`` or ``infiniband`` and,
@@ -115,8 +111,7 @@ class Function:
     health: Health = HEALTHY
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(msgspec.Struct, frozen=True):
     """The netdev of a PF. ``carrier`` is ``None`` where the kernel cannot say (admin down).
 
     ``default_route`` is true when the host's own default route leaves by it.
@@ -133,8 +128,7 @@ class Link:
     default_route: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
+class Holding(msgspec.Struct, frozen=True):
     """Devices of one resource that one container holds, as the kubelet's podresources API tells it."""
 
     namespace: str
@@ -144,8 +138,7 @@ class Holding:
     device_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Devices:
+class Devices(msgspec.Struct, frozen=True):
     """Devices of one resource that share their parent, NUMA nodes and health: all the slices of a GPU,
     or one VF. ``parent`` is a GPU's UUID or a PF's PCI address. Stated together because they change
     together, and because 80,000 single values would cost what 8 do not.
@@ -157,8 +150,7 @@ class Devices:
     health: Health = HEALTHY
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceNode:
+class DeviceNode(msgspec.Struct, frozen=True):
     """A character device to be seen in the container; ``permissions`` as in the device cgroup, ``rwm``."""
 
     host_path: str
@@ -166,8 +158,7 @@ class DeviceNode:
     permissions: str = "rw"
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(msgspec.Struct, frozen=True):
     """A bind mount of the container."""
 
     host_path: str
@@ -175,8 +166,7 @@ class Mount:
     read_only: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceInfo:
+class DeviceInfo(msgspec.Struct, frozen=True):
     """One device-info file of the Network Plumbing Working Group, to be written before the answer.
 
     ``name`` is the file's name under ``/var/run/k8s.cni.cncf.io/devinfo/dp``, ``text`` its JSON.
@@ -186,8 +176,7 @@ class DeviceInfo:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(msgspec.Struct, frozen=True):
     """What the kubelet's Allocate is answered with, and the files that must exist before the answer."""
 
     env: tuple[tuple[str, str], ...] = ()
@@ -198,8 +187,7 @@ class Allocation:
     device_info: tuple[DeviceInfo, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class HostPaths:
+class HostPaths(msgspec.Struct, frozen=True):
     """What lies on the host for containers to be given.
 
     ``gpu_nodes`` are the driver's device nodes that all GPUs share. ``vendor_gpus`` are the names that the
@@ -213,16 +201,14 @@ class HostPaths:
     driver_files: tuple[Mount, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Silence:
+class Silence(msgspec.Struct, frozen=True):
     """A source that cannot speak at present; its last facts stand, and nothing is concluded from it."""
 
     source: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True):
     """Everything known of this node at one moment.
 
     ``revision`` grows by one with each change and is not part of equality in meaning: compare the parts.
@@ -244,16 +230,14 @@ class Snapshot:
     unreadable: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Identifier:
+class Identifier(msgspec.Struct, frozen=True):
     """A chassis or port ID: the subtype's word (``mac``, ``ifname``, ``local``, …) and its value."""
 
     subtype: str
     value: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ets:
+class Ets(msgspec.Struct, frozen=True):
     """``classes[p]`` is the traffic class of priority p; class c gets ``bandwidth[c]`` percent by
     ``algorithms[c]`` (``strict``, ``credit-based-shaper``, ``ets``, ``vendor``). Eight of each.
     """
@@ -263,8 +247,7 @@ class Ets:
     algorithms: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Neighbor:
+class Neighbor(msgspec.Struct, frozen=True):
     """The switch port at the other end of a link, as it announced itself over LLDP.
 
     Every text is one line fit for any listener: what does not print is escaped, differently for different
@@ -289,8 +272,7 @@ class Neighbor:
     confirmed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Remark:
+class Remark(msgspec.Struct, frozen=True):
     """What LLDP shows of a link that somebody should look at: ``key`` is from a closed set
     (``nodeagent.lldp.link_remarks``), ``detail`` a sentence for a person, with the remedy where there is one.
     """

@@ -96,7 +96,7 @@ class NoFiles:
 
 async def endpoint(socket: Path, ids: int) -> None:
     """As the agent puts it together, without the guard that refuses a list that the kubelet could not take."""
-    from dataclasses import replace  # noqa: PLC0415
+    from msgspec.structs import replace  # noqa: PLC0415
 
     from nodeagent.kinds.gpu_memory import GpuMemory  # noqa: PLC0415
     from nodeagent.kubelet.plugin import Plugin, RecentFunctions  # noqa: PLC0415

@@ -180,7 +180,7 @@ class DeviceMarker:
         )
         devices = reported_devices(snapshot)
         marks = self._times.marks(devices, now, silent=silent)
-        if (wait := max(self._retry.wait(now), self._rate.wait_s(now))) > 0:
+        if (wait := max(self._retry.wait_s(now), self._rate.wait_s(now))) > 0:
             return wait
         try:
             if not self._read:
@@ -204,7 +204,7 @@ class DeviceMarker:
             ("label", self._write_label),
         ):
             missing_right = self._missing_right[mark]
-            if missing_right.wait(now) > 0:
+            if missing_right.wait_s(now) > 0:
                 continue
             try:
                 if await write(marks, now):

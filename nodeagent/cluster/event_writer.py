@@ -202,7 +202,7 @@ class EventWriter:
 
     async def deliver(self) -> float | None:
         """Write the Events that are due. Return the seconds until the rest may be written; ``None``: no rest."""
-        if (wait := self._retry.wait(time.monotonic())) > 0:
+        if (wait := self._retry.wait_s(time.monotonic())) > 0:
             return wait
         for record in self.ledger.due(time.monotonic()):
             if (wait := self._rate.wait_s(time.monotonic())) > 0:

@@ -85,7 +85,7 @@ class Evictions:
     async def _evict(self) -> float:
         """Evict the next pod that is due. Return the seconds until there is more to do."""
         now = time.monotonic()
-        if (wait := max(self._retry.wait(now), self._rate.wait_s(now))) > 0:
+        if (wait := max(self._retry.wait_s(now), self._rate.wait_s(now))) > 0:
             return wait
         pods, wait = self.queue.due(now)
         for namespace, name in pods[:1]:

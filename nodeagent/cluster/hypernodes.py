@@ -30,6 +30,7 @@ from typing import Any
 
 import msgspec
 
+from nodeagent.cluster.node_marks import StoredCondition
 from nodeagent.fabric.hypernode import OURS, OWN_ANNOTATIONS, SOURCE_LABEL, HyperNode, render
 from nodeagent.fabric.outcome import Write
 from nodeagent.kube.client import ApiClient, ApiError
@@ -141,12 +142,8 @@ def _outcome(error: ApiError) -> str:
     return "unreachable" if error.status is None or error.status >= 500 else "refused"
 
 
-class _StoredCondition(msgspec.Struct):
-    type: str = ""
-
-
 class _HyperNodeStatus(msgspec.Struct):
-    conditions: list[_StoredCondition] | None = None
+    conditions: list[StoredCondition] | None = None
 
 
 class _StoredHyperNode(msgspec.Struct):

@@ -23,7 +23,7 @@ class ApiRetry:
         self._until = float("-inf")
         self.reason: str | None = None
 
-    def wait(self, now: float) -> float:
+    def wait_s(self, now: float) -> float:
         """Seconds until the next attempt, whatever changes meanwhile."""
         return max(0.0, self._until - now)
 

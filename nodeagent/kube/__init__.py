@@ -1,1 +1,1 @@
-"""What is spoken with the kubelet and the API server: messages and small clients, and no opinion."""
+"""Clients of the API server and of the kubelet's podresources API, and the kubelet's messages."""

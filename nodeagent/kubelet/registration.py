@@ -26,7 +26,7 @@ from pathlib import Path
 
 import grpc
 
-from nodeagent.host.inotify import InotifyError, Watch
+from nodeagent.host.inotify import FolderWatch, InotifyError
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.device_list import register_request
 from nodeagent.kubelet.node_lock import node_lock
@@ -155,7 +155,7 @@ class DevicePlugins:
     async def _hints(self) -> AsyncIterator[None]:
         async def watch() -> None:
             try:
-                with Watch() as watching:
+                with FolderWatch() as watching:
                     for folder in {self._folder, self._kubelet.parent}:
                         if folder.is_dir():
                             watching.add(folder)
@@ -334,7 +334,7 @@ class _Resource:
         self._stats = stats
 
     def apply(self, event: Event, *, kubelet: KubeletId | None = None, reason: str = "") -> None:
-        """Change the state; count and log what a person wants to see."""
+        """FolderChange the state; count and log what a person wants to see."""
         before = self.state
         self.state = before.after(event, time.monotonic(), kubelet=kubelet, reason=reason)
         name = self.plugin.resource

@@ -55,15 +55,16 @@ class MeasuredText(msgspec.Struct, frozen=True):
 class Family(msgspec.Struct, frozen=True):
     """A metric family. ``name`` is the one of queries: a counter's ends in ``_total``.
 
-    ``peers`` are other exporters' names for it, ``rules`` the health rules that read its samples.
+    ``measurements`` feed it, or a function computes it from ``computed_from``. ``peers`` are other exporters' names for
+    it, ``rules`` the health rules that read its samples.
     """
 
     name: str
     type: FamilyType
     labels: tuple[str, ...]
     help: str
-    source: str
     use: str
+    computed_from: str = ""
     peers: str = ""
     rules: tuple[str, ...] = ()
     measurements: tuple[Measurement, ...] = ()
@@ -72,6 +73,12 @@ class Family(msgspec.Struct, frozen=True):
     def base(self) -> str:
         """The family's name in OpenMetrics, where ``_total`` belongs to the series."""
         return self.name.removesuffix("_total") if self.type == "counter" else self.name
+
+    @property
+    def source(self) -> str:
+        """Where the numbers come from, for the documentation."""
+        meanings = (f"{measurement.source}: {measurement.meaning}" for measurement in self.measurements)
+        return "; ".join(dict.fromkeys(meanings)) or self.computed_from
 
     @property
     def unit(self) -> str | None:
@@ -99,30 +106,38 @@ def row(
 ) -> Family:
     """A family that samples feed. ``measured``: sample name, meaning, and values of the labels that are left.
 
-    Raises ``ValueError`` if the labels do not fit.
+    The agent runs this 124 times before it registers, so ``unfilled_labels`` checks the rows in the tests only.
     """
-    name, counter = f"nodeagent_{noun}", noun.endswith("_total")
-    family = Family(
-        name=name,
-        type="counter" if counter else "gauge",
-        labels=tuple(labels.split(",")),
-        help=help,
-        source="; ".join(dict.fromkeys(f"{source}: {meaning}" for _name, meaning, *_labels in measured)),
-        use=use,
+    counter = noun.endswith("_total")
+    return Family(
+        f"nodeagent_{noun}",
+        "counter" if counter else "gauge",
+        tuple(labels.split(",")),
+        help,
+        use,
         peers=peers,
         rules=tuple(rules.split()),
         measurements=tuple(
-            Measurement(sample_name, source, meaning, counter, per, tuple(values), scale)
-            for sample_name, meaning, *values in measured
+            [
+                Measurement(name, source, meaning, counter, per, tuple(values), scale)
+                for name, meaning, *values in measured
+            ]
         ),
     )
-    keyed = per is not None and family.scope[0] != "pf"  # a VF's key is one of its identifying labels
-    for one in family.measurements:
-        if family.labels[0] not in _SCOPE_LABELS or (
-            len(family.scope) + keyed + len(one.labels) != len(family.labels)
-        ):
-            raise ValueError(f"{name}: {one.name} does not fill the {len(family.labels)} labels")
-    return family
+
+
+def unfilled_labels(family: Family) -> tuple[str, ...]:
+    """The sample names whose series would not have a value for each label of the family."""
+    return tuple(
+        measurement.name
+        for measurement in family.measurements
+        if family.labels[0] not in _SCOPE_LABELS
+        # A VF's key is one of the labels that identify it.
+        or len(family.scope)
+        + (measurement.per is not None and family.scope[0] != "pf")
+        + len(measurement.labels)
+        != len(family.labels)
+    )
 
 
 def computed(
@@ -137,6 +152,5 @@ def computed(
 ) -> Family:
     """A family that a function computes. Without ``family_type`` it is a counter if the name ends in ``_total``."""
     family_type = family_type or ("counter" if noun.endswith("_total") else "gauge")
-    return Family(
-        f"nodeagent_{noun}", family_type, tuple(filter(None, labels.split(","))), help, source, use, peers
-    )
+    label_names = tuple(filter(None, labels.split(",")))
+    return Family(f"nodeagent_{noun}", family_type, label_names, help, use, computed_from=source, peers=peers)

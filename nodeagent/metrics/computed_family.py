@@ -1,6 +1,6 @@
 """Metric families that a function computes. Those that samples feed are rows of ``measurements/table.py``. Pure.
 
-* ``fact_family``: computed from the snapshot. Rendered when ``NodeFacts`` changes, and kept.
+* ``fact_family``: computed from the snapshot. Rendered when ``FactIndex`` changes, and kept.
 * ``live_family``: the agent's own numbers. Computed at each scrape, so these are few.
 
 Pods appear only in ``nodeagent_device_pod_info``, descriptions only in ``_info`` families; queries join them.
@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from nodeagent.measurements.family import Family, FamilyType, computed
-from nodeagent.metrics.scrape_input import NodeFacts, ScrapeInput
+from nodeagent.metrics.scrape_input import FactIndex, ScrapeInput
 from nodeagent.metrics.text_format import Series
 
-ReadFacts = Callable[[NodeFacts], Iterable[Series]]
+ReadFacts = Callable[[FactIndex], Iterable[Series]]
 ReadInput = Callable[[ScrapeInput], Iterable[Series]]
 
 FACT_FAMILIES: list[tuple[Family, ReadFacts]] = []

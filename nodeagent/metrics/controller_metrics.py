@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from nodeagent import __version__, supervise
+from nodeagent import __version__
 from nodeagent.fabric.outcome import Kind, Outcome
 from nodeagent.measurements.family import Family, computed
 from nodeagent.metrics.text_format import Series, header, lines_of
@@ -55,6 +55,8 @@ class ControllerInput(msgspec.Struct, frozen=True):
     """By verb and result."""
     label_writes: Counter[str]
     """By result."""
+    restarts: Mapping[str, int]
+    """Of the controller's tasks."""
     leading: bool
     switches: SwitchReads | None = None
     marks: MarkedNodes | None = None
@@ -101,7 +103,7 @@ def build_info(_shown: ControllerInput) -> Iterator[Series]:
 @_family(
     "controller_leader",
     help="1 in the replica that leads.",
-    use="The sum must be 1; for seconds 0 when the lead changes.",
+    use="The sum must be 1; it is 0 for some seconds when the leader changes.",
 )
 def controller_leader(shown: ControllerInput) -> Iterator[Series]:
     yield (), shown.leading
@@ -301,6 +303,6 @@ def switch_round_duration(shown: ControllerInput) -> Iterator[Series]:
     help="Tasks of the controller that failed and were restarted.",
     use="Rising: the log has the reason of each restart.",
 )
-def task_restarts(_shown: ControllerInput) -> Iterator[Series]:
-    for task, count in sorted(supervise.restarts.items()):
+def task_restarts(shown: ControllerInput) -> Iterator[Series]:
+    for task, count in sorted(shown.restarts.items()):
         yield (task,), count

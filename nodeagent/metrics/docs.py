@@ -84,8 +84,12 @@ def controller_families() -> str:
 
 
 def topic_of(family: Family) -> str:
+    """Raises ``ValueError`` if ``TOPICS`` lacks the first word of the name."""
     word = family.name.split("_")[1]
-    return next(topic for topic, words in TOPICS.items() if word in words)
+    for topic, words in TOPICS.items():
+        if word in words:
+            return topic
+    raise ValueError(f"{family.name}: add {word!r} to a topic of TOPICS")
 
 
 def _family_table(families: Iterable[Family]) -> str:

@@ -18,7 +18,7 @@ from nodeagent.measurements.family import Family, Measurement
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.metrics.catalog import SAMPLED
 from nodeagent.metrics.computed_family import FACT_FAMILIES, LIVE_FAMILIES
-from nodeagent.metrics.scrape_input import NodeFacts, ScrapeInput
+from nodeagent.metrics.scrape_input import FactIndex, ScrapeInput
 from nodeagent.metrics.text_format import Series, header, lines_of, series
 
 PIECE = 1000
@@ -32,19 +32,16 @@ _Shape = tuple[str, Source, tuple[str, ...], dict[str, str]]
 """Device, reader, value names and texts of a sample: everything but its numbers."""
 _Block = tuple[Family, str]
 """A family and the lines of its series."""
-_Shown = tuple[Sample, dict[str, float]]
-"""A sample and those of its values that the page shows."""
 
 
 class _Layout:
     """Everything of a page but its numbers."""
 
-    def __init__(self, shown: ScrapeInput, samples: Sequence[_Shown], series_max: int) -> None:
-        fresh = tuple(sample for sample, _values in samples)
-        self.facts = NodeFacts(replace(shown, samples=fresh))
+    def __init__(self, shown: ScrapeInput, samples: Sequence[Sample], series_max: int) -> None:
+        self.facts = FactIndex(replace(shown, samples=tuple(samples)))
         self.dropped: Counter[str] = Counter()
         self._shapes: list[_Shape] = [
-            (sample.device, sample.source, tuple(values), sample.texts) for sample, values in samples
+            (sample.device, sample.source, tuple(sample.values), sample.texts) for sample in samples
         ]
         self._series_max = series_max
         self._templates: list[tuple[list[_Block], int, int]] = []
@@ -53,7 +50,7 @@ class _Layout:
         self._scales: list[tuple[int, float]] = []
         self._texts: dict[bool, tuple[list[tuple[str, int, int]], str]] = {}
 
-    def fits(self, shown: ScrapeInput, samples: Sequence[_Shown]) -> bool:
+    def fits(self, shown: ScrapeInput, samples: Sequence[Sample]) -> bool:
         """Whether the page for these values differs from the last one in its numbers alone."""
         facts = self.facts
         return (
@@ -62,13 +59,11 @@ class _Layout:
             and shown.rails == facts.rails
             and len(samples) == len(self._shapes)
             and all(
-                tuple(values) == names
+                tuple(sample.values) == names
                 and sample.device == device
                 and sample.source is source
                 and sample.texts == texts
-                for (sample, values), (device, source, names, texts) in zip(
-                    samples, self._shapes, strict=True
-                )
+                for sample, (device, source, names, texts) in zip(samples, self._shapes, strict=True)
             )
         )
 
@@ -96,7 +91,7 @@ class _Layout:
                 self._fact_blocks.append((family, lines))
             yield
 
-    def pieces(self, samples: Iterable[_Shown], openmetrics: bool) -> Iterator[str]:
+    def pieces(self, samples: Iterable[Sample], openmetrics: bool) -> Iterator[str]:
         """The templates filled with the numbers, then the facts."""
         if openmetrics not in self._texts:
             self._texts[openmetrics] = (
@@ -105,8 +100,8 @@ class _Layout:
             )
         templates, facts = self._texts[openmetrics]
         flat: list[float] = []
-        for _sample, values in samples:
-            flat += values.values()
+        for sample in samples:
+            flat += sample.values.values()
         numbers = list(self._pick(flat))
         for place, scale in self._scales:
             numbers[place] *= scale
@@ -173,11 +168,12 @@ def _joined(blocks: Iterable[_Block], openmetrics: bool) -> str:
     return "".join(f"{header(family, openmetrics).replace('%', '%%')}{lines}" for family, lines in blocks)
 
 
-def _shown_values(sample: Sample) -> dict[str, float]:
+def _without_zero_errors(sample: Sample) -> Sample:
     """Without PCIe errors that never occurred: those would be forty zeros per device."""
     if sample.source is not Source.PCIE:
-        return sample.values
-    return {name: value for name, value in sample.values.items() if value or not name.startswith("aer_")}
+        return sample
+    values = {name: value for name, value in sample.values.items() if value or not name.startswith("aer_")}
+    return replace(sample, values=values)
 
 
 def _figure_samples(shown: ScrapeInput) -> Iterator[Sample]:
@@ -218,7 +214,7 @@ class Exposition:
     def pieces(self, shown: ScrapeInput, openmetrics: bool, now: float | None = None) -> Iterator[str]:
         """The page in pieces; after an empty piece other tasks may run too. ``now`` is CLOCK_BOOTTIME."""
         fresh = (sample for sample in shown.samples if now is None or now - sample.at <= FRESH_S)
-        samples = [(sample, _shown_values(sample)) for sample in (*fresh, *_figure_samples(shown))]
+        samples = [*map(_without_zero_errors, fresh), *_figure_samples(shown)]
         layout = self._layout
         if layout is None or not layout.fits(shown, samples):
             layout = _Layout(shown, samples, self._series_max)

@@ -17,18 +17,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from nodeagent.host import recorded_gpus
 from nodeagent.host.sysfs import Tree
+from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function
 from nodeagent.sampling.adapter_readers import DevlinkReader, DriverReader, PcieReader, RdmaReader
 from nodeagent.sampling.kernel_log import KernelLogReader
 from nodeagent.sampling.latest_samples import LatestSamples
 from nodeagent.sampling.link_readers import LinkReader, VfReader, ethtool_readers
-from nodeagent.sampling.reader import READ_ERRORS, PfNetdevs, Reader, boottime
-from nodeagent.sampling.reader_status import ReaderStatus
+from nodeagent.sampling.reader import READ_ERRORS, PfNetdevs, SampleReader, boottime
 from nodeagent.sampling.recorded_samples import RecordedSamplesReader
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sampling.transceiver_reader import TransceiverReader
@@ -55,15 +54,6 @@ _OVERRUN_NAMES = {
 }
 
 
-class _Outcome(NamedTuple):
-    """One reading of one reader."""
-
-    reader: Reader
-    samples: tuple[Sample, ...]
-    duration_s: float
-    error: str | None
-
-
 class Sampler:
     """Samples the PFs among ``functions()``. Belongs to one event loop and its network namespace.
 
@@ -88,18 +78,18 @@ class Sampler:
         self._link_changed = asyncio.Event()  # its speed and FEC may have changed too
         self._recorded = RecordedSamplesReader(tree) if tree.exists(recorded_gpus.PATH) else None
         self._pf_netdevs = PfNetdevs()
-        self._readers: list[Reader] = []
+        self._readers: list[SampleReader] = []
         self._threads: dict[Source, WorkerThread] = {}
-        self._busy: set[Reader] = set()
+        self._busy: set[SampleReader] = set()
         self._closed = False
         self._kernel_log = KernelLogReader(functions, self._kernel_status, self._take, self._failed)
         self._link = self._add(self._recorded or LinkReader(self._pf_netdevs))
         self._rounds = self._other_rounds()
 
-    def _other_rounds(self) -> list[tuple[float, tuple[Reader, ...]]]:
+    def _other_rounds(self) -> list[tuple[float, tuple[SampleReader, ...]]]:
         """The readers beside that of the links: how often, and which of them one after another in one thread."""
         rates, live = self._rates, self._recorded is None
-        rounds: list[tuple[float | None, tuple[Reader, ...]]] = [
+        rounds: list[tuple[float | None, tuple[SampleReader, ...]]] = [
             (rates.pcie_seconds, (PcieReader(self._tree),)),
             (rates.rdma_seconds, (RdmaReader(self._tree, live=live),)),
         ]
@@ -113,7 +103,7 @@ class Sampler:
             ]
         return [(every, tuple(map(self._add, readers))) for every, readers in rounds if every is not None]
 
-    def _add(self, reader: Reader) -> Reader:
+    def _add(self, reader: SampleReader) -> SampleReader:
         self._readers.append(reader)
         self.statuses[reader.source] = ReaderStatus(reader.source)
         return reader
@@ -204,7 +194,11 @@ class Sampler:
             sweep_until = now() + (0.0 if self._recorded else SWEEP_FOR_S)
 
     async def _repeat(
-        self, every: float, readers: tuple[Reader, ...], first: asyncio.Event, woken: asyncio.Event | None
+        self,
+        every: float,
+        readers: tuple[SampleReader, ...],
+        first: asyncio.Event,
+        woken: asyncio.Event | None,
     ) -> None:
         """Read at ``every``, and soon after each ``woken``. ``first``: the netdev of each PF is known."""
         await first.wait()
@@ -223,19 +217,23 @@ class Sampler:
                     await woken.wait()
 
     async def _round(
-        self, readers: tuple[Reader, ...], wanted: Callable[[Sample], bool] | None = None
+        self, readers: tuple[SampleReader, ...], wanted: Callable[[Sample], bool] | None = None
     ) -> None:
         """Run these readers in their thread, and wait for them however long they take."""
         pfs = tuple(function for function in self._functions() if function.parent is None)
         loop = asyncio.get_running_loop()
-        current: list[Reader] = []
+        current: list[SampleReader] = []
 
         def work() -> None:
             for reader in readers:
                 current.append(reader)
-                outcome = _read(reader, pfs)
+                began = time.perf_counter()
+                samples, error = _read(reader, pfs)
+                duration_s = time.perf_counter() - began
                 with suppress(RuntimeError):  # the loop ended meanwhile
-                    loop.call_soon_threadsafe(self._finished, outcome, wanted or _all)
+                    loop.call_soon_threadsafe(
+                        self._finished, reader, samples, error, duration_s, wanted or _all
+                    )
             self._busy.difference_update(readers)
             for reader in readers if self._closed else ():
                 reader.close()
@@ -253,21 +251,26 @@ class Sampler:
 
     # --- one reading --------------------------------------------------------------------------------------
 
-    def _finished(self, outcome: _Outcome, wanted: Callable[[Sample], bool]) -> None:
-        reader = outcome.reader
+    def _finished(
+        self,
+        reader: SampleReader,
+        samples: Sequence[Sample],
+        error: str | None,
+        duration_s: float,
+        wanted: Callable[[Sample], bool],
+    ) -> None:
         status = self.statuses[reader.source]
         status.hanging = False
         status.skipped = reader.skipped.count
-        if outcome.error is not None:
-            self._failed(reader.source, outcome.error, outcome.duration_s)
+        if error is not None:
+            self._failed(reader.source, error, duration_s)
             return
-        if status.succeeded(boottime(), outcome.duration_s):
+        if status.succeeded(boottime(), duration_s):
             log.info("Metrics collector recovered. source=%s", reader.source)
-        samples: Sequence[Sample] = (
-            outcome.samples if wanted is _all else [sample for sample in outcome.samples if wanted(sample)]
-        )
+        if wanted is not _all:
+            samples = [sample for sample in samples if wanted(sample)]
         if self._recorded is not None:
-            samples = self._with_recorded(self._recorded, reader, samples, outcome.duration_s)
+            samples = self._with_recorded(self._recorded, reader, samples, duration_s)
         if reader is self._link:
             if any(map(self._changed, samples)):
                 self._link_changed.set()
@@ -277,7 +280,7 @@ class Sampler:
     def _with_recorded(
         self,
         recorded: RecordedSamplesReader,
-        reader: Reader,
+        reader: SampleReader,
         samples: Sequence[Sample],
         duration_s: float,
     ) -> Sequence[Sample]:
@@ -319,11 +322,10 @@ def _all(_: Sample) -> bool:
     return True
 
 
-def _read(reader: Reader, pfs: tuple[Function, ...]) -> _Outcome:
-    began = time.perf_counter()
+def _read(reader: SampleReader, pfs: tuple[Function, ...]) -> tuple[Sequence[Sample], str | None]:
+    """The samples, or the reason of a failure."""
     try:
-        samples, error = tuple(reader.read(pfs)), None
-    except READ_ERRORS as trouble:
-        samples, error = (), str(trouble) or type(trouble).__name__
+        return reader.read(pfs), None
+    except READ_ERRORS as error:
         reader.close()
-    return _Outcome(reader, samples, time.perf_counter() - began, error)
+        return (), str(error) or type(error).__name__

@@ -7,12 +7,12 @@ import base64
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from nodeagent.cluster.node_report import REPORT, NodeReporter, body, report
 from nodeagent.fabric.nodelinks import NodeLinks, decode

@@ -289,7 +289,7 @@ def test_the_demo_shows_everything_and_ends_with_0() -> None:
     done = run("demo", "--machine", "two-gpu-two-nic", "--once")
     assert (done.returncode, done.stderr) == (0, "")
     for told in (
-        "simulated",
+        "Simulated",
         "pod too-big",
         "no exact multiple",
         "XID 79",

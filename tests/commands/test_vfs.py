@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from msgspec import structs
 
 from nodeagent.agent_config import Config
 from nodeagent.cli import main
@@ -24,7 +24,7 @@ from nodeagent.commands.vfs import apply
 from nodeagent.commands.vfs.provision import Provision, different, spans
 from nodeagent.commands.vfs.uses import Uses
 from nodeagent.commands.vfs.want import PfWant, wanted
-from nodeagent.host.sriov import Links, SriovError, VfSettings
+from nodeagent.host.sriov import SriovError, VfNetlink, VfSettings
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kinds.resource_settings import PfSelect, VfsEntry
 from nodeagent.kube import podresources_pb2 as pb
@@ -347,7 +347,7 @@ def test_a_vf_that_is_up_with_an_address_is_used(tmp_path: Path) -> None:
         (vf,) = (function for function in pci_source.scan(tree).functions if function.parent)
 
         def ask() -> tuple[str, ...]:
-            with Links(tree) as links:
+            with VfNetlink(tree) as links:
                 return Uses(tree, links).of(vf)
 
         assert namespace.run(ask) == ()
@@ -387,7 +387,7 @@ def pf(**changes: Any) -> Any:
     function = Function(
         FIRST, "15b3", "1021", "mlx5_core", "pf0", "ethernet", None, None, None, 0, (), num_vfs=0, total_vfs=8
     )
-    return replace(function, **changes)
+    return structs.replace(function, **changes)
 
 
 def test_entries_may_set_up_different_vfs_of_one_pf() -> None:

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from nodeagent.controller import Progress
 from nodeagent.fabric import compute
@@ -23,7 +23,7 @@ from nodeagent.health.nic_rules import DEFAULTS
 from nodeagent.metrics.catalog import CATALOG
 from nodeagent.metrics.controller_metrics import ControllerInput, render
 from nodeagent.model import Holding
-from tests.support.scrape_inputs import facts, page, scrape_input, sick
+from tests.support.scrape_inputs import facts, page, scrape_input, with_faults
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "daemonset" / "monitoring"
@@ -56,7 +56,7 @@ def fabric() -> frozenset[str]:
     progress = Progress(outcome=compute(()))
     writes = Counter({("create", "ok"): 1})
     asked = SimpleNamespace(reads=Counter({"ok": 1}), states=Counter({"silent": 1}), round_s=1.0, rounds=1)
-    shown = ControllerInput(progress, {}, writes, Counter({"ok": 1}), leading=True, switches=asked)
+    shown = ControllerInput(progress, {}, writes, Counter({"ok": 1}), {}, leading=True, switches=asked)
     return frozenset(re.findall(r"^(nodeagent_\w+)", render(shown, openmetrics=False), re.MULTILINE))
 
 
@@ -120,7 +120,7 @@ def test_rules_and_panels_query_existing_metrics() -> None:
 
 def shared() -> str:
     """Return the metrics page of a node where two pods share a GPU and one of them holds a VF."""
-    snapshot = sick(facts()[0])
+    snapshot = with_faults(facts()[0])
     vf, *_, slices = snapshot.holdings or ()
     gpu = snapshot.gpus[0].uuid
     other = Holding("serve", "chat-0", "main", slices.resource, (f"{gpu}::30", f"{gpu}::31"))

@@ -123,8 +123,8 @@ HELD = Holding("ml", "trainer", "main", "nvidia-dgx-h100/nic0", ("0000:18:00.1",
 def facts(health: Health, port: str = "Ethernet1/1") -> Snapshot:
     """Return a snapshot of eight links, the first with the given health, and a pod that holds a VF of it."""
     made = snapshot(*(neighbor(n, port) for n in range(8)))
-    first = replace(made.functions[0], health=health)
-    return replace(made, functions=(first, *made.functions[1:]), holdings=(HELD,))
+    first = structs.replace(made.functions[0], health=health)
+    return structs.replace(made, functions=(first, *made.functions[1:]), holdings=(HELD,))
 
 
 def offered(now: Snapshot) -> Offered:

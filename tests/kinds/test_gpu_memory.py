@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
 from itertools import combinations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from msgspec.structs import replace
 
 from nodeagent.kinds import Refused
 from nodeagent.kinds.gpu_memory import GpuMemory

@@ -11,12 +11,10 @@ import pytest
 
 from nodeagent.health import adapter_rules, gpu_rules, link_rules
 from nodeagent.health.nic_rules import DEFAULTS
-from nodeagent.measurements.adapter_rows import ADAPTER_ROWS
-from nodeagent.measurements.family import Family, row
+from nodeagent.measurements.family import Family, row, unfilled_labels
 from nodeagent.measurements.gpu_rows import GPU_ROWS
-from nodeagent.measurements.link_rows import LINK_ROWS
 from nodeagent.measurements.sample import Source
-from nodeagent.measurements.table import MEASUREMENTS, TEXTS, by_name, by_sample_name, measurement
+from nodeagent.measurements.table import MEASUREMENTS, NIC_ROWS, TEXTS, by_name, by_sample_name, measurement
 from nodeagent.metrics import docs
 from nodeagent.metrics.catalog import CATALOG, SAMPLED
 from nodeagent.metrics.computed_family import FACT_FAMILIES, LIVE_FAMILIES
@@ -78,12 +76,11 @@ def test_a_row_fills_its_labels_and_no_name_appears_twice() -> None:
     def made(noun: str, labels: str, *measured: tuple[str, ...], per: str | None = None) -> Family:
         return row(noun, labels, Source.LINK, *measured, help="x", use="x", per=per)
 
-    with pytest.raises(ValueError, match="does not fill the 1 labels"):
-        made("link_optical_lanes", "device", ("light", "x"), per="lane")
-    with pytest.raises(ValueError, match="does not fill the 2 labels"):
-        made("link_optical_lanes", "device,lane", ("light", "x"))
-    with pytest.raises(ValueError, match="does not fill the 1 labels"):
-        made("link_optical_lanes", "rail", ("light", "x"))
+    assert unfilled_labels(made("link_optical_lanes", "device", ("light", "x"), per="lane")) == ("light",)
+    assert unfilled_labels(made("link_optical_lanes", "device,lane", ("light", "x"))) == ("light",)
+    assert unfilled_labels(made("link_optical_lanes", "rail", ("light", "x"))) == ("light",)
+    assert not unfilled_labels(made("link_optical_lanes", "device,lane", ("light", "x"), per="lane"))
+    assert not [name for family in SAMPLED for name in unfilled_labels(family)]
     lanes, again = made("lanes", "device", ("lanes", "x")), made("lanes", "device", ("more", "x"))
     with pytest.raises(ValueError, match="nodeagent_lanes is declared twice"):
         by_name((lanes, again))
@@ -102,9 +99,9 @@ def test_a_name_with_a_key_is_known_only_where_the_table_has_one() -> None:
 
 
 def test_the_rules_of_a_row_exist_and_each_rule_names_its_counters_there() -> None:
-    rows = (*LINK_ROWS, *ADAPTER_ROWS, *GPU_ROWS)
+    rows = NIC_ROWS + GPU_ROWS
     nic_rules = {rule.key: rule for rule in DEFAULTS}
-    assert {rule for family in (*LINK_ROWS, *ADAPTER_ROWS) for rule in family.rules} <= nic_rules.keys()
+    assert {rule for family in NIC_ROWS for rule in family.rules} <= nic_rules.keys()
     assert {rule for family in GPU_ROWS for rule in family.rules} == {
         fault.value for fault in gpu_rules.MeasuredFault
     }

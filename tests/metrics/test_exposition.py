@@ -1,16 +1,16 @@
-"""The page: every family in it, read by others' parsers, whole under hostile texts, and cheap to make again."""
+"""The metrics page: every family, independent parsers, hostile texts, missing devices, and the template's reuse."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from msgspec.structs import replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
@@ -27,7 +27,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "metrics-dgx-h100.txt"
 
 
 def values(text: str, name: str) -> dict[tuple[str, ...], float]:
-    """By the values of the labels, in their order on the page."""
+    """The values of a family by label values, in the order of the page."""
     return {
         tuple(sample.labels.values()): sample.value
         for family in read_text(text)
@@ -36,7 +36,7 @@ def values(text: str, name: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_a_scrape_of_a_dgx_h100_is_as_reviewed() -> None:
+def test_the_page_of_a_dgx_h100_is_as_reviewed() -> None:
     text = page(scrape_input())
     if os.environ.get("NODEAGENT_GOLDEN") == "write":
         GOLDEN.write_text(text)
@@ -44,7 +44,7 @@ def test_a_scrape_of_a_dgx_h100_is_as_reviewed() -> None:
 
 
 @pytest.mark.needs("promtool")
-def test_promtool_finds_nothing_to_mend() -> None:
+def test_promtool_accepts_the_page() -> None:
     done = subprocess.run(
         ["promtool", "check", "metrics"],
         input=page(scrape_input()),
@@ -69,7 +69,7 @@ def test_every_family_of_the_catalog_is_on_the_page_and_is_of_its_type() -> None
             assert found[family.base].documentation == family.help
 
 
-def test_both_formats_say_the_same() -> None:
+def test_both_formats_have_the_same_values() -> None:
     shown = scrape_input()
     text = {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -85,7 +85,7 @@ def test_both_formats_say_the_same() -> None:
     assert len(text) > 2000
 
 
-def test_every_name_of_the_vocabulary_is_shown_or_left_out_on_purpose() -> None:
+def test_every_sample_name_has_a_family_except_gpu_xids() -> None:
     shown = {number.name for family in CATALOG.values() for number in family.measurements}
     assert set(MEASUREMENTS) - shown == {"gpu_xids"}  # nodeagent_gpu_xid_errors_total counts them itself
 
@@ -124,7 +124,7 @@ def test_values_are_scaled_to_base_units() -> None:
         ),
     ],
 )
-def test_the_format_is_what_the_client_prefers(accept: str, expected: str) -> None:
+def test_the_client_gets_its_preferred_format(accept: str, expected: str) -> None:
     assert negotiate(accept) == expected
 
 
@@ -176,7 +176,7 @@ def test_a_text_of_a_hundred_thousand_characters_is_cut() -> None:
     assert label("x" * 100_000) == "x" * (TEXT_MAX - 1) + "…"
 
 
-def test_texts_that_are_cut_to_the_same_make_one_series_not_two() -> None:
+def test_texts_that_are_equal_after_cutting_make_one_series() -> None:
     snapshot = facts()[0]
     long = ["x" * 500 + str(n) for n in range(2)]
     neighbors = tuple(
@@ -187,7 +187,7 @@ def test_texts_that_are_cut_to_the_same_make_one_series_not_two() -> None:
     assert len(values(text, "nodeagent_lldp_neighbor_info")) == 1
 
 
-def test_a_flood_of_series_is_cut_and_counted() -> None:
+def test_series_above_the_limit_are_left_out_and_counted() -> None:
     snapshot = facts()[0]
     device = snapshot.links[1].pci_address
     flood = {f"lane_errors/{n}": n for n in range(1000)}
@@ -206,12 +206,12 @@ def test_a_flood_of_series_is_cut_and_counted() -> None:
     assert dropped["nodeagent_task_restarts_total",] == 2 * 50
 
 
-# --- what goes is gone --------------------------------------------------------------------------------------
+# --- missing devices ----------------------------------------------------------------------------------------
 
 
 def without(snapshot: Snapshot, *addresses: str) -> Snapshot:
-    """As the sources state it: what has gone stays as a function that is missing."""
-    gone = Health(State.DOWN, (Reason("device_missing", "it is not there"),), allocatable=False)
+    """The snapshot after these functions disappear: they stay in it as missing."""
+    gone = Health(State.DOWN, (Reason("device_missing", "it is missing"),), allocatable=False)
     return replace(
         snapshot,
         functions=tuple(
@@ -221,7 +221,7 @@ def without(snapshot: Snapshot, *addresses: str) -> Snapshot:
     )
 
 
-def test_series_of_a_vf_a_nic_a_gpu_and_a_pod_go_with_it() -> None:
+def test_the_series_of_a_vf_a_nic_a_gpu_or_a_pod_disappear_with_it() -> None:
     shown = scrape_input()
     snapshot = shown.snapshot
     exposition = Exposition(10_000)
@@ -265,8 +265,8 @@ def test_series_of_a_vf_a_nic_a_gpu_and_a_pod_go_with_it() -> None:
     assert rendered() == "".join(Exposition(10_000).pieces(shown, openmetrics=False))
 
 
-def test_a_nic_that_took_the_name_of_one_that_has_gone_keeps_its_own_state() -> None:
-    """The kernel gives names again; what is left of the other one is called by its address then."""
+def test_a_nic_that_takes_over_a_netdev_name_keeps_its_own_state() -> None:
+    """The kernel reuses netdev names; the missing PF then gets its PCI address as its name."""
     snapshot = facts()[0]
     gone, heir = snapshot.links[0], snapshot.links[1]
     left = without(snapshot, gone.pci_address)
@@ -284,7 +284,7 @@ def test_a_nic_that_took_the_name_of_one_that_has_gone_keeps_its_own_state() -> 
     assert len(names) == len(set(names))
 
 
-def test_what_nobody_measured_for_long_is_not_shown() -> None:
+def test_values_of_old_samples_are_not_shown() -> None:
     snapshot = facts()[0]
     device = snapshot.links[1].pci_address
     shown = ScrapeInput(snapshot=snapshot, samples=tuple(samples_of(device, [Source.LINK], at=100.0)))
@@ -293,7 +293,7 @@ def test_what_nobody_measured_for_long_is_not_shown() -> None:
     assert "nodeagent_link_carrier{" not in "".join(exposition.pieces(shown, openmetrics=False, now=5000.0))
 
 
-def test_the_words_of_what_nobody_measured_for_long_are_not_shown_either() -> None:
+def test_texts_of_old_samples_are_not_shown() -> None:
     snapshot = facts()[0]
     device = snapshot.links[1].pci_address
     module = Sample(100.0, device, Source.MODULE, {"module_celsius": 40.0}, {"module_vendor": "ACME"})
@@ -306,10 +306,10 @@ def test_the_words_of_what_nobody_measured_for_long_are_not_shown_either() -> No
         assert ("no cable" in text) is there
 
 
-# --- cheap --------------------------------------------------------------------------------------------------
+# --- reuse --------------------------------------------------------------------------------------------------
 
 
-def test_new_numbers_go_into_the_old_template_and_new_names_make_a_new_one() -> None:
+def test_new_numbers_reuse_the_template_and_new_names_compile_another() -> None:
     snapshot = facts()[0]
     device = snapshot.links[1].pci_address
     exposition = Exposition(100)
@@ -328,7 +328,7 @@ def test_new_numbers_go_into_the_old_template_and_new_names_make_a_new_one() -> 
     assert compiled == [True, False, True]
 
 
-def test_no_piece_is_long() -> None:
-    """A piece is what the loop waits for; the facts of a DGX are the longest."""
+def test_no_piece_of_the_page_is_long() -> None:
+    """Other tasks of the event loop wait for one piece; the facts of a DGX are the longest."""
     pieces = list(Exposition(10_000).pieces(scrape_input(), openmetrics=False))
     assert max(piece.count("\n") for piece in pieces) < 2500

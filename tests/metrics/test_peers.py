@@ -1,4 +1,4 @@
-"""The names of others that the catalog gives: node_exporter is asked whether it has them."""
+"""The names of node_exporter's families in the table exist: a real node_exporter shows them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nodeagent.metrics.catalog import CATALOG
 
 pytestmark = pytest.mark.needs("prometheus-node-exporter")
 
-GIVEN = {
+NAMED = {
     name
     for family in CATALOG.values()
     for name in re.findall(r"\bnode_network_[a-z_]+", family.peers)
@@ -22,12 +22,12 @@ GIVEN = {
     for family in CATALOG.values()
     for noun in re.findall(r"^(?:part of )?(\w+) of node_network_\*", family.peers)
 }
-UNSTATED = {"node_network_speed_bytes"}
-"""What it says of a machine with a real NIC alone."""
+NOT_ON_LOOPBACK = {"node_network_speed_bytes"}
+"""Shown only on a machine with a real NIC."""
 
 
-async def test_node_exporter_has_what_the_catalog_says_it_has() -> None:
-    """In whatever network namespace this runs: the loopback interface has all but a speed."""
+async def test_node_exporter_has_the_names_that_the_table_gives() -> None:
+    """The loopback interface of any network namespace has all of them except a speed."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     process = await asyncio.create_subprocess_exec(
@@ -41,21 +41,21 @@ async def test_node_exporter_has_what_the_catalog_says_it_has() -> None:
     )
     try:
         async with asyncio.timeout(30):
-            page = await asked(port)
+            page = await scraped(port)
     finally:
         process.kill()
         await process.wait()
-    there = set(re.findall(r"^# TYPE (\w+)", page, re.M))
-    assert len(GIVEN) > 15
-    assert GIVEN - there - UNSTATED == set()
+    shown = set(re.findall(r"^# TYPE (\w+)", page, re.M))
+    assert len(NAMED) > 15
+    assert NAMED - shown - NOT_ON_LOOPBACK == set()
 
 
-async def asked(port: int) -> str:
+async def scraped(port: int) -> str:
     while True:
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
         except ConnectionError:
-            await asyncio.sleep(0.05)  # nobody announces that it listens
+            await asyncio.sleep(0.05)  # it does not signal that it listens
             continue
         writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
         page = (await reader.read()).decode()

@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes the agent over TLS with a token, and answers every rule's and every panel's question."""
+"""A real Prometheus scrapes the agent over TLS with a token and evaluates every rule and panel."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ import pytest
 import yaml
 
 from nodeagent.sim.kubelet import PodSpec
-from nodeagent.web.auth import Door
+from nodeagent.web.auth import AccessControl
 from nodeagent.web.metrics_page import MetricsPage
-from nodeagent.web.server import Web
+from nodeagent.web.server import WebServer
 from nodeagent.web.web_settings import WebSettings
 from tests.daemonset.test_monitoring import BOARDS, FOLDER, expressions, groups
 from tests.support.certificates import Authority
@@ -32,20 +32,20 @@ from tests.support.scrape_inputs import facts, scrape_input
 pytestmark = pytest.mark.needs("prometheus", "openssl")
 
 EMPTY = {
-    # What a healthy or a simulated machine does not have, and when the panel would show something.
+    # A healthy or simulated machine has no series for these.
     "Flaps per hour": "no link lost its carrier",
     "NVLinks down": "no NVLink is down",
     "Restarts of parts": "no part of the agent failed",
 }
 """Panels that may show nothing, and why."""
 ABSENT = {"nodeagent_series_dropped_total", "nodeagent_source_silent"}
-"""What a node has a series of in trouble alone."""
+"""Families that have series only in case of trouble."""
 CONTROLLER = ("nodeagent_fabric_", "nodeagent_controller_", "nodeagent_switch", "nodeagent_watch_")
-"""Families that the controller states and no node; that they exist is tests/daemonset/test_monitoring.py's."""
+"""Families of the controller; tests/daemonset/test_monitoring.py checks that they exist."""
 
 
 class Prometheus:
-    """One of Debian's, on loopback, with its data in a folder of its own; ends with its test."""
+    """Debian's Prometheus on the loopback interface, with its own data folder; it ends with the test."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -95,7 +95,7 @@ class Prometheus:
         writer.close()
         return int(head.split()[1]), body.decode()
 
-    async def ask(self, expression: str) -> list[dict[str, Any]]:
+    async def query(self, expression: str) -> list[dict[str, Any]]:
         """The result of an instant query."""
         _, body = await self._get(f"/api/v1/query?query={urllib.parse.quote(expression)}")
         answer = json.loads(body)
@@ -105,9 +105,9 @@ class Prometheus:
 
     async def until(self, expression: str) -> list[dict[str, Any]]:
         async with asyncio.timeout(60):
-            while not (found := await self.ask(expression)):
+            while not (result := await self.query(expression)):
                 await asyncio.sleep(0.1)
-        return found
+        return result
 
     async def targets(self) -> list[dict[str, Any]]:
         _, body = await self._get("/api/v1/targets")
@@ -120,12 +120,12 @@ async def prometheus(job: dict[str, Any]) -> AsyncIterator[Prometheus]:
     with TemporaryDirectory(
         prefix="prometheus-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None
     ) as folder:
-        made = Prometheus(Path(folder))
+        server = Prometheus(Path(folder))
         try:
-            await made.start(job)
-            yield made
+            await server.start(job)
+            yield server
         finally:
-            await made.stop()
+            await server.stop()
 
 
 def job(port: int, authority: Authority, tokens: Path) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def job(port: int, authority: Authority, tokens: Path) -> dict[str, Any]:
 
 
 def secured(folder: Path) -> tuple[Authority, Path, str]:
-    """A CA, a token file, and the configuration that asks for them."""
+    """A CA, a token file, and the configuration that uses both."""
     authority = Authority(folder)
     certificate, key = authority.sign("agent")
     tokens = folder / "token"
@@ -163,7 +163,7 @@ async def working(n: Node, config: str) -> None:
     await n.until(lambda: bool(inventory.snapshot.holdings))
 
 
-async def test_the_agent_of_a_simulated_dgx_is_scraped_over_tls_with_a_token(tmp_path: Path) -> None:
+async def test_prometheus_scrapes_the_agent_of_a_simulated_dgx_over_tls_with_a_token(tmp_path: Path) -> None:
     authority, tokens, config = secured(tmp_path)
     async with node("dgx-h100") as n:
         await working(n, config)
@@ -174,11 +174,11 @@ async def test_the_agent_of_a_simulated_dgx_is_scraped_over_tls_with_a_token(tmp
             await server.until("count(nodeagent_device_pod_info{pod='worker'}) == 2")
             (target,) = await server.targets()
             assert target["lastError"] == ""
-            # A link goes down, and Prometheus says so.
+            # A link goes down, and Prometheus fires the alert.
             n.machine.set_link(0, up=False)
             await server.until('nodeagent_link_health_state{state="down"} == 1')
             await server.until('ALERTS{alertname="NodeLinkDown"}')
-            # The agent is started again at the same place in the midst of it.
+            # The agent restarts at the same address during the alert.
             port = n.port
             await n.stop_agent()
             await server.until("up == 0")
@@ -188,36 +188,38 @@ async def test_the_agent_of_a_simulated_dgx_is_scraped_over_tls_with_a_token(tmp
             await server.until("up == 1")
 
 
-async def test_every_panel_and_every_rule_is_answered(tmp_path: Path) -> None:
-    """By a machine that has everything and a fault of each kind, so that there is something to show."""
-    await asyncio.to_thread(facts)  # which runs a loop of its own
+async def test_every_panel_and_every_rule_has_a_result(tmp_path: Path) -> None:
+    """The machine has every device and a fault of each kind, so that every panel has data."""
+    await asyncio.to_thread(facts)  # it runs its own event loop
     authority, tokens, _ = secured(tmp_path)
     certificate, key = authority.sign("all")
     files = {"certificate_file": certificate, "key_file": key, "token_file": tokens}
-    door = Door(WebSettings(**{setting: str(path) for setting, path in files.items()}))
+    access = AccessControl(WebSettings(**{setting: str(path) for setting, path in files.items()}))
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     metrics = MetricsPage(lambda: scrape_input(at=time.clock_gettime(time.CLOCK_BOOTTIME)), 10_000)
-    web = asyncio.create_task(Web({"/metrics": metrics.page}, door).run("127.0.0.1", 0, port.set_result))
+    web = asyncio.create_task(
+        WebServer({"/metrics": metrics.page}, access).run("127.0.0.1", 0, port.set_result)
+    )
     try:
         async with prometheus(job(await port, authority, tokens)) as server:
             await server.until("count_over_time(up[5m]) >= 3")
             await server.until("instance_state:nodeagent_links:count")
-            unanswered = []
+            without_result = []
             for board in BOARDS:
                 for title, expression in expressions(board):
-                    asked = expression.replace("$instance", "dgx-1").replace("$__rate_interval", "5m")
-                    if not await server.ask(asked) and title not in EMPTY:
-                        unanswered.append((board, title, expression))
-            assert not unanswered
+                    query = expression.replace("$instance", "dgx-1").replace("$__rate_interval", "5m")
+                    if not await server.query(query) and title not in EMPTY:
+                        without_result.append((board, title, expression))
+            assert not without_result
             for group in groups():
                 for rule in group["rules"]:
-                    await server.ask(rule["expr"])
+                    await server.query(rule["expr"])
                     for part in re.findall(r"nodeagent_\w+(?:\{[^}]*\})?", rule["expr"]):
                         name = part.partition("{")[0]
                         if name.startswith(CONTROLLER):
                             continue
-                        known = name in ABSENT or await server.ask(f"count({name})")
-                        assert known, f"{rule.get('alert', rule.get('record'))}: nobody states {name}"
+                        known = name in ABSENT or await server.query(f"count({name})")
+                        assert known, f"{rule.get('alert', rule.get('record'))}: no family is named {name}"
     finally:
         web.cancel()
         await asyncio.gather(web, return_exceptions=True)

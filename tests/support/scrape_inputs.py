@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,10 +12,12 @@ from typing import TypeVar
 from zlib import crc32
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from nodeagent.agent_config import Config
 from nodeagent.commands.scan.listing import once
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
+from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import MEASUREMENTS, TEXTS
 from nodeagent.metrics.exposition import Exposition
@@ -33,7 +35,6 @@ from nodeagent.model import (
     State,
 )
 from nodeagent.offer import Offer
-from nodeagent.sampling.reader_status import ReaderStatus
 from nodeagent.sim.machine import Machine
 from nodeagent.web.pages import device_counts
 
@@ -81,27 +82,29 @@ NIC_SOURCES = tuple(source for source in Source if source is not Source.GPU)
 
 
 def samples(snapshot: Snapshot, at: float = 100.0) -> tuple[Sample, ...]:
-    pfs = [one.pci_address for one in snapshot.functions if one.parent is None]
+    pfs = [function.pci_address for function in snapshot.functions if function.parent is None]
     nics = (sample for pf in pfs for sample in samples_of(pf, NIC_SOURCES, at))
     gpus = (sample for gpu in snapshot.gpus for sample in samples_of(gpu.uuid, [Source.GPU], at))
     return (*nics, *gpus)
 
 
-def sick(snapshot: Snapshot) -> Snapshot:
-    """One link down, one miscabled, one GPU unhealthy; neighbors, findings and two pods."""
-    links = [one.netdev for one in snapshot.links]
-    pfs = [one for one in snapshot.functions if one.parent is None and one.num_vfs]
-    vfs = [one for one in snapshot.functions if one.parent is not None]
-    verdicts = {
-        pfs[0].pci_address: _verdict(State.DOWN, "carrier_down"),
-        pfs[1].pci_address: _verdict(State.MISCABLED, "miscabled"),
-        pfs[2].pci_address: _verdict(State.DEGRADED, "flapping", "speed_reduced"),
+def with_faults(snapshot: Snapshot) -> Snapshot:
+    """One link down, one miscabled, one GPU unhealthy; neighbors, remarks and two pods."""
+    links = [link.netdev for link in snapshot.links]
+    pfs = [function for function in snapshot.functions if function.parent is None and function.num_vfs]
+    vfs = [function for function in snapshot.functions if function.parent is not None]
+    healths = {
+        pfs[0].pci_address: _health(State.DOWN, "carrier_down"),
+        pfs[1].pci_address: _health(State.MISCABLED, "miscabled"),
+        pfs[2].pci_address: _health(State.DEGRADED, "flapping", "speed_reduced"),
     }
     return replace(
         snapshot,
-        functions=tuple(_with(one, verdicts.get(one.pci_address)) for one in snapshot.functions),
+        functions=tuple(
+            _with(function, healths.get(function.pci_address)) for function in snapshot.functions
+        ),
         gpus=tuple(
-            _with(gpu, _verdict(State.UNHEALTHY, "xid_79") if gpu.index == 3 else None)
+            _with(gpu, _health(State.UNHEALTHY, "xid_79") if gpu.index == 3 else None)
             for gpu in snapshot.gpus
         ),
         neighbors=tuple(
@@ -130,12 +133,12 @@ def sick(snapshot: Snapshot) -> Snapshot:
     )
 
 
-def _verdict(state: State, *reasons: str) -> Health:
+def _health(state: State, *reasons: str) -> Health:
     return Health(state, tuple(Reason(key, f"because of {key}") for key in reasons), allocatable=False)
 
 
-def _with(one: T, health: Health | None) -> T:
-    return one if health is None else replace(one, health=health)
+def _with(device: T, health: Health | None) -> T:
+    return device if health is None else replace(device, health=health)
 
 
 @dataclass
@@ -150,14 +153,18 @@ class Figures:
 
 def scrape_input(snapshot: Snapshot | None = None, at: float = 100.0, **changes: object) -> ScrapeInput:
     whole, offer = facts()
-    snapshot = snapshot or sick(whole)
+    snapshot = snapshot or with_faults(whole)
     rpc_stats = RpcStats()
     with rpc_stats.call("nvidia-dgx-h100/nic0", "Allocate"):
         pass
     for durations in rpc_stats.durations.values():  # no clock in a golden file
         durations.counts, durations.sum_s = [1] + [0] * (len(durations.counts) - 1), 0.0004
     rpc_stats.registrations["nvidia-dgx-h100/nic0", "OK"] += 1
-    pf = next(one.pci_address for one in snapshot.functions if one.parent is None and one.num_vfs)
+    pf = next(
+        function.pci_address
+        for function in snapshot.functions
+        if function.parent is None and function.num_vfs
+    )
     values = {
         "flapping": 1234.5,
         "pre_fec_ber": 1.5e-7,

@@ -23,7 +23,7 @@ from nodeagent.model import Devices
 from nodeagent.sim.kubelet import Admission, Kubelet, PodSpec
 from nodeagent.sim.machine import Machine
 from nodeagent.sim.netns import Netns
-from nodeagent.sim.simulated_switches import SwitchesError, rails, speaking
+from nodeagent.sim.simulated_switches import SwitchesError, rails, sending
 
 START_S = 30.0
 """The timeout for a slow machine; usually a start takes a fraction of a second."""
@@ -118,7 +118,7 @@ class NodeShow(DemoSteps):
             return
         self.step("The LLDP neighbors (`nodeagent neighbors`)")
         try:
-            self._node = await stack.enter_async_context(speaking(rails(names)))
+            self._node = await stack.enter_async_context(sending(rails(names)))
         except SwitchesError as error:
             self.say(f"skipped: this {error}", "")
             return

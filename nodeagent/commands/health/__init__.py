@@ -103,10 +103,10 @@ def _print(options: argparse.Namespace, views: tuple[DeviceView, ...], device: s
 
 
 def _rules(options: argparse.Namespace, config: Config) -> int:
-    from nodeagent import discovery
     from nodeagent.commands.health import tables
+    from nodeagent.health.nic_rules import effective
 
-    rules = discovery.nic_terms(config.health).rules
+    rules = effective(config.health.rules)
     if not options.json:
         print(tables.rules_table(rules))
         return GOOD
@@ -120,7 +120,6 @@ def _rules(options: argparse.Namespace, config: Config) -> int:
 
 
 def _replay(options: argparse.Namespace, config: Config, file: Path) -> int:
-    from nodeagent import discovery
     from nodeagent.commands.health import replay
     from nodeagent.health.recording import RecordingError, decode, lines
 
@@ -128,9 +127,7 @@ def _replay(options: argparse.Namespace, config: Config, file: Path) -> int:
     try:
         with file.open("rb") as recorded:
             header, samples = decode(lines(recorded))
-            terms = discovery.nic_terms(config.health)
-            gpu_terms = discovery.gpu_terms(config.gpu, config.health.guard)
-            for transition in replay.replay(header, tally.follow(samples), terms, gpu_terms):
+            for transition in replay.replay(header, tally.follow(samples), config.health, config.gpu):
                 tally.count(transition)
                 if options.json:
                     print(json.dumps(replay.as_object(transition)))

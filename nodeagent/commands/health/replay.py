@@ -10,10 +10,11 @@ import msgspec
 
 from nodeagent.commands.health.gpu_replay import RecordedDriver
 from nodeagent.commands.health.tables import seconds
-from nodeagent.health.nic_judge import NicJudge, NicTerms, roles
+from nodeagent.health.gpu_settings import GpuSettings
+from nodeagent.health.health_settings import HealthSettings
+from nodeagent.health.nic_judge import NicJudge, roles
 from nodeagent.health.recording import Header, Subject
 from nodeagent.health.structural import find_faults
-from nodeagent.health.xids import GpuTerms
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import HEALTHY, Function, Gpu, Health, Link
 from nodeagent.one_line import one_line
@@ -64,18 +65,21 @@ class Tally:
 
 
 def replay(
-    header: Header, samples: Iterable[Sample], nic_terms: NicTerms, gpu_terms: GpuTerms | None = None
+    header: Header,
+    samples: Iterable[Sample],
+    settings: HealthSettings,
+    gpu_settings: GpuSettings | None = None,
 ) -> Iterator[Transition]:
     """Yield every transition that the rules make on these samples, in order. Deterministic: the only clock is the time
     in the samples."""
-    judge = NicJudge(nic_terms)
+    judge = NicJudge(settings)
     nics = {subject.device: subject for subject in header.devices if subject.kind == "nic"}
     gpu_subjects = tuple(subject for subject in header.devices if subject.kind == "gpu")
     links = tuple(map(_link, nics.values()))
     functions, faults = find_faults(map(_function, nics.values()), links)
     judge.take_facts(functions, links, faults)
     judge.take_roles(roles(functions, tuple(map(_gpu, gpu_subjects))))
-    gpus = RecordedDriver(gpu_subjects, gpu_terms or GpuTerms())
+    gpus = RecordedDriver(gpu_subjects, gpu_settings or GpuSettings(), settings.guard)
     last: dict[str, Health] = {}
 
     def transition(at: float, device: str, name: str, health: Health) -> Iterator[Transition]:

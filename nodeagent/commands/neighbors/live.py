@@ -12,8 +12,10 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import to_builtins
 
 from nodeagent.host.netlink.dcb import DcbSocket
 from nodeagent.host.netlink.kernel_events import LinkEvents
@@ -224,7 +226,9 @@ def as_json(listing: NeighborListing) -> str:
                     "neighbors": [
                         {
                             **{
-                                name: value for name, value in asdict(aged.neighbor).items() if name != "link"
+                                name: value
+                                for name, value in to_builtins(aged.neighbor).items()
+                                if name != "link"
                             },
                             "age_seconds": aged.age_s,
                             "known_seconds": aged.known_s,
@@ -234,7 +238,7 @@ def as_json(listing: NeighborListing) -> str:
                 }
                 for row in listing.rows
             ],
-            "findings": [asdict(remark) for remark in listing.remarks],
+            "findings": [to_builtins(remark) for remark in listing.remarks],
             "waited_seconds": listing.waited_s,
         },
         ensure_ascii=True,

@@ -6,10 +6,10 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from msgspec import structs
+from msgspec import structs, to_builtins
 
 from nodeagent import discovery
 from nodeagent.affinity import affinity
@@ -108,11 +108,11 @@ def as_json(seen: Seen) -> str:
     return json.dumps(
         {
             "product": snapshot.product,
-            "gpus": [asdict(gpu) for gpu in snapshot.gpus],
-            "functions": [asdict(function) for function in snapshot.functions],
-            "links": [asdict(link) for link in snapshot.links],
+            "gpus": [to_builtins(gpu) for gpu in snapshot.gpus],
+            "functions": [to_builtins(function) for function in snapshot.functions],
+            "links": [to_builtins(link) for link in snapshot.links],
             "resources": [
-                {"resource": resource, "devices": [asdict(entry) for entry in devices]}
+                {"resource": resource, "devices": [to_builtins(entry) for entry in devices]}
                 for resource, devices in seen.resources
             ],
             "affinity": [
@@ -120,10 +120,10 @@ def as_json(seen: Seen) -> str:
                 for gpu in snapshot.gpus
                 for pf in _offered_pfs(seen)
             ],
-            "neighbors": [asdict(neighbor) for neighbor in snapshot.neighbors],
-            "findings": [asdict(remark) for remark in snapshot.remarks],
-            "troubles": [asdict(trouble) for trouble in seen.troubles],
-            "silent": [asdict(silence) for silence in snapshot.silent],
+            "neighbors": [to_builtins(neighbor) for neighbor in snapshot.neighbors],
+            "findings": [to_builtins(remark) for remark in snapshot.remarks],
+            "troubles": [to_builtins(trouble) for trouble in seen.troubles],
+            "silent": [to_builtins(silence) for silence in snapshot.silent],
             "unreadable": list(snapshot.unreadable),
         },
         ensure_ascii=True,

@@ -22,7 +22,7 @@ from nodeagent.commands.vfs.outcome import Outcome, Pf, State, Vf, as_json, as_t
 from nodeagent.commands.vfs.provision import Provision, RefusedError, until
 from nodeagent.commands.vfs.uses import Uses
 from nodeagent.commands.vfs.want import wanted
-from nodeagent.host.sriov import BUS, Links, SriovError, VfSettings
+from nodeagent.host.sriov import BUS, SriovError, VfNetlink, VfSettings
 from nodeagent.host.sysfs import SysfsError, Tree, is_live
 from nodeagent.kinds.resource_settings import VfsEntry
 from nodeagent.model import Function
@@ -60,15 +60,15 @@ def show(config: Config, root: Path) -> Outcome:
 
 
 @contextmanager
-def _links(tree: Tree) -> Iterator[Links | None]:
+def _links(tree: Tree) -> Iterator[VfNetlink | None]:
     if not is_live(tree):
         yield None
         return
-    with Links(tree) as links:
+    with VfNetlink(tree) as links:
         yield links
 
 
-def _walk(config: Config, tree: Tree, links: Links | None, wait_s: float, *, dry: bool) -> Outcome:
+def _walk(config: Config, tree: Tree, links: VfNetlink | None, wait_s: float, *, dry: bool) -> Outcome:
     facts = pci_source.scan(tree)
     link_of = {link.pci_address: link for link in facts.links}
     uses = Uses(tree, links)
@@ -149,7 +149,7 @@ def _late(tree: Tree, pf: str) -> Iterator[str]:
                 yield f"{tree.link(f'{folder}/{name}')} has no netdev yet"
 
 
-def _told(tree: Tree, links: Links | None, outcome: Outcome, late: Iterable[str]) -> Outcome:
+def _told(tree: Tree, links: VfNetlink | None, outcome: Outcome, late: Iterable[str]) -> Outcome:
     """The outcome with the machine as it is now."""
     facts = pci_source.scan(tree)
     now = {function.pci_address: function for function in facts.functions}
@@ -173,7 +173,7 @@ def _told(tree: Tree, links: Links | None, outcome: Outcome, late: Iterable[str]
     return Outcome(tuple(pfs), (*outcome.notes, *late), facts.unreadable)
 
 
-def _settings(links: Links | None, pf: Function) -> dict[int, VfSettings] | None:
+def _settings(links: VfNetlink | None, pf: Function) -> dict[int, VfSettings] | None:
     if links is None or pf.netdev is None:
         return None
     try:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import to_builtins
 
 from nodeagent.commands.vfs.provision import spell
 from nodeagent.host.sriov import VfSettings
@@ -61,7 +63,7 @@ class Outcome:
 
 def as_json(outcome: Outcome) -> str:
     """One object on one line. Absent values are null."""
-    return json.dumps({"good": outcome.good, **asdict(outcome)}, ensure_ascii=True)
+    return json.dumps({"good": outcome.good, **to_builtins(outcome)}, ensure_ascii=True)
 
 
 def as_table(outcome: Outcome) -> str:

@@ -27,7 +27,7 @@ from typing import Any
 from nodeagent.commands.vfs.uses import Uses
 from nodeagent.commands.vfs.want import PfWant
 from nodeagent.host import sriov
-from nodeagent.host.sriov import BUS, Links, SriovError, VfSettings
+from nodeagent.host.sriov import BUS, SriovError, VfNetlink, VfSettings
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.model import Function, Link
 
@@ -64,7 +64,7 @@ class Provision:
     ``SysfsError``; ``changes`` tells what was done until then."""
 
     tree: Tree
-    links: Links | None
+    links: VfNetlink | None
     uses: Uses
     pf: Function
     link: Link | None

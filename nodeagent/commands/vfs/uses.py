@@ -14,7 +14,7 @@ import asyncio
 import logging
 from pathlib import Path
 
-from nodeagent.host.sriov import BUS, Links, is_open
+from nodeagent.host.sriov import BUS, VfNetlink, is_open
 from nodeagent.host.sysfs import NET, Tree
 from nodeagent.model import Function, Holding
 
@@ -27,7 +27,7 @@ _IFF_UP = 1
 class Uses:
     """Asks the kubelet once, and only when something is to be taken away."""
 
-    def __init__(self, tree: Tree, links: Links | None) -> None:
+    def __init__(self, tree: Tree, links: VfNetlink | None) -> None:
         self._tree, self._links = tree, links
         self._holders: dict[str, str] | None = None
         self.silence: str | None = None

@@ -1,4 +1,4 @@
-"""A machine made from a small YAML model: its files under a root, and a life in the field's words."""
+"""A simulated machine from a YAML model: its files under a root, and methods for events and faults."""
 
 from nodeagent.sim.machine.blueprint import ModelError
 from nodeagent.sim.machine.kernel import MachineError
