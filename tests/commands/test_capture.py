@@ -95,7 +95,7 @@ def test_vfs_show_gives_the_same_result_on_a_capture(root: Path, tmp_path: Path)
     config = Config(vfs=(VfsEntry(select=PfSelect(vendors=("15b3",)), count=8),))
     shown = apply.show(config, tmp_path / "c")
     assert shown == apply.show(config, root)
-    assert [pf.state for pf in shown.pfs] == [apply.State.REFUSED] * 2
+    assert [pf.state for pf in shown.pfs] == [apply.PfState.REFUSED] * 2
 
 
 def test_a_capture_can_be_captured(root: Path, tmp_path: Path) -> None:

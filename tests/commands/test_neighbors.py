@@ -135,7 +135,7 @@ async def test_a_scan_receives_until_every_named_link_has_a_neighbor(links, root
     speaking = asyncio.create_task(speak())
     try:
         async with asyncio.timeout(10):
-            result = await listing.once(transmitting(), root, wait_s=60)
+            result = await listing.scan_once(transmitting(), root, wait_s=60)
     finally:
         speaking.cancel()
     assert [one.link for one in result.snapshot.neighbors] == ["swp1", "swp2"]
@@ -149,7 +149,7 @@ async def test_the_verbs_send_nothing_to_the_switches(links, root):
         heard = open_socket(far.ifindex("b1"))
     with heard as switch:
         async with asyncio.timeout(10):
-            await listing.once(transmitting(), root, wait_s=0.3)
+            await listing.scan_once(transmitting(), root, wait_s=0.3)
             listings = live.watch(SWP, transmitting().lldp, root)
             await anext(listings)
             with far.raw("b1") as wire:
@@ -163,7 +163,7 @@ async def test_the_verbs_send_nothing_to_the_switches(links, root):
 async def test_a_scan_of_a_capture_does_not_wait_for_lldp(tmp_path):
     Machine.load("two-gpu-two-nic").write(tmp_path / "root")
     async with asyncio.timeout(10):
-        result = await listing.once(Config(), tmp_path / "root", wait_s=60)
+        result = await listing.scan_once(Config(), tmp_path / "root", wait_s=60)
     assert result.snapshot.links
 
 

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from nodeagent.agent_config import Config
 from nodeagent.commands.demo.run import DemoError, DemoSteps, command, free_port, printed, running, tail
-from nodeagent.commands.scan.listing import as_table
-from nodeagent.commands.scan.listing import once as look
+from nodeagent.commands.scan.listing import as_table, scan_once
 from nodeagent.model import Devices
 from nodeagent.sim.kubelet import Admission, Kubelet, PodSpec
 from nodeagent.sim.machine import Machine
@@ -104,7 +103,7 @@ class NodeShow(DemoSteps):
 
     async def _show_machine(self) -> None:
         self.step("What the agent finds (`nodeagent scan`)")
-        scan = await look(Config(), self._root)
+        scan = await scan_once(Config(), self._root)
         self._offered = {resource: devices for resource, devices in scan.resources if devices}
         self._netdevs = {link.pci_address: link.netdev for link in scan.snapshot.links}
         self.say(*as_table(scan).splitlines(), "")

@@ -92,8 +92,9 @@ class Kubelet:
         self._devices.load()
         (folder / "DEPRECATION").touch()
         for path in (*folder.iterdir(), self.podresources_socket):
-            if path.exists() and stat.S_ISSOCK(path.lstat().st_mode):
-                path.unlink()
+            with contextlib.suppress(FileNotFoundError):  # a plugin may remove its own socket meanwhile
+                if stat.S_ISSOCK(path.lstat().st_mode):
+                    path.unlink()
         plugins = PluginClients(
             self._devices,
             self._journal,
