@@ -1,9 +1,9 @@
-"""Select the netdevs that are links. LLDP, health and metrics use this one rule.
+"""Select the netdevs that are links, by one rule for LLDP, health and metrics.
 
 Without any list the links are the physical Ethernet NICs: the netdev of each PF, but no VFs, representors, bridges,
-bonds or loopback. With lists a link matches every list that is not empty. A software netdev (veth, tap) or a VF is a
-link only if it is named: by its name, a software netdev also by its kind as the driver, a VF also by its exact PCI
-address. So ``drivers: [mlx5_core]`` does not select 128 VFs.
+bonds or loopback. With lists a link matches all of them. A software netdev (veth, tap) or a VF is a link only if it
+is named: by its name, a software netdev also by its kind as the driver, a VF also by its exact PCI address. So
+``drivers: [mlx5_core]`` does not select 128 VFs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from nodeagent.sources.source_settings import LinkSelect
 
 @dataclass(frozen=True, slots=True)
 class SelectedLink:
-    """A netdev that is a link, and its PCI function, if any. Without a function ``driver`` is the kind of the
-    software netdev.
+    """A netdev that is a link, and its PCI function, if any. Without a function ``driver`` is the kind of a software
+    netdev.
     """
 
     netdev: Netdev
@@ -39,20 +39,20 @@ class SelectedLink:
 def select(
     wanted: LinkSelect, netdevs: Iterable[Netdev], functions: Iterable[Function]
 ) -> tuple[SelectedLink, ...]:
-    """Return the links among ``netdevs``, in their order."""
+    """The links among ``netdevs``, in their order."""
     by_netdev: dict[str, Function] = {}
     by_address: dict[str, Function] = {}
     for function in functions:
         by_address[function.pci_address] = function
         if function.netdev is not None:
             by_netdev[function.netdev] = function
-    links = []
+    selected = []
     for netdev in netdevs:
         owner = by_netdev.get(netdev.name) or by_address.get(netdev.pci_address or "")
         link = SelectedLink(netdev, owner, owner.driver if owner else netdev.kind)
         if _matches(wanted, link):
-            links.append(link)
-    return tuple(links)
+            selected.append(link)
+    return tuple(selected)
 
 
 def _matches(wanted: LinkSelect, link: SelectedLink) -> bool:
@@ -71,7 +71,7 @@ def _matches(wanted: LinkSelect, link: SelectedLink) -> bool:
 
 
 def _physical(link: SelectedLink) -> bool:
-    """Whether the netdev is a NIC: a PF, or a device on a platform bus (virtio, vmbus, Arm).
+    """A NIC that is a PCI function, or on a platform bus (virtio, vmbus, Arm).
 
     Other netdevs of a PF are representors of its VFs. A netdev on USB belongs to the BMC.
     """

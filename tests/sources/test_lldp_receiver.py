@@ -10,7 +10,7 @@ import contextlib
 
 import pytest
 
-from nodeagent.commands.neighbors.live import LinkRow, _listing
+from nodeagent.commands.neighbors.neighbor_listing import LinkRow, _listing
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.packet import PacketError, open_socket
 from nodeagent.model import Function

@@ -291,7 +291,7 @@ async def test_the_leader_polls_and_a_tier_appears_in_the_cluster(rig: Rig, tmp_
             await until(lambda: [one for one in server.objects("hypernodes") if one["spec"]["tier"] == 2])
             await until(lambda: controller.switches is not None and controller.switches.rounds)
             text = controller._metrics("").body.decode()
-            assert 'nodeagent_switches{state="read"} 2.0' in text
+            assert 'nodeagent_switches{state="read"} 2\n' in text
             assert 'nodeagent_switch_reads_total{result="ok"}' in text
             for found in server.objects("nodelinks") + server.objects("hypernodes"):
                 assert COMMUNITY not in str(found)

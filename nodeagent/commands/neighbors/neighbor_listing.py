@@ -1,7 +1,7 @@
 """Receive LLDP for a while and show the switch port at the other end of each link, as a table or as JSON.
 
 This needs no running agent and does not disturb one: it receives the same frames on sockets of its own. It never
-sends, whatever the settings: a switch would take its shutdown frame for the agent's. Only this verb shows ages;
+sends, regardless of the settings: a switch would take its shutdown frame for the agent's. Only this verb shows ages;
 they are not part of the facts.
 """
 
