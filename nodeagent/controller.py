@@ -1,20 +1,18 @@
-"""The controller: reports in, the tree and the labels out, by one leader of several replicas.
+"""The controller: reads node reports, and writes the HyperNode tree and node labels, as one leader of several replicas.
 
-What happens, and where:
+1. ``cluster/mirrors`` mirrors the reports, the Nodes and the HyperNodes in every replica and passes each change to the
+   planner. A new leader therefore need not read first.
+2. The leader plans after the cluster has been quiet for ``debounceSeconds``, and at most ten times that after a change.
+   It plans earlier if the last plan named a time at which the result changes. A plan runs in a thread.
+3. Before it writes, the leader lists the versions of all HyperNodes. It plans again if its mirror has other versions: a
+   watch may have stalled, an answer may be lost, or another replica may have led. ``cluster/hypernodes`` then sends the
+   plan's writes, and ``cluster/node_labels`` writes labels for a limited time. The leader waits until the mirror shows
+   its writes, because a plan on an older state would repeat them.
+4. If configured, the leader also reads the LLDP tables of switches (``switches``) and marks nodes with too few links
+   (``cluster/min_links_marks``). Neither delays the tree.
 
-1. ``sources/cluster`` keeps copies of the reports, the Nodes and the HyperNodes and tells the planner of every
-   difference, in every replica: who takes over need not read first.
-2. The leader asks the planner for a plan once the cluster has been quiet for ``debounceSeconds``, and no later than
-   ten times that; earlier where the planner itself has said that time alone will change the answer.
-3. Before it writes it asks for the versions of all HyperNodes, and plans again where its copy has others: a watch may
-   have fallen silent, an answer been lost, or another have led until now. Then ``sinks/hypernodes`` sends the plan's
-   writes, and ``sinks/nodelabels`` labels for a while. Then the leader waits until its copy shows what it has
-   written: a plan on an older picture would say it again.
-4. Where the configuration asks for it the leader also asks switches what they hear (``sources/switches``), and
-   marks nodes that have too few links (``sinks/nodemarks``); neither holds up the tree.
-
-Nothing is kept here that the API server does not have. A new leader makes the same tree of the same reports; all
-that it forgets is for how long a move has stood, and moves wait a little longer then.
+The controller keeps no state that the API server does not have. A new leader makes the same tree from the same reports,
+but moves wait for their full time again.
 """
 
 from __future__ import annotations
@@ -39,7 +37,8 @@ from nodeagent.cluster.mirrors import ClusterMirror
 from nodeagent.cluster.node_labels import LabelResult, NodeLabeler
 from nodeagent.config.formats import host_port
 from nodeagent.controller_config import FabricConfig
-from nodeagent.fabric import Outcome, Planner, Rules
+from nodeagent.fabric import Planner, PlanOutcome
+from nodeagent.fabric.known_topology import NO_TOPOLOGY, Topology
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import Lease, NotLeading, lead
@@ -56,15 +55,15 @@ T = TypeVar("T")
 LEASE = "nodeagent-controller"
 RETRY_FIRST_S, RETRY_MAX_S = 2.0, 60.0
 PAUSE_S = 1.0
-"""Between two rounds of labels, in which the copy of the Nodes comes to show the first."""
+"""Between two rounds of labels, so that the mirror shows the first round."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """``identity`` names this replica in the Lease: the pod's name. ``listen`` is where metrics are served.
+class ReplicaSettings:
+    """``identity`` names this replica in the Lease: the pod's name. ``listen`` is the address of the web server.
 
-    ``catch_up_s`` is how long the copy may take to show what has been written, ``label_s`` how long labels are
-    written before the tree is looked at again.
+    ``catch_up_s`` limits the wait for the mirror to show writes. ``label_s`` limits a round of labels, so that the tree
+    is planned again in between.
     """
 
     namespace: str
@@ -79,15 +78,15 @@ class Place:
 
 
 def identity() -> str:
-    """As the pod is called; the lease makes it another one for each process."""
+    """The pod's name. The lease extends it, so that every process has its own."""
     return os.environ.get("POD_NAME") or socket.gethostname()
 
 
 @dataclass(slots=True)
 class Progress:
-    """What the metrics and the probes show of the work; plain numbers, written by the leader."""
+    """The leader's progress, for metrics and probes."""
 
-    outcome: Outcome | None = None
+    outcome: PlanOutcome | None = None
     plans: int = 0
     plan_s: float = 0.0
     suppressed: int = 0
@@ -95,41 +94,44 @@ class Progress:
 
 
 class Controller:
-    """One replica. ``listening`` is told the port of the web server."""
+    """One replica. ``port`` is the port of the web server."""
 
     def __init__(
-        self, rules: Rules, access: Access, place: Place, config: FabricConfig | None = None
+        self,
+        config: FabricConfig,
+        access: Access,
+        settings: ReplicaSettings,
+        topology: Topology = NO_TOPOLOGY,
     ) -> None:
-        config = config or FabricConfig()
-        self.planner = Planner(rules)
+        self.planner = Planner(config, topology)
         self.progress = Progress()
-        self._rules, self._place = rules, place
-        # Two clients: that of the lease must not stand in line behind two hundred pages of reports.
-        self._elector = ApiClient(access, manager="nodeagent-controller", timeout_s=place.renew_s / 2)
+        self._settings = settings
+        # The lease has its own client, so that it never waits behind two hundred pages of reports.
+        self._elector = ApiClient(access, manager="nodeagent-controller", timeout_s=settings.renew_s / 2)
         self.lease = Lease(
             self._elector,
-            namespace=place.namespace,
+            namespace=settings.namespace,
             name=LEASE,
-            identity=place.identity,
-            duration_s=place.duration_s,
-            renew_s=place.renew_s,
-            retry_s=place.retry_s,
+            identity=settings.identity,
+            duration_s=settings.duration_s,
+            renew_s=settings.renew_s,
+            retry_s=settings.retry_s,
         )
         self._reader = ApiClient(access, manager="nodeagent-controller")
         self._writer = ApiClient(access, manager="nodeagent-controller", guard=self.lease.check)
-        self.cluster = ClusterMirror(self._reader, place.namespace, self.planner, rules.label_keys)
+        self.cluster = ClusterMirror(self._reader, settings.namespace, self.planner, config.labels.keys)
         self.hypernodes = HyperNodeWriter(self._writer)
         self.labels = NodeLabeler(self._writer)
-        self.events = FabricEvents(self._writer, place.namespace, place.identity, LEASE)
+        self.events = FabricEvents(self._writer, settings.namespace, settings.identity, LEASE)
         self.marks = _marks(config, self._writer)
         self.overlaps = OverlapMarker(self._writer, enabled=config.overlap_condition)
         self.switches = _switch_poller(config, self.planner, self.cluster.stir)
         self._planned = asyncio.Event()
-        self._alone_until = float("-inf")
+        self._pause_until = float("-inf")
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         jobs = self.cluster.jobs()
         jobs |= {"lead": lambda: lead(self.lease, self._lead), "web": self._serve}
         try:
@@ -143,41 +145,43 @@ class Controller:
     # --- the leader's work ----------------------------------------------------------------------------------
 
     async def _lead(self) -> None:
-        """The tree, and beside it what may take its time."""
+        """Lead: keep the tree, and beside it read switches and mark nodes."""
         await self.cluster.synced()
-        # What was read lives as long as this process, and is not looked through for garbage.
+        # Objects that live as long as the process are exempt from garbage collection.
         gc.freeze()
         self._planned.clear()
+        self.planner.forget_times()
         self.overlaps.forget()
-        beside = {"switches": self._ask_switches, "marks": self._mark}
+        beside = {"switches": self._read_switches, "marks": self._mark}
         tasks = [asyncio.create_task(keep(name, job), name=name) for name, job in beside.items()]
         try:
             await self._work()
         finally:
             pending = set(tasks)
             while pending:
-                # More than once: asyncio.wait_for, which libraries use, may swallow a cancellation on Python 3.11.
+                # Cancel again each second: asyncio.wait_for, which libraries use, may swallow a cancellation on
+                # Python 3.11.
                 for task in pending:
                     task.cancel()
                 _, pending = await asyncio.wait(pending, timeout=1.0)
-            # Whoever leads now shows the tree; two would double every sum.
+            # Only the leader shows the tree: a second replica would double every sum over the replicas.
             self.progress.outcome, self.progress.held = None, False
 
     async def _work(self) -> None:
-        backoff, full, loop = _backoff(), True, asyncio.get_running_loop()
+        backoff, loop = _backoff(), asyncio.get_running_loop()
         while True:
             revision = self.cluster.revision
-            outcome = self._plan(full=full)
-            full = False
-            result = await self._write(outcome)
+            versions = dict(self.cluster.hypernodes.objects)
+            outcome = await self._plan()
+            result = await self._write(outcome, versions)
             self.progress.held = outcome.breaker is not None
             event_s = await self.events.tell(outcome)
             labelled = LabelResult(left_out=len(outcome.relabel))
-            if loop.time() >= self._alone_until:
-                label_s = min(_left_s(outcome, self._place.label_s), self._place.label_s)
+            if loop.time() >= self._pause_until:
+                label_s = min(_left_s(outcome, self._settings.label_s), self._settings.label_s)
                 labelled = await self.labels.label(outcome.relabel, label_s)
             if result.versions:
-                await self.cluster.caught_up(result.versions, self._place.catch_up_s)
+                await self.cluster.caught_up(result.versions, self._settings.catch_up_s)
             again_s = await self.overlaps.mark(outcome.overlapping, self.cluster.hypernodes.objects)
             waits = (_left_s(outcome, None), again_s, event_s)
             wake_s = min((wait_s for wait_s in waits if wait_s is not None), default=None)
@@ -186,32 +190,38 @@ class Controller:
                 if labelled.left_out:
                     wake_s = min(PAUSE_S, wake_s) if wake_s is not None else PAUSE_S
             else:
-                alone_s = max(result.retry_after_s, labelled.retry_after_s)
-                self._alone_until = max(self._alone_until, loop.time() + alone_s)
-                wait_s = max(alone_s, backoff.next_s())
+                pause_s = max(result.retry_after_s, labelled.retry_after_s)
+                self._pause_until = max(self._pause_until, loop.time() + pause_s)
+                wait_s = max(pause_s, backoff.next_s())
                 wake_s = wait_s if wake_s is None else min(wake_s, wait_s)
                 await asyncio.sleep(min(wait_s, RETRY_FIRST_S))
             if revision == self.cluster.revision or not result.versions:
                 await self._quiet(revision, wake_s)
 
-    async def _write(self, outcome: Outcome) -> TreeResult:
-        """The tree's writes, if the plan was made on what is there and the server may be asked."""
+    async def _write(self, outcome: PlanOutcome, versions: dict[str, str]) -> TreeResult:
+        """Write the tree, unless the plan is outdated or the server asked for a pause.
+
+        ``versions`` are the versions of the HyperNodes when the plan began.
+        """
         writes = outcome.writes
         if not writes:
             return TreeResult()
-        if asyncio.get_running_loop().time() < self._alone_until:
+        if asyncio.get_running_loop().time() < self._pause_until:
             return TreeResult(left_out=len(writes))
         try:
-            if not await self.cluster.confirmed(self._place.catch_up_s):
+            confirmed = await self.cluster.confirmed(self._settings.catch_up_s)
+            if not confirmed or versions != self.cluster.hypernodes.objects:
                 return TreeResult(left_out=len(writes))
         except ApiError as error:
             return TreeResult(left_out=len(writes), retry_after_s=error.retry_after_s or 0.0)
         return await self.hypernodes.write(writes)
 
-    def _plan(self, *, full: bool) -> Outcome:
+    async def _plan(self) -> PlanOutcome:
+        """Plan in a thread, because 100,000 nodes take about a second and the lease must be renewed meanwhile."""
         began = time.perf_counter()
-        outcome = self.planner.plan(time.monotonic(), full=full)
-        progress = self.progress
+        plan = await asyncio.to_thread(self.planner.prepare(time.monotonic()))
+        self.planner.accept(plan)
+        outcome, progress = plan.outcome, self.progress
         progress.plan_s = time.perf_counter() - began
         progress.plans += 1
         progress.suppressed += len(outcome.hypernodes) - len({write.object.name for write in outcome.writes})
@@ -219,7 +229,7 @@ class Controller:
         self._planned.set()
         return outcome
 
-    async def _ask_switches(self) -> None:
+    async def _read_switches(self) -> None:
         await self._planned.wait()
         if self.switches is None:
             await asyncio.Event().wait()
@@ -227,7 +237,7 @@ class Controller:
         await self.switches.run()
 
     async def _mark(self) -> None:
-        """Mark nodes with too few links, after each plan and when it is time."""
+        """Mark nodes with too few links, after each plan and when a mark is due."""
         await self._planned.wait()
         if self.marks is None:
             await asyncio.Event().wait()
@@ -241,7 +251,7 @@ class Controller:
             try:
                 good = await self.marks.mark(outcome.below_min_links, len(self.cluster.nodes.objects))
             except NotLeading:
-                await asyncio.Event().wait()  # until whoever leads no more is told so
+                await asyncio.Event().wait()  # until this task is cancelled
                 return
             wait_s = self.marks.next_s()
             if good:
@@ -256,7 +266,7 @@ class Controller:
                 pass
 
     async def _quiet(self, revision: int, wake_s: float | None) -> None:
-        """Return when something has changed and then nothing for a while, or when it is time."""
+        """Return when the cluster has changed and then been quiet for the debounce time, or after ``wake_s``."""
         loop = asyncio.get_running_loop()
         wake_at = None if wake_s is None else loop.time() + wake_s
         try:
@@ -264,13 +274,13 @@ class Controller:
                 await self.cluster.changed(revision)
         except TimeoutError:
             return
-        latest = loop.time() + 10 * self._place.debounce_s
+        latest = loop.time() + 10 * self._settings.debounce_s
         if wake_at is not None:
             latest = min(latest, wake_at)
         while loop.time() < latest:
             revision = self.cluster.revision
             try:
-                async with asyncio.timeout_at(min(latest, loop.time() + self._place.debounce_s)):
+                async with asyncio.timeout_at(min(latest, loop.time() + self._settings.debounce_s)):
                     await self.cluster.changed(revision)
             except TimeoutError:
                 return
@@ -278,7 +288,7 @@ class Controller:
     # --- the web --------------------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
-        if not self._place.listen:
+        if not self._settings.listen:
             await asyncio.Event().wait()
             return
         pages = {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
@@ -287,7 +297,7 @@ class Controller:
             if not self.port.done():
                 self.port.set_result(port)
 
-        await WebServer(pages).run(*host_port(self._place.listen), listening)
+        await WebServer(pages).run(*host_port(self._settings.listen), listening)
 
     def _metrics(self, accept: str) -> Page:
         shown = ControllerInput(
@@ -307,24 +317,24 @@ class Controller:
         return Page(200, b"ok\n")
 
     def _readyz(self, _accept: str) -> Page:
-        """Ready to lead: every copy has been whole once. Who does not lead is ready all the same."""
-        lines, good = [], True
+        """Ready to lead: every mirror has been complete once. Followers are ready too."""
+        lines, ready = [], True
         for name, part in self.cluster.parts().items():
-            good &= part.synced.is_set()
+            ready &= part.synced.is_set()
             state = "known" if part.synced.is_set() else "not read yet"
             lines.append(
                 f"{name}: {len(part.objects)} {state}" + (f"; {part.trouble}" if part.trouble else "")
             )
         lines.append(f"leader: {self.lease.holder or 'none'}{' (this one)' if self.lease.leading else ''}")
-        return Page(200 if good else 503, "".join(f"{line}\n" for line in lines).encode())
+        return Page(200 if ready else 503, "".join(f"{line}\n" for line in lines).encode())
 
 
 def _backoff() -> Backoff:
     return Backoff(RETRY_FIRST_S, RETRY_MAX_S, jitter=JITTER)
 
 
-def _left_s(outcome: Outcome, never: T) -> float | T:
-    """Until time alone changes the answer."""
+def _left_s(outcome: PlanOutcome, never: T) -> float | T:
+    """The time until the result of the plan changes by itself."""
     return never if outcome.next_at is None else max(0.0, outcome.next_at - time.monotonic())
 
 
@@ -360,9 +370,11 @@ def _switch_reader(settings: SwitchesSettings) -> SwitchReader:
     return reader
 
 
-async def run(rules: Rules, access: Access, place: Place, config: FabricConfig | None = None) -> None:
-    """Run a controller until SIGTERM or SIGINT; the lease is released then."""
-    controller = Controller(rules, access, place, config)
+async def run(
+    config: FabricConfig, access: Access, settings: ReplicaSettings, topology: Topology = NO_TOPOLOGY
+) -> None:
+    """Run a controller until SIGTERM or SIGINT, then release the lease."""
+    controller = Controller(config, access, settings, topology)
     task = asyncio.ensure_future(controller.run())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)

@@ -10,7 +10,7 @@ import logging
 import time
 
 from nodeagent.cluster.event_writer import EventTarget, EventWriter, Notice
-from nodeagent.fabric.outcome import Outcome, obstacles
+from nodeagent.fabric.outcome import PlanOutcome, obstacles
 from nodeagent.kube.client import ApiClient
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class FabricEvents:
         self._lease = EventTarget("Lease", namespace, lease, "coordination.k8s.io/v1")
         self._obstacles: dict[str, str] = {}
 
-    async def tell(self, outcome: Outcome) -> float | None:
+    async def tell(self, outcome: PlanOutcome) -> float | None:
         """Write an Event for each new obstacle. Return the seconds until the rest may be written, if any."""
         current = obstacles(outcome)
         for key, text in current.items():

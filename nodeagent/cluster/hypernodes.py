@@ -33,7 +33,7 @@ import msgspec
 from nodeagent.cluster.node_marks import StoredCondition
 from nodeagent.cluster.retry import FailureLog
 from nodeagent.fabric.hypernode import OURS, OWN_ANNOTATIONS, SOURCE_LABEL, HyperNode, render
-from nodeagent.fabric.outcome import Write
+from nodeagent.fabric.outcome import TreeWrite
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, Json, Meta, Partial
 from nodeagent.rfc3339 import rfc3339
@@ -52,7 +52,7 @@ class TreeResult:
     """``versions`` are the new resource versions by name, ``None`` for a deleted HyperNode."""
 
     versions: dict[str, str | None] = field(default_factory=dict)
-    failed: list[tuple[Write, ApiError]] = field(default_factory=list)
+    failed: list[tuple[TreeWrite, ApiError]] = field(default_factory=list)
     left_out: int = 0
     retry_after_s: float = 0.0
 
@@ -66,7 +66,7 @@ class HyperNodeWriter:
         """By verb and result: ``ok``, ``conflict``, ``refused`` or ``unreachable``."""
         self._failures: dict[str, str] = {}
 
-    async def write(self, writes: Sequence[Write]) -> TreeResult:
+    async def write(self, writes: Sequence[TreeWrite]) -> TreeResult:
         """Send the writes. An exception of the client's guard passes: this replica may no longer write."""
         result = TreeResult()
         done: set[int] = set()
@@ -91,7 +91,7 @@ class HyperNodeWriter:
                 log.info("A HyperNode can be written again. name=%s", write.object.name)
         return result
 
-    async def _send(self, write: Write, result: TreeResult) -> None:
+    async def _send(self, write: TreeWrite, result: TreeResult) -> None:
         hypernode, name = write.object, write.object.name
         version = hypernode.resource_version or result.versions.get(name)
         if write.verb == "delete":
@@ -115,7 +115,7 @@ class HyperNodeWriter:
             write.reason,
         )
 
-    def _log_failure(self, write: Write, error: ApiError) -> None:
+    def _log_failure(self, write: TreeWrite, error: ApiError) -> None:
         name = write.object.name
         if self._failures.get(name) != str(error):
             self._failures[name] = str(error)

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from nodeagent.backoff import JITTER, Backoff, jittered
-from nodeagent.fabric.nodelinks import Identifier, LinkNeighbor, Metadata, NodeLink, NodeLinks
+from nodeagent.fabric.nodelinks import LinkNeighbor, Metadata, NodeLink, NodeLinks, ReportedId
 from nodeagent.inventory import Inventory
 from nodeagent.kube.access import NodeClaim
 from nodeagent.kube.client import ApiClient, ApiError
@@ -145,9 +145,9 @@ def _neighbor(neighbors: list[Neighbor], last: LinkNeighbor | None, *, patient: 
 
 
 def _link_neighbor(neighbor: Neighbor) -> LinkNeighbor:
-    port = Identifier(subtype=neighbor.port_id.subtype, value=neighbor.port_id.value)
+    port = ReportedId(subtype=neighbor.port_id.subtype, value=neighbor.port_id.value)
     return LinkNeighbor(
-        chassis_id=Identifier(subtype=neighbor.chassis_id.subtype, value=neighbor.chassis_id.value),
+        chassis_id=ReportedId(subtype=neighbor.chassis_id.subtype, value=neighbor.chassis_id.value),
         port_id=port,
         system_name=neighbor.system_name,
         # Most switches repeat the port's name as its description; the API server stores these bytes for every link.

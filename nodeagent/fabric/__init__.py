@@ -1,54 +1,70 @@
-"""The fabric: from what nodes hear of their switches to the tree of HyperNodes that schedulers use. Pure.
+"""The fabric: from the LLDP neighbors that nodes report to the tree of HyperNodes that schedulers use. Pure.
 
-One entry, ``Planner``. It is told levels, in any order and as often as one likes, and asked for a plan:
+``Planner`` takes the latest state of each object, in any order, and computes a plan from all of them:
 
     planner = Planner(rules)
     planner.report("gpu-0", links)            # a NodeLinks by its object's name; None: the object is gone
     planner.refuse("gpu-1", "not JSON: …")    # an object that could not be decoded
     planner.node("gpu-0", {"…": "…"})         # a Node with its labels; None: deleted
     planner.hypernode("leaf-a", hypernode)    # a HyperNode of any owner; None: deleted
-    planner.uplinks({"leaf01": ("spine01",)}) # what leaf switches hear above them; all that is known
+    planner.uplinks({"leaf01": ("spine01",)}) # the switches above each leaf switch; all that are known
     outcome = planner.plan(now)               # now: seconds, monotonic
 
-``plan`` works on what has changed since it was asked last; ``plan(now, full=True)`` does everything again and
-answers the same. Nothing is written by asking: the writes become true only when the API server's answer comes
-back through ``hypernode`` (and ``node`` for labels), and until then each plan says them again. ``compute`` is
-all of that in one call, for a look without a memory.
+A plan writes nothing. Its writes take effect when the API server's objects come back through ``hypernode`` (and
+``node`` for labels); until then each plan lists them again. ``prepare`` and ``accept`` are for a caller that
+computes the plan in a thread. ``compute`` is all of that in one call.
 
-How the rooms of this house hang together, each of them pure:
+A plan goes through these modules, in this order:
 
-    nodelinks  the report on the wire            switches  which announcements are one switch
-    reports    a report made small, or refused   groups    which switches make one leaf group
-    hypernode  Volcano's object                  tiers     what is above the leaves
-    rules      what we are told                  names     which group is which published object
-    outcome    the answer                        settle    when a move is believed
-    anomalies  what is odd                       writes    in which order it is safe
-    uplinks    what is above a switch, of what it hears itself
+    nodelinks, reports    a report as written by a node, and its compact form
+    hypernode, rules      Volcano's object; the configuration
+    inputs                the latest state of all objects
+    published, foreign    the published tree; HyperNodes of other owners
+    cabling_pattern       nodes with identical cabling
+    switches              which announcements come from one switch
+    groups, votes         which switches make one leaf group, and which group a node's links vote for
+    naming                which group is which published object
+    node_wishes           where each node should be
+    placement             when a move takes effect
+    anomalies             what is wrong with the cabling
+    leaf_objects, tiers   the HyperNodes of tier 1, and of the tiers above
+    writes                the order of writes that keeps the tree valid
+    outputs, outcome      the result
+
+``uplinks`` derives the switches above a switch from the LLDP neighbors of that switch.
 """
 
 from __future__ import annotations
 
-from nodeagent.fabric.compute import compute
+from nodeagent.fabric.fabric_settings import IMMEDIATE, FabricRules, HysteresisSettings
 from nodeagent.fabric.hypernode import HyperNode
 from nodeagent.fabric.nodelinks import NodeLinks
-from nodeagent.fabric.outcome import Anomaly, Breaker, Kind, Outcome, Overlap, Unplaced, Write, obstacles
-from nodeagent.fabric.planner import Planner
-from nodeagent.fabric.rules import IMMEDIATE, Hysteresis, Rules
+from nodeagent.fabric.outcome import (
+    Anomaly,
+    AnomalyKind,
+    Breaker,
+    Overlap,
+    PlanOutcome,
+    TreeWrite,
+    UnplacedNode,
+    obstacles,
+)
+from nodeagent.fabric.planner import Planner, compute
 
 __all__ = [
     "IMMEDIATE",
     "Anomaly",
+    "AnomalyKind",
     "Breaker",
+    "FabricRules",
     "HyperNode",
-    "Hysteresis",
-    "Kind",
+    "HysteresisSettings",
     "NodeLinks",
-    "Outcome",
     "Overlap",
+    "PlanOutcome",
     "Planner",
-    "Rules",
-    "Unplaced",
-    "Write",
+    "TreeWrite",
+    "UnplacedNode",
     "compute",
     "obstacles",
 ]

@@ -1,217 +1,228 @@
-"""What is odd about the cabling, by node and by switch.
+"""Cabling anomalies, by node and by switch.
 
-The law of this file: the rail of a switch is the one that at least three of four of its links belong to; where
-there is no such majority nothing is said about rails. A link is judged against the group that its node is
-counted in, not against where the node is published. What a kind means and what to do about it is in
-docs/topology.md.
+* The rail of a switch is the rail of at least three of four of its links. Without such a majority the switch has no
+  rail.
+* A link is compared with the group that its node's links vote for, wherever the node is published.
+
+docs/topology.md describes each kind of anomaly and what to do about it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from nodeagent.fabric.evidence import Evidence
-from nodeagent.fabric.groups import Group
-from nodeagent.fabric.outcome import Anomaly, Kind
-from nodeagent.fabric.reports import Report, shown
-from nodeagent.fabric.wiring import Wiring
+from nodeagent.fabric.cabling_pattern import CablingPattern
+from nodeagent.fabric.groups import SwitchGroup
+from nodeagent.fabric.naming import GroupNames
+from nodeagent.fabric.node_wishes import group_of
+from nodeagent.fabric.outcome import Anomaly, AnomalyKind
+from nodeagent.fabric.reports import CompactReport, shown
+from nodeagent.fabric.votes import LinkVotes
 
-V = TypeVar("V")
-Place = tuple[Wiring, int]
+LinkPlace = tuple[CablingPattern, int]
+"""A pattern, and the position of a link in its shape."""
 
 
-class Cabling:
-    """What each switch is for: its rail, the group it is counted to, the ports that several nodes claim."""
+class CablingCheck:
+    """``rail`` is the rail of each switch that has one. ``adopted`` is the group of each switch whose own group has
+    no nodes. ``anomalies`` are those of nodes, links and groups.
+    """
 
-    def __init__(self, evidence: Evidence) -> None:
-        self._evidence = evidence
+    def __init__(self, votes: LinkVotes, names: GroupNames, placed: Mapping[str, str]) -> None:
+        self._votes = votes
         self.rail: dict[str, str] = {}
-        self.adopted: dict[str, Group] = {}
-        self.adoptees: dict[Group, set[str]] = {}
-        self.lost: set[Group] = set()
-        """Groups that a switch is no more counted to, until somebody takes it."""
-        self.shared: dict[str, tuple[Anomaly, ...]] = {}
+        self.adopted: dict[str, SwitchGroup] = {}
+        self._adoptees: dict[SwitchGroup, set[str]] = {}
+        self._rails: dict[SwitchGroup, frozenset[str]] = {}
+        self.anomalies: list[Anomaly] = []
+        self._check_switches()
+        for pattern in votes.patterns:
+            self._check_pattern(pattern, names, placed)
+        for group in votes.groups:
+            self.anomalies += self._undecidable(group)
 
-    def look(self, leaves: Iterable[str]) -> set[str]:
-        """Look at switches again; those whose rail or group is another than before."""
-        changed: set[str] = set()
-        columns: dict[Wiring, tuple[tuple[str, ...], ...]] = {}
-        of, rails, shared, adopted = self._evidence.graph.of, self.rail, self.shared, self.adopted
-        for leaf in sorted(leaves):  # neighbors in memory, mostly
+    def home(self, leaf: str) -> SwitchGroup | None:
+        """The group that a switch counts for."""
+        return self.adopted.get(leaf) or self._votes.graph.of.get(leaf)
+
+    def switches(self, group: SwitchGroup) -> set[str]:
+        """The switches of a group, including those that it has adopted."""
+        return self._adoptees.get(group, set()).union(group.leaves)
+
+    def rails(self, group: SwitchGroup) -> frozenset[str]:
+        """The known rails of a group's switches."""
+        if (rails := self._rails.get(group)) is None:
+            rails = frozenset([self.rail[leaf] for leaf in group.leaves if leaf in self.rail])
+            self._rails[group] = rails
+        return rails
+
+    def _check_switches(self) -> None:
+        of = self._votes.graph.of
+        columns: dict[CablingPattern, list[tuple[str, ...]]] = {}
+        for pattern in self._votes.patterns:
+            columns[pattern] = list(zip(*[one.ports for one in pattern.nodes.values()], strict=True))
+        for leaf, group in of.items():
             places = self._places(leaf)
-            rail = places[0][0].shape[places[0][1]].rail if len(places) == 1 else _rail(places)
-            if rail != rails.get(leaf):
-                changed.add(leaf)
-                _set(rails, leaf, rail)
-            if leaf in adopted or ((group := of.get(leaf)) is not None and not group.voters):
-                self._adopt(leaf, changed)
-            ports: tuple[str, ...] = ()
-            for wiring, i in places:
-                if (column := columns.get(wiring)) is None:
-                    column = tuple(zip(*[one.ports for one in wiring.nodes.values()], strict=True))
-                    columns[wiring] = column
-                ports = ports + column[i] if ports else column[i]
-            if len(set(ports)) != len(ports) and (claims := tuple(_shared(leaf, places))):
-                shared[leaf] = claims
-            else:
-                shared.pop(leaf, None)
-        return changed
+            if (rail := _rail(places)) is not None:
+                self.rail[leaf] = rail
+            if not group.voters and not group.forced and (home := self._adopter(leaf)) is not None:
+                self.adopted[leaf] = home
+                self._adoptees.setdefault(home, set()).add(leaf)
+            pattern, i = places[0]
+            ports = columns[pattern][i]
+            for pattern, i in places[1:]:
+                ports += columns[pattern][i]
+            if len(set(ports)) != len(ports):
+                self.anomalies += _shared_ports(leaf, places)
 
-    def _places(self, leaf: str) -> list[Place]:
-        """The links to a switch, by wiring and place."""
-        wirings = self._evidence.wirings(leaf)
-        if len(wirings) == 1:
-            (wiring,) = wirings
-            if len(wiring.leaves) == len(wiring.keys):
-                return [(wiring, wiring.keys.index(leaf))]
-        return [(wiring, i) for wiring in wirings for i, key in enumerate(wiring.keys) if key == leaf]
+    def _places(self, leaf: str) -> Sequence[LinkPlace]:
+        """The links to a switch."""
+        patterns = self._votes.at(leaf)
+        if len(patterns) == 1 and len(patterns[0].leaves) == len(patterns[0].keys):
+            return [(patterns[0], patterns[0].keys.index(leaf))]
+        return [(pattern, i) for pattern in patterns for i, key in enumerate(pattern.keys) if key == leaf]
 
-    def _adopt(self, leaf: str, changed: set[str]) -> None:
-        before, group = self.adopted.get(leaf), self._adopter(leaf)
-        if group is before:
-            return
-        changed.add(leaf)
-        _set(self.adopted, leaf, group)
-        if before is not None:
-            self.lost.add(before)
-            self.adoptees[before].discard(leaf)
-            if not self.adoptees[before]:
-                del self.adoptees[before]
-        if group is not None:
-            self.adoptees.setdefault(group, set()).add(leaf)
-
-    def home(self, leaf: str) -> Group | None:
-        """The group that a switch is counted to."""
-        return self.adopted.get(leaf) or self._evidence.graph.of.get(leaf)
-
-    def rails(self, group: Group) -> frozenset[str]:
-        """The rails of a group's switches, as far as they are known."""
-        return frozenset(self.rail[leaf] for leaf in group.leaves if leaf in self.rail)
-
-    def _adopter(self, leaf: str) -> Group | None:
-        """A switch that no group of nodes is around is counted to where most of its nodes are."""
-        group = self._evidence.graph.of.get(leaf)
-        if group is None or group.voters or group.forced:
-            return None
-        weights: Counter[Group] = Counter()
-        for wiring in self._evidence.wirings(leaf):
-            if wiring.best is not None:
-                weights[wiring.best] += len(wiring.nodes)
+    def _adopter(self, leaf: str) -> SwitchGroup | None:
+        """The group of most nodes with a link to this switch."""
+        weights: Counter[SwitchGroup] = Counter()
+        for pattern in self._votes.at(leaf):
+            if pattern.best is not None:
+                weights[pattern.best] += len(pattern.nodes)
         most = max(weights.values(), default=0)
-        return min((one for one in weights if weights[one] == most), key=lambda one: one.anchor, default=None)
+        return min(
+            (group for group in weights if weights[group] == most),
+            key=lambda group: group.anchor,
+            default=None,
+        )
 
-    def plain(self, wiring: Wiring, group: Group) -> bool:
-        """Nothing is odd about the way in which these nodes are cabled."""
-        of, adopted, rail = self._evidence.graph.of, self.adopted, self.rail
-        for key, slot in zip(wiring.keys, wiring.shape, strict=True):
-            if (
-                not key
-                or (adopted.get(key) or of.get(key)) is not group
-                or rail.get(key, slot.rail) != slot.rail
-            ):
+    def _check_pattern(self, pattern: CablingPattern, names: GroupNames, placed: Mapping[str, str]) -> None:
+        best = pattern.best
+        if best is None:
+            return
+        regular = self._is_regular(pattern, best)
+        for node, report in pattern.nodes.items():
+            if not regular or report.miscabled:
+                group = group_of(node, pattern, placed, names) or best
+                self.anomalies += self._of_node(node, report, pattern, group)
+
+    def _is_regular(self, pattern: CablingPattern, group: SwitchGroup) -> bool:
+        """All links go to the switch of their rail in this group, and every rail of the group has a link."""
+        rail = self.rail
+        for key, slot in zip(pattern.keys, pattern.shape, strict=True):
+            if not key or self.home(key) is not group or rail.get(key, slot.rail) != slot.rail:
                 return False
-        return True
+        return self.rails(group) <= {rail.get(key) for key in pattern.keys}
 
-    def oddities(self, node: str, report: Report, wiring: Wiring, group: Group) -> Iterator[Anomaly]:
-        """Of one node, link by link."""
+    def _of_node(
+        self, node: str, report: CompactReport, pattern: CablingPattern, group: SwitchGroup
+    ) -> Iterator[Anomaly]:
         served = {self.rail[key]: key for key in group.leaves if key in self.rail}
-        astray: list[tuple[str, str]] = []
-        excused: set[str] = set()
-        for i, slot in enumerate(wiring.shape):
-            key, link = wiring.keys[i], shown(slot.link)
+        wrong_rails: list[tuple[str, str]] = []
+        explained: set[str] = set()
+        for i, slot in enumerate(pattern.shape):
+            key, link = pattern.keys[i], shown(slot.link)
             home = self.home(key) if key else None
             rail = self.rail.get(key, slot.rail)
             if key and home is not None and home is not group:
-                excused.add(slot.rail)
+                explained.add(slot.rail)
                 message = (
-                    f"{link} of {node} goes to {key}, a switch of another group ({home.anchor}): move the cable to "
-                    f"{served.get(slot.rail, 'a switch of its own group')}, or the node's other links after it"
+                    f"{link} of {node} is cabled to {key}, a switch of another leaf group ({home.anchor}): move this "
+                    f"cable to {served.get(slot.rail, 'a switch of its own group')}, or the node's other cables to "
+                    "that group"
                 )
-                yield Anomaly(Kind.FOREIGN_LEAF, node, link, key, message)
+                yield Anomaly(AnomalyKind.FOREIGN_LEAF, node, link, key, message)
             elif key and rail != slot.rail:
-                astray.append((slot.rail, rail))
+                wrong_rails.append((slot.rail, rail))
             elif report.miscabled >> i & 1:
-                message = (
-                    f"{link} of {node} is reported miscabled by the node itself, at {key or 'no switch'}"
-                )
-                yield Anomaly(Kind.MISCABLED, node, link, key, message)
-        meant, found = {rail for rail, _ in astray}, {rail for _, rail in astray}
-        for i, slot in enumerate(wiring.shape):
-            key, link = wiring.keys[i], shown(slot.link)
-            if not key or (slot.rail, self.rail.get(key, slot.rail)) not in astray or slot.rail in excused:
-                continue
-            rail = self.rail[key]
-            should = served.get(slot.rail, "the switch of its rail")
-            excused.add(slot.rail)
-            if rail in meant and slot.rail in found:
-                message = f"{link} of {node} goes to {key}, the switch of rail {shown(rail)}: exchange it with that one"
-                yield Anomaly(Kind.RAIL_SWAP, node, link, key, message)
-            else:
-                message = f"{link} of {node} goes to {key}, which serves rail {shown(rail)}: move the cable to {should}"
-                yield Anomaly(Kind.MISCABLED, node, link, key, message)
+                message = f"{node} itself reports {link} as miscabled, at {key or 'no switch'}"
+                yield Anomaly(AnomalyKind.MISCABLED, node, link, key, message)
+        yield from self._wrong_rails(node, pattern, served, wrong_rails, explained)
         if len(served) < 2:
             return
-        there = {self.rail.get(key) for key in wiring.keys if key}
-        names = {slot.rail: slot.link for slot in wiring.shape}
-        for rail in sorted(served.keys() - there - excused):
+        reached = {self.rail.get(key) for key in pattern.keys if key}
+        links = {slot.rail: slot.link for slot in pattern.shape}
+        for rail in sorted(served.keys() - reached - explained):
             message = (
-                f"{node} is not heard at {served[rail]}, the switch of rail {shown(rail)} in its group: check the "
+                f"{node} reports no link to {served[rail]}, the switch of rail {shown(rail)} in its group: check the "
                 "link, its cable, and LLDP on the port"
             )
-            yield Anomaly(Kind.MISSING_RAIL, node, shown(names.get(rail, "")), served[rail], message)
+            yield Anomaly(AnomalyKind.MISSING_RAIL, node, shown(links.get(rail, "")), served[rail], message)
 
-    def undecidable(self, group: Group) -> Iterator[Anomaly]:
-        """A group that falls into several, each with nodes, where half is not taken for a majority."""
+    def _wrong_rails(
+        self,
+        node: str,
+        pattern: CablingPattern,
+        served: Mapping[str, str],
+        wrong_rails: Sequence[tuple[str, str]],
+        explained: set[str],
+    ) -> Iterator[Anomaly]:
+        """Links to the switch of another rail. Adds their rails to ``explained``."""
+        meant, found = {rail for rail, _ in wrong_rails}, {rail for _, rail in wrong_rails}
+        for i, slot in enumerate(pattern.shape):
+            key, link = pattern.keys[i], shown(slot.link)
+            rail = self.rail.get(key, slot.rail)
+            if not key or (slot.rail, rail) not in wrong_rails or slot.rail in explained:
+                continue
+            explained.add(slot.rail)
+            if rail in meant and slot.rail in found:
+                message = (
+                    f"{link} of {node} is cabled to {key}, the switch of rail {shown(rail)}: swap it with the cable of "
+                    "that rail"
+                )
+                yield Anomaly(AnomalyKind.RAIL_SWAP, node, link, key, message)
+            else:
+                should = served.get(slot.rail, "the switch of its rail")
+                message = f"{link} of {node} is cabled to {key}, which serves rail {shown(rail)}: move it to {should}"
+                yield Anomaly(AnomalyKind.MISCABLED, node, link, key, message)
+
+    def _undecidable(self, group: SwitchGroup) -> Iterator[Anomaly]:
+        """A group that falls into several parts, each with nodes, if exactly half is no majority."""
         if not group.tied:
             return
-        graph, parts, seen = self._evidence.graph, [], set[str]()
+        parts: list[frozenset[str]] = []
+        covered: set[str] = set()
         for leaf in group.leaves:
-            if leaf not in seen:
-                leaves, _ = graph.reach(leaf, strictly=True)
-                seen.update(leaves)
-                parts.append(frozenset(leaves))
-        inhabited = [
-            min(part)
-            for part in parts
-            if any(
-                sum(key in part for key in wiring.keys) * 2 > len(wiring.keys) - wiring.silent
-                for wiring in group.voters
-            )
-        ]
+            if leaf not in covered:
+                parts.append(frozenset(self._votes.graph.reach(leaf, strictly=True)[0]))
+                covered |= parts[-1]
+        inhabited = sorted(min(part) for part in parts if _has_nodes(part, group.voters))
         if len(inhabited) > 1:
             message = (
-                f"the switches around {' and '.join(sorted(inhabited)[:3])} may be one group or {len(inhabited)}: the "
-                "cables of too few nodes tell; say it in the topology file"
+                f"the switches around {' and '.join(inhabited[:3])} may be one group or {len(inhabited)}: too few "
+                "nodes are cabled to decide; define the groups in the topology file"
             )
-            yield Anomaly(Kind.UNDECIDABLE, "", "", group.anchor, message)
+            yield Anomaly(AnomalyKind.UNDECIDABLE, "", "", group.anchor, message)
 
 
-def _rail(places: list[Place]) -> str | None:
+def _has_nodes(part: frozenset[str], voters: Iterable[CablingPattern]) -> bool:
+    """The nodes of some pattern have most of their links with a neighbor in this part."""
+    return any(
+        2 * sum(key in part for key in pattern.keys) > len(pattern.keys) - pattern.silent
+        for pattern in voters
+    )
+
+
+def _rail(places: Sequence[LinkPlace]) -> str | None:
+    """The rail of at least three of four links."""
     if len(places) == 1:
-        wiring, i = places[0]
-        return wiring.shape[i].rail
+        pattern, i = places[0]
+        return pattern.shape[i].rail
     counts: dict[str, int] = {}
-    for wiring, i in places:
-        rail = wiring.shape[i].rail
-        counts[rail] = counts.get(rail, 0) + len(wiring.nodes)
-    if len(counts) == 1:
-        return next(iter(counts))
-    most = max(counts.values(), default=0)
-    # At least three to one, or the switch has no rail.
-    if not counts or most < 3 * (sum(counts.values()) - most):
-        return None
-    return next(rail for rail, count in counts.items() if count == most)
+    for pattern, i in places:
+        rail = pattern.shape[i].rail
+        counts[rail] = counts.get(rail, 0) + len(pattern.nodes)
+    rail, most = max(counts.items(), key=lambda one: one[1])
+    return rail if most >= 3 * (sum(counts.values()) - most) else None
 
 
-def _shared(leaf: str, places: list[Place]) -> Iterator[Anomaly]:
-    """Ports that several nodes hear at present."""
+def _shared_ports(leaf: str, places: Iterable[LinkPlace]) -> Iterator[Anomaly]:
+    """Switch ports that several nodes report at present."""
     claims: dict[str, list[tuple[str, str]]] = {}
-    for wiring, i in places:
-        for node, report in wiring.nodes.items():
+    for pattern, i in places:
+        for node, report in pattern.nodes.items():
             if not report.stale >> i & 1:
-                claims.setdefault(report.ports[i], []).append((node, wiring.shape[i].link))
+                claims.setdefault(report.ports[i], []).append((node, pattern.shape[i].link))
     for port, claimants in sorted(claims.items()):
         nodes = sorted({node for node, _ in claimants})
         if len(nodes) < 2:
@@ -219,14 +230,7 @@ def _shared(leaf: str, places: list[Place]) -> Iterator[Anomaly]:
         for node, link in sorted(claimants):
             others = ", ".join(other for other in nodes if other != node)
             message = (
-                f"{node} and {shown(others)} hear the same port {shown(port)} of {leaf}: something between them "
-                "forwards LLDP, or two switches have one name"
+                f"{node} and {shown(others)} report the same port {shown(port)} of {leaf}: a device between them "
+                "forwards LLDP, or two switches share a name"
             )
-            yield Anomaly(Kind.SHARED_PORT, node, shown(link), leaf, message)
-
-
-def _set(table: dict[str, V], key: str, value: V | None) -> None:
-    if value is None:
-        table.pop(key, None)
-    else:
-        table[key] = value
+            yield Anomaly(AnomalyKind.SHARED_PORT, node, shown(link), leaf, message)

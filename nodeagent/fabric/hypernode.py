@@ -1,8 +1,7 @@
-"""Volcano's HyperNode as a value, read from the API and written to it.
+"""Volcano's HyperNode as a value, decoded from the API server's JSON and rendered for a write.
 
-The law of this file: what is written is tier, tier name, members by exact match in the order of their names,
-our labels and our annotations, and nothing else; ``status`` is Volcano's own. Two values that are the
-``same`` need no write.
+A write contains the tier, the tier name, the members by exact match in the order of their names, and our labels and
+annotations. ``status`` belongs to Volcano. Two values that are the ``same`` need no write.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import msgspec
 API_VERSION = "topology.volcano.sh/v1alpha1"
 KIND = "HyperNode"
 TIER_NAMES = ("leaf", "spine", "core")
-"""Constant: a job that asks for a tier name which does not exist loses its constraint without a word."""
+"""Constant, because Volcano drops the constraint of a job without a message if it names an unknown tier."""
 
 SOURCE_LABEL = "volcano.sh/network-topology-source"
 OWNER_LABEL = "app.kubernetes.io/managed-by"
@@ -29,21 +28,23 @@ ALIASES = "nodeagent.io/aliases"
 _OWN_LABELS = frozenset((SOURCE_LABEL, OWNER_LABEL, FABRIC_LABEL, TIER_LABEL))
 OWN_ANNOTATIONS = frozenset((SWITCHES, RAILS, DERIVED_FROM, ALIASES))
 _MEMBER_BYTES = 69
-"""One exact-match member in etcd; measured, the name's own length comes on top of the 20 that it counts."""
+"""Measured for an exact-match member with a name of 20 characters."""
 BYTES_MAX = 1_400_000
-"""etcd refuses a request of more than 1.5 MiB; what is left is for managedFields and the envelope."""
+"""etcd refuses requests of more than 1.5 MiB; the rest is for managedFields and the envelope."""
 
 Texts = tuple[tuple[str, str], ...]
 
 
 class HyperNodeError(ValueError):
-    """An object that is no HyperNode; the message says why."""
+    """The object is not a HyperNode. The message gives the reason."""
 
 
 class HyperNode(msgspec.Struct, frozen=True, kw_only=True):
-    """``nodes`` and ``children`` are members by exact match, sorted. ``patterns`` (regexMatch) and
-    ``selectors`` (labelMatch, as JSON) are seen on objects of others only. Labels and annotations are pairs,
-    sorted, and of ours only; ``source`` is who owns it.
+    """A HyperNode of any owner.
+
+    ``nodes`` and ``children`` are the members by exact match, sorted. ``patterns`` (regexMatch) and ``selectors``
+    (labelMatch, as JSON) occur only on foreign or edited objects. ``labels`` and ``annotations`` are sorted pairs with
+    the keys that nodeagent writes. ``source`` is the owner.
     """
 
     name: str
@@ -72,11 +73,11 @@ class HyperNode(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(text.split(",")) if text else ()
 
     def note(self, key: str) -> str:
-        """An annotation of ours, or nothing."""
+        """The value of one of our annotations, or an empty string."""
         return dict(self.annotations).get(key, "")
 
     def same(self, other: HyperNode) -> bool:
-        """Nothing of this object would be written differently."""
+        """A write of either object gives the same result."""
         return (
             self.nodes == other.nodes
             and self.children == other.children
@@ -89,7 +90,7 @@ class HyperNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def size_of(names: tuple[str, ...], envelope: int = 1000) -> int:
-    """About how many bytes an object with these members takes in etcd."""
+    """The approximate size in etcd of an object with these members, in bytes."""
     return envelope + (_MEMBER_BYTES - 20) * len(names) + sum(map(len, names))
 
 
@@ -107,7 +108,7 @@ def tier_name(tier: int) -> str:
 
 
 def render(hypernode: HyperNode) -> dict[str, Any]:
-    """The object to be written, in the order in which a person reads it."""
+    """The object for a write, with its fields in the order of a manifest."""
     metadata: dict[str, Any] = {"name": hypernode.name, "labels": dict(hypernode.labels)}
     if hypernode.annotations:
         metadata["annotations"] = dict(hypernode.annotations)
@@ -129,7 +130,7 @@ class _Regex(msgspec.Struct):
     pattern: str = ""
 
 
-class _Selector(msgspec.Struct, rename="camel"):
+class _MemberSelector(msgspec.Struct, rename="camel"):
     exact_match: _Exact | None = None
     regex_match: _Regex | None = None
     label_match: dict[str, Any] | None = None
@@ -137,16 +138,16 @@ class _Selector(msgspec.Struct, rename="camel"):
 
 class _Member(msgspec.Struct):
     type: str = "Node"
-    selector: _Selector = msgspec.field(default_factory=_Selector)
+    selector: _MemberSelector = msgspec.field(default_factory=_MemberSelector)
 
 
-class _Spec(msgspec.Struct, rename="camel"):
+class _HyperNodeSpec(msgspec.Struct, rename="camel"):
     tier: int = 0
     tier_name: str = ""
     members: list[_Member] | None = None
 
 
-class _Metadata(msgspec.Struct, rename="camel"):
+class _HyperNodeMetadata(msgspec.Struct, rename="camel"):
     name: str
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
@@ -154,14 +155,14 @@ class _Metadata(msgspec.Struct, rename="camel"):
 
 
 class HyperNodeObject(msgspec.Struct):
-    """The object on the wire, as far as it matters here."""
+    """The part of the JSON object that is used."""
 
-    metadata: _Metadata
-    spec: _Spec = msgspec.field(default_factory=_Spec)
+    metadata: _HyperNodeMetadata
+    spec: _HyperNodeSpec = msgspec.field(default_factory=_HyperNodeSpec)
 
 
 _DECODER = msgspec.json.Decoder(HyperNodeObject)
-_SPEC_DECODER = msgspec.json.Decoder(_Spec)
+_SPEC_DECODER = msgspec.json.Decoder(_HyperNodeSpec)
 
 
 def of(
@@ -171,38 +172,36 @@ def of(
     resource_version: str | None,
     spec: bytes,
 ) -> HyperNode:
-    """From metadata that has been read, and the JSON of the spec. Raises ``HyperNodeError``."""
+    """Make a HyperNode from decoded metadata and the JSON of the spec. Raises ``HyperNodeError``."""
     try:
         decoded = _SPEC_DECODER.decode(spec)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise HyperNodeError(str(error)) from None
-    return value_of(HyperNodeObject(_Metadata(name, labels, annotations, resource_version), decoded))
+    return value_of(HyperNodeObject(_HyperNodeMetadata(name, labels, annotations, resource_version), decoded))
 
 
 def decode(raw: bytes) -> HyperNode:
-    """An object's JSON, as the API server sends it. Raises ``HyperNodeError``."""
+    """Decode an object's JSON. Raises ``HyperNodeError``."""
     try:
         return value_of(_DECODER.decode(raw))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise HyperNodeError(str(error)) from None
 
 
-def convert(found: Any, *, lax: bool = False) -> HyperNode:
-    """The same from what a YAML or JSON reader has made of it; ``lax`` where all its scalars are text.
-    Raises ``HyperNodeError``.
-    """
+def convert(document: Any, *, lax: bool = False) -> HyperNode:
+    """Convert a parsed YAML or JSON document; ``lax`` if all its scalars are text. Raises ``HyperNodeError``."""
     try:
-        return value_of(msgspec.convert(found, HyperNodeObject, strict=not lax))
+        return value_of(msgspec.convert(document, HyperNodeObject, strict=not lax))
     except msgspec.MsgspecError as error:
         raise HyperNodeError(str(error)) from None
 
 
-def value_of(found: HyperNodeObject) -> HyperNode:
+def value_of(document: HyperNodeObject) -> HyperNode:
     nodes: set[str] = set()
     children: set[str] = set()
     patterns: set[str] = set()
     selectors: set[str] = set()
-    for member in found.spec.members or ():
+    for member in document.spec.members or ():
         selector = member.selector
         if selector.exact_match is not None:
             (nodes if member.type == "Node" else children).add(selector.exact_match.name)
@@ -210,12 +209,12 @@ def value_of(found: HyperNodeObject) -> HyperNode:
             patterns.add(selector.regex_match.pattern)
         elif selector.label_match is not None:
             selectors.add(msgspec.json.encode(selector.label_match, order="sorted").decode())
-    labels = found.metadata.labels or {}
-    annotations = found.metadata.annotations or {}
+    labels = document.metadata.labels or {}
+    annotations = document.metadata.annotations or {}
     return HyperNode(
-        name=found.metadata.name,
-        tier=found.spec.tier,
-        tier_name=found.spec.tier_name,
+        name=document.metadata.name,
+        tier=document.spec.tier,
+        tier_name=document.spec.tier_name,
         nodes=tuple(sorted(nodes)),
         children=tuple(sorted(children)),
         patterns=tuple(sorted(patterns)),
@@ -225,5 +224,5 @@ def value_of(found: HyperNodeObject) -> HyperNode:
             sorted((key, value) for key, value in annotations.items() if key in OWN_ANNOTATIONS)
         ),
         source=labels.get(SOURCE_LABEL),
-        resource_version=found.metadata.resource_version,
+        resource_version=document.metadata.resource_version,
     )

@@ -1,8 +1,7 @@
-"""NodeLinks: what one node says of its links, in the shape of the CRD ``nodeagent.io/v1alpha1``.
+"""NodeLinks: one node's report of its links, as the CRD ``nodeagent.io/v1alpha1`` defines it.
 
-The law of this file: the structs are the wire, field for field and name for name, and take what a later
-version adds. What is absent is ``None`` and is not written. Nothing here says what a report means: whether it
-is believed is decided in ``reports``.
+The structs have the fields and names of the CRD and accept fields of later versions. An absent field is ``None`` and is
+not written. ``reports`` decides whether a report is accepted.
 """
 
 from __future__ import annotations
@@ -16,25 +15,25 @@ KIND = "NodeLinks"
 
 
 class ReportError(ValueError):
-    """A report that cannot be read; the message says where and why."""
+    """The report cannot be decoded. The message names the field and the reason."""
 
 
 class Wire(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """What all structs here have in common. Unknown fields are another version's, and are passed over."""
+    """The encoding of all structs here. Unknown fields belong to another version and are ignored."""
 
 
-class Identifier(Wire, frozen=True, kw_only=True):
-    """A chassis or port ID: the subtype's word (``mac``, ``ifname``, ``local``, …) and its value."""
+class ReportedId(Wire, frozen=True, kw_only=True):
+    """A chassis or port ID: its subtype (``mac``, ``ifname``, ``local``, …) and its value."""
 
     subtype: str
     value: str
 
 
 class LinkNeighbor(Wire, frozen=True, kw_only=True):
-    """The switch port at the other end. ``stale``: the last one known, for whom nobody vouches any more."""
+    """The switch port at the other end. ``stale``: its LLDP information has expired, and this was the last."""
 
-    chassis_id: Identifier = msgspec.field(name="chassisID")
-    port_id: Identifier = msgspec.field(name="portID")
+    chassis_id: ReportedId = msgspec.field(name="chassisID")
+    port_id: ReportedId = msgspec.field(name="portID")
     system_name: str | None = None
     port_description: str | None = None
     management_addresses: tuple[str, ...] = ()
@@ -42,7 +41,7 @@ class LinkNeighbor(Wire, frozen=True, kw_only=True):
 
 
 class NodeLink(Wire, frozen=True, kw_only=True):
-    """One link. ``fabric`` and ``rail`` are the node's own opinion; ``rail`` counts from 0."""
+    """One link. ``fabric`` and ``rail`` are assigned by the node; ``rail`` counts from 0."""
 
     name: str
     netdev: str | None = None
@@ -58,7 +57,7 @@ class NodeLink(Wire, frozen=True, kw_only=True):
 
 
 class Metadata(Wire, frozen=True, kw_only=True):
-    """Of the object's metadata, what is asked for here."""
+    """The part of the object's metadata that is used."""
 
     name: str | None = None
     namespace: str | None = None
@@ -66,7 +65,7 @@ class Metadata(Wire, frozen=True, kw_only=True):
 
 
 class NodeLinks(Wire, frozen=True, kw_only=True):
-    """The report of one node. ``metadata.name`` is the node's name too; one that differs is not believed."""
+    """The report of one node. ``metadata.name`` must be the node's name too."""
 
     api_version: str | None = None
     kind: str | None = None
@@ -79,18 +78,16 @@ _DECODER = msgspec.json.Decoder(NodeLinks)
 
 
 def decode(raw: bytes) -> NodeLinks:
-    """An object's JSON, as the API server sends it. Raises ``ReportError``."""
+    """Decode an object's JSON. Raises ``ReportError``."""
     try:
         return _DECODER.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ReportError(str(error)) from None
 
 
-def convert(found: Any, *, lax: bool = False) -> NodeLinks:
-    """The same from what a YAML or JSON reader has made of it; ``lax`` where all its scalars are text.
-    Raises ``ReportError``.
-    """
+def convert(document: Any, *, lax: bool = False) -> NodeLinks:
+    """Convert a parsed YAML or JSON document; ``lax`` if all its scalars are text. Raises ``ReportError``."""
     try:
-        return msgspec.convert(found, NodeLinks, strict=not lax)
+        return msgspec.convert(document, NodeLinks, strict=not lax)
     except msgspec.MsgspecError as error:
         raise ReportError(str(error)) from None

@@ -1,10 +1,9 @@
-"""What a plan says: values only.
+"""The result of a plan.
 
-``Write.after`` is the whole of the safety: a write may be sent only when all the writes that it names (by
-their place in ``Outcome.writes``) have succeeded. Sent in order, with what depends on a failed one left out,
-Volcano's tree is valid after every single write, wherever the sequence ends. Each write carries the
-``resource_version`` that it was planned on (``None``: the write before it on the same object has made a new
-one, use that), so that a stale planner is refused by the API server instead of believed.
+A write may be sent only after all writes in its ``after`` have succeeded; these are indices in ``PlanOutcome.writes``.
+Sent in order, without the writes that depend on a failed one, Volcano's tree is valid after every single write. Each
+write carries the ``resource_version`` that it was planned on, so the API server refuses a write from a stale plan.
+``None``: use the version that the preceding write on the same object returned.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from typing import Literal
 from nodeagent.fabric.hypernode import HyperNode
 
 
-class Kind(StrEnum):
-    """The kinds of anomalies: a closed set, fit for a metric's label."""
+class AnomalyKind(StrEnum):
+    """The kinds of anomalies: a closed set, and values of a metric label."""
 
     MISCABLED = "miscabled"
     RAIL_SWAP = "rail-swap"
@@ -33,9 +32,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Anomaly:
-    """What somebody should look at; empty where it is about no node, link or switch in particular."""
+    """An anomaly of the cabling or of switch names. ``node``, ``link`` and ``switch`` are empty if it concerns none."""
 
-    kind: Kind
+    kind: AnomalyKind
     node: str
     link: str
     switch: str
@@ -43,8 +42,8 @@ class Anomaly:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Unplaced:
-    """A node that is in no leaf group, or a report that is not believed, and why."""
+class UnplacedNode:
+    """A node without a leaf group, or with a refused report, and the reason."""
 
     node: str
     reason: str
@@ -54,8 +53,8 @@ Verb = Literal["create", "update", "delete"]
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
-    """One call to the API server. A ``delete`` carries the object as it was."""
+class TreeWrite:
+    """One call to the API server. A ``delete`` carries the published object."""
 
     verb: Verb
     object: HyperNode
@@ -65,7 +64,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """A HyperNode of another owner that holds nodes (or children) of ours."""
+    """A foreign HyperNode that holds nodes of ours, or lists HyperNodes of ours as children."""
 
     name: str
     source: str | None
@@ -74,7 +73,7 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """So many nodes would move (or leave) or HyperNodes be deleted at once that it is held until ``until``."""
+    """Too many nodes would move or HyperNodes be deleted at once, so nothing moves before ``until``."""
 
     since: float
     until: float
@@ -85,22 +84,21 @@ class Breaker:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What should be, and how to get there.
+class PlanOutcome:
+    """The tree that should be, and the writes that lead to it.
 
-    ``hypernodes`` are by tier and name, ``labels`` every placed node's. ``relabel`` is what must be
-    patched on Nodes whose labels were handed in (``None`` takes a label away). ``next_at`` is when time
-    alone will change the answer: plan again then, if nothing wakes you before. ``waiting`` counts moves
-    that have not stood long enough. ``overlapping``: which HyperNodes of others hold something of one of ours that
-    is published.
+    ``hypernodes`` are ordered by tier and name. ``labels`` are those of each placed node. ``relabel`` patches the
+    labels of known Nodes; ``None`` removes a label. ``next_at`` is when time alone changes the result: plan again
+    then. ``waiting`` counts moves that wait. ``overlapping`` are the foreign HyperNodes that overlap each
+    published object.
     """
 
     hypernodes: tuple[HyperNode, ...]
     labels: Mapping[str, Mapping[str, str]]
     relabel: Mapping[str, Mapping[str, str | None]]
     anomalies: tuple[Anomaly, ...]
-    unplaced: tuple[Unplaced, ...]
-    writes: tuple[Write, ...]
+    unplaced: tuple[UnplacedNode, ...]
+    writes: tuple[TreeWrite, ...]
     overlaps: tuple[Overlap, ...] = ()
     overlapping: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     below_min_links: tuple[str, ...] = ()
@@ -110,19 +108,19 @@ class Outcome:
     next_at: float | None = None
 
 
-def obstacles(outcome: Outcome) -> dict[str, str]:
-    """What stands in the way of the tree, for a person to decide: ``overlap/NAME`` and ``breaker``, in sentences."""
-    said: dict[str, str] = {}
+def obstacles(outcome: PlanOutcome) -> dict[str, str]:
+    """The obstacles that need a decision of the operator, as sentences: ``overlap/NAME`` and ``breaker``."""
+    sentences: dict[str, str] = {}
     for overlap in outcome.overlaps:
         members = ", ".join(overlap.members[:5]) + (", …" if len(overlap.members) > 5 else "")
-        said[f"overlap/{overlap.name}"] = (
-            f"HyperNode {overlap.name} of {overlap.source or 'somebody without a source label'} holds {members}, "
-            "which nodeagent has placed too; remove one of the two sources, or set `foreign` to yield or own"
+        sentences[f"overlap/{overlap.name}"] = (
+            f"HyperNode {overlap.name} of {overlap.source or 'an owner without a source label'} holds {members}, "
+            "which nodeagent places too; remove one of the two sources, or set `foreign` to yield or own"
         )
     if (held := outcome.breaker) is not None:
-        said["breaker"] = (
+        sentences["breaker"] = (
             f"{held.moves} of {held.placed} nodes would move and {held.deletes} of {held.hypernodes} HyperNodes be "
-            "deleted at once; nothing is written until it has stood. Is a switch renamed, or a part of the "
-            "cluster without reports?"
+            "deleted at once, so moves are held. Was a switch renamed, or are reports of a part of the cluster "
+            "missing?"
         )
-    return said
+    return sentences

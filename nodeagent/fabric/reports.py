@@ -1,147 +1,124 @@
-"""A NodeLinks made small: what of a report bears on the tree, in values shared with all that are equal to it.
+"""A node's report in compact form: what matters for the tree, in values that equal reports share.
 
-The law of this file:
-
-* A report is believed whole or refused with a sentence. What a node says of *another* node, more than a node
-  can have, and what no LLDPDU can carry is refused; a time in a report is never compared with ours.
-* A link that says nothing of a switch stays in its place with no announcement: silence is counted, and votes
-  for the group in which the node is.
-* Reports of nodes that are cabled alike share one ``Shape``, and that is what the sums are made over.
+* A report is accepted whole, or refused with a reason. Refused is a report about another node, with more than a node
+  can have, or with text that no LLDPDU can carry. Times in a report are never compared with the controller's clock.
+* A link without a neighbor keeps its place in the report. It counts for the group in which the node is published.
+* Reports of nodes with identical cabling share one ``Shape``, so that sums are made once for all of them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from fnmatch import fnmatchcase
 from typing import NamedTuple, TypeVar
 
+from nodeagent.fabric.fabric_settings import FabricRules, FabricSelect
 from nodeagent.fabric.nodelinks import LinkNeighbor, NodeLink, NodeLinks
-from nodeagent.fabric.rules import FabricRule, Rules
 from nodeagent.one_line import one_line
 
 LINKS_MAX = 128
 TEXT_MAX = 1100
-"""An LLDP string has 255 octets at most, four characters for each where they are escaped."""
+"""An LLDP string has at most 255 octets; escaping makes up to four characters of each."""
 SHOWN_MAX = 80
 _NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LAST = 1 << 31
-_DARK = frozenset(("down", "unknown", "away"))
+_DOWN_STATES = frozenset(("down", "unknown", "away"))
 
 T = TypeVar("T", bound=Hashable)
 
 
-class RefusedError(ValueError):
-    """A report that is not believed; the message completes "its report …"."""
+class RefusedReportError(ValueError):
+    """The report is refused. The message completes "its report …"."""
 
 
-class Announcement(NamedTuple):
-    """Who speaks at the other end, apart from the port: one value for all links to that switch."""
+class SwitchAnnouncement(NamedTuple):
+    """What a switch announces of itself, without the port: one value for all links to that switch."""
 
     name: str
     chassis: str
     addresses: tuple[str, ...]
 
 
-class Slot(NamedTuple):
-    """A link in its place: its name, its rail (the node's number, or the name) and who is heard on it."""
+class LinkSlot(NamedTuple):
+    """A link in a report: its name, its rail (as the node numbers it, or the link's name) and its neighbor."""
 
     link: str
     rail: str
-    heard: Announcement | None
+    neighbor: SwitchAnnouncement | None
 
 
-Shape = tuple[Slot, ...]
+Shape = tuple[LinkSlot, ...]
 
 
-class Report:
-    """``ports[i]`` is the switch port of ``shape[i]``; the masks have bit i set for it.
+class CompactReport:
+    """``ports[i]`` is the switch port of link ``shape[i]``. Bit i of ``stale`` and ``miscabled`` is for this link.
 
-    ``unheard``: some link is up and nobody has been heard on it yet. ``up`` counts the links that are up.
+    ``incomplete``: some link is up and has no neighbor yet. ``up`` counts the links that are up.
     """
 
-    __slots__ = ("miscabled", "ports", "shape", "stale", "unheard", "up")
+    __slots__ = ("incomplete", "miscabled", "ports", "shape", "stale", "up")
 
     def __init__(
-        self, shape: Shape, ports: tuple[str, ...], stale: int, miscabled: int, up: int, unheard: bool
+        self, shape: Shape, ports: tuple[str, ...], stale: int, miscabled: int, up: int, incomplete: bool
     ) -> None:
         self.shape = shape
         self.ports = ports
         self.stale = stale
         self.miscabled = miscabled
         self.up = up
-        self.unheard = unheard
-
-    def same(self, other: Report) -> bool:
-        return (
-            self.shape == other.shape
-            and self.ports == other.ports
-            and self.stale == other.stale
-            and self.miscabled == other.miscabled
-            and self.up == other.up
-            and self.unheard == other.unheard
-        )
+        self.incomplete = incomplete
 
 
-class Pool:
-    """Equal values become one object. What only departed reports have said is forgotten by ``keep``."""
+class InternPool:
+    """Makes equal values one object. A full pool starts again empty, because it also keeps values of past reports."""
 
-    def __init__(self) -> None:
-        self._one: dict[Hashable, Hashable] = {}
+    def __init__(self, size_max: int = 1 << 19) -> None:
+        self._size_max = size_max
+        self._values: dict[Hashable, Hashable] = {}
 
     def __call__(self, value: T) -> T:
-        return self._one.setdefault(value, value)  # type: ignore[return-value]
-
-    def __len__(self) -> int:
-        return len(self._one)
-
-    def keep(self, reports: Iterable[Report]) -> None:
-        self._one = {}
-        for report in reports:
-            for slot in self(report.shape):
-                self(slot)
-                self(slot.link)
-                if slot.heard is not None:
-                    self(slot.heard)
-            for port in self(report.ports):
-                self(port)
+        if len(self._values) >= self._size_max:
+            self._values = {}
+        return self._values.setdefault(value, value)  # type: ignore[return-value]
 
 
-class Reader:
-    """Reads reports by one set of rules."""
+class ReportReader:
+    """Makes compact reports by one set of rules."""
 
-    def __init__(self, rules: Rules, pool: Pool) -> None:
+    def __init__(self, rules: FabricRules, pool: InternPool) -> None:
         self._rules = rules
         self._pool = pool
 
-    def read(self, name: str, links: NodeLinks) -> Report:
-        """``name`` is the object's own. Raises ``RefusedError``."""
+    def read(self, name: str, links: NodeLinks) -> CompactReport:
+        """``name`` is the name of the NodeLinks object. Raises ``RefusedReportError``."""
         _check(name, links)
         pool = self._pool
-        shape: list[Slot] = []
+        shape: list[LinkSlot] = []
         ports: list[str] = []
         stale = miscabled = up = 0
-        unheard = False
+        incomplete = False
         for link in self._of_fabric(links):
             bit = 1 << len(shape)
-            dark = link.state is not None and link.state.lower() in _DARK
-            up += not dark
-            if link.state is not None and link.state.lower() == "miscabled":
+            state = (link.state or "").lower()
+            is_down = state in _DOWN_STATES
+            up += not is_down
+            if state == "miscabled":
                 miscabled |= bit
-            heard = None if link.neighbor is None else self._announcement(links, link.neighbor)
+            neighbor = None if link.neighbor is None else self._announcement(links, link.neighbor)
             rail = link.name if link.rail is None else str(link.rail)
-            shape.append(pool(Slot(pool(link.name), rail, heard)))
-            if heard is None or link.neighbor is None:
+            shape.append(pool(LinkSlot(pool(link.name), rail, neighbor)))
+            if neighbor is None or link.neighbor is None:
                 ports.append("")
-                unheard = unheard or not dark
+                incomplete = incomplete or not is_down
             else:
                 ports.append(pool(link.neighbor.port_id.value))
                 if link.neighbor.stale:
                     stale |= bit
-        return Report(pool(tuple(shape)), pool(tuple(ports)), stale, miscabled, up, unheard)
+        return CompactReport(pool(tuple(shape)), pool(tuple(ports)), stale, miscabled, up, incomplete)
 
-    def _announcement(self, links: NodeLinks, neighbor: LinkNeighbor) -> Announcement | None:
-        """Nobody, where the node hears itself (its NIC's firmware, a representor)."""
+    def _announcement(self, links: NodeLinks, neighbor: LinkNeighbor) -> SwitchAnnouncement | None:
+        """``None`` for a frame from the node itself, such as its NIC's firmware or a representor."""
         name = neighbor.system_name or ""
         if name == links.node_name:
             return None
@@ -149,79 +126,79 @@ class Reader:
         if chassis.subtype == "mac" and any(chassis.value == link.mac for link in links.links):
             return None
         addresses = tuple(sorted(neighbor.management_addresses))
-        return self._pool(Announcement(name, f"{chassis.subtype}={chassis.value}", addresses))
+        return self._pool(SwitchAnnouncement(name, f"{chassis.subtype}={chassis.value}", addresses))
 
     def _of_fabric(self, links: NodeLinks) -> Iterator[NodeLink]:
-        """The links of the fabric that makes the tree, in the order of their names."""
+        """The links of the fabric that makes the tree, ordered by rail and name."""
         rules = self._rules
-        # A node that names the fabric of some links has thought of the others too: they are its storage's.
-        told = any(link.fabric is not None for link in links.links)
+        # If the node names the fabric of some links, its other links belong to none, such as those for storage.
+        has_fabrics = any(link.fabric is not None for link in links.links)
         fastest = max((link.speed_mbps or 0 for link in links.links), default=0)
-        for link in sorted(links.links, key=_place):
+        for link in sorted(links.links, key=_order):
             fabric = link.fabric
-            for rule in rules.fabric_rules:
-                if _meets(rule, links.node_name, link):
+            for rule in rules.fabrics:
+                if _matches(rule, links.node_name, link):
                     fabric = rule.fabric
                     break
             else:
-                # Management ports are the slow ones. A speed that is not known is no reason to leave one out:
-                # a link that went down would leave the fabric.
+                # Slow links are management ports. A link of unknown speed stays in the fabric, because links that
+                # are down have no speed.
                 speed = link.speed_mbps or 0
-                if not told and (speed <= 0 or speed * 2 >= fastest):
+                if not has_fabrics and (speed <= 0 or speed * 2 >= fastest):
                     fabric = rules.fabric
             if fabric == rules.fabric:
                 yield link
 
 
-def _place(link: NodeLink) -> tuple[int, int, str]:
+def _order(link: NodeLink) -> tuple[int, int, str]:
     return (_LAST if link.rail is None else link.rail, len(link.name), link.name)
 
 
-def _meets(rule: FabricRule, node: str, link: NodeLink) -> bool:
+def _matches(rule: FabricSelect, node: str, link: NodeLink) -> bool:
     switch = "" if link.neighbor is None else link.neighbor.system_name or ""
     return (
-        _any(rule.nodes, node)
-        and _any(rule.links, link.name)
-        and _any(rule.netdevs, link.netdev or "")
-        and _any(rule.pci_addresses, link.pci_address or "")
-        and _any(rule.switches, switch)
+        _matches_any(rule.nodes, node)
+        and _matches_any(rule.links, link.name)
+        and _matches_any(rule.netdevs, link.netdev or "")
+        and _matches_any(rule.pci_addresses, link.pci_address or "")
+        and _matches_any(rule.switches, switch)
         and (link.speed_mbps or 0) >= rule.min_speed_mbps
     )
 
 
-def _any(globs: tuple[str, ...], text: str) -> bool:
+def _matches_any(globs: tuple[str, ...], text: str) -> bool:
     return not globs or any(fnmatchcase(text, glob) for glob in globs)
 
 
 def _check(name: str, links: NodeLinks) -> None:
     if links.node_name != name:
-        raise RefusedError(
-            f"speaks for {shown(links.node_name)}: a node reports of itself, under its own name"
+        raise RefusedReportError(
+            f"names the node {shown(links.node_name)}: a node reports its own links, in an object with its name"
         )
     if len(name) > 253 or not _NODE_NAME.fullmatch(name):
-        raise RefusedError("is of a node whose name is none that Kubernetes gives")
+        raise RefusedReportError("has a node name that is not valid in Kubernetes")
     if len(links.links) > LINKS_MAX:
-        raise RefusedError(f"lists {len(links.links)} links, more than {LINKS_MAX} are not believed")
+        raise RefusedReportError(f"lists {len(links.links)} links; at most {LINKS_MAX} are accepted")
     seen: set[str] = set()
     for link in links.links:
         if link.name in seen:
-            raise RefusedError(f"lists the link {shown(link.name)} twice")
+            raise RefusedReportError(f"lists the link {shown(link.name)} twice")
         seen.add(link.name)
         if max(map(len, _texts(link))) > TEXT_MAX:
-            raise RefusedError(f"has a text of more than {TEXT_MAX} characters at {shown(link.name)}")
+            raise RefusedReportError(f"has a text of more than {TEXT_MAX} characters at {shown(link.name)}")
 
 
 def _texts(link: NodeLink) -> Iterator[str]:
     yield link.name
     yield link.fabric or ""
-    if (heard := link.neighbor) is not None:
-        yield heard.system_name or ""
-        for identifier in (heard.chassis_id, heard.port_id):
+    if (neighbor := link.neighbor) is not None:
+        yield neighbor.system_name or ""
+        for identifier in (neighbor.chassis_id, neighbor.port_id):
             yield identifier.subtype
             yield identifier.value
-        yield from heard.management_addresses
+        yield from neighbor.management_addresses
 
 
 def shown(text: str) -> str:
-    """A text from a report in a sentence: one line of ASCII, cut to ``SHOWN_MAX`` characters."""
+    """Text from a report or a switch, for use in a sentence: one line of ASCII, cut to ``SHOWN_MAX`` characters."""
     return one_line(text, SHOWN_MAX, ascii_only=True)

@@ -1,11 +1,11 @@
-"""The tiers above the leaves: the same rule again, with groups for nodes and uplinks for links.
+"""The tiers above the leaves: the join rule again, with groups in place of nodes and uplinks in place of links.
 
-What is known of uplinks, in the order in which it is trusted: the static topology, what switches hear above
-them, a pattern on the names of leaf switches, and at last the assertion that everything is one.
+Sources of uplinks, the most trusted first: the topology file, what switches hear above them, a pattern on the names of
+leaf switches, and the assertion that all groups are one.
 
-The law of this file: a tier that puts together nothing is left out, for each tier costs the scheduler a copy of
-everything. A group whose uplinks are not known stays where it is published, as long as what put it there was
-something that is heard; what was told is gone when it is told no more.
+* A tier that joins nothing is left out, because each tier costs the scheduler a copy of all nodes.
+* A group without known uplinks stays where it is published, if uplinks from LLDP put it there. A parent that came from
+  configuration goes with that configuration.
 """
 
 from __future__ import annotations
@@ -14,168 +14,30 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from nodeagent.fabric.groups import Graph, Group, vote
+from nodeagent.fabric.fabric_settings import FabricRules
+from nodeagent.fabric.groups import SwitchGraph, SwitchGroup, count_votes
 from nodeagent.fabric.hypernode import DERIVED_FROM, TIER_NAMES, HyperNode, labels_of, tier_name
+from nodeagent.fabric.known_topology import Topology
 from nodeagent.fabric.names import match, name_of
-from nodeagent.fabric.rules import Rules
-from nodeagent.fabric.settle import Seating
+from nodeagent.fabric.naming import member_claims
+from nodeagent.fabric.outcome import Breaker
+from nodeagent.fabric.placement import Placement, place
+from nodeagent.fabric.published import PublishedTree
 
-Taken = Callable[[str], bool]
 FILE, HEARD, PATTERN, ASSERTED = "topology-file", "spine-lldp", "name-pattern", "assume-full-bisection"
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class TierItem:
     """A HyperNode that may get a parent: its own switches, and the leaf switches below it."""
 
     switches: frozenset[str]
     leaves: frozenset[str]
 
 
-class Uplinks:
-    """What is known of what is above each switch."""
-
-    def __init__(self, rules: Rules) -> None:
-        self._file = rules.topology.uplinks
-        self._patterns = tuple(re.compile(one) for one in rules.name_patterns)
-        self._found: dict[tuple[int, str], str | None] = {}
-        self.heard: Mapping[str, tuple[str, ...]] = {}
-
-    def above(self, item: Item, tier: int, below: frozenset[str]) -> tuple[frozenset[str], str]:
-        """The switches (or names that stand for them) above an item, and how that is known.
-
-        ``below`` are all switches of the same tier or a lower one: a peer link leads nowhere up.
-        """
-        for source, known in ((FILE, self._file), (HEARD, self.heard)):
-            found = {up for switch in item.switches for up in known.get(switch, ())} - below
-            if found:
-                return frozenset(found), source
-        named = {name for leaf in item.leaves if (name := self._named(tier, leaf)) is not None}
-        return frozenset(named), PATTERN
-
-    def _named(self, tier: int, leaf: str) -> str | None:
-        key = (tier, leaf)
-        if key not in self._found:
-            self._found[key] = None
-            for pattern in self._patterns:
-                found = pattern.search(leaf)
-                group = f"tier{tier}"
-                if found is not None and group in pattern.groupindex and found[group]:
-                    self._found[key] = found[group]
-                    break
-        return self._found[key]
-
-
-class Tower:
-    """Tiers 2 and 3. ``wanted`` are their objects, ``parent`` of each HyperNode below."""
-
-    def __init__(self, rules: Rules) -> None:
-        self._rules = rules
-        self.uplinks = Uplinks(rules)
-        self.seatings = {tier: Seating(rules.hysteresis) for tier in range(2, len(TIER_NAMES) + 1)}
-        self.wanted: dict[str, HyperNode] = {}
-        self.parent: dict[str, str] = {}
-
-    def publish(self, name: str, old: HyperNode | None, new: HyperNode | None) -> None:
-        """An object of ours above tier 1, before and now."""
-        for tier, seating in self.seatings.items():
-            before = old.children if old is not None and old.tier == tier else ()
-            after = new.children if new is not None and new.tier == tier else ()
-            if before or after:
-                seating.publish(name, before, after)
-
-    def build(
-        self,
-        leaves: Mapping[str, frozenset[str]],
-        published: Mapping[str, HyperNode],
-        taken: Taken,
-        now: float,
-    ) -> None:
-        """``leaves`` are the tier-1 HyperNodes with their switches; ``published`` all objects of ours."""
-        self.wanted = {}
-        self.parent = {}
-        items = {name: Item(switches, switches) for name, switches in leaves.items()}
-        below = frozenset(switch for item in items.values() for switch in item.switches)
-        tier, quiet = 2, False
-        for known in range(2, len(TIER_NAMES) + 1):
-            groups = self._groups(items, known, below)
-            asserted = False
-            level = _Level(self._rules.fabric, tier, self.seatings[tier], published, taken)
-            quiet = quiet or (not groups and level.stands(items))
-            if not groups and not quiet and self._rules.assume_full_bisection and len(items) > 1:
-                groups, asserted = [_Upper(frozenset(), frozenset(items), ASSERTED)], True
-            if not level.tells(items, groups):
-                items = _through(items, groups)
-                continue
-            above = _invert(level.seat(items, groups, asserted, now))
-            if all(len(children) < 2 for children in above.values()):
-                self._drop(tier)
-                items = _through(items, groups)
-                continue
-            items = self._raise(items, above, level, tier)
-            below |= frozenset(switch for item in items.values() for switch in item.switches)
-            tier += 1
-            if asserted or len(items) < 2:
-                break
-        for unused in range(tier, len(TIER_NAMES) + 1):
-            self._drop(unused)
-
-    def next_at(self, now: float) -> float | None:
-        ends = (seating.next_at(now) for seating in self.seatings.values())
-        return min((end for end in ends if end is not None), default=None)
-
-    def _groups(self, items: Mapping[str, Item], tier: int, below: frozenset[str]) -> list[_Upper]:
-        """What the uplinks say: which of the items belong together."""
-        ups = {name: self.uplinks.above(item, tier, below) for name, item in items.items()}
-        graph = Graph(_never)
-        for up, _ in ups.values():
-            if up:
-                graph.weigh(tuple(sorted(up)), 1)
-        graph.regroup({switch for up, _ in ups.values() for switch in up})
-        found: dict[Group, list[str]] = {}
-        for name, (up, _) in ups.items():
-            _, best, _ = vote(up, graph.of.get, graph.weight)
-            if best is not None:
-                found.setdefault(best, []).append(name)
-        rank = (FILE, HEARD, PATTERN)
-        return [
-            _Upper(
-                frozenset(group.leaves),
-                frozenset(members),
-                min((ups[name][1] for name in members), key=rank.index),
-            )
-            for group, members in found.items()
-        ]
-
-    def _raise(
-        self, items: dict[str, Item], above: Mapping[str, list[str]], level: _Level, tier: int
-    ) -> dict[str, Item]:
-        """The objects of a tier; whoever has no parent goes on with them."""
-        raised = {name: item for name, item in items.items() if name not in level.seating.seat}
-        for name, children in above.items():
-            self.parent.update(dict.fromkeys(children, name))
-            self.wanted[name] = HyperNode(
-                name=name,
-                tier=tier,
-                tier_name=tier_name(tier),
-                children=tuple(sorted(children)),
-                labels=labels_of(self._rules.fabric, tier),
-                annotations=((DERIVED_FROM, level.source(name)),),
-            )
-            raised[name] = Item(
-                level.switches(name), frozenset().union(*(items[child].leaves for child in children))
-            )
-        return raised
-
-    def _drop(self, tier: int) -> None:
-        seating = self.seatings[tier]
-        for child in list(seating.seat):
-            seating.bar(child)
-
-
 @dataclass(frozen=True, slots=True)
-class _Upper:
-    """A group of a tier as the evidence has it."""
+class _UpperGroup:
+    """Items that belong together, and the switches above them."""
 
     switches: frozenset[str]
     members: frozenset[str]
@@ -186,34 +48,156 @@ class _Upper:
         return min(self.switches, default="")
 
 
-class _Level:
-    """One tier while it is built: names for its groups, seats for its children."""
+class UplinkSources:
+    """What is known to be above each switch."""
+
+    def __init__(self, rules: FabricRules, topology: Topology, heard: Mapping[str, tuple[str, ...]]) -> None:
+        self._patterns = tuple(map(re.compile, rules.tiers.name_patterns))
+        self._by_switch = ((FILE, topology.uplinks), (HEARD, heard))
+
+    def above(self, item: TierItem, tier: int, below: frozenset[str]) -> tuple[frozenset[str], str]:
+        """The switches above an item (or names that stand for them), and the source.
+
+        ``below`` are all switches of the same and lower tiers: a peer link is no uplink.
+        """
+        for source, known in self._by_switch:
+            ups = {up for switch in item.switches for up in known.get(switch, ())} - below
+            if ups:
+                return frozenset(ups), source
+        if not self._patterns:
+            return frozenset(), PATTERN
+        names = (self._group_name(tier, leaf) for leaf in item.leaves)
+        return frozenset(name for name in names if name), PATTERN
+
+    def _group_name(self, tier: int, leaf: str) -> str:
+        group = f"tier{tier}"
+        for pattern in self._patterns:
+            if group in pattern.groupindex and (match := pattern.search(leaf)) and match[group]:
+                return match[group]
+        return ""
+
+
+class UpperTiers:
+    """Tiers 2 and 3. ``objects`` by name, ``parent`` of each HyperNode below, and the ``placements`` by tier."""
 
     def __init__(
         self,
-        fabric: str,
-        tier: int,
-        seating: Seating,
-        published: Mapping[str, HyperNode],
-        taken: Taken,
+        rules: FabricRules,
+        topology: Topology,
+        leaves: Mapping[str, frozenset[str]],
+        heard: Mapping[str, tuple[str, ...]],
+        published: PublishedTree,
+        is_taken: Callable[[str], bool],
+        before: Mapping[int, Placement],
+        now: float,
     ) -> None:
-        self.seating = seating
-        self._fabric = fabric
-        self._tier = tier
-        self._published = published
-        self._taken = taken
-        self._group: dict[str, _Upper] = {}
+        """``leaves`` are the tier-1 HyperNodes with their switches; ``before`` are the placements of the last plan."""
+        self._rules, self._published, self._is_taken, self._now = rules, published, is_taken, now
+        self._uplinks = UplinkSources(rules, topology, heard)
+        self._before = before
+        self.objects: dict[str, HyperNode] = {}
+        self.parent: dict[str, str] = {}
+        self.placements: dict[int, Placement] = {}
+        self._build({name: TierItem(switches, switches) for name, switches in leaves.items()})
 
-    def tells(self, items: Mapping[str, Item], groups: list[_Upper]) -> bool:
-        """This tier puts something together, or has, and what it has heard has fallen silent."""
-        spoken = frozenset().union(*(group.members for group in groups))
+    @property
+    def breaker(self) -> Breaker | None:
+        breakers = (one.breaker for _, one in sorted(self.placements.items()))
+        return next((breaker for breaker in breakers if breaker is not None), None)
+
+    def _build(self, items: dict[str, TierItem]) -> None:
+        below = frozenset(switch for item in items.values() for switch in item.switches)
+        tier, silent = 2, False
+        for level in range(2, len(TIER_NAMES) + 1):
+            groups = self._groups(items, level, below)
+            step = _Tier(self._rules, tier, self._published, self._is_taken)
+            silent = silent or (not groups and step.keeps_any(items))
+            asserted = (
+                not groups and not silent and self._rules.tiers.assume_full_bisection and len(items) > 1
+            )
+            if asserted:
+                groups = [_UpperGroup(frozenset(), frozenset(items), ASSERTED)]
+            placement = None
+            if step.joins(items, groups):
+                before = self._before.get(tier, Placement())
+                placement = step.place(items, groups, before, self._now, asserted=asserted)
+            children = _invert({} if placement is None else placement.place)
+            if placement is None or all(len(names) < 2 for names in children.values()):
+                items = _pass_through(items, groups)
+                continue
+            self.placements[tier] = placement
+            items = self._raise(items, children, step, tier)
+            below |= frozenset(switch for item in items.values() for switch in item.switches)
+            tier += 1
+            if asserted or len(items) < 2:
+                break
+
+    def _groups(self, items: Mapping[str, TierItem], tier: int, below: frozenset[str]) -> list[_UpperGroup]:
+        """The items that belong together according to their uplinks."""
+        ups = {name: self._uplinks.above(item, tier, below) for name, item in items.items()}
+        graph = SwitchGraph(_never_apart)
+        for switches, _ in ups.values():
+            graph.add(tuple(sorted(switches)), 1)
+        graph.form_groups()
+        members: dict[SwitchGroup, list[str]] = {}
+        for name, (switches, _) in ups.items():
+            _, best = count_votes(switches, graph.of, graph.weight)
+            if best is not None:
+                members.setdefault(best, []).append(name)
+        trust = (FILE, HEARD, PATTERN)
+        return [
+            _UpperGroup(
+                frozenset(group.leaves),
+                frozenset(names),
+                min((ups[name][1] for name in names), key=trust.index),
+            )
+            for group, names in members.items()
+        ]
+
+    def _raise(
+        self, items: Mapping[str, TierItem], children: Mapping[str, list[str]], step: _Tier, tier: int
+    ) -> dict[str, TierItem]:
+        """Make the objects of a tier. The result is the items of the next tier: these, and all without a parent."""
+        placed = {child for names in children.values() for child in names}
+        raised = {name: item for name, item in items.items() if name not in placed}
+        for name, names in children.items():
+            self.parent.update(dict.fromkeys(names, name))
+            self.objects[name] = HyperNode(
+                name=name,
+                tier=tier,
+                tier_name=tier_name(tier),
+                children=tuple(sorted(names)),
+                labels=labels_of(self._rules.fabric, tier),
+                annotations=((DERIVED_FROM, step.source(name)),),
+            )
+            raised[name] = TierItem(
+                step.switches(name), frozenset().union(*(items[child].leaves for child in names))
+            )
+        return raised
+
+
+class _Tier:
+    """One tier while it is built: the names of its groups, and the places of its children."""
+
+    def __init__(
+        self, rules: FabricRules, tier: int, published: PublishedTree, is_taken: Callable[[str], bool]
+    ) -> None:
+        self._rules, self._tier = rules, tier
+        self._published = published.objects
+        self._members = published.tiers[tier]
+        self._is_taken = is_taken
+        self._group: dict[str, _UpperGroup] = {}
+
+    def joins(self, items: Mapping[str, TierItem], groups: list[_UpperGroup]) -> bool:
+        """The tier joins some items, or keeps items whose switches have become silent."""
+        known = frozenset[str]().union(*(group.members for group in groups))
         return any(len(group.members) > 1 for group in groups) or any(
-            item not in spoken and self._stands(item) for item in items
+            item not in known and self._keeps(item) for item in items
         )
 
-    def stands(self, items: Mapping[str, Item]) -> bool:
-        """Something that was heard has put some of them together, and is silent now: no reason to assert."""
-        return any(map(self._stands, items))
+    def keeps_any(self, items: Mapping[str, TierItem]) -> bool:
+        """Some item was joined by LLDP and its switches are silent now: that is no reason to assert one group."""
+        return any(map(self._keeps, items))
 
     def source(self, name: str) -> str:
         if name in self._group:
@@ -223,63 +207,51 @@ class _Level:
     def switches(self, name: str) -> frozenset[str]:
         return self._group[name].switches if name in self._group else frozenset()
 
-    def seat(
-        self, items: Mapping[str, Item], groups: list[_Upper], asserted: bool, now: float
-    ) -> Mapping[str, str]:
-        """The parent of each item that has one."""
-        seating = self.seating
-        claims = {group: self._claims(group) for group in groups}
+    def place(
+        self,
+        items: Mapping[str, TierItem],
+        groups: list[_UpperGroup],
+        before: Placement,
+        now: float,
+        *,
+        asserted: bool,
+    ) -> Placement:
+        """Name the groups and place the items in them."""
+        claims = {group: member_claims(group.members, self._members.placed) for group in groups}
         matched = match(claims, lambda group: group.anchor or min(group.members))
-        wishes: dict[str, str] = {}
+        targets: dict[str, str] = {}
         for group in sorted(groups, key=lambda group: (group.anchor, min(group.members))):
-            anchor = self._fabric if len(groups) == 1 else group.anchor
-            called = matched.get(group) or name_of(self._fabric, self._tier, anchor, self._is_taken)
-            self._group[called] = group
-            wishes.update(dict.fromkeys(group.members, called))
-        for item in [*seating.seat, *seating.placed]:
-            if item not in items:
-                seating.bar(item)
-        for item in items:
-            name = wishes.get(item)
-            if name is None and not self._stands(item):
-                seating.bar(item)
-            else:
-                # What is asserted is no evidence to be waited for.
-                seating.wish(item, name, now)
-                if asserted and name is not None and item in seating.pending:
-                    seating.pending[item] = (name, float("-inf"))
-        seating.settle(now)
-        return seating.seat
+            anchor = self._rules.fabric if len(groups) == 1 else group.anchor
+            name = matched.get(group) or name_of(
+                self._rules.fabric,
+                self._tier,
+                anchor,
+                lambda name: self._is_taken(name) or name in self._group,
+            )
+            self._group[name] = group
+            targets.update(dict.fromkeys(group.members, name))
+        wishes = {item: targets.get(item) for item in items if item in targets or self._keeps(item)}
+        return place(before, self._members, wishes, (), self._rules.hysteresis, now, at_once=asserted)
 
-    def _claims(self, group: _Upper) -> dict[str, tuple[int, int]]:
-        found: dict[str, tuple[int, int]] = {}
-        for member in group.members:
-            if (name := self.seating.placed.get(member)) is not None:
-                found[name] = (found.get(name, (0, 0))[0] + 1, 0)
-        return found
-
-    def _stands(self, item: str) -> bool:
-        """Nothing is known of its uplinks, and it stays where something heard has put it."""
-        here = self.seating.placed.get(item)
+    def _keeps(self, item: str) -> bool:
+        """The item stays where uplinks from LLDP have put it, as long as nothing else is known."""
+        here = self._members.placed.get(item)
         return here is not None and self._published[here].note(DERIVED_FROM) == HEARD
 
-    def _is_taken(self, name: str) -> bool:
-        return self._taken(name) or name in self._group
 
-
-def _never(_one: str, _other: str) -> bool:
-    """Of switches above the leaves nothing is published that could decide."""
+def _never_apart(_one: str, _other: str) -> bool:
+    """No object lists the switches above the leaves, so the published tree cannot separate them."""
     return False
 
 
-def _invert(seats: Mapping[str, str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for item, name in seats.items():
-        found.setdefault(name, []).append(item)
-    return found
+def _invert(places: Mapping[str, str]) -> dict[str, list[str]]:
+    children: dict[str, list[str]] = {}
+    for item, name in places.items():
+        children.setdefault(name, []).append(item)
+    return children
 
 
-def _through(items: Mapping[str, Item], groups: list[_Upper]) -> dict[str, Item]:
-    """A tier that puts nothing together is left out: its switches are those of the items themselves."""
+def _pass_through(items: Mapping[str, TierItem], groups: list[_UpperGroup]) -> dict[str, TierItem]:
+    """Leave a tier out: the switches above an item become its own."""
     above = {member: group.switches for group in groups for member in group.members}
-    return {name: Item(above.get(name, item.switches), item.leaves) for name, item in items.items()}
+    return {name: TierItem(above.get(name, item.switches), item.leaves) for name, item in items.items()}

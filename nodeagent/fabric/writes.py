@@ -1,8 +1,8 @@
-"""From the published tree to the wanted one, in an order in which every step is a valid tree.
+"""The writes from the published tree to the wanted one, in an order in which the tree is valid after every write.
 
-The law of this file: first everything lets go, from the top down; then everything takes hold, from the bottom
-up. An object that would be empty in between is deleted instead, after its parent has let go of it. No write
-relies on one that may have failed: it names those that it needs.
+First objects release members, from the top tier down; then they gain members, from the bottom tier up. An object that
+would be empty in between is deleted instead, after its parent has released it. Every write lists the writes that must
+have succeeded before it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from nodeagent.fabric.hypernode import HyperNode
-from nodeagent.fabric.outcome import Verb, Write
+from nodeagent.fabric.outcome import TreeWrite, Verb
 
 
 def order(
     published: Mapping[str, HyperNode], wanted: Mapping[str, HyperNode], names: Iterable[str]
-) -> tuple[Write, ...]:
-    """The writes for the objects of these names, which must be all that differ."""
+) -> tuple[TreeWrite, ...]:
+    """The writes for the objects with these names, which must be all that differ."""
     return _Sequence(published, wanted, sorted(names)).writes()
 
 
@@ -30,26 +30,26 @@ class _Sequence:
         self._wanted = wanted
         self._old = sorted((published[name] for name in names if name in published), key=_height)
         self._new = sorted((wanted[name] for name in names if name in wanted), key=_height)
-        self._writes: list[Write] = []
+        self._writes: list[TreeWrite] = []
         self._last: dict[str, int] = {}
-        """The last write on each object."""
+        """The index of the last write on each object."""
         self._released: dict[str, list[int]] = {}
-        """The writes by which a node, or a child, was let go."""
+        """The writes that release a node or a child."""
         self._kept: dict[str, HyperNode | None] = {}
-        """What is left of each object when it has let go; ``None`` when it had to be deleted."""
+        """The rest of each object after it has released members; ``None`` if it is deleted."""
 
-    def writes(self) -> tuple[Write, ...]:
+    def writes(self) -> tuple[TreeWrite, ...]:
         for old in self._old:
             self._kept[old.name] = self._keep(old)
-        self._reach_parents()
+        self._add_parents()
         for old in reversed(self._old):
-            self._let_go(old)
+            self._release(old)
         for new in self._new:
-            self._take_hold(new)
+            self._gain(new)
         return tuple(self._writes)
 
-    def _reach_parents(self) -> None:
-        """A parent that is to stay as it is must still let go of a child which is deleted and made again."""
+    def _add_parents(self) -> None:
+        """Let an unchanged parent release a child that is deleted and created again."""
         uppers = sorted((one for one in self._published.values() if one.children), key=_height)
         gone = {name for name, kept in self._kept.items() if kept is None}
         for upper in uppers:
@@ -65,7 +65,7 @@ class _Sequence:
         self._new.sort(key=_height)
 
     def _keep(self, old: HyperNode) -> HyperNode | None:
-        """From the bottom up: a child that is deleted cannot be kept."""
+        """The rest of an object after it has released members. Call it for lower tiers first."""
         new = self._wanted.get(old.name)
         if new is None or new.tier != old.tier:
             return None
@@ -77,11 +77,11 @@ class _Sequence:
         if not nodes and not children:
             return None
         if old.patterns or old.selectors:
-            # Somebody has edited it: what it selects is not known, so all of it goes at once.
+            # An edited object: the nodes that it selects are not known, so it releases all of them.
             return msgspec.structs.replace(new, nodes=nodes, children=children)
         return msgspec.structs.replace(old, nodes=nodes, children=children)
 
-    def _let_go(self, old: HyperNode) -> None:
+    def _release(self, old: HyperNode) -> None:
         kept = self._kept[old.name]
         if kept is None:
             self._write("delete", old, self._released.get(old.name, ()), self._why_deleted(old))
@@ -94,11 +94,11 @@ class _Sequence:
             shrunk = msgspec.structs.replace(
                 new, nodes=kept.nodes, children=kept.children, resource_version=old.resource_version
             )
-            self._write("update", shrunk, (), f"lets go of {_some(gone)}")
+            self._write("update", shrunk, (), f"releases {_some(gone)}")
         for member in gone:
             self._released.setdefault(member, []).append(self._last[old.name])
 
-    def _take_hold(self, new: HyperNode) -> None:
+    def _gain(self, new: HyperNode) -> None:
         old = self._published.get(new.name)
         kept = self._kept.get(new.name)
         before: set[str] = set() if kept is None else {*kept.nodes, *kept.children}
@@ -114,15 +114,15 @@ class _Sequence:
         if shrunk is not None and shrunk.same(new):
             return
         version = None if shrunk is not None else old.resource_version
-        reason = f"takes {_some(gained)}" if gained else "is described anew"
+        reason = f"gains {_some(gained)}" if gained else "has other labels or annotations"
         self._write("update", msgspec.structs.replace(new, resource_version=version), after, reason)
 
     def _write(self, verb: Verb, hypernode: HyperNode, after: Iterable[int], reason: str) -> None:
         self._last[hypernode.name] = len(self._writes)
-        self._writes.append(Write(verb, hypernode, tuple(sorted(set(after))), reason))
+        self._writes.append(TreeWrite(verb, hypernode, tuple(sorted(set(after))), reason))
 
     def _why_deleted(self, old: HyperNode) -> str:
-        return "has no member left" if old.name not in self._wanted else "keeps no member"
+        return "has no members left" if old.name not in self._wanted else "keeps none of its members"
 
 
 def _height(hypernode: HyperNode) -> tuple[int, str]:

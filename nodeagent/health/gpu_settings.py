@@ -35,8 +35,8 @@ class GpuHealthSettings(Settings, frozen=True, kw_only=True):
     remapped_rows: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=2**32 - 3)],
         setting(
-            "Maximum number of memory rows remapped for uncorrectable errors. The default is the number of "
-            "spare rows of an A100 or H100."
+            "Maximum number of memory rows remapped for uncorrectable errors. The default is from "
+            "Azure's node health checks."
         ),
     ] = 512
     sram_uncorrectable: Annotated[

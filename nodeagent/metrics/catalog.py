@@ -18,6 +18,4 @@ SAMPLED: tuple[Family, ...] = (
 )
 """The families that samples and health figures feed."""
 
-CATALOG: dict[str, Family] = by_name(
-    (*SAMPLED, *(family for family, _ in FACT_FAMILIES), *(family for family, _ in LIVE_FAMILIES))
-)
+CATALOG: dict[str, Family] = by_name((*SAMPLED, *FACT_FAMILIES.families(), *LIVE_FAMILIES.families()))

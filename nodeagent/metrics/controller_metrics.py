@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 
 from nodeagent import __version__
-from nodeagent.fabric.outcome import Kind, Outcome
-from nodeagent.measurements.family import Family, computed
-from nodeagent.metrics.text_format import Series, header, lines_of
+from nodeagent.fabric.outcome import AnomalyKind, PlanOutcome
+from nodeagent.metrics.computed_family import ComputedFamilies
+from nodeagent.metrics.text_format import Series, header
 
 SERIES_MAX = 10_000
 """Per family. The labels are from closed sets, so no family comes near it."""
@@ -20,7 +21,7 @@ SERIES_MAX = 10_000
 class PlanProgress(Protocol):
     """``controller.Progress``: the last outcome, and counts since this replica started."""
 
-    outcome: Outcome | None
+    outcome: PlanOutcome | None
     plans: int
     plan_s: float
     suppressed: int
@@ -62,36 +63,17 @@ class ControllerInput(msgspec.Struct, frozen=True):
     marks: MarkedNodes | None = None
 
 
-ReadController = Callable[[ControllerInput], Iterable[Series]]
-CONTROLLER_FAMILIES: list[tuple[Family, ReadController]] = []
-"""In the order of the page."""
-
-
-def _family(
-    noun: str,
-    labels: str = "",
-    *,
-    help: str,  # noqa: A002 - the format's own word
-    use: str,
-) -> Callable[[ReadController], ReadController]:
-    """Declare a family; the decorated function yields its series."""
-    family = computed(noun, labels, help=help, source="the controller", use=use)
-
-    def declare(read: ReadController) -> ReadController:
-        CONTROLLER_FAMILIES.append((family, read))
-        return read
-
-    return declare
+CONTROLLER_FAMILIES = ComputedFamilies[ControllerInput]()
+_family = partial(CONTROLLER_FAMILIES.family, source="the controller")
 
 
 def render(shown: ControllerInput, openmetrics: bool) -> str:
     """The page. Families without series are left out."""
-    parts = []
-    for family, read in CONTROLLER_FAMILIES:
-        floats = ((labels, float(number)) for labels, number in read(shown))
-        lines, _dropped = lines_of(family, floats, SERIES_MAX)
-        if lines:
-            parts.append(header(family, openmetrics) + lines)
+    parts = [
+        header(family, openmetrics) + lines
+        for family, lines, _dropped in CONTROLLER_FAMILIES.lines(shown, SERIES_MAX)
+        if lines
+    ]
     return "".join((*parts, "# EOF\n" if openmetrics else ""))
 
 
@@ -163,7 +145,7 @@ def fabric_hypernodes(shown: ControllerInput) -> Iterator[Series]:
 def fabric_anomalies(shown: ControllerInput) -> Iterator[Series]:
     if (outcome := shown.progress.outcome) is not None:
         kinds = Counter(anomaly.kind for anomaly in outcome.anomalies)
-        for kind in Kind:
+        for kind in AnomalyKind:
             yield (kind.value,), kinds[kind]
 
 

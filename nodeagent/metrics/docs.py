@@ -79,7 +79,7 @@ def controller_families() -> str:
     """One table."""
     return _table(
         ("name", "labels", "type, unit", "meaning", "what to do with it"),
-        ((*_cells(family)[:4], family.use) for family, _read in CONTROLLER_FAMILIES),
+        ((*_cells(family)[:4], family.use) for family in CONTROLLER_FAMILIES.families()),
     )
 
 

@@ -21,7 +21,7 @@ from typing import Protocol
 from nodeagent.backoff import jittered
 from nodeagent.fabric.names import full, short
 from nodeagent.fabric.reports import shown
-from nodeagent.fabric.uplinks import Above, KnownSwitch, SwitchNeighbor, is_same, uplinks
+from nodeagent.fabric.uplinks import KnownSwitch, SwitchNeighbor, UplinkRule, find_uplinks, is_same
 from nodeagent.switches.credentials import SwitchCredentials, read_credentials
 from nodeagent.switches.switch_reading import SwitchError, SwitchReading
 from nodeagent.switches.switch_settings import SwitchesSettings
@@ -68,7 +68,7 @@ class SwitchPoller:
         self._addresses = {
             form: entry.address for entry in settings.addresses for form in _forms(entry.switch)
         }
-        self._above = Above(
+        self._above = UplinkRule(
             None if settings.name is None else re.compile(settings.name),
             settings.management_ports,
             frozenset(name.lower() for name in generic_names),
@@ -106,11 +106,11 @@ class SwitchPoller:
         credentials = read_credentials(self._settings.credentials)
         reading = _Round(self, credentials, self._last)
         await reading.read(leaves.values())
-        ups, above = uplinks(reading.neighbors(leaves), self._above, leaves.values())
+        ups, above = find_uplinks(reading.neighbors(leaves), self._above, leaves.values())
         uppers = {key: known for key, known in above.items() if key not in leaves}
         if self._settings.upwards and uppers:
             await reading.read(list(uppers.values())[:SWITCHES_MAX])
-            ups, _ = uplinks(reading.neighbors(leaves | uppers), self._above, leaves.values())
+            ups, _ = find_uplinks(reading.neighbors(leaves | uppers), self._above, leaves.values())
         self._last = {key: self._last[key] for key in self._last.keys() & (leaves.keys() | uppers.keys())}
         self._log_changes(reading.errors)
         self.states = reading.states

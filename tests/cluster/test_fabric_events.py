@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from nodeagent.backoff import Backoff
 from nodeagent.cluster.fabric_events import FabricEvents
-from nodeagent.fabric.outcome import Breaker, Outcome, Overlap
+from nodeagent.fabric.outcome import Breaker, Overlap, PlanOutcome
 
 OVERLAP = Overlap("ufm-leaf", "ufm", ("node-00",))
 BREAKER = Breaker(0.0, 300.0, 5, 8, 0, 2)
 
 
-def outcome(*overlaps: Overlap, breaker: Breaker | None = None) -> Outcome:
-    return Outcome((), {}, {}, (), (), (), overlaps=overlaps, breaker=breaker)
+def outcome(*overlaps: Overlap, breaker: Breaker | None = None) -> PlanOutcome:
+    return PlanOutcome((), {}, {}, (), (), (), overlaps=overlaps, breaker=breaker)
 
 
 def written(server):

@@ -202,7 +202,7 @@ def test_bad_reports_are_refused_with_the_reason_and_the_others_count(
     found = plan(capsys, tmp_path, good + bad)
     reasons = {one["node"]: one["reason"] for one in found["unplaced"]}
     assert set(reasons) == {"evil", "many", "long", "twice", "half", "wrong", "Bad_Name", ""}
-    assert "speaks for r000-n000" in reasons["evil"]
+    assert "names the node r000-n000" in reasons["evil"]
     assert "1000 links" in reasons["many"]
     assert "$.links[0].name" in reasons["wrong"]
     assert set(found["labels"]) == {*single(2, 2), "future", "nulls"}
@@ -211,7 +211,7 @@ def test_bad_reports_are_refused_with_the_reason_and_the_others_count(
 def test_a_report_of_a_node_that_does_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nodes = [{"kind": "Node", "metadata": {"name": name, "labels": {}}} for name in list(single(2, 2))[:3]]
     found = plan(capsys, tmp_path, objects(single(2, 2)) + nodes)
-    assert found["unplaced"] == [{"node": "r001-n001", "reason": "there is no Node of this name"}]
+    assert found["unplaced"] == [{"node": "r001-n001", "reason": "no Node has this name"}]
 
 
 def test_the_latest_of_two_reports_counts_in_either_order(
@@ -312,7 +312,7 @@ def test_nothing_in_is_nothing_out_and_says_so(
 
 def test_what_is_unknown_is_said(reports: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "nobody", "--from", str(reports)]) == 1
-    assert "nobody is no node, switch or HyperNode" in capsys.readouterr().err
+    assert "nobody is not a node, switch or HyperNode" in capsys.readouterr().err
     assert main(["plan", "--from", "/nowhere/at/all"]) == 1
     assert "/nowhere/at/all" in capsys.readouterr().err
 

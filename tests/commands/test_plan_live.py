@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from nodeagent.cli import main
-from nodeagent.fabric.hypernode import render
 from nodeagent.sim.apiserver import ApiServer
 from tests.support.fabrics import Cluster, links, rails
 
@@ -32,8 +31,8 @@ def fill(server: ApiServer) -> Cluster:
     cluster = Cluster()
     cluster.hear(rails(2, 4))
     cluster.rest()
-    for one in cluster.planner.told.own.values():
-        server.put(render(one))
+    for published in cluster.tree.objects.values():
+        server.put(published)
     for node, row in rails(2, 5).items():
         report = links(node, row, api_version="nodeagent.io/v1alpha1", kind="NodeLinks")
         found = json.loads(msgspec.json.encode(report))
@@ -68,7 +67,7 @@ async def test_the_cluster_is_read_and_not_written(
         verbs = {seen.verb for seen in server.requests}
     assert [one["verb"] for one in plan["writes"]] == ["update"]
     assert plan["writes"][0]["object"]["metadata"]["name"] == cluster.home("su000-n000")
-    assert plan["unplaced"] == [{"node": "su001-n004", "reason": "there is no Node of this name"}]
+    assert plan["unplaced"] == [{"node": "su001-n004", "reason": "no Node has this name"}]
     assert verbs == {"list"}
 
 

@@ -7,7 +7,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,8 +19,8 @@ from nodeagent.cluster.device_marks import DeviceMarker
 from nodeagent.cluster.evictions import Evictions
 from nodeagent.cluster.min_links_marks import CONDITION, TAINT
 from nodeagent.cluster.node_report import NodeReporter
-from nodeagent.controller import Controller, Place
-from nodeagent.controller_config import FabricConfig, load_fabric
+from nodeagent.controller import Controller, ReplicaSettings
+from nodeagent.controller_config import load_fabric
 from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient, ApiError
@@ -307,9 +306,9 @@ async def test_the_policy_refuses_a_report_about_another_node() -> None:
 async def controller_at_work(server: ApiServer) -> None:
     """Run the controller: it creates a tree, a node moves, a unit leaves, and a foreign HyperNode conflicts."""
     token = server.token(CONTROLLER)
-    place = Place("nodeagent", "one", None, 0.02, 3.0, 2.0, 0.1)
-    config = FabricConfig(overlap_condition=True)
-    async with running(Controller(RULES, Access(server.url, token=token), place, config).run()):
+    place = ReplicaSettings("nodeagent", "one", None, 0.02, 3.0, 2.0, 0.1)
+    config = structs.replace(RULES, overlap_condition=True)
+    async with running(Controller(config, Access(server.url, token=token), place).run()):
         await server.until(lambda: len(tree(server)) == 2)
         await server.until(lambda: all(labeled(server, node) for node in FIRST + SECOND))
         server.put(nodelinks(FIRST[3], leaves(1)))
@@ -376,9 +375,9 @@ async def marks_at_work(server: ApiServer) -> None:
     that of the overlay, with shorter times."""
     held = named(built("overlays/marks"), "ConfigMap", "nodeagent-controller")["data"]["fabric.yaml"]
     config = load_fabric(held, name="overlays/marks")
-    config = structs.replace(config, nodes=structs.replace(config.nodes, after_seconds=0.1))
-    rules = replace(RULES, min_links=config.min_links)
-    place = Place("nodeagent", "one", None, 0.02, 3.0, 2.0, 0.1)
+    nodes = structs.replace(config.nodes, after_seconds=0.1)
+    config = structs.replace(config, nodes=nodes, hysteresis=RULES.hysteresis)
+    place = ReplicaSettings("nodeagent", "one", None, 0.02, 3.0, 2.0, 0.1)
     access = Access(server.url, token=server.token(CONTROLLER))
 
     def marks() -> tuple[bool, bool]:
@@ -388,7 +387,7 @@ async def marks_at_work(server: ApiServer) -> None:
         return any(one["type"] == CONDITION for one in conditions), any(TAINT.matches(one) for one in taints)
 
     server.put(nodelinks(FIRST[0], leaves(0), state="down"))
-    async with running(Controller(rules, access, place, config).run()):
+    async with running(Controller(config, access, place).run()):
         await server.until(lambda: marks() == (True, True))
         server.put(nodelinks(FIRST[0], leaves(0)))
         await server.until(lambda: marks() == (False, False))

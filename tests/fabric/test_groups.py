@@ -1,4 +1,4 @@
-"""Leaf groups: the true partition is found through broken links and wrong cables, whatever the order."""
+"""Leaf groups match the cabling in spite of broken links and wrong cables, in any order of the reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.fabric import IMMEDIATE, Kind, Outcome, Rules, compute
+from nodeagent.fabric import IMMEDIATE, AnomalyKind, FabricRules, PlanOutcome, compute
 from tests.support.fabrics import (
     SHAPES,
     Cables,
@@ -23,22 +23,22 @@ from tests.support.fabrics import (
     units,
 )
 
-NOW = Rules(hysteresis=IMMEDIATE)
+NOW = FabricRules(hysteresis=IMMEDIATE)
 
 
-def plan(cables: Cables, rules: Rules = NOW, seed: int | None = None) -> Outcome:
+def plan(cables: Cables, rules: FabricRules = NOW, seed: int | None = None) -> PlanOutcome:
     reports = [links(node, row) for node, row in cables.items()]
     if seed is not None:
         random.Random(seed).shuffle(reports)
     return compute(reports, rules=rules)
 
 
-def kinds(outcome: Outcome) -> list[str]:
-    return sorted(str(one.kind) for one in outcome.anomalies)
+def kinds(outcome: PlanOutcome) -> list[str]:
+    return sorted(str(anomaly.kind) for anomaly in outcome.anomalies)
 
 
 def swap(cables: Cables, one: tuple[str, int], other: tuple[str, int]) -> None:
-    """Two cables are exchanged."""
+    """Swap two cables."""
     rows = {node: list(cables[node]) for node in (one[0], other[0])}
     rows[one[0]][one[1]], rows[other[0]][other[1]] = rows[other[0]][other[1]], rows[one[0]][one[1]]
     cables.update({node: tuple(row) for node, row in rows.items()})
@@ -48,14 +48,14 @@ def cut(cables: Cables, node: str, *places: int) -> None:
     cables[node] = tuple(None if i in places else end for i, end in enumerate(cables[node]))
 
 
-def test_scalable_units_of_32() -> None:
+def test_scalable_units_of_32_nodes_are_leaf_groups() -> None:
     outcome = plan(rails(4, 32))
     assert partition(outcome) == units(rails(4, 32))
     assert not outcome.anomalies
     assert not outcome.unplaced
 
 
-def test_a_nic_in_another_unit_is_one_anomaly_and_no_merger() -> None:
+def test_one_cable_to_another_unit_is_an_anomaly_and_merges_nothing() -> None:
     cables = rails(4, 32)
     row = list(cables["su000-n005"])
     row[2] = End("su003-leaf-r2", "swp60")
@@ -64,7 +64,7 @@ def test_a_nic_in_another_unit_is_one_anomaly_and_no_merger() -> None:
     assert partition(outcome) == units(cables)
     (odd,) = outcome.anomalies
     assert (odd.kind, odd.node, odd.link, odd.switch) == (
-        Kind.FOREIGN_LEAF,
+        AnomalyKind.FOREIGN_LEAF,
         "su000-n005",
         "rail2",
         "su003-leaf-r2",
@@ -72,7 +72,7 @@ def test_a_nic_in_another_unit_is_one_anomaly_and_no_merger() -> None:
     assert "su000-leaf-r2" in odd.message
 
 
-def test_exchanged_rails_are_two_anomalies() -> None:
+def test_two_swapped_rails_are_two_anomalies() -> None:
     cables = rails(4, 32)
     swap(cables, ("su001-n000", 3), ("su001-n000", 5))
     outcome = plan(cables)
@@ -84,7 +84,7 @@ def test_exchanged_rails_are_two_anomalies() -> None:
     }
 
 
-def test_two_links_on_one_rail_are_a_miscabling() -> None:
+def test_two_links_to_the_switch_of_one_rail_are_miscabled() -> None:
     cables = rails(2, 8)
     row = list(cables["su000-n000"])
     row[3] = End("su000-leaf-r5", "swp77")
@@ -94,7 +94,7 @@ def test_two_links_on_one_rail_are_a_miscabling() -> None:
     assert outcome.anomalies[0].link == "rail3"
 
 
-def test_a_rail_that_is_not_heard_is_missing() -> None:
+def test_a_rail_without_a_neighbor_is_missing() -> None:
     cables = rails(2, 8)
     cut(cables, "su000-n000", 6)
     outcome = plan(cables)
@@ -102,21 +102,21 @@ def test_a_rail_that_is_not_heard_is_missing() -> None:
     assert (outcome.anomalies[0].link, outcome.anomalies[0].switch) == ("rail6", "su000-leaf-r6")
 
 
-def test_five_percent_of_the_links_down() -> None:
+def test_groups_stand_with_five_percent_of_the_links_down() -> None:
     cables = rails(4, 32)
     for node in random.Random(5).sample(sorted(cables), 51):
         cut(cables, node, int(node[-1]) % 8)
     assert partition(plan(cables)) == units(cables)
 
 
-def test_a_dead_leaf() -> None:
+def test_groups_stand_with_one_leaf_down() -> None:
     cables = rails(4, 32)
     for node in [node for node in cables if node.startswith("su002")]:
         cut(cables, node, 0)
     assert partition(plan(cables)) == units(cables)
 
 
-def test_a_leaf_with_most_of_its_links_dead_still_belongs_to_its_group() -> None:
+def test_a_leaf_with_most_of_its_links_down_still_belongs_to_its_group() -> None:
     cables = rails(4, 32)
     for n in range(20):
         cut(cables, f"su002-n{n:03}", 0)
@@ -132,14 +132,14 @@ def test_a_leaf_with_most_of_its_links_dead_still_belongs_to_its_group() -> None
     [(pairs(4, 16), 4), (one_leaf(4, 8), 4), (single(2, 2), 2), (dual(3, 8, 8), 3)],
     ids=["MLAG", "8 NICs on one leaf", "2 leaves of 4 nodes", "16 ports"],
 )
-def test_other_shapes(cables: Cables, count: int) -> None:
+def test_other_kinds_of_cabling_are_grouped(cables: Cables, count: int) -> None:
     outcome = plan(cables)
     assert partition(outcome) == units(cables)
     assert len(partition(outcome)) == count
     assert not outcome.anomalies
 
 
-def test_units_of_two_nodes_with_a_wrong_cable() -> None:
+def test_units_of_two_nodes_with_a_wrong_cable_stay_apart() -> None:
     cables = rails(2, 2)
     cables["su000-n000"] = (End("su001-leaf-r0", "swp9"), *cables["su000-n000"][1:])
     outcome = plan(cables)
@@ -147,7 +147,7 @@ def test_units_of_two_nodes_with_a_wrong_cable() -> None:
     assert kinds(outcome) == ["foreign-leaf"]
 
 
-def test_units_of_one_node_with_a_wrong_cable_cannot_be_decided_and_say_so() -> None:
+def test_units_of_one_node_with_a_wrong_cable_are_undecidable() -> None:
     cables = rails(2, 1)
     cables["su000-n000"] = (End("su001-leaf-r0", "swp9"), *cables["su000-n000"][1:])
     outcome = plan(cables)
@@ -155,25 +155,25 @@ def test_units_of_one_node_with_a_wrong_cable_cannot_be_decided_and_say_so() -> 
     assert "undecidable" in kinds(outcome)
 
 
-def test_a_whole_leaf_patched_to_the_other_unit() -> None:
+def test_leaves_cabled_to_the_other_unit_are_grouped_as_cabled() -> None:
     cables = rails(4, 32)
     for n in range(32):
         swap(cables, (f"su000-n{n:03}", 0), (f"su001-n{n:03}", 0))
     assert partition(plan(cables)) == units(cables)
 
 
-def test_two_nodes_on_one_switch_port() -> None:
+def test_two_nodes_at_one_switch_port_are_an_anomaly() -> None:
     cables = rails(2, 4)
     cables["su000-n001"] = (cables["su000-n000"][0], *cables["su000-n001"][1:])
     outcome = plan(cables)
     assert partition(outcome) == units(cables)
     assert [(one.kind, one.node) for one in outcome.anomalies] == [
-        (Kind.SHARED_PORT, "su000-n000"),
-        (Kind.SHARED_PORT, "su000-n001"),
+        (AnomalyKind.SHARED_PORT, "su000-n000"),
+        (AnomalyKind.SHARED_PORT, "su000-n001"),
     ]
 
 
-def test_a_node_without_a_neighbor_is_unplaced_with_the_reason() -> None:
+def test_a_node_without_neighbors_is_unplaced_with_a_reason() -> None:
     cables = rails(1, 4)
     cables["su000-n003"] = (None,) * 8
     (unplaced,) = plan(cables).unplaced
@@ -187,8 +187,8 @@ def test_a_node_without_a_neighbor_is_unplaced_with_the_reason() -> None:
     size=st.integers(4, 20),
     seed=st.integers(0, 2**32),
 )
-def test_the_true_partition_is_found(shape: str, groups: int, size: int, seed: int) -> None:
-    """A tenth of each group's links dead; three of a hundred in another group where a node has several."""
+def test_groups_stand_with_dead_links_and_wrong_cables(shape: str, groups: int, size: int, seed: int) -> None:
+    """A tenth of each group's links is down, and 3 % of the links of nodes with several go to another group."""
     chance = random.Random(seed)
     true = SHAPES[shape](groups, size)
     cables = dict(true)
@@ -217,7 +217,7 @@ def test_the_true_partition_is_found(shape: str, groups: int, size: int, seed: i
 
 
 @given(shape=st.sampled_from(sorted(SHAPES)), seed=st.integers(0, 2**32), other=st.integers(0, 2**32))
-def test_the_order_of_reports_changes_nothing(shape: str, seed: int, other: int) -> None:
+def test_the_order_of_reports_does_not_matter(shape: str, seed: int, other: int) -> None:
     chance = random.Random(seed)
     cables = SHAPES[shape](3, 5)
     ends = [end for row in cables.values() for end in row]

@@ -1,19 +1,19 @@
-"""Which announcements are one switch: names, chassis IDs for each port, duplicates, replacements, renamings."""
+"""Which announcements are one switch: names, chassis IDs per port, duplicate names, replaced and renamed switches."""
 
 from __future__ import annotations
 
-from nodeagent.fabric import IMMEDIATE, Kind, Outcome, Rules, compute
+from nodeagent.fabric import IMMEDIATE, AnomalyKind, FabricRules, PlanOutcome, compute
 from nodeagent.fabric.names import NAME_MAX, chassis_key, name_of, plain
 from tests.support.fabrics import Cables, Cluster, End, links, partition, rails
 
-NOW = Rules(hysteresis=IMMEDIATE)
+NOW = FabricRules(hysteresis=IMMEDIATE)
 
 
-def plan(cables: Cables) -> Outcome:
+def plan(cables: Cables) -> PlanOutcome:
     return compute([links(node, row) for node, row in cables.items()], rules=NOW)
 
 
-def switches(outcome: Outcome) -> set[str]:
+def switches(outcome: PlanOutcome) -> set[str]:
     return {switch for one in outcome.hypernodes for switch in one.switches}
 
 
@@ -21,7 +21,7 @@ def on(switch: str, count: int, prefix: str = "n", **more: object) -> Cables:
     return {f"{prefix}{i}": (End(switch, f"1/{prefix}{i}", **more),) for i in range(count)}
 
 
-def test_a_domain_is_stripped_while_one_domain_has_the_name() -> None:
+def test_the_domain_is_stripped_if_only_one_domain_has_the_name() -> None:
     cables = {
         **on("leaf01.dc1.example.com", 2),
         **on("LEAF01", 2, "m", chassis="chassis of leaf01.dc1.example.com"),
@@ -29,28 +29,28 @@ def test_a_domain_is_stripped_while_one_domain_has_the_name() -> None:
     assert switches(plan(cables)) == {"leaf01"}
 
 
-def test_two_domains_are_two_switches() -> None:
+def test_one_name_in_two_domains_is_two_switches() -> None:
     outcome = plan({**on("leaf01.dc1.example.com", 2), **on("leaf01.dc2.example.com", 2, "m")})
     assert switches(outcome) == {"leaf01.dc1.example.com", "leaf01.dc2.example.com"}
     assert len(partition(outcome)) == 2
 
 
-def test_an_address_for_a_name_is_no_domain() -> None:
+def test_an_address_as_name_stays_whole() -> None:
     assert switches(plan({**on("10.0.0.1", 2), **on("10.0.0.2", 2, "m")})) == {"10.0.0.1", "10.0.0.2"}
 
 
-def test_a_name_that_switches_are_born_with_is_none() -> None:
+def test_a_factory_default_name_gives_way_to_the_chassis_id() -> None:
     outcome = plan({**on("sonic", 2, chassis="aa:00"), **on("sonic", 2, "m", chassis="bb:00")})
     assert switches(outcome) == {"chassis:mac:aa:00", "chassis:mac:bb:00"}
     assert not outcome.anomalies
 
 
-def test_a_switch_without_a_name_is_its_chassis() -> None:
+def test_a_switch_without_a_name_is_known_by_its_chassis_id() -> None:
     assert switches(plan(on("", 2, chassis="aa:bb"))) == {"chassis:mac:aa:bb"}
 
 
 def test_a_chassis_id_for_each_port_is_one_switch() -> None:
-    """As NX-OS announces itself."""
+    """NX-OS announces such chassis IDs."""
     cables = {f"n{i}": (End("n9k", f"Eth1/{i}", chassis=f"50:87:89:a1:d8:{i:02x}"),) for i in range(8)}
     outcome = plan(cables)
     assert switches(outcome) == {"n9k"}
@@ -58,7 +58,7 @@ def test_a_chassis_id_for_each_port_is_one_switch() -> None:
     assert not outcome.anomalies
 
 
-def test_two_switches_of_one_name_are_told_apart_by_chassis() -> None:
+def test_two_switches_with_one_name_are_told_apart_by_chassis_id() -> None:
     cables = {
         **{f"n{i}": (End("leaf-x", f"swp{i}", chassis="aa"),) for i in range(4)},
         **{f"m{i}": (End("leaf-x", f"swp{i}", chassis="bb"),) for i in range(4)},
@@ -66,11 +66,11 @@ def test_two_switches_of_one_name_are_told_apart_by_chassis() -> None:
     outcome = plan(cables)
     assert len(partition(outcome)) == 2
     (odd,) = outcome.anomalies
-    assert (odd.kind, odd.switch) == (Kind.DUPLICATE_SYSTEM_NAME, "leaf-x")
+    assert (odd.kind, odd.switch) == (AnomalyKind.DUPLICATE_SYSTEM_NAME, "leaf-x")
 
 
-def test_two_switches_of_one_name_stay_apart_while_one_of_them_reboots() -> None:
-    cluster = Cluster(Rules())
+def test_two_switches_with_one_name_stay_apart_while_one_of_them_reboots() -> None:
+    cluster = Cluster(FabricRules())
     cluster.hear({f"n{i}": (End("leaf-x", f"swp{i}", chassis="aa"),) for i in range(4)})
     cluster.hear({f"m{i}": (End("leaf-x", f"swp{i}", chassis="bb"),) for i in range(4)})
     cluster.rest()
@@ -80,26 +80,26 @@ def test_two_switches_of_one_name_stay_apart_while_one_of_them_reboots() -> None
     assert cluster.rest(600) == 0
 
 
-def test_a_switch_that_was_replaced_keeps_its_name() -> None:
-    cluster = Cluster(Rules())
+def test_a_replaced_switch_keeps_its_key() -> None:
+    cluster = Cluster(FabricRules())
     cluster.hear(on("leaf1", 6, chassis="old"))
     cluster.rest()
     cluster.hear(on("leaf1", 6, chassis="old", stale=True))
     assert cluster.rest(600) == 0
     cluster.hear(on("leaf1", 3, chassis="new"))
     assert cluster.rest(600) == 0
-    assert [one.kind for one in cluster.outcome.anomalies] == [Kind.REPLACED_SWITCH]
+    assert [one.kind for one in cluster.outcome.anomalies] == [AnomalyKind.REPLACED_SWITCH]
     cluster.hear(on("leaf1", 6, chassis="new"))
     assert cluster.rest(600) == 0
     assert not cluster.outcome.anomalies
 
 
-def test_a_switch_that_was_renamed_keeps_its_key_over_a_restart() -> None:
-    cluster = Cluster(Rules())
+def test_a_renamed_switch_keeps_its_key_after_a_restart() -> None:
+    cluster = Cluster(FabricRules())
     cluster.hear(on("leaf1", 4, chassis="aa"))
     cluster.rest()
     cluster.hear(on("core-rack-7", 2, chassis="aa"))
-    assert cluster.rest(600) == 1  # that leaf1 has another name is written down, once
+    assert cluster.rest(600) == 1  # the alias, once
     (one,) = cluster.outcome.hypernodes
     assert one.switches == ("leaf1",)
     assert one.note("nodeagent.io/aliases") == "core-rack-7=leaf1"
@@ -109,8 +109,8 @@ def test_a_switch_that_was_renamed_keeps_its_key_over_a_restart() -> None:
     assert cluster.rest(600) == 0
 
 
-def test_a_name_that_went_to_another_chassis_is_believed_again() -> None:
-    cluster = Cluster(Rules())
+def test_a_name_that_moved_to_another_chassis_is_a_key_again() -> None:
+    cluster = Cluster(FabricRules())
     cluster.hear(on("leaf1", 4, chassis="aa"))
     cluster.rest()
     cluster.hear({**on("leaf9", 4, chassis="aa"), **on("leaf1", 4, "m", chassis="bb")})
@@ -119,7 +119,7 @@ def test_a_name_that_went_to_another_chassis_is_believed_again() -> None:
     assert found == {("leaf9",): "n", ("leaf1",): "m"}
 
 
-def test_hostile_names_are_made_safe_and_stay_apart() -> None:
+def test_hostile_names_become_safe_and_distinct_keys() -> None:
     names = [
         "a,b",
         "a b",
@@ -145,7 +145,7 @@ def test_hostile_names_are_made_safe_and_stay_apart() -> None:
     assert len(switches(outcome)) == len(names)
 
 
-def test_names_are_safe_unique_and_never_too_long() -> None:
+def test_names_are_safe_unique_and_short() -> None:
     assert plain("Leaf-01") == "leaf-01"
     assert plain("a,b\n") == "a%2cb"
     assert chassis_key("mac=AA:bb") == "chassis:mac:aa:bb"
@@ -155,8 +155,8 @@ def test_names_are_safe_unique_and_never_too_long() -> None:
     assert first != second
 
 
-def test_a_switch_that_forwards_lldp_of_others_is_heard_as_them() -> None:
+def test_a_frame_from_the_node_itself_is_ignored() -> None:
     cables = rails(1, 4)
     cables["su000-n000"] = (End("su000-n000", "eth0"), *cables["su000-n000"][1:])
     outcome = plan(cables)
-    assert "su000-n000" not in switches(outcome), "a node that hears itself hears nobody"
+    assert "su000-n000" not in switches(outcome), "a node is not its own neighbor"

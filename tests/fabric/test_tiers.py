@@ -1,16 +1,18 @@
-"""The tiers above the leaves: where they come from, which are left out, and what holds when the source is silent."""
+"""The tiers above the leaves: their sources, which tiers are left out, and what stays when a source is missing."""
 
 from __future__ import annotations
 
-from nodeagent.fabric import IMMEDIATE, Outcome, Rules
-from nodeagent.fabric.rules import Hysteresis, StaticGroup, Topology
+from nodeagent.fabric import IMMEDIATE, FabricRules, PlanOutcome
+from nodeagent.fabric.fabric_settings import HysteresisSettings, TierSettings
+from nodeagent.fabric.known_topology import StaticGroup, Topology
 from tests.support.fabrics import Cluster, End, rails, single
 
-NOW = Rules(hysteresis=IMMEDIATE)
+NOW = FabricRules(hysteresis=IMMEDIATE)
+ASSUMED = TierSettings(assume_full_bisection=True)
 
 
-def above(outcome: Outcome, tier: int) -> set[frozenset[str]]:
-    """The units below each object of a tier."""
+def above(outcome: PlanOutcome, tier: int) -> set[frozenset[str]]:
+    """The units below each object of this tier."""
     by = {one.name: one for one in outcome.hypernodes}
 
     def units(name: str) -> set[str]:
@@ -23,7 +25,7 @@ def above(outcome: Outcome, tier: int) -> set[frozenset[str]]:
 
 
 def clos(pods: int, per_pod: int, spines: int = 2, cores: int = 2) -> dict[str, tuple[str, ...]]:
-    """Leaves of a pod hear its spines, spines of all pods the cores, and everybody whom they are above."""
+    """Neighbors in a Clos fabric: leaves and spines of a pod, spines and cores, and some nodes below the leaves."""
     heard: dict[str, tuple[str, ...]] = {}
     for pod in range(pods):
         of_pod = tuple(f"pod{pod}-spine{i}" for i in range(spines))
@@ -33,17 +35,17 @@ def clos(pods: int, per_pod: int, spines: int = 2, cores: int = 2) -> dict[str, 
     return heard
 
 
-def planned(cluster: Cluster, units: int = 4) -> Outcome:
+def planned(cluster: Cluster, units: int = 4) -> PlanOutcome:
     cluster.hear(rails(units, 4))
     cluster.rest()
     return cluster.outcome
 
 
-def test_without_knowledge_there_is_one_tier() -> None:
+def test_without_uplinks_there_is_one_tier() -> None:
     assert {one.tier for one in planned(Cluster(NOW)).hypernodes} == {1}
 
 
-def test_what_leaf_switches_hear_makes_spine_and_core() -> None:
+def test_uplinks_from_lldp_make_spine_and_core() -> None:
     cluster = Cluster(NOW)
     cluster.planner.uplinks(clos(2, 2, cores=2))
     outcome = planned(cluster)
@@ -57,8 +59,8 @@ def test_what_leaf_switches_hear_makes_spine_and_core() -> None:
     }
 
 
-def test_a_tier_that_puts_nothing_together_is_left_out() -> None:
-    """One unit in each pod: what is above the spines is tier 2."""
+def test_a_tier_that_joins_nothing_is_left_out() -> None:
+    """With one unit in each pod, the cores make tier 2."""
     cluster = Cluster(NOW)
     cluster.planner.uplinks(clos(4, 1))
     outcome = planned(cluster)
@@ -67,20 +69,22 @@ def test_a_tier_that_puts_nothing_together_is_left_out() -> None:
 
 
 def test_one_group_needs_no_tier_above() -> None:
-    cluster = Cluster(Rules(hysteresis=IMMEDIATE, assume_full_bisection=True))
+    cluster = Cluster(FabricRules(hysteresis=IMMEDIATE, tiers=ASSUMED))
     assert {one.tier for one in planned(cluster, 1).hypernodes} == {1}
 
 
-def test_names_of_leaves_tell_by_a_pattern() -> None:
-    cluster = Cluster(Rules(hysteresis=IMMEDIATE, name_patterns=(r"^su0(?P<tier2>\d)\d-leaf",)))
+def test_a_pattern_on_leaf_names_makes_a_tier() -> None:
+    cluster = Cluster(
+        FabricRules(hysteresis=IMMEDIATE, tiers=TierSettings(name_patterns=(r"^su0(?P<tier2>\d)\d-leaf",)))
+    )
     cluster.hear({**rails(2, 4), **rails(2, 4, first=10)})
     cluster.rest()
     assert above(cluster.outcome, 2) == {frozenset({"su000", "su001"}), frozenset({"su010", "su011"})}
 
 
-def test_the_file_is_trusted_before_what_is_heard() -> None:
+def test_the_topology_file_overrides_lldp() -> None:
     uplinks = {f"su{unit:03}-leaf-r{r}": ("one",) for unit in range(4) for r in range(8)}
-    cluster = Cluster(Rules(hysteresis=IMMEDIATE, topology=Topology(uplinks)))
+    cluster = Cluster(NOW, topology=Topology(uplinks))
     cluster.planner.uplinks(clos(2, 2))
     outcome = planned(cluster)
     assert above(outcome, 2) == {frozenset({"su000", "su001", "su002", "su003"})}
@@ -89,8 +93,8 @@ def test_the_file_is_trusted_before_what_is_heard() -> None:
     }
 
 
-def test_silence_of_the_switches_changes_nothing() -> None:
-    cluster = Cluster(Rules())
+def test_missing_uplinks_change_nothing() -> None:
+    cluster = Cluster(FabricRules())
     cluster.planner.uplinks(clos(2, 2))
     planned(cluster)
     cluster.planner.uplinks({})
@@ -101,17 +105,17 @@ def test_silence_of_the_switches_changes_nothing() -> None:
     assert cluster.rest(3600) == 0
 
 
-def test_what_was_asserted_goes_with_the_assertion() -> None:
-    cluster = Cluster(Rules(assume_full_bisection=True))
+def test_an_asserted_tier_goes_with_the_assertion() -> None:
+    cluster = Cluster(FabricRules(tiers=ASSUMED))
     planned(cluster)
-    cluster.rules = Rules()
+    cluster.rules = FabricRules()
     cluster.restart()
     assert cluster.rest() == 1
     assert cluster.written[-1][0] == "delete"
 
 
-def test_a_group_that_is_recabled_to_other_spines_moves_when_that_has_stood() -> None:
-    cluster = Cluster(Rules())
+def test_a_group_recabled_to_other_spines_moves_after_the_move_time() -> None:
+    cluster = Cluster(FabricRules())
     heard = clos(2, 2)
     cluster.planner.uplinks(heard)
     planned(cluster)
@@ -123,7 +127,7 @@ def test_a_group_that_is_recabled_to_other_spines_moves_when_that_has_stood() ->
     assert above(cluster.outcome, 2) == {frozenset({"su000"}), frozenset({"su001", "su002", "su003"})}
 
 
-def test_a_peer_link_is_no_uplink() -> None:
+def test_a_peer_link_is_not_an_uplink() -> None:
     cluster = Cluster(NOW)
     cluster.planner.uplinks({"tor000": ("tor001",), "tor001": ("tor000",)})
     cluster.hear(single(2, 3))
@@ -131,12 +135,12 @@ def test_a_peer_link_is_no_uplink() -> None:
     assert {one.tier for one in cluster.outcome.hypernodes} == {1}
 
 
-def test_groups_that_are_told_are_not_found() -> None:
-    """Two units of one node with a wrong cable, which nothing but a file can decide."""
+def test_groups_of_the_topology_file_replace_the_join_rule() -> None:
+    """Two units of one node with a wrong cable, which only the file can decide."""
     groups = tuple(
         StaticGroup(f"unit-{unit}", tuple(f"su{unit:03}-leaf-r{r}" for r in range(8))) for unit in range(2)
     )
-    cluster = Cluster(Rules(hysteresis=IMMEDIATE, topology=Topology({}, groups)))
+    cluster = Cluster(NOW, topology=Topology({}, groups))
     cables = rails(2, 1)
     cables["su000-n000"] = (End("su001-leaf-r0", "swp9"), *cables["su000-n000"][1:])
     cluster.hear(cables)
@@ -149,9 +153,9 @@ def test_groups_that_are_told_are_not_found() -> None:
     assert [str(one.kind) for one in cluster.outcome.anomalies] == ["foreign-leaf"]
 
 
-def test_nodes_that_are_told_are_placed_without_a_report() -> None:
+def test_nodes_of_the_topology_file_are_placed_without_a_report() -> None:
     groups = (StaticGroup("dark", (), ("n1", "n2")), StaticGroup("lit", ("tor000",), ("n3",)))
-    cluster = Cluster(Rules(hysteresis=IMMEDIATE, topology=Topology({}, groups)))
+    cluster = Cluster(NOW, topology=Topology({}, groups))
     cluster.exist("n1", "n2", "n3", *single(1, 2))
     cluster.hear(single(1, 2))
     cluster.rest()
@@ -163,8 +167,22 @@ def test_nodes_that_are_told_are_placed_without_a_report() -> None:
     assert cluster.rest(10) == 0
 
 
-def test_a_root_that_is_asserted_takes_in_new_groups_at_once() -> None:
-    cluster = Cluster(Rules(assume_full_bisection=True, hysteresis=Hysteresis(share=1.0)))
+def test_a_node_of_the_topology_file_claims_no_name_for_its_switches() -> None:
+    """Otherwise its switches would take the name of the file's object, and the node would move again and again."""
+    cluster = Cluster(topology=Topology({}, (StaticGroup("unlit", (), ("r000-n000",)),)))
+    cluster.exist("r000-n000")
+    cluster.hear(single(1, 1))
+    cluster.rest()
+    name = cluster.home("r000-n000")
+    for _ in range(5):
+        assert cluster.rest(61) == 0
+    cluster.restart()
+    assert cluster.rest(61) == 0
+    assert cluster.home("r000-n000") == name
+
+
+def test_an_asserted_root_gains_new_groups_at_once() -> None:
+    cluster = Cluster(FabricRules(tiers=ASSUMED, hysteresis=HysteresisSettings(hold_percent=100)))
     planned(cluster, 2)
     cluster.hear(rails(1, 4, first=2))
     assert cluster.rest() == 2

@@ -47,7 +47,7 @@ def samples(text: str) -> dict[str, float]:
 def test_every_family_with_a_value_is_on_the_page_with_its_type_and_help() -> None:
     page = {family.name: family for family in read_openmetrics(render(full_input(), openmetrics=True))}
     without_series = {"nodeagent_fabric_hypernodes"}  # no node, no HyperNode
-    for family, _read in CONTROLLER_FAMILIES:
+    for family in CONTROLLER_FAMILIES.families():
         if family.name not in without_series:
             assert page[family.base].type == family.type
             assert page[family.base].documentation == family.help

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from nodeagent.cluster.node_report import report
-from nodeagent.fabric import IMMEDIATE, NodeLinks, Outcome, Planner, Rules
+from nodeagent.fabric import IMMEDIATE, FabricRules, NodeLinks, Planner, PlanOutcome
 from nodeagent.model import Snapshot
 from nodeagent.sim.machine import Machine
 from nodeagent.sim.simulated_fabric import Fabric
@@ -25,15 +25,15 @@ def reports(fabric: Fabric, before: dict[str, NodeLinks] | None = None) -> dict[
     }
 
 
-def planned(reports: dict[str, NodeLinks]) -> Outcome:
-    planner = Planner(Rules(hysteresis=IMMEDIATE))
+def planned(reports: dict[str, NodeLinks]) -> PlanOutcome:
+    planner = Planner(FabricRules(hysteresis=IMMEDIATE))
     for name, links in reports.items():
         planner.node(name, {})
         planner.report(name, links)
     return planner.plan(0.0)
 
 
-def groups(outcome: Outcome) -> list[tuple[str, ...]]:
+def groups(outcome: PlanOutcome) -> list[tuple[str, ...]]:
     return sorted(one.nodes for one in outcome.hypernodes if one.tier == 1)
 
 

@@ -1,7 +1,7 @@
-"""Fabrics made of wishes: who is cabled to what, the reports that nodes would write, and a cluster that obeys.
+"""Fabrics for tests: cabling plans, the reports of their nodes, and a cluster that applies the planner's writes.
 
-``Cables`` is the truth as a patch plan; ``links`` turns a row of it into a report. ``Cluster`` keeps HyperNodes
-the way an API server does, applies writes in their order and asks the scheduler's model after each single one.
+``Cables`` is a cabling plan; ``links`` turns one row of it into a report. ``Cluster`` keeps HyperNodes as the API
+server does, applies writes in their order and checks the scheduler's rules after each write.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from nodeagent.fabric import Outcome, Planner, Rules
+from nodeagent.fabric import FabricRules, Planner, PlanOutcome
 from nodeagent.fabric import hypernode as hypernodes
 from nodeagent.fabric.hypernode import render
-from nodeagent.fabric.nodelinks import Identifier, LinkNeighbor, Metadata, NodeLink, NodeLinks
+from nodeagent.fabric.known_topology import NO_TOPOLOGY, Topology
+from nodeagent.fabric.nodelinks import LinkNeighbor, Metadata, NodeLink, NodeLinks, ReportedId
 from tests.support.volcano_rules import VolcanoTree
 
 
 @dataclass(frozen=True)
 class End:
-    """A switch port, as it is heard."""
+    """A switch port, as LLDP announces it."""
 
     switch: str
     port: str
@@ -29,7 +30,7 @@ class End:
 
 Row = tuple[End | None, ...]
 Cables = dict[str, Row]
-"""By node, the far end of each link."""
+"""The far end of each link, by node."""
 
 
 def links(node: str, row: Iterable[End | None], **more: object) -> NodeLinks:
@@ -38,8 +39,8 @@ def links(node: str, row: Iterable[End | None], **more: object) -> NodeLinks:
         neighbor = None
         if end is not None:
             neighbor = LinkNeighbor(
-                chassis_id=Identifier(subtype="mac", value=end.chassis or f"chassis of {end.switch}"),
-                port_id=Identifier(subtype="ifname", value=end.port),
+                chassis_id=ReportedId(subtype="mac", value=end.chassis or f"chassis of {end.switch}"),
+                port_id=ReportedId(subtype="ifname", value=end.port),
                 system_name=end.switch or None,
                 management_addresses=(end.address,) if end.address else (),
                 stale=end.stale,
@@ -59,7 +60,7 @@ def links(node: str, row: Iterable[End | None], **more: object) -> NodeLinks:
 
 
 def rails(groups: int, size: int, count: int = 8, first: int = 0) -> Cables:
-    """Scalable units: the n-th link of every node of a unit meets at the unit's n-th leaf."""
+    """Scalable units: the n-th link of every node goes to the n-th leaf of its unit."""
     return {
         f"su{unit:03}-n{n:03}": tuple(
             End(f"su{unit:03}-leaf-r{rail}", f"swp{n + 1}") for rail in range(count)
@@ -77,7 +78,7 @@ def single(groups: int, size: int) -> Cables:
 
 
 def pairs(groups: int, size: int, count: int = 4) -> Cables:
-    """MLAG: the links of a node take turns between two switches."""
+    """MLAG: the links of a node alternate between two switches."""
     return {
         f"p{g:03}-n{n:03}": tuple(End(f"leaf{g:03}{'ab'[i % 2]}", f"swp{n}s{i}") for i in range(count))
         for g in range(groups)
@@ -86,7 +87,7 @@ def pairs(groups: int, size: int, count: int = 4) -> Cables:
 
 
 def dual(groups: int, size: int, count: int = 4) -> Cables:
-    """Dual ToR: each NIC has two ports, to two switches of its rail that know nothing of each other."""
+    """Dual ToR: each NIC has two ports, to two independent switches of its rail."""
     return {
         f"h{g:03}-n{n:03}": tuple(
             End(f"seg{g:03}-tor{i}{side}", f"1/{n}") for i in range(count) for side in ("x", "y")
@@ -115,7 +116,7 @@ SHAPES: dict[str, Callable[[int, int], Cables]] = {
 
 
 def units(cables: Mapping[str, Row]) -> set[frozenset[str]]:
-    """The true partition: a node's unit is the first part of its name."""
+    """The expected groups: a node's unit is the first part of its name."""
     found: dict[str, set[str]] = {}
     for node, row in cables.items():
         if any(row):
@@ -123,12 +124,12 @@ def units(cables: Mapping[str, Row]) -> set[frozenset[str]]:
     return {frozenset(nodes) for nodes in found.values()}
 
 
-def partition(outcome: Outcome) -> set[frozenset[str]]:
+def partition(outcome: PlanOutcome) -> set[frozenset[str]]:
     return {frozenset(one.nodes) for one in outcome.hypernodes if one.tier == 1}
 
 
 def stale(row: Row) -> Row:
-    """The same, and nobody vouches for it any more."""
+    """The same neighbors, expired."""
     return tuple(
         None if end is None else End(end.switch, end.port, True, end.chassis, end.address) for end in row
     )
@@ -136,16 +137,17 @@ def stale(row: Row) -> Row:
 
 @dataclass
 class Cluster:
-    """A planner and what it has written. ``now`` goes on as the test says."""
+    """A planner and the tree that its writes make. ``step`` advances ``now``."""
 
-    rules: Rules = field(default_factory=Rules)
+    rules: FabricRules = field(default_factory=FabricRules)
+    topology: Topology = NO_TOPOLOGY
     now: float = 0.0
     tree: VolcanoTree = field(default_factory=VolcanoTree)
     written: list[tuple[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.planner = Planner(self.rules)
-        self.outcome: Outcome | None = None
+        self.planner = Planner(self.rules, self.topology)
+        self.outcome: PlanOutcome | None = None
         self.reports: dict[str, NodeLinks] = {}
         self.nodes: set[str] = set()
 
@@ -164,8 +166,8 @@ class Cluster:
             self.planner.node(node, {})
 
     def restart(self) -> None:
-        """Another controller, with nothing in its memory."""
-        self.planner = Planner(self.rules)
+        """Replace the planner by one without a memory."""
+        self.planner = Planner(self.rules, self.topology)
         for one in self.tree.objects.values():
             self.planner.hypernode(one["metadata"]["name"], hypernodes.convert(one))
         for node in self.nodes:
@@ -174,7 +176,7 @@ class Cluster:
             self.planner.report(name, report)
 
     def step(self, seconds: float = 0.0, fails: Callable[[int], bool] = lambda place: False) -> int:
-        """Time goes on, one plan, its writes; how many succeeded. After each the tree must be valid."""
+        """Advance the time, plan, and apply the writes. Returns how many succeeded. Each leaves a valid tree."""
         self.now += seconds
         self.outcome = self.planner.plan(self.now)
         failed: set[int] = set()
@@ -195,14 +197,14 @@ class Cluster:
         return count
 
     def rest(self, seconds: float = 0.0) -> int:
-        """Steps until nothing is written any more; how many writes there were."""
+        """Step until nothing is written any more. Returns the number of writes."""
         total = count = self.step(seconds)
         for _ in range(10):
             if not count:
                 return total
             count = self.step()
             total += count
-        raise AssertionError(f"it does not come to rest: {self.written[-20:]}")
+        raise AssertionError(f"writes do not end: {self.written[-20:]}")
 
     def home(self, node: str) -> str | None:
         for name, nodes in self.tree.leaves().items():

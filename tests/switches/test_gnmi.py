@@ -68,7 +68,7 @@ async def test_every_form_of_answer_is_decoded(habits: Habits):
         assert by_name.keys() == {"spine1", "spine2", "node-00", "oob", "oob2"}
         spine = by_name["spine1"]
         assert (spine.chassis, spine.port) == ("mac=02:00:00:00:11:01", "ifname=Ethernet1")
-        assert spine.here == ("Ethernet49",)
+        assert spine.local_ports == ("Ethernet49",)
         assert spine.addresses == ("10.0.9.1",)
         assert by_name["spine2"].addresses == ("10.0.9.2",)
         assert {name: one.forwards for name, one in by_name.items()} == {
@@ -214,7 +214,7 @@ async def test_a_hanging_switch_does_not_delay_the_others(tmp_path: Path):
         async with asyncio.timeout(20):
             await poller.round()
             await poller.round()
-        assert made.told.heard == {"leaf1": ("spine1", "spine2")}
+        assert made.inputs.heard == {"leaf1": ("spine1", "spine2")}
         assert told == [1], "equal uplinks are not passed again"
         assert poller.reads == {"ok": 2, "timeout": 2}
         assert "leaf2" in poller.errors

@@ -1,4 +1,4 @@
-"""The fabric: what HyperNodes would be written, why, and what it looks like."""
+"""The verbs plan, explain and topology: the HyperNodes that would be written, the reasons, and a picture."""
 
 from __future__ import annotations
 
@@ -11,54 +11,54 @@ from typing import TYPE_CHECKING
 from nodeagent.commands.options import FAILED, GOOD, Add, log_to_stderr
 
 if TYPE_CHECKING:
-    from nodeagent.commands.plan.preview import Look
+    from nodeagent.commands.plan.preview import Preview
 
 
 def add_plan(add: Add) -> None:
     parser = add(
         "plan",
         _plan,
-        "the HyperNodes and labels that NodeLinks reports make, and the writes that lead there",
-        "Reads NodeLinks (and HyperNodes and Nodes, where there are some) as YAML or JSON and writes nothing.\n"
-        "Without --from it reads the cluster. Moves are shown at once; the controller waits for its times.",
+        "show the HyperNodes and labels that NodeLinks reports lead to, and the writes for them",
+        "Reads NodeLinks, and HyperNodes and Nodes if given, as YAML or JSON; writes nothing. Without --from it reads\n"
+        "the cluster. Moves are shown at once; the controller lets them wait for the times of its configuration.",
     )
     _options(parser)
     parser.add_argument(
-        "--current", metavar="FILE", help="the HyperNodes that are published: a file, a folder, or -"
+        "--current", metavar="FILE", help="the published HyperNodes: a file, a directory, or -"
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="the whole plan, for programs")
-    form.add_argument("--yaml", action="store_true", help="the HyperNodes, for kubectl apply")
-    form.add_argument("--diff", action="store_true", help="what would become of the published HyperNodes")
+    form.add_argument("--json", action="store_true", help="print the whole plan, for programs")
+    form.add_argument("--yaml", action="store_true", help="print the HyperNodes, for kubectl apply")
+    form.add_argument("--diff", action="store_true", help="print the changes of the published HyperNodes")
 
 
 def add_explain(add: Add) -> None:
     parser = add(
         "explain",
         _explain,
-        "why a node, a switch or a HyperNode is where it is in the fabric",
-        "The evidence in sentences: which links spoke, which switches are joined and by how many nodes.",
+        "explain the place of a node, a switch or a HyperNode in the fabric",
+        "Shows the links that decide the place, and which switches are joined and by how many nodes.",
     )
     _options(parser)
     parser.add_argument(
-        "--current", metavar="FILE", help="the HyperNodes that are published: a file, a folder, or -"
+        "--current", metavar="FILE", help="the published HyperNodes: a file, a directory, or -"
     )
     parser.add_argument("name", metavar="NODE|SWITCH|HYPERNODE")
 
 
 def add_topology(add: Add) -> None:
     parser = add(
-        "topology", _topology, "the fabric as a picture: groups, their switches and nodes, every cable"
+        "topology", _topology, "draw the fabric: leaf groups, their switches and nodes, and every cable"
     )
     _options(parser)
     parser.add_argument(
-        "--current", metavar="FILE", help="the HyperNodes that are published: a file, a folder, or -"
+        "--current", metavar="FILE", help="the published HyperNodes: a file, a directory, or -"
     )
     parser.add_argument(
         "--format",
         choices=("tree", "dot", "mermaid", "json"),
         default="tree",
-        help="tree shows what is odd, the others every cable (default: %(default)s)",
+        help="tree shows anomalies, the other formats every cable (default: %(default)s)",
     )
 
 
@@ -67,7 +67,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="source",
         metavar="FILE|DIR|-",
-        help="NodeLinks from a file, a folder of files or the standard input (default: the cluster)",
+        help="read NodeLinks from a file, a directory or the standard input (default: the cluster)",
     )
     parser.add_argument(
         "--fabric", type=Path, metavar="FILE", help="the controller's configuration (docs/topology.md)"
@@ -76,15 +76,15 @@ def _options(parser: argparse.ArgumentParser) -> None:
         "--kubeconfig",
         type=Path,
         metavar="FILE",
-        help="how the cluster is reached (default: as kubectl does)",
+        help="how to reach the cluster (default: as kubectl does)",
     )
 
 
-def _look(options: argparse.Namespace) -> Look:
+def _preview(options: argparse.Namespace) -> Preview:
     from nodeagent.commands.plan import objects, preview
 
     log_to_stderr("warning")
-    _, rules = preview.load(options.fabric)
+    config, topology = preview.load(options.fabric)
     if options.source is None:
         from nodeagent.commands.plan import cluster_reading
 
@@ -93,28 +93,30 @@ def _look(options: argparse.Namespace) -> Look:
         parts = [objects.read(options.source)]
     if options.current is not None:
         if options.current == options.source == "-":
-            raise preview.SourceError("the standard input can be read once: give --from or --current a file")
+            raise preview.SourceError(
+                "the standard input can be read only once: give a file to --from or --current"
+            )
         parts.append(objects.read(options.current))
-    look = preview.look(parts, rules)
-    for note in look.notes:
+    made = preview.make_preview(parts, config, topology)
+    for note in made.notes:
         print(f"nodeagent: {note}", file=sys.stderr)
-    return look
+    return made
 
 
 def _plan(options: argparse.Namespace) -> int:
     from nodeagent.commands.plan import render
 
-    look = _look(options)
-    for overlap in look.outcome.overlaps if options.json or options.yaml or options.diff else ():
+    preview = _preview(options)
+    for overlap in preview.outcome.overlaps if options.json or options.yaml or options.diff else ():
         print(f"nodeagent: nothing is written: {render.overlap_sentence(overlap)}", file=sys.stderr)
     if options.json:
-        print(render.as_json(look.outcome))
+        print(render.as_json(preview.outcome))
     elif options.yaml:
-        print(render.as_yaml(look.outcome.hypernodes), end="")
+        print(render.as_yaml(preview.outcome.hypernodes), end="")
     elif options.diff:
-        print(render.as_diff(look.published, look.outcome), end="")
+        print(render.as_diff(preview.published, preview.outcome), end="")
     else:
-        print(render.as_table(look.outcome), end="")
+        print(render.as_table(preview.outcome), end="")
     return GOOD
 
 
@@ -122,8 +124,8 @@ def _explain(options: argparse.Namespace) -> int:
     from nodeagent.commands.plan import explanations
 
     try:
-        print(explanations.explain(_look(options), options.name))
-    except explanations.UnknownError as error:
+        print(explanations.explain(_preview(options), options.name))
+    except explanations.UnknownNameError as error:
         print(f"nodeagent: {error}", file=sys.stderr)
         return FAILED
     return GOOD
@@ -132,5 +134,5 @@ def _explain(options: argparse.Namespace) -> int:
 def _topology(options: argparse.Namespace) -> int:
     from nodeagent.commands.plan import topology_picture
 
-    print(topology_picture.picture(_look(options), options.format))
+    print(topology_picture.draw(_preview(options), options.format))
     return GOOD

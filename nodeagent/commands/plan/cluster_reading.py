@@ -1,8 +1,7 @@
-"""What a plan is made of, read from the API server once: reports, Nodes and HyperNodes. Nothing is written.
+"""Read the reports, Nodes and HyperNodes of a cluster once. Nothing is written.
 
-The law of this file: an object that cannot be read is refused by itself, as in a file. A kind that the cluster
-does not have is one without objects, and that is said; any other answer than a list ends the reading, for half of
-the reports would be another fabric.
+An object with errors is refused alone, as in a file. A kind that the cluster does not have counts as empty, with a
+note. Any other error ends the reading, because half of the reports would make another fabric.
 """
 
 from __future__ import annotations
@@ -10,39 +9,39 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from nodeagent.commands.plan.objects import Objects, settle, take
+from nodeagent.commands.plan.objects import Objects, add_object, keep_latest
 from nodeagent.kube.access import Access, in_cluster, kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Partial, Resource
 
 
 def access(file: Path | None) -> Access:
-    """The kubeconfig that is given, or the pod's service account, or what kubectl goes by."""
+    """The access of the given kubeconfig, of the pod's service account, or of the kubeconfig that kubectl uses."""
     return (None if file is not None else in_cluster()) or kubeconfig(file)
 
 
-async def read(way: Access) -> Objects:
-    """Everything, of all namespaces. Raises ``ApiError``."""
-    client = ApiClient(way)
+async def read(cluster: Access) -> Objects:
+    """Read all objects of all namespaces. Raises ``ApiError``."""
+    client = ApiClient(cluster)
     objects = Objects()
     try:
         for resource in (NODELINKS, HYPERNODES):
-            found: list[Any] = []
-            await _listed(client, resource, found, objects)
-            for one in found:
-                take({"kind": resource.kind, **one}, objects)
+            documents: list[Any] = []
+            await _list_into(documents, client, resource, objects)
+            for document in documents:
+                add_object({"kind": resource.kind, **document}, objects)
         nodes: list[Partial] = []
-        await _listed(client, NODES.partial, nodes, objects)
+        await _list_into(nodes, client, NODES.partial, objects)
     finally:
         await client.close()
-    objects.nodes.update((one.metadata.name, dict(one.metadata.labels or {})) for one in nodes)
-    settle(objects)
+    objects.nodes.update((node.metadata.name, dict(node.metadata.labels or {})) for node in nodes)
+    keep_latest(objects)
     return objects
 
 
-async def _listed(client: ApiClient, resource: Resource[Any], found: list[Any], objects: Objects) -> None:
+async def _list_into(target: list[Any], client: ApiClient, resource: Resource[Any], objects: Objects) -> None:
     try:
-        await client.list_each(resource, found.append, found.clear)
+        await client.list_each(resource, target.append, target.clear)
     except ApiError as error:
         if not error.missing:
             raise

@@ -1,223 +1,220 @@
-"""Why something is where it is, in sentences: the evidence, and what was made of it."""
+"""Explain a node, a switch or a HyperNode: the links that decide its place, and the result."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeagent.commands.plan.preview import Look
-from nodeagent.fabric.groups import Group
+from nodeagent.commands.plan.preview import Preview
+from nodeagent.fabric.groups import SwitchGroup
 from nodeagent.fabric.hypernode import DERIVED_FROM, HyperNode
-from nodeagent.fabric.reports import shown
+from nodeagent.fabric.reports import CompactReport, shown
 from nodeagent.one_line import one_line
 from nodeagent.text_table import columns
 
 _DERIVED = {
-    "topology-file": "the topology file says so",
-    "spine-lldp": "their switches hear the same switches above them",
-    "name-pattern": "the names of their switches share what a pattern looks for",
-    "assume-full-bisection": "assumeFullBisection says that everything is one",
+    "topology-file": "the topology file joins them",
+    "spine-lldp": "their switches have the same LLDP neighbors above them",
+    "name-pattern": "a pattern finds the same text in the names of their switches",
+    "assume-full-bisection": "assumeFullBisection is set",
 }
-_MANY = 24
+_NODES_MAX = 24
+_WEAKEST_OF = 64
 
 
-class UnknownError(Exception):
-    """Nothing is known by this name; the message says what there is."""
+class UnknownNameError(Exception):
+    """The input has nothing with this name. The message says how to list the names."""
 
 
-def explain(look: Look, word: str) -> str:
-    """A node, a switch or a HyperNode. Raises ``UnknownError``."""
-    wanted = {one.name: one for one in look.outcome.hypernodes}
-    told = look.planner.told
-    if word in wanted or word in look.published:
-        lines = _hypernode(look, word, wanted)
-    elif (
-        word in told.reports
-        or word in told.refused
-        or word in told.nodes
-        or word in look.planner.seating.seat
-    ):
-        lines = _node(look, word, wanted)
+def explain(preview: Preview, name: str) -> str:
+    """Explain a node, a switch or a HyperNode. Raises ``UnknownNameError``."""
+    plan = preview.plan
+    levels, votes = plan.levels, plan.votes
+    if name in preview.wanted or name in preview.published:
+        lines = _hypernode(preview, name)
+    elif name in levels.reports or name in levels.refused or name in levels.nodes or name in plan.nodes.place:
+        lines = _node(preview, name)
     else:
-        directory = look.planner.evidence.directory
-        keys = [key for key in (word, directory.key_of(word)) if key in look.planner.evidence.graph]
+        keys = [key for key in (name, votes.names.key_of(name)) if key in votes.graph]
         if not keys:
-            raise UnknownError(
-                f"{shown(word)} is no node, switch or HyperNode in this input; `nodeagent topology` shows what is"
+            raise UnknownNameError(
+                f"{shown(name)} is not a node, switch or HyperNode in this input; `nodeagent topology` lists them"
             )
-        lines = _switch(look, keys[0])
+        lines = _switch(preview, keys[0])
     return "\n".join(lines)
 
 
-def _node(look: Look, node: str, wanted: dict[str, HyperNode]) -> Iterator[str]:
-    planner = look.planner
-    name = planner.seating.seat.get(node)
+def _node(preview: Preview, node: str) -> Iterator[str]:
+    plan = preview.plan
+    name = plan.nodes.place.get(node)
     if name is None:
         yield f"The node {node} is in no HyperNode."
     else:
-        yield f"The node {node} is in {name}{_above(look, name, wanted)}."
-    yield from (f"Reason: {one.reason}." for one in look.outcome.unplaced if one.node == node)
-    here = planner.seating.placed.get(node)
+        yield f"The node {node} is in {name}{_parents(preview, name)}."
+    yield from (f"Reason: {one.reason}." for one in plan.outcome.unplaced if one.node == node)
+    here = plan.published.tiers[1].placed.get(node)
     if here is not None and here != name:
-        yield f"It is published in {here} at present, and moves when its report has stood for its time."
+        yield f"It is published in {here} now, and moves when its report has been stable for `moveSeconds`."
     elif here is not None:
         yield "It is published there."
-    yield from _votes(look, node, name)
-    yield from (f"Anomaly, {one.kind}: {one.message}." for one in look.outcome.anomalies if one.node == node)
-    yield from _links(look, node)
+    yield from _votes(preview, node, name)
+    for anomaly in plan.outcome.anomalies:
+        if anomaly.node == node:
+            yield f"Anomaly, {anomaly.kind}: {anomaly.message}."
+    yield from _links(preview, node)
 
 
-def _votes(look: Look, node: str, name: str | None) -> Iterator[str]:
-    planner = look.planner
-    wiring = planner.evidence.wiring(node)
-    if wiring is None:
+def _votes(preview: Preview, node: str, name: str | None) -> Iterator[str]:
+    plan = preview.plan
+    pattern = plan.votes.pattern(node)
+    if pattern is None:
         if name is not None:
-            yield "It has no report that counts; silence changes nothing."
+            yield "It has no accepted report. Missing reports change nothing, so it stays."
         return
-    if node in {node for group in planner.rules.topology.groups for node in group.nodes}:
-        yield "The topology file puts it there, whatever is heard."
-    total = len(wiring.keys)
-    yield f"It reports {_count(total, 'link')} in the fabric {planner.rules.fabric}."
-    for group, votes in sorted(wiring.votes.items(), key=lambda one: (-one[1], one[0].anchor)):
-        called = planner.matching.names.get(group)
-        what = f"which is {called}" if called else "which no group of nodes is around"
-        yield f"{_count(votes, 'link')} of them to the switches around {group.anchor}, {what}."
-    if wiring.silent:
-        yield f"On {_count(wiring.silent, 'link')} nobody is heard; that counts for where the node is published."
+    if any(node in group.nodes for group in plan.levels.topology.groups):
+        yield "The topology file places it, whatever LLDP reports."
+    yield f"It reports {_count(len(pattern.keys), 'link')} in the fabric {plan.rules.fabric}."
+    for group, votes in sorted(pattern.votes.items(), key=lambda item: (-item[1], item[0].anchor)):
+        name = plan.names.names.get(group)
+        goes = "1 link goes" if votes == 1 else f"{votes} links go"
+        yield f"{goes} to the switches around {group.anchor} ({name or 'a group without nodes'})."
+    if pattern.silent:
+        has = "1 link has" if pattern.silent == 1 else f"{pattern.silent} links have"
+        yield f"{has} no LLDP neighbor; such links count for the group in which the node is published."
 
 
-def _links(look: Look, node: str) -> Iterator[str]:
-    planner = look.planner
-    wiring = planner.evidence.wiring(node)
-    if wiring is None:
+def _links(preview: Preview, node: str) -> Iterator[str]:
+    plan = preview.plan
+    pattern = plan.votes.pattern(node)
+    if pattern is None:
         return
-    report = wiring.nodes[node]
+    report = pattern.nodes[node]
     rows = []
-    for i, slot in enumerate(wiring.shape):
-        key = wiring.keys[i]
-        home = planner.cabling.home(key) if key else None
-        group = "" if home is None else planner.matching.names.get(home, home.anchor)
-        state = "" if not key else "last known" if report.stale >> i & 1 else "heard"
-        rows.append(
-            (shown(slot.link), shown(slot.rail), key or "nobody", shown(report.ports[i]), state, group)
-        )
+    for i, slot in enumerate(pattern.shape):
+        key = pattern.keys[i]
+        home = plan.cabling.home(key) if key else None
+        group = "" if home is None else plan.names.names.get(home, home.anchor)
+        state = _freshness(report, i) if key else ""
+        rows.append((shown(slot.link), shown(slot.rail), key or "none", shown(report.ports[i]), state, group))
     yield ""
-    yield from columns(("LINK", "RAIL", "SWITCH", "PORT", "", "GROUP"), rows)
+    yield from columns(("LINK", "RAIL", "SWITCH", "PORT", "LLDP", "GROUP"), rows)
 
 
-def _switch(look: Look, key: str) -> Iterator[str]:
-    planner = look.planner
-    evidence, cabling = planner.evidence, planner.cabling
-    group = evidence.graph.of[key]
+def _switch(preview: Preview, key: str) -> Iterator[str]:
+    plan = preview.plan
+    votes, cabling = plan.votes, plan.cabling
+    group = votes.graph.of[key]
     home = cabling.home(key)
-    called = None if home is None else planner.matching.names.get(home)
-    yield f"The switch {key} is counted to {called or 'no HyperNode'}."
-    chassis = sorted({heard.chassis for heard, known in evidence.directory.keys.items() if known == key})
-    yield f"It announces itself with the chassis ID {', '.join(shown(one.partition('=')[2]) for one in chassis[:4])}."
-    for name, known in sorted(evidence.directory.renamed.items()):
-        if known == key:
-            yield f"It calls itself {name} now; the chassis is the same."
+    name = None if home is None else plan.names.names.get(home)
+    yield f"The switch {key} belongs to {name or 'no HyperNode'}."
+    chassis = sorted({announcement.chassis for announcement, of in votes.names.keys.items() if of == key})
+    yield f"It announces the chassis ID {', '.join(shown(one.partition('=')[2]) for one in chassis[:4])}."
+    for current, of in sorted(votes.names.renamed.items()):
+        if of == key:
+            yield f"Its name is {current} now; the chassis ID is the same."
     if home is not group:
-        yield "No group of nodes is around it; it is counted to where most of its nodes are."
+        yield "Its own group has no nodes; it belongs to the group of most nodes that are cabled to it."
     rail = cabling.rail.get(key)
-    yield (
-        f"It serves rail {shown(rail)}."
-        if rail
-        else "It serves no rail in particular: its links are of several."
-    )
+    yield f"It serves rail {shown(rail)}." if rail else "It serves no rail: its links are of several rails."
     for other in group.leaves:
         if other != key:
-            yield f"With {other}: {_shared(look, key, other)}."
-    yield from (f"Anomaly, {one.kind}: {one.message}." for one in look.outcome.anomalies if one.switch == key)
-    rows = []
-    for wiring in evidence.wirings(key):
-        for i, found in enumerate(wiring.keys):
-            if found == key:
-                slot = wiring.shape[i]
-                rows += [
-                    (
-                        node,
-                        shown(slot.link),
-                        shown(report.ports[i]),
-                        "last known" if report.stale >> i & 1 else "heard",
-                    )
-                    for node, report in wiring.nodes.items()
-                ]
+            yield f"With {other}: {_common_nodes(preview, key, other)}."
+    for anomaly in plan.outcome.anomalies:
+        if anomaly.switch == key:
+            yield f"Anomaly, {anomaly.kind}: {anomaly.message}."
+    rows = [
+        (node, shown(pattern.shape[i].link), shown(report.ports[i]), _freshness(report, i))
+        for pattern in votes.at(key)
+        for i, leaf in enumerate(pattern.keys)
+        if leaf == key
+        for node, report in pattern.nodes.items()
+    ]
     yield ""
-    yield from columns(("NODE", "LINK", "PORT", ""), sorted(rows))
+    yield from columns(("NODE", "LINK", "PORT", "LLDP"), sorted(rows))
 
 
-def _shared(look: Look, one: str, other: str) -> str:
-    both, either = look.planner.evidence.graph.overlap(one, other)
-    joined = "joined" if 2 * both >= either else "joined by way of others"
+def _common_nodes(preview: Preview, one: str, other: str) -> str:
+    both, either = preview.plan.votes.graph.overlap(one, other)
+    joined = "joined" if 2 * both >= either else "joined through other switches"
     if not both:
-        joined = "told to be together, or joined by way of others"
-    return f"{both} of the {either} nodes that hear either hear both, {joined}"
+        joined = "joined by the topology file or through other switches"
+    return f"{both} of the {either} nodes with a link to either have links to both, {joined}"
 
 
-def _hypernode(look: Look, name: str, wanted: dict[str, HyperNode]) -> Iterator[str]:
-    one, old = wanted.get(name), look.published.get(name)
-    if one is None:
+def _hypernode(preview: Preview, name: str) -> Iterator[str]:
+    wanted, old = preview.wanted.get(name), preview.published.get(name)
+    if wanted is None:
         assert old is not None
         if not old.ours:
-            yield f"{name} belongs to {old.source or 'nobody known'}; it is read and never touched."
+            yield f"{name} belongs to {old.source or 'an unknown owner'}; nodeagent reads it and never changes it."
         else:
-            yield f"{name} is published, and would be deleted: no member is left for it."
+            yield f"{name} is published and would be deleted: it has no members left."
         return
-    yield f"{name} is of tier {one.tier} ({one.tier_name}){_above(look, name, wanted)}."
+    yield f"{name} is of tier {wanted.tier} ({wanted.tier_name}){_parents(preview, name)}."
     if old is None:
         yield "It is not published yet."
+    elif old.same(wanted):
+        yield "It is published as it should be."
     else:
-        yield (
-            "It is published as it should be." if old.same(one) else "It is published, and would be changed."
-        )
-    if one.children:
-        why = _DERIVED.get(one.note(DERIVED_FROM), "it is published so")
-        yield f"Its {len(one.children)} members are together because {why}."
-        yield from (f"  {one_line(child)}" for child in one.children)
+        yield "It is published, and would be changed."
+    if wanted.children:
+        why = _DERIVED.get(wanted.note(DERIVED_FROM), "they are published together")
+        yield f"Its {len(wanted.children)} members are together because {why}."
+        yield from (f"  {one_line(child)}" for child in wanted.children)
         return
-    group = look.planner.matching.groups.get(name)
+    group = preview.plan.names.groups.get(name)
     if group is None:
-        yield "No report speaks for it at present; its members stay, for silence changes nothing."
+        yield "No report votes for it now. Missing reports change nothing, so its members stay."
     else:
-        yield from _group(look, group, old)
-    members = (
-        one.nodes if len(one.nodes) <= _MANY else (*one.nodes[:_MANY], f"and {len(one.nodes) - _MANY} more")
-    )
+        yield from _group(preview, group, old)
+    members = wanted.nodes
+    if len(members) > _NODES_MAX:
+        members = (*members[:_NODES_MAX], f"and {len(members) - _NODES_MAX} more")
     yield f"Its nodes: {', '.join(members)}."
-    yield from (
-        f"Anomaly, {odd.kind}: {odd.message}." for odd in look.outcome.anomalies if odd.node in one.nodes
-    )
+    for anomaly in preview.plan.outcome.anomalies:
+        if anomaly.node in wanted.nodes:
+            yield f"Anomaly, {anomaly.kind}: {anomaly.message}."
 
 
-def _group(look: Look, group: Group, old: HyperNode | None) -> Iterator[str]:
-    planner = look.planner
+def _group(preview: Preview, group: SwitchGroup, old: HyperNode | None) -> Iterator[str]:
+    plan = preview.plan
     if group.static:
         yield f"It is the group {group.static} of the topology file."
-    switches = sorted(planner.leaves.switches(group))
-    rails = sorted(planner.cabling.rails(group))
-    yield f"It is the nodes around {_count(len(switches), 'switch', 'switches')}: {', '.join(switches)}."
+    switches = sorted(plan.cabling.switches(group))
+    rails = plan.cabling.rails(group)
+    yield f"Its nodes are cabled to {_count(len(switches), 'switch', 'switches')}: {', '.join(switches)}."
     if len(rails) > 1:
-        yield f"They serve {len(rails)} rails."
+        yield f"The switches serve {len(rails)} rails."
+    if (pair := _weakest_pair(preview, group)) is not None:
+        yield f"{pair[0]} and {pair[1]} have the fewest nodes in common: {_common_nodes(preview, *pair)}."
+    if old is not None:
+        shared = {node for pattern in group.voters for node in pattern.nodes}.intersection(old.nodes)
+        yield f"It keeps the name of the published object, with which it shares {_count(len(shared), 'node')}."
+
+
+def _weakest_pair(preview: Preview, group: SwitchGroup) -> tuple[str, str] | None:
+    """The two switches with the smallest share of common nodes, among the first of the group."""
     weakest: tuple[float, str, str] | None = None
-    for i, one in enumerate(group.leaves[:64]):
-        for other in group.leaves[i + 1 : 64]:
-            both, either = planner.evidence.graph.overlap(one, other)
+    leaves = group.leaves[:_WEAKEST_OF]
+    for i, one in enumerate(leaves):
+        for other in leaves[i + 1 :]:
+            both, either = preview.plan.votes.graph.overlap(one, other)
             if both and (weakest is None or both / either < weakest[0]):
                 weakest = (both / either, one, other)
-    if weakest is not None:
-        yield f"Least in common have {weakest[1]} and {weakest[2]}: {_shared(look, weakest[1], weakest[2])}."
-    if old is not None:
-        both = len(set(old.nodes) & {node for wiring in group.voters for node in wiring.nodes})
-        yield f"It keeps the name of the published object, with which it shares {_count(both, 'node')}."
+    return None if weakest is None else weakest[1:]
 
 
-def _above(look: Look, name: str, wanted: dict[str, HyperNode]) -> str:
+def _parents(preview: Preview, name: str) -> str:
     parts = []
-    parent = look.planner.tower.parent.get(name)
+    parent = preview.plan.tiers.parent.get(name)
     while parent is not None:
-        parts.append(f"below {parent} (tier {wanted[parent].tier}, {wanted[parent].tier_name})")
-        parent = look.planner.tower.parent.get(parent)
-    return "".join(f", {part}" for part in parts)
+        hypernode = preview.wanted[parent]
+        parts.append(f", below {parent} (tier {hypernode.tier}, {hypernode.tier_name})")
+        parent = preview.plan.tiers.parent.get(parent)
+    return "".join(parts)
+
+
+def _freshness(report: CompactReport, i: int) -> str:
+    return "expired" if report.stale >> i & 1 else "current"
 
 
 def _count(number: int, noun: str, nouns: str = "") -> str:

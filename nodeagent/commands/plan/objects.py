@@ -1,9 +1,9 @@
-"""Files and streams of Kubernetes objects → values, whoever has written them.
+"""Read Kubernetes objects from files and streams.
 
-The law of this file: YAML and JSON, one object, several documents or lists of any depth, in any order. A file
-that is none of these is refused with its place; an object that is not what it should be is a report refused,
-and the others count. Scalars of YAML stay text until it is known what they stand for: a MAC address is no
-number to base 60. Aliases are not read, and nothing here recurses: these files come from anywhere.
+The input is YAML or JSON: one object, several documents, or lists of any depth, in any order. Anything else is refused
+with its position. An object with errors is a refused report, and the other objects count. YAML scalars stay text until
+their type is known, because YAML 1.1 reads some MAC addresses as numbers to base 60. Aliases are refused, and nothing
+recurses, because the input is not trusted.
 """
 
 from __future__ import annotations
@@ -28,30 +28,28 @@ _NULLS = ("", "~", "null", "Null", "NULL")
 
 
 class StreamError(Exception):
-    """A file that cannot be read; the message names it, the place and the remedy."""
+    """The input cannot be read. The message names the file, the position and the error."""
 
 
 @dataclass(slots=True)
 class Objects:
-    """``refused`` are reports by the name of their object with what is wrong; ``passed`` counts objects of
-    other kinds.
-    """
+    """``refused`` maps the names of refused reports to the reason; ``ignored`` counts objects of other kinds."""
 
     reports: list[NodeLinks] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     hypernodes: list[HyperNode] = field(default_factory=list)
     nodes: dict[str, dict[str, str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    passed: int = 0
+    ignored: int = 0
 
 
 def read(source: str) -> Objects:
-    """A file, a folder of files, or ``-`` for the standard input."""
+    """Read a file, a directory of files, or ``-`` for the standard input. Raises ``StreamError``."""
     objects = Objects()
     for name, raw in _texts(source):
-        for found in _documents(name, raw):
-            _walk(found, objects)
-    settle(objects)
+        for document, lax in _documents(name, raw):
+            _add_all(document, objects, lax=lax)
+    keep_latest(objects)
     return objects
 
 
@@ -71,38 +69,37 @@ def _texts(source: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _documents(name: str, raw: bytes) -> Iterator[tuple[Any, bool]]:
-    """Each document, and whether its scalars are text that may mean something else."""
+    """Each document, and whether all its scalars are text."""
     text = raw.lstrip(b"\xef\xbb\xbf \t\r\n")
     if text[:1] in (b"{", b"["):
         try:
             yield msgspec.json.decode(text), False
             return
         except msgspec.DecodeError as error:
-            # JSON objects one after the other, or YAML that begins with a brace.
-            several = list(_lines(text))
-            if several:
-                yield from ((one, False) for one in several)
+            # The text may be JSON lines, or YAML that begins with a brace.
+            if values := _json_lines(text):
+                yield from ((value, False) for value in values)
                 return
-            trouble = str(error)
+            reason = str(error)
         except RecursionError:
             raise StreamError(f"{name}: values are nested too deep") from None
         try:
-            yield from ((one, True) for one in _yaml(raw))
+            yield from ((document, True) for document in _yaml(raw))
         except yaml.YAMLError:
-            raise StreamError(f"{name}: not JSON: {trouble}") from None
+            raise StreamError(f"{name}: not JSON: {reason}") from None
         return
     try:
-        yield from ((one, True) for one in _yaml(raw))
+        yield from ((document, True) for document in _yaml(raw))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise StreamError(f"{name}{place}: not YAML: {error.problem or error.context}") from None
+        position = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        raise StreamError(f"{name}{position}: not YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
         raise StreamError(f"{name}: not YAML: {' '.join(str(error).split())}") from None
 
 
-def _lines(text: bytes) -> list[Any]:
-    """One JSON value on each line; nothing where some line is none."""
+def _json_lines(text: bytes) -> list[Any]:
+    """The JSON value of each line; empty if some line is not JSON."""
     try:
         return [msgspec.json.decode(line) for line in text.splitlines() if line.strip()]
     except (msgspec.DecodeError, RecursionError):
@@ -110,7 +107,7 @@ def _lines(text: bytes) -> list[Any]:
 
 
 def _yaml(raw: bytes) -> Iterator[Any]:
-    """The documents of a stream, built from the parser's events."""
+    """Build the documents of a stream from the parser's events."""
     stack: list[tuple[Any, list[Any]]] = []
     for event in bounded_events(raw, LIMITS):
         if isinstance(event, yaml.ScalarEvent):
@@ -134,88 +131,84 @@ def _yaml(raw: bytes) -> Iterator[Any]:
             yield value
 
 
-def _walk(found: tuple[Any, bool], objects: Objects) -> None:
-    document, lax = found
+def _add_all(document: Any, objects: Objects, *, lax: bool) -> None:
     todo: list[Any] = [document]
     while todo:
-        one = todo.pop()
-        if isinstance(one, list):
-            todo += one
-        elif isinstance(one, dict):
-            kind = one.get("kind")
-            items = one.get("items")
+        value = todo.pop()
+        if isinstance(value, list):
+            todo += value
+        elif isinstance(value, dict):
+            kind, items = value.get("kind"), value.get("items")
             if isinstance(items, list) and (not isinstance(kind, str) or kind.endswith("List")):
-                todo += _typed(items, kind)
+                todo += _with_kind(items, kind)
             else:
-                take(one, objects, lax=lax)
-        elif one is not None:
-            objects.passed += 1
+                add_object(value, objects, lax=lax)
+        elif value is not None:
+            objects.ignored += 1
 
 
-def _typed(items: list[Any], kind: Any) -> Iterator[Any]:
-    """In a list of one kind the items need not say theirs."""
+def _with_kind(items: list[Any], kind: Any) -> Iterator[Any]:
+    """Add the kind of a list to its items, which may omit it."""
     of = kind.removesuffix("List") if isinstance(kind, str) else ""
     for item in items:
         yield {"kind": of, **item} if of and isinstance(item, dict) and "kind" not in item else item
 
 
-def take(found: dict[str, Any], objects: Objects, *, lax: bool = False) -> None:
-    """One object of whichever kind."""
-    kind = found.get("kind")
-    if kind == nodelinks.KIND or (kind in (None, "") and "nodeName" in found):
+def add_object(document: dict[str, Any], objects: Objects, *, lax: bool = False) -> None:
+    """Add one object of any kind; ``lax`` if all its scalars are text."""
+    kind = document.get("kind")
+    if kind == nodelinks.KIND or (kind in (None, "") and "nodeName" in document):
         try:
-            objects.reports.append(_report(found, lax))
+            objects.reports.append(_report(document, lax))
         except ReportError as error:
-            objects.refused[_name(found)] = f"is no NodeLinks: {error}"
+            objects.refused[_name(document)] = f"is not a NodeLinks object: {error}"
     elif kind == hypernode.KIND:
         try:
-            objects.hypernodes.append(hypernode.convert(found, lax=lax))
+            objects.hypernodes.append(hypernode.convert(document, lax=lax))
         except HyperNodeError as error:
-            objects.notes.append(f"a HyperNode is not read ({error}): {_name(found)}")
+            objects.notes.append(f"HyperNode {_name(document)} is ignored: {error}")
     elif kind == "Node":
-        metadata = found.get("metadata")
+        metadata = document.get("metadata")
         labels = metadata.get("labels") if isinstance(metadata, dict) else None
         pairs = labels.items() if isinstance(labels, dict) else ()
-        objects.nodes[_name(found)] = {str(key): str(value) for key, value in pairs}
+        objects.nodes[_name(document)] = {str(key): str(value) for key, value in pairs}
     else:
-        objects.passed += 1
+        objects.ignored += 1
 
 
-def _report(found: dict[str, Any], lax: bool) -> NodeLinks:
+def _report(document: dict[str, Any], lax: bool) -> NodeLinks:
     try:
-        return nodelinks.convert(found, lax=lax)
+        return nodelinks.convert(document, lax=lax)
     except ReportError:
-        # What some languages write for nothing: null for an empty list.
-        without = _without_null(found)
-        if without == found:
+        # Some encoders write null for an empty list.
+        without = _without_null(document)
+        if without == document:
             raise
         return nodelinks.convert(without, lax=lax)
 
 
-def _without_null(found: Any) -> Any:
-    if isinstance(found, dict):
-        return {key: _without_null(value) for key, value in found.items() if value is not None}
-    return [_without_null(value) for value in found] if isinstance(found, list) else found
+def _without_null(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_null(item) for key, item in value.items() if item is not None}
+    return [_without_null(item) for item in value] if isinstance(value, list) else value
 
 
-def _name(found: dict[str, Any]) -> str:
-    metadata = found.get("metadata")
+def _name(document: dict[str, Any]) -> str:
+    metadata = document.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
-    name = name if isinstance(name, str) else found.get("nodeName")
+    name = name if isinstance(name, str) else document.get("nodeName")
     return name if isinstance(name, str) else ""
 
 
-def settle(objects: Objects) -> None:
-    """One report for each name. Of several the latest version, whatever the order they came in."""
-    found: dict[str, list[NodeLinks]] = {}
+def keep_latest(objects: Objects) -> None:
+    """Keep one report for each name: the one with the latest version, in whatever order they were read."""
+    by_name: dict[str, list[NodeLinks]] = {}
     for report in objects.reports:
-        found.setdefault(report.metadata.name or report.node_name, []).append(report)
-    chosen: list[NodeLinks] = []
-    for name, several in found.items():
-        chosen.append(max(several, key=_version))
-        if len(several) > 1:
-            objects.notes.append(f"{len(several)} reports are called {name}: the latest counts")
-    objects.reports = chosen
+        by_name.setdefault(report.metadata.name or report.node_name, []).append(report)
+    objects.reports = [max(reports, key=_version) for reports in by_name.values()]
+    for name, reports in by_name.items():
+        if len(reports) > 1:
+            objects.notes.append(f"{len(reports)} reports are called {name}: the latest counts")
 
 
 def _version(report: NodeLinks) -> tuple[int, bytes]:
@@ -225,7 +218,7 @@ def _version(report: NodeLinks) -> tuple[int, bytes]:
 
 
 def merged(parts: Iterable[Objects]) -> Objects:
-    """Several sources as one; HyperNodes of a later one replace those of an earlier."""
+    """Merge several sources. HyperNodes of a later source replace those of an earlier one."""
     whole = Objects()
     for part in parts:
         whole.reports += part.reports
@@ -233,5 +226,5 @@ def merged(parts: Iterable[Objects]) -> Objects:
         whole.hypernodes += part.hypernodes
         whole.nodes.update(part.nodes)
         whole.notes += part.notes
-        whole.passed += part.passed
+        whole.ignored += part.ignored
     return whole

@@ -1,52 +1,63 @@
-"""A plan without a cluster, or of one that is only read: what the fabric makes of reports, and why.
+"""Preview a plan from files or from a cluster that is only read.
 
-Nothing is written and nothing is waited for: every move is shown as if its report had stood for its time.
+A preview writes nothing and does not wait: every move takes effect at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import structs
 
 from nodeagent.commands.plan.objects import Objects, merged
 from nodeagent.config.faults import ConfigError, ConfigFault
-from nodeagent.controller_config import FabricConfig, load_fabric, rules_of
-from nodeagent.fabric import IMMEDIATE, HyperNode, Outcome, Planner, Rules
-from nodeagent.fabric.rules import Hysteresis
+from nodeagent.controller_config import FabricConfig, load_fabric
+from nodeagent.fabric import IMMEDIATE, HyperNode, Planner, PlanOutcome
+from nodeagent.fabric.fabric_settings import FabricRules, HysteresisSettings
+from nodeagent.fabric.known_topology import NO_TOPOLOGY, Topology
+from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.topology_file import load_topology
 
 
 class SourceError(Exception):
-    """What should be planned cannot be read; the message says what to give."""
+    """The input of the plan cannot be read. The message says what to give."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """``published`` are the HyperNodes that were read, ``notes`` what somebody should know besides."""
+class Preview:
+    """A plan, the ``published`` HyperNodes that were read, and ``notes`` on the input."""
 
-    planner: Planner
-    outcome: Outcome
+    plan: Plan
     published: dict[str, HyperNode]
     notes: tuple[str, ...]
 
+    @property
+    def outcome(self) -> PlanOutcome:
+        return self.plan.outcome
 
-def load(file: Path | None) -> tuple[FabricConfig, Rules]:
-    """The controller's file and the topology file that it names. Raises ``ConfigError``."""
+    @property
+    def wanted(self) -> dict[str, HyperNode]:
+        return {hypernode.name: hypernode for hypernode in self.outcome.hypernodes}
+
+
+def load(file: Path | None) -> tuple[FabricConfig, Topology]:
+    """Read the controller's configuration file and its topology file. Raises ``ConfigError``."""
     if file is None:
-        return FabricConfig(), Rules()
+        return FabricConfig(), NO_TOPOLOGY
     config = load_fabric(_text(file), name=str(file))
     if config.topology is None:
-        return config, rules_of(config)
+        return config, NO_TOPOLOGY
     path = file.parent / config.topology
-    return config, rules_of(config, load_topology(_text(path), name=str(path)))
+    return config, load_topology(_text(path), name=str(path))
 
 
-def look(parts: Iterable[Objects], rules: Rules) -> Look:
-    """The plan for all that was read."""
+def make_preview(parts: Iterable[Objects], rules: FabricRules, topology: Topology = NO_TOPOLOGY) -> Preview:
+    """Plan for all objects that were read."""
     objects = merged(parts)
-    planner = Planner(replace(rules, hysteresis=IMMEDIATE))
-    published = {one.name: one for one in objects.hypernodes}
+    planner = Planner(structs.replace(rules, hysteresis=IMMEDIATE), topology)
+    published = {hypernode.name: hypernode for hypernode in objects.hypernodes}
     for hypernode in published.values():
         planner.hypernode(hypernode.name, hypernode)
     for name, labels in objects.nodes.items():
@@ -55,17 +66,18 @@ def look(parts: Iterable[Objects], rules: Rules) -> Look:
         planner.report(report.metadata.name or report.node_name, report)
     for name, why in objects.refused.items():
         planner.refuse(name, why)
-    outcome = planner.plan(0.0)
-    notes = [*objects.notes, *_notes(objects, planner, rules.hysteresis)]
-    return Look(planner, outcome, published, tuple(notes))
+    plan = planner.prepare(0.0)()
+    notes = [*objects.notes, *_notes(objects, plan, rules.hysteresis)]
+    return Preview(plan, published, tuple(notes))
 
 
-def _notes(objects: Objects, planner: Planner, times: Hysteresis) -> Iterable[str]:
+def _notes(objects: Objects, plan: Plan, times: HysteresisSettings) -> Iterable[str]:
     if not objects.reports and not objects.refused:
-        yield "no NodeLinks were found: the published tree stays as it is"
-    moves, placed = len(planner.seating.pending), len(planner.seating.placed)
-    if moves > max(times.least_nodes, times.share * placed):
-        yield f"{moves} of {placed} placed nodes would move: the controller holds that for {times.hold_s:g} s first"
+        yield "no NodeLinks found: the published tree stays as it is"
+    moves, placed = len(plan.nodes.pending), len(plan.published.tiers[1].placed)
+    if moves > max(times.hold_nodes, times.hold_share * placed):
+        hold_s = times.hold_seconds
+        yield f"{moves} of {placed} placed nodes would move: the controller first holds them for {hold_s:g} s"
 
 
 def _text(path: Path) -> str:

@@ -1,7 +1,4 @@
-"""A plan, shown: JSON for programs, YAML for kubectl, a diff, a table for people.
-
-The same plan gives the same bytes.
-"""
+"""Render a plan: JSON for programs, YAML for kubectl, a diff, or a table. Equal plans give equal bytes."""
 
 from __future__ import annotations
 
@@ -13,24 +10,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from nodeagent.fabric.hypernode import HyperNode, render
-from nodeagent.fabric.outcome import Outcome, Overlap
+from nodeagent.fabric.outcome import Overlap, PlanOutcome
 from nodeagent.one_line import one_line
 from nodeagent.text_table import remarks, section
 
-# A scalar that every YAML reader takes for this text.
+# Text that every YAML parser reads as a string without quotes.
 _PLAIN = re.compile(r"[a-z][a-z0-9/-]*(\.[a-z0-9/-]+)*")
 _WORDS = frozenset(("true", "false", "yes", "no", "on", "off", "null", "y", "n"))
 _SHOWN = 40
 
 
-def as_json(outcome: Outcome) -> str:
+def as_json(outcome: PlanOutcome) -> str:
     return json.dumps(document(outcome), indent=2, ensure_ascii=True)
 
 
-def document(outcome: Outcome) -> dict[str, Any]:
+def document(outcome: PlanOutcome) -> dict[str, Any]:
     return {
         "hypernodes": [render(one) for one in outcome.hypernodes],
-        "labels": {node: dict(sorted(outcome.labels[node].items())) for node in outcome.labels},
+        "labels": {node: dict(sorted(labels.items())) for node, labels in sorted(outcome.labels.items())},
         "anomalies": [
             {
                 "kind": str(one.kind),
@@ -51,16 +48,16 @@ def as_yaml(hypernodes: Iterable[HyperNode]) -> str:
 
 
 def lines(hypernode: HyperNode) -> Iterator[str]:
-    """One object, as a person would write it: a member to a line."""
-    found = render(hypernode)
-    yield f"apiVersion: {found['apiVersion']}"
-    yield f"kind: {found['kind']}"
+    """One object as YAML, with one member per line."""
+    manifest = render(hypernode)
+    yield f"apiVersion: {manifest['apiVersion']}"
+    yield f"kind: {manifest['kind']}"
     yield "metadata:"
     yield f"  name: {_scalar(hypernode.name)}"
     for key in ("labels", "annotations"):
-        if found["metadata"].get(key):
+        if manifest["metadata"].get(key):
             yield f"  {key}:"
-            yield from (f"    {name}: {_scalar(text)}" for name, text in found["metadata"][key].items())
+            yield from (f"    {name}: {_scalar(text)}" for name, text in manifest["metadata"][key].items())
     yield "spec:"
     yield f"  tier: {hypernode.tier}"
     yield f"  tierName: {_scalar(hypernode.tier_name)}"
@@ -70,8 +67,8 @@ def lines(hypernode: HyperNode) -> Iterator[str]:
             yield f"  - {{type: {kind}, selector: {{exactMatch: {{name: {_scalar(name)}}}}}}}"
 
 
-def as_diff(published: Mapping[str, HyperNode], outcome: Outcome) -> str:
-    """What would become of each object, as ``diff -u`` shows it; nothing where nothing would."""
+def as_diff(published: Mapping[str, HyperNode], outcome: PlanOutcome) -> str:
+    """The changes of each object, in the format of ``diff -u``."""
     wanted = {one.name: one for one in outcome.hypernodes}
     out: list[str] = []
     names = sorted(wanted.keys() | {name for name, one in published.items() if one.ours})
@@ -91,7 +88,7 @@ def as_diff(published: Mapping[str, HyperNode], outcome: Outcome) -> str:
     return "".join(f"{line}\n" for line in out)
 
 
-def as_table(outcome: Outcome) -> str:
+def as_table(outcome: PlanOutcome) -> str:
     kinds = Counter(str(one.kind) for one in outcome.anomalies)
     parts = [
         section(
@@ -118,14 +115,14 @@ def as_table(outcome: Outcome) -> str:
         rows = [(str(i), one.verb, one.object.name, one.reason) for i, one in enumerate(outcome.writes, 1)]
         parts.append(section("Writes, in this order", ("", "VERB", "HYPERNODE", "WHY"), rows))
     else:
-        parts.append("Nothing is to be written.\n")
+        parts.append("Nothing to write.\n")
     return "\n".join(part for part in parts if part)
 
 
 def overlap_sentence(overlap: Overlap) -> str:
     return (
-        f"the HyperNode {overlap.name} (source {overlap.source or 'not known'}) holds {len(overlap.members)} members "
-        f"of ours ({_some(overlap.members)}): delete it, or set foreign: yield to leave them to it"
+        f"the HyperNode {overlap.name} (source {overlap.source or 'unknown'}) holds {len(overlap.members)} of our "
+        f"members ({_some(overlap.members)}): delete it, or set foreign: yield to leave them to its owner"
     )
 
 

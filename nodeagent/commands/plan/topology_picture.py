@@ -1,4 +1,4 @@
-"""The fabric as a picture: a tree for a terminal, dot, mermaid, or JSON."""
+"""Draw the fabric: a tree for a terminal, dot, mermaid, or JSON."""
 
 from __future__ import annotations
 
@@ -6,71 +6,79 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nodeagent.commands.plan.preview import Look
+from nodeagent.commands.plan.preview import Preview
 from nodeagent.fabric.hypernode import DERIVED_FROM, HyperNode
 from nodeagent.fabric.reports import shown
 
-Odd = dict[tuple[str, str], str]
+AnomalyKinds = dict[tuple[str, str], str]
+"""By node and link."""
 FORMATS = ("tree", "dot", "mermaid", "json")
 
 
-def picture(look: Look, form: str) -> str:
-    draw: dict[str, Callable[[dict[str, Any]], str]] = {
+def draw(preview: Preview, form: str) -> str:
+    renderers: dict[str, Callable[[dict[str, Any]], str]] = {
         "tree": _tree,
         "dot": _dot,
         "mermaid": _mermaid,
-        "json": lambda found: json.dumps(found, indent=2),
+        "json": lambda document: json.dumps(document, indent=2),
     }
-    return draw[form](_document(look))
+    return renderers[form](_document(preview))
 
 
-def _document(look: Look) -> dict[str, Any]:
-    wanted = {one.name: one for one in look.outcome.hypernodes}
-    odd = {(one.node, one.link): str(one.kind) for one in look.outcome.anomalies}
-    tops = [one for one in wanted.values() if one.name not in look.planner.tower.parent]
+def _document(preview: Preview) -> dict[str, Any]:
+    outcome, wanted = preview.outcome, preview.wanted
+    kinds = {(anomaly.node, anomaly.link): str(anomaly.kind) for anomaly in outcome.anomalies}
+    roots = [one for one in outcome.hypernodes if one.name not in preview.plan.tiers.parent]
+    roots.sort(key=lambda hypernode: (-hypernode.tier, hypernode.name))
     return {
-        "fabric": look.planner.rules.fabric,
-        "hypernodes": [
-            _branch(look, one, wanted, odd) for one in sorted(tops, key=lambda one: (-one.tier, one.name))
-        ],
-        "unplaced": [{"node": one.node, "reason": one.reason} for one in look.outcome.unplaced],
+        "fabric": preview.plan.rules.fabric,
+        "hypernodes": [_branch(preview, root, wanted, kinds) for root in roots],
+        "unplaced": [{"node": one.node, "reason": one.reason} for one in outcome.unplaced],
     }
 
 
-def _branch(look: Look, one: HyperNode, wanted: dict[str, HyperNode], odd: Odd) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": one.name, "tier": one.tier, "tierName": one.tier_name}
-    if one.children:
-        found["derivedFrom"] = one.note(DERIVED_FROM) or None
-        found["members"] = [
-            _branch(look, wanted[child], wanted, odd) for child in one.children if child in wanted
+def _branch(
+    preview: Preview, hypernode: HyperNode, wanted: dict[str, HyperNode], kinds: AnomalyKinds
+) -> dict[str, Any]:
+    branch: dict[str, Any] = {
+        "name": hypernode.name,
+        "tier": hypernode.tier,
+        "tierName": hypernode.tier_name,
+    }
+    if hypernode.children:
+        branch["derivedFrom"] = hypernode.note(DERIVED_FROM) or None
+        branch["members"] = [
+            _branch(preview, wanted[child], wanted, kinds) for child in hypernode.children if child in wanted
         ]
     else:
-        found["switches"] = list(one.switches)
-        found["nodes"] = [{"name": node, "links": list(_links(look, node, odd))} for node in one.nodes]
-    return found
+        branch["switches"] = list(hypernode.switches)
+        branch["nodes"] = [
+            {"name": node, "links": list(_links(preview, node, kinds))} for node in hypernode.nodes
+        ]
+    return branch
 
 
-def _links(look: Look, node: str, odd: Odd) -> Iterator[dict[str, Any]]:
-    wiring = look.planner.evidence.wiring(node)
-    if wiring is None:
+def _links(preview: Preview, node: str, kinds: AnomalyKinds) -> Iterator[dict[str, Any]]:
+    pattern = preview.plan.votes.pattern(node)
+    if pattern is None:
         return
-    report = wiring.nodes[node]
-    for i, slot in enumerate(wiring.shape):
+    report = pattern.nodes[node]
+    for i, slot in enumerate(pattern.shape):
         link = shown(slot.link)
         yield {
             "link": link,
             "rail": shown(slot.rail),
-            "switch": wiring.keys[i] or None,
+            "switch": pattern.keys[i] or None,
             "port": shown(report.ports[i]) or None,
             "stale": bool(report.stale >> i & 1),
-            "anomaly": odd.get((node, link)),
+            "anomaly": kinds.get((node, link)),
         }
 
 
-def _tree(found: dict[str, Any]) -> str:
-    lines = [f"fabric {found['fabric']}"]
-    lines += _below(found["hypernodes"], "")
-    for one in found["unplaced"]:
+def _tree(document: dict[str, Any]) -> str:
+    lines = [f"fabric {document['fabric']}"]
+    lines += _below(document["hypernodes"], "")
+    for one in document["unplaced"]:
         lines.append(f"unplaced: {one['node'] or '(no name)'}: {one['reason']}")
     return "\n".join(lines)
 
@@ -83,27 +91,27 @@ def _below(branches: list[dict[str, Any]], indent: str) -> Iterator[str]:
             about = ", ".join(branch.get("switches", ())) or branch.get("derivedFrom") or ""
             yield f"{indent}{head}{branch['name']} ({branch['tierName']}){': ' + about if about else ''}"
         else:
-            yield f"{indent}{head}{branch['name']}{_oddly(branch)}"
+            yield f"{indent}{head}{branch['name']}{_remarks(branch)}"
         yield from _below(branch.get("members") or branch.get("nodes") or [], indent + rest)
 
 
-def _oddly(node: dict[str, Any]) -> str:
-    """What is not as it should be; a node that is in order is its name."""
+def _remarks(node: dict[str, Any]) -> str:
+    """The anomalies of a node, and its links without a neighbor; empty for a node without either."""
     parts = [
-        f"{link['link']} {link['anomaly'] or 'silent'}{' at ' + link['switch'] if link['switch'] else ''}"
+        f"{link['link']} {link['anomaly'] or 'no neighbor'}{' at ' + link['switch'] if link['switch'] else ''}"
         for link in node["links"]
         if link["anomaly"] or not link["switch"]
     ]
     if not node["links"]:
-        parts.append("not reporting")
+        parts.append("no report")
     return f"  ({', '.join(parts)})" if parts else ""
 
 
-def _dot(found: dict[str, Any]) -> str:
+def _dot(document: dict[str, Any]) -> str:
     lines = ["graph fabric {", "  rankdir=TB;", "  node [shape=box];"]
-    for branch in found["hypernodes"]:
+    for branch in document["hypernodes"]:
         lines += _cluster(branch, "  ")
-    lines += (f"  {one} -- {other} [label={label}];" for one, other, label in _edges(found, _dot_string))
+    lines += (f"  {one} -- {other} [label={label}];" for one, other, label in _edges(document, _dot_string))
     return "\n".join([*lines, "}"])
 
 
@@ -119,8 +127,8 @@ def _cluster(branch: dict[str, Any], indent: str) -> Iterator[str]:
     yield f"{indent}}}"
 
 
-def _edges(found: dict[str, Any], quote: Callable[[str], str]) -> Iterator[tuple[str, str, str]]:
-    todo = [*found["hypernodes"]]
+def _edges(document: dict[str, Any], quote: Callable[[str], str]) -> Iterator[tuple[str, str, str]]:
+    todo = [*document["hypernodes"]]
     while todo:
         branch = todo.pop(0)
         todo += branch.get("members", ())
@@ -131,16 +139,16 @@ def _edges(found: dict[str, Any], quote: Callable[[str], str]) -> Iterator[tuple
                     yield (*ends, quote(f"{link['link']} {link['port'] or ''}".strip()))
 
 
-def _mermaid(found: dict[str, Any]) -> str:
+def _mermaid(document: dict[str, Any]) -> str:
     names: dict[str, str] = {}
 
     def identity(text: str) -> str:
         return names.setdefault(text, f"n{len(names)}")
 
     lines = ["flowchart TB"]
-    for branch in found["hypernodes"]:
+    for branch in document["hypernodes"]:
         lines += _subgraph(branch, "  ", identity)
-    for one, other, label in _edges(found, str):
+    for one, other, label in _edges(document, str):
         for end in (one, other):
             if end not in names:
                 lines.append(f"  {identity(end)}{_mermaid_label(end.partition(' ')[2], '([', '])')}")

@@ -1,0 +1,117 @@
+"""The planner's inputs: the latest state of every report, Node and HyperNode, and what switches hear above them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from nodeagent.fabric.fabric_settings import FabricRules
+from nodeagent.fabric.hypernode import TIER_NAMES, HyperNode, Texts
+from nodeagent.fabric.known_topology import Topology
+from nodeagent.fabric.nodelinks import NodeLinks
+from nodeagent.fabric.reports import CompactReport, InternPool, RefusedReportError, ReportReader
+
+
+class KnownLabels(NamedTuple):
+    """The labels of a Node, sorted: ``ours`` are those that the planner writes, ``every`` are all that were given."""
+
+    ours: Texts
+    every: Texts
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """The inputs at one moment. No mapping in it changes any more, so a thread may read it."""
+
+    reports: Mapping[str, CompactReport]
+    refused: Mapping[str, str]
+    nodes: Mapping[str, KnownLabels]
+    own: Mapping[str, HyperNode]
+    foreign: Mapping[str, HyperNode]
+    topology: Topology
+    uplinks: Mapping[str, tuple[str, ...]]
+    uplinks_by_key: bool = False
+
+    def exists(self, node: str) -> bool:
+        """While no Node at all is known, every node counts as existing: an empty list is no evidence."""
+        return not self.nodes or node in self.nodes
+
+    def is_node(self, name: str) -> bool:
+        """The system name ``name`` belongs to a node of the cluster."""
+        return _is_node(name, self.reports, self.nodes)
+
+    def is_taken(self, name: str) -> bool:
+        """Some HyperNode has this name."""
+        return name in self.own or name in self.foreign
+
+
+class Inputs:
+    """Keeps the latest state of each object. Storing one computes nothing but the compact form of a report."""
+
+    def __init__(self, rules: FabricRules, topology: Topology) -> None:
+        self._topology = topology
+        self._pool = InternPool()
+        self._reader = ReportReader(rules, self._pool)
+        self._our_labels = frozenset(
+            key for tier in range(1, len(TIER_NAMES) + 1) for key in rules.labels_of_tier(tier)
+        )
+        self.reports: dict[str, CompactReport] = {}
+        self.refused: dict[str, str] = {}
+        self.nodes: dict[str, KnownLabels] = {}
+        self.own: dict[str, HyperNode] = {}
+        self.foreign: dict[str, HyperNode] = {}
+        self.heard: dict[str, tuple[str, ...]] = {}
+        self.heard_by_key = False
+
+    def report(self, name: str, links: NodeLinks | None) -> None:
+        if links is None:
+            self.reports.pop(name, None)
+            self.refused.pop(name, None)
+            return
+        try:
+            self.reports[name] = self._reader.read(name, links)
+            self.refused.pop(name, None)
+        except RefusedReportError as error:
+            self.refuse(name, str(error))
+
+    def refuse(self, name: str, why: str) -> None:
+        self.reports.pop(name, None)
+        self.refused[name] = why
+
+    def node(self, name: str, labels: Mapping[str, str] | None) -> None:
+        if labels is None:
+            self.nodes.pop(name, None)
+            return
+        every = tuple(sorted(labels.items()))
+        ours = tuple(pair for pair in every if pair[0] in self._our_labels)
+        self.nodes[name] = self._pool(KnownLabels(ours, every))
+
+    def hypernode(self, name: str, hypernode: HyperNode | None) -> None:
+        self.own.pop(name, None)
+        self.foreign.pop(name, None)
+        if hypernode is not None:
+            (self.own if hypernode.ours else self.foreign)[name] = hypernode
+
+    def uplinks(self, heard: Mapping[str, tuple[str, ...]], *, by_key: bool) -> None:
+        self.heard, self.heard_by_key = dict(heard), by_key
+
+    def is_node(self, name: str) -> bool:
+        return _is_node(name, self.reports, self.nodes)
+
+    def levels(self) -> Levels:
+        """A copy that later changes do not reach. The values in it are never changed, only replaced."""
+        return Levels(
+            self.reports.copy(),
+            self.refused.copy(),
+            self.nodes.copy(),
+            self.own.copy(),
+            self.foreign.copy(),
+            self._topology,
+            self.heard,
+            self.heard_by_key,
+        )
+
+
+def _is_node(name: str, reports: Mapping[str, CompactReport], nodes: Mapping[str, KnownLabels]) -> bool:
+    return any(form in reports or form in nodes for form in (name, name.partition(".")[0]))

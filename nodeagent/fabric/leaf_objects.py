@@ -1,0 +1,126 @@
+"""The tier-1 objects: their nodes and their annotations.
+
+Annotations grow by what is reported. They shrink only when nothing is missing: a switch that no report mentions stays
+listed while a node of the object has a link without a neighbor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from nodeagent.fabric.anomalies import CablingCheck
+from nodeagent.fabric.groups import SwitchGroup
+from nodeagent.fabric.hypernode import (
+    ALIASES,
+    BYTES_MAX,
+    RAILS,
+    SWITCHES,
+    HyperNode,
+    Texts,
+    labels_of,
+    size_of,
+    tier_name,
+)
+from nodeagent.fabric.naming import GroupNames
+from nodeagent.fabric.published import parse_aliases
+from nodeagent.fabric.votes import LinkVotes
+
+
+class LeafObjects:
+    """``objects`` by name; ``trimmed`` are the nodes that an object has no room for."""
+
+    def __init__(
+        self,
+        fabric: str,
+        votes: LinkVotes,
+        cabling: CablingCheck,
+        names: GroupNames,
+        place: Mapping[str, str],
+        published: Mapping[str, HyperNode],
+    ) -> None:
+        self._labels = labels_of(fabric, 1)
+        self._votes, self._cabling = votes, cabling
+        self._renamed: dict[str, list[str]] = {}
+        for current, key in votes.names.renamed.items():
+            self._renamed.setdefault(key, []).append(current)
+        self.objects: dict[str, HyperNode] = {}
+        self.trimmed: dict[str, tuple[str, ...]] = {}
+        for name, members in sorted(_members(place).items()):
+            self.objects[name] = self._make(name, members, names.groups.get(name), published.get(name))
+
+    def _make(
+        self, name: str, members: set[str], group: SwitchGroup | None, old: HyperNode | None
+    ) -> HyperNode:
+        return HyperNode(
+            name=name,
+            tier=1,
+            tier_name=tier_name(1),
+            nodes=self._fit(name, members, old),
+            labels=self._labels,
+            annotations=self._annotations(group, old, members),
+        )
+
+    def _fit(self, name: str, members: set[str], old: HyperNode | None) -> tuple[str, ...]:
+        """As many nodes as etcd takes in one object; nodes that are published in it come first."""
+        if old is not None and len(old.nodes) == len(members) and members.issuperset(old.nodes):
+            return old.nodes
+        nodes = tuple(sorted(members))
+        if size_of(nodes) <= BYTES_MAX:
+            return nodes
+        published = members.intersection(() if old is None else old.nodes)
+        room = BYTES_MAX
+        kept: set[str] = set()
+        for node in (*sorted(published), *sorted(members - published)):
+            room -= size_of((node,), 0)
+            if room < size_of(()):
+                break
+            kept.add(node)
+        self.trimmed[name] = tuple(sorted(members - kept))
+        return tuple(sorted(kept))
+
+    def _annotations(self, group: SwitchGroup | None, old: HyperNode | None, members: set[str]) -> Texts:
+        if group is None:
+            return () if old is None else old.annotations
+        switches = self._cabling.switches(group)
+        rails = len(self._cabling.rails(group))
+        if old is not None:
+            lost = [leaf for leaf in old.switches if leaf not in switches and not self._is_elsewhere(leaf)]
+            before = old.note(RAILS)
+            fewer = before.isdecimal() and int(before) > max(rails, 1)
+            if (lost or fewer) and self._has_silent_link(members):
+                switches.update(lost)
+                rails = max(rails, int(before)) if fewer else rails
+        texts = {ALIASES: ",".join(self._aliases(switches, old)), SWITCHES: ",".join(sorted(switches))}
+        if rails > 1:
+            texts[RAILS] = str(rails)
+        return tuple(sorted((key, text) for key, text in texts.items() if text))
+
+    def _is_elsewhere(self, leaf: str) -> bool:
+        """Reports mention the switch, and it counts for a group with nodes."""
+        group = self._cabling.home(leaf)
+        return group is not None and bool(group.voters or group.forced)
+
+    def _has_silent_link(self, members: Iterable[str]) -> bool:
+        patterns = map(self._votes.pattern, members)
+        return any(pattern is None or pattern.silent for pattern in patterns)
+
+    def _aliases(self, switches: set[str], old: HyperNode | None) -> list[str]:
+        names = self._votes.names
+        pairs = {
+            name: key
+            for name, key in parse_aliases(old).items()
+            if key in switches and not names.is_announced(name)
+        }
+        for key in self._renamed.keys() & switches:
+            pairs.update((name, key) for name in self._renamed[key])
+        return sorted(f"{name}={key}" for name, key in pairs.items())
+
+
+def _members(place: Mapping[str, str]) -> dict[str, set[str]]:
+    members: dict[str, set[str]] = {}
+    last, same = "", set[str]()
+    for node, name in place.items():
+        if name != last:
+            last, same = name, members.setdefault(name, set())
+        same.add(node)
+    return members

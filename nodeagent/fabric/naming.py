@@ -1,0 +1,68 @@
+"""Which leaf group is which published object: a name outlives the switch that it was derived from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from nodeagent.fabric.groups import SwitchGroup
+from nodeagent.fabric.names import match, name_of
+from nodeagent.fabric.published import PublishedTree
+
+Claims = dict[str, tuple[int, int]]
+"""By published name, how many members and how many switches a group shares with that object."""
+
+
+class GroupNames:
+    """``names`` is the name of each group with members, ``groups`` the group of each name."""
+
+    def __init__(
+        self,
+        fabric: str,
+        groups: Iterable[SwitchGroup],
+        published: PublishedTree,
+        is_taken: Callable[[str], bool],
+    ) -> None:
+        self.names: dict[SwitchGroup, str] = {}
+        self.groups: dict[str, SwitchGroup] = {}
+        inhabited = {group: None for group in groups if group.voters or group.forced}
+        forced = frozenset(node for group in inhabited for node in group.forced)
+        matched = match({group: _claims(group, published, forced) for group in inhabited}, _anchor)
+        for group in sorted(inhabited, key=_anchor):
+            name = matched.get(group) or name_of(
+                fabric, 1, group.anchor, lambda name: is_taken(name) or name in self.groups
+            )
+            self.names[group] = name
+            self.groups[name] = group
+
+
+def _claims(group: SwitchGroup, published: PublishedTree, forced: frozenset[str]) -> Claims:
+    """``forced`` are the nodes that the topology file places: they count for no group that their links vote for."""
+    placed, homes = published.tiers[1].placed, published.switches.placed
+    nodes: dict[str, int] = {}
+    for pattern in group.voters:
+        members = pattern.nodes.keys() - forced if forced else pattern.nodes
+        places = list(map(placed.get, members))
+        for place in set(places):
+            if place is not None:
+                nodes[place] = nodes.get(place, 0) + places.count(place)
+    _add(nodes, map(placed.get, group.forced))
+    switches: dict[str, int] = {}
+    _add(switches, map(homes.get, group.leaves))
+    return {name: (nodes.get(name, 0), switches.get(name, 0)) for name in nodes.keys() | switches.keys()}
+
+
+def _add(counts: dict[str, int], names: Iterable[str | None]) -> None:
+    for name in names:
+        if name is not None:
+            counts[name] = counts.get(name, 0) + 1
+
+
+def _anchor(group: SwitchGroup) -> str:
+    return group.anchor
+
+
+def member_claims(members: Iterable[str], placed: Mapping[str, str]) -> Claims:
+    """The claims of a group of HyperNodes, which is matched by its members alone."""
+    counts: dict[str, int] = {}
+    _add(counts, map(placed.get, members))
+    return {name: (count, 0) for name, count in counts.items()}

@@ -1,0 +1,62 @@
+"""The published tree as lookups: the object of each node, switch and child, and the switch names on record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from nodeagent.fabric.hypernode import ALIASES, TIER_NAMES, HyperNode
+from nodeagent.fabric.names import short
+
+
+class PublishedMembers:
+    """``placed`` is the object of each member, the first by name where several list it; ``size`` counts members."""
+
+    def __init__(self, objects: Iterable[tuple[str, tuple[str, ...]]]) -> None:
+        self.placed: dict[str, str] = {}
+        self.size: dict[str, int] = {}
+        self._several: dict[str, set[str]] = {}
+        for name, members in sorted(objects):
+            if not members:
+                continue
+            self.size[name] = len(members)
+            if self.placed.keys().isdisjoint(members):
+                self.placed.update(dict.fromkeys(members, name))
+                continue
+            for member in members:
+                first = self.placed.setdefault(member, name)
+                if first != name:
+                    self._several.setdefault(member, {first}).add(name)
+
+    def apart(self, one: str, other: str) -> bool:
+        """Both are published, but no object lists both."""
+        here, there = self.placed.get(one), self.placed.get(other)
+        if here is None or there is None or here == there:
+            return False
+        return self._several.get(one, {here}).isdisjoint(self._several.get(other, {there}))
+
+
+class PublishedTree:
+    """Our HyperNodes as the API server has them.
+
+    ``tiers`` are the members of each tier, ``switches`` the leaf switches that tier-1 objects list, and ``aliases``
+    maps a switch's current name to the key under which it was published.
+    """
+
+    def __init__(self, objects: Mapping[str, HyperNode]) -> None:
+        leaves = [one for _, one in sorted(objects.items()) if one.tier == 1]
+        self.objects = objects
+        self.tiers = {1: PublishedMembers((one.name, one.nodes) for one in leaves)}
+        for tier in range(2, len(TIER_NAMES) + 1):
+            uppers = [one for one in objects.values() if one.tier == tier]
+            self.tiers[tier] = PublishedMembers((one.name, one.children) for one in uppers)
+        self.switches = PublishedMembers((one.name, one.switches) for one in leaves)
+        self.aliases: dict[str, str] = {}
+        for one in leaves:
+            self.aliases.update(parse_aliases(one))
+
+
+def parse_aliases(hypernode: HyperNode | None) -> dict[str, str]:
+    """Current switch name → key, from an object's annotation."""
+    text = "" if hypernode is None else hypernode.note(ALIASES)
+    pairs = (pair.partition("=") for pair in text.split(",") if pair)
+    return {short(name): key for name, _, key in pairs if name and key}
