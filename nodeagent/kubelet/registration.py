@@ -333,7 +333,7 @@ class _Resource:
         self._stats = stats
 
     def apply(self, event: Event, *, kubelet: KubeletId | None = None, reason: str = "") -> None:
-        """FolderChange the state; count and log what a person wants to see."""
+        """Apply the event to the state. Count and log registrations, failures and losses."""
         before = self.state
         self.state = before.after(event, time.monotonic(), kubelet=kubelet, reason=reason)
         name = self.plugin.resource
