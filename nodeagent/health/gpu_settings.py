@@ -106,14 +106,15 @@ class GpuSettings(Settings, frozen=True, kw_only=True):
     fatal_xids: Annotated[
         tuple[Xid, ...],
         listed(
-            "XID errors that make all devices of the GPU Unhealthy, in addition to the agent's own table."
+            "XID errors that make all devices of the GPU Unhealthy, in addition to those of the agent's own table "
+            "(docs/gpu-health.md)."
         ),
     ] = ()
     ignore_xids: Annotated[
         tuple[Xid, ...],
         listed(
-            "XID errors that are no fault of the GPU, in addition to 13, 31, 43, 45, 68 and 94 of the agent's "
-            "own table."
+            "XID errors that are no fault of the GPU, in addition to those of the agent's own table "
+            "(docs/gpu-health.md)."
         ),
     ] = ()
     xid_clear_seconds: Annotated[

@@ -92,7 +92,7 @@ class HealthService:
                     async with asyncio.timeout(None if due is None else max(_LEAST_S, due - self._clock())):
                         await self._wake.wait()
                 except TimeoutError:
-                    self._judge_and_publish()
+                    self.judge_nics()
         finally:
             self.store()
 
@@ -106,7 +106,7 @@ class HealthService:
         """Apply changed settings."""
         if settings != self.nics.settings:
             self.nics.adopt(settings)
-            self._judge_and_publish()
+            self.judge_nics()
 
     def judge_functions(
         self,
@@ -128,11 +128,11 @@ class HealthService:
         new_roles = roles((nic.function for nic in self.nics.nics.values()), tuple(gpus))
         if new_roles != self.nics.role_of:
             self.nics.take_roles(new_roles)
-            self._judge_and_publish()
+            self.judge_nics()
 
     def take_samples(self, samples: Iterable[Sample]) -> None:
         if self.nics.take_samples(samples):
-            self._judge_and_publish()
+            self.judge_nics()
         elif self._gathered_at is None and self.nics.has_news:
             self._gathered_at = self._clock() + GATHER_S
             self._wake.set()
@@ -140,17 +140,18 @@ class HealthService:
     def take_neighbors(self, neighbors: Iterable[Neighbor]) -> None:
         self._neighbors = tuple(neighbors)
         self.nics.take_neighbors(self._neighbors)
-        self._judge_and_publish()
+        self.judge_nics()
         self._log_unknown_names()
 
     def take_cabling_plan(self, plan: Plan) -> None:
         """The part of the cabling plan for this node."""
         self._plan = plan
         self.nics.take_plan(plan)
-        self._judge_and_publish()
+        self.judge_nics()
         self._log_unknown_names()
 
-    def _judge_and_publish(self) -> None:
+    def judge_nics(self) -> None:
+        """Judge now, and publish the functions if their health has changed."""
         before = self._functions
         if self._judge() != before:
             self._publish_functions(self._functions)

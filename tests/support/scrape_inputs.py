@@ -15,7 +15,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from nodeagent.agent_config import Config
-from nodeagent.commands.scan.listing import once
+from nodeagent.commands.scan.listing import scan_once
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
@@ -56,10 +56,10 @@ WORDS = {"gpu_fabric_state": "completed", "module_vendor": 'AC"ME\\', "rdma_link
 def facts(model: str = "dgx-h100") -> tuple[Snapshot, Offer]:
     with TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
         Machine.load(model).write(Path(folder))
-        seen = asyncio.run(once(Config(), Path(folder)))
+        view = asyncio.run(scan_once(Config(), Path(folder)))
     offer = Offer(Config())
-    offer.kinds(seen.snapshot)
-    return seen.snapshot, offer
+    offer.kinds(view.snapshot)
+    return view.snapshot, offer
 
 
 def samples_of(device: str, sources: Iterable[Source], at: float = 100.0) -> Iterator[Sample]:

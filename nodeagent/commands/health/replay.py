@@ -1,4 +1,4 @@
-"""Recorded samples through the rules: every transition they would have made. Reads no clock."""
+"""Recorded samples through the rules: every change of health. Reads no clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from nodeagent.text_table import section
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One PF or GPU at one moment: what its health was and is. ``before`` is ``None`` at the first word."""
+    """A change of the health of one PF or GPU. ``before`` is ``None`` at its first verdict."""
 
     at: float
     device: str
@@ -35,7 +35,7 @@ class Transition:
 
 @dataclass(slots=True)
 class Tally:
-    """What a replay came to, by device: transitions, and for how long its devices were Unhealthy."""
+    """The result of a replay by device: the number of transitions, and the time for which it was Unhealthy."""
 
     transitions: dict[str, int] = field(default_factory=dict)
     unhealthy_s: dict[str, float] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Tally:
     _last: float = 0.0
 
     def follow(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        """The same samples, and a note of how long the recording is."""
+        """Yield the same samples, and note the end of the recording."""
         for sample in samples:
             self._last = max(self._last, sample.at)
             yield sample
@@ -52,11 +52,11 @@ class Tally:
         for device in tuple(self._since):
             self.end(device, self._last)
 
-    def count(self, one: Transition) -> None:
-        self.transitions[one.device] = self.transitions.get(one.device, 0) + (one.before is not None)
-        self.end(one.device, one.at)
-        if not one.after.allocatable:
-            self._since[one.device] = one.at
+    def count(self, change: Transition) -> None:
+        self.transitions[change.device] = self.transitions.get(change.device, 0) + (change.before is not None)
+        self.end(change.device, change.at)
+        if not change.after.allocatable:
+            self._since[change.device] = change.at
 
     def end(self, device: str, at: float) -> None:
         since = self._since.pop(device, None)
@@ -106,7 +106,7 @@ def replay(
 
 
 def _moments(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
-    """Those of one time together: sources speak of all PFs at once."""
+    """Group samples of the same time: a source reports all PFs at once."""
     moment: list[Sample] = []
     for sample in samples:
         if moment and sample.at != moment[0].at:
@@ -134,12 +134,12 @@ def _function(subject: Subject) -> Function:
 
 
 def _gpu(subject: Subject) -> Gpu:
-    """As far as it says which PFs are near it."""
+    """Return a GPU with its place only, from which the roles of PFs follow."""
     return Gpu(subject.device, 0, None, "", "", 0, subject.numa_node, subject.path)
 
 
 def _link(subject: Subject) -> Link:
-    """Its state is what the samples tell."""
+    """Return a link; the samples contain its state."""
     return Link(
         subject.netdev or subject.device,
         subject.device,
@@ -162,7 +162,7 @@ def describe(transition: Transition, header: Header) -> str:
 
 
 def moment(at: float, header: Header) -> str:
-    """As UTC where the recording tells when the machine was booted, or as seconds since then."""
+    """Return the time as UTC if the recording contains the time of the boot, else as seconds since the boot."""
     if not header.booted_at:
         return f"{at:12.3f}"
     with suppress(ValueError, OverflowError):
@@ -182,11 +182,11 @@ def summary(tally: Tally) -> str:
     return section("SUMMARY", ("DEVICE", "TRANSITIONS", "UNHEALTHY FOR"), rows)
 
 
-def as_object(one: Transition) -> dict[str, object]:
+def as_object(change: Transition) -> dict[str, object]:
     return {
-        "at": one.at,
-        "device": one.device,
-        "name": one.name,
-        "before": None if one.before is None else msgspec.to_builtins(one.before),
-        "after": msgspec.to_builtins(one.after),
+        "at": change.at,
+        "device": change.device,
+        "name": change.name,
+        "before": None if change.before is None else msgspec.to_builtins(change.before),
+        "after": msgspec.to_builtins(change.after),
     }
