@@ -20,7 +20,7 @@ from nodeagent.health.service import HealthService
 from nodeagent.health.state_file import StateFile
 from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.nvml import Nvml
-from nodeagent.host.recorded_gpus import RecordedDriver
+from nodeagent.host.recorded_gpus import RecordedGpuDriver
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
 from nodeagent.model import Gpu, Neighbor, Remark
@@ -52,7 +52,7 @@ def driver(tree: Tree, settings: GpuSettings) -> nvml_session.Driver:
     """Make a new driver for one session."""
     if settings.driver == "none":
         return NoDriver()
-    return RecordedDriver(tree.root) if is_recorded(tree) else Nvml(processes=settings.health.processes)
+    return RecordedGpuDriver(tree.root) if is_recorded(tree) else Nvml(processes=settings.health.processes)
 
 
 def health_service(config: Config, state_file: StateFile | None = None) -> HealthService:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nodeagent.host.recorded_gpus import RecordedDriver
+from nodeagent.host.recorded_gpus import RecordedGpuDriver
 from nodeagent.sim.kubelet import Kubelet
 from nodeagent.sim.machine import Machine
 
@@ -56,7 +56,7 @@ class Stage:
 
     def config(self, slices_per_gpu: int = 79) -> Path:
         """A configuration file that gives each GPU this number of slices."""
-        memory = RecordedDriver(self.root).gpus()[0].memory_mib
+        memory = RecordedGpuDriver(self.root).gpus()[0].memory_mib
         assert memory is not None
         size = memory // slices_per_gpu
         path = self.folder / f"nodeagent-{slices_per_gpu}.yaml"

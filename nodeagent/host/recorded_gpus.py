@@ -78,7 +78,7 @@ class _Recording(msgspec.Struct, frozen=True):
         return max((event.sequence for event in self.events), default=0)
 
 
-class RecordedDriver:
+class RecordedGpuDriver:
     """The driver of the machine under ``root``."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -203,7 +203,7 @@ def record(
     cuda_version: str | None = None,
     vitals: tuple[GpuVitals, ...] = (),
 ) -> str:
-    """The text of a recording: ``RecordedDriver`` reads the same values from it, without the processes."""
+    """The text of a recording: ``RecordedGpuDriver`` reads the same values from it, without the processes."""
     names = [field.name for field in fields(GpuReading)]
     measured = {gpu.uuid: {"values": gpu.values, "texts": gpu.texts} for gpu in vitals}
     gpus = [

@@ -131,5 +131,5 @@ RECORDED_ONLY: dict[str, str] = {
 def measurement(name: str) -> Measurement | None:
     """The measurement of ``name`` or ``name/key``; ``None`` if the key is missing or superfluous."""
     head, slash, _ = name.partition("/")
-    found = MEASUREMENTS.get(head)
-    return found if found is not None and bool(slash) == (found.per is not None) else None
+    known = MEASUREMENTS.get(head)
+    return known if known is not None and bool(slash) == (known.per is not None) else None

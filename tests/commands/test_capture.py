@@ -22,7 +22,7 @@ from nodeagent.commands.capture.machine_capture import CaptureError, capture
 from nodeagent.commands.capture.recording_tree import RecordingTree
 from nodeagent.commands.capture.scrambler import Scrambler
 from nodeagent.commands.vfs import apply
-from nodeagent.host.recorded_gpus import RecordedDriver
+from nodeagent.host.recorded_gpus import RecordedGpuDriver
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kinds.resource_settings import PfSelect, VfsEntry
 from nodeagent.sim.machine import Machine
@@ -186,7 +186,7 @@ def test_a_failing_driver_fails_again_in_the_capture(root: Path, tmp_path: Path)
     summary = capture(tmp_path / "failing", tmp_path / "c", scramble=False)
     assert "records that: NVML: driver/library version mismatch" in summary
     with pytest.raises(Exception, match="version mismatch"):
-        RecordedDriver(tmp_path / "c").open()
+        RecordedGpuDriver(tmp_path / "c").open()
 
 
 # Scrambling

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading
-from nodeagent.host.recorded_gpus import PATH, RecordedDriver, record
+from nodeagent.host.recorded_gpus import PATH, RecordedGpuDriver, record
 
 H100 = {
     "uuid": "GPU-0",
@@ -48,7 +48,7 @@ def machine(tmp_path):
 
 @pytest.fixture
 def driver(machine):
-    driver = RecordedDriver(machine.root)
+    driver = RecordedGpuDriver(machine.root)
     driver.open()
     yield driver
     driver.close()
@@ -67,7 +67,7 @@ def test_gpus_are_read_each_time_and_sorted_by_index(driver, machine):
 
 def test_old_events_are_not_returned_and_the_same_xid_twice_is_two_events(machine):
     machine.set(events=[event(1), event(2)])
-    driver = RecordedDriver(machine.root)
+    driver = RecordedGpuDriver(machine.root)
     driver.open()
     assert driver.wait(0) == ()
     machine.set(events=[event(4), event(3), event(2)])
@@ -109,7 +109,7 @@ def test_a_failure_is_a_driver_error_of_the_named_call_only(driver, machine, cal
 
 def test_without_a_recording_there_is_no_driver(tmp_path):
     with pytest.raises(DriverError) as error:
-        RecordedDriver(tmp_path).open()
+        RecordedGpuDriver(tmp_path).open()
     assert error.value.absent
 
 
@@ -123,7 +123,7 @@ def test_a_removed_recording_is_an_absent_driver(driver, machine):
 def test_a_folder_in_place_of_the_file_is_an_error(tmp_path):
     (tmp_path / PATH.lstrip("/")).mkdir(parents=True)
     with pytest.raises(DriverError, match="cannot be read"):
-        RecordedDriver(tmp_path).open()
+        RecordedGpuDriver(tmp_path).open()
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_any_content_of_the_file_raises_only_driver_error(tmp_path_factory, raw)
     machine = Machine(tmp_path_factory.mktemp("any"))
     machine.write(raw)
     try:
-        RecordedDriver(machine.root).gpus()
+        RecordedGpuDriver(machine.root).gpus()
     except DriverError as error:
         assert "gpus.json" in str(error)  # noqa: PT017 - either outcome is good
 
@@ -179,6 +179,6 @@ READINGS = st.builds(
 def test_a_recording_reads_back_the_same_values(tmp_path_factory, readings, version):
     machine = Machine(tmp_path_factory.mktemp("recorded"))
     machine.write(record(tuple(readings), version))
-    driver = RecordedDriver(machine.root)
+    driver = RecordedGpuDriver(machine.root)
     assert driver.gpus() == tuple(sorted(readings, key=lambda one: one.index))
     assert driver.version() == version

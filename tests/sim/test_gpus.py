@@ -3,7 +3,7 @@
 import pytest
 
 from nodeagent.host.gpu_driver import GpuEvent
-from nodeagent.host.recorded_gpus import RecordedDriver
+from nodeagent.host.recorded_gpus import RecordedGpuDriver
 from nodeagent.measurements.table import MEASUREMENTS, TEXTS, measurement
 from nodeagent.model import HEALTHY
 from nodeagent.sim.machine import Machine
@@ -14,7 +14,7 @@ class World:
     def __init__(self, folder):
         self.machine = Machine.load("two-gpu-two-nic")
         self.machine.write(folder)
-        self.driver = RecordedDriver(folder)
+        self.driver = RecordedGpuDriver(folder)
         self.driver.open()
         self.uuids = [device.gpu.uuid for device in self.machine.gpus]
         self.bench, self.now = GpuBench(), 0.0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nodeagent.affinity import Affinity, affinity
 from nodeagent.host.inotify import CONTENT, FolderWatch
-from nodeagent.host.recorded_gpus import RecordedDriver
+from nodeagent.host.recorded_gpus import RecordedGpuDriver
 from nodeagent.host.sysfs import Tree
 from nodeagent.sim.machine import Machine, MachineError, ModelError
 from nodeagent.sim.machine.blueprint import MACHINES, parse, vf_address
@@ -184,7 +184,7 @@ def test_the_scan_of_a_dgx_has_no_unreadable_file(dgx):
 
 def test_the_driver_of_a_dgx_lists_eight_gpus(dgx):
     machine, root = dgx
-    driver = RecordedDriver(root)
+    driver = RecordedGpuDriver(root)
     driver.open()
     readings = driver.gpus()
     driver.close()
@@ -459,7 +459,7 @@ def test_the_gpu_driver_lists_an_unplugged_gpu_as_lost_but_not_one_of_another_dr
 
 def test_events_are_numbered_and_the_last_64_are_kept(tmp_path):
     machine, root = small(tmp_path)
-    driver = RecordedDriver(root)
+    driver = RecordedGpuDriver(root)
     driver.open()
     for number in range(70):
         machine.raise_xid(number % 2, 79)

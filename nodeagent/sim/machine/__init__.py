@@ -2,6 +2,6 @@
 
 from nodeagent.sim.machine.blueprint import ModelError
 from nodeagent.sim.machine.kernel import MachineError
-from nodeagent.sim.machine.live import Machine
+from nodeagent.sim.machine.simulated_machine import Machine
 
 __all__ = ["Machine", "MachineError", "ModelError"]

@@ -7,7 +7,7 @@ from typing import Literal
 from nodeagent.sim.machine import gpu_vitals
 from nodeagent.sim.machine.driver_events import GpuDriver
 from nodeagent.sim.machine.kernel import Kernel
-from nodeagent.sim.machine.state import GpuFacts
+from nodeagent.sim.machine.state import SimulatedGpu
 
 RecoveryAction = Literal["none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset"]
 Call = Literal["init", "wait", "list", "vitals"]
@@ -23,7 +23,7 @@ class GpuActions:
         """Publish the changes."""
         raise NotImplementedError
 
-    def _facts(self, gpu: int | str) -> GpuFacts:
+    def _facts(self, gpu: int | str) -> SimulatedGpu:
         facts = self._kernel.gpu(gpu).gpu
         assert facts is not None
         return facts

@@ -12,7 +12,7 @@ from nodeagent.sim.machine import state, sysfs_files
 from nodeagent.sim.machine.blueprint import Model
 from nodeagent.sim.machine.files import Entries, Entry, MachineFiles
 from nodeagent.sim.machine.state import VFIO, Device, Numbers, SimulatedNetdev, SimulatedRdma
-from nodeagent.sim.machine.writes import WRITE_ONLY, SysfsWrite, find_writes
+from nodeagent.sim.machine.sysfs_writes import WRITE_ONLY, SysfsWrite, find_writes
 
 _MTU_MIN = 68
 

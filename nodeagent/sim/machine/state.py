@@ -100,7 +100,7 @@ class Device:
     num_vfs: int = 0
     autoprobe: bool = True
     vfs: dict[int, Device] = field(default_factory=dict)
-    gpu: GpuFacts | None = None
+    gpu: SimulatedGpu | None = None
     hardware: Hardware = field(default_factory=Hardware)
 
     @property
@@ -127,7 +127,7 @@ class Device:
 
 
 @dataclass(slots=True)
-class GpuFacts:
+class SimulatedGpu:
     """The GPU driver's values of one GPU."""
 
     index: int
@@ -228,7 +228,7 @@ def _gpu(model: Model, line: GpuLine, index: int) -> Device:
         subsystem=(part.subsystem_vendor or part.vendor, part.subsystem_device),
         revision=part.revision,
         pcie=part.pcie,
-        gpu=GpuFacts(
+        gpu=SimulatedGpu(
             index,
             line.uuid or f"GPU-{model.draw(f'gpu/{index}')}",
             part,

@@ -1,7 +1,7 @@
 """Receive LLDP for a while and show the switch port at the other end of each link, as a table or as JSON.
 
 This needs no running agent and does not disturb one: it receives the same frames on sockets of its own. It never
-sends, whatever the settings: a switch would take its shutdown frame for the agent's. Only this verb shows ages;
+sends, regardless of the settings: a switch would take its shutdown frame for the agent's. Only this verb shows ages;
 they are not part of the facts.
 """
 
@@ -24,7 +24,7 @@ from nodeagent.host.sysfs import Tree
 from nodeagent.lldp.link_remarks import OWN_FRAMES, SILENT, SILENT_AFTER_S, find_remarks
 from nodeagent.model import Function, Neighbor, Remark
 from nodeagent.sources import lldp_source, lldpd_client
-from nodeagent.sources.link_selection import Selected, select
+from nodeagent.sources.link_selection import SelectedLink, select
 from nodeagent.sources.lldp_receiver import LldpReceiver, ReceivingLink
 from nodeagent.sources.pci_source import scan
 from nodeagent.sources.source_settings import LinkSelect, LldpSettings
@@ -179,7 +179,7 @@ def _listing(receiver: LldpReceiver) -> NeighborListing:
 
 
 def _row(
-    selected: Selected,
+    selected: SelectedLink,
     neighbors: tuple[AgedNeighbor, ...],
     link: ReceivingLink | None,
     *,
