@@ -1,7 +1,7 @@
 """The only mutable object of the agent: the latest snapshot, and a way to wait for a change.
 
 Sources publish whole facts; an equal fact wakes no reader. If a source fails, it is marked as silent: its last facts
-stay, and a ``Silence`` says that they are old. Readers take ``snapshot``, an immutable value that is swapped in one
+stay, and a ``Silence`` marks them as old. Readers take ``snapshot``, an immutable value that is swapped in one
 assignment. There is no queue: a slow reader sees the latest snapshot. Belongs to one event loop.
 """
 

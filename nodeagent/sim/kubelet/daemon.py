@@ -253,7 +253,7 @@ class Kubelet:
         self.panics.append(panic)
         await self.kill()
 
-    # What can be seen and turned.
+    # Inspection and faults.
 
     @property
     def stop_grace_s(self) -> float:

@@ -80,7 +80,7 @@ class DeviceManager:
     def __init__(self, directory: Path, journal: Journal, rng: random.Random, stop_grace_s: float) -> None:
         self.directory = directory
         self.stop_grace_s = stop_grace_s
-        self.node: dict[str, tuple[int, int]] = {}  # what the API server was last told: capacity, allocatable
+        self.node: dict[str, tuple[int, int]] = {}  # the last status at the API server: capacity, allocatable
         self.active: dict[str, PodSpec] = {}  # pods bound to this node, by UID
         self._journal = journal
         self._rng = rng
