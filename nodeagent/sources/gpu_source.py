@@ -16,7 +16,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from nodeagent.backoff import Backoff
 from nodeagent.host.gpu_driver import DriverError, GpuEvent
@@ -37,8 +38,7 @@ VITALS_REST_S = 600.0
 _abandoned: set[threading.Thread] = set()
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
+class Pace(msgspec.Struct, frozen=True):
     """Seconds: the longest call, and the intervals of readings, measurements, and looks for an absent driver."""
 
     timeout_s: float = 10.0
