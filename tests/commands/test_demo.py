@@ -15,10 +15,8 @@ from typing import Any
 
 import pytest
 
-from nodeagent.commands.demo.control_plane import CONTROLLER, DemoCluster
-from nodeagent.commands.demo.fabric_show import FabricShow
-from nodeagent.commands.demo.fold import fold
-from nodeagent.commands.demo.request_log import RequestLog
+from nodeagent.commands.demo.control_plane import CONTROLLER, DemoCluster, RequestLog
+from nodeagent.commands.demo.fabric_show import FabricShow, fold
 from nodeagent.commands.demo.run import DemoError
 from nodeagent.kube.access import kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError

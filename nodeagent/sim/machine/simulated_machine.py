@@ -30,9 +30,8 @@ from msgspec.structs import replace
 from nodeagent.host.inotify import IN_CLOSE_WRITE, NAMES, FolderWatch, InotifyError
 from nodeagent.sim.machine import sample_files, sysfs_files
 from nodeagent.sim.machine.blueprint import Model, NicPart, load
-from nodeagent.sim.machine.driver_events import GpuDriver
 from nodeagent.sim.machine.files import MachineFiles
-from nodeagent.sim.machine.gpu_faults import GpuActions
+from nodeagent.sim.machine.gpu_faults import GpuActions, GpuDriver
 from nodeagent.sim.machine.kernel import Kernel, MachineError, refuse
 from nodeagent.sim.machine.state import VFIO, Device, SimulatedNetdev
 
