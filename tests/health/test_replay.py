@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from hack.docs.health_rules import rules_table
 from nodeagent.cli import main
 from nodeagent.commands.health.replay import Transition, replay
-from nodeagent.commands.health.tables import rules_markdown
 from nodeagent.health.health_settings import HealthSettings
 from nodeagent.health.nic_rules import DEFAULTS
 from nodeagent.health.recording import Header, Subject, decode, encode
@@ -188,7 +188,7 @@ def test_the_documented_rules_are_those_of_the_code() -> None:
     page = Path(__file__).parents[2] / "docs/health.md"
     head, mark, rest = page.read_text().partition("<!-- rules -->\n")
     _, end, tail = rest.partition("<!-- end -->\n")
-    text = f"{head}{mark}{rules_markdown(DEFAULTS)}{end}{tail}"
+    text = f"{head}{mark}{rules_table(DEFAULTS)}{end}{tail}"
     if os.environ.get("NODEAGENT_GOLDEN") == "write":
         page.write_text(text)
     assert page.read_text() == text
