@@ -304,7 +304,7 @@ async def test_a_scrape_reads_no_file_socket_or_driver() -> None:
         watched = True
         with n.config_file.open("wb"):
             watched = False
-        assert asked, "the hook hears nothing"
+        assert asked, "the hook receives nothing"
 
 
 async def test_the_agent_is_not_ready_before_the_first_scan() -> None:
