@@ -39,7 +39,7 @@ async def keep(
     first_s: float = BACKOFF_FIRST_S,
     max_s: float = BACKOFF_MAX_S,
 ) -> None:
-    """Run ``work`` until cancelled. ``failed`` takes the reason of each failure (the facts of a source are then marked as old).
+    """Run ``work`` until cancelled. ``failed`` takes the reason of each failure.
 
     Work that returns is started again too: it should run for ever.
     """

@@ -55,7 +55,10 @@ async def watch(
     interval_s: float = INTERVAL_S,
     empty_stands_s: float = EMPTY_STANDS_S,
 ) -> None:
-    """Publish the holdings until cancelled. ``read_now`` triggers a reading. Without an answer they are marked as old."""
+    """Publish the holdings until cancelled; ``read_now`` triggers a reading.
+
+    Without an answer from the kubelet they are marked as old.
+    """
     client = PodResources(socket)
     known: tuple[Holding, ...] | None = None
     empty_since: float | None = None

@@ -116,7 +116,7 @@ def sizes(tmp_path: Path) -> SliceSizes:
     return SliceSizes(tmp_path / NAME, {"x/mem": 1024})
 
 
-def test_the_reason_of_a_silent_podresources_source_is_named(tmp_path: Path) -> None:
+def test_the_reason_of_a_failed_podresources_source_is_named(tmp_path: Path) -> None:
     silent = Snapshot(silent=(Silence("pods", "no socket"),))
     told = sizes(tmp_path).settle(KIND, silent, pod_resources=True)
     assert isinstance(told, str)
