@@ -18,7 +18,7 @@ from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import measurement
 from nodeagent.model import HEALTHY, State
 from nodeagent.sources import gpu_source
-from nodeagent.sources.gpu_facts import GpuFacts
+from nodeagent.sources.gpu_publisher import GpuPublisher
 
 
 def recorded(index, **parts):
@@ -101,7 +101,7 @@ async def watching(driver, root, state_file=None, **settings):
     pace = {"interval_s": 0.05, "vitals_s": 0.05, "absent_s": 0.05, "timeout_s": 5.0}
     pace |= {name: settings.pop(name) for name in pace if name in settings}
     health = HealthService(state_file=state_file)
-    heard.facts = GpuFacts(health)
+    heard.facts = GpuPublisher(health)
     heard.facts.publish_to(heard.state, heard.sampled)
     storing = asyncio.create_task(health.run())
     settings["pace"] = gpu_source.Pace(**pace)
@@ -567,7 +567,7 @@ async def test_a_defect_in_the_driver_reaches_the_supervisor(tmp_path, monkeypat
         await gpu_source.watch(
             lambda: Scripted(error=ZeroDivisionError()),
             Tree(tmp_path),
-            GpuFacts(HealthService()),
+            GpuPublisher(HealthService()),
             lambda _: None,
         )
     assert await asyncio.to_thread(told.wait, 10)
