@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from msgspec import structs
 
@@ -67,7 +66,7 @@ class GpuJudge:
         for reading in readings:
             uuid = at_index.get(reading.index)
             if reading.uuid is None and uuid is not None and uuid not in by_uuid:
-                by_uuid[uuid] = replace(reading, uuid=uuid)
+                by_uuid[uuid] = structs.replace(reading, uuid=uuid)
         return by_uuid
 
     def _sort(self) -> None:
