@@ -1,7 +1,6 @@
 """The faults of GPUs by events and readings, and that a GPU recovers from each."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -140,7 +139,9 @@ def test_a_lost_gpu_keeps_its_facts_and_recovers(readings):
 
 
 def test_a_lost_gpu_is_not_confused_with_the_one_at_its_old_index():
-    bench = GpuBench(gpu(0), gpu(1)).read_at(1, replace(gpu(1), index=0), GpuReading(1, fault="no"))
+    bench = GpuBench(gpu(0), gpu(1)).read_at(
+        1, msgspec.structs.replace(gpu(1), index=0), GpuReading(1, fault="no")
+    )
     assert bench.reasons("GPU-0") == ["gpu_lost"]
     assert bench.health("GPU-1") == HEALTHY
 
