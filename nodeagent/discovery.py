@@ -25,7 +25,7 @@ from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
 from nodeagent.model import Gpu, Neighbor, Remark
 from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
-from nodeagent.sources.gpu_facts import GpuFacts
+from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
 from nodeagent.sources.scan_hints import ScanRequest
 from nodeagent.supervise import keep
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 FIRST_SOURCES = ("pci", "gpus", "paths")
 """The sources that publish at once. LLDP is not among them: a switch sends a frame every 30 s."""
 FACT_SOURCES = frozenset({"pci", "gpus", "paths", "lldp"})
-"""The sources that publish at every start, so that a failure of one is silence until it publishes again."""
+"""The sources that publish at every start. If one fails, its facts are marked as old until it publishes again."""
 LATER_S = 0.5
 """Between the first facts and the import of what registration does not need."""
 FIRST_FACTS_S = 10.0
@@ -82,7 +82,7 @@ def receives_lldp(config: Config, tree: Tree) -> bool:
 class Discovery:
     """The sources of one machine. Each is a supervised task that publishes facts to the inventory.
 
-    Without ``gpu_facts`` this object makes its own, with a health service without a state file.
+    Without ``gpu_publisher`` this object makes its own, with a health service without a state file.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Discovery:
         root: Path,
         *,
         node_name: str | None = None,
-        gpu_facts: GpuFacts | None = None,
+        gpu_publisher: GpuPublisher | None = None,
         sampled: bool = False,
     ) -> None:
         """``node_name`` is the system name that this node sends to switches. ``sampled``: run the samplers too."""
@@ -107,12 +107,12 @@ class Discovery:
         self._sampled = sampled
         self._sampler: Sampler | None = None
         self._lldp_receiver: LldpReceiver | None = None
-        self._gpu_facts = gpu_facts if gpu_facts is not None else GpuFacts(health_service(config))
+        self._gpu_facts = gpu_publisher if gpu_publisher is not None else GpuPublisher(health_service(config))
         self._health = self._gpu_facts.health
         self._health.publish_functions(lambda functions: inventory.publish("health", functions=functions))
         self._gpu_facts.publish_to(self._publish_gpus)
         self._last_scan: pci_source.PciFacts | None = None
-        """What a restarted PCI source continues from."""
+        """The scan that a restarted PCI source continues from."""
         self._gpu_hint = asyncio.Event()
         self._lldp_hint = ScanRequest()
 
@@ -253,7 +253,7 @@ class Discovery:
 
 
 async def first_facts(inventory: Inventory, timeout_s: float = FIRST_FACTS_S) -> None:
-    """Return when every source of ``FIRST_SOURCES`` has published or is silent, or after ``timeout_s``."""
+    """Return when every source of ``FIRST_SOURCES`` has published or failed, or after ``timeout_s``."""
     try:
         async with asyncio.timeout(timeout_s):
             while True:

@@ -12,7 +12,6 @@ import json
 import os
 import select
 import time
-from dataclasses import fields
 from pathlib import Path
 from typing import Literal
 
@@ -85,7 +84,7 @@ class RecordedGpuDriver:
         self._path = Path(root) / PATH.lstrip("/")
         self._watch: int | None = None
         self._sequence = 0
-        """Of the last event that was returned."""
+        """The sequence number of the last returned event."""
         self._read = False
         """Whether the file was read since it is watched."""
         self._loaded: tuple[bytes, _Recording] | None = None
@@ -204,7 +203,7 @@ def record(
     vitals: tuple[GpuVitals, ...] = (),
 ) -> str:
     """The text of a recording: ``RecordedGpuDriver`` reads the same values from it, without the processes."""
-    names = [field.name for field in fields(GpuReading)]
+    names = [field.name for field in msgspec.structs.fields(GpuReading)]
     measured = {gpu.uuid: {"values": gpu.values, "texts": gpu.texts} for gpu in vitals}
     gpus = [
         {name: getattr(reading, name) for name in names} | measured.get(reading.uuid or "", {})
