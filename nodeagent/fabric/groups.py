@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from nodeagent.fabric.cabling_pattern import CablingPattern
 
@@ -133,8 +133,3 @@ def count_votes(
     most = max(votes.values())
     equals = [group for group, count in votes.items() if count == most]
     return votes, min(equals, key=lambda group: (-weight(group), group.anchor))
-
-
-def distinct(groups: Iterable[SwitchGroup]) -> list[SwitchGroup]:
-    """Each group once, in the given order."""
-    return list(dict.fromkeys(groups))

@@ -1,7 +1,7 @@
 """Watch folders by inotify on the event loop.
 
 A change is a hint to read, never a fact: several events for one name come as one ``FolderChange``. When the kernel
-dropped events (``overflow``), read everything watched again.
+dropped events (``IN_Q_OVERFLOW``), read everything watched again.
 
 A folder that is deleted, moved away or unmounted is reported once as ``gone`` and is no longer watched: its path may
 mean another folder from then on. ``add`` it again when it is back. Watch the folder of a file, not the file: a
@@ -55,17 +55,12 @@ class InotifyError(Exception):
 class FolderChange(Struct, frozen=True):
     """A change of ``name`` in ``folder``; ``mask`` has all its ``IN_`` bits.
 
-    ``name`` is empty for the folder itself. Both are empty on overflow.
+    ``name`` is empty for the folder itself. Both are empty with ``IN_Q_OVERFLOW``: the kernel dropped events.
     """
 
     folder: str
     name: str
     mask: int
-
-    @property
-    def overflow(self) -> bool:
-        """Events were lost: read everything again."""
-        return bool(self.mask & IN_Q_OVERFLOW)
 
     @property
     def gone(self) -> bool:

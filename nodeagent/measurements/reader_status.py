@@ -32,10 +32,6 @@ class ReaderStatus(msgspec.Struct):
         """Whether the last reading succeeded and no reading hangs."""
         return self.succeeded_at is not None and self.reason is None and not self.hanging
 
-    def age(self, now: float) -> float | None:
-        """Seconds since the last success."""
-        return None if self.succeeded_at is None else now - self.succeeded_at
-
     def succeeded(self, now: float, duration_s: float | None) -> bool:
         """Note a success. Returns whether the reader had failed before."""
         recovered = self.reason is not None
