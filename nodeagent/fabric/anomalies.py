@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from nodeagent.fabric.cabling_pattern import CablingPattern
-from nodeagent.fabric.groups import SwitchGroup
+from nodeagent.fabric.groups import CablingPattern, SwitchGroup
 from nodeagent.fabric.naming import GroupNames
 from nodeagent.fabric.node_wishes import group_of
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind

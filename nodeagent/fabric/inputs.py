@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.hypernode import TIER_NAMES, HyperNode, Texts
-from nodeagent.fabric.known_topology import Topology
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.reports import CompactReport, InternPool, RefusedReportError, ReportReader
+from nodeagent.fabric.topology_file import Topology
 
 
 class KnownLabels(NamedTuple):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nodeagent.fabric.cabling_pattern import CablingPattern
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.foreign import ForeignHyperNodes
-from nodeagent.fabric.groups import SwitchGroup
+from nodeagent.fabric.groups import CablingPattern, SwitchGroup
 from nodeagent.fabric.inputs import Levels
 from nodeagent.fabric.naming import GroupNames
 from nodeagent.fabric.placement import Placement

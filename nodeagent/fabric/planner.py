@@ -15,7 +15,6 @@ from nodeagent.fabric.fabric_settings import IMMEDIATE, FabricRules
 from nodeagent.fabric.foreign import ForeignHyperNodes
 from nodeagent.fabric.hypernode import HyperNode
 from nodeagent.fabric.inputs import Inputs, Levels
-from nodeagent.fabric.known_topology import NO_TOPOLOGY, Topology
 from nodeagent.fabric.leaf_objects import LeafObjects
 from nodeagent.fabric.naming import GroupNames
 from nodeagent.fabric.node_wishes import NodeWishes
@@ -27,6 +26,7 @@ from nodeagent.fabric.published import PublishedTree
 from nodeagent.fabric.reports import SwitchAnnouncement
 from nodeagent.fabric.switches import SwitchNames
 from nodeagent.fabric.tiers import UpperTiers
+from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 from nodeagent.fabric.uplinks import KnownSwitch, known_switches
 from nodeagent.fabric.votes import LinkVotes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from nodeagent.fabric.hypernode import ALIASES, TIER_NAMES, HyperNode
-from nodeagent.fabric.names import short
+from nodeagent.fabric.switch_keys import short
 
 
 class PublishedMembers:

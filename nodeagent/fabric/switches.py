@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from nodeagent.fabric.cabling_pattern import CablingPattern
-from nodeagent.fabric.names import chassis_key, full, short
+from nodeagent.fabric.groups import CablingPattern
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind
 from nodeagent.fabric.reports import SwitchAnnouncement, shown
+from nodeagent.fabric.switch_keys import chassis_key, full, short
 
 _RECORD_SPARE = 4096
 

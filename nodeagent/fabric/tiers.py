@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.groups import SwitchGraph, SwitchGroup, count_votes
 from nodeagent.fabric.hypernode import DERIVED_FROM, TIER_NAMES, HyperNode, labels_of, tier_name
-from nodeagent.fabric.known_topology import Topology
-from nodeagent.fabric.names import match, name_of
-from nodeagent.fabric.naming import member_claims
+from nodeagent.fabric.naming import match, member_claims, name_of
 from nodeagent.fabric.outcome import Breaker
 from nodeagent.fabric.placement import Placement, place
 from nodeagent.fabric.published import PublishedTree
+from nodeagent.fabric.topology_file import Topology
 
 FILE, HEARD, PATTERN, ASSERTED = "topology-file", "spine-lldp", "name-pattern", "assume-full-bisection"
 

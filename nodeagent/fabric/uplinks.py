@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from nodeagent.fabric.names import chassis_key, full, short
 from nodeagent.fabric.reports import SwitchAnnouncement
+from nodeagent.fabric.switch_keys import chassis_key, full, short
 
 MANAGEMENT_PORTS = ("mgmt*", "Mgmt*", "management*", "Management*", "eth0", "em0", "me0", "fxp0", "oob*")
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from nodeagent.fabric.cabling_pattern import CablingPattern
 from nodeagent.fabric.fabric_settings import FabricRules
-from nodeagent.fabric.groups import SwitchGraph, SwitchGroup, count_votes
+from nodeagent.fabric.groups import CablingPattern, SwitchGraph, SwitchGroup, count_votes
 from nodeagent.fabric.inputs import Levels
 from nodeagent.fabric.published import PublishedTree
 from nodeagent.fabric.switches import SwitchNames

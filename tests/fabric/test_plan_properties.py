@@ -15,9 +15,9 @@ from nodeagent.fabric import FabricRules, Planner, PlanOutcome
 from nodeagent.fabric import hypernode as hypernodes
 from nodeagent.fabric.fabric_settings import HysteresisSettings, TierSettings
 from nodeagent.fabric.hypernode import HyperNode, render
-from nodeagent.fabric.known_topology import NO_TOPOLOGY, StaticGroup, Topology
 from nodeagent.fabric.nodelinks import NodeLink, NodeLinks
 from nodeagent.fabric.planner import Plan
+from nodeagent.fabric.topology_file import NO_TOPOLOGY, StaticGroup, Topology
 from tests.support.fabrics import SHAPES, Cables, End, Row, links
 from tests.support.volcano_rules import VolcanoTree
 

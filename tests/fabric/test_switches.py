@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from nodeagent.fabric import IMMEDIATE, AnomalyKind, FabricRules, PlanOutcome, compute
-from nodeagent.fabric.names import NAME_MAX, chassis_key, name_of, plain
+from nodeagent.fabric.naming import NAME_MAX, name_of
+from nodeagent.fabric.switch_keys import chassis_key, plain
 from tests.support.fabrics import Cables, Cluster, End, links, partition, rails
 
 NOW = FabricRules(hysteresis=IMMEDIATE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nodeagent.fabric import IMMEDIATE, FabricRules, PlanOutcome
 from nodeagent.fabric.fabric_settings import HysteresisSettings, TierSettings
-from nodeagent.fabric.known_topology import StaticGroup, Topology
+from nodeagent.fabric.topology_file import StaticGroup, Topology
 from tests.support.fabrics import Cluster, End, rails, single
 
 NOW = FabricRules(hysteresis=IMMEDIATE)
