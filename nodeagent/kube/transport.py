@@ -117,14 +117,8 @@ class _Plain(HTTPConnection):
         super().request(*args, **more)
 
 
-class _Secure(HTTPSConnection):
-    def connect(self) -> None:
-        _attach(self)
-        super().connect()
-
-    def request(self, *args: Any, **more: Any) -> None:
-        _attach(self)
-        super().request(*args, **more)
+class _Secure(_Plain, HTTPSConnection):
+    pass
 
 
 def _attach(connection: HTTPConnection) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from errno import EINVAL, ENODEV, EOPNOTSUPP
 
 from nodeagent.host import pcie_link
+from nodeagent.host.clock import boottime
 from nodeagent.host.ethtool import DriverInfo, Ethtool, EthtoolError
 from nodeagent.host.netlink.devlink import Devlink
 from nodeagent.host.netlink.message import NetlinkAbsentError, NetlinkError, NetlinkRefusedError
@@ -23,7 +24,6 @@ from nodeagent.sampling.reader import (
     PfNetdevs,
     PlainReader,
     SysfsReader,
-    boottime,
     measured,
 )
 

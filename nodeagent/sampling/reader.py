@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
+from nodeagent.host.clock import boottime
 from nodeagent.host.ethtool import EthtoolError
 from nodeagent.host.kmsg import KernelLogError
 from nodeagent.host.netlink.message import NetlinkError
@@ -26,10 +26,6 @@ READ_ERRORS = (NetlinkError, SysfsError, EthtoolError, KernelLogError, OSError)
 
 RETRY_S = 600.0
 """A skipped device is tried again after this time."""
-
-
-def boottime() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class SkippedDevices:

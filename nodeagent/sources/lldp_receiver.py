@@ -15,11 +15,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from nodeagent.host.clock import boottime
 from nodeagent.host.netlink.dcb import UNKNOWN_DCB, DcbSettings
 from nodeagent.host.netlink.netdevs import Netdev
 from nodeagent.host.packet import LldpSocket, PacketError
@@ -127,7 +127,7 @@ class LldpReceiver:
 
     def last_received(self) -> dict[str, float]:
         """The time of the last frame of a neighbor by link, CLOCK_BOOTTIME."""
-        offset = time.clock_gettime(time.CLOCK_BOOTTIME) - self._loop.time()
+        offset = boottime() - self._loop.time()
         times: dict[str, float] = {}
         for entry in self.table.entries():
             link = entry.neighbor.link

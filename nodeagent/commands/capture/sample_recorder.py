@@ -112,7 +112,7 @@ def header(
     return Header(
         agent=__version__,
         boot_id=tree.text(_BOOT_ID) or "",
-        booted_at=round(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME), 3),
+        booted_at=round(time.time() - boottime(), 3),
         devices=(
             *(_nic_subject(pf, by_device.get(pf.pci_address), macs.get(pf.pci_address)) for pf in pfs),
             *gpus,
