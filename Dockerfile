@@ -1,19 +1,19 @@
 # syntax=docker/dockerfile:1
-# The agent's image: a glibc Python (the GPU driver's library is glibc's), the pinned packages, the source.
-# No compiler and no package index is needed at run time, and nothing is installed that is not hashed.
-#   hack/image.sh REGISTRY/nodeagent:0.1.0     builds it with whatever builder is there
+# The agent's image: a Python with glibc (which the GPU driver's library needs), the pinned packages, the source.
+# It needs no compiler and no package index at run time, and every package is installed by its hash.
+#   hack/image.sh REGISTRY/nodeagent:0.1.0     builds it with the installed builder
 ARG PYTHON=3.11
 
 FROM python:${PYTHON}-slim-bookworm AS build
 COPY hack/requirements-run.txt /tmp/
-# --only-binary: a wheel that is missing for this platform is an error here, and no build tool is fetched.
+# --only-binary: a missing wheel for this platform is an error, and no build tool is downloaded.
 RUN python -m venv --without-pip /opt/nodeagent \
  && pip --python /opt/nodeagent/bin/python install --no-cache-dir --no-compile --no-deps --require-hashes \
         --only-binary :all: --requirement /tmp/requirements-run.txt
 COPY nodeagent /tmp/nodeagent
-# Byte-compiled, for the container's file system is read-only and an import without .pyc costs twice the time.
+# Byte-compiled, because the container's file system is read-only and an import without .pyc takes twice the time.
 # Unchecked hashes instead of timestamps, so that the same source gives the same image. Type stubs and the packages'
-# own tests are of no use to a program that runs.
+# own tests are not needed at run time.
 RUN cp -r /tmp/nodeagent "$(/opt/nodeagent/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
  && printf '#!/opt/nodeagent/bin/python\nimport sys\n\nfrom nodeagent.cli import main\n\nsys.exit(main())\n' \
         > /opt/nodeagent/bin/nodeagent \
@@ -32,16 +32,16 @@ LABEL org.opencontainers.image.title="nodeagent" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.created="${CREATED}"
-# The base image's installer is of no use where nothing may be installed.
+# Nothing is installed at run time, so the base image's installer is not needed.
 RUN pip uninstall --yes --quiet --root-user-action=ignore pip
 COPY --from=build /opt/nodeagent /opt/nodeagent
-# No line of a log waits in a buffer; gRPC's fork handlers are of no use to a process that never forks.
+# Log lines are not buffered. gRPC's fork handlers are off, because the process never forks.
 ENV PATH=/opt/nodeagent/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     GRPC_ENABLE_FORK_SUPPORT=0
-# Nobody, unless told otherwise: the DaemonSet makes the agents root without capabilities, who own the kubelet's
-# folders and sysfs, and says so; the controller stays nobody.
+# The user nobody by default. The DaemonSet runs the agents as root without capabilities, because root owns the
+# kubelet's folders and sysfs; the controller runs as nobody.
 USER 65532:65532
 ENTRYPOINT ["nodeagent"]
 CMD ["--help"]

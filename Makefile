@@ -1,4 +1,4 @@
-# `make demo`, `make test`, `make bench`: each sets up what it needs in .venv first.
+# `make demo`, `make test`, `make bench`: each first installs its requirements in .venv.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
@@ -13,7 +13,7 @@ $(VENV)/.ready: pyproject.toml hack/requirements.txt hack/venv.py
 	$(PYTHON) hack/venv.py $(VENV) hack/requirements.txt
 	@touch $@
 
-test: $(VENV)/.ready  ## set up and run every test, linters and typing included
+test: $(VENV)/.ready  ## install and run all tests, with linters and type checks
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 test-vm: $(VENV)/.ready  ## boot a machine with real VFs and test the installed agent in it (hack/vm/README.md)
@@ -25,10 +25,10 @@ check: $(VENV)/.ready  ## format, lint, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-demo: $(VENV)/.ready  ## a simulated DGX H100, a stand-in kubelet and the real agent between them
+demo: $(VENV)/.ready  ## a simulated DGX H100, a stand-in kubelet and the real agent
 	$(BIN)/nodeagent demo $(ARGS)
 
-bench: $(VENV)/.bench  ## the benchmark table, and bench.json; LLDP beside scapy, and on real veth pairs (root)
+bench: $(VENV)/.bench  ## the benchmark table and bench.json; LLDP beside scapy, and on real veth pairs (root)
 	$(BIN)/python hack/bench.py $(ARGS)
 	$(BIN)/python hack/bench_lldp.py
 	$(BIN)/python hack/bench_fabric.py $(if $(filter --quick,$(ARGS)),1000 10000)
@@ -43,13 +43,13 @@ $(VENV)/.bench: $(VENV)/.ready hack/requirements-bench.txt
 golden: $(VENV)/.ready  ## rewrite the golden files, for review
 	NODEAGENT_GOLDEN=write $(BIN)/python -m pytest -q $(ARGS)
 
-monitoring: $(VENV)/.ready  ## make the PrometheusRule and the dashboards from their sources
+monitoring: $(VENV)/.ready  ## generate the PrometheusRule and the dashboards
 	$(BIN)/python hack/monitoring.py
 
 protos: $(VENV)/.ready  ## regenerate nodeagent/kube/*_pb2.py
 	PYTHON=$(BIN)/python hack/protos.sh
 
-lock: $(VENV)/.ready  ## renew the pinned requirements: for development, and those of the image among them
+lock: $(VENV)/.ready  ## update the pinned requirements for development and for the image
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv $(COMPILE) --upgrade --extra dev pyproject.toml --output-file hack/requirements.txt
 	$(BIN)/uv $(COMPILE) --extra gpu --extra snmp --constraints hack/requirements.txt pyproject.toml \

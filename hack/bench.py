@@ -2,8 +2,8 @@
 
     python hack/bench.py [--only NAME]... [--quick] [--json FILE]
 
-Everything is the real thing but the machine and the kubelet, which are nodeagent's own stand-ins: `nodeagent
-run` in a process of its own, real sockets, real gRPC. No figure fails the run: a busy machine is no defect.
+The machine and the kubelet are nodeagent's own stand-ins. All else is real: `nodeagent run` in a process of its own,
+sockets, gRPC. No figure fails the run, because a busy machine is no defect.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MEASUREMENTS: dict[str, Measurement] = {
 
 
 def circumstances() -> dict[str, object]:
-    """What a figure means little without."""
+    """The conditions of the measurement."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     )
@@ -68,7 +68,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", action="append", choices=MEASUREMENTS, help="measure this (repeatable)")
-    parser.add_argument("--quick", action="store_true", help="few runs: a look, not a figure to quote")
+    parser.add_argument("--quick", action="store_true", help="few runs: for a quick look, not to quote")
     parser.add_argument("--json", type=Path, default=Path("bench.json"), metavar="FILE")
     options = parser.parse_args()
     around = circumstances()
@@ -80,7 +80,7 @@ def main() -> None:
     document = {
         "circumstances": around,
         "quick": options.quick,
-        "figures": [one.as_json() for one in figures],
+        "figures": [figure.as_json() for figure in figures],
     }
     options.json.write_text(json.dumps(document, indent=1) + "\n")
     print(f"{len(figures)} figures in {time.monotonic() - began:.0f} s; every sample is in {options.json}")

@@ -19,7 +19,8 @@ import subprocess
 import sys
 import time
 
-from nodeagent.fabric import Planner, Rules
+from nodeagent.fabric import FabricRules, Planner
+from nodeagent.fabric.fabric_settings import TierSettings
 from nodeagent.fabric.nodelinks import LinkNeighbor, Metadata, NodeLink, NodeLinks, ReportedId
 
 UNIT, RAILS = 32, 8
@@ -69,7 +70,7 @@ def apply(planner: Planner, outcome) -> None:
 
 def measure(nodes: int) -> str:
     bare = rss_mib()
-    planner = Planner(Rules(assume_full_bisection=True))
+    planner = Planner(FabricRules(tiers=TierSettings(assume_full_bisection=True)))
 
     def read() -> None:
         for node in range(nodes):

@@ -1,9 +1,9 @@
-"""What decoding costs: µs for one frame of 20 TLVs, beside scapy's contrib layer in the same process.
+"""Measure the decoding of one frame with 20 TLVs in µs, beside scapy's contrib layer in the same process.
 
     python hack/bench_lldp.py
 
-Medians over rounds that alternate between the two, so that a busy machine slows both. scapy is a tool of
-this benchmark and of the tests only; without it the other figures still stand.
+Medians over rounds that alternate between the two, so that a busy machine slows both. Only this benchmark and the
+tests use scapy; without it the other figures are printed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ FRAME = build_frame(NEAREST_BRIDGE, bytes.fromhex("1c34da1c5801"), encode(PDU))
 
 
 def tlvs(data: bytes) -> int:
-    """How many TLVs a well-formed LLDPDU has, its End TLV among them."""
+    """Count the TLVs of a well-formed LLDPDU, with its End TLV."""
     count = offset = 0
     while offset < len(data):
         offset += 2 + ((data[offset] & 1) << 8 | data[offset + 1])
@@ -81,7 +81,9 @@ def main() -> None:
     assert decode(FRAME, parse_frame(FRAME).offset) == PDU
     table = NeighborTable()
     table.receive("eth0", FRAME, 0.0)
-    copies = [bytes(bytearray(FRAME)) for _ in range(1000)]  # as from a socket: equal, with no hash known yet
+    copies = [
+        bytes(bytearray(FRAME)) for _ in range(1000)
+    ]  # as from a socket: equal bytes without a cached hash
 
     def refresh() -> None:
         for copy in copies:
@@ -109,7 +111,7 @@ def main() -> None:
     if "scapy.contrib.lldp, frame" in figures:
         ours = statistics.median(figures["frame parse and decode"])
         theirs = statistics.median(figures["scapy.contrib.lldp, frame"])
-        print(f"scapy / ours: {theirs / ours:.0f}")
+        print(f"scapy / nodeagent: {theirs / ours:.0f}")
 
 
 if __name__ == "__main__":

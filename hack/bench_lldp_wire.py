@@ -1,12 +1,12 @@
-"""What hearing LLDP costs, on real veth pairs with the sender in a process of its own. Needs root.
+"""Measure the reception of LLDP on real veth pairs, with the sender in a process of its own. Needs root.
 
     python hack/bench_lldp_wire.py [--quick]
 
-wire → fact   from just before the sender's send() to the moment the facts are stated, each frame a change
-idle cost     33 links, each heard ``SPEED`` times as often as in life; CPU time of the whole process,
-              less what it takes without frames, divided by ``SPEED``
-flood         10,000 frames a second for 10 s on one link, half of them well formed and all different; beside
-              it, another link changes every 50 ms
+wire → fact   from just before the sender's send() until the facts are published; each frame is a change
+idle cost     33 links with frames at ``SPEED`` times the normal rate; CPU time of the whole process, less its
+              time without frames, divided by ``SPEED``
+flood         10,000 frames a second for 10 s on one link, all different and half of them well formed, while
+              another link changes every 50 ms
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def sending(kind: str, seconds: float) -> None:
         gap = INTERVAL_S / SPEED / LINKS
         at, turn = time.monotonic(), 0
         while at < ends:
-            link, each = links[turn % LINKS]
-            link.send(each)
+            link, payload = links[turn % LINKS]
+            link.send(payload)
             turn, at = turn + 1, at + gap
             time.sleep(max(0.0, at - time.monotonic()))
     else:
@@ -120,9 +120,9 @@ class Bench:
     def publish(self, neighbors, _remarks) -> None:
         now = time.monotonic_ns()
         self.publications += 1
-        for one in neighbors:
-            name = one.system_name or ""
-            if one.link == "swp0" and name.isdecimal() and name != self._last:
+        for neighbor in neighbors:
+            name = neighbor.system_name or ""
+            if neighbor.link == "swp0" and name.isdecimal() and name != self._last:
                 self._last = name
                 self.latencies.append((now - int(name)) / 1e6)
 
@@ -142,12 +142,12 @@ class Bench:
 
 
 async def run(ns: Netns, kind: str, seconds: float, lags: list[float] | None = None) -> tuple[float, str]:
-    """CPU seconds of this process while the sender runs, and what the sender said."""
+    """CPU seconds of this process while the sender runs, and the sender's output."""
     sender = send(ns, kind, seconds) if kind else None
     before = time.process_time()
     ends = time.monotonic() + seconds + (1.0 if kind else 0.0)
     while time.monotonic() < ends:
-        # The heart of whatever else the agent does: it beats every 10 ms, or later.
+        # Stands for the other work of the agent's loop: it is due every 10 ms.
         at = time.monotonic()
         await asyncio.sleep(0.01 if lags is not None else 1.0)
         if lags is not None:
@@ -181,11 +181,11 @@ async def main(scale: float) -> dict[str, object]:
                 still, _ = await run(far, "", 10 * scale)
                 spent, _ = await run(far, "life", 10 * scale)
                 frames = sum(sum(receiver.counts(f"swp{n}").values()) for n in range(LINKS))
-                each = max(0.0, spent - still) / frames
+                per_frame = max(0.0, spent - still) / frames
                 figures["idle"] = {
                     "frames": frames,
-                    "cpu_us_per_frame": each * 1e6,
-                    "cpu_percent_in_life": each * LINKS / INTERVAL_S * 100,
+                    "cpu_us_per_frame": per_frame * 1e6,
+                    "cpu_percent_in_life": per_frame * LINKS / INTERVAL_S * 100,
                     "cpu_percent_without_frames": still / (10 * scale) * 100,
                 }
             bench, lags = Bench(), []

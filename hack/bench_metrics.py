@@ -1,14 +1,14 @@
-"""What a scrape costs: the agent and node_exporter side by side, in one namespace with 72 veth interfaces.
+"""The cost of a scrape: the agent beside node_exporter, in one namespace with 72 veth interfaces.
 
     python hack/bench_metrics.py [--quick] [--json FILE]
 
-Needs root and Debian's prometheus-node-exporter; counts system calls where strace is. Each program serves its
-whole page over HTTP on a connection that stays open, gzipped, as Prometheus asks; they are asked in turn. The agent
-is `nodeagent run` with everything on, on a simulated machine whose 72 NICs have the names of the interfaces:
-netlink and ethtool are the real kernel's.
+Needs root and Debian's prometheus-node-exporter, and strace to count system calls. Each program serves its whole
+page over an open HTTP connection, compressed with gzip as Prometheus requests it; the programs are scraped in turn.
+The agent is `nodeagent run` with all features, on a simulated machine whose 72 NICs have the names of the interfaces:
+netlink and ethtool are those of the real kernel.
 
-node_exporter reads the kernel when it is scraped and the agent does not, so what the agent spends between two
-scrapes is told beside it: "CPU at 15 s" is one scrape and 15 s of everything that the agent does meanwhile.
+node_exporter reads the kernel during a scrape, and the agent reads it between scrapes. So "CPU at 15 s" adds the cost
+of everything that the agent does in 15 s to one scrape.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from nodeagent.sim.netns import Netns  # noqa: E402
 LINKS = 72
 EVERY_S = 15.0
 PERIOD_S = 30.0
-"""The slowest of what the agent does again and again, its full look at the machine."""
+"""The longest period of the agent: its full scan of the machine."""
 PROGRAM = "prometheus-node-exporter"
 NODE = ("--collector.disable-defaults", "--collector.netdev", "--collector.netclass", "--collector.ethtool")
 ACCEPT = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
@@ -71,7 +71,7 @@ def model() -> str:
 
 @dataclass
 class Target:
-    """One program and its figures."""
+    """One program and its target_file."""
 
     title: str
     port: int
@@ -90,7 +90,7 @@ class Target:
     of_links: int = 0
 
 
-# --- the stage --------------------------------------------------------------------------------------------
+# --- setup ------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -103,12 +103,12 @@ def namespace() -> Iterator[Netns]:
         yield ns
 
 
-def targets(folder: Path) -> list[Target]:
+def programs(folder: Path) -> list[Target]:
     root, config = folder / "machine", folder / "nodeagent.yaml"
     (folder / "model.yaml").write_text(model())
     machine = Machine.load(folder / "model.yaml")
     machine.write(root)
-    shutil.rmtree(root / ".nodeagent")  # not a recorded machine: the samples are this kernel's
+    shutil.rmtree(root / ".nodeagent")  # without it the agent samples this kernel
     config.write_text(
         "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
         'listen: "127.0.0.1:9808"\nlinks: {select: {netdevs: ["rail*"]}}\n'
@@ -137,23 +137,23 @@ def targets(folder: Path) -> list[Target]:
 
 
 @contextlib.contextmanager
-def running(ns: Netns, made: list[Target], folder: Path) -> Iterator[None]:
-    """/sys is mounted anew, so that it shows the namespace's interfaces."""
+def running(ns: Netns, targets: list[Target], folder: Path) -> Iterator[None]:
+    """Run the programs with their own /sys, which shows the interfaces of the namespace."""
     processes = []
     try:
-        for n, one in enumerate(made):
+        for n, target in enumerate(targets):
             inside = 'mount -t sysfs sysfs /sys && exec "$@"'
-            command = ns.command("unshare", "--mount", "sh", "-c", inside, "sh", *one.command)
+            command = ns.command("unshare", "--mount", "sh", "-c", inside, "sh", *target.command)
             with (folder / f"log{n}").open("wb") as log:
                 process = subprocess.Popen(
                     command, stdout=log, stderr=log, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
                 )
-            one.pid = process.pid
+            target.pid = process.pid
             processes.append(process)
         yield
     except BaseException:
-        for n, one in enumerate(made):
-            print(one.title, (folder / f"log{n}").read_text()[-2000:], file=sys.stderr)
+        for n, target in enumerate(targets):
+            print(target.title, (folder / f"log{n}").read_text()[-2000:], file=sys.stderr)
         raise
     finally:
         for process in processes:
@@ -166,7 +166,7 @@ def running(ns: Netns, made: list[Target], folder: Path) -> Iterator[None]:
 
 
 class Client:
-    """Asks over a connection that stays open."""
+    """Scrapes over one open connection."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
@@ -187,11 +187,11 @@ def wait_for(port: int) -> None:
             Client(port).scrape()
             return
         time.sleep(0.1)
-    raise SystemExit(f"nobody answers on port {port}")
+    raise SystemExit(f"no answer on port {port}")
 
 
 def cpu_ns(pid: int) -> int:
-    """Time on a CPU, all threads, those that have ended too (to a hundredth of a second)."""
+    """CPU time of all threads. Threads that ended are included with a resolution of 10 ms."""
     alive = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):
@@ -206,45 +206,47 @@ def memory(pid: int) -> tuple[float, float]:
     return tuple(int(re.search(rf"{key}:\s+(\d+)", status)[1]) / 1024 for key in ("VmRSS", "VmHWM"))  # type: ignore[index,return-value]
 
 
-def measure(made: list[Target], *, scrapes: int, idle_s: float) -> None:
-    clients = {one.title: Client(one.port) for one in made}
-    for one in made:
-        wait_for(one.port)
-    time.sleep(20)  # the agent's collectors have all had their turn, and its late parts are loaded
-    for one in made:
+def measure(targets: list[Target], *, scrapes: int, idle_s: float) -> None:
+    clients = {target.title: Client(target.port) for target in targets}
+    for target in targets:
+        wait_for(target.port)
+    time.sleep(20)  # each reader of the agent has run once, and all modules are loaded
+    for target in targets:
         for _ in range(3):
-            body = clients[one.title].scrape()
+            body = clients[target.title].scrape()
         page = gzip.decompress(body).decode()
         lines = [line for line in page.splitlines() if line and not line.startswith("#")]
-        one.packed, one.plain, one.samples = len(body), len(page), len(lines)
-        one.of_links = sum('="rail' in line for line in lines)
-    for _ in range(scrapes):  # in turn, so that a busy moment of the machine is everybody's
-        for one in made:
-            before, began = cpu_ns(one.pid), time.perf_counter()
-            clients[one.title].scrape()
-            one.durations.append(1000 * (time.perf_counter() - began))
-            one.cpu_ms += (cpu_ns(one.pid) - before) / 1e6 / scrapes
+        target.packed, target.plain, target.samples = len(body), len(page), len(lines)
+        target.of_links = sum('="rail' in line for line in lines)
+    for _ in range(scrapes):  # in turn, so that a busy moment of the machine affects every program
+        for target in targets:
+            before, began = cpu_ns(target.pid), time.perf_counter()
+            clients[target.title].scrape()
+            target.durations.append(1000 * (time.perf_counter() - began))
+            target.cpu_ms += (cpu_ns(target.pid) - before) / 1e6 / scrapes
         time.sleep(0.05)
-    before = {one.title: cpu_ns(one.pid) for one in made}
+    before = {target.title: cpu_ns(target.pid) for target in targets}
     time.sleep(idle_s)
-    for one in made:
-        one.idle_cpu_ms_per_s = (cpu_ns(one.pid) - before[one.title]) / 1e6 / idle_s
-        one.rss_mib, one.peak_mib = memory(one.pid)
+    for target in targets:
+        target.idle_cpu_ms_per_s = (cpu_ns(target.pid) - before[target.title]) / 1e6 / idle_s
+        target.rss_mib, target.peak_mib = memory(target.pid)
     if shutil.which("strace"):
-        for one in made:
-            one.idle_syscalls_per_s = count(one, None, 0, PERIOD_S) / PERIOD_S
-            if one is made[0]:
-                # A scrape is the main thread's alone; collectors have threads of their own.
-                rest = count(one, None, 0, 10.0, threads=False) / 10.0
-                took = count(one, clients[one.title], 200, 10.0, threads=False)
-                one.syscalls = max(0.0, took - 10.0 * rest) / 200
+        for target in targets:
+            target.idle_syscalls_per_s = count(target, None, 0, PERIOD_S) / PERIOD_S
+            if target is targets[0]:
+                # Only the main thread serves a scrape; readers have threads of their own.
+                rest = count(target, None, 0, 10.0, threads=False) / 10.0
+                took = count(target, clients[target.title], 200, 10.0, threads=False)
+                target.syscalls = max(0.0, took - 10.0 * rest) / 200
             else:
-                one.syscalls = count(one, clients[one.title], 5, 5.0) / 5
+                target.syscalls = count(target, clients[target.title], 5, 5.0) / 5
 
 
-def count(one: Target, client: Client | None, scrapes: int, seconds: float, *, threads: bool = True) -> float:
-    """System calls of the process within some seconds, while it is scraped so often."""
-    with tempfile.NamedTemporaryFile("r") as told:
+def count(
+    target: Target, client: Client | None, scrapes: int, seconds: float, *, threads: bool = True
+) -> float:
+    """System calls of the process in this time, with this number of scrapes."""
+    with tempfile.NamedTemporaryFile("r") as counts:
         tracing = subprocess.Popen(
             [
                 "strace",
@@ -254,9 +256,9 @@ def count(one: Target, client: Client | None, scrapes: int, seconds: float, *, t
                 "-U",
                 "calls,name",
                 "-o",
-                told.name,
+                counts.name,
                 "-p",
-                str(one.pid),
+                str(target.pid),
             ],
             stderr=subprocess.PIPE,
         )
@@ -267,8 +269,8 @@ def count(one: Target, client: Client | None, scrapes: int, seconds: float, *, t
         time.sleep(max(0.0, ends - time.monotonic()))
         tracing.terminate()
         tracing.wait(timeout=20)
-        rows = [line.split() for line in told.read().splitlines()]
-    extra = (seconds + 1.0) / seconds if not scrapes else 1.0  # strace listened before the clock ran
+        rows = [line.split() for line in counts.read().splitlines()]
+    extra = (seconds + 1.0) / seconds if not scrapes else 1.0  # strace traces for one second more
     return (
         sum(int(row[0]) for row in rows if len(row) == 2 and row[0].isdigit() and row[1] != "total") / extra
     )
@@ -277,7 +279,7 @@ def count(one: Target, client: Client | None, scrapes: int, seconds: float, *, t
 # --- the table --------------------------------------------------------------------------------------------
 
 
-def table(made: list[Target]) -> str:
+def table(targets: list[Target]) -> str:
     head = (
         "",
         "p50 ms",
@@ -294,25 +296,25 @@ def table(made: list[Target]) -> str:
         "per link",
     )
     rows = [head]
-    for one in made:
-        ordered = sorted(one.durations)
+    for target in targets:
+        ordered = sorted(target.durations)
         rows.append(
             (
-                one.title,
+                target.title,
                 f"{statistics.median(ordered):.2f}",
                 f"{ordered[int(0.95 * (len(ordered) - 1))]:.2f}",
-                f"{one.cpu_ms:.2f}",
-                f"{one.cpu_ms + EVERY_S * one.idle_cpu_ms_per_s:.1f}",
-                "-" if one.syscalls is None else f"{one.syscalls:.0f}",
+                f"{target.cpu_ms:.2f}",
+                f"{target.cpu_ms + EVERY_S * target.idle_cpu_ms_per_s:.1f}",
+                "-" if target.syscalls is None else f"{target.syscalls:.0f}",
                 "-"
-                if one.idle_syscalls_per_s is None or one.syscalls is None
-                else f"{one.syscalls + EVERY_S * one.idle_syscalls_per_s:.0f}",
-                f"{one.rss_mib:.1f}",
-                f"{one.peak_mib:.1f}",
-                f"{one.plain / 1000:.0f}",
-                f"{one.packed / 1000:.0f}",
-                str(one.samples),
-                f"{one.of_links / LINKS:.1f}",
+                if target.idle_syscalls_per_s is None or target.syscalls is None
+                else f"{target.syscalls + EVERY_S * target.idle_syscalls_per_s:.0f}",
+                f"{target.rss_mib:.1f}",
+                f"{target.peak_mib:.1f}",
+                f"{target.plain / 1000:.0f}",
+                f"{target.packed / 1000:.0f}",
+                str(target.samples),
+                f"{target.of_links / LINKS:.1f}",
             )
         )
     widths = [max(len(row[n]) for row in rows) for n in range(len(head))]
@@ -325,10 +327,10 @@ def table(made: list[Target]) -> str:
     )
 
 
-def verdicts(made: list[Target]) -> list[str]:
-    """The goals, each with what was reached."""
-    ours, default, netlink = made
-    p50 = {one.title: statistics.median(one.durations) for one in made}
+def goals_reached(targets: list[Target]) -> list[str]:
+    """Each goal with its result."""
+    ours, default, netlink = targets
+    p50 = {target.title: statistics.median(target.durations) for target in targets}
     goals = [
         ("samples per link, at least node_exporter's", ours.of_links / LINKS, default.of_links / LINKS, True),
         ("p50 in ms, at most an eighth of the default's", p50[ours.title], p50[default.title] / 8, False),
@@ -348,14 +350,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="few scrapes: a look, not a figure to quote")
+    parser.add_argument(
+        "--quick", action="store_true", help="few scrapes: for a first impression, not to be quoted"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--client", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.client is not None:
-        made = [Target(**one) for one in json.loads(options.client.read_text())]
-        measure(made, scrapes=10 if options.quick else 60, idle_s=PERIOD_S)
-        options.client.write_text(json.dumps([vars(one) for one in made]))
+        targets = [Target(**fields) for fields in json.loads(options.client.read_text())]
+        measure(targets, scrapes=10 if options.quick else 60, idle_s=PERIOD_S)
+        options.client.write_text(json.dumps([vars(target) for target in targets]))
         return
     if os.geteuid() != 0 or shutil.which(PROGRAM) is None:
         print(f"bench_metrics needs root and {PROGRAM}; nothing was measured.")
@@ -367,18 +371,22 @@ def main() -> None:
         namespace() as ns,
     ):
         folder = Path(place)
-        made = targets(folder)
-        with running(ns, made, folder):
-            told = folder / "targets.json"
-            told.write_text(json.dumps([vars(one) for one in made]))
+        targets = programs(folder)
+        with running(ns, targets, folder):
+            target_file = folder / "targets.json"
+            target_file.write_text(json.dumps([vars(target) for target in targets]))
             quick = ["--quick"] if options.quick else []
-            subprocess.run(ns.command(sys.executable, __file__, "--client", str(told), *quick), check=True)
-            made = [Target(**one) for one in json.loads(told.read_text())]
+            subprocess.run(
+                ns.command(sys.executable, __file__, "--client", str(target_file), *quick), check=True
+            )
+            targets = [Target(**fields) for fields in json.loads(target_file.read_text())]
     print(f"{LINKS} veth interfaces, scraped in turn; load {os.getloadavg()[0]:.1f}")
-    print(table(made))
-    print("\n".join(verdicts(made)))
+    print(table(targets))
+    print("\n".join(goals_reached(targets)))
     if options.json is not None:
-        options.json.write_text(json.dumps([{**vars(one), "command": None} for one in made], indent=1) + "\n")
+        options.json.write_text(
+            json.dumps([{**vars(target), "command": None} for target in targets], indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Grafana's dashboards, from tables that a person can review: ``fleet`` for all nodes, ``node`` for one.
+"""Grafana dashboards as reviewable tables: ``fleet`` for all nodes, ``node`` for one.
 
-A panel is a title, its queries, a unit and what to look for. Everything else (places, numbers, colors) is made.
+A panel has a title, a hint, its queries and a unit; places, numbers and colors are computed.
 Written to ``daemonset/monitoring/dashboards/`` by ``hack/monitoring.py``.
 """
 
@@ -26,10 +26,10 @@ BER_LIMITS = {"pre": 2.4e-4, "post": 1e-12}
 
 @dataclass(frozen=True)
 class Panel:
-    """``queries`` are (expression, legend). ``lines`` are drawn across: a value and its color."""
+    """``queries`` are (expression, legend). ``lines`` are horizontal lines: a value and its color."""
 
     title: str
-    what: str
+    hint: str
     queries: tuple[tuple[str, str], ...]
     unit: str = "short"
     kind: str = "timeseries"
@@ -38,7 +38,7 @@ class Panel:
     logarithmic: bool = False
     lines: dict[float, str] = field(default_factory=dict)
     columns: str = ""
-    """Of a matrix: the label that its columns are."""
+    """For a matrix: the label whose values are the columns."""
     states: bool = False
 
 
@@ -46,13 +46,13 @@ class Panel:
 class Dashboard:
     uid: str
     title: str
-    what: str
+    description: str
     rows: dict[str, tuple[Panel, ...]]
     one_node: bool
 
 
-def code(where: str) -> str:
-    """The state of each link as a number, the higher the worse, with the rail that it is."""
+def state_code(where: str) -> str:
+    """The state of each link as a number; higher is worse."""
     parts = " or ".join(
         f'{number} * nodeagent_link_health_state{{{where}state="{state}"}}'
         for number, (state, _) in STATES.items()
@@ -62,21 +62,21 @@ def code(where: str) -> str:
 
 
 def links(where: str) -> tuple[Panel, ...]:
-    """What both dashboards show of links; ``where`` is the selector, with its comma."""
+    """The panels for links of both dashboards; ``where`` is the selector, with its comma."""
     only = where.rstrip(",")
-    of = f"{{{only}}}"
+    selector = f"{{{only}}}"
     return (
         Panel(
             "Flaps per hour",
             "Three or more: cable, optic or switch port.",
-            ((f"increase(nodeagent_link_carrier_down_total{of}[1h]) > 0", "{{instance}} {{device}}"),),
+            ((f"increase(nodeagent_link_carrier_down_total{selector}[1h]) > 0", "{{instance}} {{device}}"),),
         ),
         Panel(
-            "Speed as a share of what is expected",
+            "Speed as a share of the expected speed",
             "Below 100 %: renegotiate, then change the cable.",
             (
                 (
-                    f"nodeagent_link_speed_bytes{of} / nodeagent_link_expected_speed_bytes{of}",
+                    f"nodeagent_link_speed_bytes{selector} / nodeagent_link_expected_speed_bytes{selector}",
                     "{{instance}} {{device}}",
                 ),
             ),
@@ -85,23 +85,23 @@ def links(where: str) -> tuple[Panel, ...]:
         ),
         Panel(
             "Bit error ratio before FEC",
-            "The line is where FEC gives up. One rail that climbs is an optic.",
-            ((f"nodeagent_link_pre_fec_bit_error_ratio{of} > 0", "{{instance}} {{device}}"),),
+            "FEC fails above the line. If one rail rises, check its optics.",
+            ((f"nodeagent_link_pre_fec_bit_error_ratio{selector} > 0", "{{instance}} {{device}}"),),
             unit="sci",
             logarithmic=True,
             lines={BER_LIMITS["pre"]: "red"},
         ),
         Panel(
             "Bit error ratio after FEC",
-            "Anything at the line or above loses traffic.",
-            ((f"nodeagent_link_post_fec_bit_error_ratio{of}", "{{instance}} {{device}}"),),
+            "At or above the line, traffic is lost.",
+            ((f"nodeagent_link_post_fec_bit_error_ratio{selector}", "{{instance}} {{device}}"),),
             unit="sci",
             logarithmic=True,
             lines={BER_LIMITS["post"]: "red"},
         ),
         Panel(
             "Paused by the network (PFC received)",
-            "Congestion; not the node's fault. The line is the rule's.",
+            "Congestion in the fabric, not caused by the node. The line is the threshold of the rule.",
             (
                 (
                     f"max by (instance, device) "
@@ -130,19 +130,19 @@ def links(where: str) -> tuple[Panel, ...]:
             "Marks and CNPs are congestion; out of sequence and timeouts are loss.",
             (
                 (
-                    f"sum by (instance) (rate(nodeagent_rdma_cnp_handled_total{of}[5m]))",
+                    f"sum by (instance) (rate(nodeagent_rdma_cnp_handled_total{selector}[5m]))",
                     "{{instance}} CNP handled",
                 ),
                 (
-                    f"sum by (instance) (rate(nodeagent_rdma_ecn_marked_packets_total{of}[5m]))",
+                    f"sum by (instance) (rate(nodeagent_rdma_ecn_marked_packets_total{selector}[5m]))",
                     "{{instance}} marked",
                 ),
                 (
-                    f"sum by (instance) (rate(nodeagent_rdma_out_of_sequence_packets_total{of}[5m]))",
+                    f"sum by (instance) (rate(nodeagent_rdma_out_of_sequence_packets_total{selector}[5m]))",
                     "{{instance}} out of sequence",
                 ),
                 (
-                    f"sum by (instance) (rate(nodeagent_rdma_local_ack_timeouts_total{of}[5m]))",
+                    f"sum by (instance) (rate(nodeagent_rdma_local_ack_timeouts_total{selector}[5m]))",
                     "{{instance}} timeouts",
                 ),
             ),
@@ -150,20 +150,26 @@ def links(where: str) -> tuple[Panel, ...]:
         ),
         Panel(
             "Discards",
-            "Packets that the adapter could not take or send.",
+            "Packets that the adapter could not receive or send.",
             (
-                (f"rate(nodeagent_link_receive_discards_total{of}[5m])", "{{instance}} {{device}} received"),
-                (f"rate(nodeagent_link_transmit_discards_total{of}[5m])", "{{instance}} {{device}} to send"),
+                (
+                    f"rate(nodeagent_link_receive_discards_total{selector}[5m])",
+                    "{{instance}} {{device}} received",
+                ),
+                (
+                    f"rate(nodeagent_link_transmit_discards_total{selector}[5m])",
+                    "{{instance}} {{device}} to send",
+                ),
             ),
             unit="pps",
         ),
         Panel(
-            "Light received, darkest lane",
-            "Lanes and rails of a kind lie within 2 dB.",
+            "Received optical power, darkest lane",
+            "Lanes and rails of the same kind differ by less than 2 dB.",
             (
                 (
                     f"10 * log10(1000 * min by (instance, device) "
-                    f"(nodeagent_transceiver_receive_power_watts{of} > 0))",
+                    f"(nodeagent_transceiver_receive_power_watts{selector} > 0))",
                     "{{instance}} {{device}}",
                 ),
             ),
@@ -171,9 +177,9 @@ def links(where: str) -> tuple[Panel, ...]:
         ),
         Panel(
             "Temperature of transceivers",
-            "Against the module's own limits.",
+            "Compare with the module's own limits.",
             (
-                (f"nodeagent_transceiver_temperature_celsius{of}", "{{instance}} {{device}}"),
+                (f"nodeagent_transceiver_temperature_celsius{selector}", "{{instance}} {{device}}"),
                 (
                     f""
                     f'min(nodeagent_transceiver_threshold{{{where}sensor="temperature_celsius",level="high_warning"}})',
@@ -183,11 +189,11 @@ def links(where: str) -> tuple[Panel, ...]:
             unit="celsius",
         ),
         Panel(
-            "PCIe lanes as a share of what is possible",
-            "Below 100 %: reseat card or riser.",
+            "PCIe lanes as a share of the possible lanes",
+            "Below 100 %: reseat the card or the riser.",
             (
                 (
-                    f"nodeagent_pcie_link_width_lanes{of} / nodeagent_pcie_expected_link_width_lanes{of}",
+                    f"nodeagent_pcie_link_width_lanes{selector} / nodeagent_pcie_expected_link_width_lanes{selector}",
                     "{{instance}} {{pci_address}}",
                 ),
             ),
@@ -196,14 +202,14 @@ def links(where: str) -> tuple[Panel, ...]:
         ),
         Panel(
             "PCIe errors and stalls",
-            "Errors by severity; the share of seconds in which the NIC waited.",
+            "Errors by severity, and the share of seconds with a stall.",
             (
                 (
-                    f"sum by (instance, severity) (increase(nodeagent_pcie_aer_errors_total{of}[1h]))",
+                    f"sum by (instance, severity) (increase(nodeagent_pcie_aer_errors_total{selector}[1h]))",
                     "{{instance}} {{severity}}",
                 ),
                 (
-                    f"max by (instance, device) (rate(nodeagent_pcie_stalled_seconds_total{of}[5m]))",
+                    f"max by (instance, device) (rate(nodeagent_pcie_stalled_seconds_total{selector}[5m]))",
                     "{{instance}} {{device}} stalled",
                 ),
             ),
@@ -212,26 +218,31 @@ def links(where: str) -> tuple[Panel, ...]:
 
 
 def gpus(where: str) -> tuple[Panel, ...]:
-    of = f"{{{where.rstrip(',')}}}"
+    selector = f"{{{where.rstrip(',')}}}"
     return (
         Panel(
             "XIDs",
-            "Since the agents began; the same one twice counts twice.",
+            "Since the start of the agents; a repeated XID counts each time.",
             (
                 (
-                    f"sum by (instance, gpu, xid) (nodeagent_gpu_xid_errors_total{of})",
+                    f"sum by (instance, gpu, xid) (nodeagent_gpu_xid_errors_total{selector})",
                     "{{instance}} GPU {{gpu}} XID {{xid}}",
                 ),
             ),
         ),
         Panel(
             "NVLinks down",
-            "Any: jobs across GPUs fail.",
-            ((f"count by (instance, gpu) (nodeagent_gpu_nvlink_up{of} == 0)", "{{instance}} GPU {{gpu}}"),),
+            "Any NVLink down: jobs across GPUs fail.",
+            (
+                (
+                    f"count by (instance, gpu) (nodeagent_gpu_nvlink_up{selector} == 0)",
+                    "{{instance}} GPU {{gpu}}",
+                ),
+            ),
         ),
         Panel(
             "Unhealthy GPUs",
-            "Kept from new pods.",
+            "Withheld from new pods.",
             (
                 (
                     f'sum by (instance) (nodeagent_gpu_health_state{{{where}state="unhealthy"}})',
@@ -245,7 +256,7 @@ def gpus(where: str) -> tuple[Panel, ...]:
 FLEET = Dashboard(
     "nodeagent-fleet",
     "nodeagent: fleet",
-    "Every node's rails at one look, and what goes wrong with them.",
+    "The rails of every node, and their problems.",
     {
         "Now": (
             Panel(
@@ -269,17 +280,17 @@ FLEET = Dashboard(
             ),
             Panel(
                 "Agents that cannot be scraped",
-                "Faults there are seen by nobody.",
+                "Faults of these nodes are not reported.",
                 (('count(up{job=~"(.*/)?nodeagent"} == 0) or vector(0)', "agents"),),
                 kind="stat",
                 height=5,
             ),
             Panel(
                 "Rails",
-                "A node a row, a rail a column.",
+                "One row per node, one column per rail.",
                 (
                     (
-                        f"max by (instance, rail) ({code('')} * on (instance, device) group_left (rail) "
+                        f"max by (instance, rail) ({state_code('')} * on (instance, device) group_left (rail) "
                         'nodeagent_link_info{rail!=""})',
                         "",
                     ),
@@ -296,12 +307,12 @@ FLEET = Dashboard(
         "Agents": (
             Panel(
                 "Largest free block",
-                "The most slices that one GPU of a node can still give.",
+                "The most slices that one GPU of a node still has free.",
                 (("nodeagent_resource_largest_free_block", "{{instance}} {{resource}}"),),
             ),
             Panel(
-                "Age of the numbers",
-                "A collector that hangs shows here.",
+                "Age of the values",
+                "High for a collector that hangs.",
                 (
                     (
                         "max by (collector) (time() - nodeagent_collector_last_success_timestamp_seconds)",
@@ -327,7 +338,7 @@ FLEET = Dashboard(
 
 HERE = 'instance="$instance",'
 VF_PODS = (
-    # Without the GPUs: several pods hold one, and Prometheus refuses a join that has two answers anywhere.
+    # Without GPUs: several pods hold one, and Prometheus refuses a join with several matches.
     "max by (instance, pci_address, namespace, pod) (label_replace("
     f'nodeagent_device_pod_info{{{HERE}device_id=~"[0-9a-f]+:.+"}}, "pci_address", "$1", "device_id", "(.+)"))'
 )
@@ -340,7 +351,7 @@ NODE = Dashboard(
             Panel(
                 "Links",
                 "State by rail.",
-                ((code(HERE), "{{device}}"),),
+                ((state_code(HERE), "{{device}}"),),
                 kind="stat",
                 states=True,
                 width=12,
@@ -359,7 +370,7 @@ NODE = Dashboard(
             ),
             Panel(
                 "Links and their neighbors",
-                "Who is at the other end.",
+                "The switch port of each link.",
                 (
                     (
                         f"nodeagent_lldp_neighbor_info{{{HERE[:-1]}}} * on (instance, device) "
@@ -372,8 +383,8 @@ NODE = Dashboard(
                 width=12,
             ),
             Panel(
-                "Who holds what",
-                "Devices of each pod: VFs by PCI address, slices by GPU.",
+                "Devices of pods",
+                "VFs by PCI address, slices by GPU.",
                 ((f"nodeagent_device_pod_devices{{{HERE[:-1]}}}", ""),),
                 kind="table",
                 width=12,
@@ -383,7 +394,7 @@ NODE = Dashboard(
         "Traffic": (
             Panel(
                 "On the wire",
-                "RDMA included where the driver tells.",
+                "With RDMA traffic if the driver counts it.",
                 (
                     (
                         f"8 * rate(nodeagent_link_phy_receive_bytes_total{{{HERE[:-1]}}}[5m])",
@@ -431,7 +442,7 @@ NODE = Dashboard(
             *gpus(HERE),
             Panel(
                 "Memory in use",
-                "By everyone, and what pods were promised.",
+                "Used memory, and the memory allocated to pods.",
                 (
                     (f"nodeagent_gpu_memory_used_bytes{{{HERE[:-1]}}}", "GPU {{gpu}}"),
                     (
@@ -439,14 +450,14 @@ NODE = Dashboard(
                         + HERE[:-1]
                         + "} * on (instance, resource) "
                         "group_left () nodeagent_resource_device_bytes{" + HERE[:-1] + "})",
-                        "promised of {{device_id}}",
+                        "allocated of {{device_id}}",
                     ),
                 ),
                 unit="bytes",
             ),
             Panel(
                 "Temperature",
-                "One hotter than the others: airflow.",
+                "If one is hotter than the others, check the airflow.",
                 ((f"nodeagent_gpu_temperature_celsius{{{HERE[:-1]}}}", "GPU {{gpu}} {{sensor}}"),),
                 unit="celsius",
             ),
@@ -457,7 +468,7 @@ NODE = Dashboard(
             ),
             Panel(
                 "GPU and NIC",
-                "How near they are: PIX is best.",
+                "Their PCIe distance; PIX is best.",
                 ((f"nodeagent_gpu_nic_affinity_info{{{HERE[:-1]}}}", ""),),
                 kind="table",
                 width=24,
@@ -466,7 +477,7 @@ NODE = Dashboard(
         "Agent": (
             Panel(
                 "Calls of the kubelet, 99th percentile",
-                "Pods wait for them.",
+                "Pods wait for these calls.",
                 (
                     (
                         f"histogram_quantile(0.99, sum by (le, method) "
@@ -478,14 +489,14 @@ NODE = Dashboard(
                 unit="s",
             ),
             Panel(
-                "Time that collectors take",
-                "None of it within a scrape.",
+                "Duration of collectors",
+                "Not part of a scrape.",
                 ((f"nodeagent_collector_duration_seconds{{{HERE[:-1]}}}", "{{collector}}"),),
                 unit="s",
             ),
             Panel(
-                "Age of the numbers",
-                "A collector that hangs shows here.",
+                "Age of the values",
+                "High for a collector that hangs.",
                 (
                     (
                         f"time() - nodeagent_collector_last_success_timestamp_seconds{{{HERE[:-1]}}}",
@@ -503,7 +514,7 @@ DASHBOARDS = {"fleet": FLEET, "node": NODE}
 
 
 def model(board: Dashboard) -> dict[str, Any]:
-    """As Grafana imports it (schema of Grafana 10)."""
+    """The JSON that Grafana imports (schema of Grafana 10)."""
     panels: list[dict[str, Any]] = []
     top = 0
     for title, row in board.rows.items():
@@ -529,7 +540,7 @@ def model(board: Dashboard) -> dict[str, Any]:
     return {
         "uid": board.uid,
         "title": board.title,
-        "description": board.what,
+        "description": board.description,
         "tags": ["nodeagent"],
         "schemaVersion": 39,
         "editable": True,
@@ -578,18 +589,18 @@ def _panel(panel: Panel) -> dict[str, Any]:
         }
         for n, (expression, legend) in enumerate(panel.queries)
     ]
-    made: dict[str, Any] = {
+    panel_model: dict[str, Any] = {
         "type": panel.kind,
         "title": panel.title,
-        "description": panel.what,
+        "description": panel.hint,
         "datasource": SOURCE,
         "targets": targets,
         "fieldConfig": {"defaults": _field(panel), "overrides": []},
         "options": _options(panel),
     }
     if table:
-        made["transformations"] = _transformations(panel)
-    return made
+        panel_model["transformations"] = _transformations(panel)
+    return panel_model
 
 
 def _field(panel: Panel) -> dict[str, Any]:

@@ -1,13 +1,13 @@
-"""Coverage-guided fuzzing of the LLDP room: codec, table, captures, and what is printed of them.
+"""Coverage-guided fuzzing of ``nodeagent/lldp``: codec, table, captures, and their printed form.
 
-    python hack/fuzz_lldp.py [seconds]          60 unless told
+    python hack/fuzz_lldp.py [seconds]          60 by default
 
-With atheris, coverage guides the mutation; without it, Hypothesis draws the bytes and nothing guides it.
+With atheris, coverage guides the mutation; without it, Hypothesis draws random bytes.
 The first byte of an input chooses the target. The properties:
 
-* any bytes are an LLDPDU or ``LldpError``, and what was decoded survives encode and decode;
-* any frame gets an outcome of the table, which stays within its capacity;
-* any file gives frames and at most ``PcapError``; every line printed is one line of printable text.
+* any bytes decode to an LLDPDU or raise ``LldpError``; a decoded LLDPDU survives encode and decode;
+* the table accepts any frame and stays within its capacity;
+* any file gives frames or raises ``PcapError``; every printed line is one line of printable text.
 
 Run of 2026-11-21, Python 3.11, atheris, one core: 61 s, 369,536 inputs (6,057 a second), 450 edges, peak
 44 MiB, the slowest input under a second; no finding.
@@ -25,9 +25,9 @@ except ImportError:
 
 if atheris is not None:
     with atheris.instrument_imports(include=["nodeagent.lldp"]):
-        from nodeagent.lldp import describe, ethernet, pcap, table, tlv, values
+        from nodeagent.lldp import describe, ethernet, lldpdu, lldpdu_codec, neighbor_table, pcap
 else:
-    from nodeagent.lldp import describe, ethernet, pcap, table, tlv, values
+    from nodeagent.lldp import describe, ethernet, lldpdu, lldpdu_codec, neighbor_table, pcap
 
 _START = bytes.fromhex("0207041c34da1c5800 04070573777031733006020078".replace(" ", ""))
 _FRAME = ethernet.NEAREST_BRIDGE + bytes(6) + b"\x88\xcc" + _START
@@ -40,18 +40,20 @@ def _within(offset: int, data: bytes) -> None:
 def codec(data: bytes) -> None:
     for raw in (data, _START + data):
         try:
-            pdu = tlv.decode(raw)
-        except values.LldpError as error:
+            pdu = lldpdu_codec.decode(raw)
+        except lldpdu.LldpError as error:
             _within(error.offset, raw)
             continue
         again = dataclasses.replace(pdu, warnings=())
-        assert tlv.decode(tlv.encode(again)) == again
+        assert lldpdu_codec.decode(lldpdu_codec.encode(again)) == again
         describe.describe(pdu)
 
 
 def neighbors(data: bytes) -> None:
     """Frames separated by their lengths, on one link, a second apart."""
-    known = table.NeighborTable(table.OwnIdentity(frozenset((b"\2\0\0\0\0\1",)), frozenset(("node",))))
+    known = neighbor_table.NeighborTable(
+        neighbor_table.OwnIdentity(frozenset((b"\2\0\0\0\0\1",)), frozenset(("node",)))
+    )
     now = 0.0
     while data:
         size, data = data[0], data[1:]
@@ -61,22 +63,22 @@ def neighbors(data: bytes) -> None:
         now += 1.0
         known.expire(now)
         facts = known.neighbors()
-        assert len(facts) <= table.CAPACITY
+        assert len(facts) <= neighbor_table.CAPACITY
         for fact in facts:
-            for each in (
+            for text in (
                 fact.system_name,
                 fact.system_description,
                 fact.chassis_id.value,
                 fact.port_id.value,
             ):
-                assert each is None or each.isprintable()
+                assert text is None or text.isprintable()
 
 
 def captures(data: bytes) -> None:
     for as_json in (True, False):
         try:
-            for each in describe.lines(data, as_json):
-                assert each.isprintable(), each
+            for text in describe.lines(data, as_json):
+                assert text.isprintable(), text
         except pcap.PcapError as error:
             _within(error.offset, data)
 
@@ -84,7 +86,7 @@ def captures(data: bytes) -> None:
 _TARGETS = (codec, neighbors, captures)
 
 
-def one(data: bytes) -> None:
+def run_target(data: bytes) -> None:
     if data:
         _TARGETS[data[0] % len(_TARGETS)](data[1:])
 
@@ -113,7 +115,8 @@ def _with_atheris(seconds: int) -> None:
         for n, seed in enumerate(seeds()):
             (Path(folder) / f"seed{n}").write_bytes(seed)
         atheris.Setup(
-            [sys.argv[0], f"-max_total_time={seconds}", "-max_len=1600", "-print_final_stats=1", folder], one
+            [sys.argv[0], f"-max_total_time={seconds}", "-max_len=1600", "-print_final_stats=1", folder],
+            run_target,
         )
         atheris.Fuzz()
 
@@ -131,7 +134,7 @@ def _with_hypothesis(seconds: int) -> None:
     )
     check = settings(
         max_examples=2000, deadline=None, database=None, suppress_health_check=list(HealthCheck)
-    )(given(drawn)(one))
+    )(given(drawn)(run_target))
     while time.monotonic() < end:
         check()
         rounds += 1

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Build the image with the first builder that is there: hack/image.sh [NAME:TAG] [OPTION …]
-# NODEAGENT_BUILDER=podman chooses one; options go to it as they are (--push, --platform linux/arm64).
+# Build the image with the first installed builder: hack/image.sh [NAME:TAG] [OPTION …]
+# NODEAGENT_BUILDER=podman selects one; it gets the options unchanged (--push, --platform linux/arm64).
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -8,14 +8,14 @@ version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' nodeagent/__init__.py)
 name=${1:-nodeagent:$version}
 [ $# -eq 0 ] || shift
 revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
-# The commit's own time: the same source gives the same image.
+# The time of the commit, so that the same source gives the same image.
 created=$(git log -1 --format=%cI 2>/dev/null || echo unknown)
 
 builder=${NODEAGENT_BUILDER:-}
 if [ -z "$builder" ]; then
-    for one in docker podman buildah buildctl; do
-        if command -v "$one" >/dev/null 2>&1; then
-            builder=$one
+    for candidate in docker podman buildah buildctl; do
+        if command -v "$candidate" >/dev/null 2>&1; then
+            builder=$candidate
             break
         fi
     done
@@ -36,11 +36,11 @@ buildctl)
         --opt "build-arg:CREATED=$created" --output "type=image,name=$name" "$@"
     ;;
 "")
-    echo "No builder is here: install docker, podman, buildah or buildctl, or name one in NODEAGENT_BUILDER." >&2
+    echo "No builder found: install docker, podman, buildah or buildctl, or name one in NODEAGENT_BUILDER." >&2
     exit 1
     ;;
 *)
-    echo "NODEAGENT_BUILDER=$builder is not known: docker, podman, buildah or buildctl" >&2
+    echo "NODEAGENT_BUILDER=$builder is unknown: use docker, podman, buildah or buildctl" >&2
     exit 2
     ;;
 esac

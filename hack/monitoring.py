@@ -1,8 +1,8 @@
-"""Writes what is made in ``daemonset/monitoring/``: the PrometheusRule from ``rules.yaml``, and the dashboards.
+"""Generate the PrometheusRule from ``rules.yaml``, and the dashboards, in ``daemonset/monitoring/``.
 
     python hack/monitoring.py [FOLDER]
 
-A test makes it again and compares.
+A test generates them again and compares.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ spec:
 
 
 def rule(plain: str) -> str:
-    """The plain file's groups, word for word, below ``spec``."""
+    """Copy the groups of the plain file below ``spec``, with their comments."""
     body = plain[plain.index("groups:\n") :]
-    made = HEAD + "".join(f"  {line}" if line.strip() else line for line in body.splitlines(keepends=True))
-    if yaml.safe_load(made)["spec"] != yaml.safe_load(plain):
-        raise SystemExit("rules.yaml cannot be set in: it must begin its groups at the left")
-    return made
+    text = HEAD + "".join(f"  {line}" if line.strip() else line for line in body.splitlines(keepends=True))
+    if yaml.safe_load(text)["spec"] != yaml.safe_load(plain):
+        raise SystemExit("rules.yaml cannot be indented: its groups must begin in the first column")
+    return text
 
 
 def files() -> dict[str, str]:
-    """By name below the folder."""
+    """The generated files by name below the folder."""
     boards = {
         f"dashboards/{name}.json": json.dumps(model(board), indent=1) + "\n"
         for name, board in DASHBOARDS.items()

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Regenerates the *_pb2.py and *_pb2.pyi of nodeagent/ from protos/, or writes them under the folder given.
-# PYTHON names an interpreter that has the pinned grpcio-tools. No *_pb2_grpc.py: the services are
-# registered and called by generic handlers.
+# Regenerate the *_pb2.py and *_pb2.pyi of nodeagent/ from protos/, below the folder given (default: this one).
+# PYTHON names an interpreter with the pinned grpcio-tools. There is no *_pb2_grpc.py: generic handlers register
+# and call the services.
 #
-# protos/ is mapped to the virtual path of the package that holds them, so that the files carry that name in
-# protobuf's process-wide descriptor pool and cannot collide with another package's "podresources.proto".
+# protos/ is mapped to the path of the package. The files then have that path in protobuf's process-wide descriptor
+# pool and cannot collide with a "podresources.proto" of another package.
 set -eu
 cd "$(dirname "$0")/.."
 out=${1:-.}

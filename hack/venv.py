@@ -1,9 +1,9 @@
-"""Make a virtual environment with the pinned requirements and this project in it.
+"""Create a virtual environment with the pinned requirements and this project.
 
     python3 hack/venv.py DIRECTORY REQUIREMENTS
 
-Debian keeps ensurepip in a package of its own (python3-venv). Where it is missing it is installed, or asked
-for by name where that is not ours to do.
+Debian has ensurepip in a separate package (python3-venv). If it is missing, root installs it; for other users the
+script ends with the name of the package.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""How near two PCI functions are, in the words of ``nvidia-smi topo -m``. Pure.
+"""The affinity of two PCI functions, in the terms of ``nvidia-smi topo -m``. Pure.
 
-A PCI path is the real path of ``/sys/bus/pci/devices/<address>`` below ``/sys/devices``, as components:
-the root complex first (``pci0000:15``), then one component for each bridge on the way, the function last.
-A PCIe switch shows as an upstream and a downstream port, hence two bridges between its children and
-whatever is above it.
+A PCI path is the real path of ``/sys/bus/pci/devices/<address>`` below ``/sys/devices``, as components: the root
+complex first (``pci0000:15``), then each bridge, the function last. A PCIe switch has an upstream and a downstream
+port, so there are two bridges between its children and the bridge above it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from enum import IntEnum
 
 
 class Affinity(IntEnum):
-    """Nearest first, so that the smaller value is the better one."""
+    """A smaller value is nearer."""
 
     PIX = 0
     """at most one PCIe switch between them"""
@@ -30,7 +29,7 @@ class Affinity(IntEnum):
 def affinity(
     path_a: Sequence[str], numa_a: int | None, path_b: Sequence[str], numa_b: int | None
 ) -> Affinity:
-    """The worst hop between two functions. An empty path is an unknown one and shares nothing."""
+    """Return the worst hop between two functions. An empty path is unknown and shares nothing."""
     shared = 0
     for a, b in zip(path_a, path_b, strict=False):
         if a != b:
@@ -40,13 +39,13 @@ def affinity(
         return Affinity.NODE if numa_a is not None and numa_a == numa_b else Affinity.SYS
     if shared == 1:
         return Affinity.PHB
-    # What is left below the last shared bridge: a downstream port and the function is one switch.
+    # Below the last shared bridge: a downstream port and the function mean one switch.
     left = max(len(path_a), len(path_b)) - shared
     return Affinity.PIX if left <= 2 else Affinity.PXB
 
 
 def path_of(real_path: str) -> tuple[str, ...]:
-    """The PCI path from a real path such as ``/sys/devices/pci0000:15/0000:15:01.0/0000:17:00.0``."""
+    """Return the PCI path of a real path such as ``/sys/devices/pci0000:15/0000:15:01.0/0000:17:00.0``."""
     parts = real_path.strip("/").split("/")
     for i, part in enumerate(parts):
         if part.startswith("pci"):

@@ -32,7 +32,7 @@ from nodeagent.agent_config import Config, load
 from nodeagent.cluster import agent_tasks
 from nodeagent.config.faults import ConfigError
 from nodeagent.device_offering import DeviceOffering, OfferFiles
-from nodeagent.host.inotify import CONTENT, InotifyError, Watch
+from nodeagent.host.inotify import CONTENT, FolderWatch, InotifyError
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
@@ -199,7 +199,7 @@ class Agent:
 
     async def _follow_config(self, path: Path) -> None:
         try:
-            with Watch() as watching:
+            with FolderWatch() as watching:
                 # A ConfigMap is swapped by renaming a link in the folder, so the folder is watched.
                 watching.add(path.parent, CONTENT)
                 before = None

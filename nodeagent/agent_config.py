@@ -15,7 +15,7 @@ from nodeagent.config.faults import ConfigError, ConfigFault, Conflict, dotted
 from nodeagent.config.setting import ENTRIES_MAX, SECONDS_MAX, Address, Prefix, Settings, setting
 from nodeagent.config.settings_file import Built, entries, read_settings, section
 from nodeagent.config.yaml_tree import locate
-from nodeagent.health.gpu_health_settings import GpuHealthSettings, gpu_health_conflicts
+from nodeagent.health.gpu_settings import GpuHealthSettings, GpuSettings, gpu_health_conflicts
 from nodeagent.health.health_settings import HealthSettings, RuleSettings, rule_conflicts
 from nodeagent.kinds.device_list_size import size_conflicts
 from nodeagent.kinds.resource_conflicts import resource_conflicts
@@ -29,7 +29,7 @@ from nodeagent.kinds.resource_settings import (
 )
 from nodeagent.kubelet.kubelet_settings import CdiSettings, KubeletSettings
 from nodeagent.sampling.sampling_settings import SamplesSettings
-from nodeagent.sources.source_settings import GpuSettings, LinksSettings, LldpSettings
+from nodeagent.sources.source_settings import LinksSettings, LldpSettings
 from nodeagent.web.web_settings import WebSettings, web_conflicts
 
 AUTO = "auto"

@@ -1,4 +1,4 @@
-"""The command line: the one door at which exceptions become a line on stderr and an exit code."""
+"""The command line. Here exceptions become a line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _FORMATTER = partial(argparse.RawDescriptionHelpFormatter, max_help_position=24)
 _ABOUT = """\
 The agent that a GPU cluster runs on every node.
 
-It offers GPU memory slices and SR-IOV VFs to the kubelet, and takes them back and gives them again as their
-health changes. On a machine that is no cluster node, `nodeagent scan` and `nodeagent demo` need nothing."""
+It offers GPU memory slices and SR-IOV VFs to the kubelet, and marks them unhealthy and healthy again as their
+health changes. `nodeagent scan` and `nodeagent demo` also work on a machine that is not a cluster node."""
 
 _EXAMPLES = """\
 examples:
-  nodeagent demo                               watch it work on a simulated DGX H100
-  nodeagent demo --nodes 64                    and its controller on a simulated fabric
-  nodeagent scan                               what this machine has, and what would be offered
+  nodeagent demo                               run the agent on a simulated DGX H100
+  nodeagent demo --nodes 64                    run the controller on a simulated fabric
+  nodeagent scan                               the devices of this machine, and what would be offered
   nodeagent config defaults > nodeagent.yaml   a commented configuration to start from
   nodeagent config check nodeagent.yaml
   nodeagent vfs apply --config nodeagent.yaml  create the VFs (as an init container does)
@@ -36,19 +36,19 @@ exit codes: 0 good, 1 failed, 2 bad usage or configuration
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The console script. Every exception that a person can do something about ends here as one line."""
+    """The console script. An exception that the operator can resolve is printed as one line."""
     options = _parser().parse_args(arguments)
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC tells of every connection that closes
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC logs every closed connection
     verb: Verb = options.verb
     try:
         return verb(options)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader (`head`, a pager) went; nothing more can be said to it, the flush at exit included.
+        # The reader (`head`, a pager) has ended; the flush at exit would fail too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return GOOD
-    except Exception as error:  # noqa: BLE001 - the outermost door
+    except Exception as error:  # noqa: BLE001 - the outermost handler
         return _explain(error)
 
 

@@ -28,6 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from nodeagent import supervise
 from nodeagent.backoff import JITTER, Backoff
 from nodeagent.cluster.fabric_events import FabricEvents
 from nodeagent.cluster.hypernodes import HyperNodeWriter, OverlapMarker, TreeResult
@@ -36,7 +37,8 @@ from nodeagent.cluster.mirrors import ClusterMirror
 from nodeagent.cluster.node_labels import LabelResult, NodeLabeler
 from nodeagent.config.formats import host_port
 from nodeagent.controller_config import FabricConfig
-from nodeagent.fabric import Planner, PlanOutcome, Rules
+from nodeagent.fabric import Planner, PlanOutcome
+from nodeagent.fabric.known_topology import NO_TOPOLOGY, Topology
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import Lease, NotLeading, lead
@@ -45,7 +47,7 @@ from nodeagent.metrics.text_format import PLAIN, negotiate
 from nodeagent.supervise import Fatal, keep
 from nodeagent.switches.switch_poller import SwitchPoller, SwitchReader
 from nodeagent.switches.switch_settings import SwitchesSettings
-from nodeagent.web.server import Page, Web
+from nodeagent.web.server import Page, WebServer
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -95,12 +97,15 @@ class Controller:
     """One replica. ``port`` is the port of the web server."""
 
     def __init__(
-        self, rules: Rules, access: Access, settings: ReplicaSettings, config: FabricConfig | None = None
+        self,
+        config: FabricConfig,
+        access: Access,
+        settings: ReplicaSettings,
+        topology: Topology = NO_TOPOLOGY,
     ) -> None:
-        config = config or FabricConfig()
-        self.planner = Planner(rules)
+        self.planner = Planner(config, topology)
         self.progress = Progress()
-        self._rules, self._settings = rules, settings
+        self._settings = settings
         # The lease has its own client, so that it never waits behind two hundred pages of reports.
         self._elector = ApiClient(access, manager="nodeagent-controller", timeout_s=settings.renew_s / 2)
         self.lease = Lease(
@@ -114,7 +119,7 @@ class Controller:
         )
         self._reader = ApiClient(access, manager="nodeagent-controller")
         self._writer = ApiClient(access, manager="nodeagent-controller", guard=self.lease.check)
-        self.cluster = ClusterMirror(self._reader, settings.namespace, self.planner, rules.label_keys)
+        self.cluster = ClusterMirror(self._reader, settings.namespace, self.planner, config.labels.keys)
         self.hypernodes = HyperNodeWriter(self._writer)
         self.labels = NodeLabeler(self._writer)
         self.events = FabricEvents(self._writer, settings.namespace, settings.identity, LEASE)
@@ -292,7 +297,7 @@ class Controller:
             if not self.port.done():
                 self.port.set_result(port)
 
-        await Web(pages).run(*host_port(self._settings.listen), listening)
+        await WebServer(pages).run(*host_port(self._settings.listen), listening)
 
     def _metrics(self, accept: str) -> Page:
         shown = ControllerInput(
@@ -300,6 +305,7 @@ class Controller:
             self.cluster.parts(),
             self.hypernodes.writes,
             self.labels.writes,
+            supervise.restarts,
             leading=self.lease.leading,
             switches=self.switches,
             marks=self.marks,
@@ -365,10 +371,10 @@ def _switch_reader(settings: SwitchesSettings) -> SwitchReader:
 
 
 async def run(
-    rules: Rules, access: Access, settings: ReplicaSettings, config: FabricConfig | None = None
+    config: FabricConfig, access: Access, settings: ReplicaSettings, topology: Topology = NO_TOPOLOGY
 ) -> None:
     """Run a controller until SIGTERM or SIGINT, then release the lease."""
-    controller = Controller(rules, access, settings, config)
+    controller = Controller(config, access, settings, topology)
     task = asyncio.ensure_future(controller.run())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
@@ -15,16 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.agent_config import Config
-from nodeagent.health.gpu_rules import GpuLimits, MeasuredFault
-from nodeagent.health.health_settings import GuardSettings, HealthSettings, override
-from nodeagent.health.nic_judge import Expected, NicTerms
-from nodeagent.health.nic_rules import effective
+from nodeagent.health.gpu_settings import GpuSettings
+from nodeagent.health.health_settings import HealthSettings
 from nodeagent.health.service import HealthService
 from nodeagent.health.state_file import StateFile
-from nodeagent.health.xids import GpuTerms
 from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.nvml import Nvml
-from nodeagent.host.recorded_gpus import Recorded
+from nodeagent.host.recorded_gpus import RecordedGpuDriver
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
 from nodeagent.model import Gpu, Neighbor, Remark
@@ -32,12 +28,11 @@ from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session
 from nodeagent.sources.gpu_facts import GpuFacts
 from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
 from nodeagent.sources.scan_hints import ScanRequest
-from nodeagent.sources.source_settings import GpuSettings
 from nodeagent.supervise import keep
 
 if TYPE_CHECKING:  # loaded after registration
+    from nodeagent.measurements.reader_status import ReaderStatus
     from nodeagent.measurements.sample import Sample
-    from nodeagent.sampling.reader_status import ReaderStatus
     from nodeagent.sampling.sampler import Sampler
     from nodeagent.sources.lldp_receiver import LldpReceiver
 
@@ -57,54 +52,11 @@ def driver(tree: Tree, settings: GpuSettings) -> nvml_session.Driver:
     """Make a new driver for one session."""
     if settings.driver == "none":
         return NoDriver()
-    return Recorded(tree.root) if is_recorded(tree) else Nvml(processes=settings.health.processes)
-
-
-def gpu_terms(settings: GpuSettings, guard: GuardSettings) -> GpuTerms:
-    """Return the terms that the health of GPUs is derived by."""
-    health = settings.health
-    return GpuTerms(
-        fatal=frozenset(settings.fatal_xids),
-        ignore=frozenset(settings.ignore_xids),
-        clear_after_s=math.inf if settings.xid_clear_seconds is None else settings.xid_clear_seconds,
-        limits=GpuLimits(
-            remapped_rows=health.remapped_rows,
-            sram_uncorrectable=health.sram_uncorrectable,
-            nvlinks=health.nvlinks,
-            nvlink_down_s=health.nvlink_down_seconds,
-            fabric_s=health.fabric_seconds,
-            pcie_width_s=health.pcie_width_seconds,
-            pcie_speed_s=health.pcie_speed_seconds,
-            pcie_clear_s=health.pcie_clear_seconds,
-            clear_s=health.clear_seconds,
-            gap_s=4 * health.read_seconds,
-            withdrawing=frozenset(map(MeasuredFault, health.unhealthy)),
-            ignore=frozenset(map(MeasuredFault, health.ignore)),
-        ),
-        guard_share=guard.share,
-        guard_s=guard.seconds,
-    )
-
-
-def nic_terms(settings: HealthSettings) -> NicTerms:
-    """Return the terms that the health of NICs is derived by."""
-    return NicTerms(
-        effective(map(override, settings.rules)),
-        tuple(Expected(expected.links, expected.speed_mbps) for expected in settings.expected),
-        settings.unused,
-        settings.guard.share,
-        settings.guard.seconds,
-    )
+    return RecordedGpuDriver(tree.root) if is_recorded(tree) else Nvml(processes=settings.health.processes)
 
 
 def health_service(config: Config, state_file: StateFile | None = None) -> HealthService:
-    """Return the health service. With ``gpu.driver: none`` the GPUs in the state file stay as they are."""
-    return HealthService(
-        nic_terms(config.health),
-        gpu_terms(config.gpu, config.health.guard),
-        state_file,
-        with_gpus=config.gpu.driver != "none",
-    )
+    return HealthService(config.health, config.gpu, state_file)
 
 
 def open_state_file(settings: HealthSettings, root: Path) -> StateFile:
@@ -118,7 +70,7 @@ def adopt(health: HealthService, begun: HealthSettings, now: HealthSettings) -> 
             log.warning(
                 "A changed setting takes effect when the agent is restarted. setting=health.%s", setting
             )
-    health.adopt(nic_terms(now))
+    health.adopt(now)
 
 
 def receives_lldp(config: Config, tree: Tree) -> bool:

@@ -1,15 +1,16 @@
 """The only mutable object of the agent: the latest snapshot, and a way to wait for a change.
 
 Sources publish whole facts; an equal fact wakes no reader. If a source fails, it is marked as silent: its last facts
-stay, and a ``Silence`` says that they are old. Readers take ``snapshot``, an immutable value that is swapped in one
+stay, and a ``Silence`` marks them as old. Readers take ``snapshot``, an immutable value that is swapped in one
 assignment. There is no queue: a slow reader sees the latest snapshot. Belongs to one event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from nodeagent.model import Silence, Snapshot
 

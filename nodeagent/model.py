@@ -1,24 +1,23 @@
 """The facts of a node, as frozen values.
 
-The law of this file:
-
-* A value that compares equal is the same fact. Nothing here counts, ages or ticks: counters are read
-  at scrape time and never stand in a snapshot, or every listener would wake at every tick.
-* Absent is ``None``, broken is an exception at the door, zero is zero. The kernel's ``numa_node`` of -1
-  is ``None`` before it gets here.
-* Collections are tuples, in a stated order, so that equal facts are equal values.
+* Equal values are the same fact. No value counts or ages: counters are read at scrape time and are not in a snapshot,
+  because each change of a snapshot wakes every reader.
+* Absent is ``None``, broken is an exception in the source, zero is zero. The source turns the kernel's ``numa_node``
+  of -1 into ``None``.
+* Collections are tuples in a defined order, so that equal facts are equal values.
 * PCI addresses are in the long form, lower case: ``0000:1a:00.3``.
 * Units are in the names: ``_mib`` is 2**20 bytes, ``_mbps`` is 10**6 bits per second.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 
 class State(StrEnum):
-    """How well a link, a function or a GPU does; what may be done about it is ``Health.allocatable``."""
+    """The state of a link, a function or a GPU; ``Health.allocatable`` decides whether pods may get it."""
 
     HEALTHY = "healthy"
     DEGRADED = "degraded"
@@ -27,13 +26,12 @@ class State(StrEnum):
     UNHEALTHY = "unhealthy"
     UNKNOWN = "unknown"
     UNUSED = "unused"
-    """No link since the boot, and none was expected: not offered, and nobody's alarm."""
+    """No link since the boot, and none is expected: not offered, and no reason for an alert."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """Why a state is not healthy: ``key`` is from a closed set, ``detail`` is a sentence for a person, which
-    stays the same as long as the fault does. A ``warning`` lessens no state.
+class Reason(msgspec.Struct, frozen=True):
+    """Why a state is not healthy. ``key`` is from a closed set. ``detail`` is a sentence for people that stays the
+    same while the fault is active. A ``warning`` does not change the state.
     """
 
     key: str
@@ -41,12 +39,11 @@ class Reason:
     warning: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
-    """A verdict with all its active reasons, the gravest first.
+class Health(msgspec.Struct, frozen=True):
+    """A state with all its active reasons, the most severe first.
 
-    ``allocatable`` is what the kubelet hears (Healthy or Unhealthy). The two differ on purpose: unknown
-    never changes what is allocatable, and degraded is a warning until a rule says otherwise.
+    ``allocatable`` is the health that the kubelet gets (Healthy or Unhealthy). It is separate from the state: unknown
+    never changes it, and a degraded device stays allocatable unless its rule withdraws it.
     """
 
     state: State = State.HEALTHY
@@ -57,12 +54,11 @@ class Health:
 HEALTHY = Health()
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """One GPU as its driver names it.
+class Gpu(msgspec.Struct, frozen=True):
+    """One GPU as its driver reports it.
 
     ``memory_mib`` is NVML's total, rounded down. ``minor`` is n in ``/dev/nvidia<n>``. ``pci_path`` is
-    the way from the root complex, as ``Function.pci_path``.
+    the path from the root complex, as ``Function.pci_path``.
     """
 
     uuid: str
@@ -76,8 +72,7 @@ class Gpu:
     health: Health = HEALTHY
 
 
-@dataclass(frozen=True, slots=True)
-class Rdma:
+class Rdma(msgspec.Struct, frozen=True):
     """The RDMA device of a function and its character devices (absolute paths on the host)."""
 
     device: str
@@ -86,12 +81,11 @@ class Rdma:
     issm: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Function:
+class Function(msgspec.Struct, frozen=True):
     """A PCI network function: a PF, or a VF when ``parent`` is set.
 
     ``vendor`` and ``device`` are four hex digits. ``link_type`` is ``ethernet`` or ``infiniband`` and,
-    on a VF, its PF's. ``vdpa`` is the character device ``/dev/vhost-vdpa-<n>``. ``pci_path`` lists the
+    on a VF, that of its PF. ``vdpa`` is the character device ``/dev/vhost-vdpa-<n>``. ``pci_path`` lists the
     components of the real path under ``/sys/devices``, root complex first and the function itself last:
     ``("pci0000:15", "0000:15:01.0", "0000:17:00.0")``. ``num_vfs`` and ``total_vfs`` are ``None`` where
     the function has no SR-IOV capability.
@@ -115,11 +109,10 @@ class Function:
     health: Health = HEALTHY
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """The netdev of a PF. ``carrier`` is ``None`` where the kernel cannot say (admin down).
+class Link(msgspec.Struct, frozen=True):
+    """The netdev of a PF. ``carrier`` is ``None`` if the kernel does not report it (admin down).
 
-    ``default_route`` is true when the host's own default route leaves by it.
+    ``default_route`` is true if it carries the host's default route.
     """
 
     netdev: str
@@ -133,9 +126,8 @@ class Link:
     default_route: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """Devices of one resource that one container holds, as the kubelet's podresources API tells it."""
+class Holding(msgspec.Struct, frozen=True):
+    """Devices of one resource that one container holds, from the kubelet's podresources API."""
 
     namespace: str
     pod: str
@@ -144,11 +136,10 @@ class Holding:
     device_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Devices:
+class Devices(msgspec.Struct, frozen=True):
     """Devices of one resource that share their parent, NUMA nodes and health: all the slices of a GPU,
-    or one VF. ``parent`` is a GPU's UUID or a PF's PCI address. Stated together because they change
-    together, and because 80,000 single values would cost what 8 do not.
+    or one VF. ``parent`` is a GPU's UUID or a PF's PCI address. They are one value because they change together,
+    and because 8 values cost less than 80,000.
     """
 
     parent: str
@@ -157,17 +148,15 @@ class Devices:
     health: Health = HEALTHY
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceNode:
-    """A character device to be seen in the container; ``permissions`` as in the device cgroup, ``rwm``."""
+class DeviceNode(msgspec.Struct, frozen=True):
+    """A character device for the container; ``permissions`` as in the device cgroup, ``rwm``."""
 
     host_path: str
     container_path: str
     permissions: str = "rw"
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(msgspec.Struct, frozen=True):
     """A bind mount of the container."""
 
     host_path: str
@@ -175,9 +164,8 @@ class Mount:
     read_only: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceInfo:
-    """One device-info file of the Network Plumbing Working Group, to be written before the answer.
+class DeviceInfo(msgspec.Struct, frozen=True):
+    """One device-info file of the Network Plumbing Working Group, written before Allocate is answered.
 
     ``name`` is the file's name under ``/var/run/k8s.cni.cncf.io/devinfo/dp``, ``text`` its JSON.
     """
@@ -186,9 +174,8 @@ class DeviceInfo:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """What the kubelet's Allocate is answered with, and the files that must exist before the answer."""
+class Allocation(msgspec.Struct, frozen=True):
+    """The answer to the kubelet's Allocate, and the files that must exist before it."""
 
     env: tuple[tuple[str, str], ...] = ()
     mounts: tuple[Mount, ...] = ()
@@ -198,13 +185,12 @@ class Allocation:
     device_info: tuple[DeviceInfo, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class HostPaths:
-    """What lies on the host for containers to be given.
+class HostPaths(msgspec.Struct, frozen=True):
+    """Files and device nodes of the host for containers.
 
     ``gpu_nodes`` are the driver's device nodes that all GPUs share. ``vendor_gpus`` are the names that the
     host's CDI specifications define under the vendor's kind ``nvidia.com/gpu``. ``driver_files`` are the
-    driver's libraries and programs, each under the name that a container looks for.
+    driver's libraries and programs, each under the name that a container expects.
     """
 
     gpu_nodes: tuple[str, ...] = ()
@@ -213,22 +199,20 @@ class HostPaths:
     driver_files: tuple[Mount, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Silence:
-    """A source that cannot speak at present; its last facts stand, and nothing is concluded from it."""
+class Silence(msgspec.Struct, frozen=True):
+    """A source that cannot publish at present. Its last facts stand, and nothing is derived from the silence."""
 
     source: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Everything known of this node at one moment.
+class Snapshot(msgspec.Struct, frozen=True):
+    """All facts of this node at one moment.
 
     ``revision`` grows by one with each change and is not part of equality in meaning: compare the parts.
     Functions are sorted by PCI address, GPUs by index, links by netdev, holdings by pod,
     neighbors and remarks by link.
-    ``holdings`` is ``None`` until the kubelet has been heard once.
+    ``holdings`` is ``None`` until podresources has answered once.
     """
 
     revision: int = 0
@@ -244,16 +228,14 @@ class Snapshot:
     unreadable: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Identifier:
+class Identifier(msgspec.Struct, frozen=True):
     """A chassis or port ID: the subtype's word (``mac``, ``ifname``, ``local``, …) and its value."""
 
     subtype: str
     value: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ets:
+class Ets(msgspec.Struct, frozen=True):
     """``classes[p]`` is the traffic class of priority p; class c gets ``bandwidth[c]`` percent by
     ``algorithms[c]`` (``strict``, ``credit-based-shaper``, ``ets``, ``vendor``). Eight of each.
     """
@@ -263,14 +245,13 @@ class Ets:
     algorithms: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Neighbor:
-    """The switch port at the other end of a link, as it announced itself over LLDP.
+class Neighbor(msgspec.Struct, frozen=True):
+    """The switch port at the other end of a link, as announced by LLDP.
 
     Every text is one line fit for any listener: what does not print is escaped, differently for different
     bytes, so that equal texts were equal on the wire. ``capabilities`` are the enabled ones.
-    ``pfc`` lists the priorities with PFC enabled. ``stale``: nobody vouches for it any more, but nobody
-    else has spoken on the link since. ``confirmed``: it has been heard more than once.
+    ``pfc`` lists the priorities with PFC enabled. ``stale``: its TTL has expired, and no other neighbor has been
+    received on the link since. ``confirmed``: more than one frame was received.
     """
 
     link: str
@@ -289,10 +270,9 @@ class Neighbor:
     confirmed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Remark:
-    """What LLDP shows of a link that somebody should look at: ``key`` is from a closed set
-    (``nodeagent.lldp.link_remarks``), ``detail`` a sentence for a person, with the remedy where there is one.
+class Remark(msgspec.Struct, frozen=True):
+    """Something odd about one link, found by LLDP. ``key`` is from a closed set
+    (``nodeagent.lldp.link_remarks``), ``detail`` is a sentence for people, with the remedy if there is one.
     """
 
     link: str

@@ -1,4 +1,4 @@
-"""Rows of text for a person's terminal: columns that line up, and nothing that steers the terminal. Pure."""
+"""Text tables for a terminal: aligned columns without control characters. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nodeagent.one_line import one_line
 
 
 def columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table; every row has as many cells as there are heads."""
+    """The lines of a table; every row has one cell for each head."""
     table = [tuple(heads), *(tuple(one_line(cell) for cell in row) for row in rows)]
     widths = [max(len(row[i]) for row in table) for i in range(len(heads))]
     return [
@@ -18,7 +18,7 @@ def columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def section(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A titled table, or that there is nothing to show in it."""
+    """A table with a title, or the title and ``none``."""
     head, *lines = columns(heads, rows)
     return (
         "\n".join([title, *(f"  {line}" for line in (head, *lines)), ""]) if lines else f"{title}\n  none\n"
@@ -26,5 +26,5 @@ def section(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> 
 
 
 def remarks(title: str, lines: Sequence[str]) -> str:
-    """Titled sentences, or nothing where there are none."""
+    """Sentences with a title; an empty text if there are none."""
     return "\n".join([title, *(f"  {one_line(line)}" for line in lines), ""]) if lines else ""

@@ -1,1 +1,1 @@
-"""What ``hack/bench.py`` measures, one file for each question."""
+"""The measurements of ``hack/bench.py``, one file for each question."""

@@ -1,4 +1,4 @@
-"""Allocate and GetPreferredAllocation, by a client on the agent's own socket; requests are made beforehand."""
+"""Allocate and GetPreferredAllocation, by a client on the agent's socket; requests are serialized beforehand."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ENDPOINT_IDS = 80_000
 _UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
 GUARDED = (
-    "one endpoint in a process of its own: the agent refuses a configuration whose list would pass 3 MiB, for the "
-    "kubelet takes 4 MiB and this list has more"
+    "one plugin in a process of its own: the agent refuses a configuration with a list above 3 MiB, because the "
+    "kubelet accepts 4 MiB and this list is longer"
 )
 
 
@@ -66,7 +66,7 @@ def channel(socket: Path) -> grpc.aio.Channel:
 
 
 async def _slices(socket: Path, ids: list[str], count: int, runs: int, note: str) -> AsyncIterator[Figure]:
-    """A container that takes half a GPU, one that takes a GPU, one that takes all, and the kubelet's question."""
+    """Containers with half a GPU and with all GPUs, and the kubelet's GetPreferredAllocation."""
     assert len(ids) == count, (len(ids), count)
     first = [name for name in ids if name.startswith(ids[0].partition("::")[0])]
     half = len(first) // 2
@@ -104,5 +104,5 @@ async def _timed(connection: grpc.aio.Channel, method: str, request: bytes, runs
         await call(request)
         if number >= 10:
             samples.append(1000 * (time.perf_counter() - began))
-        await asyncio.sleep(0.002)  # a kubelet does not ask back to back
+        await asyncio.sleep(0.002)  # a kubelet pauses between calls
     return samples

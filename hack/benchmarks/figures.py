@@ -1,7 +1,7 @@
-"""A measured figure, and how figures are shown. Nothing is asserted here: a goal is printed beside it.
+"""Measured figures and their table. Nothing is asserted: a goal is printed beside its figure.
 
-Percentiles are by nearest rank, so each one shown has really been measured; with fewer than a hundred
-samples p99 is the largest.
+Percentiles are by nearest rank, so each printed value is a measured one. With fewer than a hundred samples p99 is the
+largest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LESS_IS_BETTER = {"p50": 50.0, "p99": 99.0, "max": 100.0}
 
 @dataclass(frozen=True)
 class Figure:
-    """``goal`` maps ``p50``, ``p99`` or ``max`` to the value that is not to be passed."""
+    """``goal`` maps ``p50``, ``p99`` or ``max`` to its upper limit."""
 
     group: str
     name: str
@@ -30,7 +30,7 @@ class Figure:
         return ordered[max(0, rank - 1)]
 
     def met(self) -> bool | None:
-        """``None`` where there is no goal."""
+        """``None`` without a goal."""
         return all(self.at(name) <= most for name, most in self.goal.items()) if self.goal else None
 
     def as_json(self) -> dict[str, object]:
@@ -48,7 +48,7 @@ class Figure:
 
 
 def table(figures: Iterable[Figure]) -> str:
-    """One line for each figure, the groups apart; notes are numbered and follow."""
+    """One line per figure, by group; numbered notes follow."""
     notes: list[str] = []
     lines: list[str] = []
     group = ""

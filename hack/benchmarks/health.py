@@ -1,4 +1,4 @@
-"""From a change of health on the machine to the message at the kubelet's end."""
+"""Measure the time from a change of health on the machine to the message at the kubelet."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ VFS = 8
 SLICES = 79
 
 _SIMULATED = (
-    "simulated machine: files in the place of the driver's and the kernel's announcements; "
-    "the time to write them is in it"
+    "simulated machine: files replace the announcements of driver and kernel; the time includes writing them"
 )
 _GAP_S = 0.25
-"""The GPU source reads at most every 0.1 s; a fault after this is a first one."""
+"""The GPU source reads at most every 0.1 s; a fault after this time is read at once."""
 
 
 async def health(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
-    group = "Health, from the change on the machine to the message at the kubelet's end"
+    group = "Health, from the change on the machine to the message at the kubelet"
     goal = {"p99": FIRST_FAULT_P99_MS}
     async with stage.kubelet() as kubelet, stage.agent(kubelet):
         await asyncio.sleep(QUIET_S)
@@ -48,7 +47,7 @@ async def health(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
             up.append(1000 * await change(kubelet, resource, reset, healthy=lambda n: n == total))  # noqa: B023
             await asyncio.sleep(_GAP_S)
         yield Figure(group, "XID 79: 79 slices Unhealthy", "ms", down, goal, _SIMULATED)
-        yield Figure(group, "GPU reset: they are Healthy again", "ms", up, {}, _SIMULATED)
+        yield Figure(group, "GPU reset: the slices are Healthy again", "ms", up, {}, _SIMULATED)
         down, up = [], []
         await asyncio.sleep(QUIET_S)
         for number in range(4 if quick else 24):
@@ -61,12 +60,12 @@ async def health(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
                 samples.append(1000 * await change(kubelet, resource, act, healthy=want))
                 await asyncio.sleep(QUIET_S)
         yield Figure(group, "carrier of a PF lost: 8 VFs Unhealthy", "ms", down, goal, _SIMULATED)
-        yield Figure(group, "carrier back: they are Healthy again", "ms", up, goal, _SIMULATED)
+        yield Figure(group, "carrier back: the VFs are Healthy again", "ms", up, goal, _SIMULATED)
     if samples := await _announcements(3 if quick else 12):
         yield Figure(
             group, "a real link's carrier lost: the agent's loop is woken", "ms", samples, {},
-            "a tap in a network namespace of its own, over rtnetlink; needs root. PFs need PCI, so the rest of the "
-            "way is measured on the simulated machine alone",
+            "a tap in a network namespace of its own, over rtnetlink; needs root. PFs need PCI, so the remaining "
+            "latency is measured on the simulated machine only",
         )  # fmt: skip
 
 
@@ -77,11 +76,11 @@ _IFF_TAP_NO_PI = 0x0002 | 0x1000
 _CLONE_NEWNET = 0x40000000
 _SIOCSIFFLAGS = 0x8914
 _LINKWATCH_S = 1.1
-"""The kernel holds a further carrier change back for a second."""
+"""The kernel delays a further carrier change by up to a second."""
 
 
 async def _announcements(count: int) -> list[float]:
-    """Carrier lost on a tap (TUNSETCARRIER) until ``LinkEvents`` returns; empty where it is not allowed."""
+    """Time from a carrier lost on a tap (TUNSETCARRIER) to ``LinkEvents``; empty without the rights."""
     libc = ctypes.CDLL(None, use_errno=True)
     before = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -108,19 +107,19 @@ async def _tap(count: int) -> list[float]:
             fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sH22x", b"tap0", 1))
         for _ in range(count):
             fcntl.ioctl(tap, _TUNSETCARRIER, struct.pack("I", 1))
-            await _silence(events)
+            await _drain(events)
             woken = asyncio.ensure_future(events.wait())
             await asyncio.sleep(0)
             began = time.monotonic()
             fcntl.ioctl(tap, _TUNSETCARRIER, struct.pack("I", 0))
             await woken
             samples.append(1000 * (time.monotonic() - began))
-            await _silence(events)
+            await _drain(events)
     return samples
 
 
-async def _silence(events: LinkEvents) -> None:
-    """Until nothing has been announced for longer than the kernel holds anything back."""
+async def _drain(events: LinkEvents) -> None:
+    """Wait until no event has come for longer than the kernel delays one."""
     try:
         while True:
             async with asyncio.timeout(_LINKWATCH_S):

@@ -1,4 +1,4 @@
-"""What the agent costs a node on which nothing happens: nine sockets, nine streams, no NVML."""
+"""Measure the idle agent: nine sockets, nine streams, no NVML."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ RSS_MIB = 55.0
 CORE_PERCENT = 0.2
 _SETTLE_S = 3.0
 _NOTE = (
-    "the simulated machine's driver reads a file where NVML would be waited for; "
-    "NVML's library itself is not in the memory"
+    "the simulated driver reads a file instead of waiting for NVML; "
+    "the memory does not include NVML's library"
 )
 
 
@@ -29,22 +29,22 @@ async def idle(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
         spent, wall = process.cpu_s() - cpu, time.monotonic() - began
         status = _status(process.pid)
     yield Figure(group, "resident memory (VmRSS)", "MiB", [status["VmRSS"]], {"max": RSS_MIB}, _NOTE)
-    yield Figure(group, "  of that the process's own (RssAnon)", "MiB", [status["RssAnon"]])
-    yield Figure(group, "  the most there ever was (VmHWM)", "MiB", [status["VmHWM"]])
+    yield Figure(group, "  of that anonymous (RssAnon)", "MiB", [status["RssAnon"]])
+    yield Figure(group, "  peak (VmHWM)", "MiB", [status["VmHWM"]])
     yield Figure(group, "threads", "", [status["Threads"]])
     yield Figure(
-        group, f"a core's time over {wall:.0f} s", "%", [100 * spent / wall], {"max": CORE_PERCENT}, _NOTE
+        group, f"share of a core over {wall:.0f} s", "%", [100 * spent / wall], {"max": CORE_PERCENT}, _NOTE
     )
 
 
 def _status(pid: int) -> dict[str, float]:
-    """MiB, and plain numbers."""
-    found = {}
+    """Values of /proc/PID/status: sizes in MiB, other numbers as they are."""
+    values = {}
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         name, _, value = line.partition(":")
         match value.split():
             case [number, "kB"]:
-                found[name] = int(number) / 1024
+                values[name] = int(number) / 1024
             case [number] if number.isdigit():
-                found[name] = float(number)
-    return found
+                values[name] = float(number)
+    return values

@@ -1,10 +1,10 @@
-"""What runs in the agent's process where the bench has to look inside it.
+"""Run the agent with probes inside its process.
 
-    inside.py run --config FILE --root DIR ...   the agent, with stamps of its start and a watch on its loop
-    inside.py endpoint SOCKET IDS                one endpoint with that many slices on eight GPUs, nothing else
+    inside.py run --config FILE --root DIR ...   the agent, with timestamps of its start and a probe of its loop
+    inside.py endpoint SOCKET IDS                only one plugin, with this number of slices on eight GPUs
 
-Answers are JSON lines on stdout, to questions on stdin: ``lag`` (the loop's longest stall since the last
-question, ms) and, of an endpoint, ``flip`` (the first GPU changes its health; when it was told).
+It answers commands on stdin with JSON lines on stdout: ``lag`` (the loop's longest stall since the last command, ms)
+and, for a plugin, ``flip`` (changes the health of the first GPU; the time of it).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TICK_S = 0.001
 
 
 class Lag:
-    """A task that wants to run every millisecond, and how much too late it ran at the worst."""
+    """Measure the longest delay of a task that is due every millisecond."""
 
     def __init__(self) -> None:
         self._worst = 0.0
@@ -49,7 +49,7 @@ def say(**facts: object) -> None:
 
 
 async def answer(questions: dict[str, Callable[[], dict[str, object]]]) -> None:
-    """Until stdin ends."""
+    """Answer until stdin ends."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -71,21 +71,21 @@ async def run(arguments: list[str]) -> None:
     agent = Agent(config, AgentOptions(options.root, options.kubelet_dir, options.config, options.listen))
     ready = time.monotonic()
     running = asyncio.ensure_future(agent.run())
-    heard: dict[str, float] = {}
+    published: dict[str, float] = {}
     sources = {"pci", "gpus", "paths"}
-    while sources - heard.keys():
+    while sources - published.keys():
         snapshot = await agent.inventory.changed(agent.inventory.snapshot.revision)
         now = time.monotonic()
-        heard |= {name: now for name in sources - heard.keys() if agent.inventory.has_published(name)}
+        published |= {name: now for name in sources - published.keys() if agent.inventory.has_published(name)}
         del snapshot
     lag = Lag()
-    say(born=BORN, imported=imported, ready=ready, heard=heard)
+    say(born=BORN, imported=imported, ready=ready, published=published)
     asking = asyncio.ensure_future(answer({"lag": lambda: {"lag_ms": lag.take_ms()}}))
     await asyncio.wait((running, asking), return_when=asyncio.FIRST_COMPLETED)
 
 
 class NoFiles:
-    """Slices by CDI of the vendor's: nothing has to lie on the disk before the answer."""
+    """No files: slices with the vendor's CDI spec need none before the answer."""
 
     def due(self, _allocation: object) -> bool:
         return False
@@ -95,8 +95,8 @@ class NoFiles:
 
 
 async def endpoint(socket: Path, ids: int) -> None:
-    """As the agent puts it together, without the guard that refuses a list that the kubelet could not take."""
-    from dataclasses import replace  # noqa: PLC0415
+    """A plugin as in the agent, without the check that refuses a list that is too long for the kubelet."""
+    from msgspec.structs import replace  # noqa: PLC0415
 
     from nodeagent.kinds.gpu_memory import GpuMemory  # noqa: PLC0415
     from nodeagent.kubelet.plugin import Plugin, RecentFunctions  # noqa: PLC0415
@@ -117,19 +117,19 @@ async def endpoint(socket: Path, ids: int) -> None:
     )
     kind = GpuMemory("nodeagent.io/gpu-mem", slice_mib=1)
     served = Plugin(kind, NoFiles(), RecentFunctions(), RpcStats(), lambda: None)
-    told = Snapshot(gpus=gpus)
-    served.update(kind, told)
+    snapshot = Snapshot(gpus=gpus)
+    served.update(kind, snapshot)
     await served.start(socket)
     gc.freeze()  # as the agent does once it has started
     lag = Lag()
 
     def flip() -> dict[str, object]:
-        nonlocal told
-        first = told.gpus[0]
+        nonlocal snapshot
+        first = snapshot.gpus[0]
         health = Health() if not first.health.allocatable else Health(State.UNHEALTHY, allocatable=False)
-        told = replace(told, gpus=(replace(first, health=health), *told.gpus[1:]))
+        snapshot = replace(snapshot, gpus=(replace(first, health=health), *snapshot.gpus[1:]))
         at = time.monotonic()
-        served.update(kind, told)
+        served.update(kind, snapshot)
         return {"at": at}
 
     say(size=len(served.device_list.message))

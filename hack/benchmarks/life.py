@@ -1,4 +1,4 @@
-"""How long until the kubelet has every resource: after the agent's start, and after a kubelet's."""
+"""Measure the time until every resource is registered, after a start of the agent and of the kubelet."""
 
 from __future__ import annotations
 
@@ -29,36 +29,34 @@ async def start(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
     worked: list[float] = []
     for number in range(runs + 1):
         async with stage.kubelet() as kubelet, stage.agent(kubelet) as process:
-            if number:  # the first one fills caches
+            if number:  # the first run fills caches
                 worked.append(1000 * process.cpu_s())
                 registered.append(1000 * (max(registrations(kubelet, 0).values()) - process.began))
                 listed.append(1000 * (max(first_lists(kubelet, 0).values()) - process.began))
     yield Figure(group, "all 9 resources are registered", "ms", registered, {"p50": START_P50_MS})
     yield Figure(group, "all 9 device lists have reached the kubelet", "ms", listed)
-    yield Figure(
-        group, "processor time of the agent until then, which a busy machine changes less", "ms", worked
-    )
+    yield Figure(group, "CPU time of the agent until then, which depends less on other load", "ms", worked)
     async for figure in _parts(stage, group, 5 if quick else 15):
         yield figure
     yield _imports(group, 3 if quick else 7)
 
 
 async def _parts(stage: Stage, group: str, runs: int) -> AsyncIterator[Figure]:
-    """The same start with stamps between its parts."""
+    """The same start with timestamps between its parts."""
     names = ("interpreter is up", "modules are imported", "configuration is read")
     parts: dict[str, list[float]] = {}
     for _ in range(runs):
         async with stage.kubelet() as kubelet, stage.agent(kubelet, command=INSIDE) as process:
             stamps = await process.answer()
-            heard = stamps["heard"]
+            published = stamps["published"]
             moments = [process.began, stamps["born"], stamps["imported"], stamps["ready"]]
             for name, before, at in zip(names, moments, moments[1:], strict=False):
                 parts.setdefault(name, []).append(1000 * (at - before))
-            last = max(heard, key=heard.get)
-            for source, at in heard.items():
-                parts.setdefault(f"source {source} has spoken", []).append(1000 * (at - stamps["ready"]))
-            done = max(registrations(kubelet, 0).values())
-            parts.setdefault("sockets and registrations", []).append(1000 * (done - heard[last]))
+            last = max(published, key=published.get)
+            for source, at in published.items():
+                parts.setdefault(f"source {source} has published", []).append(1000 * (at - stamps["ready"]))
+            registered_at = max(registrations(kubelet, 0).values())
+            parts.setdefault("sockets and registrations", []).append(1000 * (registered_at - published[last]))
     for name in (*names, *sorted(name for name in parts if name.startswith("source"))):
         yield Figure(group, f"  of that, until: {name}", "ms", parts[name])
     yield Figure(
@@ -70,16 +68,16 @@ async def _parts(stage: Stage, group: str, runs: int) -> AsyncIterator[Figure]:
 
 
 def _imports(group: str, runs: int) -> Figure:
-    """Python's own account of the imports, which makes them slower by the accounting."""
+    """Import times by Python itself; measuring makes the imports slower."""
     totals = []
     shares: dict[str, list[float]] = {}
     for _ in range(runs):
-        done = subprocess.run(
+        traced = subprocess.run(
             [sys.executable, "-X", "importtime", "-c", "import nodeagent.cli, nodeagent.agent"],
             capture_output=True, text=True, check=True, env=ENVIRONMENT,
         )  # fmt: skip
         own: dict[str, float] = {}
-        for self_us, name in re.findall(r"import time:\s+(\d+) \|\s+\d+ \| +(\S+)", done.stderr):
+        for self_us, name in re.findall(r"import time:\s+(\d+) \|\s+\d+ \| +(\S+)", traced.stderr):
             top = ".".join(name.split(".")[:2]) if name.startswith("google.") else name.split(".")[0]
             own[top] = own.get(top, 0.0) + int(self_us) / 1000
         totals.append(sum(own.values()))
@@ -95,7 +93,7 @@ def _imports(group: str, runs: int) -> Figure:
 async def restart(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
     runs = 10 if quick else 50
     group = "Kubelet restart, from the moment it begins to start (or listens) to the last answer"
-    note = "the kubelet's own start, its registration server and podresources, is in it"
+    note = "includes the start of the kubelet: its registration server and podresources"
     random_ = random.Random(1)
     goal = {"p99": RESTART_P99_MS, "max": RESTART_MAX_MS}
     async with stage.kubelet() as kubelet, stage.agent(kubelet):
@@ -120,4 +118,4 @@ async def restart(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
                 registered.append(1000 * (max(registrations(kubelet, began).values()) - ready))
                 listed.append(1000 * (max(first_lists(kubelet, began).values()) - ready))
             yield Figure(group, f"{name}: all 9 registered", "ms", registered, goal, note)
-            yield Figure(group, f"{name}: all 9 lists there", "ms", listed)
+            yield Figure(group, f"{name}: all 9 lists received", "ms", listed)

@@ -1,4 +1,4 @@
-"""ListAndWatch: how soon the news of one GPU is at the kubelet's end, and how long the agent's loop stood for it."""
+"""ListAndWatch: the time until one GPU's change reaches the kubelet, and the stall of the agent's loop."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from benchmarks.figures import Figure
 from benchmarks.stage import INSIDE, Stage, change
 
 _GAP_S = 0.25
-_STALL = (
-    "a task in the agent's loop that wants to run every millisecond, and how much later it ran at the worst"
-)
+_STALL = "the longest delay of a task in the agent's loop that is due every millisecond"
 
 
 async def push(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
@@ -46,8 +44,8 @@ async def push(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
             await asyncio.sleep(2.0)
             calm = (await process.ask("lag"))["lag_ms"]
             size = kubelet.updates[-1].size
-        yield Figure(group, f"XID to the message of {size / 1e6:.2f} MB at the kubelet's end", "ms", pushed)
-        yield Figure(group, "longest stall of the agent's loop meanwhile", "ms", stalls, {}, _STALL)
+        yield Figure(group, f"XID to the message of {size / 1e6:.2f} MB at the kubelet", "ms", pushed)
+        yield Figure(group, "longest stall of the agent's loop during this", "ms", stalls, {}, _STALL)
         yield Figure(group, "longest stall in two quiet seconds", "ms", [calm], {}, _STALL)
     async for figure in _endpoint(stage, 10 if quick else 60):
         yield figure
@@ -66,15 +64,15 @@ async def _endpoint(stage: Stage, runs: int) -> AsyncIterator[Figure]:
             for number in range(runs + 2):
                 await asyncio.sleep(0.05)
                 await process.ask("lag")
-                told, _ = await asyncio.gather(process.ask("flip"), watch.read())
+                flip, _ = await asyncio.gather(process.ask("flip"), watch.read())
                 at = time.monotonic()
                 await asyncio.sleep(0.02)
                 lag = (await process.ask("lag"))["lag_ms"]
-                if number >= 2:  # each health has its bytes made once
-                    pushed.append(1000 * (at - told["at"]))
+                if number >= 2:  # the first message of each health state is serialized once
+                    pushed.append(1000 * (at - flip["at"]))
                     stalls.append(lag)
             watch.cancel()
     yield Figure(
-        group, f"told to the message of {size / 1e6:.2f} MB at the client", "ms", pushed, {}, GUARDED
+        group, f"change to the message of {size / 1e6:.2f} MB at the client", "ms", pushed, {}, GUARDED
     )
-    yield Figure(group, "longest stall of the loop meanwhile", "ms", stalls, {}, GUARDED)
+    yield Figure(group, "longest stall of the loop during this", "ms", stalls, {}, GUARDED)

@@ -1,8 +1,8 @@
-"""What it costs to sample the links of a node with 73 interfaces, beside pyroute2 doing the same reads; and how
-soon a lost carrier is a sample.
+"""The cost of sampling the links of a node with 73 interfaces, beside pyroute2 with the same reads; and the time from
+a carrier loss to its sample.
 
-The interfaces are veths in a network namespace of the benchmark's own, the carriers those of taps: linkwatch
-applies to taps, and to veths it does not.
+The interfaces are veths in their own network namespace. The carriers are those of taps, because linkwatch delays taps
+and not veths.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _FAST = SamplesSettings(
     kernel_log=False,
 )
 _NOTE = (
-    "72 veths and lo. A cycle is a dump each of links with counters, modes, link state, FEC and pauses, the "
-    "thread's hand-over, decoding, and samples stated"
+    "72 veths and lo. A cycle is one dump each of links with counters, modes, link state, FEC and pauses, the "
+    "hand-over to a thread, decoding and publishing of samples"
 )
-_BESIDE = (
-    "get_links, and link modes and link state of each interface: pyroute2 has neither dumps of those nor FEC "
-    "and pauses"
+_PYROUTE2_NOTE = (
+    "get_links, and link modes and link state of each interface: pyroute2 has no dumps of those, no FEC and "
+    "no pauses"
 )
 
 
@@ -63,12 +63,12 @@ async def sampling(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
         ns.ip("\n".join(f"link add v{n} up type veth peer name w{n}" for n in range(PAIRS)))
         with ns.entered():
             cycles, times = (20, 5) if quick else (100, 20)
-            ours = await _ours(times, cycles // 5)
-            yield Figure(group, "CPU of a fast cycle", "ms", ours, {"p50": CPU_MS}, _NOTE)
-            theirs = await asyncio.to_thread(_theirs, 3 if quick else 10)
-            yield Figure(group, "  pyroute2, the same reads", "ms", theirs, {}, _BESIDE)
-            ratio = sorted(theirs)[len(theirs) // 2] / sorted(ours)[len(ours) // 2]
-            yield Figure(group, f"  so many times cheaper (goal: {PYROUTE2_TIMES:g} or more)", "", [ratio])
+            agent = await _agent_cycles(times, cycles // 5)
+            yield Figure(group, "CPU of a fast cycle", "ms", agent, {"p50": CPU_MS}, _NOTE)
+            pyroute2 = await asyncio.to_thread(_pyroute2_cycles, 3 if quick else 10)
+            yield Figure(group, "  pyroute2, the same reads", "ms", pyroute2, {}, _PYROUTE2_NOTE)
+            ratio = sorted(pyroute2)[len(pyroute2) // 2] / sorted(agent)[len(agent) // 2]
+            yield Figure(group, f"  ratio of the two (goal: {PYROUTE2_TIMES:g} or more)", "", [ratio])
         if shutil.which("strace"):
             few, many = await _syscalls(ns, 10), await _syscalls(ns, 60)
             calls = (many - few) / 50
@@ -78,11 +78,11 @@ async def sampling(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
         group = "From a carrier lost on a tap to the sample"
         yield Figure(
             group, "the first", "ms", first, {},
-            "30 ms of it are waited for, by intent: the kubelet is told first, which `taps` measures",
+            "30 ms of it are an intended delay: the report to the kubelet comes first, which `taps` measures",
         )  # fmt: skip
         yield Figure(
             group, "another NIC's, 100 ms later", "ms", second, {},
-            "the kernel announces it up to a second late; the sweep after the first one sees it",
+            "the kernel announces it up to a second late; the sweep after the first loss finds it",
         )  # fmt: skip
 
 
@@ -96,9 +96,9 @@ def _functions(names: Sequence[str]) -> tuple[Function, ...]:
     )  # fmt: skip
 
 
-def _sampler(state: Callable[[Sequence[Sample]], None] = lambda _: None) -> Sampler:
+def _sampler(publish: Callable[[Sequence[Sample]], None] = lambda _: None) -> Sampler:
     functions = _functions([f"{end}{n}" for end in "vw" for n in range(PAIRS)])
-    return Sampler(Tree("/"), lambda: functions, state, _FAST)
+    return Sampler(Tree("/"), lambda: functions, publish, _FAST)
 
 
 async def cycles(count: int) -> None:
@@ -108,7 +108,7 @@ async def cycles(count: int) -> None:
     sampler.close()
 
 
-async def _ours(times: int, count: int) -> list[float]:
+async def _agent_cycles(times: int, count: int) -> list[float]:
     sampler = _sampler()
     await sampler.once()
     found = []
@@ -121,7 +121,7 @@ async def _ours(times: int, count: int) -> list[float]:
     return found
 
 
-def _theirs(times: int) -> list[float]:
+def _pyroute2_cycles(times: int) -> list[float]:
     from pyroute2 import IPRoute  # noqa: PLC0415
     from pyroute2.netlink.generic.ethtool import NlEthtool  # noqa: PLC0415
 
@@ -142,7 +142,7 @@ def _theirs(times: int) -> list[float]:
 
 
 async def _syscalls(ns: Netns, count: int) -> int:
-    """Of a whole process, its start included."""
+    """System calls of a whole process, its start included."""
     here = Path(__file__).parent.parent
     code = f"import asyncio; from benchmarks.sampling import cycles; asyncio.run(cycles({count}))"
     done = await asyncio.to_thread(
@@ -163,15 +163,15 @@ _TUNSETIFF, _TUNSETCARRIER = 0x400454CA, 0x400454E2
 _IFF_TAP_NO_PI = 0x0002 | 0x1000
 _APART_S = 0.1
 _QUIET_S = 2.5
-"""linkwatch is quiet a second after it last spoke, which is up to a second after the change."""
+"""linkwatch announces a change up to a second late, and then delays the next one by a second."""
 
 
 async def _losses(count: int) -> tuple[list[float], list[float]]:
-    """Milliseconds to the sample, of the first loss after a quiet time and of another one 100 ms later."""
+    """Milliseconds to the sample: of the first loss after a quiet time, and of another loss 100 ms later."""
     news = asyncio.Event()
     carrier: dict[str, float | None] = {}
 
-    def state(samples: Sequence[Sample]) -> None:
+    def publish(samples: Sequence[Sample]) -> None:
         carrier.update({sample.device: sample.values.get("carrier") for sample in samples})
         news.set()
 
@@ -190,7 +190,7 @@ async def _losses(count: int) -> tuple[list[float], list[float]]:
         for n, fd in enumerate(taps):
             fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", f"tap{n}".encode(), _IFF_TAP_NO_PI))
         ns.ip("link set tap0 up\nlink set tap1 up")
-        task = asyncio.create_task(Sampler(Tree("/"), lambda: functions, state, _FAST).watch([events]))
+        task = asyncio.create_task(Sampler(Tree("/"), lambda: functions, publish, _FAST).watch([events]))
         for _ in range(count):
             for fd in taps:
                 fcntl.ioctl(fd, _TUNSETCARRIER, struct.pack("I", 1))

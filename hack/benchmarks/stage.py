@@ -1,6 +1,6 @@
-"""Where it is measured: a simulated DGX H100, a stand-in kubelet in this process, the agent in one of its own.
+"""The measured system: a simulated DGX H100, a stand-in kubelet in this process, the agent in another process.
 
-Times of both processes are of ``time.monotonic``, which on Linux is one clock for all of them.
+Both processes use ``time.monotonic``, which on Linux is the same clock for all processes.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nodeagent.host.recorded_gpus import Recorded
+from nodeagent.host.recorded_gpus import RecordedGpuDriver
 from nodeagent.sim.kubelet import Kubelet
 from nodeagent.sim.machine import Machine
 
 NODEAGENT = (sys.executable, "-c", "import sys; from nodeagent.cli import main; sys.exit(main())")
-"""What the installed script ``nodeagent`` does."""
+"""The same as the installed script ``nodeagent``."""
 INSIDE = (sys.executable, str(Path(__file__).with_name("inside.py")))
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 RESOURCES = 9
 PATIENCE_S = 30.0
 QUIET_S = 1.5
-"""The agent looks again and again for 1.2 s after a hint; a first fault comes after that."""
+"""The agent repeats its reads for 1.2 s after an event; a fault after that is a first one."""
 
 _CONFIG = """\
 apiVersion: nodeagent.io/v1alpha1
@@ -55,8 +55,8 @@ class Stage:
     machine: Machine
 
     def config(self, slices_per_gpu: int = 79) -> Path:
-        """A configuration file by which each GPU has so many slices."""
-        memory = Recorded(self.root).gpus()[0].memory_mib
+        """A configuration file that gives each GPU this number of slices."""
+        memory = RecordedGpuDriver(self.root).gpus()[0].memory_mib
         assert memory is not None
         size = memory // slices_per_gpu
         path = self.folder / f"nodeagent-{slices_per_gpu}.yaml"
@@ -66,7 +66,7 @@ class Stage:
 
     @asynccontextmanager
     async def kubelet(self) -> AsyncIterator[Kubelet]:
-        """Afresh in a folder of its own."""
+        """A new kubelet in a folder of its own."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         kubelet = Kubelet(folder, seed=1)
         await kubelet.start()
@@ -80,7 +80,7 @@ class Stage:
     async def agent(
         self, kubelet: Kubelet, config: Path | None = None, command: tuple[str, ...] = NODEAGENT
     ) -> AsyncIterator[Process]:
-        """``nodeagent run``; the block is entered when all resources are registered and listed."""
+        """``nodeagent run``, after all resources are registered and listed."""
         arguments: tuple[str, ...] = (
             "run",
             "--config",
@@ -89,6 +89,8 @@ class Stage:
             str(self.root),
         )
         arguments += ("--kubelet-dir", str(kubelet.directory), "--listen", "127.0.0.1:0")
+        # The faults of an earlier measurement must not become those of this one.
+        (self.root / "var/lib/nodeagent/health.json").unlink(missing_ok=True)
         async with self.process(*command, *arguments) as process:
             try:
                 await kubelet.until(lambda: settled(kubelet, process.began), PATIENCE_S)
@@ -118,7 +120,7 @@ class Stage:
 
 @dataclass
 class Process:
-    """``began`` is just before it was started."""
+    """``began`` is the time just before the start."""
 
     running: asyncio.subprocess.Process
     began: float
@@ -129,18 +131,18 @@ class Process:
         return self.running.pid
 
     def cpu_s(self) -> float:
-        """Over all threads, from the scheduler's nanoseconds: utime counts in ticks of 10 ms."""
+        """CPU time of all threads from the scheduler's nanoseconds; utime has ticks of 10 ms."""
         tasks = Path(f"/proc/{self.pid}/task").iterdir()
         return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
     async def answer(self) -> dict[str, Any]:
-        """The next line that ``inside.py`` says."""
+        """The next line of ``inside.py``."""
         assert self.running.stdout is not None
         line = await self.running.stdout.readline()
         if not line:
             raise RuntimeError(f"the process ended; its log:\n{self.log_tail()}")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     async def ask(self, question: str) -> dict[str, Any]:
         assert self.running.stdin is not None
@@ -152,20 +154,20 @@ class Process:
 
 
 def registrations(kubelet: Kubelet, since: float) -> dict[str, float]:
-    """When the first registration of each resource since then was answered."""
-    done: dict[str, float] = {}
+    """The time of the first successful registration of each resource since then."""
+    times: dict[str, float] = {}
     for entry in kubelet.registrations:
         if entry.at >= since and entry.error is None:
-            done.setdefault(entry.resource, entry.done)
-    return done
+            times.setdefault(entry.resource, entry.done)
+    return times
 
 
 def first_lists(kubelet: Kubelet, since: float) -> dict[str, float]:
-    done: dict[str, float] = {}
+    times: dict[str, float] = {}
     for entry in kubelet.updates:
         if entry.at >= since:
-            done.setdefault(entry.resource, entry.at)
-    return done
+            times.setdefault(entry.resource, entry.at)
+    return times
 
 
 def settled(kubelet: Kubelet, since: float) -> bool:
@@ -175,24 +177,26 @@ def settled(kubelet: Kubelet, since: float) -> bool:
 async def change(
     kubelet: Kubelet, resource: str, happen: Callable[[], None], *, healthy: Callable[[int], bool]
 ) -> float:
-    """Seconds from just before something happens until its message has reached the kubelet's end."""
+    """Seconds from just before ``happen`` until its message has reached the kubelet."""
     before = len(kubelet.updates)
     began = time.monotonic()
     await asyncio.to_thread(happen)
 
-    def told() -> float | None:
+    def arrival() -> float | None:
         news = kubelet.updates[before:]
-        return next((one.at for one in news if one.resource == resource and healthy(one.healthy)), None)
+        return next(
+            (update.at for update in news if update.resource == resource and healthy(update.healthy)), None
+        )
 
-    await kubelet.until(lambda: told() is not None, PATIENCE_S)
-    at = told()
+    await kubelet.until(lambda: arrival() is not None, PATIENCE_S)
+    at = arrival()
     assert at is not None
     return at - began
 
 
 @contextmanager
 def stage() -> Iterator[Stage]:
-    # sysfs is memory: on a disk each file that the machine changes would wait for whoever syncs just then.
+    # In memory, as sysfs is: on a disk each changed file would wait for the syncs of other programs.
     shm = Path("/dev/shm")
     with tempfile.TemporaryDirectory(
         prefix="nodeagent-bench-", dir=shm if os.access(shm, os.W_OK) else None

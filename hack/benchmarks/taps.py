@@ -1,10 +1,10 @@
-"""From a carrier lost on a tap to the message at the kubelet's end: a real kernel's links, through the whole agent.
+"""Measure the time from a carrier lost on a tap to the message at the kubelet, through the whole agent.
 
-A tap is no PCI function. So the PCI side is a simulated DGX's files, and in the place of each SR-IOV PF's netdev
-the kernel's own sysfs folder of a tap is mounted, in a network and mount namespace of the benchmark's own. The
-agent takes the root for a machine: rtnetlink, linkwatch, carrier and samples are the kernel's, only GPUs are none.
+A tap is no PCI function. So the PCI side is the files of a simulated DGX, and the kernel's own sysfs folder of a tap is
+mounted in place of the netdev of each SR-IOV PF, in a network and mount namespace of its own. rtnetlink, linkwatch,
+carrier and samples are the real kernel's; there are no GPUs.
 
-    taps.py ROOT NAME:FOLDER,... COMMAND...   makes the taps, starts the agent; answers "0 down" on stdin with the time
+    taps.py ROOT NAME:FOLDER,... COMMAND...   create the taps, start the agent; answer "0 down" on stdin with the time
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from nodeagent.sim.machine import Machine
 FIRST_P99_MS, SECOND_P99_MS = 10.0, 30.0
 APART_S = 0.1
 QUIET_S = 2.5
-"""linkwatch is quiet a second after it last spoke, which is up to a second after the change."""
+"""linkwatch sends an event up to a second after the change, and then none for a second."""
 PREFIX = "nvidia-dgx-h100"
 VFS = 8
 _CONFIG = """\
@@ -49,7 +49,7 @@ health:
   - {rule: flapping_daily, enabled: false}
 """
 _NOTE = (
-    "taps in a namespace of the benchmark's own, mounted as the netdevs of a simulated DGX's eight PFs; from the "
+    "taps in a namespace of their own, mounted as the netdevs of a simulated DGX's eight PFs; from the "
     "ioctl to the message of the PF's 8 VFs at the stand-in kubelet; needs root"
 )
 
@@ -57,11 +57,11 @@ _NOTE = (
 async def taps(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
     if os.geteuid() != 0 or not Path("/dev/net/tun").exists():
         return
-    group = "From a carrier lost on a tap to the kubelet's end"
+    group = "From a carrier lost on a tap to the kubelet"
     root = Path(tempfile.mkdtemp(dir=stage.folder))
     machine = Machine.load("dgx-h100")
     machine.write(root)
-    shutil.rmtree(root / ".nodeagent")  # which is what tells a simulated machine from a real one
+    shutil.rmtree(root / ".nodeagent")  # without this folder the agent treats the root as a real machine
     pfs = [pf for pf in machine.pfs if pf.may_have_vfs]
     names = [(pf.netdev.name, pf.folder) for pf in pfs if pf.netdev is not None]
     netdevs = ",".join(f"{name}:{folder}/net/{name}" for name, folder in names)
@@ -71,15 +71,15 @@ async def taps(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
         agent: tuple[str, ...] = (*NODEAGENT, "run", "--config", str(config), "--root", str(root))
         agent += ("--kubelet-dir", str(kubelet.directory), "--listen", "127.0.0.1:0")
         async with stage.process(sys.executable, __file__, str(root), netdevs, *agent) as process:
-            if "error" in await process.answer():  # no right to make namespaces, or to mount
+            if "error" in await process.answer():  # no right to create namespaces, or to mount
                 return
             async with asyncio.timeout(PATIENCE_S):
                 await kubelet.until(lambda: len(first_lists(kubelet, 0)) == len(pfs), PATIENCE_S)
             first, second = await _losses(process, kubelet, len(pfs), 5 if quick else 30)
-    yield Figure(group, "the first: 8 VFs Unhealthy", "ms", first, {"p99": FIRST_P99_MS}, _NOTE)
+    yield Figure(group, "the first loss: 8 VFs Unhealthy", "ms", first, {"p99": FIRST_P99_MS}, _NOTE)
     yield Figure(
-        group, "another PF's, 100 ms later", "ms", second, {"p99": SECOND_P99_MS},
-        "the kernel announces it up to a second late; the sweep after the first one sees it",
+        group, "a loss of another PF, 100 ms later", "ms", second, {"p99": SECOND_P99_MS},
+        "the kernel announces it up to a second late; the repeated reads after the first one find it",
     )  # fmt: skip
 
 
@@ -89,12 +89,12 @@ async def _losses(
     first, second = [], []
     for number in range(rounds):
         await asyncio.sleep(QUIET_S)
-        one, other = number % count, (number + 1) % count
-        first.append(await _change(process, kubelet, one, up=False))
+        rail, other = number % count, (number + 1) % count
+        first.append(await _change(process, kubelet, rail, up=False))
         await asyncio.sleep(APART_S)
         second.append(await _change(process, kubelet, other, up=False))
         await asyncio.sleep(QUIET_S)
-        for which in (one, other):
+        for which in (rail, other):
             await _change(process, kubelet, which, up=True)
     return first, second
 
@@ -104,12 +104,14 @@ async def _change(process: Process, kubelet: Kubelet, rail: int, *, up: bool) ->
     before = len(kubelet.updates)
     began = (await process.ask(f"{rail} {'up' if up else 'down'}"))["at"]
 
-    def told() -> float | None:
+    def arrival() -> float | None:
         news = kubelet.updates[before:]
-        return next((one.at for one in news if one.resource == resource and one.healthy == want), None)
+        return next(
+            (update.at for update in news if update.resource == resource and update.healthy == want), None
+        )
 
-    await kubelet.until(lambda: told() is not None, PATIENCE_S)
-    at = told()
+    await kubelet.until(lambda: arrival() is not None, PATIENCE_S)
+    at = arrival()
     assert at is not None
     return float(1000 * (at - began))
 
@@ -128,7 +130,7 @@ def _call(result: int, what: str) -> None:
 
 
 def _wire(root: str, netdevs: list[str]) -> list[int]:
-    """The taps in namespaces of this process, shown in the root's sysfs."""
+    """Create the taps in namespaces of this process, and mount them into the root's sysfs."""
     libc = ctypes.CDLL(None, use_errno=True)
     _call(libc.unshare(_CLONE_NEWNS | _CLONE_NEWNET), "unshare")
     _call(libc.mount(b"none", b"/", None, _MS_REC_PRIVATE, None), "mount")
@@ -158,9 +160,9 @@ def main(root: str, netdevs: str, *command: str) -> None:
 
         def end(*_: object) -> None:
             agent.terminate()
-            sys.exit()  # and the block waits for it
+            sys.exit()  # the with block waits for the agent
 
-        # Whoever ends this process means the agent, which would be nobody's otherwise.
+        # A signal to this process must end the agent too, which would otherwise continue without a parent.
         signal.signal(signal.SIGTERM, end)
         print("{}", flush=True)
         for line in sys.stdin:

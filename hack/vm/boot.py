@@ -1,13 +1,13 @@
 """Boot the machine of vm.toml: PFs with SR-IOV behind two host bridges, one on each NUMA node.
 
-    python hack/vm/boot.py --share DIR --out DIR     what is in DIR, and what the guest leaves; see README.md
+    python hack/vm/boot.py --share DIR --out DIR     the guest's files, and its results; see README.md
 
-``share`` is unpacked into the guest's memory beside its root, for Python looks at thousands of files; the guest
-runs its ``guest.py`` and writes to ``out`` (9p). It also holds QEMU's monitor: a virtio serial port named
-``qmp`` speaks QMP, so that the guest itself pulls the cable of a PF and nobody outside has to follow what it does.
+``share`` is unpacked into the guest's memory beside its root, because Python reads thousands of files. The guest runs
+its ``guest.py`` and writes to ``out`` (9p). A virtio serial port named ``qmp`` is QEMU's monitor (QMP), so that the
+guest itself pulls the cable of a PF.
 
-PF n is the QEMU device ``pf<n>``, its cable the hub ``n``. On hub 0 there is also a virtio NIC of the
-guest, to play the switch.
+PF n is the QEMU device ``pf<n>``, its cable the hub ``n``. On hub 0 there is also a virtio NIC of the guest, which
+plays the switch.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ SWITCH_MAC = "02:00:00:00:ff:00"
 
 
 class BootError(Exception):
-    """The guest did not come to its end; the message holds the end of its console."""
+    """The guest did not end; the message contains the end of its console."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A whole run: the folder that the machine was built in, and how long it was up."""
+    """A whole run: the folder of the built machine, and the uptime."""
 
     built: Path
     seconds: float
 
 
 def boot(share: Path, out: Path, cache: Path = CACHE, timeout_s: float = 900.0) -> Ran:
-    """Run the guest until it ends by itself. Raises ``BootError`` where it does not."""
+    """Run the guest until it ends. Raises ``BootError`` if it does not."""
     folder = built(cache)
     out.mkdir(parents=True, exist_ok=True)
     console = out / "console.log"
     began = time.monotonic()
-    # A socket's path may have 107 characters, wherever the results go.
-    with tempfile.TemporaryDirectory(prefix="vm-") as temporary, console.open("wb") as said:
+    # The path of a socket may have at most 107 characters, so it does not depend on ``out``.
+    with tempfile.TemporaryDirectory(prefix="vm-") as temporary, console.open("wb") as output:
         scratch = Path(temporary)
         with (scratch / "initrd").open("wb") as initrd:
             initrd.write((folder / "root.cpio").read_bytes())
             write_cpio(share, initrd, under="share/")
         qemu = command(folder, scratch, out)
-        process = subprocess.Popen(qemu, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(qemu, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -98,7 +98,7 @@ def command(folder: Path, scratch: Path, out: Path) -> list[str]:
 
 
 def numa(host: dict[str, Any], nodes: list[int]) -> list[str]:
-    """The memory and the CPUs in equal parts."""
+    """Divide memory and CPUs equally."""
     options = []
     for node in nodes:
         mib = host["memory_mib"] // len(nodes)
@@ -111,7 +111,7 @@ def numa(host: dict[str, Any], nodes: list[int]) -> list[str]:
 def pfs(nic: dict[str, Any]) -> list[str]:
     """Each PF on a root port of its own, below the host bridge of its NUMA node.
 
-    A pxb-pcie takes nothing but bridges, so everything else stays on bus 0.
+    A pxb-pcie accepts only bridges, so all other devices are on bus 0.
     """
     options = []
     for node in sorted(set(nic["numa_nodes"])):
@@ -131,7 +131,7 @@ def results(out: Path) -> list[str]:
 
 
 def monitor(socket: Path) -> list[str]:
-    """QEMU listens on a socket and connects to it itself: what the guest says on the port is QMP."""
+    """QEMU listens on a socket and connects the guest's port to it, so the guest uses QMP on the port."""
     return [
         "-chardev", f"socket,id=monitor,path={socket},server=on,wait=off",
         "-mon", "chardev=monitor,mode=control",
@@ -142,8 +142,10 @@ def monitor(socket: Path) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Boot the machine of vm.toml once.")
-    parser.add_argument("--share", type=Path, required=True, help="holds guest.py, which the guest runs")
-    parser.add_argument("--out", type=Path, required=True, help="where the guest's results go")
+    parser.add_argument(
+        "--share", type=Path, required=True, help="the folder with guest.py, which the guest runs"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="the folder for the guest's results")
     parser.add_argument("--cache", type=Path, default=CACHE, help="(default: %(default)s)")
     parser.add_argument("--timeout", type=float, default=300.0, metavar="S")
     options = parser.parse_args()

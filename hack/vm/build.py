@@ -1,14 +1,14 @@
 """Build the machine of vm.toml from the distribution's packages: QEMU, a kernel and a root, none installed here.
 
-    python hack/vm/build.py [--cache DIR]     prints the folder of what was built
+    python hack/vm/build.py [--cache DIR]     build it and print its folder
 
-Packages are resolved by apt against an empty machine in folders of its own, from the mirror that this
-machine's apt is configured with, and unpacked side by side: nothing is configured, no root is needed. The
-root is one cpio archive that the kernel unpacks into memory, so there is no disk, no loader and no initrd
-between the kernel and our init. Programs of an unpacked tree run with that tree's own dynamic loader.
+apt resolves the packages for an empty machine, in folders of its own, from the mirror of this machine's apt. They are
+unpacked over each other without configuration and without root. The root is one cpio archive that the kernel unpacks
+into memory, so there is no disk, no boot loader and no initrd before init. Programs of an unpacked tree run with that
+tree's own dynamic loader.
 
-The folder's name is a hash of the inputs (this file, vm.toml, init): it is built once, and a second run
-needs no network. Delete it to take newer packages.
+The folder's name is a hash of the inputs (this file, vm.toml, init): it is built once, and later runs need no network.
+Delete it to get newer packages.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def machine() -> dict[str, Any]:
 
 
 def built(cache: Path = CACHE) -> Path:
-    """The folder with ``qemu/``, ``vmlinuz``, ``root.cpio`` and ``manifest.json``, built if it is not there."""
+    """The folder with ``qemu/``, ``vmlinuz``, ``root.cpio`` and ``manifest.json``; builds it if it is missing."""
     inputs = [Path(__file__), HERE / "vm.toml", HERE / "init"]
     key = hashlib.sha256(b"\0".join(path.read_bytes() for path in inputs)).hexdigest()[:16]
     folder = cache / key
@@ -82,7 +82,7 @@ def build(wanted: dict[str, Any], out: Path, scratch: Path) -> None:
     run_of(tree, "usr/bin/python3", "-m", "compileall", "-q", "--invalidation-mode=unchecked-hash",
            str(tree / "usr/lib/python3.11"), check=False)  # fmt: skip
     (tree / "etc/modules").write_text("".join(f"{name}\n" for name in wanted["kernel"]["modules"]))
-    # What the packages' own scripts would have done, as far as anything here needs it.
+    # The part of the packages' own scripts that is needed here.
     (tree / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\n_lldpd:x:100:100::/run/lldpd:/bin/false\n")
     (tree / "etc/group").write_text("root:x:0:\n_lldpd:x:100:\n")
     if not (tree / "bin/sh").exists():
@@ -96,7 +96,7 @@ def build(wanted: dict[str, Any], out: Path, scratch: Path) -> None:
 
 
 class Apt:
-    """apt with lists, cache and status of its own, asking the mirror that this machine's apt asks."""
+    """apt with lists, cache and status of its own, and the mirror of this machine's apt."""
 
     def __init__(self, folder: Path, suites: Iterable[str]) -> None:
         self._folder = folder
@@ -123,15 +123,15 @@ class Apt:
 
     @staticmethod
     def _mirror() -> str:
-        """Where this machine's apt gets Debian itself from."""
+        """The mirror from which this machine's apt gets Debian."""
         asked = ["apt-get", "indextargets", "--format", "$(ORIGIN)|$(LABEL)|$(SITE)"]
         for line in subprocess.run(asked, check=True, capture_output=True, text=True).stdout.splitlines():
             if line.startswith("Debian|Debian|"):
                 return line.rpartition("|")[2]
-        raise SystemExit("apt knows no Debian archive on this machine: run apt-get update, then again")
+        raise SystemExit("apt has no Debian archive on this machine: run apt-get update and try again")
 
     def closure(self, suite: str, packages: Sequence[str]) -> list[Path]:
-        """The packages with all that they depend on, downloaded."""
+        """Download the packages with all their dependencies."""
         folder = self._fresh()
         where = f"-oDir::Cache::Archives={folder}"
         self._run("apt-get", where, "install", "--download-only", "--yes", f"-t{suite}", *packages)
@@ -145,7 +145,7 @@ class Apt:
         raise SystemExit(f"{package} of {suite} depends on no {prefix}*")
 
     def download(self, suite: str, package: str) -> Path:
-        """One package alone."""
+        """Download one package without dependencies."""
         folder = self._fresh()
         self._run("apt-get", "download", f"{package}/{suite}", cwd=folder)
         return next(folder.glob("*.deb"))
@@ -181,7 +181,7 @@ def unpack(debs: Iterable[Path], tree: Path) -> dict[str, str]:
 
 
 def command_of(tree: Path, program: str) -> list[str]:
-    """A program of an unpacked tree with that tree's loader and libraries, whatever this machine has."""
+    """The command for a program of an unpacked tree, with that tree's loader and libraries."""
     path = f"{tree}/usr/lib/{TRIPLET}:{tree}/usr/lib:{tree}/usr/lib/{TRIPLET}/pulseaudio"
     return [f"{tree}/usr/lib/{TRIPLET}/ld-linux-x86-64.so.2", "--library-path", path, str(tree / program)]
 
@@ -197,9 +197,9 @@ def run_of(tree: Path, program: str, *arguments: str, check: bool = True) -> str
 
 
 def keep_modules(kernel: Path, tree: Path, release: str, wanted: dict[str, Any]) -> list[str]:
-    """Copy the modules that vm.toml names, and what they depend on, into the root; returns their names."""
+    """Copy the modules of vm.toml and their dependencies into the root; returns their names."""
     (scripts := kernel / "bin").mkdir(exist_ok=True)
-    for name in ("depmod", "modprobe"):  # kmod does what its name says
+    for name in ("depmod", "modprobe"):  # kmod acts by the name it is called with
         (scripts / name).unlink(missing_ok=True)
         (scripts / name).symlink_to(tree.absolute() / "usr/bin/kmod")
     depmod = [*command_of(tree, "usr/bin/kmod")[:-1], str(scripts / "depmod")]
@@ -230,9 +230,9 @@ def slim(tree: Path) -> None:
 
 
 def write_cpio(tree: Path, archive: BinaryIO, under: str = "") -> None:
-    """The format that the kernel unpacks ("newc"), one after the other where there are several archives.
+    """Write the format that the kernel unpacks ("newc"); several archives may follow each other.
 
-    Everything belongs to root; ``under`` is the folder, with its slash, that the tree is unpacked into.
+    All files belong to root. ``under`` is the folder, with its slash, that the tree is unpacked into.
     """
 
     def entry(name: str, mode: int, data: bytes, number: int) -> None:
@@ -259,7 +259,7 @@ def write_cpio(tree: Path, archive: BinaryIO, under: str = "") -> None:
 
 
 def walk(tree: Path) -> Iterator[tuple[str, Path]]:
-    """Parents before their children, always in one order."""
+    """Parents before their children, in a fixed order."""
     for path in sorted(tree.rglob("*")):
         yield str(path.relative_to(tree)), path
 

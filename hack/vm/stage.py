@@ -1,10 +1,10 @@
-"""Lay out what the guest gets: the wheel, installed with its dependencies for the guest's Python, and a driver.
+"""Prepare the guest's files: the wheel with its dependencies, installed for the guest's Python, and a driver.
 
     python hack/vm/stage.py DRIVER PLAN.JSON SHARE
 
 ``DRIVER`` is a folder of Python files, ``guest.py`` among them, which the guest runs.
-``SHARE/agent`` is the installed wheel, ``SHARE/deps`` the pinned dependencies, kept in the cache by the hash
-of their list. Both are made by pip for the Python of vm.toml, not for the one that runs here.
+``SHARE/agent`` is the installed wheel, ``SHARE/deps`` the pinned dependencies, cached by the hash of their list. pip
+installs both for the Python of vm.toml, not for the Python that runs here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def stage(driver: Path, plan: str, share: Path, cache: Path = CACHE) -> None:
 
 
 def link_or_copy(source: str, goal: str) -> None:
-    """A hard link takes no time, but both sides must be on one file system."""
+    """A hard link is fast, but needs both paths on one file system."""
     try:
         os.link(source, goal)
     except OSError:

@@ -30,6 +30,8 @@ from typing import Any
 
 import msgspec
 
+from nodeagent.cluster.node_marks import StoredCondition
+from nodeagent.cluster.retry import FailureLog
 from nodeagent.fabric.hypernode import OURS, OWN_ANNOTATIONS, SOURCE_LABEL, HyperNode, render
 from nodeagent.fabric.outcome import TreeWrite
 from nodeagent.kube.client import ApiClient, ApiError
@@ -141,12 +143,8 @@ def _outcome(error: ApiError) -> str:
     return "unreachable" if error.status is None or error.status >= 500 else "refused"
 
 
-class _StoredCondition(msgspec.Struct):
-    type: str = ""
-
-
 class _HyperNodeStatus(msgspec.Struct):
-    conditions: list[_StoredCondition] | None = None
+    conditions: list[StoredCondition] | None = None
 
 
 class _StoredHyperNode(msgspec.Struct):
@@ -174,7 +172,7 @@ class OverlapMarker:
         self._marked: set[str] | None = None
         self._foreign_conditions: set[str] = set()
         """HyperNodes with conditions of another owner."""
-        self._failure: str | None = None
+        self._failures = FailureLog("The overlap of HyperNodes cannot be marked on them")
 
     def forget(self) -> None:
         self._marked = None
@@ -195,11 +193,9 @@ class OverlapMarker:
             new = sorted(overlapping.keys() - self._marked - self._foreign_conditions)
             for name in [*ended, *new][:OVERLAPS_AT_ONCE]:
                 await self._apply(name, overlapping.get(name))
-            self._failure = None
+            self._failures.succeeded()
         except ApiError as error:
-            if self._failure != error.reason:
-                self._failure = error.reason
-                log.warning("The overlap of HyperNodes cannot be marked on them. reason=%r", str(error))
+            self._failures.failed(error)
             return max(OVERLAP_RETRY_S, error.retry_after_s or 0.0)
         return OVERLAP_PAUSE_S if len(ended) + len(new) > OVERLAPS_AT_ONCE else None
 

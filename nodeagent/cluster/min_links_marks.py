@@ -19,6 +19,7 @@ from typing import Protocol
 
 from nodeagent.cluster.min_links_settings import NodesSettings
 from nodeagent.cluster.node_marks import STORED_NODES, NodeCondition, NodeMarks, NodeTaint, StoredNode
+from nodeagent.cluster.retry import FailureLog
 from nodeagent.kube.client import ApiClient, ApiError
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class MinLinksMarker:
         """The Nodes with the condition, and when each was last checked; ``None``: not read yet."""
         self._tainted: dict[str, float] = {}
         self._below_since: dict[str, float] = {}
-        self._failure: str | None = None
+        self._failures = FailureLog("A node with too few links cannot be marked")
         self.writes: Counter[tuple[str, str]] = Counter()
         """By mark (``condition``, ``taint``) and result: ``ok``, ``gone`` or ``failed``."""
         self.spared = 0
@@ -135,7 +136,7 @@ class MinLinksMarker:
         try:
             await self._client.list_each(STORED_NODES, take, restart)
         except ApiError as error:
-            self._log_failure("*", error)
+            self._failures.failed(error, node="*")
             return False
         self._conditioned, self._tainted = conditioned, tainted
         return True
@@ -146,11 +147,11 @@ class MinLinksMarker:
         result = "ok"
         try:
             await set_mark(name, on=on)
-            self._failure = None
+            self._failures.succeeded()
         except ApiError as error:
             result = "gone" if error.missing else "failed"
             if result == "failed":
-                self._log_failure(name, error)
+                self._failures.failed(error, node=name)
         self.writes[mark, result] += 1
         if result == "ok" and on:
             if name not in marked:
@@ -175,11 +176,6 @@ class MinLinksMarker:
 
     async def _set_taint(self, name: str, *, on: bool) -> None:
         await self._node_marks.set_taint(name, TAINT, on=on)
-
-    def _log_failure(self, name: str, error: ApiError) -> None:
-        if self._failure != error.reason:
-            self._failure = error.reason
-            log.warning("A node with too few links cannot be marked. node=%s reason=%r", name, str(error))
 
 
 def _has_condition(node: StoredNode) -> bool:

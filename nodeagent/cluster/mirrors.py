@@ -69,6 +69,7 @@ class ClusterMirror:
         self._listener = listener
         self._label_prefixes = tuple(key.partition("{")[0] for key in label_keys)
         self._report_hashes: dict[str, int] = {}
+        """Of the content that the planner has; a list that fails half-way makes it differ from the copy."""
         self._decoded: dict[str, HyperNode | None] = {}
         self.reports: Reflector[bool] = Reflector(
             client,

@@ -13,16 +13,14 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import logging
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nodeagent.cluster.node_marks import NodeMarks
+from nodeagent.cluster.retry import FailureLog
 from nodeagent.kube.client import ApiClient, ApiError
-
-log = logging.getLogger(__name__)
 
 PER_SECOND = 50.0
 REFUSED_MAX = 3
@@ -43,7 +41,7 @@ class NodeLabeler:
         self._gap_s = 1.0 / per_second
         self.writes: Counter[str] = Counter()
         """By result: ``ok``, ``gone`` or ``failed``."""
-        self._failure: str | None = None
+        self._failures = FailureLog("The labels of a node cannot be written")
         self._last = ""
 
     async def label(self, relabel: Mapping[str, Mapping[str, str | None]], for_s: float) -> LabelResult:
@@ -71,13 +69,12 @@ class NodeLabeler:
         result = "ok"
         try:
             await self._node_marks.set_labels(name, labels)
-            self._failure = None
+            self._failures.succeeded()
         except ApiError as error:
             result = "gone" if error.missing else "failed"
             failure = None if error.missing else error
-            if failure is not None and self._failure != error.reason:
-                self._failure = error.reason
-                log.warning("The labels of a node cannot be written. node=%s reason=%r", name, str(error))
+            if failure is not None:
+                self._failures.failed(failure, node=name)
         self.writes[result] += 1
         await asyncio.sleep(self._gap_s)
         return failure

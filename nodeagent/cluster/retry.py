@@ -1,4 +1,4 @@
-"""Retry a part's calls to the API server with back-off, and log the first failure and the recovery."""
+"""Failed calls to the API server: when to retry them, and how to log them once."""
 
 from __future__ import annotations
 
@@ -43,6 +43,24 @@ class ApiRetry:
             log.info("%s: this is over.", self._problem)
         self.reason, self._until = None, float("-inf")
         self._backoff.reset()
+
+
+class FailureLog:
+    """Log a failure once, until its reason changes or a call succeeds. For parts that retry by their own schedule."""
+
+    def __init__(self, problem: str) -> None:
+        self._problem = problem
+        self._reason: str | None = None
+
+    def failed(self, error: ApiError, **facts: str) -> None:
+        """Log the failure with ``facts`` as keys."""
+        if self._reason != error.reason:
+            self._reason = error.reason
+            keys = "".join(f"{key}={value} " for key, value in facts.items())
+            log.warning("%s. %sreason=%r", self._problem, keys, str(error))
+
+    def succeeded(self) -> None:
+        self._reason = None
 
 
 def refused(error: ApiError) -> bool:

@@ -1,4 +1,4 @@
-"""The configuration: checked, defaulted, described."""
+"""The verb `config`: validate a file, print the default, print the JSON schema."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ def add(add: Add) -> None:
     parser = add(
         "config", _config_check, "validate a configuration, print the default, print the JSON schema"
     )
-    parser.set_defaults(root=None)  # a file is judged without a machine, unless one is named
+    parser.set_defaults(root=None)  # without --root a file is checked without a machine
     parts = parser.add_subparsers(title="parts", metavar="check|defaults|schema", required=True)
     check = parts.add_parser(
         "check",
-        help="validate FILE: one line for each fault, with its place and what was meant",
-        description="Validate FILE: one line for each fault, with its place and what was meant.",
+        help="validate FILE: one line for each fault, with its place and a suggestion",
+        description="Validate FILE: one line for each fault, with its place and a suggestion.",
     )
     check.add_argument("file", type=Path, metavar="FILE")
     check.add_argument("--root", type=Path, default=argparse.SUPPRESS, metavar="DIR", help=ROOT)
     check.set_defaults(verb=_config_check)
-    defaults = parts.add_parser("defaults", help="print the commented default configuration")
+    defaults = parts.add_parser("defaults", help="print the default configuration with comments")
     defaults.set_defaults(verb=_config_defaults)
     schema = parts.add_parser("schema", help="print the JSON schema, for editors and CI")
     schema.set_defaults(verb=_config_schema)

@@ -69,7 +69,7 @@ def _controller(options: argparse.Namespace) -> int:
     from nodeagent.commands.plan import preview
     from nodeagent.kube.access import in_cluster, kubeconfig
 
-    config, rules = preview.load(options.fabric)
+    config, topology = preview.load(options.fabric)
     log_to_stderr(options.log_level)
     access = None if options.kubeconfig else in_cluster()
     access = access or kubeconfig(options.kubeconfig)
@@ -82,5 +82,5 @@ def _controller(options: argparse.Namespace) -> int:
         renew_s=options.lease * 2 / 3,
         retry_s=options.lease * 2 / 15,
     )
-    asyncio.run(controller.run(rules, access, settings, config))
+    asyncio.run(controller.run(config, access, settings, topology))
     return GOOD

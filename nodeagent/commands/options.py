@@ -1,4 +1,4 @@
-"""What the verbs share: options that mean the same everywhere, exit codes, how a file is read."""
+"""Shared by the verbs: common options, exit codes, reading of configuration files."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 GOOD, FAILED, USAGE = 0, 1, 2
 
 ROOT = """\
-read and write this folder's /sys, /proc, /dev, /var/run and state instead of the machine's own: a host's
-root mounted in a container, a `nodeagent capture`, or a simulated machine (default: /)"""
+use /sys, /proc, /dev, /var/run and the state directory below this directory: the root of a host mounted in a
+container, a `nodeagent capture`, or a simulated machine (default: /)"""
 
 Verb = Callable[[argparse.Namespace], int]
 Add = Callable[..., argparse.ArgumentParser]
@@ -28,12 +28,12 @@ def config_option(parser: argparse.ArgumentParser) -> None:
         "--config",
         type=Path,
         metavar="FILE",
-        help="the configuration (default: the one that `nodeagent config defaults` prints)",
+        help="configuration file (default: the configuration that `nodeagent config defaults` prints)",
     )
 
 
 def json_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="JSON for programs instead of a table")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def address(text: str) -> str:
@@ -48,12 +48,13 @@ def address(text: str) -> str:
 
 def seconds(text: str) -> float:
     seconds = float(text)
-    if not seconds >= 0:  # which nan is not either
-        raise argparse.ArgumentTypeError(f"{text} is no time to wait: give a number of seconds, 0 or more")
+    if not seconds >= 0:  # nan fails this too
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds: give 0 or more")
     return seconds
 
 
 def load(path: Path | None) -> Config:
+    """The agent's configuration; without a path the default. Raises ``ConfigError``."""
     from nodeagent.agent_config import Config
     from nodeagent.agent_config import load as parse
 
@@ -61,6 +62,7 @@ def load(path: Path | None) -> Config:
 
 
 def text(path: Path) -> str:
+    """The text of a configuration file. Raises ``ConfigError``."""
     from nodeagent.config.faults import ConfigError, ConfigFault
 
     try:
@@ -71,7 +73,7 @@ def text(path: Path) -> str:
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal that reads stdout; ``None`` for a file or a pipe, which are wide enough."""
+    """Columns of the terminal on stdout; ``None`` for a file or a pipe, whose lines are not wrapped."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 import msgspec
 
 from nodeagent import discovery
+from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.host.gpu_driver import DriverError, GpuReading
 from nodeagent.host.sysfs import Tree
-from nodeagent.sources.source_settings import GpuSettings
 
 _REAP_S = 0.5
 

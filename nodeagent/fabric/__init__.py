@@ -17,7 +17,8 @@ computes the plan in a thread. ``compute`` is all of that in one call.
 A plan goes through these modules, in this order:
 
     nodelinks, reports    a report as written by a node, and its compact form
-    hypernode, rules      Volcano's object; the configuration
+    hypernode             Volcano's object
+    fabric_settings       the settings; ``topology_file`` and ``known_topology`` hold the known cabling
     inputs                the latest state of all objects
     published, foreign    the published tree; HyperNodes of other owners
     cabling_pattern       nodes with identical cabling
@@ -36,6 +37,7 @@ A plan goes through these modules, in this order:
 
 from __future__ import annotations
 
+from nodeagent.fabric.fabric_settings import IMMEDIATE, FabricRules, HysteresisSettings
 from nodeagent.fabric.hypernode import HyperNode
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.outcome import (
@@ -49,20 +51,19 @@ from nodeagent.fabric.outcome import (
     obstacles,
 )
 from nodeagent.fabric.planner import Planner, compute
-from nodeagent.fabric.rules import IMMEDIATE, Hysteresis, Rules
 
 __all__ = [
     "IMMEDIATE",
     "Anomaly",
     "AnomalyKind",
     "Breaker",
+    "FabricRules",
     "HyperNode",
-    "Hysteresis",
+    "HysteresisSettings",
     "NodeLinks",
     "Overlap",
     "PlanOutcome",
     "Planner",
-    "Rules",
     "TreeWrite",
     "UnplacedNode",
     "compute",

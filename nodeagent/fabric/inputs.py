@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.hypernode import TIER_NAMES, HyperNode, Texts
+from nodeagent.fabric.known_topology import Topology
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.reports import CompactReport, InternPool, RefusedReportError, ReportReader
-from nodeagent.fabric.rules import Rules
 
 
 class KnownLabels(NamedTuple):
@@ -28,6 +29,7 @@ class Levels:
     nodes: Mapping[str, KnownLabels]
     own: Mapping[str, HyperNode]
     foreign: Mapping[str, HyperNode]
+    topology: Topology
     uplinks: Mapping[str, tuple[str, ...]]
     uplinks_by_key: bool = False
 
@@ -47,7 +49,8 @@ class Levels:
 class Inputs:
     """Keeps the latest state of each object. Only the compact form of a report is computed here."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: FabricRules, topology: Topology) -> None:
+        self._topology = topology
         self._pool = InternPool()
         self._reader = ReportReader(rules, self._pool)
         self._our_labels = frozenset(
@@ -104,6 +107,7 @@ class Inputs:
             self.nodes.copy(),
             self.own.copy(),
             self.foreign.copy(),
+            self._topology,
             self.switch_uplinks,
             self.uplinks_by_key,
         )

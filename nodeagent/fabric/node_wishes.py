@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nodeagent.fabric.cabling_pattern import CablingPattern
+from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.foreign import ForeignHyperNodes
 from nodeagent.fabric.groups import SwitchGroup
 from nodeagent.fabric.inputs import Levels
 from nodeagent.fabric.naming import GroupNames
 from nodeagent.fabric.placement import Placement
-from nodeagent.fabric.rules import Rules
 from nodeagent.fabric.votes import LinkVotes
 
 
@@ -22,7 +22,7 @@ class NodeWishes:
 
     def __init__(
         self,
-        rules: Rules,
+        rules: FabricRules,
         levels: Levels,
         votes: LinkVotes,
         names: GroupNames,
@@ -35,7 +35,7 @@ class NodeWishes:
         self._rules, self._levels, self._votes, self._names = rules, levels, votes, names
         self._placed, self._foreign, self._before = placed, foreign, before
         self._waited, self._now = waiting, now
-        self._forced = {node: group.name for group in rules.topology.groups for node in group.nodes}
+        self._forced = {node: group.name for group in levels.topology.groups for node in group.nodes}
         self.wishes: dict[str, str | None] = {}
         self.leaving: list[str] = []
         self.unplaced: dict[str, str] = {}
@@ -100,7 +100,7 @@ class NodeWishes:
     def _waits(self, node: str) -> bool:
         """A new node waits for its other links, at most ``settle_s``."""
         since = self._waited.get(node, self._now)
-        early = node not in self._before.place and self._now - since < self._rules.hysteresis.settle_s
+        early = node not in self._before.place and self._now - since < self._rules.hysteresis.settle_seconds
         if early and node not in self._forced:
             self.waiting[node] = since
             return True

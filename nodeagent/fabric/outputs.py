@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from nodeagent.fabric.anomalies import CablingCheck
+from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.foreign import ForeignHyperNodes
 from nodeagent.fabric.hypernode import BYTES_MAX, HyperNode, Texts, size_of
 from nodeagent.fabric.inputs import Levels
@@ -12,7 +13,6 @@ from nodeagent.fabric.leaf_objects import LeafObjects
 from nodeagent.fabric.node_wishes import NodeWishes
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind, Overlap, PlanOutcome, UnplacedNode
 from nodeagent.fabric.placement import Placement
-from nodeagent.fabric.rules import Rules
 from nodeagent.fabric.switches import SwitchNames
 from nodeagent.fabric.tiers import UpperTiers
 from nodeagent.fabric.writes import order
@@ -21,7 +21,7 @@ Patch = dict[str, str | None]
 
 
 def make_outcome(
-    rules: Rules,
+    rules: FabricRules,
     levels: Levels,
     foreign: ForeignHyperNodes,
     names: SwitchNames,
@@ -38,7 +38,7 @@ def make_outcome(
     chains = _label_chains(rules, leaves, tiers)
     placements = (nodes, *tiers.active)
     ends = [placement.next_at(now, rules.hysteresis) for placement in placements]
-    ends += [since + rules.hysteresis.settle_s for since in wishes.waiting.values()]
+    ends += [since + rules.hysteresis.settle_seconds for since in wishes.waiting.values()]
     overlaps = _overlaps(rules, levels, foreign, nodes.place, tiers.parent)
     is_blocked = bool(overlaps) and rules.foreign == "refuse"
     return PlanOutcome(
@@ -58,7 +58,7 @@ def make_outcome(
     )
 
 
-def _label_chains(rules: Rules, leaves: LeafObjects, tiers: UpperTiers) -> dict[str, Texts]:
+def _label_chains(rules: FabricRules, leaves: LeafObjects, tiers: UpperTiers) -> dict[str, Texts]:
     """The labels of the nodes of each tier-1 object: its own name, and the names of all objects above it."""
 
     def labels(name: str, tier: int) -> Texts:
@@ -136,7 +136,7 @@ def _differing(own: Mapping[str, HyperNode], wanted: Mapping[str, HyperNode]) ->
 
 
 def _overlaps(
-    rules: Rules,
+    rules: FabricRules,
     levels: Levels,
     foreign: ForeignHyperNodes,
     place: Mapping[str, str],
@@ -165,7 +165,7 @@ def _overlapping(
     return {name: tuple(sorted(names)) for name, names in sorted(overlapping.items()) if names}
 
 
-def _below_min_links(rules: Rules, levels: Levels) -> tuple[str, ...]:
+def _below_min_links(rules: FabricRules, levels: Levels) -> tuple[str, ...]:
     if not rules.min_links:
         return ()
     few = (node for node, report in levels.reports.items() if report.up < rules.min_links)

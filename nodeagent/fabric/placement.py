@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from nodeagent.fabric.fabric_settings import HysteresisSettings
 from nodeagent.fabric.outcome import Breaker
 from nodeagent.fabric.published import PublishedMembers
-from nodeagent.fabric.rules import Hysteresis
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ class Placement:
     held_since: float | None = None
     breaker: Breaker | None = None
 
-    def next_at(self, now: float, times: Hysteresis) -> float | None:
+    def next_at(self, now: float, times: HysteresisSettings) -> float | None:
         """The next moment at which time alone changes something."""
-        ends = [since + times.move_s for _, since in self.pending.values()]
-        ends += [since + times.grace_s for since in self.gone.values()]
+        ends = [since + times.move_seconds for _, since in self.pending.values()]
+        ends += [since + times.grace_seconds for since in self.gone.values()]
         if self.breaker is not None:
             ends.append(self.breaker.until)
         return min((end for end in ends if end > now), default=None)
@@ -47,7 +47,7 @@ def place(
     published: PublishedMembers,
     wishes: Mapping[str, str | None],
     leaving: Iterable[str],
-    times: Hysteresis,
+    times: HysteresisSettings,
     now: float,
     *,
     at_once: bool = False,
@@ -71,9 +71,9 @@ def place(
     gone = {member: before.gone.get(member, now) for member in leaving if member in placed}
     places.update((member, placed[member]) for member in gone)
     ripe: dict[str, str | None] = {
-        member: wish for member, (wish, since) in pending.items() if now - since >= times.move_s
+        member: wish for member, (wish, since) in pending.items() if now - since >= times.move_seconds
     }
-    ripe.update((member, None) for member, since in gone.items() if now - since >= times.grace_s)
+    ripe.update((member, None) for member, since in gone.items() if now - since >= times.grace_seconds)
     held_since, breaker = _hold(before, published, len(pending) + len(gone), ripe, times, now)
     if breaker is None:
         for member, wish in ripe.items():
@@ -89,18 +89,18 @@ def _hold(
     published: PublishedMembers,
     moves: int,
     ripe: Mapping[str, str | None],
-    times: Hysteresis,
+    times: HysteresisSettings,
     now: float,
 ) -> tuple[float | None, Breaker | None]:
     """Since when too many moves are pending, and the breaker while they are held."""
     placed, size = published.placed, published.size
     leaving = Counter(placed[member] for member in ripe)
     deletes = sum(count >= size[name] for name, count in leaving.items())
-    too_many = moves > max(times.least_nodes, times.share * len(placed))
-    if not too_many and deletes <= max(1, times.share * len(size)):
+    too_many = moves > max(times.hold_nodes, times.hold_share * len(placed))
+    if not too_many and deletes <= max(1, times.hold_share * len(size)):
         return None, None
     since = now if before.held_since is None else before.held_since
-    until = since + times.hold_s
+    until = since + times.hold_seconds
     if now >= until:
         return since, None
     return since, Breaker(since, until, moves, len(placed), deletes, len(size))

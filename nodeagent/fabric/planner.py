@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from nodeagent.fabric.anomalies import CablingCheck
+from nodeagent.fabric.fabric_settings import IMMEDIATE, FabricRules
 from nodeagent.fabric.foreign import ForeignHyperNodes
 from nodeagent.fabric.hypernode import HyperNode
 from nodeagent.fabric.inputs import Inputs, Levels
+from nodeagent.fabric.known_topology import NO_TOPOLOGY, Topology
 from nodeagent.fabric.leaf_objects import LeafObjects
 from nodeagent.fabric.naming import GroupNames
 from nodeagent.fabric.node_wishes import NodeWishes
@@ -23,7 +25,6 @@ from nodeagent.fabric.outputs import make_outcome
 from nodeagent.fabric.placement import Placement, place
 from nodeagent.fabric.published import PublishedTree
 from nodeagent.fabric.reports import SwitchAnnouncement
-from nodeagent.fabric.rules import IMMEDIATE, Rules
 from nodeagent.fabric.switches import SwitchNames
 from nodeagent.fabric.tiers import UpperTiers
 from nodeagent.fabric.uplinks import KnownSwitch, known_switches
@@ -47,7 +48,7 @@ class PlanMemory:
 class Plan:
     """An outcome, and everything that it was derived from."""
 
-    rules: Rules
+    rules: FabricRules
     levels: Levels
     published: PublishedTree
     votes: LinkVotes
@@ -59,7 +60,7 @@ class Plan:
     memory: PlanMemory
 
 
-def compute_plan(rules: Rules, levels: Levels, memory: PlanMemory, now: float) -> Plan:
+def compute_plan(rules: FabricRules, levels: Levels, memory: PlanMemory, now: float) -> Plan:
     """The plan for these inputs. Changes none of its arguments."""
     foreign = ForeignHyperNodes(levels.foreign)
     published = PublishedTree(levels.own)
@@ -77,7 +78,9 @@ def compute_plan(rules: Rules, levels: Levels, memory: PlanMemory, now: float) -
         if rules.foreign == "refuse" or not foreign.parents(name)
     }
     uplinks = _uplinks_by_key(levels, votes.names)
-    tiers = UpperTiers(rules, switches, uplinks, published, levels.is_taken, memory.tiers, now)
+    tiers = UpperTiers(
+        rules, levels.topology, switches, uplinks, published, levels.is_taken, memory.tiers, now
+    )
     outcome = make_outcome(rules, levels, foreign, votes.names, wishes, nodes, cabling, leaves, tiers, now)
     kept = PlanMemory(nodes, tiers.placements, wishes.waiting, votes.names.record)
     return Plan(rules, levels, published, votes, names, nodes, cabling, tiers, outcome, kept)
@@ -96,9 +99,9 @@ def _uplinks_by_key(levels: Levels, names: SwitchNames) -> dict[str, tuple[str, 
 class Planner:
     """Keeps the inputs and the memory of the last plan. The package describes how it is used."""
 
-    def __init__(self, rules: Rules | None = None) -> None:
-        self.rules = rules or Rules()
-        self.inputs = Inputs(self.rules)
+    def __init__(self, rules: FabricRules | None = None, topology: Topology = NO_TOPOLOGY) -> None:
+        self.rules = rules or FabricRules()
+        self.inputs = Inputs(self.rules, topology)
         self._memory = PlanMemory()
         self._announced: Mapping[SwitchAnnouncement, str] = {}
 
@@ -155,10 +158,10 @@ def compute(
     reports: Iterable[NodeLinks],
     nodes: Mapping[str, Mapping[str, str]] | None = None,
     published: Iterable[HyperNode] = (),
-    rules: Rules | None = None,
+    rules: FabricRules | None = None,
 ) -> PlanOutcome:
     """One plan in one call, without waiting."""
-    planner = Planner(rules or Rules(hysteresis=IMMEDIATE))
+    planner = Planner(rules or FabricRules(hysteresis=IMMEDIATE))
     for hypernode in published:
         planner.hypernode(hypernode.name, hypernode)
     for name, labels in (nodes or {}).items():

@@ -13,8 +13,8 @@ from collections.abc import Hashable, Iterator
 from fnmatch import fnmatchcase
 from typing import NamedTuple, TypeVar
 
+from nodeagent.fabric.fabric_settings import FabricRules, FabricSelect
 from nodeagent.fabric.nodelinks import LinkNeighbor, NodeLink, NodeLinks
-from nodeagent.fabric.rules import FabricRule, Rules
 from nodeagent.one_line import one_line
 
 LINKS_MAX = 128
@@ -86,7 +86,7 @@ class InternPool:
 class ReportReader:
     """Makes compact reports by one set of rules."""
 
-    def __init__(self, rules: Rules, pool: InternPool) -> None:
+    def __init__(self, rules: FabricRules, pool: InternPool) -> None:
         self._rules = rules
         self._pool = pool
 
@@ -136,7 +136,7 @@ class ReportReader:
         fastest = max((link.speed_mbps or 0 for link in links.links), default=0)
         for link in sorted(links.links, key=_order):
             fabric = link.fabric
-            for rule in rules.fabric_rules:
+            for rule in rules.fabrics:
                 if _matches(rule, links.node_name, link):
                     fabric = rule.fabric
                     break
@@ -154,7 +154,7 @@ def _order(link: NodeLink) -> tuple[int, int, str]:
     return (_LAST if link.rail is None else link.rail, len(link.name), link.name)
 
 
-def _matches(rule: FabricRule, node: str, link: NodeLink) -> bool:
+def _matches(rule: FabricSelect, node: str, link: NodeLink) -> bool:
     switch = "" if link.neighbor is None else link.neighbor.system_name or ""
     return (
         _matches_any(rule.nodes, node)

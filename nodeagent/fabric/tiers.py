@@ -14,14 +14,15 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.groups import SwitchGraph, SwitchGroup, count_votes
 from nodeagent.fabric.hypernode import DERIVED_FROM, TIER_NAMES, HyperNode, labels_of, tier_name
+from nodeagent.fabric.known_topology import Topology
 from nodeagent.fabric.names import match, name_of
 from nodeagent.fabric.naming import member_claims
 from nodeagent.fabric.outcome import Breaker
 from nodeagent.fabric.placement import Placement, place
 from nodeagent.fabric.published import PublishedTree
-from nodeagent.fabric.rules import Rules
 
 FILE, LLDP, PATTERN, ASSERTED = "topology-file", "spine-lldp", "name-pattern", "assume-full-bisection"
 
@@ -50,9 +51,11 @@ class _UpperGroup:
 class UplinkSources:
     """What is known to be above each switch."""
 
-    def __init__(self, rules: Rules, uplinks: Mapping[str, tuple[str, ...]]) -> None:
-        self._patterns = tuple(map(re.compile, rules.name_patterns))
-        self._by_switch = ((FILE, rules.topology.uplinks), (LLDP, uplinks))
+    def __init__(
+        self, rules: FabricRules, topology: Topology, uplinks: Mapping[str, tuple[str, ...]]
+    ) -> None:
+        self._patterns = tuple(map(re.compile, rules.tiers.name_patterns))
+        self._by_switch = ((FILE, topology.uplinks), (LLDP, uplinks))
 
     def above(self, item: TierItem, tier: int, below: frozenset[str]) -> tuple[frozenset[str], str]:
         """The switches above an item (or names that stand for them), and the source.
@@ -84,7 +87,8 @@ class UpperTiers:
 
     def __init__(
         self,
-        rules: Rules,
+        rules: FabricRules,
+        topology: Topology,
         leaves: Mapping[str, frozenset[str]],
         uplinks: Mapping[str, tuple[str, ...]],
         published: PublishedTree,
@@ -94,7 +98,7 @@ class UpperTiers:
     ) -> None:
         """``leaves`` are the tier-1 HyperNodes with their switches. ``before`` are the last plan's ``placements``."""
         self._rules, self._published, self._is_taken, self._now = rules, published, is_taken, now
-        self._uplinks = UplinkSources(rules, uplinks)
+        self._uplinks = UplinkSources(rules, topology, uplinks)
         self._before = before
         self.objects: dict[str, HyperNode] = {}
         self.parent: dict[str, str] = {}
@@ -115,7 +119,9 @@ class UpperTiers:
             groups = self._groups(items, level, below)
             step = _Tier(self._rules, tier, self._published, self._is_taken, frozenset(known))
             silent = silent or (not groups and step.keeps_any(items))
-            asserted = not groups and not silent and self._rules.assume_full_bisection and len(items) > 1
+            asserted = (
+                not groups and not silent and self._rules.tiers.assume_full_bisection and len(items) > 1
+            )
             if asserted:
                 groups = [_UpperGroup(frozenset(), frozenset(items), ASSERTED)]
             placement = Placement()
@@ -185,7 +191,7 @@ class _Tier:
 
     def __init__(
         self,
-        rules: Rules,
+        rules: FabricRules,
         tier: int,
         published: PublishedTree,
         is_taken: Callable[[str], bool],

@@ -13,8 +13,8 @@ from nodeagent.config import formats
 from nodeagent.config.faults import Conflict, Path, did_you_mean, quote
 from nodeagent.config.setting import Settings, listed, setting
 from nodeagent.config.settings_file import read_settings
+from nodeagent.fabric.known_topology import StaticGroup, Topology
 from nodeagent.fabric.names import chassis_key, full
-from nodeagent.fabric.rules import StaticGroup, Topology
 
 _VALUES_MAX = 500_000
 _MANY = 100_000

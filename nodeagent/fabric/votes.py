@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from nodeagent.fabric.cabling_pattern import CablingPattern
+from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.groups import SwitchGraph, SwitchGroup, count_votes
 from nodeagent.fabric.inputs import Levels
 from nodeagent.fabric.published import PublishedTree
-from nodeagent.fabric.rules import Rules
 from nodeagent.fabric.switches import SwitchNames
 
 
@@ -22,7 +22,7 @@ class LinkVotes:
     """
 
     def __init__(
-        self, rules: Rules, levels: Levels, published: PublishedTree, record: Mapping[str, str]
+        self, rules: FabricRules, levels: Levels, published: PublishedTree, record: Mapping[str, str]
     ) -> None:
         self._reports = levels.reports
         self.unknown = [node for node in levels.reports if node not in levels.nodes] if levels.nodes else []
@@ -35,11 +35,11 @@ class LinkVotes:
             record,
         )
         self._by_leaf: dict[str, list[CablingPattern]] = {}
-        static = {group.name: group.switches for group in rules.topology.groups}
+        static = {group.name: group.switches for group in levels.topology.groups}
         self.graph = SwitchGraph(published.switches.apart, static)
         self._resolve_switches()
         self.groups = self.graph.form_groups()
-        self.static_groups = self._static_groups(rules, levels)
+        self.static_groups = self._static_groups(levels)
         self._count()
 
     @property
@@ -67,10 +67,10 @@ class LinkVotes:
                 by_leaf.setdefault(leaf, []).append(pattern)
             self.graph.add(pattern.leaves, len(pattern.nodes))
 
-    def _static_groups(self, rules: Rules, levels: Levels) -> dict[str, SwitchGroup]:
+    def _static_groups(self, levels: Levels) -> dict[str, SwitchGroup]:
         """The groups of the topology file. One whose switches are in no report has no switches here."""
         of = self.graph.of
-        entries = rules.topology.groups
+        entries = levels.topology.groups
         name_of = {leaf: entry.name for entry in entries for leaf in entry.switches}
         for group in self.groups:
             group.static = name_of.get(group.leaves[0], "")

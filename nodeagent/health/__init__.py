@@ -1,1 +1,1 @@
-"""Verdicts from facts: pure, without clocks and without I/O."""
+"""The health of NICs and GPUs: rules, judges and their service. ``service`` and ``state_file`` alone are not pure."""

@@ -1,4 +1,4 @@
-"""Measures around the link: its module, PCIe, flow control, RDMA, cabling. Pure."""
+"""Measures of the adapter around the link: module, PCIe, flow control, RDMA, cabling. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nodeagent.measurements.sample import Source
 
 def _temperature(view: NicView, limit: str, fallback: float) -> Measured | None:
     celsius, own = view.history.level("module_celsius"), view.history.level(limit)
-    if celsius is None or not -128 < celsius < 128:  # what a module can state
+    if celsius is None or not -128 < celsius < 128:  # the range that a module can report
         return None
     at = own or fallback
     return Measured(celsius - at, f"{celsius:.1f} °C", by(Source.MODULE.value), f"{at:g} °C")
@@ -23,7 +23,7 @@ def _temperature(view: NicView, limit: str, fallback: float) -> Measured | None:
 def optics_temperature(view: NicView) -> Measured | None:
     """Degrees above the module's own high alarm.
 
-    The module's limit; 75 °C where it has none (our own choice).
+    The module's limit; 75 °C without one (our own choice).
     """
     return _temperature(view, "module_celsius_high_alarm", 75.0)
 
@@ -31,18 +31,18 @@ def optics_temperature(view: NicView) -> Measured | None:
 def optics_temperature_warning(view: NicView) -> Measured | None:
     """Degrees above the module's own high warning.
 
-    The module's limit; 70 °C where it has none (our own choice).
+    The module's limit; 70 °C without one (our own choice).
     """
     return _temperature(view, "module_celsius_high_warning", 70.0)
 
 
 _DARK_WATTS = 1e-7
-"""0.1 µW, the least that an EEPROM can state but 0: -40 dBm."""
+"""0.1 µW (-40 dBm), the least value above 0 in an EEPROM."""
 
 
 def _light(view: NicView, limit: str) -> Measured | None:
     lanes, own = view.history.levels("rx_power_watts"), view.history.level(limit)
-    if not view.carrier:  # the other end may simply be dark
+    if not view.carrier:  # the other end may be switched off
         return None
     if not lanes or own is None or own <= 0:
         return None
@@ -85,7 +85,7 @@ def _of_expected(view: NicView, now: str, expected: str, unit: str) -> Measured 
 
 
 def pcie_width(view: NicView) -> Measured | None:
-    """PCIe lanes in use, as a share of what the function and the port above it can do.
+    """The share of PCIe lanes in use, of those that the function and the port above it have.
 
     DGX firmware guides and ClusterMAX expect all of them.
     """
@@ -93,25 +93,25 @@ def pcie_width(view: NicView) -> Measured | None:
 
 
 def pcie_speed(view: NicView) -> Measured | None:
-    """PCIe speed, as a share of what the function and the port above it can do.
+    """The PCIe speed, as a share of the speed that the function and the port above it support.
 
-    An idle link may rest at a lower speed, so only one that was never fast for 15 min is slow (our own choice).
+    An idle link may use a lower speed, so a link is slow only if it was never fast for 15 min (our own choice).
     """
     return _of_expected(view, "pcie_gts", "pcie_expected_gts", "GT/s")
 
 
 def _aer(view: NicView, name: str) -> Measured | None:
-    told = view.history.each(name, view.window_s)
-    if not told:
+    counted = view.history.each(name, view.window_s)
+    if not counted:
         return None
-    errors = total(told.values())
+    errors = total(counted.values())
     return Measured(errors, f"{errors:.0f} in {view.window_s:.0f} s", by(Source.PCIE.value))
 
 
 def pcie_aer_fatal(view: NicView) -> Measured | None:
     """Fatal PCIe errors (AER).
 
-    One is one too many (our own choice).
+    One error is a fault (our own choice).
     """
     return _aer(view, "aer_fatal")
 
@@ -133,9 +133,9 @@ def pcie_aer_correctable(view: NicView) -> Measured | None:
 
 
 def pcie_stall(view: NicView) -> Measured | None:
-    """Share of seconds in which the host's PCIe stalled the NIC for more than 30 % of the time.
+    """The share of seconds in which the host's PCIe stalled the NIC for more than 30 % of the time.
 
-    NVIDIA's definition of a stalled second; a tenth of all is our own choice.
+    NVIDIA's definition of a stalled second; the limit of a tenth is our own choice.
     """
     rates = [
         rate
@@ -149,16 +149,17 @@ def pcie_stall(view: NicView) -> Measured | None:
 
 
 def pause_storm(view: NicView) -> Measured | None:
-    """The NIC has paused the network for so long that it switched pauses off: packets may be lost.
+    """The NIC has paused the network for so long that it switched its pauses off: packets may be lost.
 
-    mlx5's counter of them; one is one too many.
+    The counter of mlx5; one storm is a fault.
     """
     return count_in_window("pause_storm_errors", Source.DRIVER, view)
 
 
 def _paused(view: NicView, name: str) -> Measured | None:
     shares = {
-        priority: told[0] / told[1] for priority, told in view.history.each(name, view.window_s).items()
+        priority: paused_s / seconds
+        for priority, (paused_s, seconds) in view.history.each(name, view.window_s).items()
     }
     if not shares:
         return None
@@ -168,7 +169,7 @@ def _paused(view: NicView, name: str) -> Measured | None:
 
 
 def host_stall(view: NicView) -> Measured | None:
-    """Share of time for which this host paused the network: it does not take what arrives.
+    """The share of time for which this host paused the network: it does not process received frames fast enough.
 
     5 % for 10 min (our own choice).
     """
@@ -176,9 +177,9 @@ def host_stall(view: NicView) -> Measured | None:
 
 
 def network_paused(view: NicView) -> Measured | None:
-    """Share of time for which the network paused this host: congestion, and no fault of the device.
+    """The share of time for which the network paused this host: congestion, not a fault of the device.
 
-    25 % for 10 min (our own choice). Meta runs RoCE on PFC alone, so pauses as such are normal.
+    25 % for 10 min (our own choice). Meta runs RoCE on PFC alone, so pauses are normal.
     """
     return _paused(view, "prio_rx_pause_seconds")
 
@@ -187,7 +188,7 @@ def network_paused(view: NicView) -> Measured | None:
 
 
 def rdma_timeouts(view: NicView) -> Measured | None:
-    """Acknowledgments that did not come in time; the fault may be at the other end.
+    """RDMA acknowledgments that did not arrive in time; the cause may be at the other end.
 
     NVSentinel's local_ack_timeout_err: 1/s.
     """
@@ -211,9 +212,9 @@ def out_of_sequence(view: NicView) -> Measured | None:
 
 
 def gid_missing(view: NicView) -> Measured | None:
-    """The RDMA port is active but has no RoCE v2 GID: no connection can be made.
+    """The RDMA port is active but has no RoCE v2 GID: no connection is possible.
 
-    NCCL issue 2183: after a flap GIDs come back late, elsewhere, or not at all.
+    NCCL issue 2183: after a loss of carrier GIDs return late, at another index, or not at all.
     """
     active, gids = view.history.level("rdma_port_active"), view.history.level("roce_v2_gids")
     if view.infiniband or active is None or gids is None:
@@ -225,9 +226,9 @@ def gid_missing(view: NicView) -> Measured | None:
 
 
 def miscabled(view: NicView) -> Measured | None:
-    """LLDP hears another switch port than the cabling plan has.
+    """LLDP reports another switch port than the cabling plan.
 
-    For two frames at least, of which a switch sends one every 30 s. A neighbor whose TTL has passed tells nothing.
+    For at least two frames, one every 30 s. A neighbor with an expired TTL is no evidence.
     """
     return yes_or_no(
         None if view.cabled_right is None else not view.cabled_right,

@@ -1,4 +1,4 @@
-"""The cabling plan: which switch port each link should meet, held against what LLDP hears. Pure."""
+"""The cabling plan: the planned switch port of each link, compared with its LLDP neighbors. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EMPTY: Plan = {}
 
 
 def of_node(document: object, node: str | None) -> dict[str, Port]:
-    """The part of a plan document that is this node's. Raises ``PlanError``.
+    """Return the part of a plan document for this node. Raises ``PlanError``.
 
     A document maps nodes to links to ``{switch: …, port: …}``.
     """
@@ -51,22 +51,22 @@ def of_node(document: object, node: str | None) -> dict[str, Port]:
 
 
 def compare(planned: Port, neighbors: Iterable[Neighbor]) -> tuple[bool | None, str | None]:
-    """Whether the link meets its port, and what it meets. ``None``: nobody fresh speaks there."""
+    """Return whether the link is at its planned port, and its neighbor in words. ``None``: no fresh neighbor."""
     fresh = [neighbor for neighbor in neighbors if not neighbor.stale]
     if not fresh:
         return None, None
-    right = next((neighbor for neighbor in fresh if meets(planned, neighbor)), None)
-    met = right or fresh[0]
-    said = f"{met.system_name or met.chassis_id.value} {met.port_id.value}"
-    return right is not None, f"{said}, planned {planned.switch} {planned.port}"
+    right = next((neighbor for neighbor in fresh if is_port(planned, neighbor)), None)
+    actual = right or fresh[0]
+    words = f"{actual.system_name or actual.chassis_id.value} {actual.port_id.value}"
+    return right is not None, f"{words}, planned {planned.switch} {planned.port}"
 
 
-def meets(planned: Port, neighbor: Neighbor) -> bool:
+def is_port(planned: Port, neighbor: Neighbor) -> bool:
     ports = {neighbor.port_id.value.lower(), (neighbor.port_description or "").lower()}
     return is_switch(planned.switch, neighbor) and planned.port.lower() in ports
 
 
 def is_switch(name: str, neighbor: Neighbor) -> bool:
-    """A switch may announce itself with its domain, and the plan may leave that out."""
+    """The plan may leave out the domain of the system name."""
     system = (neighbor.system_name or "").lower()
     return name.lower() in (system, system.partition(".")[0], neighbor.chassis_id.value.lower())

@@ -10,22 +10,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
+from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.gpu_state import GpuRules, GpuState
 from nodeagent.health.guard import Guard
+from nodeagent.health.health_settings import GuardSettings
 from nodeagent.health.record import GpuRecord
-from nodeagent.health.xids import GpuTerms
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.model import Health, Reason, State
 
 
 class GpuJudge:
-    def __init__(self, terms: GpuTerms | None = None) -> None:
-        self.terms = terms or GpuTerms()
+    def __init__(self, settings: GpuSettings | None = None, guard: GuardSettings | None = None) -> None:
+        self.settings = settings or GpuSettings()
+        guard = guard or GuardSettings()
         self.gpus: dict[str, GpuState] = {}
         """By UUID, in the order of the driver."""
-        self._rules = GpuRules(self.terms)
+        self._rules = GpuRules(self.settings)
         # A single GPU is always allowed, whatever its share of the node.
-        self._guard = Guard(self.terms.guard_share, self.terms.guard_s, least=1.0)
+        self._guard = Guard(guard.share, guard.seconds, least=1.0)
         self._health: dict[str, Health] = {}
         self._silent: str | None = None
 
@@ -79,7 +83,9 @@ class GpuJudge:
             health = gpu.health()
             gpu.set_state(health.state, now)
             if not health.allocatable and self._guard.allocatable(uuid):
-                health = replace(health, reasons=(*health.reasons, self._guard_reason()), allocatable=True)
+                health = structs.replace(
+                    health, reasons=(*health.reasons, self._guard_reason()), allocatable=True
+                )
             self._health[uuid] = health
         return dict(self._health)
 

@@ -19,13 +19,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nodeagent.health.rule import Measure, Measured, Rule
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.model import State
+
+if TYPE_CHECKING:
+    from nodeagent.health.gpu_settings import GpuHealthSettings
 
 
 class MeasuredFault(StrEnum):
@@ -43,40 +44,14 @@ class MeasuredFault(StrEnum):
     PCIE_SPEED = "pcie_speed"
 
 
-WITHDRAWING = frozenset(
-    {
-        MeasuredFault.REMAP_FAILED,
-        MeasuredFault.REMAP_LIMIT,
-        MeasuredFault.SRAM_UNCORRECTABLE,
-        MeasuredFault.SRAM_THRESHOLD,
-        MeasuredFault.NVLINK_DOWN,
-        MeasuredFault.FABRIC_UNHEALTHY,
-    }
-)
-"""Faults that make a GPU unhealthy, so that its devices are withdrawn. The others make it degraded."""
 OFF_IN_MIG_MODE = frozenset(
     {MeasuredFault.NVLINK_DOWN, MeasuredFault.FABRIC_UNHEALTHY, MeasuredFault.FABRIC_DEGRADED}
 )
 """MIG mode switches the NVLinks of a GPU off, which is not a fault."""
 
 
-class GpuLimits(msgspec.Struct, frozen=True):
-    """The thresholds of the measured faults. Times are seconds."""
-
-    remapped_rows: int = 512
-    sram_uncorrectable: int = 1
-    nvlinks: int | None = None
-    """The number of NVLinks that must be up; ``None``: all that were up in this boot."""
-    nvlink_down_s: float = 30.0
-    fabric_s: float = 30.0
-    pcie_width_s: float = 10.0
-    pcie_speed_s: float = 900.0
-    pcie_clear_s: float = 60.0
-    clear_s: float = 600.0
-    gap_s: float = 60.0
-    """Time between readings further apart does not count: four missed readings at the default interval."""
-    withdrawing: frozenset[MeasuredFault] = WITHDRAWING
-    ignore: frozenset[MeasuredFault] = frozenset()
+UNREADABLE_AFTER_S = 30.0
+"""A GPU whose calls fail is first in doubt, and Unhealthy after this time (our own choice)."""
 
 
 class GpuView(NamedTuple):
@@ -255,15 +230,15 @@ def _measure_speed(view: GpuView) -> Measured | None:
     )
 
 
-def measured_rules(limits: GpuLimits, *, mig: bool = False) -> tuple[Rule, ...]:
+def measured_rules(limits: GpuHealthSettings, *, mig: bool = False) -> tuple[Rule, ...]:
     """Return the rules on measured values, the gravest first."""
     rows, errors = limits.remapped_rows + 1, limits.sram_uncorrectable
     links = "any that was up is down" if limits.nvlinks is None else f"< {limits.nvlinks} up"
-    off = limits.ignore | (OFF_IN_MIG_MODE if mig else frozenset())
+    off = {*limits.ignore, *(OFF_IN_MIG_MODE if mig else ())}
 
     def rule(fault: MeasuredFault, measure: Measure, limit: str, enter_s: float = 0.0, **more: Any) -> Rule:
-        withdraws = fault in limits.withdrawing
-        clear_s = more.pop("clear_for_s", limits.clear_s)
+        withdraws = fault in limits.unhealthy
+        clear_s = more.pop("clear_for_s", limits.clear_seconds)
         return Rule(
             key=fault.value,
             state=State.UNHEALTHY if withdraws else State.DEGRADED,
@@ -315,12 +290,18 @@ def measured_rules(limits: GpuLimits, *, mig: bool = False) -> tuple[Rule, ...]:
             ),
             "set",
         ),
-        rule(MeasuredFault.NVLINK_DOWN, _nvlinks(limits.nvlinks), links, limits.nvlink_down_s, follows=True),
+        rule(
+            MeasuredFault.NVLINK_DOWN,
+            _nvlinks(limits.nvlinks),
+            links,
+            limits.nvlink_down_seconds,
+            follows=True,
+        ),
         rule(
             MeasuredFault.FABRIC_UNHEALTHY,
             _flag("gpu_fabric_route_unhealthy", "The NVLink fabric has no sound route to this GPU."),
             "set",
-            limits.fabric_s,
+            limits.fabric_seconds,
         ),
         rule(
             MeasuredFault.REMAP_PENDING,
@@ -333,22 +314,22 @@ def measured_rules(limits: GpuLimits, *, mig: bool = False) -> tuple[Rule, ...]:
                 "gpu_fabric_degraded_bandwidth", "The NVLink fabric gives this GPU less than its bandwidth."
             ),
             "set",
-            limits.fabric_s,
+            limits.fabric_seconds,
         ),
         rule(
             MeasuredFault.PCIE_WIDTH,
             _measure_width,
             "less than possible",
-            limits.pcie_width_s,
-            clear_for_s=limits.pcie_clear_s,
+            limits.pcie_width_seconds,
+            clear_for_s=limits.pcie_clear_seconds,
             follows=True,
         ),
         rule(
             MeasuredFault.PCIE_SPEED,
             _measure_speed,
             "less than possible under load",
-            limits.pcie_speed_s,
-            clear_for_s=limits.pcie_clear_s,
+            limits.pcie_speed_seconds,
+            clear_for_s=limits.pcie_clear_seconds,
             patient=True,
         ),
     )

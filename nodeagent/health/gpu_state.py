@@ -13,6 +13,7 @@ from nodeagent.health.gpu_rules import (
     LOST,
     MIG_ENABLED,
     RECOVERY_PREFIX,
+    UNREADABLE_AFTER_S,
     GpuView,
     MeasuredFault,
     measured_rules,
@@ -21,11 +22,12 @@ from nodeagent.health.gpu_rules import (
     unreadable_rule,
     wanted_action,
 )
+from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.hold import Hold
 from nodeagent.health.judged_device import DeviceFigures, JudgedDevice, gravest
 from nodeagent.health.record import Chart, GpuRecord, MeasuredHold, XidFault
 from nodeagent.health.rule import Measured, Rule
-from nodeagent.health.xids import NO_EVENT, GpuTerms, Severity, event, severity, xid_rule
+from nodeagent.health.xids import NO_EVENT, Severity, event, severity, xid_rule
 from nodeagent.host.gpu_driver import GpuReading, GpuVitals
 from nodeagent.model import Health, Reason, State
 
@@ -33,11 +35,11 @@ from nodeagent.model import Health, Reason, State
 class GpuRules:
     """The rules that all GPUs of a node share."""
 
-    def __init__(self, terms: GpuTerms) -> None:
-        self.terms = terms
-        self.measured = measured_rules(terms.limits)
-        self.measured_in_mig_mode = measured_rules(terms.limits, mig=True)
-        self.unreadable = unreadable_rule(terms.unreadable_after_s)
+    def __init__(self, settings: GpuSettings) -> None:
+        self.settings = settings
+        self.measured = measured_rules(settings.health)
+        self.measured_in_mig_mode = measured_rules(settings.health, mig=True)
+        self.unreadable = unreadable_rule(UNREADABLE_AFTER_S)
 
 
 class GpuState(JudgedDevice):
@@ -73,13 +75,13 @@ class GpuState(JudgedDevice):
     # --- events, readings, measured values ------------------------------------------------------------
 
     def take_event(self, xid: int | None, now: float) -> None:
-        if severity(xid, self._shared.terms) is Severity.IGNORE:
+        if severity(xid, self._shared.settings) is Severity.IGNORE:
             return
         self._latch(xid, now)
 
     def _latch(self, xid: int | None, at: float) -> None:
         if xid not in self._xids:
-            known = {**self._xids, xid: xid_rule(xid, self._shared.terms)}
+            known = {**self._xids, xid: xid_rule(xid, self._shared.settings)}
             self._xids = {
                 key: known[key] for key in sorted(known, key=lambda xid: -1 if xid is None else xid)
             }
@@ -234,7 +236,7 @@ class GpuState(JudgedDevice):
         gpu = cls(replace(record.reading, lost=record.lost), record.read_at, rules)
         gpu.links, gpu._reset = frozenset(record.chart.links), record.reset
         for fault in record.faults:
-            if severity(fault.xid, rules.terms) is not Severity.IGNORE:
+            if severity(fault.xid, rules.settings) is not Severity.IGNORE:
                 gpu._latch(fault.xid, fault.at)
         for hold in record.chart.holds:
             gpu.holds[hold.mark] = Hold(active=True, since=hold.since, said=hold.detail)

@@ -1,4 +1,4 @@
-"""Settings of the judge: which links are expected, and by which rules they are judged."""
+"""Settings of the health of NICs: expected links, changed rules, the guard (for GPUs too), files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nodeagent.config.faults import Conflict, Path
 from nodeagent.config.setting import SECONDS_MAX, AbsolutePath, Glob, Settings, listed, setting
 from nodeagent.health.hold import ceiling
 from nodeagent.health.nic_rules import KEYS, default
-from nodeagent.health.rule import Override, Rule, apply
+from nodeagent.health.rule import Rule, apply
 
 if TYPE_CHECKING:
     RuleKey = str
@@ -26,39 +26,48 @@ _NEGATIVE_UNITS = ("°C above the limit", "dB above the limit")
 
 
 class RuleSettings(Settings, frozen=True, kw_only=True):
-    """What is changed of one rule; null leaves its default, which `nodeagent health rules` prints."""
+    """Changes of one rule. null leaves the default, which `nodeagent health rules` prints."""
 
-    rule: Annotated[RuleKey, setting("Which rule.")]
+    rule: Annotated[RuleKey, setting("Key of the rule.")]
     enter: Annotated[
         float | None,
-        setting("The value from which on it counts, in the rule's unit; 1e-12 is allowed.", exponent=True),
+        setting(
+            "Value from which the fault starts, in the unit of the rule; 1e-12 is allowed.", exponent=True
+        ),
     ] = None
     clear: Annotated[
-        float | None, setting("The value at which it ends; never looser than enter.", exponent=True)
+        float | None, setting("Value at which the fault ends; never looser than enter.", exponent=True)
     ] = None
-    enter_for_seconds: Annotated[Hold | None, setting("How long the value must have been bad.")] = None
-    clear_for_seconds: Annotated[Hold | None, setting("How long it must have been good again: the hold.")] = (
-        None
-    )
+    enter_for_seconds: Annotated[
+        Hold | None, setting("Seconds that the value must be bad before the fault starts.")
+    ] = None
+    clear_for_seconds: Annotated[
+        Hold | None, setting("Seconds that the value must be good before the fault ends.")
+    ] = None
     window_seconds: Annotated[
         Window | None,
-        setting("Over which time counters are taken; of flapping, the half-life of its penalty."),
+        setting("Seconds over which counters are summed; for flapping, the half-life of the penalty."),
     ] = None
     allocatable: Annotated[
-        bool | None, setting("Do the devices stay Healthy for the kubelet while the fault stands?")
+        bool | None, setting("true: the devices stay Healthy for the kubelet during the fault.")
     ] = None
-    enabled: Annotated[bool | None, setting("Is it judged at all?")] = None
+    enabled: Annotated[bool | None, setting("false: the rule is off.")] = None
 
 
 class ExpectedLinks(Settings, frozen=True, kw_only=True):
-    """Links that must be up: without carrier from the start, they are down and not merely unused."""
+    """Links that must be up. Without carrier since the start they are down, not unused."""
 
     links: Annotated[
         tuple[Glob, ...],
-        setting("Globs on the netdev or the PCI address of PFs: ens*np0.", min_length=1, max_length=256),
+        setting(
+            "Globs on the netdev's name or the PCI address of PFs: ens*np0.", min_length=1, max_length=256
+        ),
     ]
     speed_mbps: Annotated[
-        Speed | None, setting("How fast they must be; null: as fast as most of their like.")
+        Speed | None,
+        setting(
+            "Speed in Mbit/s that the links must have; null: the speed of most links with the same role."
+        ),
     ] = None
 
 
@@ -67,98 +76,102 @@ EXAMPLE_EXPECTED = (
     ExpectedLinks(links=("ens*np0",), speed_mbps=400_000),
 )
 EXAMPLE_RULE = (
-    "A link is given back after two minutes with carrier:",
+    "A link is Healthy again after two minutes with carrier:",
     RuleSettings(rule="carrier_down", clear_for_seconds=120),
 )
 
 
 class GuardSettings(Settings, frozen=True, kw_only=True):
-    """No single source may take most of a node's devices away at once."""
+    """The guard: a single source cannot make most devices of a node Unhealthy at once."""
 
-    share: Annotated[Share, setting("Of the VFs of all PFs, and of the GPUs; 1 switches the guard off.")] = (
-        0.5
-    )
-    seconds: Annotated[Hold, setting("Within which time, unless a second source says the same.")] = 60.0
+    share: Annotated[
+        Share,
+        setting(
+            "Share of the VFs of all PFs, and of the GPUs, that may become Unhealthy within `seconds`; 1 "
+            "turns the guard off."
+        ),
+    ] = 0.5
+    seconds: Annotated[
+        Hold,
+        setting("Seconds. A fault that lasts longer, or that a second source confirms, passes the guard."),
+    ] = 60.0
 
 
 class HealthSettings(Settings, frozen=True, kw_only=True):
-    """How links are judged."""
+    """Rules for the health of NICs, and a guard for NICs and GPUs."""
 
     expected: Annotated[
         tuple[ExpectedLinks, ...],
         setting(
-            "Links that must be up. Others are judged once they were up, or most of their like are.",
+            "Links that must be up. Other links are judged once they were up, or when most links with the "
+            "same role were.",
             max_length=64,
             example=EXAMPLE_EXPECTED,
         ),
     ] = ()
     unused: Annotated[
-        tuple[Glob, ...], listed("Globs on the netdev or PCI address of PFs that are not judged.")
+        tuple[Glob, ...], listed("Globs on the netdev's name or the PCI address of PFs that are not judged.")
     ] = ()
     rules: Annotated[
         tuple[RuleSettings, ...],
-        setting("What is changed of single rules.", max_length=64, example=EXAMPLE_RULE),
+        setting("Changes of single rules.", max_length=64, example=EXAMPLE_RULE),
     ] = ()
-    guard: Annotated[GuardSettings, setting("Against a source gone wrong.")] = GuardSettings()
+    guard: Annotated[
+        GuardSettings, setting("Limit on how many devices one source can make Unhealthy at once.")
+    ] = GuardSettings()
     cabling_plan: Annotated[
         AbsolutePath | None,
-        setting("A YAML file that maps nodes to links to {switch, port}; LLDP is held against it."),
+        setting(
+            "Absolute path of a YAML file that maps nodes to links to {switch, port}. The neighbors of LLDP "
+            "are compared with it. null: none."
+        ),
     ] = None
     state_directory: Annotated[
-        AbsolutePath, setting("Where penalties and faults that stand are kept over a restart of the agent.")
+        AbsolutePath,
+        setting(
+            "Absolute path of the directory where penalties and active faults are kept over a restart of the "
+            "agent."
+        ),
     ] = "/var/lib/nodeagent"
 
 
-def override(settings: RuleSettings) -> Override:
-    return Override(
-        settings.rule,
-        settings.enter,
-        settings.clear,
-        settings.enter_for_seconds,
-        settings.clear_for_seconds,
-        settings.window_seconds,
-        None if settings.allocatable is None else not settings.allocatable,
-        settings.enabled,
-    )
-
-
 def rule_conflicts(rules: Sequence[tuple[Path, RuleSettings]]) -> Iterator[Conflict]:
-    """Rules that are changed twice, and changes that a rule cannot have. Paths are as given."""
+    """Rules that are changed twice, and changes that a rule does not allow."""
     first: dict[str, int] = {}
     for path, entry in rules:
         if (before := first.setdefault(entry.rule, int(path[-1]))) != path[-1]:
-            yield Conflict(((*path, "rule"),), f"{entry.rule} is changed by health.rules[{before}] already")
+            yield Conflict(((*path, "rule"),), f"{entry.rule} is already changed by health.rules[{before}]")
         for key, message in _complaints(entry):
             paths = ((*path, key), (*path, "rule"), (*path, "enter"), (*path, "clear"))
             yield Conflict(paths, message)
 
 
 def _complaints(settings: RuleSettings) -> Iterator[tuple[str, str]]:
-    """The keys of a rule that cannot be so, and why."""
+    """The invalid keys of a rule, and the reasons."""
     before = default(settings.rule)
     for key in ("enter", "clear"):
         value = getattr(settings, key)
         if value is None:
             continue
         if not before.has_threshold:
-            yield key, f"{settings.rule} is {before.unit} and has no {key}; its times may be changed"
+            yield key, f"{settings.rule} is {before.unit} and has no {key}; only its times can be changed"
         elif value < 0 and before.unit not in _NEGATIVE_UNITS:
             yield key, f"must be at least 0 {before.unit}, is {value:g}"
     if settings.window_seconds is not None and before.window_s is None:
-        yield "windowSeconds", f"{settings.rule} looks at the moment and has no window"
+        yield "windowSeconds", f"{settings.rule} uses the present value and has no window"
     if settings.rule == "flapping_daily" and settings.window_seconds is not None:
-        yield "windowSeconds", "flapping_daily counts over a day; leave the window out"
+        yield "windowSeconds", "flapping_daily counts over a day; remove windowSeconds"
     if settings.rule == "flapping" and settings.clear is not None and settings.clear <= 0:
-        yield "clear", "must be more than 0: a penalty that halves again and again never gets there"
-    changed = apply(before, override(settings))
+        yield "clear", "must be more than 0: a penalty that decays by half never reaches 0"
+    changed = apply(before, settings)
     if settings.rule == "flapping" and 0 < changed.clear <= changed.enter:
         most = ceiling(changed.clear, changed.window_s or 1.0)
         if most <= changed.enter:
             yield (
                 "windowSeconds" if settings.window_seconds is not None else "enter",
-                f"no link would ever be damped: so that none is for longer than an hour, at a half-life of "
-                f"{changed.window_s:g} s a penalty goes no higher than {most:.0f}, and enter is {changed.enter:g}; "
-                "shorten windowSeconds, or bring enter and clear nearer to each other",
+                f"no link would ever be damped: no link is damped for longer than an hour, so with a half-life of "
+                f"{changed.window_s:g} s a penalty is at most {most:.0f}, but enter is {changed.enter:g}; "
+                "shorten windowSeconds, or set enter and clear closer to each other",
             )
     if before.has_threshold and changed.looser:
         yield ("clear" if settings.clear is not None else "enter"), _looser(changed)
@@ -167,6 +180,6 @@ def _complaints(settings: RuleSettings) -> Iterator[tuple[str, str]]:
 def _looser(rule: Rule) -> str:
     beyond, most = ("below", "least") if rule.below else ("above", "most")
     return (
-        f"clear would be {rule.clear:g}, {beyond} enter, {rule.enter:g}: the fault would end and begin again for ever; "
+        f"clear would be {rule.clear:g}, {beyond} enter, {rule.enter:g}: the fault would toggle for ever; "
         f"clear must be at {most} {rule.enter:g}"
     )

@@ -1,15 +1,13 @@
-"""What one device has told so far: the last levels, and counters over windows of time. Pure.
+"""The samples of one device: the last levels, and counters over windows of time. Pure.
 
-The law of this file:
-
-* A counter that is less than it was has been reset or has wrapped: what it shows now is what has happened since.
-  That counts too little after a wrap, and never raises an alarm that is none. One that stepped back by less than
-  half was not reset but summed up carelessly, and nothing has happened.
-* A counter that another source states from now on begins anew: the two do not count from the same zero.
-* A window ends at the last sample, not at the time of asking: between samples nothing is known.
-* A window is kept in steps of a 32nd of its length, so a day costs no more memory than a minute.
-* Time never runs backwards here: a sample that is older than the last of its source is not looked at.
-* Data of a source that has fallen silent is stale: it is as if it had never been told.
+* A counter that decreased was reset or has wrapped: its value is the count since then. After a wrap this counts too
+  little, but it never causes a false alarm. A counter that decreased by less than half was not reset but summed
+  imprecisely, and counts as unchanged.
+* A counter that another source now reports starts again: the two have different origins.
+* A window ends at the last sample, not at the present: between samples nothing is known.
+* A window is kept in steps of a 32nd of its length, so a day needs no more memory than a minute.
+* A sample that is older than the last one of its source is ignored.
+* The values of a silent source are stale, and count as unknown.
 """
 
 from __future__ import annotations
@@ -24,23 +22,23 @@ from nodeagent.measurements.table import MEASUREMENTS
 
 _STEPS = 32
 _CARELESS_FROM = 100.0
-"""Of what counted less, a half may as well be what happened since a reset."""
+"""Below this, half of the old value may be the count since a reset."""
 _SETTLED = 2
-"""Further samples, after which a counter that stands tells the same of each window."""
+"""After so many further samples an unchanged counter has the same count in each window."""
 STALE_GAPS = 5
 """A source is silent after this many of its own periods …"""
 STALE_MIN_S = 30.0
-"""… and not before this, as a busy node may hold any of them up for a moment."""
+"""… and not before this: a busy node may delay any of them for a moment."""
 STALE_FIRST_S = 300.0
-"""For a source that has spoken once, whose period is not known: five of the slowest."""
+"""For a source with one sample, whose period is unknown: five periods of the slowest."""
 _JUDGED = frozenset(Source) - {Source.STATE, Source.PAUSE, Source.VF, Source.GPU}
-"""Those that rules look at. Whether the others speak is for the metrics to say."""
+"""The sources that rules use. The metrics show the silence of the others."""
 _ON_EVENT = frozenset({Source.KERNEL})
-"""The kernel's log speaks when it has something to say; its silence is no news."""
+"""The kernel log has entries only on events, so it is never stale."""
 
 
 class Counter:
-    """One counter over the windows that rules ask for."""
+    """One counter over the windows of the rules."""
 
     def __init__(self, raw: float, at: float, window_s: float, source: Source | None = None) -> None:
         self.raw = raw
@@ -52,7 +50,7 @@ class Counter:
         self._totals = [0.0]
 
     def take(self, raw: float, at: float) -> float:
-        """The counter now; returns what was added."""
+        """Take the present value and return the increase."""
         added = raw - self.raw if raw >= self.raw else raw
         if self.raw > raw >= max(self.raw / 2, _CARELESS_FROM):
             raw, added = self.raw, 0.0
@@ -71,13 +69,13 @@ class Counter:
 
     @property
     def moves(self) -> bool:
-        """Whether any window may tell another number than at the last sample."""
+        """Whether the count of any window may have changed since the last sample."""
         return self._totals[0] != self.total or self._takes < _SETTLED
 
     def over(self, window_s: float) -> tuple[float, float]:
-        """What was added in the last ``window_s`` before the last sample, and in how many seconds.
+        """Return the increase in the last ``window_s`` before the last sample, and the seconds that it covers.
 
-        The seconds are fewer while the counter has not been known for so long, and 0 after one sample alone.
+        The seconds are fewer while the counter is known for a shorter time, and 0 after a single sample.
         """
         last_at = self._ats[-1]
         first = max(0, bisect_right(self._ats, last_at - window_s) - 1)
@@ -85,7 +83,7 @@ class Counter:
 
 
 class _Named(NamedTuple):
-    """The names that a source states, and which of them are kept: (name, head). They are the same each time."""
+    """The names in the samples of a source, and those that are kept as (name, head). They seldom change."""
 
     names: frozenset[str]
     levels: tuple[tuple[str, str], ...]
@@ -93,7 +91,7 @@ class _Named(NamedTuple):
 
 
 class History:
-    """What the sources have told of one device. ``windows``: the longest window of each counter's name."""
+    """The samples of one device. ``windows``: the longest window of each counter, by its head."""
 
     def __init__(self, windows: Mapping[str, float]) -> None:
         self._windows = windows
@@ -103,21 +101,21 @@ class History:
         self._named: dict[Source, _Named] = {}
         self._moving: set[str] = set()
         self.changed = True
-        """Something other than counters is another than when this was last set to false."""
+        """A level or the freshness of a source has changed since this was last set to false."""
         self.counted: set[str] = set()
-        """The heads whose windows may tell something else since this was last cleared."""
+        """The heads whose windows may have changed since this was last cleared."""
         self._at: dict[Source, float] = {}
         self._gap: dict[Source, float] = {}
         self._now = 0.0
         self._fresh: set[Source] = set()
 
     def take(self, sample: Sample) -> dict[str, float]:
-        """One more sample. Returns what was added to each counter that is followed."""
+        """Take a sample and return the increase of each counter that is kept."""
         before = self._at.get(sample.source)
         if before is not None:
             if sample.at <= before:
                 return {}
-            # A period may grow at once; it shrinks slowly, or one sample out of turn would make the next late.
+            # A period grows at once and shrinks slowly: otherwise an extra sample would make the next one late.
             gap = sample.at - before
             self._gap[sample.source] = max(gap, 0.75 * self._gap.get(sample.source, gap))
         self._at[sample.source] = sample.at
@@ -143,7 +141,7 @@ class History:
         return added
 
     def _name(self, sample: Sample) -> _Named:
-        """What of a sample is kept. What its source does not state any more is absent, not as it was."""
+        """Choose the names to keep. A name that the source no longer reports is dropped, with its value."""
         self.changed = True
         for name in [name for name, source in self._of.items() if source is sample.source]:
             if name not in sample.values:
@@ -183,16 +181,16 @@ class History:
         return added
 
     def resume(self, name: str, raw: float, at: float) -> None:
-        """Count on from what the counter was before a restart."""
+        """Continue from the value before a restart."""
         head = name.partition("/")[0]
         self._counters.setdefault(head, {})[name] = Counter(raw, at, self._windows[head])
 
     def follows(self, heads: Iterable[str]) -> bool:
-        """Whether any of these counters has been told."""
+        """Whether any of these counters is known."""
         return any(head in self._counters for head in heads)
 
     def follow(self, windows: Mapping[str, float]) -> None:
-        """The windows have changed; what is kept is kept."""
+        """Apply changed windows; known values stay."""
         self._windows = windows
         self._named.clear()
         self.changed = True
@@ -203,7 +201,7 @@ class History:
                 counter.window_s = windows[head]
 
     def ask(self, now: float) -> None:
-        """Questions from here on are asked at ``now``."""
+        """Answer as of ``now`` from here on."""
         self._now = now
         fresh = {
             source
@@ -217,13 +215,13 @@ class History:
         return source in self._fresh
 
     def stale(self) -> tuple[Source, ...]:
-        """Those that spoke and have fallen silent."""
+        """The sources that had samples and are silent now."""
         if len(self._fresh) == len(self._at):
             return ()
         return tuple(source for source in sorted(self._at) if source in _JUDGED and source not in self._fresh)
 
     def stale_at(self) -> float | None:
-        """When the next source would be silent."""
+        """When the next source becomes stale without a sample."""
         due = (
             at + self._patience(source)
             for source, at in self._at.items()
@@ -236,12 +234,12 @@ class History:
         return STALE_FIRST_S if gap is None else max(STALE_MIN_S, STALE_GAPS * gap)
 
     def level(self, name: str) -> float | None:
-        """``None``: not told, or stale."""
+        """``None``: unknown, or stale."""
         value = self._levels.get(name.partition("/")[0], {}).get(name)
         return value if value is not None and self.fresh(self._of[name]) else None
 
     def levels(self, head: str) -> dict[str, float]:
-        """All of ``head/…``, by what stands after the slash."""
+        """Return all levels of ``head/…``, by the part after the slash."""
         return {
             name.partition("/")[2]: value
             for name, value in self._levels.get(head, {}).items()
@@ -249,7 +247,7 @@ class History:
         }
 
     def over(self, name: str, window_s: float) -> tuple[float, float] | None:
-        """As ``Counter.over``; ``None``: not told, stale, or told once only."""
+        """As ``Counter.over``; ``None``: unknown, stale, or with a single sample."""
         counter = self._counters.get(name.partition("/")[0], {}).get(name)
         if counter is None or name not in self._of or not self.fresh(self._of[name]):
             return None
@@ -257,20 +255,20 @@ class History:
         return (added, seconds) if seconds > 0 else None
 
     def rate(self, name: str, window_s: float) -> float | None:
-        """Per second."""
-        found = self.over(name, window_s)
-        return None if found is None else found[0] / found[1]
+        """Return the increase per second."""
+        counted = self.over(name, window_s)
+        return None if counted is None else counted[0] / counted[1]
 
     def each(self, head: str, window_s: float) -> dict[str, tuple[float, float]]:
-        """``over`` of all of ``head/…``, by what stands after the slash."""
-        found = {}
+        """Return ``over`` of all counters of ``head/…``, by the part after the slash."""
+        counts = {}
         for name in self._counters.get(head, ()):
-            if (told := self.over(name, window_s)) is not None:
-                found[name.partition("/")[2]] = told
-        return found
+            if (counted := self.over(name, window_s)) is not None:
+                counts[name.partition("/")[2]] = counted
+        return counts
 
     def at(self, source: Source) -> float | None:
-        """When the source spoke last; ``None``: never, or it has fallen silent."""
+        """The time of the last sample of a source; ``None``: never, or stale."""
         return self._at.get(source) if self.fresh(source) else None
 
     def raw(self, name: str) -> float | None:
@@ -278,6 +276,6 @@ class History:
         return None if counter is None else counter.raw
 
 
-def total(told: Iterable[tuple[float, float]]) -> float:
-    """What was added in all."""
-    return sum(added for added, _ in told)
+def total(counted: Iterable[tuple[float, float]]) -> float:
+    """Return the sum of the increases."""
+    return sum(added for added, _ in counted)

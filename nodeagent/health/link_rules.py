@@ -1,4 +1,4 @@
-"""Measures of the link: is it there, is it up, how fast, and are its bits right. Pure."""
+"""Measures of a link: presence, carrier, speed, and the errors of its bits. Pure."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from nodeagent.health.nic_view import SYSFS, NicView, by, count_in_window, per_s
 from nodeagent.health.rule import Measured
 from nodeagent.measurements.sample import Source
 
-# --- is it there, and does it have a link -----------------------------------------------------------------
+# --- presence and carrier ---------------------------------------------------------------------------------
 
 
 def device_missing(view: NicView) -> Measured | None:
     """The PF is not on the PCI bus.
 
-    At once, for devices are only kept from new pods; NVSentinel, too, condemns a device that vanished.
+    At once, because it only keeps new pods away. NVSentinel also reports a missing device as a fault.
     """
     agree = {Source.LINK.value} if not view.present and Source.LINK in view.history.stale() else set()
-    return yes_or_no(not view.present, "not there", "there", by(SYSFS, *agree))
+    return yes_or_no(not view.present, "missing", "present", by(SYSFS, *agree))
 
 
 def driver_unbound(view: NicView) -> Measured | None:
     """The PF has no driver.
 
-    Somebody did that on purpose or an update failed; either way nothing works on it. Both ways at once.
+    It was unbound on purpose, or an update failed. Nothing works without a driver, so the fault starts and ends
+    at once.
     """
     return yes_or_no(None if not view.present else not view.bound, "no driver", "bound", by(SYSFS))
 
@@ -32,19 +33,19 @@ def driver_unbound(view: NicView) -> Measured | None:
 def admin_down(view: NicView) -> Measured | None:
     """The link is set down.
 
-    An administrator's will, and taken as such: both ways at once.
+    An administrator decides this, so the fault starts and ends at once.
     """
     bad = None if view.admin_up is None or view.infiniband else not view.admin_up
-    told = view.history.level("admin_up")
-    agree = {Source.LINK.value} if bad is not None and told is not None and (told == 0) == bad else set()
+    up = view.history.level("admin_up")
+    agree = {Source.LINK.value} if bad is not None and up is not None and (up == 0) == bad else set()
     return yes_or_no(bad, "set down", "set up", by(SYSFS, *agree))
 
 
 def carrier_down(view: NicView) -> Measured | None:
     """The link has no carrier while it is set up; on InfiniBand: its port is not active.
 
-    Entered at once, as NVSentinel does (gpud waits 4 min), and cleared after 60 s with carrier, so that a link
-    that comes and goes is given back once (our own choice).
+    The fault starts at once, as in NVSentinel (gpud waits 4 min). It ends after 60 s with carrier, so that an
+    unstable link returns only once (our own choice).
     """
     return yes_or_no(
         None if view.carrier is None else not view.carrier, "no carrier", "carrier", view.carrier_witnesses
@@ -52,38 +53,42 @@ def carrier_down(view: NicView) -> Measured | None:
 
 
 def firmware_fatal(view: NicView) -> Measured | None:
-    """The NIC's firmware has failed: devlink's fw_fatal reporter, or the driver's last words in the kernel's log.
+    """The firmware of the NIC has failed, by devlink's fw_fatal reporter or by the driver's messages in the kernel log.
 
-    The kernel patterns are mlx5's and NVSentinel's. It clears when the reporter is healthy and the log has been
-    quiet for the window.
+    The kernel patterns are those of mlx5 and NVSentinel. The fault ends when the reporter is healthy and the log has
+    no such message for the window.
     """
-    told = view.history.levels("devlink_error")
+    errors = view.history.levels("devlink_error")
     events = view.history.each("kernel_events", view.window_s)
-    lines = total(told for pattern, told in events.items() if pattern.startswith(FATAL_PATTERNS))
-    if "fw_fatal" not in told and not events:
+    lines = total(counted for pattern, counted in events.items() if pattern.startswith(FATAL_PATTERNS))
+    if "fw_fatal" not in errors and not events:
         return None
-    witnesses = by(Source.DEVLINK.value) if told.get("fw_fatal") else by(Source.KERNEL.value)
-    if told.get("fw_fatal") and lines:
+    witnesses = by(Source.DEVLINK.value) if errors.get("fw_fatal") else by(Source.KERNEL.value)
+    if errors.get("fw_fatal") and lines:
         witnesses = by(Source.DEVLINK.value, Source.KERNEL.value)
-    bad = bool(told.get("fw_fatal")) or lines > 0
-    if not bad and "fw_fatal" not in told and max(seconds for _, seconds in events.values()) < view.window_s:
-        return None  # only the log would know, and since a restart it has not been heard for so long
+    bad = bool(errors.get("fw_fatal")) or lines > 0
+    if (
+        not bad
+        and "fw_fatal" not in errors
+        and max(seconds for _, seconds in events.values()) < view.window_s
+    ):
+        return None  # only the log has the answer, and since a restart it was not read for the whole window
     return yes_or_no(bad, "the firmware reports a fatal error", "no fatal error", witnesses)
 
 
 FATAL_PATTERNS = ("firmware_fatal", "health_compromised", "unrecoverable", "command_leak")
-"""Of ``kernel_events``: those after which the NIC does no more."""
+"""Of ``kernel_events``: those after which the NIC no longer works."""
 
 
 def flapping(view: NicView) -> Measured | None:
-    """The link loses its carrier again and again: 1000 penalty points each time, which halve every window.
+    """The link loses its carrier repeatedly: each loss adds 1000 penalty points, which halve every window.
 
-    The shape is RFC 2439's and IP event dampening's: suppressed from 2500 on, that is three losses in short
-    order (gpud and NVSentinel: three), reused at 1000, after an hour at the latest. Losses are counted by the
-    kernel's carrier_down_count, never by events.
+    The form is that of RFC 2439 and IP event dampening: suppressed from 2500 on, which is three losses in short
+    succession (gpud and NVSentinel: three), reused at 1000, after an hour at the latest. The kernel's
+    carrier_down_count counts the losses, not events.
     """
     if Source.LINK in view.history.stale():
-        return None  # whether it flapped meanwhile is not known
+        return None  # losses in the meantime are unknown
     return Measured(view.penalty, f"penalty {view.penalty:.0f}", by(Source.LINK.value))
 
 
@@ -98,9 +103,9 @@ def flapping_daily(view: NicView) -> Measured | None:
 
 
 def speed_reduced(view: NicView) -> Measured | None:
-    """The link runs slower than expected: than configured, than most of its like, or than itself in this boot.
+    """The link is slower than configured, than most links of its role, or than its own best in this boot.
 
-    gpud and Azure NHC expect 400G of each port of a DGX H100; here the node's majority says it.
+    gpud and Azure NHC expect 400G of each port of a DGX H100; here the majority of the node decides.
     """
     if not view.carrier or not view.speed_mbps or not view.expected_mbps:
         return None
@@ -116,11 +121,11 @@ def gigabits(mbps: float) -> str:
     return f"{mbps / 1000:g}G"
 
 
-# --- bits on the wire -------------------------------------------------------------------------------------
+# --- bit errors -------------------------------------------------------------------------------------------
 
 
 def _line_bits(view: NicView) -> float | None:
-    """Bits received per second, as the PHY counts them, or as fast as the line is."""
+    """The bits received per second: the count of the PHY, or the speed of the line."""
     rate = view.history.rate("phy_rx_bits", view.window_s)
     return rate if rate else 1e6 * view.speed_mbps if view.speed_mbps else None
 
@@ -133,15 +138,15 @@ def _pre_fec(view: NicView) -> Measured | None:
 
 
 def pre_fec_ber(view: NicView) -> Measured | None:
-    """Bits that FEC had to correct, as a share of all.
+    """The share of bits that FEC corrected.
 
-    IEEE 802.3 allows 2.4e-4 on PAM4 before FEC gives up (Dell KB 286734); the margin is our own choice.
+    IEEE 802.3 allows 2.4e-4 on PAM4 before FEC fails (Dell KB 286734); the margin is our own choice.
     """
     return _pre_fec(view)
 
 
 def pre_fec_ber_warning(view: NicView) -> Measured | None:
-    """Bits that FEC had to correct, as a share of all: still far from a fault.
+    """The share of bits that FEC corrected, at a warning level.
 
     A 24th of what IEEE 802.3 allows on PAM4 (our own choice).
     """
@@ -152,14 +157,14 @@ POST_FEC_LEAST = 10
 
 
 def post_fec_errors(view: NicView) -> Measured | None:
-    """Symbols that FEC could not correct, as a share of all bits; fewer than ten are no fault.
+    """Symbols that FEC could not correct, as a share of all bits; fewer than ten symbols are no fault.
 
     IBTA and Dell: 1e-12, which is 1530 an hour at 400G.
     """
-    told, bits = view.history.over("symbol_errors", view.window_s), _line_bits(view)
-    if told is None or bits is None:
+    counted, bits = view.history.over("symbol_errors", view.window_s), _line_bits(view)
+    if counted is None or bits is None:
         return None
-    errors, seconds = told
+    errors, seconds = counted
     ratio = errors / seconds / bits
     said = f"{ratio:.1e} ({errors:.0f} errors in {seconds:.0f} s)"
     return Measured(ratio, said, by(Source.DRIVER.value), enough=errors >= POST_FEC_LEAST)
@@ -178,11 +183,11 @@ LANE_DB = 2.0
 
 
 def lane_imbalance(view: NicView) -> Measured | None:
-    """One lane has many times the errors of the next worst, and more than 2 dB less light than the best.
+    """One lane has many times the errors of the next lane, and more than 2 dB less light than the best lane.
 
-    NVIDIA's Cable Validation Tool: ten times, which means dirty optics.
+    NVIDIA's Cable Validation Tool: ten times, which indicates dirty optics.
     """
-    errors = {lane: told[0] for lane, told in view.history.each("lane_errors", view.window_s).items()}
+    errors = {lane: counted[0] for lane, counted in view.history.each("lane_errors", view.window_s).items()}
     power = {lane: watts for lane, watts in view.history.levels("rx_power_watts").items() if watts > 0}
     if len(errors) < 2 or not power:
         return None
@@ -197,7 +202,7 @@ def lane_imbalance(view: NicView) -> Measured | None:
 
 
 def crc_errors(view: NicView) -> Measured | None:
-    """Frames that arrived broken.
+    """Received frames with a wrong checksum.
 
     NVSentinel's port_rcv_errors: 10/s.
     """

@@ -14,16 +14,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 
-import msgspec
+from msgspec.structs import replace
 
 from nodeagent.affinity import Affinity, affinity
 from nodeagent.health import cabling
 from nodeagent.health.guard import Guard
+from nodeagent.health.health_settings import ExpectedLinks, HealthSettings
 from nodeagent.health.judged_device import gravest
-from nodeagent.health.nic_rules import DEFAULTS
+from nodeagent.health.nic_rules import effective
 from nodeagent.health.nic_state import STRUCTURAL, NicContext, NicState
 from nodeagent.health.record import NicRecord
 from nodeagent.health.rule import Rule
@@ -35,27 +35,10 @@ ROLE_SHARE = 0.75
 """Of the links of a role. gpud and NVSentinel have no such gate and report ports that were never connected."""
 
 
-class Expected(msgspec.Struct, frozen=True):
-    """Links (globs on netdevs or PCI addresses) that must be up, and their speed."""
-
-    links: tuple[str, ...]
-    speed_mbps: float | None = None
-
-
-class NicTerms(msgspec.Struct, frozen=True):
-    """The settings that the health of NICs depends on. ``guard_share`` of the devices may become Unhealthy within
-    ``guard_s`` with one witness each."""
-
-    rules: tuple[Rule, ...] = DEFAULTS
-    expected: tuple[Expected, ...] = ()
-    unused: tuple[str, ...] = ()
-    guard_share: float = 0.5
-    guard_s: float = 60.0
-
-
 class NicJudge:
-    def __init__(self, terms: NicTerms | None = None) -> None:
-        self.terms = terms or NicTerms()
+    def __init__(self, settings: HealthSettings | None = None) -> None:
+        self.settings = settings or HealthSettings()
+        self.rules = effective(self.settings.rules)
         self.nics: dict[str, NicState] = {}
         """The PFs by PCI address."""
         self.now = 0.0
@@ -64,7 +47,7 @@ class NicJudge:
         self._faults: Faults = NO_FAULTS
         self._neighbors: dict[str, list[Neighbor]] = {}
         self._plan: cabling.Plan = {}
-        self._guard = Guard(self.terms.guard_share, self.terms.guard_s)
+        self._guard = Guard(self.settings.guard.share, self.settings.guard.seconds)
         self._records: dict[str, NicRecord] = {}
         self._applied: dict[str, tuple[NicContext, bool, bool]] = {}
         """What the rest of the node contributed to the last verdict on each PF, its gate included. Without a change
@@ -73,14 +56,14 @@ class NicJudge:
 
     # --- inputs ---------------------------------------------------------------------------------------
 
-    def adopt(self, terms: NicTerms) -> None:
+    def adopt(self, settings: HealthSettings) -> None:
         """Apply changed settings. An active fault stays until its rule clears it or is gone."""
-        self.terms = terms
-        self._guard.share, self._guard.seconds = terms.guard_share, terms.guard_s
+        self.settings, self.rules = settings, effective(settings.rules)
+        self._guard.share, self._guard.seconds = settings.guard.share, settings.guard.seconds
         damping = self._damping()
         for nic in self.nics.values():
             nic.penalty.cap(damping.window_s or 1.0, damping.clear)
-            nic.follow_rules(terms.rules)
+            nic.follow_rules(self.rules)
 
     def take_facts(
         self, functions: Iterable[Function], links: Iterable[Link], faults: Faults = NO_FAULTS
@@ -97,7 +80,7 @@ class NicJudge:
     def _nic(self, function: Function) -> NicState:
         nic = self.nics.get(function.pci_address)
         if nic is None:
-            nic = self.nics[function.pci_address] = NicState(function, self.terms.rules)
+            nic = self.nics[function.pci_address] = NicState(function, self.rules)
             if (record := self._records.pop(function.pci_address, None)) is not None:
                 nic.restore(record, self.now)
                 nic.penalty.cap(self._damping().window_s or 1.0, self._damping().clear)
@@ -113,7 +96,7 @@ class NicJudge:
         return urgent
 
     def _damping(self) -> Rule:
-        return next(rule for rule in self.terms.rules if rule.key == "flapping")
+        return next(rule for rule in self.rules if rule.key == "flapping")
 
     @property
     def has_news(self) -> bool:
@@ -173,9 +156,9 @@ class NicJudge:
         names = [nic.address, *([nic.link.netdev] if nic.link else [])]
         return any(fnmatchcase(name, glob) for glob in globs for name in names)
 
-    def _expected(self, nic: NicState) -> Expected | None:
+    def _expected(self, nic: NicState) -> ExpectedLinks | None:
         return next(
-            (expected for expected in self.terms.expected if self._matches(nic, expected.links)), None
+            (expected for expected in self.settings.expected if self._matches(nic, expected.links)), None
         )
 
     def _by_role(self) -> dict[str, list[NicState]]:
@@ -191,7 +174,7 @@ class NicJudge:
 
     def _apply_gate(self) -> None:
         for nic in self.nics.values():
-            nic.unused = self._matches(nic, self.terms.unused)
+            nic.unused = self._matches(nic, self.settings.unused)
         # Count links that have ever been up, so that a mass failure does not turn the rest into unused ones.
         present = {
             role: len(nics) > 1 and sum(nic.once_up for nic in nics) >= ROLE_SHARE * len(nics)
@@ -210,10 +193,10 @@ class NicJudge:
     def _expected_speeds(self) -> dict[str, float]:
         """The configured speed, or the speed of more than half of three or more links of the same role."""
         majority = {role: _majority(nics) for role, nics in self._by_role().items()}
-        speeds = {}
+        speeds: dict[str, float] = {}
         for nic in self.nics.values():
             expected = self._expected(nic)
-            speed = expected.speed_mbps if expected is not None else None
+            speed: float | None = expected.speed_mbps if expected is not None else None
             if speed is None:
                 speed = majority.get(self._role(nic))
             if speed is not None:
@@ -235,7 +218,9 @@ class NicJudge:
         state = gravest(rule.state for rule, _ in active)
         if self._guard.holds_back(nic.address):
             why = "its devices stay Healthy until a second source agrees or the fault has stood"
-            reasons.append(Reason("guard", f"{nic.name}: {why} for {self.terms.guard_s:g} s", warning=True))
+            reasons.append(
+                Reason("guard", f"{nic.name}: {why} for {self.settings.guard.seconds:g} s", warning=True)
+            )
         if nic.idle and not active:
             state = State.UNUSED
             reasons.append(

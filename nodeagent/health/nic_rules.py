@@ -6,11 +6,14 @@ The defaults stand here; their sources are in the docstrings of the measures.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodeagent.health import adapter_rules, link_rules
-from nodeagent.health.rule import Measure, Override, Rule, override_rules
+from nodeagent.health.rule import Measure, Rule, apply_all
 from nodeagent.model import State
+
+if TYPE_CHECKING:
+    from nodeagent.health.health_settings import RuleSettings
 
 
 def _rule(state: State, measure: Measure, **settings: Any) -> Rule:
@@ -300,9 +303,9 @@ DEFAULTS: tuple[Rule, ...] = (
 KEYS: tuple[str, ...] = tuple(rule.key for rule in DEFAULTS)
 
 
-def effective(overrides: Iterable[Override]) -> tuple[Rule, ...]:
+def effective(settings: Iterable[RuleSettings]) -> tuple[Rule, ...]:
     """Return the default rules with these changes, in the same order."""
-    return override_rules(DEFAULTS, overrides)
+    return apply_all(DEFAULTS, settings)
 
 
 def default(key: str) -> Rule:

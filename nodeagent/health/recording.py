@@ -1,13 +1,13 @@
 """Recorded samples: JSON lines, a header first and then one sample on each line.
 
-``nodeagent capture --samples`` writes them and the rules are replayed on them. The law of this file:
+``nodeagent capture --samples`` writes them, and ``nodeagent health replay`` reads them.
 
-* The header says in which form the lines are and what the devices are, and never which node it was.
-* Samples of one source and device are in the order of their times; a slow source's stand after those of faster
-  ones that began later.
-* A line stands for itself. The last one may be cut short, by whoever ended the recording, and is left out
-  then; any other line that is no sample is a ``RecordingError`` with its number.
-* What a newer agent of the same version adds to a line is passed over; another version is refused.
+* The header contains the form of the lines and the devices, but not the name of the node.
+* Samples of one source and device are in the order of their times. Those of a slow source follow those of faster
+  sources that started later.
+* Each line is complete in itself. The last line may be cut short by the end of the recording, and is then ignored.
+  Any other line that is not a sample is a ``RecordingError`` with its number.
+* Unknown fields of a line are ignored; another version is refused.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ LINE_MAX = 1024 * 1024
 
 
 class RecordingError(Exception):
-    """What was given is no recording; the message names the line and what is wrong with it."""
+    """The file is not a recording; the message contains the line and the fault."""
 
 
 class Subject(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A device that samples may be of.
+    """A device of the recording.
 
-    ``device`` is what samples call it: a PF's PCI address or a GPU's UUID. ``path`` is its way from the root
-    complex, as ``Function.pci_path``; with ``link_type``, ``speed_mbps``, ``numa_node`` and ``default_route``
-    it is what roles are guessed from. ``mac`` is the permanent address. ``index`` is the driver's number of a GPU.
+    ``device`` is its name in samples: the PCI address of a PF, the UUID of a GPU. ``path`` is its path from the root
+    complex, as ``Function.pci_path``. The roles of PFs follow from ``path``, ``link_type``, ``speed_mbps``,
+    ``numa_node`` and ``default_route``. ``mac`` is the permanent address, ``index`` the driver's number of a GPU.
     """
 
     device: str
@@ -52,7 +52,7 @@ class Subject(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """``boot_id`` tells recordings of one boot; ``booted_at`` is CLOCK_REALTIME at zero of CLOCK_BOOTTIME."""
+    """``boot_id`` identifies recordings of one boot; ``booted_at`` is CLOCK_REALTIME at zero of CLOCK_BOOTTIME."""
 
     form: Literal["nodeagent-samples"] = "nodeagent-samples"
     version: int = VERSION
@@ -66,28 +66,28 @@ _encoder = msgspec.json.Encoder()
 _samples = msgspec.json.Decoder(Sample)
 
 
-def encode(one: Header | Sample) -> bytes:
-    """One line, with its end."""
-    return _encoder.encode(one) + b"\n"
+def encode(content: Header | Sample) -> bytes:
+    """Return one line, with its end."""
+    return _encoder.encode(content) + b"\n"
 
 
 def lines(file: BinaryIO) -> Iterator[bytes]:
-    """Those of a file, none of them longer than ``LINE_MAX``. Raises ``RecordingError``."""
+    """Yield the lines of a file. Raises ``RecordingError`` for a line longer than ``LINE_MAX``."""
     number = 0
     while line := file.readline(LINE_MAX + 1):
         number += 1
         if len(line) > LINE_MAX:
-            raise RecordingError(f"line {number} is longer than {LINE_MAX} bytes, and no sample")
+            raise RecordingError(f"line {number} is longer than {LINE_MAX} bytes, and not a sample")
         yield line
 
 
 def decode(lines: Iterable[bytes]) -> tuple[Header, Iterator[Sample]]:
-    """The header, and the samples as they are asked for. Lines keep their ends, as a binary file gives them.
+    """Return the header and an iterator of samples. Lines keep their ends, as in a binary file.
 
     Raises ``RecordingError``, here and from the iterator.
     """
-    left = iter(lines)
-    return _header(next(left, b"")), _rest(left)
+    remaining = iter(lines)
+    return _header(next(remaining, b"")), _samples_of(remaining)
 
 
 def _header(line: bytes) -> Header:
@@ -95,7 +95,7 @@ def _header(line: bytes) -> Header:
         header = msgspec.json.decode(line, type=Header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RecordingError(
-            f"line 1 is no header of recorded samples ({error}); "
+            f"line 1 is not the header of recorded samples ({error}); "
             "take a file that `nodeagent capture --samples` wrote"
         ) from error
     if header.version != VERSION:
@@ -106,7 +106,7 @@ def _header(line: bytes) -> Header:
     return header
 
 
-def _rest(lines: Iterator[bytes]) -> Iterator[Sample]:
+def _samples_of(lines: Iterator[bytes]) -> Iterator[Sample]:
     for number, line in enumerate(lines, 2):
         if not line.strip():
             continue
@@ -115,7 +115,7 @@ def _rest(lines: Iterator[bytes]) -> Iterator[Sample]:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             if not line.endswith(b"\n"):
                 return
-            raise RecordingError(f"line {number} is no sample: {error}") from error
+            raise RecordingError(f"line {number} is not a sample: {error}") from error
         if not math.isfinite(sample.at):
-            raise RecordingError(f"line {number} is no sample: its time is {sample.at}")
+            raise RecordingError(f"line {number} is not a sample: its time is {sample.at}")
         yield sample

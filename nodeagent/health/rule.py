@@ -9,11 +9,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from nodeagent.model import State
+
+if TYPE_CHECKING:
+    from nodeagent.health.health_settings import RuleSettings
 
 YES_OR_NO = "yes or no"
 """The unit of a rule without thresholds."""
@@ -107,31 +110,25 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         return (self.measure.__doc__ or "").strip().partition("\n\n")[2].strip().replace("\n    ", " ")
 
 
-class Override(msgspec.Struct, frozen=True):
-    """The changes that a configuration makes to one rule; ``None`` leaves the default."""
-
-    key: str
-    enter: float | None = None
-    clear: float | None = None
-    enter_for_s: float | None = None
-    clear_for_s: float | None = None
-    window_s: float | None = None
-    withdraws: bool | None = None
-    enabled: bool | None = None
-
-
-def apply(rule: Rule, override: Override) -> Rule:
+def apply(rule: Rule, settings: RuleSettings) -> Rule:
+    """Return the rule with the changes of the configuration; ``None`` leaves the default."""
     changes = {
-        name: value
-        for name in ("enter", "clear", "enter_for_s", "clear_for_s", "window_s", "withdraws", "enabled")
-        if (value := getattr(override, name)) is not None
+        "enter": settings.enter,
+        "clear": settings.clear,
+        "enter_for_s": settings.enter_for_seconds,
+        "clear_for_s": settings.clear_for_seconds,
+        "window_s": settings.window_seconds,
+        "withdraws": None if settings.allocatable is None else not settings.allocatable,
+        "enabled": settings.enabled,
     }
-    return msgspec.structs.replace(rule, **changes)
+    return msgspec.structs.replace(
+        rule, **{name: value for name, value in changes.items() if value is not None}
+    )
 
 
-def override_rules(rules: Iterable[Rule], overrides: Iterable[Override]) -> tuple[Rule, ...]:
-    """Return the rules with these changes, in their order."""
-    changed = {override.key: override for override in overrides}
+def apply_all(rules: Iterable[Rule], settings: Iterable[RuleSettings]) -> tuple[Rule, ...]:
+    """Return the rules with their changes, in their order."""
+    changed = {entry.rule: entry for entry in settings}
     return tuple(apply(rule, changed[rule.key]) if rule.key in changed else rule for rule in rules)
 
 

@@ -20,12 +20,13 @@ import msgspec
 from nodeagent.health.cabling import EMPTY, Plan, is_switch
 from nodeagent.health.explain import DeviceView, explain_gpus, explain_nics
 from nodeagent.health.gpu_judge import GpuJudge
+from nodeagent.health.gpu_settings import GpuSettings
+from nodeagent.health.health_settings import HealthSettings
 from nodeagent.health.judged_device import DeviceFigures
-from nodeagent.health.nic_judge import NicJudge, NicTerms, roles
+from nodeagent.health.nic_judge import NicJudge, roles
 from nodeagent.health.record import GpuRecord, NicRecord
 from nodeagent.health.state_file import DeviceIdentity, StateFile
 from nodeagent.health.structural import NO_FAULTS, Faults
-from nodeagent.health.xids import GpuTerms
 from nodeagent.host.clock import boottime
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.measurements.sample import Sample
@@ -45,18 +46,17 @@ _LEAST_S = 0.01
 class HealthService:
     def __init__(
         self,
-        nic_terms: NicTerms | None = None,
-        gpu_terms: GpuTerms | None = None,
+        settings: HealthSettings | None = None,
+        gpu_settings: GpuSettings | None = None,
         state_file: StateFile | None = None,
         *,
-        with_gpus: bool = True,
         clock: Callable[[], float] = boottime,
     ) -> None:
-        """Without ``with_gpus`` the records of GPUs in the state file stay as they are."""
-        self.nics = NicJudge(nic_terms)
-        self.gpus = GpuJudge(gpu_terms)
+        """With ``gpu.driver: none`` the records of GPUs in the state file stay as they are."""
+        self.nics = NicJudge(settings)
+        self.gpus = GpuJudge(gpu_settings, self.nics.settings.guard)
         self.state_file = state_file or StateFile.none()
-        self._with_gpus = with_gpus
+        self._with_gpus = self.gpus.settings.driver != "none"
         self._clock = clock
         self._publish_functions: Callable[[tuple[Function, ...]], object] = lambda _functions: None
         self._functions: tuple[Function, ...] = ()
@@ -73,7 +73,7 @@ class HealthService:
         self._gathered_at: float | None = None
         """When the samples since the last verdict are due."""
         self._wake = asyncio.Event()
-        if with_gpus:
+        if self._with_gpus:
             self._restore_gpus()
 
     def publish_functions(self, publish: Callable[[tuple[Function, ...]], object]) -> None:
@@ -92,7 +92,7 @@ class HealthService:
                     async with asyncio.timeout(None if due is None else max(_LEAST_S, due - self._clock())):
                         await self._wake.wait()
                 except TimeoutError:
-                    self._judge_and_publish()
+                    self.judge_nics()
         finally:
             self.store()
 
@@ -102,11 +102,11 @@ class HealthService:
         """Permanent MAC addresses by PCI address. Without one the address of the link identifies the NIC."""
         self._permanent_macs = permanent_macs
 
-    def adopt(self, terms: NicTerms) -> None:
+    def adopt(self, settings: HealthSettings) -> None:
         """Apply changed settings."""
-        if terms != self.nics.terms:
-            self.nics.adopt(terms)
-            self._judge_and_publish()
+        if settings != self.nics.settings:
+            self.nics.adopt(settings)
+            self.judge_nics()
 
     def judge_functions(
         self,
@@ -128,11 +128,11 @@ class HealthService:
         new_roles = roles((nic.function for nic in self.nics.nics.values()), tuple(gpus))
         if new_roles != self.nics.role_of:
             self.nics.take_roles(new_roles)
-            self._judge_and_publish()
+            self.judge_nics()
 
     def take_samples(self, samples: Iterable[Sample]) -> None:
         if self.nics.take_samples(samples):
-            self._judge_and_publish()
+            self.judge_nics()
         elif self._gathered_at is None and self.nics.has_news:
             self._gathered_at = self._clock() + GATHER_S
             self._wake.set()
@@ -140,17 +140,18 @@ class HealthService:
     def take_neighbors(self, neighbors: Iterable[Neighbor]) -> None:
         self._neighbors = tuple(neighbors)
         self.nics.take_neighbors(self._neighbors)
-        self._judge_and_publish()
+        self.judge_nics()
         self._log_unknown_names()
 
     def take_cabling_plan(self, plan: Plan) -> None:
         """The part of the cabling plan for this node."""
         self._plan = plan
         self.nics.take_plan(plan)
-        self._judge_and_publish()
+        self.judge_nics()
         self._log_unknown_names()
 
-    def _judge_and_publish(self) -> None:
+    def judge_nics(self) -> None:
+        """Judge now, and publish the functions if their health has changed."""
         before = self._functions
         if self._judge() != before:
             self._publish_functions(self._functions)

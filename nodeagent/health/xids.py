@@ -1,18 +1,20 @@
 """The XID errors of NVIDIA's driver, and the latched rules that they start. Pure.
 
-An XID ends with a reset (the driver asked for a recovery action and no longer does), or ``clear_after_s`` after the
+An XID ends with a reset (the driver asked for a recovery action and no longer does), or ``xidClearSeconds`` after the
 last such event, while the driver asks for no action and reads the GPU without errors.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from nodeagent.health.gpu_rules import GpuLimits, GpuView
+from nodeagent.health.gpu_rules import GpuView
 from nodeagent.health.rule import Measured, Rule
 from nodeagent.model import State
+
+if TYPE_CHECKING:
+    from nodeagent.health.gpu_settings import GpuSettings
 
 
 class Severity(StrEnum):
@@ -82,31 +84,15 @@ NVIDIA's device plugin ignores 109 and not 94; the catalog has RESET_GPU for 109
 follows the catalog in both (k8s-device-plugin issue 1974)."""
 
 
-class GpuTerms(msgspec.Struct, frozen=True):
-    """The settings that the health of GPUs depends on. ``fatal`` and ``ignore`` override the table, ``fatal`` first.
-    Times are seconds."""
-
-    fatal: frozenset[int] = frozenset()
-    ignore: frozenset[int] = frozenset()
-    clear_after_s: float = 600.0
-    """After the last XID, without a reset (ten minutes, our own choice)."""
-    unreadable_after_s: float = 30.0
-    """A GPU whose calls fail is first in doubt, and Unhealthy after this time (our own choice)."""
-    limits: GpuLimits = GpuLimits()
-    guard_share: float = 0.5
-    """This share of the GPUs may become Unhealthy within ``guard_s`` with one witness each."""
-    guard_s: float = 60.0
-
-
-def severity(xid: int | None, terms: GpuTerms) -> Severity:
+def severity(xid: int | None, settings: GpuSettings) -> Severity:
     """Return the severity of an XID, or with ``None`` of an unavailable GPU.
 
     An XID that is not in the table is watched: a new number in a driver must not withdraw a GPU. A grave error also
     shows as a lost GPU or as a recovery action.
     """
-    if xid is None or xid in terms.fatal:
+    if xid is None or xid in settings.fatal_xids:
         return Severity.FATAL
-    if xid in terms.ignore or xid in IGNORE:
+    if xid in settings.ignore_xids or xid in IGNORE:
         return Severity.IGNORE
     return Severity.FATAL if xid in FATAL else Severity.WATCH
 
@@ -115,18 +101,18 @@ def _measure_event(_: GpuView) -> None:
     """An event has no present value."""
 
 
-def xid_rule(xid: int | None, terms: GpuTerms) -> Rule:
+def xid_rule(xid: int | None, settings: GpuSettings) -> Rule:
     """Return the rule that an XID starts, or with ``None`` an unavailable GPU."""
-    fatal = severity(xid, terms) is Severity.FATAL
-    never = terms.clear_after_s == float("inf")
+    fatal = severity(xid, settings) is Severity.FATAL
+    never = settings.xid_clear_s == float("inf")
     return Rule(
         key="gpu_unavailable" if xid is None else f"xid_{xid}",
         state=State.UNHEALTHY if fatal else State.DEGRADED,
         measure=_measure_event,
         withdraws=fatal,
-        clear_for_s=terms.clear_after_s,
+        clear_for_s=settings.xid_clear_s,
         limit="any",
-        clears="a reset" if never else f"a reset, or {terms.clear_after_s:g} s without another",
+        clears="a reset" if never else f"a reset, or {settings.xid_clear_s:g} s without another",
         latched=True,
         witnesses=frozenset({"event", "GPU"}),  # an event names one GPU, so the guard lets it pass
     )

@@ -1,4 +1,4 @@
-"""Replace files in one step, and say why a folder takes none."""
+"""Replace files in one step, and find out why a folder takes none."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o600, durable: bool
 
 
 def unwritable_because(folder: Path) -> str | None:
-    """Why no file can be created in a folder, found without creating one; ``None`` if one can.
+    """Return why no file can be created in a folder, without creating one; ``None`` if one can.
 
     Raises ``OSError`` if the folder does not exist.
     """

@@ -1,19 +1,21 @@
-"""What a GPU driver says, whoever asks it: NVML (``host/nvml.py``) or a recording (``host/recorded_gpus.py``).
+"""The values that a GPU driver returns: NVML (``host/nvml.py``) or a recording (``host/recorded_gpus.py``).
 
-A reading is partial where the driver was: a field that could not be read is ``None`` and ``fault`` says
-why. Nothing is remembered here and nobody is judged; both are the business of ``health/xids.py``.
+A reading may be partial: a field that could not be read is ``None``, and ``fault`` has the reason. These values
+carry no verdict; ``health/`` derives it.
 
-Both drivers offer ``open``, ``close``, ``version``, ``gpus``, ``vitals`` and ``wait`` and belong to one thread:
-the one that opened. Only ``DriverError`` leaves them.
+Both drivers offer ``open``, ``close``, ``version``, ``gpus``, ``vitals`` and ``wait``. They belong to the thread
+that opened them and raise only ``DriverError``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 
 class DriverError(Exception):
-    """The driver as a whole gave no answer. ``absent``: there is none on this machine (yet)."""
+    """The driver as a whole does not answer. ``absent``: this machine has no driver, or not yet."""
 
     def __init__(self, message: str, *, absent: bool = False) -> None:
         super().__init__(message)
@@ -22,11 +24,11 @@ class DriverError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One GPU as the driver listed it just now.
+    """One GPU as the driver lists it.
 
-    ``recovery_action`` is one of ``nvml.RECOVERY_ACTIONS``, or ``None`` from a driver that does not know
-    of them. ``lost`` is the driver's own word: the GPU does not answer any more. ``fault`` is the text of
-    the first call about this GPU that failed.
+    ``recovery_action`` is one of ``nvml.RECOVERY_ACTIONS``, or ``None`` if the driver does not support it. ``lost``:
+    the driver reports that the GPU does not answer any more. ``fault`` is the error text of the first failed call
+    about this GPU.
     """
 
     index: int
@@ -41,9 +43,8 @@ class GpuReading:
     fault: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GpuProcess:
-    """A process that computes on the GPU. ``pid`` is of the driver's process namespace, the host's."""
+class GpuProcess(Struct, frozen=True):
+    """A compute process on the GPU. ``pid`` is in the driver's PID namespace, which is the host's."""
 
     pid: int
     memory_bytes: int | None
@@ -51,10 +52,10 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class GpuVitals:
-    """What was measured on one GPU just now, by the names of ``measurements/table.py``.
+    """Measured values of one GPU, by the names of ``measurements/table.py``.
 
-    Whatever the driver does not tell is not there. What it told and cannot be (a width of 0xffffffff) is not
-    there either, and its name is in ``absurd``. ``processes`` is ``None`` where nobody asked for them.
+    A value that the driver does not report is absent. So is an impossible value (a width of 0xffffffff); its name is
+    in ``absurd``. ``processes`` is ``None`` if they were not requested.
     """
 
     uuid: str
@@ -64,12 +65,11 @@ class GpuVitals:
     processes: tuple[GpuProcess, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GpuEvent:
-    """Something happened. ``xid`` is ``None`` for whatever is no XID: the GPUs are worth another reading.
+class GpuEvent(Struct, frozen=True):
+    """An event of the driver. ``xid`` is ``None`` for other events, after which the GPUs should be read again.
 
-    ``uuid`` is ``None`` where the driver did not name a GPU that can be told. ``unavailable``: the driver has
-    given this GPU up, with or without an XID of its own.
+    ``uuid`` is ``None`` if the driver did not name a known GPU. ``unavailable``: the driver has given up this GPU,
+    with or without an XID.
     """
 
     uuid: str | None

@@ -1,11 +1,11 @@
-"""inotify on the event loop: which names changed in which folders.
+"""Watch folders by inotify on the event loop.
 
-A change is a hint to look, never a fact: several events for one name come as one ``Change``, and when
-the kernel dropped some (``overflow``) everything watched has to be looked at again.
+A change is a hint to read, never a fact: several events for one name come as one ``FolderChange``. When the kernel
+dropped events (``overflow``), read everything watched again.
 
-A folder that is deleted, moved away or unmounted is reported once as ``gone`` and is watched no more: its
-path means nothing, or something else, from then on. ``add`` it again when it is back. Watch the folder
-that holds a file rather than the file: whoever replaces a file makes a new inode.
+A folder that is deleted, moved away or unmounted is reported once as ``gone`` and is no longer watched: its path may
+mean another folder from then on. ``add`` it again when it is back. Watch the folder of a file, not the file: a
+replaced file is a new inode.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ IN_ISDIR = 0x4000_0000
 _IN_ONLYDIR = 0x0100_0000
 
 NAMES = IN_CREATE | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO
-"""A name appeared in the folder or went from it."""
+"""A name appeared in the folder or disappeared from it."""
 CONTENT = NAMES | IN_CLOSE_WRITE
-"""The same, and a file was written to its end."""
+"""The same, or a file was closed after writing."""
 
 _GONE = IN_DELETE_SELF | IN_MOVE_SELF | IN_UNMOUNT | IN_IGNORED
 _EVENT = struct.Struct("iIII")  # wd, mask, cookie, length of the name with its padding
@@ -48,12 +48,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class InotifyError(Exception):
-    """A folder that cannot be watched; the message names it and says what would help."""
+    """A folder that cannot be watched; the message has its path and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """What happened to ``name`` in ``folder``; ``mask`` is all its ``IN_`` bits together.
+class FolderChange:
+    """A change of ``name`` in ``folder``; ``mask`` has all its ``IN_`` bits.
 
     ``name`` is empty for the folder itself. Both are empty on overflow.
     """
@@ -64,16 +64,16 @@ class Change:
 
     @property
     def overflow(self) -> bool:
-        """Events were lost: look at everything again."""
+        """Events were lost: read everything again."""
         return bool(self.mask & IN_Q_OVERFLOW)
 
     @property
     def gone(self) -> bool:
-        """The folder is not there any more, and is not watched any more."""
+        """The folder does not exist any more, and is no longer watched."""
         return bool(self.mask & _GONE)
 
 
-class Watch:
+class FolderWatch:
     """A set of watched folders. One task at a time may wait for its changes."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Watch:
             )
         self._folders: dict[int, str] = {}
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> FolderWatch:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -114,25 +114,25 @@ class Watch:
         self._folders[wd] = path
 
     def remove(self, folder: str | os.PathLike[str]) -> None:
-        """Watch ``folder`` no more; what it has queued is dropped. Not watching it is no error."""
+        """Stop watching ``folder`` and drop its queued events. It is no error if it is not watched."""
         path = os.fspath(folder)
         for wd in [wd for wd, known in self._folders.items() if known == path]:
             self._forget(wd)
 
-    async def changes(self) -> tuple[Change, ...]:
-        """Wait, then everything that has happened so far, in order of first appearance."""
+    async def changes(self) -> tuple[FolderChange, ...]:
+        """Wait for changes and return all of them, in order of their first event."""
         while True:
             await wait_readable(self._fd)
             if changes := self._drain():
                 return changes
 
-    def __aiter__(self) -> Watch:
+    def __aiter__(self) -> FolderWatch:
         return self
 
-    async def __anext__(self) -> tuple[Change, ...]:
+    async def __anext__(self) -> tuple[FolderChange, ...]:
         return await self.changes()
 
-    def _drain(self) -> tuple[Change, ...]:
+    def _drain(self) -> tuple[FolderChange, ...]:
         masks: dict[tuple[str, str], int] = {}
         for wd, mask, name in _events(self._fd):
             if mask & IN_Q_OVERFLOW:
@@ -140,16 +140,16 @@ class Watch:
             elif wd in self._folders:
                 key = (self._folders[wd], name)
             else:
-                continue  # the rest of what a folder had queued when it was removed
+                continue  # queued events of a folder that was removed
             masks[key] = masks.get(key, 0) | mask
-            # A folder's deletion says nothing about the names it held: each has had its own event.
+            # The deletion of a folder does not concern its names: each had its own event.
             if mask & _GONE:
                 self._forget(wd)
-        return tuple(Change(folder, name, mask) for (folder, name), mask in masks.items())
+        return tuple(FolderChange(folder, name, mask) for (folder, name), mask in masks.items())
 
     def _forget(self, wd: int) -> None:
         del self._folders[wd]
-        # EINVAL where the kernel has dropped the watch by itself, with the folder.
+        # EINVAL if the kernel has already dropped the watch with the folder.
         _libc.inotify_rm_watch(self._fd, wd)
 
 

@@ -1,8 +1,8 @@
-"""The kernel's log, and lines in it that mean a NIC's firmware is in trouble.
+"""Find lines in the kernel log that report a failure of a NIC's firmware.
 
-The law of this file: a line counts only where the kernel itself wrote it (facility 0: whatever programs write to
-/dev/kmsg has another), and only from its beginning, where the driver's name and the PCI address stand. What
-else is in it, and who could put that there, does not matter; no text of it leaves this file unescaped.
+A line counts only if the kernel wrote it (facility 0; lines that programs write to /dev/kmsg have another one), and
+only if it begins with the driver's name and the PCI address. The rest of the line may be hostile; no text of it
+leaves this module.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from errno import EAGAIN, EINVAL, EPIPE
 from typing import Self
+
+from msgspec import Struct
 
 PATH = "/dev/kmsg"
 _RECORD_MAX = 8192  # Documentation/ABI/testing/dev-kmsg; a shorter buffer is an error (EINVAL)
@@ -30,26 +31,25 @@ PATTERNS: dict[str, re.Pattern[bytes]] = {
     "register_access": re.compile(rb"ACCESS_REG\(0x805\)[^\n]{0,80}failed"),
     "transmit_timeout": re.compile(rb"TX timeout detected"),
 }
-"""By key, what stands in a line of mlx5_core after its name and the address (drivers/net/ethernet/mellanox/mlx5)."""
+"""By key, the text after name and address in a line of mlx5_core (drivers/net/ethernet/mellanox/mlx5)."""
 
 _LINE = re.compile(rb"mlx5_core ([0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7])[ :]")
 _FACILITY_BITS = 3
 
 
 class KernelLogError(Exception):
-    """The log cannot be read; the message says what would help."""
+    """The log cannot be read; the message has the remedy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """A line that matched: of which function, and by the key of which pattern."""
+class FirmwareEvent(Struct, frozen=True):
+    """A matching line: the function and the key of the pattern."""
 
     pci_address: str
     pattern: str
 
 
-def events_of(record: bytes) -> Iterator[Event]:
-    """``priority,sequence,microseconds,flags;text`` and lines of a dictionary, as /dev/kmsg gives it."""
+def events_of(record: bytes) -> Iterator[FirmwareEvent]:
+    """Decode ``priority,sequence,microseconds,flags;text`` and dictionary lines of /dev/kmsg."""
     head, _, rest = record.partition(b";")
     priority = head.partition(b",")[0]
     if not priority.isdigit() or int(priority) >> _FACILITY_BITS:
@@ -60,11 +60,11 @@ def events_of(record: bytes) -> Iterator[Event]:
         return
     for key, pattern in PATTERNS.items():
         if pattern.search(text, line.end()):
-            yield Event(line[1].decode("ascii"), key)
+            yield FirmwareEvent(line[1].decode("ascii"), key)
 
 
 class KernelLog:
-    """Read from the oldest line there is, without waiting. ``overruns`` counts times that lines were lost."""
+    """Reads from the oldest line on, without waiting. ``overruns`` counts how often lines were lost."""
 
     def __init__(self, path: str | os.PathLike[str] = PATH) -> None:
         self.overruns = 0
@@ -72,7 +72,7 @@ class KernelLog:
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             raise KernelLogError(
-                f"{os.fspath(path)} cannot be opened: {error.strerror}; the kernel's log takes CAP_SYSLOG and, "
+                f"{os.fspath(path)} cannot be opened: {error.strerror}; the kernel log needs CAP_SYSLOG and, "
                 "in a container, the host's /dev/kmsg"
             ) from error
 
@@ -88,22 +88,22 @@ class KernelLog:
     def fileno(self) -> int:
         return self._fd
 
-    def read(self) -> tuple[Counter[Event], bool]:
-        """What has been written since, and whether there is more to be read at once."""
-        found: Counter[Event] = Counter()
+    def read(self) -> tuple[Counter[FirmwareEvent], bool]:
+        """The events since the last call, and whether there are more to read."""
+        events: Counter[FirmwareEvent] = Counter()
         for _ in range(_RECORDS_AT_ONCE):
             try:
                 record = os.read(self._fd, _RECORD_MAX)
             except OSError as error:
                 if error.errno == EAGAIN:
-                    return found, False
-                if error.errno == EPIPE:  # the oldest ones are gone, and the next read is of what is left
+                    return events, False
+                if error.errno == EPIPE:  # the oldest lines are lost; the next read returns the rest
                     self.overruns += 1
                     continue
                 if error.errno == EINVAL:
                     continue
-                raise KernelLogError(f"the kernel's log cannot be read: {error.strerror}") from error
+                raise KernelLogError(f"the kernel log cannot be read: {error.strerror}") from error
             if not record:
-                return found, False
-            found.update(events_of(record))
-        return found, True
+                return events, False
+            events.update(events_of(record))
+        return events, True

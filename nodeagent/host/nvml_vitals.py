@@ -1,13 +1,11 @@
-"""What NVML measures on one GPU, in one batch of field values and a handful of calls.
+"""Read the measured values of one GPU by NVML: one batch of field values and some further calls.
 
-The law of this file:
-
-* Each number is asked for alone: a call that fails, is missing in an old driver or answers nonsense costs the
-  numbers that it would have given, and no other. What is not to be had is said once for each call and GPU.
-* A number that cannot be (``LIMITS``) is dropped and named, whoever measured it. ``0xffffffff`` is how
-  hardware that has left the bus answers, and how NVML says that a value is not available.
-* Field values go in one call for each GPU: every call may wait for the driver's lock. NVLinks are asked by
-  their number in ``scopeId``, for the field IDs of single links end at link 11 of Hopper's 18.
+* A call that fails, is missing in an old driver or returns an invalid value affects only its own values. A missing
+  value is logged once for each call and GPU.
+* An impossible value (``LIMITS``) is dropped and named. Hardware that has left the bus returns ``0xffffffff``, and so
+  does NVML for a value that is not available.
+* All field values of a GPU are one call, because each call may wait for the driver's lock. NVLinks are selected by
+  number in ``scopeId``: the field IDs of single links end at link 11 of Hopper's 18.
 """
 
 from __future__ import annotations
@@ -25,11 +23,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LINKS = 18
-"""NVLinks that are asked about before the driver has said how many there are (Hopper and Blackwell: 18)."""
+"""NVLinks that are read before the driver has returned their number (Hopper and Blackwell: 18)."""
 LINKS_MAX = 36  # NVML_NVLINK_MAX_LINKS
 TEXT_MAX = 96  # NVML's longest buffer for these texts
 COUNTER_MAX = 2.0**63
-"""Above this lies what is negative: no counter gets there, and 2**64 - 1 is NVML's "not available"."""
+"""Values above it are negative ones: no counter reaches it, and 2**64 - 1 is NVML's "not available"."""
 
 LIMITS: dict[str, tuple[float, float]] = {
     "gpu_memory_used_bytes": (0, 2.0**50),
@@ -53,7 +51,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "gpu_fabric_route_unhealthy": (0, 1),
     "gpu_fabric_misconfigured": (0, 1),
 }
-"""The least and the most that a value may be; everything else is a counter."""
+"""The lowest and the highest possible value; all other names are counters."""
 
 FABRIC_STATES = ("not_supported", "not_started", "in_progress", "completed")
 """By ``nvmlGpuFabricState_t``."""
@@ -93,8 +91,8 @@ def plausible(
     texts: dict[str, str],
     processes: tuple[GpuProcess, ...] | None = None,
 ) -> GpuVitals:
-    """The vitals without what cannot be."""
-    absurd = [name for name, value in values.items() if not _can_be(name, value)]
+    """The vitals without impossible values."""
+    absurd = [name for name, value in values.items() if not _is_possible(name, value)]
     used, total = values.get("gpu_memory_used_bytes"), values.get("gpu_memory_total_bytes")
     if used is not None and total is not None and used > total:
         absurd.append("gpu_memory_used_bytes")
@@ -103,7 +101,7 @@ def plausible(
     return GpuVitals(uuid, kept, short, tuple(sorted(set(absurd))), processes)
 
 
-def _can_be(name: str, value: float) -> bool:
+def _is_possible(name: str, value: float) -> bool:
     head, _, link = name.partition("/")
     if head == "gpu_nvlink_up" and not (link.isascii() and link.isdecimal() and int(link) < LINKS_MAX):
         return False
@@ -111,11 +109,11 @@ def _can_be(name: str, value: float) -> bool:
     return math.isfinite(value) and least <= value <= most
 
 
-class Vitals:
-    """Reads the vitals of one GPU at a time; lives as long as its session with the driver."""
+class VitalsReader:
+    """Reads the vitals of one GPU at a time, during one session with the driver."""
 
-    _said: ClassVar[set[tuple[str, str]]] = set()
-    """What has been said to be missing, so that it is logged once and not at each opening."""
+    _logged: ClassVar[set[tuple[str, str]]] = set()
+    """The missing values that are logged: once, not at each opening."""
 
     def __init__(self, lib: Any, *, processes: bool = False) -> None:
         self._lib = lib
@@ -126,23 +124,23 @@ class Vitals:
         self._lost = False
 
     def read(self, handle: Any, uuid: str) -> GpuVitals:
-        """Raises ``DriverError`` where the driver as a whole is gone."""
+        """Raises ``DriverError`` if the driver as a whole does not answer."""
         lib = self._lib
         self._uuid, self._lost = uuid, False
         values: dict[str, float] = {}
         texts: dict[str, str] = {}
-        for name, question in self._questions(handle):
-            answer = self._ask(name, question)
-            if answer is not None:
-                values |= answer
-        texts |= self._ask("nvmlDeviceGetGpuFabricInfoV", lambda: _fabric(lib, handle, values)) or {}
+        for name, function in self._calls(handle):
+            result = self._call(name, function)
+            if result is not None:
+                values |= result
+        texts |= self._call("nvmlDeviceGetGpuFabricInfoV", lambda: _fabric(lib, handle, values)) or {}
         texts |= self._names(handle)
         processes = None
         if self._processes:
-            processes = self._ask("nvmlDeviceGetComputeRunningProcesses_v3", lambda: _processes(lib, handle))
+            processes = self._call("nvmlDeviceGetComputeRunningProcesses_v3", lambda: _processes(lib, handle))
         return plausible(uuid, values, texts, processes)
 
-    def _questions(self, handle: Any) -> Iterable[tuple[str, Callable[[], dict[str, float]]]]:
+    def _calls(self, handle: Any) -> Iterable[tuple[str, Callable[[], dict[str, float]]]]:
         lib = self._lib
         yield "nvmlDeviceGetFieldValues", lambda: self._fields(handle)
         yield "nvmlDeviceGetMemoryInfo", lambda: _memory(lib, handle)
@@ -189,32 +187,34 @@ class Vitals:
         for name, field in _LINK_COUNTERS.items():
             wanted += [(f"{name}/{link}", getattr(lib, field), link) for link in links]
         answers = lib.nvmlDeviceGetFieldValues(handle, [(field, scope) for _, field, scope in wanted])
-        told = {
+        numbers = {
             name: _number(lib, answer)
             for (name, _, _), answer in zip(wanted, answers, strict=True)
             if answer.nvmlReturn == lib.NVML_SUCCESS
         }
-        count = told.pop("links", None)
+        count = numbers.pop("links", None)
         if count is not None and LINKS < count <= LINKS_MAX:
-            self._links[self._uuid] = int(count)  # with the next reading
-        return _of_all_links(told)
+            self._links[self._uuid] = int(count)  # used by the next reading
+        return _over_all_links(numbers)
 
     def _names(self, handle: Any) -> dict[str, str]:
         """Texts that do not change while the driver is open."""
         if self._uuid not in self._texts:
             lib = self._lib
-            serial = self._ask("nvmlDeviceGetSerial", lambda: str(lib.nvmlDeviceGetSerial(handle)))
-            vbios = self._ask("nvmlDeviceGetVbiosVersion", lambda: str(lib.nvmlDeviceGetVbiosVersion(handle)))
-            found = {"gpu_serial": serial, "gpu_vbios": vbios}
-            self._texts[self._uuid] = {name: text for name, text in found.items() if text}
+            serial = self._call("nvmlDeviceGetSerial", lambda: str(lib.nvmlDeviceGetSerial(handle)))
+            vbios = self._call(
+                "nvmlDeviceGetVbiosVersion", lambda: str(lib.nvmlDeviceGetVbiosVersion(handle))
+            )
+            names = {"gpu_serial": serial, "gpu_vbios": vbios}
+            self._texts[self._uuid] = {name: text for name, text in names.items() if text}
         return self._texts[self._uuid]
 
-    def _ask(self, call: str, question: Callable[[], T]) -> T | None:
+    def _call(self, call: str, function: Callable[[], T]) -> T | None:
         lib = self._lib
         if self._lost:
-            return None  # each further call would only cost its own time-out
+            return None  # each further call would wait for its own timeout
         try:
-            return question()
+            return function()
         except lib.NVMLError as error:
             if error.value in (lib.NVML_ERROR_UNINITIALIZED, lib.NVML_ERROR_DRIVER_NOT_LOADED):
                 raise DriverError(
@@ -222,23 +222,23 @@ class Vitals:
                 ) from error
             self._lost = error.value == lib.NVML_ERROR_GPU_IS_LOST
             if self._lost:
-                return None  # the next reading of all GPUs says so
-            # A driver that does not know a call does not know it for any GPU.
-            whose = "" if error.value == lib.NVML_ERROR_FUNCTION_NOT_FOUND else self._uuid
+                return None  # the next reading of all GPUs reports it
+            # A driver without a call has it for no GPU.
+            uuid = "" if error.value == lib.NVML_ERROR_FUNCTION_NOT_FOUND else self._uuid
             usual = error.value in (lib.NVML_ERROR_FUNCTION_NOT_FOUND, lib.NVML_ERROR_NOT_SUPPORTED)
-            self._say(call, whose, str(error), logging.INFO if usual else logging.WARNING)
-        except ValueError as error:  # UnicodeDecodeError is one: a text that is none
-            self._say(call, self._uuid, str(error), logging.WARNING)
+            self._log_missing(call, uuid, str(error), logging.INFO if usual else logging.WARNING)
+        except ValueError as error:  # includes UnicodeDecodeError: an invalid text
+            self._log_missing(call, self._uuid, str(error), logging.WARNING)
         return None
 
-    def _say(self, call: str, whose: str, why: str, level: int) -> None:
-        if (call, whose) not in self._said:
-            self._said.add((call, whose))
-            log.log(level, "A GPU's vital is not to be had. call=%s of=%r why=%r", call, whose or "all", why)
+    def _log_missing(self, call: str, uuid: str, reason: str, level: int) -> None:
+        if (call, uuid) not in self._logged:
+            self._logged.add((call, uuid))
+            log.log(level, "GPU value is not available. call=%s of=%r why=%r", call, uuid or "all", reason)
 
 
 def _number(lib: Any, answer: Any) -> float:
-    """A field value by the type that it says to be of; an unknown type is no number."""
+    """A field value by its own type; an unknown type gives NaN."""
     names = {
         lib.NVML_VALUE_TYPE_DOUBLE: "dVal",
         lib.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
@@ -252,17 +252,17 @@ def _number(lib: Any, answer: Any) -> float:
     return math.nan if name is None else float(getattr(answer.value, name))
 
 
-def _of_all_links(told: dict[str, float]) -> dict[str, float]:
-    """Errors add up over the links; the speed is that of the slowest link that is up."""
+def _over_all_links(numbers: dict[str, float]) -> dict[str, float]:
+    """Add up the errors of the links; the speed is that of the slowest link that is up."""
     values: dict[str, float] = {}
     speeds: list[float] = []
-    for name, value in told.items():
+    for name, value in numbers.items():
         head, _, link = name.partition("/")
         if head == "speed":
-            if told.get(f"gpu_nvlink_up/{link}") == 1:
-                speeds.append(value * 1e6)  # told in MB/s
+            if numbers.get(f"gpu_nvlink_up/{link}") == 1:
+                speeds.append(value * 1e6)  # reported in MB/s
         elif head in _LINK_COUNTERS:
-            # One absurd term makes the sum absurd, and it is dropped as a whole.
+            # One impossible term makes the sum impossible, so the whole sum is dropped.
             values[head] = values.get(head, 0.0) + (value if 0 <= value <= COUNTER_MAX else math.nan)
         else:
             values[name] = value
@@ -277,7 +277,7 @@ def _memory(lib: Any, handle: Any) -> dict[str, float]:
 
 
 def _sram(lib: Any, handle: Any) -> dict[str, float]:
-    """Also where the uncorrectable errors were met since the GPU was made, by the driver's buckets."""
+    """The threshold flag, and the uncorrectable errors of the GPU's lifetime by the driver's buckets."""
     status = lib.c_nvmlEccSramErrorStatus_v1_t()
     lib.nvmlDeviceGetSramEccErrorStatus(handle, ctypes.byref(status))
     buckets = {
@@ -297,7 +297,7 @@ def _performance(lib: Any, handle: Any) -> dict[str, float]:
 
 
 def _fabric(lib: Any, handle: Any, values: dict[str, float]) -> dict[str, str]:
-    """The state as a text; of the health mask what is said at all (0 is: not supported), into ``values``."""
+    """Return the state as a text; put the supported values of the health mask into ``values``."""
     info = lib.c_nvmlGpuFabricInfo_v2_t()
     lib.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
     state = int(info.state) & 0xFF  # one byte in nvml.h, a word in the binding
@@ -324,6 +324,6 @@ def _fabric(lib: Any, handle: Any, values: dict[str, float]) -> dict[str, str]:
 
 def _processes(lib: Any, handle: Any) -> tuple[GpuProcess, ...]:
     return tuple(
-        GpuProcess(int(one.pid), None if one.usedGpuMemory is None else int(one.usedGpuMemory))
-        for one in lib.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+        GpuProcess(int(process.pid), None if process.usedGpuMemory is None else int(process.usedGpuMemory))
+        for process in lib.nvmlDeviceGetComputeRunningProcesses_v3(handle)
     )

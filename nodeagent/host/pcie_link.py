@@ -1,13 +1,14 @@
-"""The PCIe link of a function, what it should be, and the errors that AER has counted on it.
+"""Read the PCIe link of a function, its expected speed and width, and the AER error counters.
 
-Expected is the least of what the function and the port above it can do: a Gen5 NIC in a Gen4 slot runs as it
-should at Gen4. Where the firmware keeps AER to itself (APEI) the counters stay zero.
+The expected values are the lower ones of the function and the port above it: a Gen5 NIC in a Gen4 slot is expected
+to run at Gen4. If the firmware owns AER (APEI), the counters stay zero.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from nodeagent.host.sysfs import OpenAttributes, SysfsError
 
@@ -18,22 +19,21 @@ _WIDTH_UNKNOWN = 255  # include/linux/pci.h, PCIE_LNK_WIDTH_UNKNOWN
 SEVERITIES = ("correctable", "nonfatal", "fatal")
 
 
-@dataclass(frozen=True, slots=True)
-class PcieReading:
-    """GT/s and lanes; ``None`` is not known. ``errors`` are by severity and the kernel's own name."""
+class PcieReading(Struct, frozen=True):
+    """GT/s and lanes; ``None`` is unknown. ``errors`` are by severity and the kernel's name."""
 
     gts: float | None
     width: int | None
     expected_gts: float | None
     expected_width: int | None
-    errors: dict[tuple[str, str], int] = field(default_factory=dict)
+    errors: dict[tuple[str, str], int]
 
 
 def read(attributes: OpenAttributes, path: tuple[str, ...]) -> PcieReading:
-    """``path`` is a function's way from the root complex. Raises ``SysfsError``."""
+    """``path`` lists the functions from the root complex to this one. Raises ``SysfsError``."""
     address = path[-1]
     gts, width = _link(attributes, address, "current")
-    most = [_link(attributes, one, "max") for one in path[-2:] if _ADDRESS.fullmatch(one)]
+    most = [_link(attributes, function, "max") for function in path[-2:] if _ADDRESS.fullmatch(function)]
     errors = {}
     for severity in SEVERITIES:
         text = attributes.text(f"{_DEVICES}/{address}/aer_dev_{severity}")
@@ -48,13 +48,13 @@ def read(attributes: OpenAttributes, path: tuple[str, ...]) -> PcieReading:
 
 
 def aer(text: str) -> dict[str, int]:
-    """Lines of a name and a count, without the totals."""
-    found = {}
+    """Decode lines of a name and a count, without the totals."""
+    counts = {}
     for line in text.splitlines():
         name, _, count = line.rpartition(" ")
         if name and count.isdecimal() and not name.startswith("TOTAL"):
-            found[name] = int(count)
-    return found
+            counts[name] = int(count)
+    return counts
 
 
 def _link(attributes: OpenAttributes, address: str, which: str) -> tuple[float | None, int | None]:

@@ -1,13 +1,14 @@
-"""RDMA ports in sysfs: their state, GIDs and counters.
+"""Read RDMA ports from sysfs: state, GIDs and counters.
 
-On some NICs each counter file is a command to the firmware, and on a PF that is not to be asked each of those is
-an error in the kernel's log. So only files that are wanted are read, and one that the driver has refused is
-not read again.
+On some NICs reading a counter file sends a command to the firmware, and on some PFs that fails with an error in the
+kernel log. So only the needed files are read, and a file that the driver refused is not read again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from nodeagent.host.sysfs import OpenAttributes, SysfsError
 
@@ -19,9 +20,8 @@ _ROCE_V2 = "RoCE v2"
 _ACTIVE = "4"  # of "4: ACTIVE" (enum ib_port_state)
 
 
-@dataclass(frozen=True, slots=True)
-class PortState:
-    """``None`` is not said. ``phys_state`` is the kernel's word: LinkUp, Disabled, Polling…"""
+class RdmaPortState(Struct, frozen=True):
+    """``None`` is unknown. ``phys_state`` is the kernel's name: LinkUp, Disabled, Polling…"""
 
     active: bool | None
     link_layer: str | None
@@ -31,18 +31,18 @@ class PortState:
 
 @dataclass(slots=True)
 class RdmaPorts:
-    """For one thread at a time. ``refused`` are files that are not asked for again, with the reason."""
+    """For one thread at a time. ``refused`` are the files that are not read again, with the reason."""
 
     attributes: OpenAttributes
     refused: dict[str, str] = field(default_factory=dict)
     _gids: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
-    def state(self, device: str) -> PortState:
+    def state(self, device: str) -> RdmaPortState:
         """Raises ``SysfsError``."""
         read = self.attributes.text
         state = read(f"{_CLASS}/{device}/ports/1/state")
         phys = read(f"{_CLASS}/{device}/ports/1/phys_state")
-        return PortState(
+        return RdmaPortState(
             active=None if state is None else state.startswith(_ACTIVE),
             link_layer=read(f"{_CLASS}/{device}/ports/1/link_layer"),
             phys_state=None if phys is None else phys.partition(":")[2].strip() or phys,
@@ -50,8 +50,8 @@ class RdmaPorts:
         )
 
     def counters(self, device: str, names: tuple[str, ...], folder: str = "counters") -> dict[str, int]:
-        """Those of ``names`` that the port has."""
-        found = {}
+        """The counters among ``names`` that the port has."""
+        counters = {}
         for name in names:
             path = f"{_CLASS}/{device}/ports/1/{folder}/{name}"
             if path in self.refused:
@@ -63,48 +63,46 @@ class RdmaPorts:
                 continue
             if text is None:
                 continue
-            # "N/A (no PMA)" is how some drivers say that there is none
+            # some drivers write "N/A (no PMA)" for a missing counter
             if text.strip().isdecimal():
-                found[name] = int(text)
-        return found
+                counters[name] = int(text)
+        return counters
 
     def roce_v2_gids(self, device: str, *, again: bool) -> int | None:
-        """How many GIDs can be used for RoCE v2; ``None`` where the port has no table of them.
+        """The number of GIDs for RoCE v2; ``None`` if the port has no GID table.
 
-        The table has hundreds of places, most of them empty. Those that were filled are looked at each time, and
-        all of them where one is no longer, where there was none, or with ``again``.
+        The table has hundreds of entries, most of them empty. Known entries are read each time; the whole table is
+        read if one of them became empty, if there was none, or with ``again``.
         """
         known = self._gids.get(device)
-        if known and not again:
-            still = tuple(place for place in known if self._is_roce_v2(device, place))
-            if still == known:
-                return len(known)
+        if known and not again and all(self._is_roce_v2(device, entry) for entry in known):
+            return len(known)
         folder = f"{_CLASS}/{device}/ports/1/gid_attrs/types"
         try:
-            places = self.attributes.tree.names(folder)
+            names = self.attributes.tree.names(folder)
         except SysfsError:
-            places = ()
-        if not places and not self.attributes.tree.exists(folder):
+            names = ()
+        if not names and not self.attributes.tree.exists(folder):
             return None
-        found = tuple(
-            int(place) for place in places if place.isdecimal() and self._is_roce_v2(device, int(place))
+        entries = tuple(
+            int(name) for name in names if name.isdecimal() and self._is_roce_v2(device, int(name))
         )
-        self._gids[device] = found
-        return len(found)
+        self._gids[device] = entries
+        return len(entries)
 
-    def _is_roce_v2(self, device: str, place: int) -> bool:
+    def _is_roce_v2(self, device: str, entry: int) -> bool:
         port = f"{_CLASS}/{device}/ports/1"
         tree = self.attributes.tree
         try:
-            if (tree.text(f"{port}/gid_attrs/types/{place}") or "").strip() != _ROCE_V2:
+            if (tree.text(f"{port}/gid_attrs/types/{entry}") or "").strip() != _ROCE_V2:
                 return False
-            gid = tree.text(f"{port}/gids/{place}") or ""
+            gid = tree.text(f"{port}/gids/{entry}") or ""
         except SysfsError:
-            return False  # an empty place refuses to be read (EINVAL)
+            return False  # reading an empty entry fails (EINVAL)
         return any(digit not in "0:" for digit in gid.strip())
 
     def forget(self, device: str) -> None:
-        """The device has gone, or another has its name: what was refused may be tried again."""
+        """Drop the state of a removed or replaced device, so that refused files are tried again."""
         prefix = f"{_CLASS}/{device}/"
         self.attributes.forget(prefix)
         self._gids.pop(device, None)

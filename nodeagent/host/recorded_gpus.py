@@ -1,9 +1,8 @@
-"""The GPUs of a captured or simulated machine, from ``/.nodeagent/gpus.json`` under its root.
+"""The GPU driver of a captured or simulated machine, from ``/.nodeagent/gpus.json`` under its root.
 
-The same driver as ``host/nvml.py`` and as live as one: the file may be replaced at any moment, and a wait
-ends as soon as it is. Events that stand in the file when it is opened are history and are not told again;
-``sequence`` only grows. ``failure`` makes the driver fail as a real one does: in ``init``, ``list``,
-``vitals`` or ``wait``. Whatever the file holds, only ``DriverError`` leaves here.
+It has the interface of ``host/nvml.py``. The file may be replaced at any time, which ends a wait. Events that are in
+the file when it is opened are not returned; ``sequence`` only grows. ``failure`` makes the driver fail like a real
+one: in ``init``, ``list``, ``vitals`` or ``wait``. For any content of the file only ``DriverError`` is raised.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuProcess, GpuRead
 from nodeagent.host.nvml_vitals import plausible
 
 PATH = "/.nodeagent/gpus.json"
-"""Where the recording lies in the machine's root."""
+"""The path of the recording in the machine's root."""
 
 _IN_CLOSE_WRITE, _IN_MOVED_TO, _IN_DELETE = 0x08, 0x80, 0x200
 _IN_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
@@ -35,7 +34,7 @@ class _Process(msgspec.Struct, frozen=True):
 
 
 class _Gpu(msgspec.Struct, frozen=True):
-    """The fields of a ``GpuReading``, then those of its ``GpuVitals``."""
+    """The fields of a ``GpuReading`` and of its ``GpuVitals``."""
 
     index: int
     uuid: str | None = None
@@ -79,23 +78,24 @@ class _Recording(msgspec.Struct, frozen=True):
         return max((event.sequence for event in self.events), default=0)
 
 
-class Recorded:
-    """The driver of the machine that lies under ``root``."""
+class RecordedGpuDriver:
+    """The driver of the machine under ``root``."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._path = Path(root) / PATH.lstrip("/")
         self._watch: int | None = None
-        self._told = 0
-        self._looked = False
-        """At the file since it is watched."""
+        self._sequence = 0
+        """Of the last event that was returned."""
+        self._read = False
+        """Whether the file was read since it is watched."""
         self._loaded: tuple[bytes, _Recording] | None = None
 
     def open(self) -> None:
         recording = self._load()
         recording.fail("init")
         self.close()
-        self._watch, self._looked = _watch(self._path.parent), False
-        self._told = recording.newest()
+        self._watch, self._read = _watch(self._path.parent), False
+        self._sequence = recording.newest()
 
     def close(self) -> None:
         watch, self._watch = self._watch, None
@@ -134,22 +134,22 @@ class Recorded:
                 gpu.texts,
                 None
                 if gpu.processes is None
-                else tuple(GpuProcess(one.pid, one.memory_bytes) for one in gpu.processes),
+                else tuple(GpuProcess(process.pid, process.memory_bytes) for process in gpu.processes),
             )
             for gpu in sorted(recording.gpus, key=lambda gpu: gpu.index)
             if gpu.uuid is not None and not gpu.lost
         )
 
     def wait(self, timeout_s: float) -> tuple[GpuEvent, ...]:
-        """A file replaced without a new event gives one event without an XID: read again."""
+        """A file replaced without a new event gives one event without an XID: the GPUs should be read again."""
         if self._watch is None:
             raise DriverError(f"{PATH} is not open")
         until = time.monotonic() + timeout_s
         changed = False
         while True:
-            if changed or not self._looked:
+            if changed or not self._read:
                 events = self._events()
-                self._looked = True
+                self._read = True
                 if events:
                     return events
             if changed:
@@ -162,20 +162,19 @@ class Recorded:
     def _events(self) -> tuple[GpuEvent, ...]:
         recording = self._load()
         recording.fail("wait")
-        news = sorted(
-            (event for event in recording.events if event.sequence > self._told),
+        new = sorted(
+            (event for event in recording.events if event.sequence > self._sequence),
             key=lambda event: event.sequence,
         )
-        self._told = max(self._told, recording.newest())
-        return tuple(GpuEvent(event.uuid, event.xid, event.unavailable) for event in news)
+        self._sequence = max(self._sequence, recording.newest())
+        return tuple(GpuEvent(event.uuid, event.xid, event.unavailable) for event in new)
 
     def _drain(self) -> bool:
-        """Empty the inotify queue; true where one of its records is about our file."""
+        """Empty the inotify queue; true if one of its records concerns the recording."""
         assert self._watch is not None
         name = self._path.name.encode()
         try:
-            # A record is cut at 16 bytes and its padded name; looking for the name needs no parsing,
-            # and a name that merely contains ours costs one reading in vain.
+            # A search for the name needs no parsing of records; a longer name that contains it costs one reading.
             return name in os.read(self._watch, 65536)
         except BlockingIOError:
             return False
@@ -185,7 +184,7 @@ class Recorded:
             raw = self._path.read_bytes()
         except (FileNotFoundError, NotADirectoryError) as error:
             raise DriverError(
-                f"{PATH} is not there; this machine has no recorded GPUs", absent=True
+                f"{PATH} does not exist; this machine has no recorded GPUs", absent=True
             ) from error
         except OSError as error:
             raise DriverError(f"{PATH} cannot be read: {error.strerror or error}") from error
@@ -204,9 +203,9 @@ def record(
     cuda_version: str | None = None,
     vitals: tuple[GpuVitals, ...] = (),
 ) -> str:
-    """The text of a recording: what ``Recorded`` then reads is what was read here, without the processes."""
+    """The text of a recording: ``RecordedGpuDriver`` reads the same values from it, without the processes."""
     names = [field.name for field in fields(GpuReading)]
-    measured = {one.uuid: {"values": one.values, "texts": one.texts} for one in vitals}
+    measured = {gpu.uuid: {"values": gpu.values, "texts": gpu.texts} for gpu in vitals}
     gpus = [
         {name: getattr(reading, name) for name in names} | measured.get(reading.uuid or "", {})
         for reading in readings
@@ -222,7 +221,7 @@ def record(
 
 
 def _watch(folder: Path) -> int:
-    """A blocking thread's inotify: the descriptor that becomes readable when a file here is replaced."""
+    """inotify for a blocking thread: a descriptor that becomes readable when a file in the folder is replaced."""
     libc = ctypes.CDLL(None, use_errno=True)
     watch = libc.inotify_init1(_IN_NONBLOCK_CLOEXEC)
     if watch < 0:

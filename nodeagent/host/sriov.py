@@ -1,13 +1,11 @@
-"""The writes that make VFs and set them up, and what only a look at the kernel beside sysfs can tell of them.
+"""Create and configure VFs: sysfs writes, VF settings by rtnetlink, and checks whether a VF is in use.
 
-The law of this file:
-
-* Every write is one value into one file that is there already, or one netlink message. Nothing here waits,
-  retries, compares or decides: that is ``nodeagent.commands.vfs.apply``.
-* Files lie under a ``Tree``, so a simulated machine is written like a real one. The settings that a PF keeps
-  of its VFs (trust, spoof check, link state, rates) are in no file: they go through rtnetlink, to the
-  network namespace of this process, and that only where it is the one that the tree's sysfs shows.
-* Whatever fails is a ``SriovError`` that names the function, the file or attribute, the errno and the remedy.
+* Each write is one value into an existing file, or one netlink message. This module does not wait, retry, compare or
+  decide: ``nodeagent.commands.vfs`` does.
+* Files are below a ``Tree``, so a simulated machine is written like a real one. No file has a PF's settings for its
+  VFs (trust, spoof check, link state, rates): they go through rtnetlink to the network namespace of this process,
+  but only if the tree's sysfs shows the same namespace.
+* Every failure is a ``SriovError`` with the function, the file or attribute, the errno and the remedy.
 """
 
 from __future__ import annotations
@@ -21,55 +19,55 @@ from typing import TYPE_CHECKING, Any, Self
 
 from nodeagent.host.sysfs import NET, Tree
 
-if TYPE_CHECKING:  # 0.1 s and 13 MiB, for what only a change of VFs needs
+if TYPE_CHECKING:  # the import takes 0.1 s and 13 MiB, and only a change of VFs needs it
     from pyroute2 import IPRoute
 
 BUS = "/sys/bus/pci"
 
-_WRITABLE = "it takes root and a writable /sys: a privileged container, or the host's /sys mounted read-write"
+_WRITABLE = "it needs root and a writable /sys: a privileged container, or the host's /sys mounted read-write"
 _REMEDIES: Mapping[int, str] = {
     errno.EPERM: _WRITABLE,
     errno.EACCES: _WRITABLE,
     errno.EROFS: _WRITABLE,
-    errno.ENODEV: "the device has gone, or it is not one of this driver's",
-    errno.ENOENT: "the device has gone, or the driver is not loaded",
+    errno.ENODEV: "the device was removed, or the driver does not support it",
+    errno.ENOENT: "the device was removed, or the driver is not loaded",
 }
 # drivers/pci/pci-sysfs.c and drivers/pci/iov.c
 _NUM_VFS: Mapping[int, str] = {
-    errno.EBUSY: "it has VFs already, and they must be removed before another number is made",
+    errno.EBUSY: "the PF already has VFs; remove them before another number is created",
     errno.ERANGE: "that is more than sriov_totalvfs",
-    errno.ENOENT: "its driver makes no VFs, or it has none; bind the PF to its network driver",
-    errno.ENOMEM: "the firmware left no room for their registers or bus numbers; switch SR-IOV on in the "
+    errno.ENOENT: "the PF has no driver, or its driver does not support VFs; bind the PF to its network driver",
+    errno.ENOMEM: "the firmware left no room for their registers or bus numbers; enable SR-IOV in the "
     "machine's firmware, or boot with pci=realloc",
-    errno.ENOSPC: "the device has no resources for so many",
-    errno.EPERM: f"a VM holds one of its VFs, or /sys cannot be written: {_WRITABLE}",
+    errno.ENOSPC: "the device has no resources for that many VFs",
+    errno.EPERM: f"a VM holds one of its VFs, or /sys is not writable: {_WRITABLE}",
 }
-_MTU: Mapping[int, str] = {errno.EINVAL: "the device does not reach that MTU"}
+_MTU: Mapping[int, str] = {errno.EINVAL: "the device does not support that MTU"}
 _BIND: Mapping[int, str] = {
     errno.EBUSY: "another driver was faster",
-    errno.ENODEV: "the driver does not take this device",
+    errno.ENODEV: "the driver does not support this device",
     errno.ENOENT: "the driver is not loaded; modprobe it on the host",
     errno.EINVAL: "the driver refuses it; without an IOMMU vfio-pci needs enable_unsafe_noiommu_mode=1",
 }
 _NETLINK: Mapping[int, str] = {
-    errno.EPERM: "it takes CAP_NET_ADMIN",
-    errno.EOPNOTSUPP: "the PF's driver cannot do that; take the setting out of the configuration",
-    errno.EINVAL: "the PF's driver refuses that value; some want the PF's link to be up first",
-    errno.ENODEV: "the netdev has gone",
+    errno.EPERM: "it needs CAP_NET_ADMIN",
+    errno.EOPNOTSUPP: "the PF's driver does not support it; remove the setting from the configuration",
+    errno.EINVAL: "the PF's driver refuses that value; some drivers need the PF's link to be up first",
+    errno.ENODEV: "the netdev was removed",
 }
 _RTEXT_FILTER_VF = 1  # include/uapi/linux/rtnetlink.h
-_UNKNOWN = 0xFFFF_FFFF  # what the kernel says for a driver that does not say (net/core/rtnetlink.c)
+_UNKNOWN = 0xFFFF_FFFF  # the kernel's value if the driver reports none (net/core/rtnetlink.c)
 _LINK_STATES = ("auto", "enable", "disable")  # IFLA_VF_LINK_STATE_*, include/uapi/linux/if_link.h
 _SCOPE_LINK = 253
 
 
 class SriovError(Exception):
-    """A function could not be changed, or not be asked about its VFs."""
+    """A function cannot be changed, or its VF settings cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class VfSettings:
-    """What a PF keeps of one of its VFs; ``None`` is not known, or not wanted."""
+    """A PF's settings for one of its VFs; ``None`` is unknown, or not to be changed."""
 
     trust: bool | None = None
     spoof_check: bool | None = None
@@ -85,12 +83,12 @@ class VfSettings:
 
 
 def set_num_vfs(tree: Tree, pf: str, count: int) -> None:
-    """Between two numbers of VFs the kernel wants a 0. Removing a VF that a program holds may take for ever."""
+    """The kernel requires a 0 between two numbers of VFs. Removing a VF that a program holds may never end."""
     _write(tree, pf, f"{BUS}/devices/{pf}/sriov_numvfs", str(count), _NUM_VFS)
 
 
 def set_autoprobe(tree: Tree, pf: str, *, on: bool) -> None:
-    """Whether VFs that are made from now on get a driver at once."""
+    """Whether VFs that are created from now on get a driver at once."""
     _write(tree, pf, f"{BUS}/devices/{pf}/sriov_drivers_autoprobe", str(int(on)))
 
 
@@ -99,7 +97,7 @@ def set_mtu(tree: Tree, pf: str, netdev: str, mtu: int) -> None:
 
 
 def override(tree: Tree, function: str, driver: str) -> None:
-    """From now on no other driver may take the function, and this one may."""
+    """Only this driver may bind to the function from now on."""
     _write(tree, function, f"{BUS}/devices/{function}/driver_override", driver)
 
 
@@ -108,15 +106,15 @@ def unbind(tree: Tree, function: str, driver: str) -> None:
 
 
 def bind(tree: Tree, function: str, driver: str) -> None:
-    """Not by ``drivers_probe``, which keeps the driver's error to itself."""
+    """Bind directly: ``drivers_probe`` does not return the driver's error."""
     _write(tree, function, f"{BUS}/drivers/{driver}/bind", function, _BIND)
 
 
 def is_open(tree: Tree, node: str) -> bool | None:
-    """Whether a program holds a device node that one program at a time can open; ``None`` if that cannot be told.
+    """Whether a program holds a device node that only one program can open; ``None`` if unknown.
 
-    Asked by opening it, as VFIO groups (also when a device is held through iommufd) and vhost-vdpa devices
-    answer a second one with EBUSY. No other program can be looked at from another PID namespace.
+    The function opens the node: VFIO groups (also if a device is held through iommufd) and vhost-vdpa devices return
+    EBUSY to a second opener. Programs in another PID namespace cannot be checked in any other way.
     """
     try:
         os.close(os.open(tree.path(node), os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
@@ -129,7 +127,7 @@ def _write(
     tree: Tree, function: str, path: str, value: str, remedies: Mapping[int, str] | None = None
 ) -> None:
     try:
-        # No O_CREAT: on a simulated machine an attribute that is not there must fail as it does in sysfs.
+        # No O_CREAT: on a simulated machine a missing attribute must fail as in sysfs.
         fd = os.open(tree.path(path), os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
         try:
             os.write(fd, value.encode())
@@ -157,11 +155,11 @@ def _sentence(
 # --- rtnetlink ------------------------------------------------------------------------------------------
 
 
-class Links:
-    """What PFs keep of their VFs, and addresses, by rtnetlink in this network namespace.
+class VfNetlink:
+    """VF settings of PFs, and IP addresses, by rtnetlink in this network namespace.
 
-    Netdevs are named as the tree's sysfs does, which may show another namespace's: that is found out and
-    refused, for a netdev of the same name would be another NIC's. Not to be used inside an event loop.
+    Netdev names come from the tree's sysfs, which may show another namespace. That is an error, because a netdev of
+    the same name here belongs to another NIC. Do not use it inside an event loop.
     """
 
     def __init__(self, tree: Tree) -> None:
@@ -179,11 +177,11 @@ class Links:
             route.close()
 
     def vfs(self, netdev: str) -> dict[int, VfSettings]:
-        """By VF index; empty where the netdev's driver keeps none."""
+        """Settings by VF index; empty if the netdev's driver has none."""
         return vf_settings(self._link(netdev))
 
     def set_vf(self, pf: str, netdev: str, index: int, settings: VfSettings) -> None:
-        """Set what is not ``None``. One message each, so that an error is about one setting."""
+        """Set the values that are not ``None``, each with its own message, so that an error concerns one setting."""
         link = self._link(netdev)["index"]
         for name, key, value in _attributes(settings):
             try:
@@ -191,10 +189,10 @@ class Links:
             except _netlink_error() as error:
                 what = f"{name} of VF {index} of {netdev}"
                 shown = str(getattr(settings, name)).lower()
-                raise SriovError(_said_by(error, pf, what, shown)) from error
+                raise SriovError(_netlink_sentence(error, pf, what, shown)) from error
 
     def addresses(self, netdev: str) -> tuple[str, ...]:
-        """IP addresses with their prefix length, without those that the kernel gives to every link."""
+        """IP addresses with prefix length, without the link-local ones, which every link has."""
         link = self._link(netdev)["index"]
         return tuple(
             f"{address.get_attr('IFA_ADDRESS')}/{address['prefixlen']}"
@@ -208,10 +206,10 @@ class Links:
         except _netlink_error() as error:
             if error.code == errno.ENODEV:
                 raise SriovError(_elsewhere(netdev)) from error
-            raise SriovError(_said_by(error, netdev, "the question for it", "")) from error
+            raise SriovError(_netlink_sentence(error, netdev, "the request for it", "")) from error
         mac = (self._tree.text(f"{NET}/{netdev}/address") or "").strip()
         index = self._tree.integer(f"{NET}/{netdev}/ifindex")
-        # Of the 20 octets of an InfiniBand address pyroute2 tells six.
+        # pyroute2 returns six of the 20 octets of an InfiniBand address.
         if index != link["index"] or not mac.startswith(link.get_attr("IFLA_ADDRESS") or ""):
             raise SriovError(_elsewhere(netdev))
         return link
@@ -225,25 +223,25 @@ class Links:
 
 
 def vf_settings(link: Any) -> dict[int, VfSettings]:
-    """Of a netdev's ``RTM_NEWLINK`` message, as pyroute2 decodes it."""
+    """The VF settings in a netdev's ``RTM_NEWLINK`` message, as decoded by pyroute2."""
     listed = link.get_attr("IFLA_VFINFO_LIST")
-    found: dict[int, VfSettings] = {}
+    settings: dict[int, VfSettings] = {}
     for info in listed.get_attrs("IFLA_VF_INFO") if listed is not None else ():
         rate = info.get_attr("IFLA_VF_RATE")
-        state = _said(info, "IFLA_VF_LINK_STATE", "link_state")
+        state = _number(info, "IFLA_VF_LINK_STATE", "link_state")
         index = next(value["vf"] for _, value in info["attrs"] if "vf" in value)
-        found[index] = VfSettings(
-            trust=_boolean(_said(info, "IFLA_VF_TRUST", "trust")),
-            spoof_check=_boolean(_said(info, "IFLA_VF_SPOOFCHK", "spoofchk")),
+        settings[index] = VfSettings(
+            trust=_boolean(_number(info, "IFLA_VF_TRUST", "trust")),
+            spoof_check=_boolean(_number(info, "IFLA_VF_SPOOFCHK", "spoofchk")),
             link_state=_LINK_STATES[state] if state is not None and state < len(_LINK_STATES) else None,
             min_tx_rate_mbps=rate["min_tx_rate"] if rate is not None else None,
             max_tx_rate_mbps=rate["max_tx_rate"] if rate is not None else None,
         )
-    return found
+    return settings
 
 
 def _attributes(settings: VfSettings) -> list[tuple[str, str, Any]]:
-    """Setting, pyroute2's name of the attribute, its value. The kernel takes both rates or none."""
+    """Setting, pyroute2's name of the attribute, value. The kernel takes both rates or neither."""
     low, high = settings.min_tx_rate_mbps, settings.max_tx_rate_mbps
     rates = {"min_tx_rate": low or 0, "max_tx_rate": high or 0}
     state = settings.link_state
@@ -260,7 +258,7 @@ def _attributes(settings: VfSettings) -> list[tuple[str, str, Any]]:
     return [entry for entry in wanted if entry[2] is not None]
 
 
-def _said(info: Any, attribute: str, field: str) -> int | None:
+def _number(info: Any, attribute: str, field: str) -> int | None:
     value = info.get_attr(attribute)
     return None if value is None or value[field] == _UNKNOWN else int(value[field])
 
@@ -270,16 +268,13 @@ def _boolean(value: int | None) -> bool | None:
 
 
 def _elsewhere(netdev: str) -> str:
-    return (
-        f"{netdev}: sysfs shows it, but it is not in this process's network namespace; "
-        "run with hostNetwork: true"
-    )
+    return f"{netdev} is in sysfs, but not in this process's network namespace; run with hostNetwork: true"
 
 
-def _said_by(error: Any, function: str, what: str, value: object) -> str:
-    told = error.args[1] if len(error.args) > 1 else ""
+def _netlink_sentence(error: Any, function: str, what: str, value: object) -> str:
+    reason = error.args[1] if len(error.args) > 1 else ""
     sentence = _sentence(function, what, value, error.code, _NETLINK, None)
-    return sentence if told in ("", None, os.strerror(error.code)) else f"{sentence} (the kernel: {told})"
+    return sentence if reason in ("", None, os.strerror(error.code)) else f"{sentence} (the kernel: {reason})"
 
 
 def _netlink_error() -> Any:

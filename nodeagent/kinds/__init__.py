@@ -1,6 +1,6 @@
 """The kinds of device that a node offers, one file each, and the code that they share.
 
-A kind is a pure function of one snapshot: it has no memory, reads no clock and no file, and knows no other kind.
+A kind is a pure function of one snapshot: it has no memory, reads no clock and no file, and imports no other kind.
 ``nodeagent.kubelet`` keeps IDs that were offered once on the device list.
 
 ``available`` comes from the kubelet and is newer than ``Snapshot.holdings``: podresources may still list a pod that
@@ -108,7 +108,7 @@ def preference(
 ) -> tuple[frozenset[str], frozenset[str]]:
     """Return the available and the required IDs of a valid request for a preference."""
     if size < 1:
-        raise Refused(f"{resource}: {size} devices cannot be asked for", invalid=True)
+        raise Refused(f"{resource}: {size} devices cannot be requested", invalid=True)
     free, must = frozenset(available), _distinct(resource, must_include)
     if len(must) > size:
         raise Refused(f"{resource}: {len(must)} devices must be among {size}", invalid=True)

@@ -1,6 +1,6 @@
 """How a container gets GPUs, for every kind whose devices are GPUs or parts of GPUs.
 
-The runtime knows a GPU by its UUID, never by slice. Either a CDI device names it (the runtime reads the spec) or
+The runtime identifies a GPU by its UUID, never by slice. Either a CDI device names it (the runtime reads the spec) or
 ``NVIDIA_VISIBLE_DEVICES`` does (this needs NVIDIA's own runtime). With the variable, a container that asks for two
 GPU resources gets only one: the kubelet merges answers in random order and keeps the first of equal names. CDI
 devices add up, so they are the default.

@@ -269,15 +269,13 @@ class ApiClient:
         )
         await self._send(request)
 
-    async def evict(self, name: str, *, namespace: str, uid: str | None = None) -> None:
+    async def evict(self, name: str, *, namespace: str) -> None:
         """Evict a pod. A disruption budget refuses with 429; the call is not repeated then."""
         body: Json = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": name, "namespace": namespace},
         }
-        if uid is not None:
-            body["deleteOptions"] = {"preconditions": {"uid": uid}}
         request = self._request("create", "POST", PODS, namespace, name, "eviction", body=body)
         await self._send(request, repeat=False)
 

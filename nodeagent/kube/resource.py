@@ -18,28 +18,15 @@ U = TypeVar("U")
 Json = dict[str, Any]
 
 
-class OwnerReference(msgspec.Struct, rename="camel", omit_defaults=True):
-    api_version: str
-    kind: str
-    name: str
-    uid: str
-    controller: bool = False
-    block_owner_deletion: bool = False
-
-
 class Meta(msgspec.Struct, rename="camel", omit_defaults=True):
-    """An object's metadata. ``deletion_timestamp`` is set while the object is being deleted."""
+    """The used fields of an object's metadata."""
 
     name: str = ""
     namespace: str | None = None
     uid: str | None = None
     resource_version: str | None = None
-    generation: int | None = None
-    creation_timestamp: str | None = None
-    deletion_timestamp: str | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
-    owner_references: tuple[OwnerReference, ...] | None = None
 
 
 class Partial(msgspec.Struct, rename="camel"):

@@ -1,8 +1,8 @@
-"""Which container holds which device, as the kubelet's podresources API tells it.
+"""The devices that pods hold, read from the kubelet's podresources API.
 
-The agent keeps no ledger of its own: there is no Deallocate call and the checkpoint is the kubelet's. This
-is asked at start, after each allocation and now and then. A kubelet that has just started may answer with
-an *empty* list though pods hold devices, so an empty answer is believed only when it stands.
+The agent keeps no record of allocations: the kubelet makes no Deallocate call, and its checkpoint is private. It reads
+the holdings at start, after each allocation and every 30 s. A kubelet that has just started may answer with an *empty*
+list although pods hold devices, so an empty answer is believed only after ``EMPTY_STANDS_S``.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 
 INTERVAL_S = 30.0
 NOTED_S = 0.5
-"""The kubelet notes an allocation once we have answered for all the resources of its container."""
+"""The kubelet lists an allocation after it has the answers for all resources of the container."""
 EMPTY_STANDS_S = 15.0
-"""The empty list was seen 0.3 s after a kubelet's restart; its pods are restored within seconds."""
+"""An empty list was observed 0.3 s after a kubelet's restart; its pods are restored within seconds."""
 
 
 async def once(socket: Path) -> tuple[Holding, ...]:
-    """One question, empty answers included. Raises ``PodResourcesError``."""
+    """Read the holdings once; an empty answer is returned too. Raises ``PodResourcesError``."""
     client = PodResources(socket)
     try:
         return await client.list()
@@ -38,7 +38,7 @@ async def once(socket: Path) -> tuple[Holding, ...]:
 
 
 async def offered(socket: Path) -> dict[str, tuple[str, ...]]:
-    """The device IDs by resource that the kubelet counts now. Raises ``PodResourcesError``."""
+    """Return the device IDs by resource that the kubelet counts now. Raises ``PodResourcesError``."""
     client = PodResources(socket)
     try:
         return await client.offered()
@@ -48,14 +48,14 @@ async def offered(socket: Path) -> dict[str, tuple[str, ...]]:
 
 async def watch(
     socket: Path,
-    state: Callable[[tuple[Holding, ...]], object],
+    publish: Callable[[tuple[Holding, ...]], object],
     silence: Callable[[str], object],
-    asked: asyncio.Event,
+    read_now: asyncio.Event,
     *,
     interval_s: float = INTERVAL_S,
     empty_stands_s: float = EMPTY_STANDS_S,
 ) -> None:
-    """State the holdings for ever; ``asked`` wants them now. A kubelet that is away silences the source."""
+    """Publish the holdings until cancelled. ``read_now`` triggers a reading. Without an answer the source is silent."""
     client = PodResources(socket)
     known: tuple[Holding, ...] | None = None
     empty_since: float | None = None
@@ -66,12 +66,12 @@ async def watch(
                 holdings = await client.list()
             except PodResourcesError as error:
                 if not silent:
-                    log.warning("It is not known which pod holds what. reason=%r", str(error))
+                    log.warning("The holdings of pods cannot be read. reason=%r", str(error))
                 silent = True
                 silence(str(error))
             else:
                 if silent:
-                    log.info("The kubelet tells again which pod holds what.")
+                    log.info("The holdings of pods are read again.")
                 silent = False
                 now = time.monotonic()
                 if holdings or known == ():
@@ -80,12 +80,12 @@ async def watch(
                     empty_since = now
                 if empty_since is None or now - empty_since >= empty_stands_s:
                     known, empty_since = holdings, None
-                    state(holdings)
+                    publish(holdings)
             pause = interval_s if empty_since is None else min(interval_s, empty_stands_s / 3)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await asked.wait()
+                    await read_now.wait()
                     await asyncio.sleep(NOTED_S)
-            asked.clear()
+            read_now.clear()
     finally:
         await client.close()

@@ -32,7 +32,7 @@ DEADLINE_S = 2.0
 """An Allocate that has not ended by then is refused, and the kubelet rolls it back."""
 
 RECENT_S = 2.0
-"""NICs allocated within this time are taken for the same container's. The kubelet asks for each resource of a
+"""NICs allocated within this time are taken for the same container's. The kubelet allocates each resource of a
 container in a call of its own, in random order and without the pod's name, and admits one container at a time."""
 
 _SERVER_OPTIONS = (

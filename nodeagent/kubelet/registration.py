@@ -21,12 +21,11 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from hashlib import blake2b
 from pathlib import Path
 
 import grpc
 
-from nodeagent.host.inotify import InotifyError, Watch
+from nodeagent.host.inotify import FolderWatch, InotifyError
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.device_list import register_request
 from nodeagent.kubelet.node_lock import node_lock
@@ -155,7 +154,7 @@ class DevicePlugins:
     async def _hints(self) -> AsyncIterator[None]:
         async def watch() -> None:
             try:
-                with Watch() as watching:
+                with FolderWatch() as watching:
                     for folder in {self._folder, self._kubelet.parent}:
                         if folder.is_dir():
                             watching.add(folder)
@@ -334,7 +333,7 @@ class _Resource:
         self._stats = stats
 
     def apply(self, event: Event, *, kubelet: KubeletId | None = None, reason: str = "") -> None:
-        """Change the state; count and log what a person wants to see."""
+        """Apply the event to the state. Count and log registrations, failures and losses."""
         before = self.state
         self.state = before.after(event, time.monotonic(), kubelet=kubelet, reason=reason)
         name = self.plugin.resource
@@ -374,6 +373,8 @@ def _socket_name(resource: str, folder: Path) -> str:
     name = f"nodeagent-{resource.replace('/', '_')}.sock"
     if len(os.fsencode(folder / name)) <= PATH_MAX:
         return name
+    from hashlib import blake2b  # noqa: PLC0415
+
     return f"nodeagent-{blake2b(resource.encode(), digest_size=8).hexdigest()}.sock"
 
 

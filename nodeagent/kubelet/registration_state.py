@@ -1,6 +1,6 @@
 """The states of one resource's registration with the kubelet. Pure: takes ``now``.
 
-    UNREGISTERED   the kubelet may be asked to register it, or reads its socket's file
+    UNREGISTERED   a registration may be tried, or the kubelet will find the socket
     REGISTERED     the kubelet has accepted it
     CLOSING        the stream or the socket was lost, or the resource is withdrawn: the server stops
     SETTLING       the server has stopped: a kubelet that lives on gets time to notice the end of the stream
@@ -73,7 +73,7 @@ class Registration(msgspec.Struct, frozen=True):
         return self.stage is Stage.REGISTERED
 
     def due(self, kubelet: KubeletId, now: float) -> bool:
-        """Whether this kubelet is to be asked to register the resource now."""
+        """Whether a registration with this kubelet is due now."""
         if self.kubelet != kubelet:
             return True
         return not self.registered and now >= self.not_before

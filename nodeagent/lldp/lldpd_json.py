@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from nodeagent.lldp.escaping import printable
 from nodeagent.lldp.lldpdu import CAPABILITY_WORDS

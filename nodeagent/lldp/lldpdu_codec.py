@@ -42,7 +42,7 @@ _PADDING = bytes(6)
 def decode(data: bytes, offset: int = 0) -> Lldpdu:
     """Decode the LLDPDU at ``offset`` of a frame; offsets in errors and warnings count from the frame's start.
 
-    Raises only ``LldpError``, whatever the bytes.
+    Raises only ``LldpError``, for any input.
     """
     size = len(data)
     padded = data + _PADDING

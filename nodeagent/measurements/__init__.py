@@ -1,1 +1,1 @@
-"""The table of all measurements: sample names, their readers and their metric families. Pure data, no logic."""
+"""Samples, the state of their readers, and the table of all measurements with their metric families. Pure."""

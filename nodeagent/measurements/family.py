@@ -138,19 +138,3 @@ def unfilled_labels(family: Family) -> tuple[str, ...]:
         + len(measurement.labels)
         != len(family.labels)
     )
-
-
-def computed(
-    noun: str,
-    labels: str,
-    family_type: FamilyType | None = None,
-    *,
-    help: str,  # noqa: A002 - the format's own word
-    source: str,
-    use: str,
-    peers: str = "",
-) -> Family:
-    """A family that a function computes. Without ``family_type`` it is a counter if the name ends in ``_total``."""
-    family_type = family_type or ("counter" if noun.endswith("_total") else "gauge")
-    label_names = tuple(filter(None, labels.split(",")))
-    return Family(f"nodeagent_{noun}", family_type, label_names, help, use, computed_from=source, peers=peers)

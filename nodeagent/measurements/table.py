@@ -1,7 +1,8 @@
 """The table of measurements, by metric family and by sample name. Pure.
 
-To add a counter: add one row to ``link_rows``, ``adapter_rows`` or ``gpu_rows``, and one line to the reader in
-``sampling/`` that states it. The metric, its documentation and the checks of the tests follow from the row.
+To add a counter: add one row to ``link_rows``, ``wire_rows``, ``transceiver_rows``, ``adapter_rows`` or ``gpu_rows``,
+and one line to the reader in ``sampling/`` that states it. The metric, its documentation and the checks of the tests
+follow from the row.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from nodeagent.measurements.family import Family, MeasuredText, Measurement
 from nodeagent.measurements.gpu_rows import GPU_ROWS
 from nodeagent.measurements.link_rows import LINK_ROWS
 from nodeagent.measurements.sample import Source
+from nodeagent.measurements.transceiver_rows import TRANSCEIVER_ROWS
+from nodeagent.measurements.wire_rows import WIRE_ROWS
+
+NIC_ROWS = (*LINK_ROWS, *WIRE_ROWS, *TRANSCEIVER_ROWS, *ADAPTER_ROWS)
 
 _WITHOUT_METRIC = (
     Measurement("gpu_xids", Source.GPU, "XIDs since the agent started, ignored ones included", True, "XID"),
@@ -40,7 +45,7 @@ def by_sample_name(families: Iterable[Family]) -> dict[str, Measurement]:
 
 
 MEASUREMENTS: dict[str, Measurement] = {
-    **by_sample_name((*LINK_ROWS, *ADAPTER_ROWS, *GPU_ROWS)),
+    **by_sample_name(NIC_ROWS + GPU_ROWS),
     **{measurement.name: measurement for measurement in _WITHOUT_METRIC},
 }
 """Every number that a sample may hold, by name. A reader leaves out what it cannot measure on a machine."""
@@ -126,5 +131,5 @@ RECORDED_ONLY: dict[str, str] = {
 def measurement(name: str) -> Measurement | None:
     """The measurement of ``name`` or ``name/key``; ``None`` if the key is missing or superfluous."""
     head, slash, _ = name.partition("/")
-    found = MEASUREMENTS.get(head)
-    return found if found is not None and bool(slash) == (found.per is not None) else None
+    known = MEASUREMENTS.get(head)
+    return known if known is not None and bool(slash) == (known.per is not None) else None

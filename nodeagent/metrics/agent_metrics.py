@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from nodeagent import __version__
+from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.metrics.computed_family import live_family
 from nodeagent.metrics.scrape_input import ScrapeInput
 from nodeagent.metrics.text_format import Series
-from nodeagent.sampling.reader_status import ReaderStatus
 
 
 @live_family(

@@ -1,10 +1,8 @@
 """Every metric family of the agent, in the order of the page."""
 
-from nodeagent.measurements.adapter_rows import ADAPTER_ROWS
 from nodeagent.measurements.family import Family
 from nodeagent.measurements.gpu_rows import GPU_ROWS
-from nodeagent.measurements.link_rows import LINK_ROWS
-from nodeagent.measurements.table import by_name
+from nodeagent.measurements.table import NIC_ROWS, by_name
 
 # Importing a module declares its families.
 from nodeagent.metrics import agent_metrics, gpu_metrics, health_metrics, info_metrics
@@ -16,11 +14,8 @@ SAMPLED: tuple[Family, ...] = (
     *GPU_ROWS,
     *health_metrics.GPU_FIGURES,
     *health_metrics.LINK_FIGURES,
-    *LINK_ROWS,
-    *ADAPTER_ROWS,
+    *NIC_ROWS,
 )
 """The families that samples and health figures feed."""
 
-CATALOG: dict[str, Family] = by_name(
-    (*SAMPLED, *(family for family, _ in FACT_FAMILIES), *(family for family, _ in LIVE_FAMILIES))
-)
+CATALOG: dict[str, Family] = by_name((*SAMPLED, *FACT_FAMILIES.families(), *LIVE_FAMILIES.families()))

@@ -1,6 +1,6 @@
 """Metric families that a function computes. Those that samples feed are rows of ``measurements/table.py``. Pure.
 
-* ``fact_family``: computed from the snapshot. Rendered when ``NodeFacts`` changes, and kept.
+* ``fact_family``: computed from the snapshot. Rendered when the ``FactIndex`` changes, and kept.
 * ``live_family``: the agent's own numbers. Computed at each scrape, so these are few.
 
 Pods appear only in ``nodeagent_device_pod_info``, descriptions only in ``_info`` families; queries join them.
@@ -8,57 +8,62 @@ Pods appear only in ``nodeagent_device_pod_info``, descriptions only in ``_info`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, TypeVar
 
-from nodeagent.measurements.family import Family, FamilyType, computed
-from nodeagent.metrics.scrape_input import NodeFacts, ScrapeInput
-from nodeagent.metrics.text_format import Series
+from nodeagent.measurements.family import Family, FamilyType
+from nodeagent.metrics.scrape_input import FactIndex, ScrapeInput
+from nodeagent.metrics.text_format import Series, lines_of
 
-ReadFacts = Callable[[NodeFacts], Iterable[Series]]
-ReadInput = Callable[[ScrapeInput], Iterable[Series]]
-
-FACT_FAMILIES: list[tuple[Family, ReadFacts]] = []
-LIVE_FAMILIES: list[tuple[Family, ReadInput]] = []
-"""In the order of their declaration, which is their order on the page."""
+Shown = TypeVar("Shown")
 
 
-def fact_family(
-    noun: str,
-    labels: str = "",
-    *,
-    help: str,  # noqa: A002 - the format's own word
-    source: str,
-    use: str,
-    peers: str = "",
-) -> Callable[[ReadFacts], ReadFacts]:
-    """Declare a family; the decorated function yields its series."""
-    family = computed(noun, labels, help=help, source=source, use=use, peers=peers)
+class ComputedFamilies(Generic[Shown]):
+    """Families with the functions that compute their series from ``Shown``, in the order of the page."""
 
-    def declare(read: ReadFacts) -> ReadFacts:
-        FACT_FAMILIES.append((family, read))
-        return read
+    def __init__(self) -> None:
+        self._declared: list[tuple[Family, Callable[[Shown], Iterable[Series]]]] = []
 
-    return declare
+    def family(
+        self,
+        noun: str,
+        labels: str = "",
+        *,
+        help: str,  # noqa: A002 - the format's own word
+        use: str,
+        source: str = "",
+        peers: str = "",
+        type: FamilyType | None = None,  # noqa: A002 - the format's own word
+    ) -> Callable[[Callable[[Shown], Iterable[Series]]], Callable[[Shown], Iterable[Series]]]:
+        """Declare a family; the decorated function yields its series. Only counters end in ``_total``.
+
+        For a histogram it yields each bucket with the label ``le`` last, then ``sum`` and ``count`` in that place.
+        """
+        family = Family(
+            f"nodeagent_{noun}",
+            type or ("counter" if noun.endswith("_total") else "gauge"),
+            tuple(filter(None, labels.split(","))),
+            help,
+            use,
+            computed_from=source,
+            peers=peers,
+        )
+
+        def declare(read: Callable[[Shown], Iterable[Series]]) -> Callable[[Shown], Iterable[Series]]:
+            self._declared.append((family, read))
+            return read
+
+        return declare
+
+    def families(self) -> tuple[Family, ...]:
+        return tuple(family for family, _read in self._declared)
+
+    def lines(self, shown: Shown, series_max: int) -> Iterator[tuple[Family, str, int]]:
+        """The lines of each family, which may be empty, and how many series were left out."""
+        for family, read in self._declared:
+            yield family, *lines_of(family, read(shown), series_max)
 
 
-def live_family(
-    noun: str,
-    labels: str = "",
-    *,
-    help: str,  # noqa: A002 - the format's own word
-    source: str,
-    use: str,
-    peers: str = "",
-    type: FamilyType | None = None,  # noqa: A002 - the format's own word
-) -> Callable[[ReadInput], ReadInput]:
-    """Declare a family; the decorated function yields its series.
-
-    For a histogram it yields each bucket with the label ``le`` last, then ``sum`` and ``count`` in that place.
-    """
-    family = computed(noun, labels, type, help=help, source=source, use=use, peers=peers)
-
-    def declare(read: ReadInput) -> ReadInput:
-        LIVE_FAMILIES.append((family, read))
-        return read
-
-    return declare
+FACT_FAMILIES = ComputedFamilies[FactIndex]()
+LIVE_FAMILIES = ComputedFamilies[ScrapeInput]()
+fact_family, live_family = FACT_FAMILIES.family, LIVE_FAMILIES.family

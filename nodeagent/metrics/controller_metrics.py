@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 
-from nodeagent import __version__, supervise
+from nodeagent import __version__
 from nodeagent.fabric.outcome import AnomalyKind, PlanOutcome
-from nodeagent.measurements.family import Family, computed
-from nodeagent.metrics.text_format import Series, header, lines_of
+from nodeagent.metrics.computed_family import ComputedFamilies
+from nodeagent.metrics.text_format import Series, header
 
 SERIES_MAX = 10_000
 """Per family. The labels are from closed sets, so no family comes near it."""
@@ -55,41 +56,24 @@ class ControllerInput(msgspec.Struct, frozen=True):
     """By verb and result."""
     label_writes: Counter[str]
     """By result."""
+    restarts: Mapping[str, int]
+    """Of the controller's tasks."""
     leading: bool
     switches: SwitchReads | None = None
     marks: MarkedNodes | None = None
 
 
-ReadController = Callable[[ControllerInput], Iterable[Series]]
-CONTROLLER_FAMILIES: list[tuple[Family, ReadController]] = []
-"""In the order of the page."""
-
-
-def _family(
-    noun: str,
-    labels: str = "",
-    *,
-    help: str,  # noqa: A002 - the format's own word
-    use: str,
-) -> Callable[[ReadController], ReadController]:
-    """Declare a family; the decorated function yields its series."""
-    family = computed(noun, labels, help=help, source="the controller", use=use)
-
-    def declare(read: ReadController) -> ReadController:
-        CONTROLLER_FAMILIES.append((family, read))
-        return read
-
-    return declare
+CONTROLLER_FAMILIES = ComputedFamilies[ControllerInput]()
+_family = partial(CONTROLLER_FAMILIES.family, source="the controller")
 
 
 def render(shown: ControllerInput, openmetrics: bool) -> str:
     """The page. Families without series are left out."""
-    parts = []
-    for family, read in CONTROLLER_FAMILIES:
-        floats = ((labels, float(number)) for labels, number in read(shown))
-        lines, _dropped = lines_of(family, floats, SERIES_MAX)
-        if lines:
-            parts.append(header(family, openmetrics) + lines)
+    parts = [
+        header(family, openmetrics) + lines
+        for family, lines, _dropped in CONTROLLER_FAMILIES.lines(shown, SERIES_MAX)
+        if lines
+    ]
     return "".join((*parts, "# EOF\n" if openmetrics else ""))
 
 
@@ -101,7 +85,7 @@ def build_info(_shown: ControllerInput) -> Iterator[Series]:
 @_family(
     "controller_leader",
     help="1 in the replica that leads.",
-    use="The sum must be 1; for seconds 0 when the lead changes.",
+    use="The sum must be 1; it is 0 for some seconds when the leader changes.",
 )
 def controller_leader(shown: ControllerInput) -> Iterator[Series]:
     yield (), shown.leading
@@ -301,6 +285,6 @@ def switch_round_duration(shown: ControllerInput) -> Iterator[Series]:
     help="Tasks of the controller that failed and were restarted.",
     use="Rising: the log has the reason of each restart.",
 )
-def task_restarts(_shown: ControllerInput) -> Iterator[Series]:
-    for task, count in sorted(supervise.restarts.items()):
+def task_restarts(shown: ControllerInput) -> Iterator[Series]:
+    for task, count in sorted(shown.restarts.items()):
         yield (task,), count

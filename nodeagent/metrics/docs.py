@@ -79,13 +79,17 @@ def controller_families() -> str:
     """One table."""
     return _table(
         ("name", "labels", "type, unit", "meaning", "what to do with it"),
-        ((*_cells(family)[:4], family.use) for family, _read in CONTROLLER_FAMILIES),
+        ((*_cells(family)[:4], family.use) for family in CONTROLLER_FAMILIES.families()),
     )
 
 
 def topic_of(family: Family) -> str:
+    """Raises ``ValueError`` if ``TOPICS`` lacks the first word of the name."""
     word = family.name.split("_")[1]
-    return next(topic for topic, words in TOPICS.items() if word in words)
+    for topic, words in TOPICS.items():
+        if word in words:
+            return topic
+    raise ValueError(f"{family.name}: add {word!r} to a topic of TOPICS")
 
 
 def _family_table(families: Iterable[Family]) -> str:

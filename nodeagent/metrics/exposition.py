@@ -18,8 +18,8 @@ from nodeagent.measurements.family import Family, Measurement
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.metrics.catalog import SAMPLED
 from nodeagent.metrics.computed_family import FACT_FAMILIES, LIVE_FAMILIES
-from nodeagent.metrics.scrape_input import NodeFacts, ScrapeInput
-from nodeagent.metrics.text_format import Series, header, lines_of, series
+from nodeagent.metrics.scrape_input import FactIndex, ScrapeInput
+from nodeagent.metrics.text_format import header, series
 
 PIECE = 1000
 """Numbers rendered before other tasks may run: about half a millisecond."""
@@ -38,7 +38,7 @@ class _Layout:
     """Everything of a page but its numbers."""
 
     def __init__(self, shown: ScrapeInput, samples: Sequence[Sample], series_max: int) -> None:
-        self.facts = NodeFacts(replace(shown, samples=tuple(samples)))
+        self.facts = FactIndex(replace(shown, samples=tuple(samples)))
         self.dropped: Counter[str] = Counter()
         self._shapes: list[_Shape] = [
             (sample.device, sample.source, tuple(sample.values), sample.texts) for sample in samples
@@ -86,8 +86,9 @@ class _Layout:
             yield
         self._place(slots)
         yield
-        for family, read in FACT_FAMILIES:
-            if lines := self._lines(family, read(self.facts)):
+        for family, lines, dropped in FACT_FAMILIES.lines(self.facts, self._series_max):
+            self.dropped[family.name] += dropped
+            if lines:
                 self._fact_blocks.append((family, lines))
             yield
 
@@ -158,11 +159,6 @@ class _Layout:
         elif order:
             self._pick = itemgetter(*order)
 
-    def _lines(self, family: Family, found: Iterable[Series]) -> str:
-        lines, dropped = lines_of(family, found, self._series_max)
-        self.dropped[family.name] += dropped
-        return lines
-
 
 def _joined(blocks: Iterable[_Block], openmetrics: bool) -> str:
     return "".join(f"{header(family, openmetrics).replace('%', '%%')}{lines}" for family, lines in blocks)
@@ -222,19 +218,16 @@ class Exposition:
                 yield ""
             self._layout = layout
         yield from layout.pieces(samples, openmetrics)
-        for family, count in layout.dropped.items():
+        for name, count in layout.dropped.items():
             if count:
-                self.dropped[family] += count
-        yield self._live(replace(shown, facts=layout.facts, dropped=self.dropped), openmetrics)
-        if openmetrics:
-            yield "# EOF\n"
-
-    def _live(self, shown: ScrapeInput, openmetrics: bool) -> str:
+                self.dropped[name] += count
+        live_input = replace(shown, facts=layout.facts, dropped=self.dropped)
         parts = []
-        for family, read in LIVE_FAMILIES:
-            lines, dropped = lines_of(family, read(shown), self._series_max)
+        for family, lines, dropped in LIVE_FAMILIES.lines(live_input, self._series_max):
             if dropped:
-                self.dropped[family.name] += dropped
+                self.dropped[family.name] += dropped  # the last family shows these counts
             if lines:
                 parts.append(header(family, openmetrics) + lines)
-        return "".join(parts)
+        yield "".join(parts)
+        if openmetrics:
+            yield "# EOF\n"

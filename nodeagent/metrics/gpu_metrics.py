@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from nodeagent.affinity import affinity
 from nodeagent.measurements.family import FROM_RULES
 from nodeagent.metrics.computed_family import fact_family, live_family
-from nodeagent.metrics.scrape_input import NodeFacts, ScrapeInput, missing
+from nodeagent.metrics.scrape_input import FactIndex, ScrapeInput, missing
 from nodeagent.metrics.text_format import Series
 from nodeagent.model import State
 
@@ -17,7 +17,7 @@ from nodeagent.model import State
     source="gpu: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION",
     use="gpu_reset: drain and reset; node_reboot: reboot; none: nothing.",
 )
-def gpu_recovery_action(facts: NodeFacts) -> Iterator[Series]:
+def gpu_recovery_action(facts: FactIndex) -> Iterator[Series]:
     for gpu in facts.snapshot.gpus:
         if action := facts.text(gpu.uuid, "gpu_recovery_action"):
             yield (str(gpu.index), action), 1
@@ -31,7 +31,7 @@ def gpu_recovery_action(facts: NodeFacts) -> Iterator[Series]:
     use="Join on gpu for anything descriptive.",
     peers="labels of every DCGM series",
 )
-def gpu_info(facts: NodeFacts) -> Iterator[Series]:
+def gpu_info(facts: FactIndex) -> Iterator[Series]:
     for gpu in facts.snapshot.gpus:
         texts = facts.texts.get(gpu.uuid, {})
         numa = "" if gpu.numa_node is None else str(gpu.numa_node)
@@ -47,7 +47,7 @@ def gpu_info(facts: NodeFacts) -> Iterator[Series]:
     use="unhealthy: the kubelet starts no new pods on it; nodeagent_gpu_health_reason gives the reason.",
     peers="DCGM_EXP_GPU_HEALTH_STATUS",
 )
-def gpu_health_state(facts: NodeFacts) -> Iterator[Series]:
+def gpu_health_state(facts: FactIndex) -> Iterator[Series]:
     for gpu in facts.snapshot.gpus:
         for state in (State.HEALTHY, State.DEGRADED, State.UNHEALTHY, State.UNKNOWN):
             current = State.UNHEALTHY if gpu.health.state is State.DOWN else gpu.health.state
@@ -61,7 +61,7 @@ def gpu_health_state(facts: NodeFacts) -> Iterator[Series]:
     source=FROM_RULES,
     use="The reason's section in docs/runbook.md says what to do.",
 )
-def gpu_health_reason(facts: NodeFacts) -> Iterator[Series]:
+def gpu_health_reason(facts: FactIndex) -> Iterator[Series]:
     for gpu in facts.snapshot.gpus:
         for reason in gpu.health.reasons:
             yield (str(gpu.index), reason.key, "warning" if reason.warning else "fault"), 1
@@ -89,7 +89,7 @@ def gpu_health_transitions(shown: ScrapeInput) -> Iterator[Series]:
     source="gpu: nvmlDeviceGetGpuFabricInfoV",
     use="Anything but completed on an NVSwitch system: the fabric manager did not finish.",
 )
-def gpu_fabric_state(facts: NodeFacts) -> Iterator[Series]:
+def gpu_fabric_state(facts: FactIndex) -> Iterator[Series]:
     for gpu in facts.snapshot.gpus:
         if state := facts.text(gpu.uuid, "gpu_fabric_state"):
             yield (str(gpu.index), state), 1
@@ -129,7 +129,7 @@ def gpu_last_xid(shown: ScrapeInput) -> Iterator[Series]:
     source="the PCI paths under /sys/devices",
     use="A GPU should use a NIC at PIX or PXB.",
 )
-def gpu_nic_affinity(facts: NodeFacts) -> Iterator[Series]:
+def gpu_nic_affinity(facts: FactIndex) -> Iterator[Series]:
     for gpu in facts.snapshot.gpus:
         for pf in facts.pfs:
             if not missing(pf.health):

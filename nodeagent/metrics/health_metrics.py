@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from nodeagent.measurements.family import FROM_RULES, Family, row
 from nodeagent.metrics.computed_family import fact_family, live_family
-from nodeagent.metrics.scrape_input import NodeFacts, ScrapeInput
+from nodeagent.metrics.scrape_input import FactIndex, ScrapeInput
 from nodeagent.metrics.text_format import Series
 from nodeagent.model import State
 
@@ -92,7 +92,7 @@ GPU_FIGURES: tuple[Family, ...] = (
     use="Watch this one first: the families below show the cause. unknown never changes what pods can get; unused "
     "was never up.",
 )
-def link_health_state(facts: NodeFacts) -> Iterator[Series]:
+def link_health_state(facts: FactIndex) -> Iterator[Series]:
     for pf in facts.pfs:
         current = State.DOWN if pf.health.state is State.UNHEALTHY else pf.health.state
         for state in _STATES:
@@ -106,7 +106,7 @@ def link_health_state(facts: NodeFacts) -> Iterator[Series]:
     source=FROM_RULES,
     use="Several may be active at once; docs/runbook.md says what to do about each.",
 )
-def link_health_reason(facts: NodeFacts) -> Iterator[Series]:
+def link_health_reason(facts: FactIndex) -> Iterator[Series]:
     for pf in facts.pfs:
         for reason in pf.health.reasons:
             severity = "warning" if reason.warning else "fault"
@@ -121,7 +121,7 @@ def link_health_reason(facts: NodeFacts) -> Iterator[Series]:
     use="Many: the thresholds of a rule are too close to each other, or the link really flaps.",
 )
 def link_health_transitions(shown: ScrapeInput) -> Iterator[Series]:
-    facts = shown.node_facts()
+    facts = shown.fact_index()
     for device, figures in shown.health_figures.items():
         if device in facts.present:
             for (before, after), count in sorted(figures.transitions.items()):

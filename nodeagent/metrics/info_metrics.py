@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from nodeagent.measurements.family import FROM_RULES
 from nodeagent.metrics.computed_family import fact_family
-from nodeagent.metrics.scrape_input import DeviceCount, NodeFacts, missing
+from nodeagent.metrics.scrape_input import DeviceCount, FactIndex, missing
 from nodeagent.metrics.text_format import Series
 from nodeagent.model import Holding
 
@@ -17,7 +17,7 @@ from nodeagent.model import Holding
     use="Join on device for anything descriptive.",
     peers="node_ethtool_info; node_network_info; rdma_port_info",
 )
-def link_info(facts: NodeFacts) -> Iterator[Series]:
+def link_info(facts: FactIndex) -> Iterator[Series]:
     for pf in facts.pfs:
         link = facts.links.get(pf.pci_address)
         yield (
@@ -44,7 +44,7 @@ def link_info(facts: NodeFacts) -> Iterator[Series]:
     source="state: ETHTOOL_A_LINKSTATE_EXT_STATE and EXT_SUBSTATE",
     use="No cable, no module, link training failed: read it first when a link is down.",
 )
-def link_ext_state(facts: NodeFacts) -> Iterator[Series]:
+def link_ext_state(facts: FactIndex) -> Iterator[Series]:
     for device, texts in facts.texts.items():
         if (state := texts.get("ext_state")) and facts.has(device):
             sub = texts.get("ext_substate")
@@ -58,7 +58,7 @@ def link_ext_state(facts: NodeFacts) -> Iterator[Series]:
     source="fec: ETHTOOL_A_FEC_ACTIVE",
     use="Must be equal on both ends; off at 100G per lane is a fault.",
 )
-def link_fec_info(facts: NodeFacts) -> Iterator[Series]:
+def link_fec_info(facts: FactIndex) -> Iterator[Series]:
     for device, texts in facts.texts.items():
         if (mode := texts.get("fec_mode")) and facts.has(device):
             yield (facts.link_name(device), mode), 1
@@ -72,7 +72,7 @@ def link_fec_info(facts: NodeFacts) -> Iterator[Series]:
     use="Faults with one part number or revision point to a bad batch.",
     peers="transceiver_vendor_*_info",
 )
-def transceiver_info(facts: NodeFacts) -> Iterator[Series]:
+def transceiver_info(facts: FactIndex) -> Iterator[Series]:
     for device, texts in facts.texts.items():
         fields = ("module_type", "module_vendor", "module_part", "module_serial", "module_revision")
         named = tuple(texts.get(name, "") for name in fields)
@@ -87,7 +87,7 @@ def transceiver_info(facts: NodeFacts) -> Iterator[Series]:
     source="module: CMIS 00h byte 3, or ETHTOOL_MSG_MODULE_GET",
     use="fault: replace it; low-power on a link that should be up: the host did not power it up.",
 )
-def transceiver_module_state(facts: NodeFacts) -> Iterator[Series]:
+def transceiver_module_state(facts: FactIndex) -> Iterator[Series]:
     for device, texts in facts.texts.items():
         if (state := texts.get("module_state")) and facts.has(device):
             yield (facts.link_name(device), state), 1
@@ -101,7 +101,7 @@ def transceiver_module_state(facts: NodeFacts) -> Iterator[Series]:
     use="Join on pci_address to add a name to the PCIe families.",
     peers="node_pcidevice_info",
 )
-def pcie_info(facts: NodeFacts) -> Iterator[Series]:
+def pcie_info(facts: FactIndex) -> Iterator[Series]:
     for pf in facts.pfs:
         if not missing(pf.health):
             numa = "" if pf.numa_node is None else str(pf.numa_node)
@@ -119,7 +119,7 @@ def pcie_info(facts: NodeFacts) -> Iterator[Series]:
     use="Join on rdma_device for the netdev.",
     peers="rdma_port_info",
 )
-def rdma_port_info(facts: NodeFacts) -> Iterator[Series]:
+def rdma_port_info(facts: FactIndex) -> Iterator[Series]:
     fields = ("rdma_link_layer", "rdma_phys_state", "node_guid")
     for pf in facts.pfs:
         name = facts.rdma_name(pf.pci_address)
@@ -136,7 +136,7 @@ def rdma_port_info(facts: NodeFacts) -> Iterator[Series]:
     use="Fewer configured than wanted: nodeagent vfs apply.",
     peers="node_pcidevice_sriov_numvfs; node_pcidevice_sriov_totalvfs",
 )
-def pf_vfs(facts: NodeFacts) -> Iterator[Series]:
+def pf_vfs(facts: FactIndex) -> Iterator[Series]:
     for pf in facts.pfs:
         if missing(pf.health):
             continue
@@ -156,7 +156,7 @@ _VF_SETUP = ("mac", "vlan", "trust", "spoof_check", "link_state")
     use="Join on pci_address. link_state enable keeps a VF up when its PF loses carrier: the pod does not notice.",
     peers="node_net_vf_info",
 )
-def vf_info(facts: NodeFacts) -> Iterator[Series]:
+def vf_info(facts: FactIndex) -> Iterator[Series]:
     for (pf, index), vf in facts.vfs.items():
         numa = "" if vf.numa_node is None else str(vf.numa_node)
         rdma = vf.rdma.device if vf.rdma is not None else ""
@@ -175,7 +175,7 @@ def vf_info(facts: NodeFacts) -> Iterator[Series]:
     use="Join on device to see faults by leaf. Texts come from the switch, escaped and cut.",
     peers="none of the agents here; lldp exporters vary",
 )
-def lldp_neighbor_info(facts: NodeFacts) -> Iterator[Series]:
+def lldp_neighbor_info(facts: FactIndex) -> Iterator[Series]:
     for neighbor in facts.snapshot.neighbors:
         ids = (neighbor.chassis_id.value, neighbor.port_id.value)
         names = (neighbor.system_name or "", neighbor.port_description or "")
@@ -189,7 +189,7 @@ def lldp_neighbor_info(facts: NodeFacts) -> Iterator[Series]:
     source="AF_PACKET, EtherType 88cc",
     use="1 is right. More: a device between node and switch forwards LLDP. 0 with carrier: LLDP is off on the switch.",
 )
-def lldp_neighbors(facts: NodeFacts) -> Iterator[Series]:
+def lldp_neighbors(facts: FactIndex) -> Iterator[Series]:
     counts = dict.fromkeys((link.netdev for link in facts.snapshot.links), 0)
     for neighbor in facts.snapshot.neighbors:
         counts[neighbor.link] = counts.get(neighbor.link, 0) + (not neighbor.stale)
@@ -204,7 +204,7 @@ def lldp_neighbors(facts: NodeFacts) -> Iterator[Series]:
     source=f"{FROM_RULES}: miscabled",
     use="0: alert NodeLinkMiscabled; nodeagent neighbors shows the neighbor.",
 )
-def lldp_neighbor_expected(facts: NodeFacts) -> Iterator[Series]:
+def lldp_neighbor_expected(facts: FactIndex) -> Iterator[Series]:
     with_neighbor = {neighbor.link for neighbor in facts.snapshot.neighbors if not neighbor.stale}
     for pf in facts.pfs:
         if (name := facts.link_name(pf.pci_address)) in with_neighbor:
@@ -218,7 +218,7 @@ def lldp_neighbor_expected(facts: NodeFacts) -> Iterator[Series]:
     source="lldp/findings",
     use="frame_size_mismatch, pfc_mismatch, ets_mismatch: configure switch and node alike; see nodeagent neighbors.",
 )
-def lldp_finding(facts: NodeFacts) -> Iterator[Series]:
+def lldp_finding(facts: FactIndex) -> Iterator[Series]:
     for link, key in dict.fromkeys((remark.link, remark.key) for remark in facts.snapshot.remarks):
         yield (link, key), 1
 
@@ -230,7 +230,7 @@ def lldp_finding(facts: NodeFacts) -> Iterator[Series]:
     source="lldp/findings",
     use="Two cables show one port: a device forwards LLDP, or two switches have one configuration.",
 )
-def lldp_neighbor_duplicates(facts: NodeFacts) -> Iterator[Series]:
+def lldp_neighbor_duplicates(facts: FactIndex) -> Iterator[Series]:
     current = [neighbor for neighbor in facts.snapshot.neighbors if not neighbor.stale]
     links: dict[tuple[object, object], set[str]] = {}
     for neighbor in current:
@@ -252,7 +252,7 @@ def lldp_neighbor_duplicates(facts: NodeFacts) -> Iterator[Series]:
     use="Join it to add pods: device_id is a VF's PCI address or a GPU's UUID.",
     peers="sriov_kubepoddevice; pod labels of dcgm-exporter",
 )
-def device_pod_info(facts: NodeFacts) -> Iterator[Series]:
+def device_pod_info(facts: FactIndex) -> Iterator[Series]:
     for holding, device in _counted(facts):
         yield (device, holding.resource, holding.namespace, holding.pod, holding.container), 1
 
@@ -264,12 +264,12 @@ def device_pod_info(facts: NodeFacts) -> Iterator[Series]:
     source="the kubelet's podresources API",
     use="GPU memory by pod: multiply by nodeagent_resource_device_bytes.",
 )
-def device_pod_devices(facts: NodeFacts) -> Iterator[Series]:
+def device_pod_devices(facts: FactIndex) -> Iterator[Series]:
     for (holding, device), count in _counted(facts).items():
         yield (device, holding.resource, holding.namespace, holding.pod, holding.container), count
 
 
-def _counted(facts: NodeFacts) -> dict[tuple[Holding, str], int]:
+def _counted(facts: FactIndex) -> dict[tuple[Holding, str], int]:
     counts: dict[tuple[Holding, str], int] = {}
     for holding in facts.snapshot.holdings or ():
         for id_ in holding.device_ids:
@@ -285,7 +285,7 @@ def _counted(facts: NodeFacts) -> dict[tuple[Holding, str], int]:
     source="the agent",
     use="0: the link's devices are Unhealthy.",
 )
-def link_device_allocatable(facts: NodeFacts) -> Iterator[Series]:
+def link_device_allocatable(facts: FactIndex) -> Iterator[Series]:
     for count in _of_links(facts):
         yield (facts.link_name(count.parent), count.resource), count.allocatable
 
@@ -297,7 +297,7 @@ def link_device_allocatable(facts: NodeFacts) -> Iterator[Series]:
     source="the agent, and the kubelet's podresources API",
     use="0 on one rail: pods that need all rails do not fit on the node.",
 )
-def link_device_free(facts: NodeFacts) -> Iterator[Series]:
+def link_device_free(facts: FactIndex) -> Iterator[Series]:
     for count in _of_links(facts):
         if count.free is not None:
             yield (facts.link_name(count.parent), count.resource), count.free
@@ -310,7 +310,7 @@ def link_device_free(facts: NodeFacts) -> Iterator[Series]:
     source="the agent",
     use="0: the GPU is Unhealthy.",
 )
-def gpu_device_allocatable(facts: NodeFacts) -> Iterator[Series]:
+def gpu_device_allocatable(facts: FactIndex) -> Iterator[Series]:
     for count in _of_gpus(facts):
         yield (facts.gpu_name(count.parent), count.resource), count.allocatable
 
@@ -322,7 +322,7 @@ def gpu_device_allocatable(facts: NodeFacts) -> Iterator[Series]:
     source="the agent, and the kubelet's podresources API",
     use="All slices of a container are on one GPU, so a pod cannot request the sum over GPUs.",
 )
-def gpu_device_free(facts: NodeFacts) -> Iterator[Series]:
+def gpu_device_free(facts: FactIndex) -> Iterator[Series]:
     for count in _of_gpus(facts):
         if count.free is not None:
             yield (facts.gpu_name(count.parent), count.resource), count.free
@@ -335,7 +335,7 @@ def gpu_device_free(facts: NodeFacts) -> Iterator[Series]:
     source="the agent, and the kubelet's podresources API",
     use="Larger requests are refused here although the scheduler counts enough free devices: fragmentation.",
 )
-def resource_largest_free_block(facts: NodeFacts) -> Iterator[Series]:
+def resource_largest_free_block(facts: FactIndex) -> Iterator[Series]:
     largest: dict[str, int] = {}
     for count in facts.device_counts:
         if count.free is not None:
@@ -351,15 +351,15 @@ def resource_largest_free_block(facts: NodeFacts) -> Iterator[Series]:
     source="the configuration",
     use="Converts slices to bytes.",
 )
-def resource_device_bytes(facts: NodeFacts) -> Iterator[Series]:
+def resource_device_bytes(facts: FactIndex) -> Iterator[Series]:
     for resource, size in {count.resource: count.each_bytes for count in facts.device_counts}.items():
         if size is not None:
             yield (resource,), size
 
 
-def _of_gpus(facts: NodeFacts) -> Iterator[DeviceCount]:
+def _of_gpus(facts: FactIndex) -> Iterator[DeviceCount]:
     return (count for count in facts.device_counts if count.parent in facts.gpus)
 
 
-def _of_links(facts: NodeFacts) -> Iterator[DeviceCount]:
+def _of_links(facts: FactIndex) -> Iterator[DeviceCount]:
     return (count for count in facts.device_counts if count.parent not in facts.gpus)

@@ -11,9 +11,9 @@ from typing import Protocol
 import msgspec
 
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
+from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample
 from nodeagent.model import Function, Gpu, Health, Link, Snapshot
-from nodeagent.sampling.reader_status import ReaderStatus
 
 
 class HealthFigures(Protocol):
@@ -73,18 +73,18 @@ class ScrapeInput(msgspec.Struct, frozen=True):
     """Expiry of the web certificate (Unix time), and whether the last load of its files succeeded."""
     rails: Mapping[str, int] = {}
     """The index of a PF among the offered PFs, by PCI address."""
-    facts: NodeFacts | None = None
+    facts: FactIndex | None = None
     """Cached by the exposition."""
 
-    def node_facts(self) -> NodeFacts:
-        return self.facts if self.facts is not None else NodeFacts(self)
+    def fact_index(self) -> FactIndex:
+        return self.facts if self.facts is not None else FactIndex(self)
 
 
 def missing(health: Health) -> bool:
     return any(reason.key == "device_missing" for reason in health.reasons)
 
 
-class NodeFacts:
+class FactIndex:
     """The part of a scrape that seldom changes: the snapshot and the texts of samples, indexed for labels."""
 
     def __init__(self, shown: ScrapeInput) -> None:

@@ -82,11 +82,11 @@ def header(family: Family, openmetrics: bool) -> str:
     return f"# HELP {name} {family.help}\n# TYPE {name} {family.type}\n{unit}"
 
 
-def lines_of(family: Family, found: Iterable[Series], series_max: int) -> tuple[str, int]:
+def lines_of(family: Family, computed: Iterable[Series], series_max: int) -> tuple[str, int]:
     """The lines of a family, and how many series were left out. Of equal series the first counts."""
     lines: dict[str, float] = {}
     dropped: set[str] = set()
-    for values, number in found:
+    for values, number in computed:
         text = series(family, values)
         if text in lines:
             continue

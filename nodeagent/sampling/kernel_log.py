@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from nodeagent.host.fd import wait_readable
-from nodeagent.host.kmsg import PATTERNS, Event, KernelLog
+from nodeagent.host.kmsg import PATTERNS, FirmwareEvent, KernelLog
+from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function
 from nodeagent.sampling.reader import READ_ERRORS, boottime
-from nodeagent.sampling.reader_status import ReaderStatus
 
 _READ_GAP_S, _REPEAT_S = 1.0, 60.0
 """The shortest time between two readings, and the time after which unchanged counts are stated again."""
@@ -39,7 +39,7 @@ class KernelLogReader:
         """Read the log from its oldest line, then each new line. If the log cannot be read, end after one report."""
         await start.wait()
         status = self._status()
-        counts: Counter[Event] = Counter()
+        counts: Counter[FirmwareEvent] = Counter()
         new, duration_s, published_at = 0, 0.0, -_REPEAT_S
         try:
             with KernelLog() as kernel:
@@ -66,7 +66,7 @@ class KernelLogReader:
         except READ_ERRORS as error:
             self._failed(Source.KERNEL, str(error), duration_s)
 
-    def _samples(self, counts: Counter[Event]) -> list[Sample]:
+    def _samples(self, counts: Counter[FirmwareEvent]) -> list[Sample]:
         """One per PF, with the lines of its VFs: PF and VFs share one firmware."""
         functions = self._functions()
         pf_of = {function.pci_address: function.parent or function.pci_address for function in functions}

@@ -80,7 +80,7 @@ class PfNetdevs(msgspec.Struct):
         return {ifindex: device for device, ifindex in self.ifindex.items()}
 
 
-class Reader(Protocol):
+class SampleReader(Protocol):
     """Measures one kind of values, in a thread. ``read`` raises one of ``READ_ERRORS`` if it fails as a whole."""
 
     @property

@@ -20,14 +20,14 @@ from contextlib import suppress
 
 from nodeagent.host import recorded_gpus
 from nodeagent.host.sysfs import Tree
+from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function
 from nodeagent.sampling.adapter_readers import DevlinkReader, DriverReader, PcieReader, RdmaReader
 from nodeagent.sampling.kernel_log import KernelLogReader
 from nodeagent.sampling.latest_samples import LatestSamples
 from nodeagent.sampling.link_readers import LinkReader, VfReader, ethtool_readers
-from nodeagent.sampling.reader import READ_ERRORS, PfNetdevs, Reader, boottime
-from nodeagent.sampling.reader_status import ReaderStatus
+from nodeagent.sampling.reader import READ_ERRORS, PfNetdevs, SampleReader, boottime
 from nodeagent.sampling.recorded_samples import RecordedSamplesReader
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sampling.transceiver_reader import TransceiverReader
@@ -78,18 +78,18 @@ class Sampler:
         self._link_changed = asyncio.Event()  # its speed and FEC may have changed too
         self._recorded = RecordedSamplesReader(tree) if tree.exists(recorded_gpus.PATH) else None
         self._pf_netdevs = PfNetdevs()
-        self._readers: list[Reader] = []
+        self._readers: list[SampleReader] = []
         self._threads: dict[Source, WorkerThread] = {}
-        self._busy: set[Reader] = set()
+        self._busy: set[SampleReader] = set()
         self._closed = False
         self._kernel_log = KernelLogReader(functions, self._kernel_status, self._take, self._failed)
         self._link = self._add(self._recorded or LinkReader(self._pf_netdevs))
         self._rounds = self._other_rounds()
 
-    def _other_rounds(self) -> list[tuple[float, tuple[Reader, ...]]]:
+    def _other_rounds(self) -> list[tuple[float, tuple[SampleReader, ...]]]:
         """The readers beside that of the links: how often, and which of them one after another in one thread."""
         rates, live = self._rates, self._recorded is None
-        rounds: list[tuple[float | None, tuple[Reader, ...]]] = [
+        rounds: list[tuple[float | None, tuple[SampleReader, ...]]] = [
             (rates.pcie_seconds, (PcieReader(self._tree),)),
             (rates.rdma_seconds, (RdmaReader(self._tree, live=live),)),
         ]
@@ -103,7 +103,7 @@ class Sampler:
             ]
         return [(every, tuple(map(self._add, readers))) for every, readers in rounds if every is not None]
 
-    def _add(self, reader: Reader) -> Reader:
+    def _add(self, reader: SampleReader) -> SampleReader:
         self._readers.append(reader)
         self.statuses[reader.source] = ReaderStatus(reader.source)
         return reader
@@ -194,7 +194,11 @@ class Sampler:
             sweep_until = now() + (0.0 if self._recorded else SWEEP_FOR_S)
 
     async def _repeat(
-        self, every: float, readers: tuple[Reader, ...], first: asyncio.Event, woken: asyncio.Event | None
+        self,
+        every: float,
+        readers: tuple[SampleReader, ...],
+        first: asyncio.Event,
+        woken: asyncio.Event | None,
     ) -> None:
         """Read at ``every``, and soon after each ``woken``. ``first``: the netdev of each PF is known."""
         await first.wait()
@@ -213,12 +217,12 @@ class Sampler:
                     await woken.wait()
 
     async def _round(
-        self, readers: tuple[Reader, ...], wanted: Callable[[Sample], bool] | None = None
+        self, readers: tuple[SampleReader, ...], wanted: Callable[[Sample], bool] | None = None
     ) -> None:
         """Run these readers in their thread, and wait for them however long they take."""
         pfs = tuple(function for function in self._functions() if function.parent is None)
         loop = asyncio.get_running_loop()
-        current: list[Reader] = []
+        current: list[SampleReader] = []
 
         def work() -> None:
             for reader in readers:
@@ -249,7 +253,7 @@ class Sampler:
 
     def _finished(
         self,
-        reader: Reader,
+        reader: SampleReader,
         samples: Sequence[Sample],
         error: str | None,
         duration_s: float,
@@ -276,7 +280,7 @@ class Sampler:
     def _with_recorded(
         self,
         recorded: RecordedSamplesReader,
-        reader: Reader,
+        reader: SampleReader,
         samples: Sequence[Sample],
         duration_s: float,
     ) -> Sequence[Sample]:
@@ -318,7 +322,7 @@ def _all(_: Sample) -> bool:
     return True
 
 
-def _read(reader: Reader, pfs: tuple[Function, ...]) -> tuple[Sequence[Sample], str | None]:
+def _read(reader: SampleReader, pfs: tuple[Function, ...]) -> tuple[Sequence[Sample], str | None]:
     """The samples, or the reason of a failure."""
     try:
         return reader.read(pfs), None

@@ -8,8 +8,8 @@ from errno import ENODEV, EOPNOTSUPP, EPERM
 
 from nodeagent.host import eeprom
 from nodeagent.host.netlink.message import NetlinkError, NetlinkRefusedError
-from nodeagent.measurements.adapter_rows import LIMIT_LEVELS
 from nodeagent.measurements.sample import Sample, Source
+from nodeagent.measurements.transceiver_rows import LIMIT_LEVELS
 from nodeagent.model import Function
 from nodeagent.sampling.link_readers import SharedSocket
 from nodeagent.sampling.reader import PfNetdevs, PlainReader, boottime, measured

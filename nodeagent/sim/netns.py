@@ -1,7 +1,7 @@
-"""Network namespaces without names and without processes, so that nothing is left when their maker dies.
+"""Network namespaces without names and processes, so that none is left when the creating process ends.
 
-A namespace lives as long as its file descriptor here, the processes in it, and no longer. Making one takes
-root; what is in it is made by ``ip``, entered by ``nsenter``.
+A namespace exists while its file descriptor is open or a process is in it. Creating one needs root; ``ip``
+configures it, and ``nsenter`` runs programs in it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _check(result: int, what: str) -> None:
 
 
 class Netns:
-    """``with Netns() as ns``; its loopback is down and it has nothing else."""
+    """``with Netns() as ns``; it has only a loopback, which is down."""
 
     def __init__(self) -> None:
         made: list[int] = []
@@ -38,7 +38,7 @@ class Netns:
         thread.start()
         thread.join()
         if not made:
-            raise PermissionError("no network namespace can be made")
+            raise PermissionError("cannot create a network namespace")
         self.fd = made[0]
         self.path = f"/proc/{os.getpid()}/fd/{self.fd}"
 
@@ -50,7 +50,7 @@ class Netns:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """This thread is in the namespace; sockets and threads made meanwhile are its own."""
+        """Put this thread into the namespace; sockets and threads made inside belong to it."""
         before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
             _check(_libc.setns(self.fd, _CLONE_NEWNET), "setns")
@@ -65,7 +65,7 @@ class Netns:
         return ["nsenter", f"--net={self.path}", *arguments]
 
     def ip(self, arguments: str) -> None:
-        """``ip`` with these arguments, one or several lines of them."""
+        """Run ``ip`` with these arguments, one command in each line."""
         lines = [line.strip() for line in arguments.strip().splitlines()]
         subprocess.run(
             self.command("ip", "-batch", "-"), input="\n".join(lines), text=True, check=True, timeout=30
@@ -76,7 +76,7 @@ class Netns:
             return socket.if_nametoindex(netdev)
 
     def raw(self, netdev: str) -> socket.socket:
-        """A packet socket that sends on the netdev and hears nothing."""
+        """A packet socket that sends on the netdev and receives nothing."""
         with self.entered():
             opened = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
             opened.bind((netdev, 0))

@@ -1,50 +1,52 @@
-"""A fabric on paper: nodes in scalable units, a leaf switch for each rail of each unit, and who hears whom.
+"""A simulated fabric: nodes in scalable units, a leaf switch for each rail of each unit, and their cables.
 
-Nothing is sent here. What a node's LLDP agent would have in its table, and what its kernel would say of its
-links, is told as facts of the model. A switch is its name and its chassis ID; a new box under an old name has
-another ID. The time that silence takes (TTLs) is left out: who is silent is stale at once.
+No frames are sent. A node's LLDP neighbors and links are returned as facts of the model. A switch is a name and a
+chassis ID; a replaced switch has the same name and another ID. There are no TTLs: a silent neighbor is stale at
+once.
 
-The storage and management networks are there too, with switches that all units share, for that is what a
-tree must not be deceived by.
+The fabric includes storage and management networks with switches that all units share, because these must not
+affect the tree.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from nodeagent.model import Function, Health, Identifier, Link, Neighbor, Reason, State
 from nodeagent.sim.machine import Machine
 from nodeagent.sim.machine.state import Device
 
 UNIT = 32
-"""Nodes of a scalable unit, as in the reference architecture of the DGX H100."""
+"""Nodes of a scalable unit in the reference architecture of the DGX H100."""
 UNITS_OF_HALL = 8
 STORAGE_MBPS = 100_000
-"""Links without a rail of at least this speed are the storage's, the others the management's."""
+"""Links without a rail belong to the storage network from this speed on, slower ones to management."""
 _DOWN = Health(State.DOWN, (Reason("carrier_down", "no carrier"),), allocatable=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
+class LeafPort:
     switch: str
     number: int
 
 
 class Fabric:
-    """Every node is like the machine. ``rails`` are the PCI addresses of its NICs with VFs, in their order; its
-    other NICs are for storage and management. Nodes are known by name, links by PCI address.
+    """Every node has the hardware of ``machine``. ``rails`` are the PCI addresses of its NICs with VFs, in order;
+    its other NICs are for storage and management. Nodes are identified by name, links by PCI address.
     """
 
     def __init__(self, nodes: int, machine: Machine) -> None:
-        cards = [one for one in machine.pfs if one.netdev is not None and one.nic is not None]
-        self._functions = {one.address: _function(one) for one in cards}
-        self._links = {one.address: _link(one) for one in cards}
-        self.rails = tuple(one.address for one in cards if one.num_vfs)
+        pfs = [pf for pf in machine.pfs if pf.netdev is not None and pf.nic is not None]
+        self._functions = {pf.address: _function(pf) for pf in pfs}
+        self._links = {pf.address: _link(pf) for pf in pfs}
+        self.rails = tuple(pf.address for pf in pfs if pf.num_vfs)
         self.units = max(2, -(-nodes // UNIT))
         self._width = max(3, len(str(nodes)))
-        self._cables: dict[tuple[str, str], Port] = {}
+        self._cables: dict[tuple[str, str], LeafPort] = {}
         self._used: Counter[str] = Counter()
         self._boxes: Counter[str] = Counter()
         self._silent: set[str] = set()
@@ -52,10 +54,10 @@ class Fabric:
         for number in range(nodes):
             self.add(number * self.units // nodes)
 
-    # --- what is built --------------------------------------------------------------------------------
+    # --- cables and switches --------------------------------------------------------------------------
 
     def add(self, unit: int) -> str:
-        """A node more, racked in a unit. Its name."""
+        """Add a node to a unit. Returns its name."""
         name = f"gpu-{len(self.nodes) + 1:0{self._width}}"
         self.nodes.append(name)
         self.rack(name, unit)
@@ -66,42 +68,42 @@ class Fabric:
         return name
 
     def rack(self, node: str, unit: int) -> None:
-        """Cable a node's rails to the leaf switches of a unit, to a free port of each."""
+        """Connect a node's rails to free ports of a unit's leaf switches."""
         for rail in range(len(self.rails)):
             self.plug(node, rail, self.leaf(unit, rail))
 
     def plug(self, node: str, rail: int, switch: str) -> str:
-        """Put one cable into a free port of a switch. The switch where it was, or nothing."""
+        """Move one cable to a free port of a switch. Returns the switch before, or an empty text."""
         before = self._cables.get((node, self.rails[rail]))
         self._cables[node, self.rails[rail]] = self._free(switch)
         return before.switch if before else ""
 
     def silence(self, switch: str) -> None:
-        """It reboots, or its power is gone: no carrier, no LLDP."""
+        """Turn a switch off, as in a reboot or power loss: no carrier, no LLDP."""
         self._silent.add(switch)
 
     def boot(self, switch: str) -> None:
         self._silent.discard(switch)
 
     def replace(self, switch: str) -> tuple[str, str]:
-        """Another box with the old one's name and cables. The chassis IDs of both."""
+        """Replace a switch; the new one has its name and cables. Returns both chassis IDs."""
         old = self._chassis(switch)
         self._boxes[switch] += 1
         return old, self._chassis(switch)
 
-    # --- what is so -----------------------------------------------------------------------------------
+    # --- facts ----------------------------------------------------------------------------------------
 
     def leaf(self, unit: int, rail: int) -> str:
-        """The switch of a rail of a unit, units and rails from 0."""
+        """The name of the switch of a unit's rail; units and rails count from 0."""
         number = f"{unit + 1:0{len(str(self.units))}}"
         return f"hall{1 + unit // UNITS_OF_HALL}-su{number}-leaf{rail}"
 
     def at(self, switch: str) -> list[str]:
-        """The nodes that have a cable in it."""
+        """The nodes with a cable to the switch."""
         return sorted({node for (node, _), port in self._cables.items() if port.switch == switch})
 
     def facts(self, node: str) -> dict[str, object]:
-        """What this node's agent would know at present: functions, links and neighbors."""
+        """The facts of this node's agent: functions, links and neighbors."""
         number = self.nodes.index(node)
         functions: list[Function] = []
         links: list[Link] = []
@@ -114,7 +116,7 @@ class Fabric:
         return {
             "functions": tuple(functions),
             "links": tuple(sorted(links, key=lambda link: link.netdev)),
-            "neighbors": tuple(sorted(self._neighbors(node), key=lambda one: one.link)),
+            "neighbors": tuple(sorted(self._neighbors(node), key=lambda neighbor: neighbor.link)),
         }
 
     def _neighbors(self, node: str) -> Iterator[Neighbor]:
@@ -131,12 +133,12 @@ class Fabric:
                 confirmed=True,
             )
 
-    def _free(self, switch: str) -> Port:
+    def _free(self, switch: str) -> LeafPort:
         self._used[switch] += 1
-        return Port(switch, self._used[switch])
+        return LeafPort(switch, self._used[switch])
 
     def _number(self, switch: str) -> int:
-        """A number of its own for each switch, the same in every run."""
+        """A unique number for each switch, the same in every run."""
         unit = int(switch.partition("-su")[2].partition("-")[0] or 0)
         return unit * 64 + int(switch.rpartition("leaf")[2]) + (32 if switch.startswith("storage") else 0)
 

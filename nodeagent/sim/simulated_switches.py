@@ -1,7 +1,7 @@
-"""Leaf switches at the other end of a machine's NICs: they speak LLDP over veth pairs, in namespaces of their own.
+"""Simulated leaf switches that send LLDP to a machine's NICs over veth pairs between network namespaces.
 
-One leaf for each NIC, as on a rail-optimised node. What they send are real frames on real netdevs; the
-switches behind them, their names and addresses are made up.
+Each NIC has its own leaf, as on a rail-optimized node. The frames and netdevs are real; the switches, their names
+and addresses are invented.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from nodeagent.sim.netns import Netns, veth
 FAST_S = 1.0
 FAST_COUNT = 4
 INTERVAL_S = 30.0
-"""A new neighbor is spoken to fast (txFastInit, IEEE 802.1AB 9.2.5.5), then at msgTxInterval."""
+"""Fast transmission to a new neighbor (txFastInit, IEEE 802.1AB 9.2.5.5), then msgTxInterval."""
 TTL_S = 120
 _BRIDGE_AND_ROUTER = 0b1_0100
 
 
 class SwitchesError(Exception):
-    """No switches can be had here; the message says what it would take."""
+    """The switches cannot be simulated here; the message has the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
+class SwitchPort:
     """One switch port and its cable: ``link`` is the NIC's netdev."""
 
     link: str
@@ -40,11 +40,11 @@ class Port:
 
     @property
     def mac(self) -> bytes:
-        """Locally administered, the switch's number before the port's."""
+        """Locally administered, with the number of the switch and of the port."""
         return bytes((0x02, 0x5E, 0, 0, sum(self.switch.encode()) & 0xFF, self.number))
 
     def announcement(self, ttl: int = TTL_S) -> bytes:
-        """The whole frame."""
+        """The whole Ethernet frame."""
         rail = int(self.switch.rpartition("leaf")[2])
         pdu = Lldpdu(
             chassis_id=ChassisId(4, self.mac[:5] + b"\0"),
@@ -60,16 +60,16 @@ class Port:
         return build_frame(NEAREST_BRIDGE, self.mac, encode(pdu))
 
 
-def rails(netdevs: Mapping[int, str], port: int = 1) -> tuple[Port, ...]:
-    """The n-th link of the node on the n-th leaf, at the same port of each."""
-    return tuple(Port(netdev, f"leaf{rail:02d}", port) for rail, netdev in sorted(netdevs.items()))
+def rails(netdevs: Mapping[int, str], port: int = 1) -> tuple[SwitchPort, ...]:
+    """Connect the n-th link of the node to the n-th leaf, at the same port of each."""
+    return tuple(SwitchPort(netdev, f"leaf{rail:02d}", port) for rail, netdev in sorted(netdevs.items()))
 
 
 @contextlib.asynccontextmanager
-async def speaking(ports: tuple[Port, ...]) -> AsyncIterator[Netns]:
-    """The node's namespace, where each link is a netdev of its name with a switch at the other end.
+async def sending(ports: tuple[SwitchPort, ...]) -> AsyncIterator[Netns]:
+    """The node's namespace: each link is a netdev of its name with a sending switch at the other end.
 
-    Raises ``SwitchesError`` where namespaces are not allowed or the tools are missing.
+    Raises ``SwitchesError`` if namespaces are not allowed or a tool is missing.
     """
     for tool in ("ip", "nsenter"):
         if shutil.which(tool) is None:
@@ -77,14 +77,14 @@ async def speaking(ports: tuple[Port, ...]) -> AsyncIterator[Netns]:
     try:
         node, fabric = Netns(), Netns()
     except PermissionError as error:
-        raise SwitchesError("needs root, who may make network namespaces") from error
+        raise SwitchesError("needs root to create network namespaces") from error
     with node, fabric:
         node.ip("link set lo up")
-        sockets: list[tuple[Port, socket.socket]] = []
+        sockets: list[tuple[SwitchPort, socket.socket]] = []
         for i, port in enumerate(ports):
             veth(node, port.link, fabric, f"cable{i}")
             sockets.append((port, fabric.raw(f"cable{i}")))
-        task = asyncio.create_task(_speak(sockets))
+        task = asyncio.create_task(_send(sockets))
         try:
             yield node
         finally:
@@ -94,11 +94,11 @@ async def speaking(ports: tuple[Port, ...]) -> AsyncIterator[Netns]:
                 opened.close()
 
 
-async def _speak(sockets: list[tuple[Port, socket.socket]]) -> None:
-    said = 0
+async def _send(sockets: list[tuple[SwitchPort, socket.socket]]) -> None:
+    rounds = 0
     while True:
         for port, opened in sockets:
-            with contextlib.suppress(OSError):  # the link is down: nobody hears it
+            with contextlib.suppress(OSError):  # the link is down
                 opened.send(port.announcement())
-        said += 1
-        await asyncio.sleep(FAST_S if said < FAST_COUNT else INTERVAL_S)
+        rounds += 1
+        await asyncio.sleep(FAST_S if rounds < FAST_COUNT else INTERVAL_S)

@@ -1,7 +1,7 @@
-"""The cabling plan, read from its file and read again when it changes.
+"""Read the cabling plan from its file, and again when it changes.
 
-A plan that cannot be read leaves the last one in force and is told of once. No file is a fault of the
-configuration, which names it; an empty file is a plan of nothing.
+If the plan cannot be read, the last one stays in force and the log has one warning. A missing file is an error of
+the configuration, which names the file; an empty file is an empty plan.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ def read(text: bytes, node: str | None) -> dict[str, Port]:
     try:
         document = load_document(text, LIMITS)
     except ValueError as error:
-        raise PlanError(f"it is no YAML: {error}") from error
+        raise PlanError(f"it is not YAML: {error}") from error
     return of_node(document, node)
 
 
 async def watch(
-    path: Path, node: str | None, state: Callable[[dict[str, Port]], object], interval_s: float
+    path: Path, node: str | None, publish: Callable[[dict[str, Port]], object], interval_s: float
 ) -> None:
-    """State this node's part of the plan now and whenever it has changed, until cancelled."""
+    """Publish this node's part of the plan now and at every change, until cancelled."""
     before: bytes | None = None
-    said = ""
+    logged = ""
     while True:
         try:
             text = await asyncio.to_thread(_text, path)
@@ -43,14 +43,14 @@ async def watch(
                 plan = await asyncio.to_thread(read, text, node)
                 before = text
                 if not plan:
-                    log.warning("The cabling plan has nothing on this node. file=%s node=%r", path, node)
-                state(plan)
-            said = ""
+                    log.warning("The cabling plan does not list this node. file=%s node=%r", path, node)
+                publish(plan)
+            logged = ""
         except (OSError, PlanError) as error:
-            why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-            if why != said:
-                log.warning("The cabling plan cannot be read. file=%s reason=%r", path, why)
-            said = why
+            reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+            if reason != logged:
+                log.warning("The cabling plan cannot be read. file=%s reason=%r", path, reason)
+            logged = reason
         await asyncio.sleep(interval_s)
 
 

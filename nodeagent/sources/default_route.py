@@ -1,7 +1,7 @@
-"""Which netdevs the host's own default route needs, down to the physical ones.
+"""Find the netdevs of the host's default route, down to the physical ones.
 
-``/proc/net/route`` names the upper netdev only, a bond or a VLAN say, and so each netdev that lies under it
-counts too. Of a multipath IPv4 route the kernel prints the first hop alone here.
+``/proc/net/route`` names only the upper netdev, for example a bond or a VLAN; the netdevs below it count too. For a
+multipath IPv4 route the kernel prints only the first hop there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _RTF_REJECT = 0x0200
 
 
 def default_route_netdevs(sysfs: SysfsScan) -> frozenset[str]:
-    """The netdevs that any default route of the main table leaves by, and all that are under them."""
+    """The outgoing netdevs of all default routes of the main table, and all netdevs below them."""
     uppers = _v4(sysfs.read(sysfs.tree.text, "/proc/net/route") or "")
     uppers |= _v6(sysfs.read(sysfs.tree.text, "/proc/net/ipv6_route") or "")
     found: set[str] = set()
@@ -51,7 +51,7 @@ def _under(sysfs: SysfsScan, netdev: str) -> list[str]:
     folder = f"{NET}/{netdev}"
     names = sysfs.names(folder)
     under = [name.removeprefix("lower_") for name in names if name.startswith("lower_")]
-    # Kernels since 3.14 link every lower netdev; these two say the same in a captured tree without links.
+    # Kernels since 3.14 link every lower netdev; these two serve a captured tree without the links.
     if not under and "bonding" in names:
         under = (sysfs.read(sysfs.tree.text, f"{folder}/bonding/slaves") or "").split()
     if not under and "brif" in names:
@@ -62,10 +62,10 @@ def _under(sysfs: SysfsScan, netdev: str) -> list[str]:
 
 
 def _under_openvswitch(sysfs: SysfsScan, folder: str) -> list[str]:
-    """Ports of the datapath that share the bridge's MAC address.
+    """Ports of the datapath with the bridge's MAC address.
 
-    The kernel links an Open vSwitch bridge to nothing: its ports have the datapath for a master. But a
-    bridge that took over the default route of a NIC took its MAC address as well.
+    The kernel does not link an Open vSwitch bridge to its ports; their master is the datapath. But a bridge that
+    took over the default route of a NIC has its MAC address too.
     """
     mac = sysfs.read(sysfs.tree.text, f"{folder}/address")
     ports = [

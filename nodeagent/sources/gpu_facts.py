@@ -15,10 +15,10 @@ from nodeagent.health.service import HealthService
 from nodeagent.health.xids import severity
 from nodeagent.host.clock import boottime
 from nodeagent.host.gpu_driver import GpuEvent, GpuVitals
+from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import measurement
 from nodeagent.model import Gpu
-from nodeagent.sampling.reader_status import ReaderStatus
 from nodeagent.sources.nvml_session import NOWHERE, DriverReading, DriverVitals, Place
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class GpuFacts:
             "A GPU reports an XID. uuid=%s xid=%d severity=%s",
             event.uuid,
             event.xid,
-            severity(event.xid, self.health.gpus.terms),
+            severity(event.xid, self.health.gpus.settings),
         )
         self.health.judge_gpus(events=(event,))
         self._publish(self._gpus())

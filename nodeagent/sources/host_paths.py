@@ -1,4 +1,4 @@
-"""What lies on the host for containers to be given: device nodes, the vendor's CDI names, driver libraries."""
+"""Find host paths for containers: device nodes, the vendor's CDI device names, driver libraries."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ GPU_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev
 RDMA_CM = "/dev/infiniband/rdma_cm"
 VENDOR_KIND = "nvidia.com/gpu"
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
-"""Where container runtimes look by default (Container Device Interface, section "CDI spec directories")."""
+"""The default folders of container runtimes (Container Device Interface, section "CDI spec directories")."""
 SPEC_MAX_BYTES = 4 << 20
 SPEC_LIMITS = Limits(size=SPEC_MAX_BYTES, values=1_000_000)
 
-# Debian's and Red Hat's places, and the GPU operator's driver container.
+# The host's root, and the GPU operator's driver container.
 _DRIVER_ROOTS = ("", "/run/nvidia/driver")
 _LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64")
-# What a CUDA program loads at run time: the driver API, NVML, the PTX compiler and its back ends.
+# The libraries that a CUDA program loads at run time: driver API, NVML, the PTX compiler and its back ends.
 _LIBRARIES = (
     "libcuda.so.1",
     "libcudadebugger.so.1",
@@ -39,7 +39,7 @@ _PROGRAM = "/usr/bin/nvidia-smi"
 
 
 def look(tree: Tree, cdi_folder: str) -> HostPaths:
-    """One look. ``cdi_folder`` is where this agent writes its own spec, which is read as well."""
+    """Scan once. ``cdi_folder`` has this agent's own spec, which is read too."""
     return HostPaths(
         gpu_nodes=tuple(node for node in GPU_NODES if tree.exists(node)),
         rdma_cm=tree.exists(RDMA_CM),
@@ -49,7 +49,7 @@ def look(tree: Tree, cdi_folder: str) -> HostPaths:
 
 
 def vendor_gpus(tree: Tree, folders: dict[str, None]) -> set[str]:
-    """The device names under the vendor's kind in every spec of the folders that can be read."""
+    """The device names under the vendor's kind in every readable spec of the folders."""
     documents: dict[str, object] = {}
     for folder in folders:
         for name in tree.names(folder):
@@ -61,27 +61,27 @@ def vendor_gpus(tree: Tree, folders: dict[str, None]) -> set[str]:
 
 
 def driver_files(tree: Tree) -> Iterator[Mount]:
-    """Each library of the driver that is there, under the name that a program asks for."""
+    """Each existing library of the driver, with the path at which a program expects it."""
     for root in _DRIVER_ROOTS:
-        found = False
+        complete = False
         for folder in _LIBRARY_FOLDERS:
             names = tree.names(root + folder)
             wanted = [name for name in names if name in _LIBRARIES or name.startswith(_VERSIONED)]
             if "libcuda.so.1" not in wanted:
                 continue
-            found = True
+            complete = True
             for name in wanted:
                 real = tree.real(f"{root}{folder}/{name}")
                 if real is not None:
                     yield Mount(real, f"{folder}/{name}", read_only=True)
-        if found:
+        if complete:
             if tree.exists(root + _PROGRAM):
                 yield Mount(root + _PROGRAM, _PROGRAM, read_only=True)
             return
 
 
 def parsed(tree: Tree, path: str) -> object:
-    """The content of a CDI spec. Raises ``SysfsError``, ``OSError`` or ``ValueError`` for one that is none."""
+    """The content of a CDI spec. Raises ``SysfsError``, ``OSError`` or ``ValueError``."""
     if os.path.getsize(tree.path(path)) > SPEC_MAX_BYTES:
         raise ValueError(f"it is longer than {SPEC_MAX_BYTES >> 20} MiB")
     text = tree.text(path) or ""

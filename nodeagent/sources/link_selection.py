@@ -1,9 +1,9 @@
-"""Which netdevs are links: one rule for everything that watches them (LLDP, health, metrics).
+"""Select the netdevs that are links, by one rule for LLDP, health and metrics.
 
-Without any list the links are the physical Ethernet NICs: the netdev that stands for each PF, and no VFs,
-representors, bridges, bonds or loopback. With lists a link matches all of those given. A software
-netdev (veth, tap) or a VF is a link only where it is named: by its name, a software netdev also by its kind
-as the driver, a VF also by its exact PCI address; ``drivers: [mlx5_core]`` is not meant to open 128 VFs.
+Without any list the links are the physical Ethernet NICs: the netdev of each PF, but no VFs, representors, bridges,
+bonds or loopback. With lists a link matches all of them. A software netdev (veth, tap) or a VF is a link only if it
+is named: by its name, a software netdev also by its kind as the driver, a VF also by its exact PCI address. So
+``drivers: [mlx5_core]`` does not select 128 VFs.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from nodeagent.sources.source_settings import LinkSelect
 
 
 @dataclass(frozen=True, slots=True)
-class Selected:
-    """A netdev that is a link, and the PCI function that it is of, if any. ``driver`` is a software netdev's
-    kind where there is no function.
+class SelectedLink:
+    """A netdev that is a link, and its PCI function, if any. Without a function ``driver`` is the kind of a software
+    netdev.
     """
 
     netdev: Netdev
@@ -38,7 +38,7 @@ class Selected:
 
 def select(
     wanted: LinkSelect, netdevs: Iterable[Netdev], functions: Iterable[Function]
-) -> tuple[Selected, ...]:
+) -> tuple[SelectedLink, ...]:
     """The links among ``netdevs``, in their order."""
     by_netdev: dict[str, Function] = {}
     by_address: dict[str, Function] = {}
@@ -46,39 +46,39 @@ def select(
         by_address[function.pci_address] = function
         if function.netdev is not None:
             by_netdev[function.netdev] = function
-    found = []
+    selected = []
     for netdev in netdevs:
         owner = by_netdev.get(netdev.name) or by_address.get(netdev.pci_address or "")
-        one = Selected(netdev, owner, owner.driver if owner else netdev.kind)
-        if _matches(wanted, one):
-            found.append(one)
-    return tuple(found)
+        link = SelectedLink(netdev, owner, owner.driver if owner else netdev.kind)
+        if _matches(wanted, link):
+            selected.append(link)
+    return tuple(selected)
 
 
-def _matches(wanted: LinkSelect, one: Selected) -> bool:
-    address = one.pci_address or ""
-    if one.netdev.hardware != ETHERNET or _any((one.name, address), wanted.exclude):
+def _matches(wanted: LinkSelect, link: SelectedLink) -> bool:
+    address = link.pci_address or ""
+    if link.netdev.hardware != ETHERNET or _any((link.name, address), wanted.exclude):
         return False
-    asked = (
-        (wanted.netdevs, one.name),
-        (wanted.drivers, one.driver or ""),
+    lists = (
+        (wanted.netdevs, link.name),
+        (wanted.drivers, link.driver or ""),
         (wanted.pci_addresses, address),
     )
-    if not all(_any((value,), globs) for globs, value in asked if globs):
+    if not all(_any((value,), globs) for globs, value in lists if globs):
         return False
     named = bool(wanted.netdevs) or address in wanted.pci_addresses
-    return named or _physical(one) or (one.netdev.kind is not None and bool(wanted.drivers))
+    return named or _physical(link) or (link.netdev.kind is not None and bool(wanted.drivers))
 
 
-def _physical(one: Selected) -> bool:
-    """A NIC that is a PCI function, or on a platform bus of its own (virtio, vmbus, Arm).
+def _physical(link: SelectedLink) -> bool:
+    """A NIC that is a PCI function, or on a platform bus (virtio, vmbus, Arm).
 
-    A PF's other netdevs are the representors of its VFs. On USB sits the BMC.
+    Other netdevs of a PF are representors of its VFs. A netdev on USB belongs to the BMC.
     """
-    pf = one.function
+    pf = link.function
     if pf is not None:
-        return pf.parent is None and pf.netdev == one.name and pf.link_type == "ethernet"
-    return one.netdev.kind is None and one.netdev.bus not in (None, "pci", "usb")
+        return pf.parent is None and pf.netdev == link.name and pf.link_type == "ethernet"
+    return link.netdev.kind is None and link.netdev.bus not in (None, "pci", "usb")
 
 
 def _any(values: Iterable[str], globs: Iterable[str]) -> bool:

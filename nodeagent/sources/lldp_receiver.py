@@ -26,7 +26,7 @@ from nodeagent.host.packet import LldpSocket, PacketError
 from nodeagent.lldp.link_remarks import SILENT_AFTER_S, LinkSide, find_remarks
 from nodeagent.lldp.neighbor_table import FrameOutcome, NeighborEntry, NeighborTable, OwnIdentity
 from nodeagent.model import Function, Neighbor, Remark
-from nodeagent.sources.link_selection import Selected
+from nodeagent.sources.link_selection import SelectedLink
 from nodeagent.sources.lldp_sender import LldpSender, NodeAnnouncement, SendingLink
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class ReceivingLink:
     ``up_at`` is the time of carrier up or of the socket's start, ``None`` without carrier.
     """
 
-    selected: Selected
+    selected: SelectedLink
     socket: LldpSocket | None = None
     enslaved: bool = False
     up_at: float | None = None
@@ -138,7 +138,7 @@ class LldpReceiver:
 
     def update_links(
         self,
-        selected: Iterable[Selected],
+        selected: Iterable[SelectedLink],
         netdevs: Iterable[Netdev],
         functions: Iterable[Function],
         opened: dict[int, OpenResult],
@@ -214,7 +214,7 @@ class LldpReceiver:
                 away[name] = link
         return away
 
-    def netdevs_to_open(self, selected: Iterable[Selected]) -> tuple[Netdev, ...]:
+    def netdevs_to_open(self, selected: Iterable[SelectedLink]) -> tuple[Netdev, ...]:
         """The netdevs of the links that have no socket of the right kind."""
         bound = {link.bound_to for link in self.links.values()}
         return tuple(
@@ -364,7 +364,7 @@ class LldpReceiver:
         return counts
 
 
-def _known_name(links: Mapping[str, ReceivingLink], selected: Selected) -> str | None:
+def _known_name(links: Mapping[str, ReceivingLink], selected: SelectedLink) -> str | None:
     """The name of the same link: the one whose socket is bound to the netdev, or with the PCI address or name."""
     for name, link in links.items():
         if link.socket is not None and link.socket.ifindex == selected.netdev.ifindex and link.socket.bound:

@@ -17,7 +17,7 @@ from nodeagent.host.netlink.netdevs import Netdev, Netdevs
 from nodeagent.host.packet import PacketError, open_socket
 from nodeagent.model import Function
 from nodeagent.sources import lldpd_client
-from nodeagent.sources.link_selection import Selected, select
+from nodeagent.sources.link_selection import SelectedLink, select
 from nodeagent.sources.lldp_receiver import LldpReceiver, OpenResult, Publish
 from nodeagent.sources.lldp_sender import NodeAnnouncement, management_addresses
 from nodeagent.sources.scan_hints import ScanHint, forward
@@ -97,7 +97,7 @@ async def _follow_netdevs(
     now = asyncio.get_running_loop().time
     dcb_read_at = now()
 
-    def scan(known: tuple[Function, ...]) -> tuple[tuple[Netdev, ...], tuple[Selected, ...]]:
+    def scan(known: tuple[Function, ...]) -> tuple[tuple[Netdev, ...], tuple[SelectedLink, ...]]:
         listed = netdevs.read()
         links = select(wanted, listed, known)
         for link in links:

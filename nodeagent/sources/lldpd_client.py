@@ -15,7 +15,7 @@ from nodeagent.host.netlink.netdevs import Netdev, Netdevs
 from nodeagent.lldp.link_remarks import SILENT_AFTER_S, LinkSide, find_remarks
 from nodeagent.lldp.lldpd_json import LldpdError, keep_stale, neighbors_of
 from nodeagent.model import Function, Neighbor
-from nodeagent.sources.link_selection import Selected, select
+from nodeagent.sources.link_selection import SelectedLink, select
 from nodeagent.sources.lldp_receiver import Publish
 from nodeagent.sources.source_settings import LinkSelect
 
@@ -70,7 +70,7 @@ async def watch(
     quiet_since: dict[str, float] = {}
     now = asyncio.get_running_loop().time
 
-    def scan(known: tuple[Function, ...]) -> tuple[tuple[Netdev, ...], tuple[Selected, ...]]:
+    def scan(known: tuple[Function, ...]) -> tuple[tuple[Netdev, ...], tuple[SelectedLink, ...]]:
         listed = netdevs.read()
         return listed, select(wanted, listed, known)
 
@@ -93,7 +93,7 @@ async def watch(
             await asyncio.sleep(interval_s)
 
 
-def side_of(link: Selected, *, silent: bool) -> LinkSide:
+def side_of(link: SelectedLink, *, silent: bool) -> LinkSide:
     function = link.function
     return LinkSide(
         link=link.name,

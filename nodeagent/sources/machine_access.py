@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from nodeagent.host.gpu_driver import DriverError, GpuReading, GpuVitals
-from nodeagent.host.inotify import CONTENT, Watch
+from nodeagent.host.inotify import CONTENT, FolderWatch
 from nodeagent.host.netlink.kernel_events import LinkEvents, NetlinkError, Uevents
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.recorded_gpus import PATH
@@ -51,7 +51,7 @@ class NoDriver:
 class FolderHint:
     """Wakes at any change in one folder. A simulated machine has this in place of uevents."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: FolderWatch) -> None:
         self._watch = watch
 
     async def wait(self) -> None:
@@ -64,7 +64,7 @@ def hints(tree: Tree) -> Iterator[list[ScanHint]]:
     with ExitStack() as stack:
         opened: list[ScanHint] = []
         if is_recorded(tree):
-            watch = stack.enter_context(Watch())
+            watch = stack.enter_context(FolderWatch())
             watch.add(tree.path("/.nodeagent"), CONTENT)
             opened.append(FolderHint(watch))
         else:

@@ -1,12 +1,12 @@
-"""The PCI network functions of a machine and the links of its PFs, read from sysfs.
+"""The PCI source: network functions and the links of PFs, from sysfs.
 
-``scan`` is one look at everything, ``watch`` the loop that states it whenever something has changed. What
-cannot be read is contained: that function keeps what could be read, or is left out where not even its class
-is known, and ``unreadable`` says so in a sentence.
+``scan`` reads everything once; ``watch`` is the loop that publishes the facts and their changes. An unreadable file
+affects one function: it keeps its readable values, or is left out if its class is unknown. ``unreadable`` has a
+sentence for each such file.
 
-Which netdev is the link of a PF: representors of VFs and subfunctions share the PF's PCI device, so the
-netdev is the first by natural order among those whose ``phys_port_name`` is an uplink's (``p0``) or absent
-(the driver has no such notion). A PF that shows nothing but representors has its uplink elsewhere.
+The link of a PF: representors of VFs and subfunctions share the PF's PCI device. So the link's netdev is the first
+in natural order whose ``phys_port_name`` is that of an uplink (``p0``) or absent (the driver does not support it). A
+PF with representors only has its uplink in another namespace.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nodeagent.affinity import path_of
 from nodeagent.health.structural import NO_FAULTS, Faults, find_faults
@@ -27,7 +29,7 @@ from nodeagent.sources.scan_hints import ScanHint, forward
 _PCI = "/sys/bus/pci/devices"
 _VDPA = "/sys/bus/vdpa/devices"
 
-# include/linux/pci_ids.h: Ethernet, InfiniBand, and network controllers of no named sort.
+# include/linux/pci_ids.h: Ethernet, InfiniBand, and other network controllers.
 _LINK_TYPES = {0x0200: "ethernet", 0x0207: "infiniband", 0x0280: None}
 # include/uapi/linux/if_arp.h
 _ARPHRD = {1: "ethernet", 32: "infiniband"}
@@ -37,8 +39,7 @@ _UPLINK = re.compile(r"p\d+(s\d+)?")  # as DEVLINK_PORT_FLAVOUR_PHYSICAL is name
 _VIRTFN = re.compile(r"virtfn(\d+)")
 
 
-@dataclass(frozen=True, slots=True)
-class PciFacts:
+class PciFacts(Struct, frozen=True):
     """One scan. Functions are sorted by PCI address, links by name, sentences alphabetically. ``faults`` are the
     structural faults of the functions, by PCI address."""
 
@@ -46,22 +47,22 @@ class PciFacts:
     functions: tuple[Function, ...] = ()
     links: tuple[Link, ...] = ()
     unreadable: tuple[str, ...] = ()
-    faults: Faults = field(default_factory=lambda: NO_FAULTS)
+    faults: Faults = NO_FAULTS
 
 
 def scan(tree: Tree) -> PciFacts:
-    """One look at the machine.
+    """Scan the machine once.
 
-    Raises ``SysfsError`` only where no look is possible: without ``/sys``, or when the list of PCI devices
-    cannot be read. That is no empty machine.
+    Raises ``SysfsError`` only if no scan is possible: without ``/sys``, or if the list of PCI devices cannot be
+    read. Neither is an empty machine.
     """
     if not tree.exists("/sys"):
         raise SysfsError(f"{tree.root} has no /sys: it is not the root folder of a machine")
     sysfs = SysfsScan(tree)
-    found = _network_functions(sysfs)
-    # A PF first: it knows the number of each VF, and its link type is theirs.
+    listed = _network_functions(sysfs)
+    # PFs first: a PF has the index of each VF, and VFs have its link type.
     index: dict[str, tuple[str, int]] = {}
-    for address, (_, names) in found.items():
+    for address, (_, names) in listed.items():
         for name in names:
             if match := _VIRTFN.fullmatch(name):
                 vf = sysfs.read(tree.link, f"{_PCI}/{address}/{name}")
@@ -69,19 +70,19 @@ def scan(tree: Tree) -> PciFacts:
                     index[vf] = (address, int(match[1]))
     vdpa = _vdpa(sysfs)
     functions: dict[str, Function] = {}
-    for address in sorted(found, key=lambda address: ("physfn" in found[address][1], address)):
-        kind, names = found[address]
+    for address in sorted(listed, key=lambda address: ("physfn" in listed[address][1], address)):
+        kind, names = listed[address]
         parent, vf_index = None, None
         if "physfn" in names:
             parent, vf_index = index.get(address, (None, None))
             parent = parent or sysfs.read(tree.link, f"{_PCI}/{address}/physfn")
             if parent is None:
-                sysfs.note(f"{address} is a VF, but its PF went while it was read")
+                sysfs.note(f"{address} is a VF, but its PF disappeared during the scan")
                 continue
-            if parent not in found:
-                sysfs.note(f"{address} is a VF of {parent}, which is not there")
+            if parent not in listed:
+                sysfs.note(f"{address} is a VF of {parent}, which does not exist")
             elif vf_index is None:
-                sysfs.note(f"{address} is a VF of {parent}, which does not list it (yet)")
+                sysfs.note(f"{address} is a VF of {parent}, which does not list it yet")
         link_type = functions[parent].link_type if parent in functions else _LINK_TYPES[kind]
         function = _function(
             sysfs,
@@ -93,27 +94,27 @@ def scan(tree: Tree) -> PciFacts:
             link_type=link_type,
         )
         if function is None:
-            sysfs.note(f"{address} went while it was read")
+            sysfs.note(f"{address} disappeared during the scan")
         else:
             functions[address] = function
     ordered = tuple(functions[address] for address in sorted(functions))
     product = sysfs.read(tree.text, "/sys/class/dmi/id/product_name") or ""
-    stated = read_links(sysfs, ordered, default_route_netdevs(sysfs))
-    return PciFacts(product.strip() or None, ordered, stated, sysfs.problems())
+    pf_links = read_links(sysfs, ordered, default_route_netdevs(sysfs))
+    return PciFacts(product.strip() or None, ordered, pf_links, sysfs.problems())
 
 
 def remember(previous: Iterable[Function], now: Iterable[Function]) -> tuple[Function, ...]:
-    """``now``, with what the host cannot see while a pod holds the function.
+    """``now``, with the values that the host cannot read while a pod holds the function.
 
-    In the exclusive mode of the RDMA subsystem a pod takes the RDMA device along into its network
-    namespace, but a restarted container is given the device nodes again. A change of driver forgets.
+    In the exclusive mode of the RDMA subsystem the RDMA device moves into the pod's network namespace, but a
+    restarted container needs its device nodes again. A change of driver drops the old values.
     """
     known = {function.pci_address: function for function in previous}
     remembered = []
     for function in now:
         before = known.get(function.pci_address)
         if before is not None and before.driver is not None and before.driver == function.driver:
-            # A PF in the middle of its enumeration does not list its VFs yet.
+            # During enumeration a PF does not list its VFs yet.
             index = before.vf_index if function.vf_index is None else function.vf_index
             remembered.append(
                 replace(
@@ -128,13 +129,12 @@ def remember(previous: Iterable[Function], now: Iterable[Function]) -> tuple[Fun
     return tuple(remembered)
 
 
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    """How the links are looked at again after a hint.
+class Sweep(Struct, frozen=True):
+    """How the links are read again after a hint.
 
-    The kernel announces one carrier change at once and holds back any further one for up to a second
-    (linkwatch), while sysfs shows it immediately: ``for_s`` outlasts that. ``gap_s`` is the least time
-    between two looks at the links, ``scan_gap_s`` between two scans, however many hints there are.
+    The kernel announces the first carrier change at once and delays further ones by up to a second (linkwatch),
+    but sysfs shows them immediately: so the sweep goes on for ``for_s``. ``gap_s`` is the least time between two
+    readings of the links, ``scan_gap_s`` between two scans, for any number of hints.
     """
 
     every_s: float = 0.02
@@ -149,26 +149,25 @@ SWEEP = Sweep()
 async def watch(
     tree: Tree,
     hints: Iterable[ScanHint],
-    state: Callable[[PciFacts], None],
+    publish: Callable[[PciFacts], None],
     interval_s: float = 30.0,
     sweep: Sweep = SWEEP,
     *,
     before: PciFacts | None = None,
 ) -> None:
-    """State the facts and their faults now, after each hint and every ``interval_s``, until cancelled.
+    """Publish the facts and their faults now, after each hint and every ``interval_s``, until cancelled.
 
-    After a hint the links come first, for a lost link is what cannot wait, and the whole machine second.
-    Whatever is read is read in a thread: drivers may hold a lock for seconds, and the loop goes on. There
-    is one look at a time. Each scan is stated, a sweep only when it differs. Raises what ``scan`` and the
-    hints raise. ``before`` is what an earlier watch stated last: with it a restart forgets neither a missing
-    function nor what a pod took along.
+    After a hint the links are read first, because a lost link is urgent, then the whole machine. Files are read in
+    a thread, one reading at a time: drivers may hold a lock for seconds. Each scan is published, a sweep only if it
+    differs. Raises the errors of ``scan`` and the hints. ``before`` are the last facts of an earlier watch: with
+    them a restarted watch keeps missing functions and the values that a pod took along.
     """
     woken = asyncio.Event()
     try:
         async with asyncio.TaskGroup() as group:
             for hint in hints:
                 group.create_task(forward(hint, woken))
-            await _watch(tree, woken, state, interval_s, sweep, before or PciFacts())
+            await _watch(tree, woken, publish, interval_s, sweep, before or PciFacts())
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
 
@@ -176,7 +175,7 @@ async def watch(
 async def _watch(
     tree: Tree,
     woken: asyncio.Event,
-    state: Callable[[PciFacts], None],
+    publish: Callable[[PciFacts], None],
     interval_s: float,
     sweep: Sweep,
     facts: PciFacts,
@@ -186,29 +185,29 @@ async def _watch(
     scan_at = sweep_until = now()
     while True:
         if now() >= scan_at:
-            facts, present = await asyncio.to_thread(_scanned, tree, facts, present)
-            state(facts)
+            facts, present = await asyncio.to_thread(_scan, tree, facts, present)
+            publish(facts)
             scanned_at = now()
             scan_at = scanned_at + interval_s
         else:
-            swept = await asyncio.to_thread(_swept, tree, facts, present)
+            swept = await asyncio.to_thread(_sweep, tree, facts, present)
             if swept is not facts:
                 facts = swept
-                state(facts)
-        looked_at = now()
-        next_at = min(scan_at, looked_at + sweep.every_s) if looked_at < sweep_until else scan_at
+                publish(facts)
+        read_at = now()
+        next_at = min(scan_at, read_at + sweep.every_s) if read_at < sweep_until else scan_at
         try:
             async with asyncio.timeout_at(next_at):
                 await woken.wait()
         except TimeoutError:
             continue
-        await asyncio.sleep(max(0.0, looked_at + sweep.gap_s - now()))
+        await asyncio.sleep(max(0.0, read_at + sweep.gap_s - now()))
         woken.clear()
         sweep_until = now() + sweep.for_s
         scan_at = min(scan_at, max(now() + sweep.every_s, scanned_at + sweep.scan_gap_s))
 
 
-def _scanned(
+def _scan(
     tree: Tree, before: PciFacts, present: tuple[Function, ...]
 ) -> tuple[PciFacts, tuple[Function, ...]]:
     """A scan with its faults, and the functions in it that are not missing."""
@@ -218,7 +217,7 @@ def _scanned(
     return replace(now, functions=functions, faults=faults), present
 
 
-def _swept(tree: Tree, before: PciFacts, present: tuple[Function, ...]) -> PciFacts:
+def _sweep(tree: Tree, before: PciFacts, present: tuple[Function, ...]) -> PciFacts:
     now = links(tree, present, before.links)
     if now == before.links:
         return before
@@ -227,18 +226,18 @@ def _swept(tree: Tree, before: PciFacts, present: tuple[Function, ...]) -> PciFa
 
 
 def _network_functions(sysfs: SysfsScan) -> dict[str, tuple[int, tuple[str, ...]]]:
-    """Of each network function its class without the interface byte, and the names in its folder.
+    """The class, without the interface byte, and the file names of each network function.
 
-    Hundreds of other PCI devices cost one read each.
+    The hundreds of other PCI devices cost one read each.
     """
-    found = {}
+    functions = {}
     for address in sysfs.tree.names(_PCI):
         code = sysfs.read(sysfs.tree.integer, f"{_PCI}/{address}/class")
         if code is None:
             sysfs.note(f"{address} is left out: it has no class that can be read")
         elif code >> 8 in _LINK_TYPES:
-            found[address] = (code >> 8, sysfs.names(f"{_PCI}/{address}"))
-    return found
+            functions[address] = (code >> 8, sysfs.names(f"{_PCI}/{address}"))
+    return functions
 
 
 def _function(
@@ -251,7 +250,7 @@ def _function(
     vf_index: int | None,
     link_type: str | None,
 ) -> Function | None:
-    """``None`` when the function has gone."""
+    """``None`` if the function does not exist any more."""
     tree, folder = sysfs.tree, f"{_PCI}/{address}"
     vendor = sysfs.read(tree.text, f"{folder}/vendor")
     device = sysfs.read(tree.text, f"{folder}/device")
@@ -284,7 +283,7 @@ def _function(
 
 
 def _netdev(sysfs: SysfsScan, folder: str, names: tuple[str, ...], *, is_pf: bool) -> str | None:
-    # A virtio device stands between the function and its netdev.
+    # A virtio device is between the function and its netdev.
     holder = next((f"{folder}/{name}" for name in names if name.startswith("virtio")), folder)
     for name in sorted(sysfs.names(f"{holder}/net"), key=natural_order):
         port = sysfs.netdev(sysfs.tree.text, name, "phys_port_name") if is_pf else None
@@ -294,9 +293,9 @@ def _netdev(sysfs: SysfsScan, folder: str, names: tuple[str, ...], *, is_pf: boo
 
 
 def _rdma(sysfs: SysfsScan, folder: str, names: tuple[str, ...]) -> Rdma | None:
-    """The first RDMA device that has a verbs node, with the nodes of its port 1.
+    """The first RDMA device with a verbs node, and the nodes of its port 1.
 
-    A ConnectX-8 shows two: ``mlx5_0``, and ``smi1`` for its management port without verbs.
+    A ConnectX-8 has two: ``mlx5_0``, and ``smi1`` for its management port, which has no verbs node.
     """
     devices = sysfs.names(f"{folder}/infiniband") if "infiniband" in names else ()
     if not devices:
@@ -305,7 +304,7 @@ def _rdma(sysfs: SysfsScan, folder: str, names: tuple[str, ...]) -> Rdma | None:
     mads = sysfs.names(f"{folder}/infiniband_mad") if "infiniband_mad" in names else ()
 
     def of(device: str, kind: str, node: str) -> bool:
-        # One RDMA device is the rule, and nothing needs to be asked then.
+        # Usually there is one RDMA device: then the owner is certain without a read.
         owner = f"{folder}/{kind}/{node}/ibdev"
         return len(devices) == 1 or sysfs.read(sysfs.tree.text, owner) == device
 
@@ -315,7 +314,7 @@ def _rdma(sysfs: SysfsScan, folder: str, names: tuple[str, ...]) -> Rdma | None:
                 return f"/dev/infiniband/{node}"
         return None
 
-    found = [
+    candidates = [
         Rdma(
             device,
             first(device, "infiniband_verbs", verbs, "uverbs"),
@@ -324,11 +323,11 @@ def _rdma(sysfs: SysfsScan, folder: str, names: tuple[str, ...]) -> Rdma | None:
         )
         for device in sorted(devices, key=natural_order)
     ]
-    return next((rdma for rdma in found if rdma.uverbs), found[0])
+    return next((rdma for rdma in candidates if rdma.uverbs), candidates[0])
 
 
 def _vfio_group(sysfs: SysfsScan, folder: str) -> str | None:
-    """As in ``/dev/vfio/<group>``; without an IOMMU the kernel makes a group of its own and a prefix."""
+    """The group in ``/dev/vfio/<group>``; without an IOMMU the kernel makes a group with a prefix."""
     group = sysfs.read(sysfs.tree.link, f"{folder}/iommu_group")
     if group is None:
         return None

@@ -1,15 +1,16 @@
-"""The links: the state of each PF's netdev, from sysfs.
+"""Read the links from sysfs: the state of each PF's netdev.
 
-On InfiniBand the RDMA port decides, for RDMA works without IPoIB, whose netdev is often down: carrier is
-"the port is active", and the speed is the port's rate. Where there is no IPoIB netdev at all the link bears
-the name of the RDMA device.
+On InfiniBand the RDMA port decides, because RDMA works without IPoIB, whose netdev is often down: carrier means
+that the port is active, and the speed is the port's rate. Without an IPoIB netdev the link has the name of the RDMA
+device.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from nodeagent.host.sysfs import SysfsScan, Tree
 from nodeagent.model import Function, Link
@@ -21,10 +22,10 @@ _PORT_ACTIVE = "4"  # of "4: ACTIVE" (enum ib_port_state)
 
 
 def links(tree: Tree, functions: Iterable[Function], before: Iterable[Link]) -> tuple[Link, ...]:
-    """The links again, at the price of three small files each.
+    """Read the links again, with three small files for each.
 
-    Only what a carrier event changes is read; a link whose carrier did change, or is new, is read in full.
-    What cannot be read is not said: the next ``scan`` does.
+    Only values that a carrier event changes are read; a new link, or one whose carrier changed, is read in full.
+    Unreadable files are not reported here: the next ``scan`` does.
     """
     known = {link.pci_address: link for link in before}
     default_route = frozenset(link.netdev for link in known.values() if link.default_route)
@@ -37,8 +38,8 @@ def read_links(
     default_route: frozenset[str],
     known: dict[str, Link] | None = None,
 ) -> tuple[Link, ...]:
-    """The links of the PFs, sorted by name; with ``known`` (by PCI address) at the price of ``links``."""
-    found = []
+    """The links of the PFs, sorted by name; with ``known`` (by PCI address) at the cost of ``links``."""
+    read = []
     for pf in functions:
         name = pf.netdev
         if name is None and pf.link_type == "infiniband" and pf.rdma is not None:
@@ -47,12 +48,12 @@ def read_links(
             before = known.get(pf.pci_address) if known else None
             link = _link(sysfs, pf, name, name in default_route, before)
             if link is not None:
-                found.append(link)
-    return tuple(sorted(found, key=lambda link: link.netdev))
+                read.append(link)
+    return tuple(sorted(read, key=lambda link: link.netdev))
 
 
 def _link(sysfs: SysfsScan, pf: Function, name: str, default_route: bool, before: Link | None) -> Link | None:
-    """``None`` when the netdev has gone."""
+    """``None`` if the netdev does not exist any more."""
     tree = sysfs.tree
     flags = sysfs.netdev(tree.integer, name, "flags") if pf.netdev else _IFF_UP
     if flags is None:
@@ -89,6 +90,6 @@ def _speed(sysfs: SysfsScan, name: str, admin_up: bool) -> int | None:
 
 
 def _rate(sysfs: SysfsScan, path: str) -> int | None:
-    """Of ``400 Gb/sec (4X NDR)`` or ``2.5 Gb/sec (1X SDR)``."""
+    """The rate in ``400 Gb/sec (4X NDR)`` or ``2.5 Gb/sec (1X SDR)``."""
     match = re.match(r"(\d+(?:\.\d+)?) Gb/sec", sysfs.read(sysfs.tree.text, path) or "")
     return round(float(match[1]) * 1000) if match else None

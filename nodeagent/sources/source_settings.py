@@ -1,49 +1,10 @@
-"""Settings of the sources: the GPU driver, the links and LLDP."""
+"""Settings of the sources: the links and LLDP."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import msgspec
-
-from nodeagent.config.setting import Argument, Glob, PciAddress, Seconds, Settings, listed, setting
-from nodeagent.health.gpu_health_settings import GpuHealthSettings
-
-Xid = Annotated[int, msgspec.Meta(ge=1, le=65535)]
-
-
-class GpuSettings(Settings, frozen=True, kw_only=True):
-    """How the agent finds and watches GPUs."""
-
-    driver: Annotated[
-        Literal["nvml", "none"], setting("Library that reads the GPUs; none: ignore the GPUs of this node.")
-    ] = "nvml"
-    timeout_seconds: Annotated[
-        Seconds, setting("A driver that has not answered for this many seconds is reported as hanging.")
-    ] = 5.0
-    fatal_xids: Annotated[
-        tuple[Xid, ...],
-        listed(
-            "XID errors that make all devices of the GPU Unhealthy, in addition to the agent's own table."
-        ),
-    ] = ()
-    ignore_xids: Annotated[
-        tuple[Xid, ...],
-        listed(
-            "XID errors that are no fault of the GPU, in addition to 13, 31, 43, 45, 68 and 94 of the agent's "
-            "own table."
-        ),
-    ] = ()
-    xid_clear_seconds: Annotated[
-        Seconds | None,
-        setting(
-            "Seconds without a further XID after which the GPU is Healthy again; a reset clears the fault at "
-            "once. null: only a reset clears it."
-        ),
-    ] = 600.0
-    health: Annotated[GpuHealthSettings, setting("Limits for the measured values of a GPU.")] = (
-        GpuHealthSettings()
-    )
+from nodeagent.config.setting import Argument, Glob, PciAddress, Settings, listed, setting
 
 
 class LinkSelect(Settings, frozen=True, kw_only=True):

@@ -12,12 +12,12 @@ from nodeagent.config.formats import host_port
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
+from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample
 from nodeagent.metrics.scrape_input import DeviceCount, HealthFigures, ScrapeInput
 from nodeagent.model import Snapshot
-from nodeagent.sampling.reader_status import ReaderStatus
-from nodeagent.web.auth import Door
-from nodeagent.web.server import Answer, Page, Web
+from nodeagent.web.auth import AccessControl
+from nodeagent.web.server import Page, PageHandler, WebServer
 from nodeagent.web.web_settings import WebSettings
 
 if TYPE_CHECKING:
@@ -92,20 +92,20 @@ class Pages:
             (),
         )
         self._metrics: MetricsPage | None = None
-        self.door = Door(settings)
+        self.access = AccessControl(settings)
 
     async def serve(self, listen: str, listening: Callable[[int], None]) -> None:
         """Serve until cancelled. ``listening`` takes the port."""
-        probes: dict[str, Answer] = {"/healthz": self._healthz, "/readyz": self._readyz}
-        web = Web({"/metrics": self._scrape, "/health": self._health, **probes}, self.door)
+        probes: dict[str, PageHandler] = {"/healthz": self._healthz, "/readyz": self._readyz}
+        server = WebServer({"/metrics": self._scrape, "/health": self._health, **probes}, self.access)
         async with asyncio.TaskGroup() as group:
-            group.create_task(web.run(*host_port(listen), listening))
+            group.create_task(server.run(*host_port(listen), listening))
             if self._settings.probe_listen is not None:
-                group.create_task(Web(probes).run(*host_port(self._settings.probe_listen)))
+                group.create_task(WebServer(probes).run(*host_port(self._settings.probe_listen)))
 
     def _scrape(self, accept: str) -> Page:
         if self._metrics is None:
-            # Its import takes 15 ms, and registration with the kubelet comes first.
+            # Its import takes 3 ms, and registration with the kubelet comes first.
             from nodeagent.web.metrics_page import MetricsPage  # noqa: PLC0415
 
             self._metrics = MetricsPage(self.scrape_input, self._settings.series_max)
@@ -130,7 +130,9 @@ class Pages:
             last_lldp=nics.last_lldp(),
             stuck_threads=sources.stuck_threads(),
             boot_unix=time.time() - time.clock_gettime(time.CLOCK_BOOTTIME),
-            certificate=(self.door.ends_at or 0.0, self.door.fresh) if settings.certificate_file else None,
+            certificate=(self.access.ends_at or 0.0, self.access.fresh)
+            if settings.certificate_file
+            else None,
             rails=sources.offering.rails,
         )
 

@@ -38,7 +38,7 @@ async def test_a_dgx_h100_offers_exactly_nine_resources_with_their_numa_nodes() 
         assert (await n.get("/readyz"))[0] == 200
 
 
-async def test_health_travels_both_ways_for_gpus_links_and_functions() -> None:
+async def test_health_of_gpus_links_and_functions_reaches_the_kubelet_in_both_directions() -> None:
     async with node() as n:
         await n.kubelet.start()
         await n.start_agent()
@@ -58,7 +58,7 @@ async def test_health_travels_both_ways_for_gpus_links_and_functions() -> None:
         assert not any(update.repeated for update in n.kubelet.updates)
 
 
-async def test_what_is_measured_on_a_gpu_takes_it_away_and_gives_it_back() -> None:
+async def test_a_measured_gpu_fault_makes_it_unhealthy_and_its_end_healthy() -> None:
     async with node() as n:
         await n.kubelet.start()
         await n.start_agent(n.configure("gpu: {health: {readSeconds: 1}}\n"))
@@ -83,7 +83,7 @@ async def test_what_is_measured_on_a_gpu_takes_it_away_and_gives_it_back() -> No
         assert not any(update.repeated for update in n.kubelet.updates)
 
 
-async def test_what_stood_against_a_gpu_stands_after_a_restart_until_a_reset_is_seen() -> None:
+async def test_a_latched_gpu_fault_stays_over_a_restart_until_a_reset() -> None:
     async with node() as n:
         await n.kubelet.start()
         await n.start_agent()
@@ -106,7 +106,7 @@ async def test_what_stood_against_a_gpu_stands_after_a_restart_until_a_reset_is_
         await n.allocatable(MEMORY, 158)
 
 
-async def test_what_is_unplugged_is_unhealthy_never_removed_and_healthy_when_it_is_back() -> None:
+async def test_an_unplugged_device_is_unhealthy_never_removed_and_healthy_when_it_is_back() -> None:
     async with node() as n:
         await n.kubelet.start()
         await n.start_agent()
@@ -119,7 +119,7 @@ async def test_what_is_unplugged_is_unhealthy_never_removed_and_healthy_when_it_
         assert n.kubelet.panics == []
 
 
-async def test_vfs_that_are_taken_away_and_created_again_under_the_agent() -> None:
+async def test_vfs_that_are_removed_and_created_again_while_the_agent_runs() -> None:
     async with node() as n:
         await n.kubelet.start()
         await n.start_agent()
@@ -152,7 +152,7 @@ async def test_a_pod_gets_its_vf_and_slices_and_the_device_info_file_is_there_fi
         assert env["NODEAGENT_GPU_UUID"] in {device["name"] for device in spec["devices"]}
 
 
-async def test_files_of_an_earlier_life_go_and_those_of_pods_that_run_stay() -> None:
+async def test_files_of_an_earlier_agent_are_removed_except_those_of_running_pods() -> None:
     async with node() as n:
         folder = n.root / "var/run/k8s.cni.cncf.io/devinfo/dp"
         await n.kubelet.start()
@@ -213,7 +213,7 @@ async def test_a_device_held_by_a_pod_and_gone_before_the_restart_is_on_the_list
         assert n.kubelet.capacity()[NIC0] == 4
 
 
-async def test_a_changed_configuration_is_taken_up_and_allocations_stay() -> None:
+async def test_a_changed_configuration_applies_and_allocations_stay() -> None:
     async with node() as n:
         config = n.configure("resourcePrefix: example.com\n")
         await n.kubelet.start()
@@ -232,7 +232,7 @@ async def test_a_changed_configuration_is_taken_up_and_allocations_stay() -> Non
         assert n.kubelet.panics == []
 
 
-async def test_a_config_map_that_the_kubelet_swaps_is_taken_up() -> None:
+async def test_a_config_map_that_the_kubelet_swaps_applies() -> None:
     """The file is a link to ..data/FILE, and ..data one to a folder; the kubelet renames a new ..data over it."""
     async with node() as n:
         config = n.configure("resourcePrefix: one.example\n")
@@ -311,7 +311,7 @@ async def test_a_root_without_sys_ends_the_start() -> None:
             await n.start_agent()
 
 
-async def test_a_driver_that_fails_silences_the_gpus_and_the_nics_go_on(
+async def test_a_failing_driver_silences_the_gpu_source_and_the_nics_go_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
@@ -332,7 +332,7 @@ async def test_a_driver_that_fails_silences_the_gpus_and_the_nics_go_on(
         await n.allocatable(MEMORY, 79)
 
 
-async def test_a_driver_that_fails_from_the_start_does_not_keep_the_nics_waiting() -> None:
+async def test_a_driver_that_fails_from_the_start_does_not_delay_the_nics() -> None:
     async with node() as n:
         n.machine.fail_driver("init", "Driver/library version mismatch")
         await n.kubelet.start()
@@ -343,7 +343,7 @@ async def test_a_driver_that_fails_from_the_start_does_not_keep_the_nics_waiting
         await n.allocatable(MEMORY, 158)
 
 
-async def test_a_cdi_folder_that_cannot_be_written_costs_the_spec_and_nothing_else(
+async def test_a_cdi_folder_that_cannot_be_written_affects_the_spec_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with node() as n:
@@ -355,7 +355,7 @@ async def test_a_cdi_folder_that_cannot_be_written_costs_the_spec_and_nothing_el
         assert "The CDI spec cannot be written" in caplog.text
 
 
-async def test_the_pages_of_the_web_server_tell_how_the_agent_does() -> None:
+async def test_the_pages_of_the_web_server_show_the_state_of_the_agent() -> None:
     async with node() as n:
         await n.start_agent()
         await n.until(lambda: bool(n.agent.plugins.statuses()))
@@ -414,7 +414,7 @@ async def test_vfs_by_cdi_have_a_spec_before_they_are_offered_and_no_device_node
         assert any(node["path"].startswith("/dev/infiniband/uverbs") for node in nodes[device])
 
 
-async def test_an_allocation_whose_cdi_spec_cannot_be_written_is_refused_by_the_name_of_the_file() -> None:
+async def test_an_allocation_whose_cdi_spec_cannot_be_written_is_refused_with_the_name_of_the_file() -> None:
     async with node() as n:
         (n.root / "var/run").mkdir(parents=True, exist_ok=True)
         (n.root / "var/run/cdi").write_text("a file where the folder should be")

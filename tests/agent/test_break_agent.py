@@ -1,4 +1,4 @@
-"""The agent where it was once found wanting: reloads, restarts and faults at the wrong moment."""
+"""Regressions of the agent: reloads, restarts and faults at the wrong moment."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def ready(n: Node) -> None:
     await n.allocatable(MEMORY, 158)
 
 
-async def test_a_vf_that_a_pod_holds_under_an_old_name_is_not_handed_out_under_a_new_one() -> None:
+async def test_a_vf_that_a_pod_holds_under_an_old_resource_name_is_not_allocated_under_a_new_one() -> None:
     async with node() as n:
         config = n.configure("resources: [{kind: vf, name: 'nic{rail}'}]\n")
         await n.kubelet.start()
@@ -100,7 +100,7 @@ async def test_a_cdi_spec_that_could_not_be_written_is_written_when_it_can_be() 
         await n.until((cdi / "nodeagent-gpu.json").exists)
 
 
-async def test_a_configuration_changed_while_the_agent_starts_is_taken_up() -> None:
+async def test_a_configuration_changed_while_the_agent_starts_applies() -> None:
     async with node() as n:
         old = n.configure("resourcePrefix: example.com\n")
         await n.kubelet.start()
@@ -109,7 +109,7 @@ async def test_a_configuration_changed_while_the_agent_starts_is_taken_up() -> N
         await n.allocatable("example.org/gpu-mem", 158)
 
 
-async def test_it_is_not_ready_while_a_configured_resource_waits_for_its_source() -> None:
+async def test_the_agent_is_not_ready_while_a_configured_resource_waits_for_its_source() -> None:
     async with node() as n:
         n.machine.fail_driver("init", "Driver/library version mismatch")
         await n.kubelet.start()
@@ -126,7 +126,7 @@ async def test_it_is_not_ready_while_a_configured_resource_waits_for_its_source(
         assert (await n.get("/readyz"))[0] == 200
 
 
-async def test_a_list_too_long_that_shows_only_after_the_start_is_not_told() -> None:
+async def test_a_list_that_gets_too_long_after_the_start_is_not_sent() -> None:
     async with node() as n:
         n.machine.fail_driver("init", "Driver/library version mismatch")
         await n.kubelet.start()
@@ -142,7 +142,7 @@ async def test_a_list_too_long_that_shows_only_after_the_start_is_not_told() -> 
         assert n.kubelet.allocatable()[NIC0] == 4
 
 
-async def test_a_resource_keeps_its_name_while_the_netdev_it_is_named_for_is_away() -> None:
+async def test_a_resource_keeps_its_name_while_its_netdev_is_missing() -> None:
     async with node() as n:
         await n.kubelet.start()
         await n.start_agent(n.configure("resources: [{kind: vf, name: 'net-{netdev}'}]\n"))
@@ -155,7 +155,7 @@ async def test_a_resource_keeps_its_name_while_the_netdev_it_is_named_for_is_awa
         assert {s.resource for s in n.agent.plugins.statuses()} == names
 
 
-async def test_two_resources_that_select_the_same_vfs_in_different_words_end_the_start() -> None:
+async def test_two_resources_that_select_the_same_vfs_in_different_ways_end_the_start() -> None:
     async with node() as n:
         config = n.configure(
             "resources:\n- {kind: vf, name: a, select: {vendors: ['15b3']}}\n"
@@ -165,7 +165,7 @@ async def test_two_resources_that_select_the_same_vfs_in_different_words_end_the
             await n.start_agent(config)
 
 
-async def test_what_a_pod_was_given_is_known_within_a_second_for_slices_as_for_vfs() -> None:
+async def test_an_allocation_is_in_the_holdings_within_a_second_for_slices_and_vfs() -> None:
     async with node() as n:
         await n.kubelet.start()
         await n.start_agent()
@@ -176,7 +176,7 @@ async def test_what_a_pod_was_given_is_known_within_a_second_for_slices_as_for_v
                 await n.until(lambda: resource in str(n.agent.inventory.snapshot.holdings))  # noqa: B023
 
 
-async def test_a_request_that_numa_affinity_has_spoilt_is_refused_without_a_leak() -> None:
+async def test_a_request_that_numa_affinity_splits_is_refused_without_a_leak() -> None:
     """The kubelet takes all slices near the NIC before it asks which to prefer, and a veto leaks them."""
     async with node() as n:
         n.kubelet = Kubelet(n.folder / "k", seed=5, topology_policy="best-effort")
@@ -191,7 +191,7 @@ async def test_a_request_that_numa_affinity_has_spoilt_is_refused_without_a_leak
             assert n.kubelet.allocated(MEMORY) == n.kubelet.held(one)["main"][MEMORY]
 
 
-async def test_a_failed_look_at_the_machine_forgets_neither_what_is_missing_nor_what_a_pod_has() -> None:
+async def test_a_failed_scan_keeps_missing_devices_and_devices_in_pods() -> None:
     async with node() as n:
         config = n.configure(
             "scanSeconds: 1\nkubelet: {podResources: false}\nresources: [{kind: vf, vfDriver: rdma}]\n"
@@ -216,7 +216,7 @@ async def test_a_failed_look_at_the_machine_forgets_neither_what_is_missing_nor_
         assert "device_missing" in keys
 
 
-async def test_a_link_that_goes_is_one_line_of_the_log_however_many_vfs_it_has(
+async def test_a_lost_link_is_one_line_of_the_log_for_all_its_vfs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
@@ -236,7 +236,7 @@ async def test_a_link_that_goes_is_one_line_of_the_log_however_many_vfs_it_has(
         assert all("count=4 first=0000:18:00.1" in line for line in lines)
 
 
-async def test_a_podresources_socket_that_is_missing_is_said_once_and_costs_nothing_else(
+async def test_a_missing_podresources_socket_is_logged_once_and_has_no_other_effect(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with node() as n:
@@ -247,7 +247,7 @@ async def test_a_podresources_socket_that_is_missing_is_said_once_and_costs_noth
         for name in ("one", "two"):
             assert (await n.kubelet.admit(PodSpec.single(name, {NIC0: 1, MEMORY: 5}))).admitted
             await asyncio.sleep(0.6)
-        assert caplog.text.count("It is not known which pod holds what") == 1
+        assert caplog.text.count("The holdings of pods cannot be read") == 1
         assert 'nodeagent_source_silent{source="pods"} 1\n' in (await n.get("/metrics"))[1]
 
 
@@ -279,9 +279,8 @@ async def test_a_task_that_failed_and_works_again_leaves_no_source_silent(
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_scrape_asks_neither_files_nor_sockets_nor_drivers() -> None:
-    """Python itself tells of each file that is opened, each ioctl and each message; between two awaits of the loop
-    all of them are the scrape's."""
+async def test_a_scrape_reads_no_file_socket_or_driver() -> None:
+    """An audit hook reports opened files, ioctls and messages; between two awaits they are the scrape's."""
     asked: list[str] = []
     watched, mine = False, threading.get_ident()
 
@@ -308,7 +307,7 @@ async def test_a_scrape_asks_neither_files_nor_sockets_nor_drivers() -> None:
         assert asked, "the hook hears nothing"
 
 
-async def test_it_is_not_ready_before_the_machine_could_be_looked_at() -> None:
+async def test_the_agent_is_not_ready_before_the_first_scan() -> None:
     async with node() as n:
         devices = n.root / "sys/bus/pci/devices"
         devices.rename(devices.with_name("away"))
@@ -339,7 +338,7 @@ async def test_xids_and_stuck_threads_are_counted() -> None:
         assert n.kubelet.allocatable()[MEMORY] == 158
 
 
-async def test_a_product_name_that_cannot_be_read_for_a_while_renames_nothing() -> None:
+async def test_an_unreadable_product_name_renames_no_resource() -> None:
     async with node() as n:
         await n.kubelet.start()
         await n.start_agent()

@@ -1,4 +1,4 @@
-"""The inventory: an equal fact wakes nobody, a silent source keeps its facts."""
+"""The inventory: an equal fact wakes no reader, a silent source keeps its facts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def test_a_reader_wakes_at_a_change_and_sees_the_latest() -> None:
     assert snapshot.product == "DGXH100"
 
 
-async def test_an_equal_fact_wakes_nobody() -> None:
+async def test_an_equal_fact_wakes_no_reader() -> None:
     inventory = Inventory()
     inventory.publish("gpus", gpus=(GPU,))
     revision = inventory.snapshot.revision
@@ -29,7 +29,7 @@ async def test_an_equal_fact_wakes_nobody() -> None:
     assert inventory.snapshot.revision == revision
 
 
-async def test_the_first_word_of_a_source_wakes_even_if_it_has_nothing() -> None:
+async def test_the_first_facts_of_a_source_wake_even_if_they_are_empty() -> None:
     inventory = Inventory()
     assert not inventory.has_published("gpus")
     inventory.publish("gpus", gpus=())
@@ -37,7 +37,7 @@ async def test_the_first_word_of_a_source_wakes_even_if_it_has_nothing() -> None
     assert (await asyncio.wait_for(inventory.changed(0), 1)).gpus == ()
 
 
-async def test_a_silent_source_keeps_its_facts_and_says_why_until_it_speaks() -> None:
+async def test_a_silent_source_keeps_its_facts_and_a_reason_until_it_publishes() -> None:
     inventory = Inventory()
     inventory.publish("gpus", gpus=(GPU,))
     assert inventory.silence("gpus", "NVML hangs in wait")
@@ -48,7 +48,7 @@ async def test_a_silent_source_keeps_its_facts_and_says_why_until_it_speaks() ->
     assert inventory.snapshot.silent == ()
 
 
-async def test_a_reader_that_gives_up_leaves_nothing_behind() -> None:
+async def test_a_cancelled_reader_leaves_no_waiter() -> None:
     inventory = Inventory()
     reader = asyncio.create_task(inventory.changed(0))
     await asyncio.sleep(0)

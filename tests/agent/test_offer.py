@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import doctest
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from nodeagent import offer
 from nodeagent.agent_config import Config, load

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from nodeagent.cluster.affected_devices import affected_pods, reported_devices
 from nodeagent.model import Health, Silence, State
-from tests.support.cluster_node import DOWN, LOST, offered, snapshot
+from tests.support.cluster_node import DOWN, GPU_LOST, offered, snapshot
 
 
 def test_links_and_gpus_are_reported_and_pods_that_hold_a_failed_one_are_affected():
-    made = snapshot([None, DOWN, Health(State.UNUSED)], [LOST])
+    made = snapshot([None, DOWN, Health(State.UNUSED)], [GPU_LOST])
     assert [(one.title, one.health.state.value) for one in reported_devices(made)] == [
         ("ens0np0 (0000:10:00.0)", "healthy"),
         ("ens1np0 (0000:11:00.0)", "down"),

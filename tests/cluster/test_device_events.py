@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from nodeagent.backoff import Backoff, RateLimit
 from nodeagent.cluster.device_events import DeviceEvents, notices, unknown_devices
@@ -15,13 +16,13 @@ from nodeagent.cluster.event_writer import BURST, HOURLY_S, PER_S, EventTarget, 
 from nodeagent.inventory import Inventory
 from nodeagent.model import Holding, Silence
 from tests.support.cluster_node import (
-    BLIND,
+    DEGRADED,
     DOWN,
-    LOST,
-    SLOW,
-    STRAY,
-    UNHEARD,
-    WARM,
+    GPU_LOST,
+    GPU_UNKNOWN,
+    MISCABLED,
+    UNKNOWN,
+    WARNED,
     offered,
     publish,
     snapshot,
@@ -29,7 +30,7 @@ from tests.support.cluster_node import (
 
 
 def test_each_fault_becomes_a_notice_with_a_reason_and_a_message():
-    made = snapshot([SLOW, DOWN, WARM, BLIND, STRAY], [LOST])
+    made = snapshot([DEGRADED, DOWN, WARNED, UNKNOWN, MISCABLED], [GPU_LOST])
     standing = notices(made, "n", offered(made))
     assert [(n.target.kind, n.target.name, n.reason, n.warning, n.message) for n in standing] == [
         ("Node", "n", "LinkSpeedReduced", True, "ens0np0 (0000:10:00.0): 200 Gb/s of 400 Gb/s"),
@@ -94,13 +95,13 @@ def test_a_gpu_whose_driver_becomes_silent_has_not_recovered():
     def observe(made, now):
         ledger.observe(notices(made, "n", offered(made)), now, now, unknown_devices(made))
 
-    observe(snapshot([None, None], [LOST]), 0)
+    observe(snapshot([None, None], [GPU_LOST]), 0)
     assert write_due(ledger, 0) == [("GpuXid", 1), ("DeviceFailed", 1)]
-    observe(snapshot([None, None], [UNHEARD]), 1)
+    observe(snapshot([None, None], [GPU_UNKNOWN]), 1)
     assert write_due(ledger, 1) == []
-    observe(snapshot([None, None], [LOST]), 2)
+    observe(snapshot([None, None], [GPU_LOST]), 2)
     assert write_due(ledger, 2) == [], "a fault that lasted all the time did not return"
-    observe(snapshot([None, None], [UNHEARD]), 3)
+    observe(snapshot([None, None], [GPU_UNKNOWN]), 3)
     observe(snapshot([None, None], [None]), 4)
     assert write_due(ledger, 4) == [("Recovered", 1), ("Recovered", 1)]
 
@@ -108,7 +109,7 @@ def test_a_gpu_whose_driver_becomes_silent_has_not_recovered():
 def test_a_missing_device_has_not_recovered_when_a_source_becomes_silent():
     ledger = NoticeLedger()
     gone = snapshot([None])
-    quiet = replace(gone, silent=(Silence("pci", "hangs"),))
+    quiet = structs.replace(gone, silent=(Silence("pci", "hangs"),))
     for made in (gone, quiet):
         ledger.observe(notices(made, "n", offered(made)), 0, 0, unknown_devices(made))
         assert write_due(ledger, 0) == ([("DeviceFailed", 1)] if made is gone else [])
@@ -158,7 +159,7 @@ async def test_events_are_read_back_by_the_official_client(server, client, runni
     from kubernetes import client as official
 
     inventory = Inventory()
-    publish(inventory, snapshot([DOWN, DOWN], [LOST]))
+    publish(inventory, snapshot([DOWN, DOWN], [GPU_LOST]))
     running(DeviceEvents(client, inventory, "gpu-0", offered).run())
     await server.until(lambda: len(server.objects("events")) == 5)
     configuration = official.Configuration()
@@ -242,7 +243,7 @@ async def test_a_deleted_namespace_does_not_block_other_events(server, client, r
 async def test_without_the_right_to_read_pods_events_have_no_uid(server, client, running):
     server.fail("403", resource="pods", times=None)
     inventory = Inventory()
-    publish(inventory, snapshot([DOWN, DOWN], [LOST]))
+    publish(inventory, snapshot([DOWN, DOWN], [GPU_LOST]))
     running(DeviceEvents(client, inventory, "gpu-0", offered).run())
     await server.until(lambda: len(server.objects("events")) == 5)
     assert server.counts["get", "pods"] == 1

@@ -10,13 +10,13 @@ from nodeagent.cluster.device_marks import LABEL, TAINT, DeviceMarker, StateTime
 from nodeagent.inventory import Inventory
 from nodeagent.model import State
 from tests.support.cluster_node import (
-    BLIND,
+    DEGRADED,
     DOWN,
-    LOST,
-    SLOW,
-    STRAY,
-    UNHEARD,
-    WARM,
+    GPU_LOST,
+    GPU_UNKNOWN,
+    MISCABLED,
+    UNKNOWN,
+    WARNED,
     offered,
     publish,
     snapshot,
@@ -30,7 +30,7 @@ def conditions(times, made, now, silent=None):
 
 def test_a_link_counts_as_down_after_30_s_and_the_worst_state_is_the_reason():
     times = StateTimes()
-    bad = snapshot([DOWN, SLOW, STRAY, None], [None])
+    bad = snapshot([DOWN, DEGRADED, MISCABLED, None], [None])
     assert conditions(times, bad, 0) == [
         (
             "LinkHealthy",
@@ -46,14 +46,14 @@ def test_a_link_counts_as_down_after_30_s_and_the_worst_state_is_the_reason():
     )  # fmt: skip
     assert times.marks(reported_devices(bad), 30).degraded == 3
     assert times.marks(reported_devices(bad), 30).down == 1
-    good = snapshot([None, None, STRAY, WARM], [LOST])
+    good = snapshot([None, None, MISCABLED, WARNED], [GPU_LOST])
     assert conditions(times, good, 31) == [
         ("LinkHealthy", "False", "Miscabled",
          "1 of 4 links is miscabled: ens2np0 (0000:12:00.0), is on leaf02, planned leaf01"),
         ("GpuHealthy", "False", "Unhealthy",
          "1 of 1 GPUs is unhealthy: GPU 0 (GPU-0), XID 79: the GPU has fallen off the bus"),
     ]  # fmt: skip
-    calm = snapshot([None, WARM])
+    calm = snapshot([None, WARNED])
     assert conditions(times, calm, 32)[0] == (
         "LinkHealthy", "True", "Healthy",
         "2 links are healthy; warnings: ens1np0 (0000:11:00.0), 71 °C of 70 °C",
@@ -62,7 +62,7 @@ def test_a_link_counts_as_down_after_30_s_and_the_worst_state_is_the_reason():
 
 def test_unknown_is_published_after_five_minutes():
     times = StateTimes()
-    blind = snapshot([BLIND, None])
+    blind = snapshot([UNKNOWN, None])
     assert conditions(times, blind, 0)[0][1:3] == ("True", "Healthy")
     assert conditions(times, blind, 300)[0][1:3] == ("Unknown", "Unknown")
     assert conditions(times, snapshot([None]), 301, "pci: hangs")[0][1:3] == ("True", "Healthy")
@@ -73,9 +73,9 @@ def test_unknown_is_published_after_five_minutes():
 
 def test_a_faulty_device_that_becomes_unknown_keeps_its_fault_for_five_minutes():
     times = StateTimes()
-    conditions(times, snapshot([DOWN], [LOST]), 0)
-    assert [one[1] for one in conditions(times, snapshot([DOWN], [LOST]), 30)] == ["False", "False"]
-    blind = snapshot([BLIND], [UNHEARD])
+    conditions(times, snapshot([DOWN], [GPU_LOST]), 0)
+    assert [one[1] for one in conditions(times, snapshot([DOWN], [GPU_LOST]), 30)] == ["False", "False"]
+    blind = snapshot([UNKNOWN], [GPU_UNKNOWN])
     assert [one[1:3] for one in conditions(times, blind, 31)] == [
         ("False", "LinkDown"), ("False", "Unhealthy"),
     ]  # fmt: skip
@@ -106,7 +106,7 @@ async def test_marks_of_other_owners_stay(server, client, running):
         }
     )
     inventory = Inventory()
-    publish(inventory, snapshot([SLOW, None]))
+    publish(inventory, snapshot([DEGRADED, None]))
     marker = DeviceMarker(client, inventory, "gpu-0", taint_at(1))
     marker._rate = RateLimit(100, 100)
     running(marker.run())
@@ -144,7 +144,7 @@ async def test_a_restart_keeps_the_transition_time_and_removes_a_taint_that_is_d
         }
     )
     inventory = Inventory()
-    publish(inventory, snapshot([SLOW]))
+    publish(inventory, snapshot([DEGRADED]))
     running(DeviceMarker(client, inventory, "gpu-0", ClusterSettings(conditions=True, label=False)).run())
     await server.until(lambda: "message" in server.find("nodes", "gpu-0")["status"]["conditions"][0])
     node = server.find("nodes", "gpu-0")
@@ -184,7 +184,7 @@ async def test_a_missing_right_for_the_taint_does_not_block_the_conditions(serve
     server.fail("403", verb="get", resource="nodes", times=None)
     server.fail("403", verb="patch", resource="nodes", times=None)
     inventory = Inventory()
-    publish(inventory, snapshot([SLOW]))
+    publish(inventory, snapshot([DEGRADED]))
     running(DeviceMarker(client, inventory, "gpu-0", taint_at(1)).run())
     await server.until(lambda: server.counts["patch", "nodes/status"])
     conditions = server.find("nodes", "gpu-0")["status"]["conditions"]
@@ -198,7 +198,7 @@ async def test_nothing_is_written_before_links_are_known_and_at_most_one_write_i
     inventory = Inventory()
     marker = DeviceMarker(client, inventory, "gpu-0", ClusterSettings(conditions=True, label=True))
     running(marker.run())
-    publish(inventory, snapshot([SLOW]))
+    publish(inventory, snapshot([DEGRADED]))
     await server.until(lambda: server.counts["patch", "nodes/status"])
     publish(inventory, snapshot([None]))
     running(DeviceEvents(client, inventory, "gpu-0", offered).run())

@@ -14,7 +14,7 @@ from nodeagent.cluster.min_links_marks import CHECK_AGAIN_S, CONDITION, TAINT, M
 from nodeagent.cluster.min_links_settings import NodesSettings
 from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.controller_config import FabricConfig
-from nodeagent.fabric import Hysteresis, Rules
+from nodeagent.fabric.fabric_settings import HysteresisSettings
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
 from nodeagent.sim.apiserver import ApiServer
@@ -277,13 +277,15 @@ async def test_the_leader_marks_nodes_below_the_minimum_and_counts_them_in_its_m
         for number in range(4):
             server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"node-0{number}"}})
             server.put(nodelinks(f"node-0{number}", ["leaf0", "leaf1"][: 1 + (number > 0)]))
-        rules = Rules(min_links=2, hysteresis=Hysteresis(move_s=0.3, settle_s=0.0, grace_s=0.3, hold_s=1.0))
         config = FabricConfig(
             min_links=2,
+            hysteresis=HysteresisSettings(
+                move_seconds=0.3, settle_seconds=0.0, grace_seconds=0.3, hold_seconds=1.0
+            ),
             nodes=NodesSettings(min_links_condition=True, min_links_taint=True, after_seconds=0.1),
         )
         place = ReplicaSettings("nodeagent", "a", None, 0.05, 3.0, 2.0, 0.2)
-        controller = Controller(rules, Access(server.url, token=server.token()), place, config)
+        controller = Controller(config, Access(server.url, token=server.token()), place)
         task = asyncio.create_task(controller.run())
         try:
 
@@ -296,7 +298,7 @@ async def test_the_leader_marks_nodes_below_the_minimum_and_counts_them_in_its_m
                 lambda: taints("node-00") == [{"key": TAINT.key, "effect": "NoSchedule"}], "the taint"
             )
             assert taints("node-01") == []
-            line = 'nodeagent_fabric_marked_nodes{mark="taint"} 1.0'
+            line = 'nodeagent_fabric_marked_nodes{mark="taint"} 1\n'
             await until(lambda: line in controller._metrics("").body.decode(), "the metric")
             server.put(nodelinks("node-00", ["leaf0", "leaf1"]))
             await until(lambda: taints("node-00") == [], "the taint to go")

@@ -1,4 +1,4 @@
-"""The report of a node: what it says, when it says something new, and what silence does to it."""
+"""The report of a node: its content, when it changes, and the effect of missing frames."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import base64
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from nodeagent.cluster.node_report import REPORT, NodeReporter, body, report
 from nodeagent.fabric.nodelinks import NodeLinks, decode
@@ -69,14 +69,14 @@ def snapshot(*neighbors: Neighbor, count: int = 8) -> Snapshot:
     )
 
 
-def told(
+def report_of(
     facts: Snapshot, before: NodeLinks | None = None, later_s: float = 0.0, **options: bool
 ) -> NodeLinks:
     return report(facts, "gpu-0", RAILS, before, now=NOON + later_s, namespace="nodeagent", **options)
 
 
 def test_eight_links_are_one_small_object_that_reads_back():
-    made = told(snapshot(*map(neighbor, range(8))))
+    made = report_of(snapshot(*map(neighbor, range(8))))
     raw = msgspec.json.encode(made)
     assert decode(raw) == made
     assert len(raw) < 3300
@@ -96,18 +96,18 @@ def test_eight_links_are_one_small_object_that_reads_back():
 
 def test_time_alone_changes_nothing():
     facts = snapshot(*map(neighbor, range(8)))
-    first = told(facts)
-    assert told(facts, first, 86400) == first
+    first = report_of(facts)
+    assert report_of(facts, first, 86400) == first
 
 
 def test_a_failed_link_is_reported_with_time_and_reason_and_keeps_its_neighbor():
-    first = told(snapshot(neighbor(0), count=1))
+    first = report_of(snapshot(neighbor(0), count=1))
     down = Health(State.DOWN, (Reason("carrier_down", "…"),), allocatable=False)
     facts = replace(
         snapshot(neighbor(0, stale=True), count=1),
         functions=(function(0, health=down),),
     )
-    second = told(facts, first, 60)
+    second = report_of(facts, first, 60)
     (one,) = second.links
     assert (one.state, one.reasons, one.last_transition_time) == (
         "down", ("carrier_down",), "2026-11-21T12:01:00Z",
@@ -115,41 +115,41 @@ def test_a_failed_link_is_reported_with_time_and_reason_and_keeps_its_neighbor()
     assert one.neighbor is not None
     assert one.neighbor.stale
     assert one.neighbor.system_name == "su1-leaf01"
-    assert told(facts, second, 7200) == second
+    assert report_of(facts, second, 7200) == second
 
 
 def test_the_first_neighbor_is_reported_at_once_and_another_one_when_it_is_confirmed():
-    first = told(snapshot(neighbor(0, confirmed=False), count=1))
+    first = report_of(snapshot(neighbor(0, confirmed=False), count=1))
     assert first.links[0].neighbor is not None
     other = neighbor(0, leaf="su2-leaf01", chassis_id=Identifier("mac", "02:00:00:00:02:00"), confirmed=False)
-    held = told(snapshot(other, count=1), first)
+    held = report_of(snapshot(other, count=1), first)
     assert held.links[0].neighbor == msgspec.structs.replace(first.links[0].neighbor, stale=True)
-    moved = told(snapshot(replace(other, confirmed=True), count=1), held)
+    moved = report_of(snapshot(replace(other, confirmed=True), count=1), held)
     assert moved.links[0].neighbor is not None
     assert moved.links[0].neighbor.system_name == "su2-leaf01"
 
 
 def test_of_two_neighbors_on_a_link_the_one_reported_before_stays():
     one, two = neighbor(0), neighbor(0, "p9", "aaa", chassis_id=Identifier("local", "0"))
-    first = told(snapshot(one, count=1))
-    assert told(snapshot(two, one, count=1), first) == first
+    first = report_of(snapshot(one, count=1))
+    assert report_of(snapshot(two, one, count=1), first) == first
 
 
 def test_after_a_start_a_neighbor_without_frames_stays_and_becomes_stale_after_the_patience():
-    first = told(snapshot(*map(neighbor, range(8))))
-    assert told(snapshot(), first, 5, patient=True) == first
-    late = told(snapshot(), first, 130)
+    first = report_of(snapshot(*map(neighbor, range(8))))
+    assert report_of(snapshot(), first, 5, patient=True) == first
+    late = report_of(snapshot(), first, 130)
     assert all(one.neighbor is not None and one.neighbor.stale for one in late.links)
 
 
 def test_a_nic_that_is_gone_after_a_restart_is_down_and_keeps_its_place():
-    first = told(snapshot(*map(neighbor, range(8))))
+    first = report_of(snapshot(*map(neighbor, range(8))))
     facts = snapshot(*map(neighbor, range(7)), count=7)
-    assert told(facts, first, patient=True) == first
-    second = told(facts, first, 200)
+    assert report_of(facts, first, patient=True) == first
+    second = report_of(facts, first, 200)
     assert [one.name for one in second.links] == [f"nic{n}" for n in range(8)]
     assert (second.links[7].state, second.links[7].reasons) == ("down", ("device_missing",))
-    assert told(facts, second, 400) == second
+    assert report_of(facts, second, 400) == second
 
 
 def test_the_node_is_read_from_the_claims_of_the_token():
@@ -166,7 +166,7 @@ def test_the_node_is_read_from_the_claims_of_the_token():
 
 def test_the_summary_counts_for_kubectl_and_the_owner_is_the_node():
     facts = snapshot(neighbor(0), neighbor(1, stale=True), count=3)
-    made = body(told(facts), NodeClaim("gpu-0", "u-1"))
+    made = body(report_of(facts), NodeClaim("gpu-0", "u-1"))
     assert made["summary"] == {"links": "3/3", "switches": 1, "health": "healthy"}
     assert made["metadata"]["ownerReferences"] == [
         {"apiVersion": "v1", "kind": "Node", "name": "gpu-0", "uid": "u-1"}
@@ -265,7 +265,7 @@ async def test_a_restarted_agent_writes_only_changes():
         await server.stop()
 
 
-# --- what the agent writes, at the real definition ----------------------------------------------------------
+# --- against the shipped definition ---------------------------------------------------------------------
 
 
 def crd() -> dict[str, Any]:
@@ -274,7 +274,7 @@ def crd() -> dict[str, Any]:
 
 
 def hostile(n: int) -> Neighbor:
-    """As much as a frame can carry, of what does not print."""
+    """The longest text of a frame, of unprintable characters."""
     return Neighbor(
         f"enp{24 + n}s0np0",
         Identifier("mac", ":".join(["ff"] * 255)),
@@ -287,13 +287,13 @@ def hostile(n: int) -> Neighbor:
 
 
 async def test_the_shipped_definition_accepts_and_keeps_everything_that_the_agent_writes():
-    """A report that is refused is refused for ever: the node would be without a place because of a switch's text."""
+    """A refused report would be refused each time, and a switch's text would leave the node without a place."""
     server = await ApiServer().start()
     try:
         server.put(crd())
         client = ApiClient(Access(server.url, token=server.token()))
         for facts in (snapshot(), snapshot(*map(neighbor, range(8))), snapshot(*map(hostile, range(8)))):
-            written = body(told(facts), NodeClaim("gpu-0", "u-0"))
+            written = body(report_of(facts), NodeClaim("gpu-0", "u-0"))
             await client.apply(REPORT, written, force=True)
             found = server.find("nodelinks", "gpu-0", "nodeagent")
             assert found is not None
@@ -309,5 +309,5 @@ def test_the_order_of_addresses_changes_nothing():
         neighbor(0, management_addresses=found)
         for found in (("10.0.0.2", "10.0.0.1"), ("10.0.0.1", "10.0.0.2"))
     )
-    first = told(snapshot(one, count=1))
-    assert told(snapshot(other, count=1), first).links == first.links
+    first = report_of(snapshot(one, count=1))
+    assert report_of(snapshot(other, count=1), first).links == first.links

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from nodeagent.cluster.hypernodes import (
     OVERLAP_MANAGER,
@@ -152,14 +153,14 @@ async def test_a_deleted_hypernode_is_no_failure() -> None:
 
 async def lead(server: ApiServer, config: FabricConfig) -> tuple[Controller, asyncio.Task[None]]:
     place = ReplicaSettings("nodeagent", "a", None, 0.05, 3.0, 2.0, 0.2)
-    controller = Controller(RULES, Access(server.url, token=server.token()), place, config)
+    controller = Controller(config, Access(server.url, token=server.token()), place)
     return controller, asyncio.create_task(controller.run())
 
 
 @pytest.mark.parametrize("on", [True, False])
 async def test_the_controller_marks_those_of_ours_that_overlap_where_it_is_asked_to(on: bool) -> None:
     async with cluster() as server:
-        controller, task = await lead(server, FabricConfig(overlap_condition=on))
+        controller, task = await lead(server, structs.replace(RULES, overlap_condition=on))
         try:
             await until(lambda: groups(server) == [FIRST, SECOND])
             (ours,) = (

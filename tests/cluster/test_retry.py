@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodeagent.cluster.retry import ApiRetry
+from nodeagent.cluster.retry import ApiRetry, FailureLog
 from nodeagent.kube.failure import ApiError
 
 
@@ -17,3 +17,15 @@ def test_the_first_failure_is_logged_and_each_wait_is_longer(caplog):
     retry.succeeded()
     assert (retry.wait_s(0), retry.reason) == (0, None)
     assert len(caplog.records) == 1
+
+
+def test_a_failure_is_logged_again_when_its_reason_changes_or_after_a_success(caplog):
+    failures = FailureLog("It does not work")
+    unreachable = ApiError("patch", "/x", None, "Unreachable", "no")
+    for error in (unreachable, unreachable, ApiError("patch", "/x", 403, "Forbidden", "no")):
+        failures.failed(error, node="n")
+    assert len(caplog.records) == 2
+    failures.succeeded()
+    failures.failed(ApiError("patch", "/x", 403, "Forbidden", "no"), node="n")
+    assert len(caplog.records) == 3
+    assert caplog.records[0].getMessage() == "It does not work. node=n reason='patch /x: Unreachable: no'"

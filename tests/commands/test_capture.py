@@ -22,7 +22,7 @@ from nodeagent.commands.capture.machine_capture import CaptureError, capture
 from nodeagent.commands.capture.recording_tree import RecordingTree
 from nodeagent.commands.capture.scrambler import Scrambler
 from nodeagent.commands.vfs import apply
-from nodeagent.host.recorded_gpus import Recorded
+from nodeagent.host.recorded_gpus import RecordedGpuDriver
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kinds.resource_settings import PfSelect, VfsEntry
 from nodeagent.sim.machine import Machine
@@ -95,7 +95,7 @@ def test_vfs_show_gives_the_same_result_on_a_capture(root: Path, tmp_path: Path)
     config = Config(vfs=(VfsEntry(select=PfSelect(vendors=("15b3",)), count=8),))
     shown = apply.show(config, tmp_path / "c")
     assert shown == apply.show(config, root)
-    assert [pf.state for pf in shown.pfs] == [apply.State.REFUSED] * 2
+    assert [pf.state for pf in shown.pfs] == [apply.PfState.REFUSED] * 2
 
 
 def test_a_capture_can_be_captured(root: Path, tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_failing_driver_fails_again_in_the_capture(root: Path, tmp_path: Path)
     summary = capture(tmp_path / "failing", tmp_path / "c", scramble=False)
     assert "records that: NVML: driver/library version mismatch" in summary
     with pytest.raises(Exception, match="version mismatch"):
-        Recorded(tmp_path / "c").open()
+        RecordedGpuDriver(tmp_path / "c").open()
 
 
 # Scrambling

@@ -13,7 +13,7 @@ from nodeagent.cli import main
 from nodeagent.commands.capture.machine_capture import CaptureError, capture
 from nodeagent.commands.capture.sample_recorder import record
 from nodeagent.commands.health.replay import replay
-from nodeagent.health.nic_judge import NicTerms
+from nodeagent.health.health_settings import HealthSettings
 from nodeagent.health.recording import decode
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.sample import Source
@@ -85,7 +85,7 @@ def test_gpu_faults_are_recorded_and_replayed(machine, tmp_path):
         assert times == sorted(times)
     told = [
         (one.name, tuple(reason.key for reason in one.after.reasons), one.after.allocatable)
-        for one in replay(header, samples, NicTerms())
+        for one in replay(header, samples, HealthSettings())
         if one.device in cards
     ]
     assert ("GPU0", ("sram_uncorrectable",), False) in told

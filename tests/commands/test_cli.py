@@ -80,7 +80,7 @@ def test_a_scan_on_a_narrow_terminal_shortens_uuids_as_far_as_they_differ(dgx: P
     from nodeagent.agent_config import Config
     from nodeagent.commands.scan import listing
 
-    seen = asyncio.run(listing.once(Config(), dgx))
+    seen = asyncio.run(listing.scan_once(Config(), dgx))
     wide, narrow = listing.as_table(seen, 200), listing.as_table(seen, 100)
     assert listing.as_table(seen) == wide
     gpus = [line for line in narrow.splitlines() if "GPU-" in line]
@@ -289,7 +289,7 @@ def test_the_demo_shows_everything_and_ends_with_0() -> None:
     done = run("demo", "--machine", "two-gpu-two-nic", "--once")
     assert (done.returncode, done.stderr) == (0, "")
     for told in (
-        "simulated",
+        "Simulated",
         "pod too-big",
         "no exact multiple",
         "XID 79",

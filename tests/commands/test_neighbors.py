@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.agent_config import Config, load
-from nodeagent.commands.neighbors import live
+from nodeagent.commands.neighbors import neighbor_listing
 from nodeagent.commands.scan import listing
 from nodeagent.host.packet import open_socket
 from nodeagent.lldp.lldpd_json import LldpdError
@@ -56,17 +56,17 @@ async def test_the_verb_ends_when_every_link_with_carrier_has_a_neighbor(links, 
                     switch.send(announce("leaf-1", f"Ethernet{number}", port_description="node-7\x1b[31m"))
 
     async with asyncio.timeout(10):
-        result = await live.read_once(SWP, QUIET, root, wait_s=60, progress=speak)
+        result = await neighbor_listing.read_once(SWP, QUIET, root, wait_s=60, progress=speak)
     assert (
         said[0]
         == "0 of 2 links with carrier have a neighbor (3 links in all); waiting up to 60 s for the others"
     )
     assert said[-1] != said[0]
-    table = live.as_table(result).splitlines()
+    table = neighbor_listing.as_table(result).splitlines()
     assert table[0].split("  ")[0] == "LINK"
     assert re.fullmatch(r"swp1  -  +leaf-1  Ethernet1  node-7\\x1b\[31m  -  +0s   live", table[1])
     assert re.fullmatch(r"swp3  -  +-  +-  +-  +-  +-    down", table[3])
-    told = json.loads(live.as_json(result))
+    told = json.loads(neighbor_listing.as_json(result))
     assert [link["state"] for link in told["links"]] == ["live", "live", "down"]
     one = told["links"][0]["neighbors"][0]
     assert one["port_id"] == {"subtype": "ifname", "value": "Ethernet1"}
@@ -77,9 +77,9 @@ async def test_the_verb_ends_when_every_link_with_carrier_has_a_neighbor(links, 
 @pytest.mark.needs("root", "ip", "nsenter")
 async def test_a_short_wait_prints_its_length_instead_of_a_reason(links, root):
     async with asyncio.timeout(10):
-        result = await live.read_once(SWP, QUIET, root, wait_s=0.2)
+        result = await neighbor_listing.read_once(SWP, QUIET, root, wait_s=0.2)
     assert [row.state for row in result.rows] == ["unheard", "unheard", "down"]
-    told = live.as_table(result)
+    told = neighbor_listing.as_table(result)
     assert "swp1: no LLDP in 0.2 s, which proves little: a switch sends every 30 s" in told
     assert "most likely" not in told
 
@@ -87,17 +87,18 @@ async def test_a_short_wait_prints_its_length_instead_of_a_reason(links, root):
 @pytest.mark.needs("root", "ip", "nsenter")
 async def test_a_link_that_is_silent_for_long_has_a_likely_reason(links, root):
     async with asyncio.timeout(10):
-        result = await live.read_once(SWP, QUIET, root, wait_s=0.3, silent_after_s=0.1)
+        result = await neighbor_listing.read_once(SWP, QUIET, root, wait_s=0.3, silent_after_s=0.1)
     assert [row.state for row in result.rows] == ["silent", "silent", "down"]
-    assert "swp1: carrier, but no LLDP for 65 s: LLDP is most likely off on the switch port" in live.as_table(
-        result
+    assert (
+        "swp1: carrier, but no LLDP for 65 s: LLDP is most likely off on the switch port"
+        in neighbor_listing.as_table(result)
     )
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
 async def test_watch_prints_each_change(links, root):
     _, far = links
-    listings = live.watch(SWP, QUIET, root)
+    listings = neighbor_listing.watch(SWP, QUIET, root)
     async with asyncio.timeout(10):
         first = await anext(listings)
         assert [row.state for row in first.rows] == ["unheard", "unheard", "down"]
@@ -135,7 +136,7 @@ async def test_a_scan_receives_until_every_named_link_has_a_neighbor(links, root
     speaking = asyncio.create_task(speak())
     try:
         async with asyncio.timeout(10):
-            result = await listing.once(transmitting(), root, wait_s=60)
+            result = await listing.scan_once(transmitting(), root, wait_s=60)
     finally:
         speaking.cancel()
     assert [one.link for one in result.snapshot.neighbors] == ["swp1", "swp2"]
@@ -149,8 +150,8 @@ async def test_the_verbs_send_nothing_to_the_switches(links, root):
         heard = open_socket(far.ifindex("b1"))
     with heard as switch:
         async with asyncio.timeout(10):
-            await listing.once(transmitting(), root, wait_s=0.3)
-            listings = live.watch(SWP, transmitting().lldp, root)
+            await listing.scan_once(transmitting(), root, wait_s=0.3)
+            listings = neighbor_listing.watch(SWP, transmitting().lldp, root)
             await anext(listings)
             with far.raw("b1") as wire:
                 wire.send(announce("leaf-1"))
@@ -163,14 +164,14 @@ async def test_the_verbs_send_nothing_to_the_switches(links, root):
 async def test_a_scan_of_a_capture_does_not_wait_for_lldp(tmp_path):
     Machine.load("two-gpu-two-nic").write(tmp_path / "root")
     async with asyncio.timeout(10):
-        result = await listing.once(Config(), tmp_path / "root", wait_s=60)
+        result = await listing.scan_once(Config(), tmp_path / "root", wait_s=60)
     assert result.snapshot.links
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
 async def test_a_machine_without_links_prints_the_setting_to_change(links, root):
-    result = await live.read_once(LinkSelect(), QUIET, root)
-    assert live.as_table(result).startswith("This machine has no link")
+    result = await neighbor_listing.read_once(LinkSelect(), QUIET, root)
+    assert neighbor_listing.as_table(result).startswith("This machine has no link")
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
@@ -182,22 +183,26 @@ async def test_neighbors_of_lldpd_are_printed_in_the_same_way(links, root):
     }
     answer = json.dumps({"lldp": [{"interface": [told, {**told, "name": "eno1"}]}]})
     settings = LldpSettings(source="lldpd", command=(sys.executable, "-c", f"print({answer!r})"))
-    result = await live.read_once(SWP, settings, root)
+    result = await neighbor_listing.read_once(SWP, settings, root)
     assert [(row.link, row.state) for row in result.rows] == [
         ("swp1", "live"),
         ("swp2", "unheard"),
         ("swp3", "down"),
     ]
     assert [(remark.link, remark.key) for remark in result.remarks] == [("swp1", "frame_size_mismatch")]
-    assert re.search(r"^swp1 .* leaf-1 .* Eth1/1 .* - +live$", live.as_table(result), re.MULTILINE)
-    listings = live.watch(SWP, settings, root)
+    assert re.search(
+        r"^swp1 .* leaf-1 .* Eth1/1 .* - +live$", neighbor_listing.as_table(result), re.MULTILINE
+    )
+    listings = neighbor_listing.watch(SWP, settings, root)
     assert await anext(listings) == result
     await listings.aclose()
 
 
 async def test_an_error_of_the_source_is_raised(root):
     with pytest.raises(LldpdError, match="no-such-lldpcli cannot be run"):
-        await live.read_once(SWP, LldpSettings(source="lldpd", command=("no-such-lldpcli",)), root)
+        await neighbor_listing.read_once(
+            SWP, LldpSettings(source="lldpd", command=("no-such-lldpcli",)), root
+        )
 
 
 @pytest.mark.needs("root", "ip", "nsenter", "setpriv")
@@ -205,13 +210,13 @@ def test_a_missing_capability_ends_the_verb_with_its_name(links):
     near, _ = links
     code = """
 import asyncio, pathlib
-from nodeagent.commands.neighbors import live
+from nodeagent.commands.neighbors import neighbor_listing
 from nodeagent.commands.scan import listing
 from nodeagent.agent_config import Config, load
 from nodeagent.host.packet import open_socket
 from nodeagent.sources.source_settings import LinkSelect
 from nodeagent.sources.source_settings import LldpSettings
-asyncio.run(live.read_once(LinkSelect(netdevs=("swp*",)), LldpSettings(), pathlib.Path("/")))
+asyncio.run(neighbor_listing.read_once(LinkSelect(netdevs=("swp*",)), LldpSettings(), pathlib.Path("/")))
 """
     nobody = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", sys.executable, "-c", code)
     done = subprocess.run(

@@ -11,7 +11,7 @@ import pytest
 from nodeagent import cli
 from nodeagent.commands.plan import cluster_reading
 from nodeagent.commands.plan.preview import make_preview
-from nodeagent.fabric import Rules
+from nodeagent.fabric import FabricRules
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiError
 from nodeagent.sim.apiserver import ApiServer
@@ -60,7 +60,7 @@ async def test_reports_nodes_and_hypernodes_are_read_and_nothing_is_written(serv
     assert {one.node_name for one in objects.reports} == {"gpu-0", "gpu-1"}
     assert objects.nodes == {"gpu-0": {"zone": "a"}, "gpu-1": {"zone": "a"}}
     assert [one.name for one in objects.hypernodes] == ["theirs"]
-    seen = make_preview([objects], Rules())
+    seen = make_preview([objects], FabricRules())
     assert [one.nodes for one in seen.outcome.hypernodes if one.ours] == [("gpu-0", "gpu-1")]
     assert {verb for verb, _ in server.counts} == {"list"}
 

@@ -1,4 +1,4 @@
-"""VFs made, set up and left alone, on simulated machines that react to what is written, and on drawn ones."""
+"""VFs created, configured and left unchanged, on simulated machines that react to writes, and on drawn trees."""
 
 import asyncio
 import json
@@ -11,20 +11,20 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from msgspec import structs
 
 from nodeagent.agent_config import Config
 from nodeagent.cli import main
 from nodeagent.commands.vfs import apply
-from nodeagent.commands.vfs.provision import Provision, different, spans
-from nodeagent.commands.vfs.uses import Uses
-from nodeagent.commands.vfs.want import PfWant, wanted
-from nodeagent.host.sriov import Links, SriovError, VfSettings
+from nodeagent.commands.vfs.provision_pf import PfProvisioning, different, spans
+from nodeagent.commands.vfs.vf_users import VfUsers
+from nodeagent.commands.vfs.wanted import PfWant, wanted
+from nodeagent.host.sriov import SriovError, VfNetlink, VfSettings
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kinds.resource_settings import PfSelect, VfsEntry
 from nodeagent.kube import podresources_pb2 as pb
@@ -85,22 +85,22 @@ def files(root: Path) -> dict[str, bytes | str]:
     }
 
 
-def states(outcome: apply.Outcome) -> dict[str, str]:
+def states(outcome: apply.VfsResult) -> dict[str, str]:
     return {pf.function.pci_address: pf.state.value for pf in outcome.pfs}
 
 
-def of(outcome: apply.Outcome, address: str = FIRST) -> apply.Pf:
+def of(outcome: apply.VfsResult, address: str = FIRST) -> apply.PfResult:
     return next(pf for pf in outcome.pfs if pf.function.pci_address == address)
 
 
-def drivers(pf: apply.Pf) -> list[str | None]:
+def drivers(pf: apply.PfResult) -> list[str | None]:
     return [vf.function.driver for vf in pf.vfs]
 
 
 # What is made
 
 
-def test_the_vfs_are_made_by_way_of_none_and_their_netdevs_are_there(root: Path) -> None:
+def test_the_number_of_vfs_changes_through_0_and_their_netdevs_exist_afterwards(root: Path) -> None:
     outcome = apply.apply(config(entry(8)), root)
     assert outcome.good
     assert states(outcome) == {FIRST: "changed", SECOND: "not configured"}
@@ -121,12 +121,12 @@ def test_a_second_run_writes_nothing(root: Path) -> None:
     assert files(root) == before
 
 
-def test_none_removes_them(root: Path) -> None:
+def test_a_count_of_0_removes_the_vfs(root: Path) -> None:
     pf = of(apply.apply(config(entry(0)), root))
-    assert (pf.state, pf.function.num_vfs, pf.vfs) == (apply.State.CHANGED, 0, ())
+    assert (pf.state, pf.function.num_vfs, pf.vfs) == (apply.PfState.CHANGED, 0, ())
 
 
-def test_mtu_and_driver_are_set_where_they_differ(root: Path) -> None:
+def test_mtu_and_driver_are_set_only_if_they_differ(root: Path) -> None:
     outcome = apply.apply(config(entry(4, mtu=4000, driver="vfio-pci", vf_indexes=("1", "3"))), root)
     pf = of(outcome)
     assert pf.changes == ("mtu 9000 → 4000", "driver mlx5_core → vfio-pci (VFs 1,3)")
@@ -137,7 +137,7 @@ def test_mtu_and_driver_are_set_where_they_differ(root: Path) -> None:
     assert all(vf.function.netdev for vf in back.vfs)
 
 
-def test_vfs_for_a_driver_of_our_choice_never_get_another(root: Path, machine: Machine) -> None:
+def test_vfs_with_a_configured_driver_never_get_another(root: Path, machine: Machine) -> None:
     pf = of(apply.apply(config(entry(3, driver="vfio-pci")), root))
     assert pf.changes == ("sriov_numvfs 4 → 0", "sriov_numvfs 0 → 3", "driver none → vfio-pci (VFs 0-2)")
     assert drivers(pf) == ["vfio-pci"] * 3
@@ -145,56 +145,56 @@ def test_vfs_for_a_driver_of_our_choice_never_get_another(root: Path, machine: M
     patience = time.monotonic() + 10
     while not machine.nic(FIRST).autoprobe and time.monotonic() < patience:
         time.sleep(0.005)
-    assert machine.nic(FIRST).autoprobe, "whoever makes VFs by hand later gets drivers again"
+    assert machine.nic(FIRST).autoprobe, "VFs created by hand later get drivers again"
 
 
-def test_settings_that_only_a_kernel_keeps_are_said_not_to_be_set(root: Path) -> None:
+def test_settings_that_only_a_kernel_has_are_noted_as_not_set(root: Path) -> None:
     outcome = apply.apply(config(entry(4, trust=True, spoof_check=False)), root)
     assert outcome.good
-    assert of(outcome).state is apply.State.UNCHANGED
+    assert of(outcome).state is apply.PfState.UNCHANGED
     assert of(outcome).reasons == (
-        "spoof_check, trust cannot be set: this root's kernel is not the one that runs here",
+        "spoof_check, trust cannot be set: the root is not the machine of the running kernel",
     )
 
 
-def test_an_entry_that_selects_nothing_is_a_note_and_no_failure(root: Path) -> None:
+def test_an_entry_that_selects_no_pf_is_a_note_and_not_a_failure(root: Path) -> None:
     outcome = apply.apply(config(entry(4, "0000:ff:00.0"), entry(2, "0000:0b:00.0")), root)
     assert outcome.good
     assert states(outcome) == {FIRST: "not configured", SECOND: "not configured"}
     assert outcome.notes == (
         "vfs[0] selects no PF with SR-IOV on this machine",
         "vfs[1] selects no PF with SR-IOV on this machine",
-        "vfs[1] selects 0000:0b:00.0 (eno1), which has no SR-IOV capability; it may have to be switched on in "
-        "the device's firmware",
+        "vfs[1] selects 0000:0b:00.0 (eno1), which has no SR-IOV capability; enable SR-IOV in the "
+        "device's firmware if it supports it",
     )
 
 
 # What fails
 
 
-def test_more_than_the_device_has_fails_and_takes_nothing_away(root: Path) -> None:
+def test_more_vfs_than_supported_is_a_failure_and_changes_nothing(root: Path) -> None:
     outcome = apply.apply(config(entry(64), entry(2, SECOND)), root)
     assert not outcome.good
     assert states(outcome) == {FIRST: "failed", SECOND: "changed"}
     assert of(outcome).function.num_vfs == 4
     assert of(outcome).reasons == (
-        "0000:18:00.0: 64 VFs are asked for, the device has 16; lower count, or raise the number in its firmware",
+        "0000:18:00.0: 64 VFs are configured, but the device has 16; lower count, or raise the number in its firmware",
     )
 
 
-def test_a_driver_that_is_not_loaded_fails_with_the_remedy(root: Path) -> None:
+def test_a_missing_driver_is_a_failure_with_the_remedy(root: Path) -> None:
     pf = of(apply.apply(config(entry(4, driver="uio_hv")), root, wait_s=0.1))
-    assert pf.state is apply.State.FAILED
+    assert pf.state is apply.PfState.FAILED
     assert pf.reasons == ("0000:18:00.0: no driver uio_hv (modprobe it on the host) within 0.1 s",)
     assert drivers(pf) == ["mlx5_core"] * 4
 
 
-def test_a_kernel_that_does_not_react_is_given_up(tmp_path: Path) -> None:
+def test_a_kernel_that_does_not_react_is_a_failure(tmp_path: Path) -> None:
     machine = Machine.load("two-gpu-two-nic")
     machine.write(tmp_path / "m")
     outcome = apply.apply(config(entry(6)), tmp_path / "m", wait_s=0.05)
-    assert of(outcome).state is apply.State.FAILED
-    assert of(outcome).reasons == ("0000:18:00.0: the 4 VFs have not gone within 0.05 s",)
+    assert of(outcome).state is apply.PfState.FAILED
+    assert of(outcome).reasons == ("0000:18:00.0: the 4 VFs did not disappear within 0.05 s",)
 
 
 def test_a_capture_is_not_written(root: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_capture_is_not_written(root: Path) -> None:
     assert states(apply.show(config(entry(6)), root))[FIRST] == "differs"
 
 
-def test_a_root_that_is_no_machine_is_told(tmp_path: Path) -> None:
+def test_a_root_without_a_machine_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SysfsError, match="has no /sys"):
         apply.apply(config(entry(1)), tmp_path)
 
@@ -215,7 +215,7 @@ def test_a_root_that_is_no_machine_is_told(tmp_path: Path) -> None:
 
 
 def refused(root: Path, wanted: VfsEntry) -> tuple[str, ...]:
-    """The reasons, after it was seen that nothing of the PF was touched and the other PF was done."""
+    """The reasons, after a check that this PF is unchanged and the other one is changed."""
     before = files(root / "sys/bus/pci/devices" / FIRST)
     outcome = apply.apply(config(wanted, entry(5, SECOND)), root)
     assert not outcome.good
@@ -225,45 +225,45 @@ def refused(root: Path, wanted: VfsEntry) -> tuple[str, ...]:
     return of(outcome).reasons
 
 
-def test_a_vf_whose_netdev_a_pod_has_keeps_the_count(root: Path, machine: Machine) -> None:
+def test_a_vf_with_its_netdev_in_a_pod_keeps_the_count(root: Path, machine: Machine) -> None:
     machine.move_netdev("0000:18:00.3", rdma=False)
     assert refused(root, entry(8, mtu=1500)) == (
         "sriov_numvfs 4 → 8 is refused",
-        "0000:18:00.3 (VF 2) has lent its netdev to another network namespace",
+        "0000:18:00.3 (VF 2) has its netdev in another network namespace",
     )
 
 
-def test_a_vf_whose_netdev_a_pod_has_keeps_its_driver_and_the_others_may_change(
+def test_a_vf_with_its_netdev_in_a_pod_keeps_its_driver_and_the_others_may_change(
     root: Path, machine: Machine
 ) -> None:
     machine.move_netdev("0000:18:00.3")
     reasons = refused(root, entry(4, driver="vfio-pci", vf_indexes=("2-3",)))
     assert reasons == (
         "the change of its driver is refused",
-        "0000:18:00.3 (VF 2) has lent its netdev to another network namespace",
-        "0000:18:00.3 (VF 2) has lent its RDMA device to another network namespace",
+        "0000:18:00.3 (VF 2) has its netdev in another network namespace",
+        "0000:18:00.3 (VF 2) has its RDMA device in another network namespace",
     )
     others = of(apply.apply(config(entry(4, driver="vfio-pci", vf_indexes=("0-1", "3"))), root))
     assert drivers(others) == ["vfio-pci", "vfio-pci", "mlx5_core", "vfio-pci"]
 
 
-def test_a_vf_under_a_bond_keeps_the_count(root: Path) -> None:
+def test_a_vf_below_a_bond_keeps_the_count(root: Path) -> None:
     (root / "sys/class/net/enp24s0v1/upper_bond0").symlink_to("../bond0")
     assert refused(root, entry(0)) == (
         "sriov_numvfs 4 → 0 is refused",
-        "0000:18:00.2 (VF 1) has a netdev, enp24s0v1, that lies under bond0",
+        "0000:18:00.2 (VF 1) has a netdev, enp24s0v1, that is below bond0",
     )
 
 
-def test_a_vf_of_vfio_may_go_when_nobody_has_its_group_open(root: Path, machine: Machine) -> None:
+def test_a_vf_of_vfio_may_be_removed_if_no_program_has_its_group_open(root: Path, machine: Machine) -> None:
     machine.bind("0000:18:00.1", "vfio-pci")
     group = machine.nic("0000:18:00.1").vfio
     node = root / f"dev/vfio/{group}"
     node.rename(node.with_suffix(".away"))
     assert refused(root, entry(8)) == (
         "sriov_numvfs 4 → 8 is refused",
-        f"0000:18:00.1 (VF 0) is bound to vfio-pci, and whether a program has /dev/vfio/{group} open cannot be "
-        "told; unbind it first",
+        f"0000:18:00.1 (VF 0) is bound to vfio-pci, and it is unknown whether a program "
+        f"has /dev/vfio/{group} open; unbind it first",
     )
     node.with_suffix(".away").rename(node)
     assert states(apply.apply(config(entry(8)), root))[FIRST] == "changed"
@@ -271,7 +271,7 @@ def test_a_vf_of_vfio_may_go_when_nobody_has_its_group_open(root: Path, machine:
 
 @contextmanager
 def kubelet(root: Path, device: str) -> Iterator[None]:
-    """Its podresources socket, with one pod that holds one device."""
+    """A kubelet's podresources socket with one pod that holds one device."""
     socket = root / "var/lib/kubelet/pod-resources/kubelet.sock"
     socket.parent.mkdir(parents=True)
     answer = pb.ListPodResourcesResponse()
@@ -294,7 +294,7 @@ def kubelet(root: Path, device: str) -> Iterator[None]:
 
 @pytest.fixture
 def near() -> Iterator[Path]:
-    """A short path: that of a unix socket has 107 bytes at most."""
+    """A short path: the path of a unix socket has at most 107 bytes."""
     folder = Path(tempfile.mkdtemp())
     yield folder
     shutil.rmtree(folder)
@@ -310,7 +310,7 @@ def test_a_vf_that_a_pod_holds_keeps_the_count(near: Path) -> None:
         )
 
 
-def test_a_kubelet_that_does_not_answer_is_noted_and_keeps_nothing(near: Path) -> None:
+def test_a_kubelet_without_an_answer_is_noted_and_prevents_no_change(near: Path) -> None:
     machine = Machine.load("two-gpu-two-nic")
     machine.write(near / "m")
     with kubelet(near / "m", "0000:18:00.2"):
@@ -324,7 +324,7 @@ def test_a_kubelet_that_does_not_answer_is_noted_and_keeps_nothing(near: Path) -
         outcome = apply.apply(config(entry(8)), near / "m")
     assert states(outcome)[FIRST] == "changed"
     assert len(outcome.notes) == 1
-    assert outcome.notes[0].startswith(f"which pods hold VFs is not known: {path}: ")
+    assert outcome.notes[0].startswith(f"the pods that hold VFs are unknown: {path}: ")
 
 
 @pytest.mark.needs("root")
@@ -347,8 +347,8 @@ def test_a_vf_that_is_up_with_an_address_is_used(tmp_path: Path) -> None:
         (vf,) = (function for function in pci_source.scan(tree).functions if function.parent)
 
         def ask() -> tuple[str, ...]:
-            with Links(tree) as links:
-                return Uses(tree, links).of(vf)
+            with VfNetlink(tree) as links:
+                return VfUsers(tree, links).of(vf)
 
         assert namespace.run(ask) == ()
         drawn.netdev("vf0", address, ifindex=str(veth["ifindex"]), address=veth["address"], flags="0x1003")
@@ -361,7 +361,7 @@ def test_a_vf_of_a_uio_driver_counts_as_used(tmp_path: Path) -> None:
     drawn.drive(drawn.vf(FIRST, 0), "uio_pci_generic")
     outcome = apply.apply(config(entry(2)), tmp_path)
     assert of(outcome).reasons[1] == (
-        "0000:18:00.1 (VF 0) is bound to uio_pci_generic, and who uses it cannot be told; unbind it first"
+        "0000:18:00.1 (VF 0) is bound to uio_pci_generic, and its users are unknown; unbind it first"
     )
 
 
@@ -387,10 +387,10 @@ def pf(**changes: Any) -> Any:
     function = Function(
         FIRST, "15b3", "1021", "mlx5_core", "pf0", "ethernet", None, None, None, 0, (), num_vfs=0, total_vfs=8
     )
-    return replace(function, **changes)
+    return structs.replace(function, **changes)
 
 
-def test_entries_may_set_up_different_vfs_of_one_pf() -> None:
+def test_entries_may_configure_different_vfs_of_one_pf() -> None:
     entries = (
         entry(4, mtu=9000, driver="vfio-pci", vf_indexes=("0-1",)),
         entry(4, trust=True, link_state="disable", vf_indexes=("1", "3")),
@@ -413,7 +413,7 @@ def test_entries_that_contradict_each_other_fail_and_change_nothing(root: Path) 
         config(entry(4, driver="vfio-pci"), entry(8, "0000:18:*", driver="mlx5_core", vf_indexes=("0",))),
         root,
     )
-    assert of(outcome).state is apply.State.FAILED
+    assert of(outcome).state is apply.PfState.FAILED
     assert of(outcome).reasons == (
         "0000:18:00.0: count is 4 in vfs[0], and 8 in vfs[1]; "
         "driver of VF 0 is vfio-pci in vfs[0], and mlx5_core in vfs[1]",
@@ -421,7 +421,7 @@ def test_entries_that_contradict_each_other_fail_and_change_nothing(root: Path) 
     assert of(outcome).function.num_vfs == 4
 
 
-def test_the_kernel_takes_both_rates_so_the_other_is_kept() -> None:
+def test_a_change_of_one_rate_keeps_the_other() -> None:
     has = VfSettings(trust=False, min_tx_rate_mbps=10, max_tx_rate_mbps=100)
     assert different(VfSettings(max_tx_rate_mbps=50), has) == VfSettings(
         min_tx_rate_mbps=10, max_tx_rate_mbps=50
@@ -430,7 +430,7 @@ def test_the_kernel_takes_both_rates_so_the_other_is_kept() -> None:
     assert different(VfSettings(trust=False, max_tx_rate_mbps=100), has) is None
 
 
-def test_numbers_are_told_in_spans() -> None:
+def test_numbers_are_written_as_spans() -> None:
     assert spans([0, 1, 2, 7, 9, 10]) == "0-2,7,9-10"
 
 
@@ -442,7 +442,7 @@ class KilledError(BaseException):
 
 
 class Reacting(Tree):
-    """The kernel reacts before the next look, and after ``lives`` looks the process is killed."""
+    """The kernel reacts before the next read, and after ``lives`` reads the process is killed."""
 
     def __init__(self, machine: Machine, root: Path, lives: int) -> None:
         self.machine, self.lives = machine, lives
@@ -463,12 +463,12 @@ def provision(machine: Machine, root: Path, lives: int = 1 << 30) -> Reacting:
     of_pf = tuple(function for function in facts.functions if function.parent == FIRST)
     tree = Reacting(machine, root, lives)
     want = PfWant(2, mtu=4000, drivers={0: "vfio-pci", 1: "vfio-pci"})
-    Provision(tree, None, Uses(tree, None), pf, link, of_pf, want, 1.0, dry=False).run()
+    PfProvisioning(tree, None, VfUsers(tree, None), pf, link, of_pf, want, 1.0, dry=False).run()
     machine.apply_writes()
     return tree
 
 
-def test_a_run_that_was_killed_at_any_look_is_finished_by_the_next(tmp_path: Path) -> None:
+def test_a_run_killed_at_any_point_is_finished_by_the_next(tmp_path: Path) -> None:
     machine = Machine.load("two-gpu-two-nic")
     machine.write(tmp_path / "m")
     start = 1 << 30
@@ -492,7 +492,7 @@ def test_a_run_that_was_killed_at_any_look_is_finished_by_the_next(tmp_path: Pat
 # What is shown
 
 
-def test_show_says_what_apply_would_change_and_changes_nothing(root: Path) -> None:
+def test_show_lists_the_differences_and_changes_nothing(root: Path) -> None:
     wanted = config(entry(4, mtu=4000, driver="vfio-pci", vf_indexes=("0",)), entry(6, SECOND))
     before = files(root)
     shown = apply.show(wanted, root)
@@ -504,7 +504,7 @@ def test_show_says_what_apply_would_change_and_changes_nothing(root: Path) -> No
     assert states(apply.show(wanted, root)) == {FIRST: "unchanged", SECOND: "unchanged"}
 
 
-def test_the_table_and_the_json_tell_the_same(root: Path, machine: Machine) -> None:
+def test_the_table_and_the_json_have_the_same_values(root: Path, machine: Machine) -> None:
     machine.move_netdev("0000:18:00.1", rdma=False)
     outcome = apply.show(config(entry(8), entry(2, "0000:ff:00.0")), root)
     told = json.loads(apply.as_json(outcome))
@@ -521,14 +521,14 @@ def test_the_table_and_the_json_tell_the_same(root: Path, machine: Machine) -> N
         assert sentence in table
 
 
-def test_what_a_device_calls_itself_does_not_steer_the_terminal(tmp_path: Path) -> None:
+def test_names_of_devices_are_escaped_for_the_terminal(tmp_path: Path) -> None:
     drawn = drawn_trees.Machine(tmp_path)
     drawn.function(FIRST, sriov_numvfs="0", sriov_totalvfs="8")
     drawn.netdev("eth\x1b[2J", FIRST)
     assert "\x1b" not in apply.as_table(apply.show(config(entry(2)), tmp_path))
 
 
-def test_the_verb_ends_with_1_where_a_pf_was_refused(
+def test_the_verb_exits_with_1_if_a_pf_was_refused(
     root: Path, machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "nodeagent.yaml"
@@ -539,7 +539,7 @@ def test_the_verb_ends_with_1_where_a_pf_was_refused(
     arguments = ["vfs", "apply", "--config", str(file), "--root", str(root)]
     machine.move_netdev("0000:18:00.3")
     assert main(arguments) == 1
-    assert "(VF 2) has lent its netdev" in capsys.readouterr().out
+    assert "(VF 2) has its netdev" in capsys.readouterr().out
     machine.return_netdev("0000:18:00.3")
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["good"] is True

@@ -1,14 +1,13 @@
-"""When measured values stand against a GPU: what may be set, and that the agent judges by it."""
+"""Settings of the measured values of a GPU: their bounds, and their effect on the rules."""
 
 import pytest
 
-from nodeagent import discovery
 from nodeagent.agent_config import load
 from nodeagent.config.faults import ConfigError
-from nodeagent.health.gpu_health_settings import GpuHealthSettings
-from nodeagent.health.gpu_rules import WITHDRAWING, GpuLimits, MeasuredFault
-from nodeagent.health.health_settings import GuardSettings
-from nodeagent.health.xids import GpuTerms
+from nodeagent.health.gpu_rules import MeasuredFault, measured_rules
+from nodeagent.health.gpu_settings import GpuHealthSettings
+from nodeagent.health.health_settings import GuardSettings, HealthSettings
+from nodeagent.health.service import HealthService
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
 
@@ -17,33 +16,46 @@ def health(text):
     return load(f"{HEAD}gpu:\n  health: {text}\n", name="x.yaml").gpu
 
 
-def test_the_defaults_of_settings_and_rules_agree():
-    assert discovery.gpu_terms(health("{}"), GuardSettings()) == GpuTerms()
-    assert {MeasuredFault(name) for name in GpuHealthSettings().unhealthy} == WITHDRAWING
+def test_the_defaults_withdraw_a_gpu_for_grave_faults_only():
+    withdrawing = {rule.key for rule in measured_rules(GpuHealthSettings()) if rule.withdraws}
+    assert withdrawing == set(GpuHealthSettings().unhealthy)
+    assert {fault.value for fault in MeasuredFault} - withdrawing == {
+        "remap_pending",
+        "fabric_degraded",
+        "pcie_width",
+        "pcie_speed",
+    }
 
 
 def test_every_setting_reaches_the_rules():
     gpu = health(
         "{readSeconds: 5, clearSeconds: 61, remappedRows: 1, sramUncorrectable: 2, nvlinks: 18, "
-        "nvlinkDownSeconds: 61, fabricSeconds: 32, pcieWidthSeconds: 33, pcieSpeedSeconds: 34, "
+        "nvlinkDownSeconds: 60, fabricSeconds: 32, pcieWidthSeconds: 33, pcieSpeedSeconds: 34, "
         "pcieClearSeconds: 35, unhealthy: [pcie_width], ignore: [remap_pending], processes: true}"
     )
-    terms = discovery.gpu_terms(gpu, GuardSettings(share=0.25, seconds=7))
-    assert (terms.guard_share, terms.guard_s) == (0.25, 7)
-    assert terms.limits == GpuLimits(
-        remapped_rows=1,
-        sram_uncorrectable=2,
-        nvlinks=18,
-        nvlink_down_s=61,
-        fabric_s=32,
-        pcie_width_s=33,
-        pcie_speed_s=34,
-        pcie_clear_s=35,
-        clear_s=61,
-        gap_s=20,
-        withdrawing=frozenset({MeasuredFault.PCIE_WIDTH}),
-        ignore=frozenset({MeasuredFault.REMAP_PENDING}),
-    )
+    assert gpu.health.processes
+    rules = {rule.key: rule for rule in measured_rules(gpu.health)}
+    assert {rule.gap_s for rule in rules.values()} == {20}
+    assert [key for key, rule in rules.items() if rule.withdraws] == ["pcie_width"]
+    assert [key for key, rule in rules.items() if not rule.enabled] == ["remap_pending"]
+    assert {key: (rule.limit, rule.enter_for_s, rule.clear_for_s) for key, rule in rules.items()} == {
+        "remap_failed": ("set", 0, 61),
+        "remap_limit": ("≥ 2 rows", 0, 61),
+        "sram_uncorrectable": ("≥ 2 errors", 0, 61),
+        "sram_threshold": ("set", 0, 61),
+        "nvlink_down": ("< 18 up for 60 s", 60, 61),
+        "fabric_unhealthy": ("set for 32 s", 32, 61),
+        "remap_pending": ("set", 0, 61),
+        "fabric_degraded": ("set for 32 s", 32, 61),
+        "pcie_width": ("less than possible for 33 s", 33, 35),
+        "pcie_speed": ("less than possible under load for 34 s", 34, 35),
+    }
+
+
+def test_the_guard_of_the_settings_reaches_both_judges():
+    service = HealthService(HealthSettings(guard=GuardSettings(share=0.25, seconds=7)))
+    for judge in (service.nics, service.gpus):
+        assert (judge._guard.share, judge._guard.seconds) == (0.25, 7)
 
 
 @pytest.mark.parametrize(

@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
 import pytest
+from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
 from nodeagent.controller import Controller, ReplicaSettings
-from nodeagent.fabric import Hysteresis, Rules
+from nodeagent.controller_config import FabricConfig
+from nodeagent.fabric.fabric_settings import HysteresisSettings
 from nodeagent.kube.access import Access
 from nodeagent.sim.apiserver import ApiServer
 
-QUICK = Hysteresis(move_s=0.3, settle_s=0.0, grace_s=0.3, hold_s=1.0)
-RULES = Rules(hysteresis=QUICK)
+QUICK = HysteresisSettings(move_seconds=0.3, settle_seconds=0.0, grace_seconds=0.3, hold_seconds=1.0)
+RULES = FabricConfig(hysteresis=QUICK)
 
 
 def nodelinks(node: str, leaves: list[str], *, state: str = "healthy", stale: bool = False) -> dict[str, Any]:
@@ -77,7 +78,9 @@ def valid(server: ApiServer) -> None:
 
 
 @asynccontextmanager
-async def running(server: ApiServer, rules: Rules = RULES, identity: str = "a") -> AsyncIterator[Controller]:
+async def running(
+    server: ApiServer, rules: FabricConfig = RULES, identity: str = "a"
+) -> AsyncIterator[Controller]:
     place = ReplicaSettings("nodeagent", identity, "127.0.0.1:0", 0.05, 3.0, 2.0, 0.2)
     controller = Controller(rules, Access(server.url, token=server.token()), place)
     task = asyncio.create_task(controller.run())
@@ -257,7 +260,8 @@ async def test_metrics_and_probes_show_the_state():
 
 
 async def test_the_breaker_holds_a_plan_that_would_move_half_of_the_cluster():
-    rules = replace(RULES, hysteresis=replace(QUICK, least_nodes=2, hold_s=30.0))
+    times = structs.replace(QUICK, hold_nodes=2, hold_seconds=30.0)
+    rules = structs.replace(RULES, hysteresis=times)
     async with cluster() as server, running(server, rules) as controller:
         await until(lambda: controller.labels.writes["ok"] == 8)
         for node in FIRST:

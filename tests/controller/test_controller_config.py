@@ -9,8 +9,8 @@ import pytest
 
 from nodeagent.config.faults import ConfigError
 from nodeagent.config.reference import table
-from nodeagent.controller_config import FabricConfig, load_fabric, rules_of
-from nodeagent.fabric.rules import Rules, StaticGroup
+from nodeagent.controller_config import FabricConfig, load_fabric
+from nodeagent.fabric.known_topology import StaticGroup
 from nodeagent.fabric.topology_file import FabricTopology, load_topology
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: FabricConfig\n"
@@ -31,7 +31,6 @@ def refusal(text: str) -> list[str]:
 
 def test_a_file_without_settings_gives_the_default_rules() -> None:
     assert load_fabric(HEAD, name="f") == FabricConfig()
-    assert rules_of(FabricConfig()) == Rules()
 
 
 def test_everything_can_be_set() -> None:
@@ -47,12 +46,12 @@ labels: {keys: ["topology.nodeagent.io/tier-{tier}", "network.topology.nvidia.co
 hysteresis: {moveSeconds: 5, settleSeconds: 1, graceSeconds: 2, holdSeconds: 3, holdPercent: 50, holdNodes: 4}
 foreign: yield
 """
-    rules = rules_of(load_fabric(HEAD + text, name="f"))
+    rules = load_fabric(HEAD + text, name="f")
     assert rules.fabric == "gpu"
-    assert [rule.fabric for rule in rules.fabric_rules] == ["storage", "gpu"]
-    assert rules.hysteresis.share == 0.5
+    assert [rule.fabric for rule in rules.fabrics] == ["storage", "gpu"]
+    assert rules.hysteresis.hold_share == 0.5
     assert rules.foreign == "yield"
-    assert rules.label_keys[1] == "network.topology.nvidia.com/{tierName}"
+    assert rules.labels.keys[1] == "network.topology.nvidia.com/{tierName}"
 
 
 @pytest.mark.parametrize(

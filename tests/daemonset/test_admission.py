@@ -54,9 +54,9 @@ FORGED: dict[str, tuple[Request, str]] = {
         replace(write(report("dgx-002"), "DELETE", report("dgx-002")), object=None),
         "the agent of node dgx-001",
     ),
-    "a token without a node": (replace(write(report()), extra={}), "the token names no node"),
-    "a token of other facts": (replace(write(report()), extra={"a": ["b"]}), "the token names no node"),
-    "an empty name": (replace(write(report("")), extra={NODE: [""]}), "the token names no node"),
+    "a token without a node": (replace(write(report()), extra={}), "the token contains no node"),
+    "a token of other facts": (replace(write(report()), extra={"a": ["b"]}), "the token contains no node"),
+    "an empty name": (replace(write(report("")), extra={NODE: [""]}), "the token contains no node"),
     "another owner": (
         write(report(ownerReferences=[OWNER, OWNER | {"kind": "Pod"}])),
         "the only owner may be the Node dgx-001",

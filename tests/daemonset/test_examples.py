@@ -51,7 +51,7 @@ def registered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     root = tmp_path_factory.mktemp("dgx")
     Machine.load("dgx-h100").write(root)
     seen = asyncio.run(
-        listing.once(load((DAEMONSET / "base/node/nodeagent.yaml").read_text(), name="base"), root)
+        listing.scan_once(load((DAEMONSET / "base/node/nodeagent.yaml").read_text(), name="base"), root)
     )
     return {name: sum(len(one.ids) for one in devices) for name, devices in seen.resources}
 
@@ -75,7 +75,7 @@ def test_each_example_has_a_readme_with_a_check(folder: Path) -> None:
     assert len(text.splitlines()) < 80
     assert "works if" in text
     for path in files(folder):
-        assert path.name in text, f"{path.name} is not spoken of"
+        assert path.name in text, f"{path.name} is not mentioned"
     # Every path in a README exists.
     for name in re.findall(r"`((?:\.\./|overlays/)[\w/.-]+)`", text):
         assert ((DAEMONSET if name.startswith("overlays") else folder) / name).exists(), name
@@ -179,7 +179,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     root = tmp_path_factory.mktemp("env")
     Machine.load("dgx-h100").write(root)
     config = load((DAEMONSET / "base/node/nodeagent.yaml").read_text(), name="base")
-    seen = asyncio.run(listing.once(config, root))
+    seen = asyncio.run(listing.scan_once(config, root))
     names: set[str] = set()
     for kind in Offer(config).kinds(seen.snapshot):
         (first, *_) = [one.ids[0] for one in kind.devices(seen.snapshot)]

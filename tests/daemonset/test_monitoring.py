@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from nodeagent.controller import Progress
 from nodeagent.fabric import compute
@@ -56,7 +56,7 @@ def fabric() -> frozenset[str]:
     progress = Progress(outcome=compute(()))
     writes = Counter({("create", "ok"): 1})
     asked = SimpleNamespace(reads=Counter({"ok": 1}), states=Counter({"silent": 1}), round_s=1.0, rounds=1)
-    shown = ControllerInput(progress, {}, writes, Counter({"ok": 1}), leading=True, switches=asked)
+    shown = ControllerInput(progress, {}, writes, Counter({"ok": 1}), {}, leading=True, switches=asked)
     return frozenset(re.findall(r"^(nodeagent_\w+)", render(shown, openmetrics=False), re.MULTILINE))
 
 

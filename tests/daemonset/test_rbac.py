@@ -7,7 +7,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from nodeagent.cluster.evictions import Evictions
 from nodeagent.cluster.min_links_marks import CONDITION, TAINT
 from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.controller import Controller, ReplicaSettings
-from nodeagent.controller_config import FabricConfig, load_fabric
+from nodeagent.controller_config import load_fabric
 from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient, ApiError
@@ -123,8 +122,8 @@ HELD = Holding("ml", "trainer", "main", "nvidia-dgx-h100/nic0", ("0000:18:00.1",
 def facts(health: Health, port: str = "Ethernet1/1") -> Snapshot:
     """Return a snapshot of eight links, the first with the given health, and a pod that holds a VF of it."""
     made = snapshot(*(neighbor(n, port) for n in range(8)))
-    first = replace(made.functions[0], health=health)
-    return replace(made, functions=(first, *made.functions[1:]), holdings=(HELD,))
+    first = structs.replace(made.functions[0], health=health)
+    return structs.replace(made, functions=(first, *made.functions[1:]), holdings=(HELD,))
 
 
 def offered(now: Snapshot) -> Offered:
@@ -308,8 +307,8 @@ async def controller_at_work(server: ApiServer) -> None:
     """Run the controller: it creates a tree, a node moves, a unit leaves, and a foreign HyperNode conflicts."""
     token = server.token(CONTROLLER)
     place = ReplicaSettings("nodeagent", "one", None, 0.02, 3.0, 2.0, 0.1)
-    config = FabricConfig(overlap_condition=True)
-    async with running(Controller(RULES, Access(server.url, token=token), place, config).run()):
+    config = structs.replace(RULES, overlap_condition=True)
+    async with running(Controller(config, Access(server.url, token=token), place).run()):
         await server.until(lambda: len(tree(server)) == 2)
         await server.until(lambda: all(labeled(server, node) for node in FIRST + SECOND))
         server.put(nodelinks(FIRST[3], leaves(1)))
@@ -376,8 +375,8 @@ async def marks_at_work(server: ApiServer) -> None:
     that of the overlay, with shorter times."""
     held = named(built("overlays/marks"), "ConfigMap", "nodeagent-controller")["data"]["fabric.yaml"]
     config = load_fabric(held, name="overlays/marks")
-    config = structs.replace(config, nodes=structs.replace(config.nodes, after_seconds=0.1))
-    rules = replace(RULES, min_links=config.min_links)
+    nodes = structs.replace(config.nodes, after_seconds=0.1)
+    config = structs.replace(config, nodes=nodes, hysteresis=RULES.hysteresis)
     place = ReplicaSettings("nodeagent", "one", None, 0.02, 3.0, 2.0, 0.1)
     access = Access(server.url, token=server.token(CONTROLLER))
 
@@ -388,7 +387,7 @@ async def marks_at_work(server: ApiServer) -> None:
         return any(one["type"] == CONDITION for one in conditions), any(TAINT.matches(one) for one in taints)
 
     server.put(nodelinks(FIRST[0], leaves(0), state="down"))
-    async with running(Controller(rules, access, place, config).run()):
+    async with running(Controller(config, access, place).run()):
         await server.until(lambda: marks() == (True, True))
         server.put(nodelinks(FIRST[0], leaves(0)))
         await server.until(lambda: marks() == (False, False))

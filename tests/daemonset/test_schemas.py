@@ -10,7 +10,7 @@ import pytest
 
 from nodeagent.cluster.node_report import body
 from nodeagent.kube.access import NodeClaim
-from tests.cluster.test_node_report import neighbor, snapshot, told
+from tests.cluster.test_node_report import neighbor, report_of, snapshot
 from tests.support.kubernetes_schemas import NEWEST, OLDEST, complaints, from_crd, small_schemas, structural
 from tests.support.manifests import OVERLAYS, built, of_kind
 
@@ -105,7 +105,7 @@ def test_a_report_passes_and_loses_no_field() -> None:
 
 
 def test_the_report_of_a_real_agent_passes() -> None:
-    made = told(snapshot(*map(neighbor, range(8))))
+    made = report_of(snapshot(*map(neighbor, range(8))))
     written = json.loads(json.dumps(body(made, NodeClaim("gpu-0", "u-0"))))
     assert not faults({"apiVersion": "nodeagent.io/v1alpha1", "kind": "NodeLinks", **written})
 

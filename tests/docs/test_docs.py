@@ -1,9 +1,12 @@
-"""What the pages say can be done: files and verbs that they name are there, and configurations in them are good."""
+"""The pages name existing files, commands, overlays and messages, and valid configurations."""
 
 from __future__ import annotations
 
 import argparse
+import ast
+import pkgutil
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -29,27 +32,91 @@ def verbs() -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_its_links_lead_somewhere(page: Path) -> None:
+def test_its_links_exist(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), target
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_verbs_that_it_names_are_there(page: Path) -> None:
+def test_the_commands_that_it_names_exist(page: Path) -> None:
     text = page.read_text()
     named = set(re.findall(r"(?:^|`|-- )nodeagent ([a-z][a-z-]+)\b", text, re.M))
     assert named <= verbs()
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_the_folders_that_it_names_are_there(name: str) -> None:
+def test_the_folders_that_it_names_exist(name: str) -> None:
     text = (ROOT / "docs" / f"{name}.md").read_text()
     for path in re.findall(r"`((?:daemonset|hack|tests|overlays)/[\w./-]+)`", text):
         found = DAEMONSET / path if path.startswith("overlays") else ROOT / path
         assert found.exists(), path
 
 
-def test_every_configuration_in_the_migration_notes_is_good() -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_code_that_it_names_exists(page: Path) -> None:
+    for path in re.findall(r"`((?:nodeagent|tests|hack|protos)/[\w./-]+)`", page.read_text()):
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_command_lines_that_it_shows_are_valid(page: Path) -> None:
+    """Lines that start with ``nodeagent`` and a command, up to the explanation beside it."""
+    for line in re.findall(r"^nodeagent [^\n]*$", page.read_text(), re.M):
+        command = re.split(r" {2,}| \|", line, maxsplit=1)[0]
+        if not re.match(r"nodeagent \w+(?:[.:]| is | has | are )", command):  # a sentence
+            cli._parser().parse_args(shlex.split(command)[1:])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_python_names_that_it_names_exist(page: Path) -> None:
+    for name in re.findall(r"`(nodeagent(?:\.\w+)+)`", page.read_text()):
+        if not name.startswith(("nodeagent.io", "nodeagent.yaml", "nodeagent.lock")):
+            pkgutil.resolve_name(name)
+
+
+def messages() -> dict[Path, list[str]]:
+    """The text literals of each module without docstrings, and the messages of the admission policies.
+
+    Each is on one line; a field of an f-string is ``…``. Adjacent literals are one text, as in Python.
+    """
+    texts: dict[Path, list[str]] = {}
+    for path in sorted((ROOT / "nodeagent").rglob("*.py")):
+        found = texts[path] = []
+        tree = ast.parse(path.read_text())
+        documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if id(node) in documentation:
+                continue
+            if isinstance(node, ast.JoinedStr):
+                parts = [str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values]
+                found.append(" ".join("".join(parts).split()))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(" ".join(node.value.split()))
+    for path in sorted((DAEMONSET / "base").rglob("*.yaml")):
+        texts[path] = re.findall(r"messageExpression: '(.*)'", path.read_text())
+    return texts
+
+
+def quotations(text: str) -> list[str]:
+    """Texts in double quotes, outside code, in the cells of tables."""
+    cells = [cell for line in text.splitlines() if line.startswith("|") for cell in line.split(" | ")]
+    return [quote for cell in cells for quote in re.findall(r'"([^"]+)"', re.sub(r"`[^`]*`", "", cell))]
+
+
+@pytest.mark.parametrize("page", ["troubleshooting.md", "switches.md"])
+def test_the_messages_that_it_quotes_exist(page: str) -> None:
+    """A quotation may leave out parts (``…``); each part of it stands in a text of the same module."""
+    quoted = quotations((ROOT / "docs" / page).read_text())
+    assert len(quoted) > 4
+    modules = messages().values()
+    for quote in quoted:
+        parts = [part.strip(" .") for part in quote.split("…") if part.strip(" .")]
+        assert any(all(any(part in text for text in texts) for part in parts) for texts in modules), (
+            f"docs/{page} quotes {quote!r}, which is no message of the program"
+        )
+
+
+def test_every_configuration_in_the_migration_notes_is_valid() -> None:
     blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "migration.md").read_text(), re.S)
     assert len(blocks) == 3
     for block in blocks:
@@ -60,7 +127,7 @@ def test_every_configuration_in_the_migration_notes_is_good() -> None:
 
 @pytest.mark.needs("kubectl")
 @pytest.mark.parametrize("page", ["README.md", "docs/install.md"])
-def test_what_it_says_to_apply_runs_the_image_that_it_says_to_push(page: str) -> None:
+def test_the_applied_manifests_run_the_pushed_image(page: str) -> None:
     text = (ROOT / page).read_text()
     (pushed,) = set(re.findall(r"docker push (\S+)", text))
     (line,) = set(re.findall(r"^(kubectl kustomize .*) \| kubectl apply -f -$", text, re.M))
@@ -74,7 +141,7 @@ def test_what_it_says_to_apply_runs_the_image_that_it_says_to_push(page: str) ->
     assert f"--set image.repository={pushed.rpartition(':')[0]}" in text
 
 
-def test_every_overlay_is_spoken_of() -> None:
+def test_every_overlay_is_listed() -> None:
     text = (DAEMONSET / "README.md").read_text()
     for folder in (DAEMONSET / "overlays").iterdir():
         assert f"`overlays/{folder.name}`" in text

@@ -1,4 +1,4 @@
-"""What the README says of the configuration and the verbs is what the code says."""
+"""README.md, CONTRIBUTING.md, CHANGELOG.md and docs/ agree with the code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_configuration_table_is_current() -> None:
     assert SETTINGS.read_text() == current, "make golden, and look at what changed"
 
 
-def test_the_verbs_of_the_readme_are_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_of_the_readme_exist(capsys: pytest.CaptureFixture[str]) -> None:
     lines = re.findall(r"^nodeagent ((?:[a-z]+ ?)+)", README.read_text(), re.M)
     assert len(lines) > 5
     for line in lines:
@@ -45,7 +45,7 @@ def test_the_verbs_of_the_readme_are_there(capsys: pytest.CaptureFixture[str]) -
         *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "daemonset").rglob("README.md")),
     ],
 )
-def test_links_between_the_documents_lead_somewhere(page: str) -> None:
+def test_links_between_the_documents_exist(page: str) -> None:
     path = ROOT / page
     for target in re.findall(r"\]\(([^)#\s]+)", path.read_text()):
         assert "://" in target or (path.parent / target).exists(), f"{page}: {target}"
@@ -74,7 +74,7 @@ def test_every_package_has_a_reason() -> None:
         assert name.startswith("types-") or f"`{name}`" in dependencies, requirement
 
 
-def test_the_changelog_tells_of_this_version() -> None:
+def test_the_changelog_has_this_version() -> None:
     from nodeagent import __version__
 
     assert re.search(rf"^## \[{re.escape(__version__)}\]", (ROOT / "CHANGELOG.md").read_text(), re.M)

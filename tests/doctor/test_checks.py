@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from nodeagent import doctor
 from nodeagent.agent_config import Config, load
@@ -53,7 +54,9 @@ PF = Function(
     num_vfs=2,
     total_vfs=16,
 )
-VF = replace(PF, pci_address="0000:18:00.1", netdev=None, parent=PF.pci_address, vf_index=0, total_vfs=None)
+VF = structs.replace(
+    PF, pci_address="0000:18:00.1", netdev=None, parent=PF.pci_address, vf_index=0, total_vfs=None
+)
 ROUTED = Link("ens1", PF.pci_address, None, True, True, "up", 400000, 9000, default_route=True)
 SNAPSHOT = Snapshot(product="DGXH100", gpus=(GPU,), functions=(PF, VF))
 GOOD_MACHINE = machine_checks.MachineFacts("6.8.0-60", "DGXH100", "a-b", 1.9e9, True)
@@ -127,13 +130,13 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
         machine_checks.findings(replace(GOOD_MACHINE, synchronized=False), DEFAULT),
     ),
     ("warn boot_id_unreadable", machine_checks.findings(replace(GOOD_MACHINE, boot_id=None), DEFAULT)),
-    ("note sriov_absent", nic_checks.findings(of_nics(replace(PF, total_vfs=None)), DEFAULT)),
-    ("warn vfs_none", nic_checks.findings(of_nics(replace(PF, num_vfs=0)), DEFAULT)),
+    ("note sriov_absent", nic_checks.findings(of_nics(structs.replace(PF, total_vfs=None)), DEFAULT)),
+    ("warn vfs_none", nic_checks.findings(of_nics(structs.replace(PF, num_vfs=0)), DEFAULT)),
     ("warn vfs_differ", nic_checks.findings(of_nics(), EIGHT)),
     ("fix vfs_too_many", nic_checks.findings(of_nics(), MANY)),
-    ("warn vf_unbound", nic_checks.findings(of_nics(PF, replace(VF, driver=None)), DEFAULT)),
+    ("warn vf_unbound", nic_checks.findings(of_nics(PF, structs.replace(VF, driver=None)), DEFAULT)),
     ("note default_route", nic_checks.findings(of_nics(facts=PciFacts(None, (PF,), (ROUTED,))), MANY)),
-    ("note rdma_missing", nic_checks.findings(of_nics(replace(PF, rdma=None)), DEFAULT)),
+    ("note rdma_missing", nic_checks.findings(of_nics(structs.replace(PF, rdma=None)), DEFAULT)),
     ("fix iommu_off", nic_checks.findings(of_nics(iommu_groups=0), VFIO)),
     ("note iommu_off", nic_checks.findings(of_nics(iommu_groups=0), DEFAULT)),
     ("note iommu_translated", nic_checks.findings(of_nics(domains={PF.pci_address: "DMA-FQ"}), DEFAULT)),
@@ -141,18 +144,18 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     (
         "warn firmware_lldp",
         nic_checks.findings(
-            of_nics(replace(PF, driver="i40e"), flags={"ens1": {"disable-fw-lldp": False}}), DEFAULT
+            of_nics(structs.replace(PF, driver="i40e"), flags={"ens1": {"disable-fw-lldp": False}}), DEFAULT
         ),
     ),
     (
         "warn firmware_lldp",
         nic_checks.findings(
-            of_nics(replace(PF, driver="ice"), flags={"ens1": {"fw-lldp-agent": True}}), DEFAULT
+            of_nics(structs.replace(PF, driver="ice"), flags={"ens1": {"fw-lldp-agent": True}}), DEFAULT
         ),
     ),
     ("note firmware_lldp_unknown", nic_checks.findings(of_nics(), DEFAULT)),
     ("warn firmware_lldp_unknown", nic_checks.findings(of_nics(), TALKING)),
-    ("note firmware_lldp_unknown", nic_checks.findings(of_nics(replace(PF, driver="ice")), DEFAULT)),
+    ("note firmware_lldp_unknown", nic_checks.findings(of_nics(structs.replace(PF, driver="ice")), DEFAULT)),
     ("warn nic_unreadable", nic_checks.findings(of_nics(facts=PciFacts(unreadable=("x",))), DEFAULT)),
     ("note lldp_not_listened", lldp_checks.findings(lldp_checks.LldpFacts((MLX,)), DEFAULT)),
     ("note lldp_unheard", lldp_checks.findings(lldp_checks.LldpFacts((MLX,), waited_s=5), DEFAULT)),

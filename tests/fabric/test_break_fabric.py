@@ -11,7 +11,8 @@ from typing import Any
 from nodeagent.cluster.mirrors import ClusterMirror
 from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.controller import Controller, ReplicaSettings
-from nodeagent.fabric import NodeLinks, Rules
+from nodeagent.controller_config import FabricConfig
+from nodeagent.fabric import NodeLinks
 from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
@@ -62,7 +63,9 @@ def node(server: ApiServer, name: str) -> None:
 
 
 @asynccontextmanager
-async def impatient(server: ApiServer, rules: Rules = RULES, **more: float) -> AsyncIterator[Controller]:
+async def impatient(
+    server: ApiServer, rules: FabricConfig = RULES, **more: float
+) -> AsyncIterator[Controller]:
     """A controller with short times."""
     settings = replace(ReplicaSettings("nodeagent", "a", None, 0.05, 3.0, 2.0, 0.2), **more)
     controller = Controller(rules, Access(server.url, token=server.token()), settings)

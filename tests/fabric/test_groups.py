@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.fabric import IMMEDIATE, AnomalyKind, PlanOutcome, Rules, compute
+from nodeagent.fabric import IMMEDIATE, AnomalyKind, FabricRules, PlanOutcome, compute
 from tests.support.fabrics import (
     SHAPES,
     Cables,
@@ -23,10 +23,10 @@ from tests.support.fabrics import (
     units,
 )
 
-NOW = Rules(hysteresis=IMMEDIATE)
+NOW = FabricRules(hysteresis=IMMEDIATE)
 
 
-def plan(cables: Cables, rules: Rules = NOW, seed: int | None = None) -> PlanOutcome:
+def plan(cables: Cables, rules: FabricRules = NOW, seed: int | None = None) -> PlanOutcome:
     reports = [links(node, row) for node, row in cables.items()]
     if seed is not None:
         random.Random(seed).shuffle(reports)

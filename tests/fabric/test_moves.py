@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.fabric import Hysteresis, Planner, Rules
+from nodeagent.fabric import FabricRules, Planner
+from nodeagent.fabric.fabric_settings import HysteresisSettings, TierSettings
 from nodeagent.fabric.hypernode import HyperNode, convert, labels_of, render
 from tests.support.fabrics import SHAPES, Cluster, End, Row, links, partition, rails, single, stale, units
 from tests.support.volcano_rules import VolcanoTree
@@ -18,7 +19,7 @@ HOUR = 3600
 
 
 def grown(groups: int = 4, size: int = 8, **rules: object) -> Cluster:
-    cluster = Cluster(Rules(**{"assume_full_bisection": True, **rules}))
+    cluster = Cluster(FabricRules(**{"tiers": TierSettings(assume_full_bisection=True), **rules}))
     cables = rails(groups, size)
     cluster.exist(*cables)
     cluster.hear(cables)
@@ -261,7 +262,7 @@ def test_a_group_keeps_its_name_when_all_nodes_or_all_switches_are_replaced() ->
 
 def test_the_smaller_part_of_a_split_group_gets_a_new_name() -> None:
     """The object is named after a switch of the smaller part."""
-    cluster = Cluster(Rules(hysteresis=Hysteresis(share=1.0)))
+    cluster = Cluster(FabricRules(hysteresis=HysteresisSettings(hold_percent=100)))
     cables = {f"n{i}": (End("a", f"1/{i}"), End("b", f"1/{i}"), End("c", f"1/{i}")) for i in range(9)}
     cluster.hear(cables)
     cluster.rest()
@@ -328,8 +329,14 @@ def random_row(chance: random.Random, groups: int, node: str) -> Row:
 def test_every_write_leaves_a_valid_tree_whatever_fails(seed: int, groups: int, steps: int) -> None:
     """Random reports, new and deleted nodes, failed writes, restarts of the controller and changed uplinks."""
     chance = random.Random(seed)
-    times = Hysteresis(chance.choice((0, 60)), 0, 30, 300, chance.choice((0.2, 1.0)), 8)
-    cluster = Cluster(Rules(assume_full_bisection=chance.random() < 0.5, hysteresis=times))
+    times = HysteresisSettings(
+        move_seconds=chance.choice((0, 60)),
+        settle_seconds=0,
+        grace_seconds=30,
+        hold_percent=chance.choice((20, 100)),
+    )
+    tiers = TierSettings(assume_full_bisection=chance.random() < 0.5)
+    cluster = Cluster(FabricRules(tiers=tiers, hysteresis=times))
     nodes = [f"n{i:02}" for i in range(groups * 4)]
     cluster.exist(*nodes)
     for _ in range(steps):
@@ -365,7 +372,7 @@ def test_renamed_switches_keep_the_names_of_the_hypernodes(shape: str, seed: int
     """Switches get new names one after the other and keep their chassis IDs. No HyperNode is created or deleted."""
     chance = random.Random(seed)
     cables = SHAPES[shape](3, 4)
-    cluster = Cluster(Rules())
+    cluster = Cluster(FabricRules())
     cluster.hear(cables)
     cluster.rest()
     cluster.written.clear()
@@ -410,7 +417,7 @@ def test_writes_are_safe_when_groups_exchange_their_nodes() -> None:
 
 
 def test_a_node_with_one_link_stays_without_a_neighbor() -> None:
-    cluster = Cluster(Rules())
+    cluster = Cluster(FabricRules())
     cluster.hear(single(2, 4))
     cluster.rest()
     cluster.hear({"r000-n000": (None,)})

@@ -11,12 +11,13 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.fabric import Hysteresis, Planner, PlanOutcome, Rules
+from nodeagent.fabric import FabricRules, Planner, PlanOutcome
 from nodeagent.fabric import hypernode as hypernodes
+from nodeagent.fabric.fabric_settings import HysteresisSettings, TierSettings
 from nodeagent.fabric.hypernode import HyperNode, render
+from nodeagent.fabric.known_topology import NO_TOPOLOGY, StaticGroup, Topology
 from nodeagent.fabric.nodelinks import NodeLink, NodeLinks
 from nodeagent.fabric.planner import Plan
-from nodeagent.fabric.rules import StaticGroup, Topology
 from tests.support.fabrics import SHAPES, Cables, End, Row, links
 from tests.support.volcano_rules import VolcanoTree
 
@@ -29,7 +30,8 @@ def comparable(outcome: PlanOutcome) -> dict[str, object]:
 class RandomCluster:
     """The latest state of every object in a cluster, and a planner that follows it."""
 
-    rules: Rules
+    rules: FabricRules
+    topology: Topology = NO_TOPOLOGY
     now: float = 0.0
     tree: VolcanoTree = field(default_factory=VolcanoTree)
 
@@ -39,11 +41,11 @@ class RandomCluster:
         self.nodes: dict[str, dict[str, str]] = {}
         self.foreign: dict[str, HyperNode] = {}
         self.uplinks: dict[str, tuple[str, ...]] = {}
-        self.planner = Planner(self.rules)
+        self.planner = Planner(self.rules, self.topology)
 
     def fresh(self, chance: random.Random) -> Planner:
         """A planner that gets the same state in another order, with other states before it."""
-        planner = Planner(self.rules)
+        planner = Planner(self.rules, self.topology)
         published = {name: hypernodes.convert(found) for name, found in self.tree.objects.items()}
         calls: list[Callable[[], None]] = [
             *(partial(planner.hypernode, name, one) for name, one in (self.foreign | published).items()),
@@ -118,14 +120,13 @@ def replace_links(report: NodeLinks, made: Iterable[NodeLink]) -> NodeLinks:
 UNITS, SIZE = 3, 4
 
 
-def rules_for(chance: random.Random) -> Rules:
-    times = Hysteresis(
-        chance.choice((0, 60)),
-        chance.choice((0, 30)),
-        30,
-        300,
-        chance.choice((0.2, 1.0)),
-        chance.choice((2, 8)),
+def rules_for(chance: random.Random) -> tuple[FabricRules, Topology]:
+    times = HysteresisSettings(
+        move_seconds=chance.choice((0, 60)),
+        settle_seconds=chance.choice((0, 30)),
+        grace_seconds=30,
+        hold_percent=chance.choice((20, 100)),
+        hold_nodes=chance.choice((2, 8)),
     )
     groups: tuple[StaticGroup, ...] = ()
     uplinks: dict[str, tuple[str, ...]] = {}
@@ -137,14 +138,17 @@ def rules_for(chance: random.Random) -> Rules:
             groups += (StaticGroup("dark", (), ("su000-n003", "nowhere")),)
     if chance.random() < 0.2:
         uplinks = {f"su{unit:03}-leaf-r0": (f"spine{unit // 2}",) for unit in range(UNITS)}
-    return Rules(
-        topology=Topology(uplinks, groups),
+    tiers = TierSettings(
         name_patterns=chance.choice(((), ((r"^su0(?P<tier2>\d)\d-leaf", r"^(?P<tier3>su)")))),
         assume_full_bisection=chance.random() < 0.5,
+    )
+    rules = FabricRules(
+        tiers=tiers,
         min_links=chance.choice((0, 3)),
         foreign=chance.choice(("refuse", "yield", "own")),
         hysteresis=times,
     )
+    return rules, Topology(uplinks, groups)
 
 
 def disturbed(chance: random.Random, row: Row, cables: Cables) -> Row:
@@ -253,8 +257,10 @@ def change(chance: random.Random, cluster: RandomCluster, cables: Cables, *, ren
     return cables
 
 
-def populated(chance: random.Random, shape: str, rules: Rules) -> tuple[RandomCluster, Cables]:
-    cluster, cables = RandomCluster(rules), SHAPES[shape](UNITS, SIZE)
+def populated(
+    chance: random.Random, shape: str, rules: FabricRules, topology: Topology
+) -> tuple[RandomCluster, Cables]:
+    cluster, cables = RandomCluster(rules, topology), SHAPES[shape](UNITS, SIZE)
     if chance.random() < 0.8:
         for node in cables:
             cluster.node(node, {"zone": "a"})
@@ -277,7 +283,7 @@ def test_a_plan_depends_on_nothing_but_the_inputs_the_memory_and_the_time(
     Reports, silence, moves, renamed switches, foreign objects, edits, failed writes and restarts come at random.
     """
     chance = random.Random(seed)
-    cluster, cables = populated(chance, shape, rules_for(chance))
+    cluster, cables = populated(chance, shape, *rules_for(chance))
     last: Plan | None = None
     for _ in range(steps):
         cluster.now += chance.choice((0, 5, 30, 61, 400))
@@ -302,8 +308,10 @@ def test_a_plan_depends_on_nothing_but_the_inputs_the_memory_and_the_time(
 def test_a_new_planner_agrees_with_the_published_tree(shape: str, seed: int, steps: int) -> None:
     """Once all moves are done, a planner without a memory has nothing to write."""
     chance = random.Random(seed)
-    rules = replace(rules_for(chance), foreign="own", hysteresis=Hysteresis(60, 30, 30, 0, 1.0, 100))
-    cluster, cables = populated(chance, shape, rules)
+    times = HysteresisSettings(grace_seconds=30, hold_seconds=0, hold_percent=100, hold_nodes=100)
+    rules, topology = rules_for(chance)
+    rules = msgspec.structs.replace(rules, foreign="own", hysteresis=times)
+    cluster, cables = populated(chance, shape, rules, topology)
     for _ in range(steps):
         cluster.write(cluster.planner.plan(cluster.now), chance, 0.3)
         change(chance, cluster, cables, renames=False)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from nodeagent.fabric import IMMEDIATE, AnomalyKind, PlanOutcome, Rules, compute
+from nodeagent.fabric import IMMEDIATE, AnomalyKind, FabricRules, PlanOutcome, compute
 from nodeagent.fabric.names import NAME_MAX, chassis_key, name_of, plain
 from tests.support.fabrics import Cables, Cluster, End, links, partition, rails
 
-NOW = Rules(hysteresis=IMMEDIATE)
+NOW = FabricRules(hysteresis=IMMEDIATE)
 
 
 def plan(cables: Cables) -> PlanOutcome:
@@ -70,7 +70,7 @@ def test_two_switches_with_one_name_are_told_apart_by_chassis_id() -> None:
 
 
 def test_two_switches_with_one_name_stay_apart_while_one_of_them_reboots() -> None:
-    cluster = Cluster(Rules())
+    cluster = Cluster(FabricRules())
     cluster.hear({f"n{i}": (End("leaf-x", f"swp{i}", chassis="aa"),) for i in range(4)})
     cluster.hear({f"m{i}": (End("leaf-x", f"swp{i}", chassis="bb"),) for i in range(4)})
     cluster.rest()
@@ -81,7 +81,7 @@ def test_two_switches_with_one_name_stay_apart_while_one_of_them_reboots() -> No
 
 
 def test_a_replaced_switch_keeps_its_key() -> None:
-    cluster = Cluster(Rules())
+    cluster = Cluster(FabricRules())
     cluster.hear(on("leaf1", 6, chassis="old"))
     cluster.rest()
     cluster.hear(on("leaf1", 6, chassis="old", stale=True))
@@ -95,7 +95,7 @@ def test_a_replaced_switch_keeps_its_key() -> None:
 
 
 def test_a_renamed_switch_keeps_its_key_after_a_restart() -> None:
-    cluster = Cluster(Rules())
+    cluster = Cluster(FabricRules())
     cluster.hear(on("leaf1", 4, chassis="aa"))
     cluster.rest()
     cluster.hear(on("core-rack-7", 2, chassis="aa"))
@@ -110,7 +110,7 @@ def test_a_renamed_switch_keeps_its_key_after_a_restart() -> None:
 
 
 def test_a_name_that_moved_to_another_chassis_is_a_key_again() -> None:
-    cluster = Cluster(Rules())
+    cluster = Cluster(FabricRules())
     cluster.hear(on("leaf1", 4, chassis="aa"))
     cluster.rest()
     cluster.hear({**on("leaf9", 4, chassis="aa"), **on("leaf1", 4, "m", chassis="bb")})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from nodeagent.fabric import IMMEDIATE, PlanOutcome, Rules
-from nodeagent.fabric.rules import Hysteresis, StaticGroup, Topology
+from nodeagent.fabric import IMMEDIATE, FabricRules, PlanOutcome
+from nodeagent.fabric.fabric_settings import HysteresisSettings, TierSettings
+from nodeagent.fabric.known_topology import StaticGroup, Topology
 from tests.support.fabrics import Cluster, End, rails, single
 
-NOW = Rules(hysteresis=IMMEDIATE)
+NOW = FabricRules(hysteresis=IMMEDIATE)
+ASSUMED = TierSettings(assume_full_bisection=True)
 
 
 def above(outcome: PlanOutcome, tier: int) -> set[frozenset[str]]:
@@ -67,12 +69,14 @@ def test_a_tier_that_joins_nothing_is_left_out() -> None:
 
 
 def test_one_group_needs_no_tier_above() -> None:
-    cluster = Cluster(Rules(hysteresis=IMMEDIATE, assume_full_bisection=True))
+    cluster = Cluster(FabricRules(hysteresis=IMMEDIATE, tiers=ASSUMED))
     assert {one.tier for one in planned(cluster, 1).hypernodes} == {1}
 
 
 def test_a_pattern_on_leaf_names_makes_a_tier() -> None:
-    cluster = Cluster(Rules(hysteresis=IMMEDIATE, name_patterns=(r"^su0(?P<tier2>\d)\d-leaf",)))
+    cluster = Cluster(
+        FabricRules(hysteresis=IMMEDIATE, tiers=TierSettings(name_patterns=(r"^su0(?P<tier2>\d)\d-leaf",)))
+    )
     cluster.hear({**rails(2, 4), **rails(2, 4, first=10)})
     cluster.rest()
     assert above(cluster.outcome, 2) == {frozenset({"su000", "su001"}), frozenset({"su010", "su011"})}
@@ -80,7 +84,7 @@ def test_a_pattern_on_leaf_names_makes_a_tier() -> None:
 
 def test_the_topology_file_overrides_lldp() -> None:
     uplinks = {f"su{unit:03}-leaf-r{r}": ("one",) for unit in range(4) for r in range(8)}
-    cluster = Cluster(Rules(hysteresis=IMMEDIATE, topology=Topology(uplinks)))
+    cluster = Cluster(NOW, topology=Topology(uplinks))
     cluster.planner.uplinks(clos(2, 2))
     outcome = planned(cluster)
     assert above(outcome, 2) == {frozenset({"su000", "su001", "su002", "su003"})}
@@ -90,7 +94,7 @@ def test_the_topology_file_overrides_lldp() -> None:
 
 
 def test_missing_uplinks_change_nothing() -> None:
-    cluster = Cluster(Rules())
+    cluster = Cluster(FabricRules())
     cluster.planner.uplinks(clos(2, 2))
     planned(cluster)
     cluster.planner.uplinks({})
@@ -102,16 +106,16 @@ def test_missing_uplinks_change_nothing() -> None:
 
 
 def test_an_asserted_tier_goes_with_the_assertion() -> None:
-    cluster = Cluster(Rules(assume_full_bisection=True))
+    cluster = Cluster(FabricRules(tiers=ASSUMED))
     planned(cluster)
-    cluster.rules = Rules()
+    cluster.rules = FabricRules()
     cluster.restart()
     assert cluster.rest() == 1
     assert cluster.written[-1][0] == "delete"
 
 
 def test_a_group_recabled_to_other_spines_moves_after_the_move_time() -> None:
-    cluster = Cluster(Rules())
+    cluster = Cluster(FabricRules())
     heard = clos(2, 2)
     cluster.planner.uplinks(heard)
     planned(cluster)
@@ -124,7 +128,7 @@ def test_a_group_recabled_to_other_spines_moves_after_the_move_time() -> None:
 
 
 def test_a_tier_that_joins_nothing_after_a_move_is_deleted_though_the_first_write_fails() -> None:
-    cluster = Cluster(Rules())
+    cluster = Cluster(FabricRules())
     cluster.planner.uplinks({"tor000": ("spine0",), "tor001": ("spine0",), "tor002": ("spine1",)})
     cluster.hear(single(3, 3))
     cluster.rest()
@@ -151,7 +155,7 @@ def test_groups_of_the_topology_file_replace_the_join_rule() -> None:
     groups = tuple(
         StaticGroup(f"unit-{unit}", tuple(f"su{unit:03}-leaf-r{r}" for r in range(8))) for unit in range(2)
     )
-    cluster = Cluster(Rules(hysteresis=IMMEDIATE, topology=Topology({}, groups)))
+    cluster = Cluster(NOW, topology=Topology({}, groups))
     cables = rails(2, 1)
     cables["su000-n000"] = (End("su001-leaf-r0", "swp9"), *cables["su000-n000"][1:])
     cluster.hear(cables)
@@ -166,7 +170,7 @@ def test_groups_of_the_topology_file_replace_the_join_rule() -> None:
 
 def test_nodes_of_the_topology_file_are_placed_without_a_report() -> None:
     groups = (StaticGroup("dark", (), ("n1", "n2")), StaticGroup("lit", ("tor000",), ("n3",)))
-    cluster = Cluster(Rules(hysteresis=IMMEDIATE, topology=Topology({}, groups)))
+    cluster = Cluster(NOW, topology=Topology({}, groups))
     cluster.exist("n1", "n2", "n3", *single(1, 2))
     cluster.hear(single(1, 2))
     cluster.rest()
@@ -180,7 +184,7 @@ def test_nodes_of_the_topology_file_are_placed_without_a_report() -> None:
 
 def test_a_node_of_the_topology_file_claims_no_name_for_its_switches() -> None:
     """Otherwise its switches would take the name of the file's object, and the node would move again and again."""
-    cluster = Cluster(Rules(topology=Topology({}, (StaticGroup("unlit", (), ("r000-n000",)),))))
+    cluster = Cluster(topology=Topology({}, (StaticGroup("unlit", (), ("r000-n000",)),)))
     cluster.exist("r000-n000")
     cluster.hear(single(1, 1))
     cluster.rest()
@@ -193,7 +197,7 @@ def test_a_node_of_the_topology_file_claims_no_name_for_its_switches() -> None:
 
 
 def test_an_asserted_root_gains_new_groups_at_once() -> None:
-    cluster = Cluster(Rules(assume_full_bisection=True, hysteresis=Hysteresis(share=1.0)))
+    cluster = Cluster(FabricRules(tiers=ASSUMED, hysteresis=HysteresisSettings(hold_percent=100)))
     planned(cluster, 2)
     cluster.hear(rails(1, 4, first=2))
     assert cluster.rest() == 2

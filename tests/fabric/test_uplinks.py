@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.fabric import IMMEDIATE, Planner, Rules
+from nodeagent.fabric import IMMEDIATE, FabricRules, Planner
 from nodeagent.fabric.uplinks import KnownSwitch, SwitchNeighbor, UplinkRule, find_uplinks, is_same
 from nodeagent.switches import lldp_mib
 from nodeagent.switches.lldp_mib import forwards, index_of
@@ -128,7 +128,7 @@ def test_all_neighbors_get_safe_and_sorted_keys(neighbors: dict[str, list[Switch
 
 
 def test_uplinks_by_key_are_used_as_they_are():
-    planner = Planner(Rules(hysteresis=IMMEDIATE))
+    planner = Planner(FabricRules(hysteresis=IMMEDIATE))
     cables = {"n1": (End("", "1", chassis="1"),), "n2": (End("", "1", chassis="3"),)}
     for node, row in cables.items():
         planner.report(node, links(node, row))

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from nodeagent.health.nic_judge import NicTerms
+from nodeagent.health.health_settings import HealthSettings, RuleSettings
 from nodeagent.health.record import LatchedFault, NicRecord
-from nodeagent.health.rule import Override
 from nodeagent.health.service import NIC_SECTION, HealthService
 from nodeagent.health.state_file import DeviceIdentity, StateFile
 from nodeagent.health.structural import find_faults
 from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import MEASUREMENTS
 from nodeagent.model import State
-from tests.support.judged_machine import Bench, link, pf, terms
+from tests.support.judged_machine import Bench, link, pf, with_rules
 
 LINK, DRIVER, MODES, MODULE = Source.LINK, Source.DRIVER, Source.MODES, Source.MODULE
 KERNEL = Source.KERNEL
 
 
 def restarted(bench: Bench) -> Bench:
-    after = Bench(len(bench.pfs), bench.engine.terms)
+    after = Bench(len(bench.pfs), bench.engine.settings)
     after.now, after.links = bench.now, bench.links
     after.engine.restore(bench.engine.records())
     return after
@@ -100,7 +98,7 @@ def test_a_memory_of_what_is_yet_to_come_is_left_out(
 ) -> None:
     memory, one = StateFile.none(), pf(1)
     memory.store(NIC_SECTION, {DeviceIdentity(one.pci_address): kept})
-    judge = HealthService(NicTerms(), state_file=memory, clock=lambda: 5000.0)
+    judge = HealthService(HealthSettings(), state_file=memory, clock=lambda: 5000.0)
     functions, faults = find_faults([one], [link(one)])
     (judged,) = judge.judge_functions(functions, [link(one)], faults)
     assert judged.health.reasons == ()
@@ -118,7 +116,7 @@ def test_a_penalty_that_was_remembered_ends_within_the_hour_too() -> None:
 def test_an_hour_is_the_longest_after_the_half_life_was_changed() -> None:
     bench = Bench(2).look().sample(LINK, at=1000, carrier=1, carrier_down=0)
     bench.sample(LINK, at=1005, carrier=1, carrier_down=1000)
-    bench.engine.adopt(terms(Override("flapping", window_s=1700)))
+    bench.engine.adopt(with_rules(RuleSettings(rule="flapping", window_seconds=1700)))
     for at in range(1035, 4700, 30):
         bench.sample(LINK, at=at, carrier=1, carrier_down=1000)
     assert "flapping" not in bench.reasons()

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.health.cabling import Port
-from nodeagent.health.nic_judge import Expected, NicJudge, NicTerms
+from nodeagent.health.health_settings import ExpectedLinks, GuardSettings, HealthSettings, RuleSettings
+from nodeagent.health.nic_judge import NicJudge
 from nodeagent.health.nic_rules import DEFAULTS
-from nodeagent.health.rule import Override
 from nodeagent.health.structural import find_faults
 from nodeagent.measurements.sample import Source
 from nodeagent.model import HEALTHY, Identifier, Neighbor, State
-from tests.support.judged_machine import Bench, pf, terms, vf
+from tests.support.judged_machine import Bench, pf, vf, with_rules
 
 LINK, FEC, DRIVER, RDMA, PCIE, MODULE = (
     Source.LINK,
@@ -73,7 +73,7 @@ def test_the_reason_is_the_same_as_long_as_the_fault_is() -> None:
 
 
 def test_the_hold_can_be_nothing() -> None:
-    bench = Bench(2, terms(Override("carrier_down", clear_for_s=0))).look().down()
+    bench = Bench(2, with_rules(RuleSettings(rule="carrier_down", clear_for_seconds=0))).look().down()
     assert bench.health().allocatable is False
     assert bench.up().health() == HEALTHY
 
@@ -93,7 +93,7 @@ swings = st.lists(st.tuples(st.floats(0.1, 40), st.booleans()), min_size=1, max_
 def test_whatever_the_carrier_does_devices_toggle_once_per_hold(
     steps: list[tuple[float, bool]], hold: float
 ) -> None:
-    bench = Bench(3, terms(Override("carrier_down", clear_for_s=hold))).look()
+    bench = Bench(3, with_rules(RuleSettings(rule="carrier_down", clear_for_seconds=hold))).look()
     given_back: list[float] = []
     down_at: float | None = None
     before = True
@@ -180,7 +180,7 @@ def test_a_port_that_was_never_plugged_in_is_unused_and_no_alarm() -> None:
 
 
 def test_a_port_that_is_expected_is_down_from_the_first_look() -> None:
-    bench = Bench(2, NicTerms(expected=(Expected(("eth1",)),)), up=False).look()
+    bench = Bench(2, HealthSettings(expected=(ExpectedLinks(links=("eth1",)),)), up=False).look()
     assert [bench.health(n).state for n in (1, 2)] == [State.DOWN, State.UNUSED]
 
 
@@ -210,7 +210,7 @@ def test_a_port_is_compared_with_its_like_and_anew_when_its_role_becomes_known()
 
 
 def test_a_port_that_is_configured_unused_alarms_nobody_even_after_it_was_up() -> None:
-    bench = Bench(4, NicTerms(unused=("eth1",))).look()
+    bench = Bench(4, HealthSettings(unused=("eth1",))).look()
     assert bench.down().health().state is State.UNUSED
 
 
@@ -235,11 +235,15 @@ def test_the_majority_says_how_fast_a_link_should_be() -> None:
 
 
 def test_alone_a_link_is_measured_by_itself_and_by_the_configuration() -> None:
-    bench = Bench(1, NicTerms(guard_share=1.0)).look()
+    bench = Bench(1, HealthSettings(guard=GuardSettings(share=1.0))).look()
     assert bench.set(speed_mbps=100_000).wait(10).reasons() == ["speed_reduced"]
     slow = Bench(1)
     assert slow.set(speed_mbps=100_000).wait(60).reasons() == []
-    slow.engine.adopt(NicTerms(expected=(Expected(("eth*",), 400_000),), guard_share=1.0))
+    slow.engine.adopt(
+        HealthSettings(
+            expected=(ExpectedLinks(links=("eth*",), speed_mbps=400_000),), guard=GuardSettings(share=1.0)
+        )
+    )
     assert slow.wait(0).wait(10).reasons() == ["speed_reduced"]
 
 
@@ -297,7 +301,7 @@ def test_five_losses_in_a_day_are_a_warning_sign_that_takes_nothing() -> None:
 
 
 def restarted(bench: Bench) -> Bench:
-    after = Bench(len(bench.pfs), bench.engine.terms)
+    after = Bench(len(bench.pfs), bench.engine.settings)
     after.now, after.links = bench.now, bench.links
     after.engine.restore(bench.engine.records())
     return after
@@ -355,14 +359,14 @@ def test_what_the_guard_held_back_and_is_over_is_never_taken() -> None:
 
 
 def test_the_guard_can_be_switched_off() -> None:
-    bench = Bench(8, NicTerms(guard_share=1.0)).look()
+    bench = Bench(8, HealthSettings(guard=GuardSettings(share=1.0))).look()
     for number in range(1, 9):
         bench.down(number)
     assert bench.allocatable() == [False] * 8
 
 
 def test_what_was_given_back_does_not_count_against_others() -> None:
-    bench = Bench(2, terms(Override("carrier_down", clear_for_s=0))).look()
+    bench = Bench(2, with_rules(RuleSettings(rule="carrier_down", clear_for_seconds=0))).look()
     for _ in range(5):
         assert bench.down(1).allocatable() == [False, True]
         assert bench.up(1).down(2).allocatable() == [True, False]
@@ -479,10 +483,10 @@ def test_a_neighbor_that_nobody_vouches_for_is_no_evidence() -> None:
 
 def test_a_reload_judges_by_the_new_rules_at_once() -> None:
     bench = two_up().down(at=1010).up(at=1020)
-    bench.engine.adopt(terms(Override("carrier_down", clear_for_s=0)))
+    bench.engine.adopt(with_rules(RuleSettings(rule="carrier_down", clear_for_seconds=0)))
     assert bench.wait(0).health() == HEALTHY
     bench.down()
-    bench.engine.adopt(terms(Override("carrier_down", enabled=False)))
+    bench.engine.adopt(with_rules(RuleSettings(rule="carrier_down", enabled=False)))
     assert bench.wait(0).health() == HEALTHY
 
 
@@ -554,12 +558,16 @@ def test_no_default_is_looser_in_its_clear(rule: Any) -> None:
 
 @pytest.mark.parametrize("half_life", [1.0, 3.5, 600.0])
 def test_a_penalty_is_a_number_whatever_its_half_life(half_life: float) -> None:
-    bench = flaps(Bench(2, terms(Override("flapping", window_s=half_life))).look(), (1001, 0), (1002, 2**31))
+    bench = flaps(
+        Bench(2, with_rules(RuleSettings(rule="flapping", window_seconds=half_life))).look(),
+        (1001, 0),
+        (1002, 2**31),
+    )
     assert "flapping" in bench.reasons()
 
 
 def test_a_speed_that_changed_without_a_loss_is_the_samples() -> None:
-    bench = Bench(3, terms(guard_share=1.0)).look()
+    bench = Bench(3, with_rules(guard=GuardSettings(share=1.0))).look()
     for i in range(4):
         bench.sample(Source.MODES, at=1000 + 5 * i, speed_mbps=200_000)
     assert bench.reasons() == ["speed_reduced"]

@@ -8,18 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.health.gpu_judge import GpuJudge
-from nodeagent.health.gpu_rules import LOST, MIG_ENABLED, GpuLimits, measured_rules
+from nodeagent.health.gpu_rules import LOST, MIG_ENABLED, measured_rules
+from nodeagent.health.gpu_settings import GpuHealthSettings, GpuSettings
 from nodeagent.health.guard import Guard
 from nodeagent.health.service import HealthService
-from nodeagent.health.xids import GpuTerms, xid_rule
+from nodeagent.health.xids import xid_rule
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.model import Gpu, State
 from nodeagent.sources.gpu_facts import GpuFacts
 from nodeagent.sources.nvml_session import DriverReading
 
 UUIDS = [f"GPU-{number}" for number in range(8)]
-REMAP_FAILED = measured_rules(GpuLimits())[0]
-XID_79 = xid_rule(79, GpuTerms())
+REMAP_FAILED = measured_rules(GpuHealthSettings())[0]
+XID_79 = xid_rule(79, GpuSettings())
 
 
 @dataclass

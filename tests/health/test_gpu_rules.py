@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.health.gpu_rules import WITHDRAWING, GpuLimits, MeasuredFault
+from nodeagent.health.gpu_rules import MeasuredFault
+from nodeagent.health.gpu_settings import GpuHealthSettings
 from nodeagent.health.record import GpuRecord, XidFault
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.model import HEALTHY, State
@@ -39,7 +40,7 @@ def test_a_sound_gpu_is_healthy_and_every_mark_is_tested_here():
 def test_what_counts_at_once_does(key, bad):
     bench = GpuBench().tick().tick(**bad)
     assert bench.reasons() == [key]
-    grave = MeasuredFault(key) in WITHDRAWING
+    grave = key in GpuHealthSettings().unhealthy
     assert bench.health().state is (State.UNHEALTHY if grave else State.DEGRADED)
     assert bench.health().allocatable is not grave
 
@@ -110,16 +111,16 @@ def test_a_value_that_swings_toggles_at_most_once_in_a_hold(key, bad):
 @pytest.mark.parametrize(("key", "bad"), ALL)
 def test_what_is_ignored_is_not_looked_for_and_what_is_unhealthy_is_a_choice(key, bad):
     assert (
-        GpuBench.with_limits(GpuLimits(ignore=frozenset({MeasuredFault(key)})))
+        GpuBench.with_limits(GpuHealthSettings(ignore=(MeasuredFault(key),)))
         .tick()
         .for_s(900, **bad)
         .health()
         == HEALTHY
     )
-    light = GpuBench.with_limits(GpuLimits(withdrawing=frozenset())).tick().for_s(900, **bad).health()
+    light = GpuBench.with_limits(GpuHealthSettings(unhealthy=())).tick().for_s(900, **bad).health()
     assert (light.state, light.allocatable) == (State.DEGRADED, True)
     hard = (
-        GpuBench.with_limits(GpuLimits(withdrawing=frozenset(MeasuredFault)))
+        GpuBench.with_limits(GpuHealthSettings(unhealthy=tuple(MeasuredFault)))
         .tick()
         .for_s(900, **bad)
         .health()
@@ -136,9 +137,12 @@ def test_each_of_eighteen_links_is_looked_at(link):
 def test_a_link_that_was_never_up_is_no_fault_unless_it_is_expected():
     off = {f"gpu_nvlink_up__{link}": 0 for link in range(18)}
     assert GpuBench().for_s(3600, **off).health() == HEALTHY
-    bench = GpuBench.with_limits(GpuLimits(nvlinks=18)).for_s(30, gpu_nvlink_up__3=0)
+    bench = GpuBench.with_limits(GpuHealthSettings(nvlinks=18)).for_s(30, gpu_nvlink_up__3=0)
     assert bench.health().reasons[0].detail == "17 NVLinks are up where 18 should be."
-    assert GpuBench.with_limits(GpuLimits(nvlinks=17)).for_s(3600, gpu_nvlink_up__3=0).health() == HEALTHY
+    assert (
+        GpuBench.with_limits(GpuHealthSettings(nvlinks=17)).for_s(3600, gpu_nvlink_up__3=0).health()
+        == HEALTHY
+    )
 
 
 def test_the_links_that_are_down_are_named_as_they_are_now():
@@ -189,18 +193,25 @@ def test_hours_without_a_reading_are_no_evidence():
 
 def test_the_limits_are_what_they_are_set_to():
     assert (
-        GpuBench.with_limits(GpuLimits(remapped_rows=513)).tick(gpu_remapped_uncorrectable=513).health()
+        GpuBench.with_limits(GpuHealthSettings(remapped_rows=513))
+        .tick(gpu_remapped_uncorrectable=513)
+        .health()
         == HEALTHY
     )
-    assert GpuBench.with_limits(GpuLimits(remapped_rows=0)).tick(gpu_remapped_uncorrectable=1).reasons() == [
-        "remap_limit"
-    ]
+    assert GpuBench.with_limits(GpuHealthSettings(remapped_rows=0)).tick(
+        gpu_remapped_uncorrectable=1
+    ).reasons() == ["remap_limit"]
     assert (
-        GpuBench.with_limits(GpuLimits(sram_uncorrectable=2)).tick(gpu_ecc_uncorrectable_sram=1).health()
+        GpuBench.with_limits(GpuHealthSettings(sram_uncorrectable=2))
+        .tick(gpu_ecc_uncorrectable_sram=1)
+        .health()
         == HEALTHY
     )
     assert (
-        GpuBench.with_limits(GpuLimits(nvlink_down_s=120)).tick().for_s(105, gpu_nvlink_up__3=0).health()
+        GpuBench.with_limits(GpuHealthSettings(nvlink_down_seconds=120))
+        .tick()
+        .for_s(105, gpu_nvlink_up__3=0)
+        .health()
         == HEALTHY
     )
 

@@ -1,10 +1,8 @@
 """A GPU's verdict with everything behind it: measured, threshold, since when, what would clear it."""
 
-import math
-
 from nodeagent.health.explain import explain_gpus
-from nodeagent.health.gpu_rules import GpuLimits, MeasuredFault
-from nodeagent.health.xids import GpuTerms
+from nodeagent.health.gpu_rules import MeasuredFault
+from nodeagent.health.gpu_settings import GpuHealthSettings, GpuSettings
 from nodeagent.host.gpu_driver import GpuEvent, GpuVitals
 from nodeagent.model import State
 from tests.support.judged_gpus import GpuBench, gpu
@@ -44,7 +42,7 @@ def test_a_fault_goes_through_its_phases_with_the_time_that_is_left():
 
 
 def test_what_is_not_told_is_unknown_and_what_is_ignored_is_off():
-    bench = GpuBench.with_limits(GpuLimits(ignore=frozenset({MeasuredFault.PCIE_WIDTH}))).read()
+    bench = GpuBench.with_limits(GpuHealthSettings(ignore=(MeasuredFault.PCIE_WIDTH,))).read()
     rules, _ = views(bench)
     assert rules["pcie_width"].phase == "off"
     assert {rule.phase for key, rule in rules.items() if key != "pcie_width"} == {"unknown"}
@@ -74,7 +72,7 @@ def test_what_the_driver_announced_stands_first_with_its_way_back():
 
 
 def test_an_xid_that_only_a_reset_clears_has_no_end_in_sight():
-    bench = GpuBench(gpu(), terms=GpuTerms(clear_after_s=math.inf))
+    bench = GpuBench(gpu(), settings=GpuSettings(xid_clear_seconds=None))
     bench.take(0, events=[GpuEvent("GPU-0", 79)], vitals=[GpuVitals("GPU-0")]).now = 5
     first = views(bench)[1].rules[0]
     assert (first.rule, first.in_s, first.clears) == ("xid_79", None, "a reset")

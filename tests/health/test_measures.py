@@ -9,16 +9,14 @@ import pytest
 
 from nodeagent.agent_config import load
 from nodeagent.config.faults import ConfigError
-from nodeagent.health.health_settings import HealthSettings, override
+from nodeagent.health.health_settings import GuardSettings, HealthSettings, RuleSettings
 from nodeagent.health.history import History
-from nodeagent.health.nic_judge import NicTerms
 from nodeagent.health.nic_rules import DEFAULTS, KEYS, default, effective
-from nodeagent.health.rule import Override
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import HEALTHY, State
-from tests.support.judged_machine import Bench, terms
+from tests.support.judged_machine import Bench, with_rules
 
-OPEN = NicTerms(guard_share=1.0)
+OPEN = HealthSettings(guard=GuardSettings(share=1.0))
 S = Source
 
 
@@ -169,7 +167,9 @@ def test_a_rule_is_entered_after_its_time_and_left_after_its_hold(case: Case) ->
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
 def test_a_rule_that_is_not_enabled_is_not_entered(case: Case) -> None:
     feed = Feed(case)
-    feed.bench.engine.adopt(terms(Override(case.rule, enabled=False), guard_share=1.0))
+    feed.bench.engine.adopt(
+        with_rules(RuleSettings(rule=case.rule, enabled=False), guard=GuardSettings(share=1.0))
+    )
     assert case.rule not in feed.go(case.bad, 3600)
 
 
@@ -292,7 +292,7 @@ def test_everything_of_every_rule_can_be_changed(rule: object) -> None:
     if one.window_s is not None and one.key != "flapping_daily":
         lines.append("windowSeconds: 9")
     read = settings(f"  - {{{', '.join(lines)}}}\n")
-    changed = next(each for each in effective(map(override, read.rules)) if each.key == one.key)
+    changed = next(each for each in effective(read.rules) if each.key == one.key)
     assert (changed.enter_for_s, changed.clear_for_s, changed.withdraws, changed.enabled) == (
         7,
         8,
@@ -301,7 +301,7 @@ def test_everything_of_every_rule_can_be_changed(rule: object) -> None:
     )
     assert changed.enter == (0.5 if one.has_threshold else one.enter)
     assert changed.window_s == (9 if "windowSeconds: 9" in lines else one.window_s)
-    assert [each for each in effective(map(override, read.rules)) if each.key != one.key] == [
+    assert [each for each in effective(read.rules) if each.key != one.key] == [
         each for each in DEFAULTS if each.key != one.key
     ]
 
@@ -320,8 +320,8 @@ def test_everything_of_every_rule_can_be_changed(rule: object) -> None:
         ("rule: carrier_down, enter: 1", "is yes or no and has no enter"),
         ("rule: carrier_down, windowSeconds: 5", "has no window"),
         ("rule: flapping_daily, windowSeconds: 5", "counts over a day"),
-        ("rule: flapping, clear: 0", "never gets there"),
-        ("rule: flapping, windowSeconds: 86400", "no higher than 1029, and enter is 2500"),
+        ("rule: flapping, clear: 0", "never reaches 0"),
+        ("rule: flapping, windowSeconds: 86400", "at most 1029, but enter is 2500"),
         ("rule: flapping, enter: 70000", "no link would ever be damped"),
         ("rule: carrier-down", "did you mean carrier_down?"),
         ("enter: 1", "rule: is missing"),
@@ -335,5 +335,5 @@ def test_what_cannot_be_is_refused_with_its_line_and_the_remedy(text: str, compl
 
 
 def test_a_rule_is_changed_in_one_place() -> None:
-    with pytest.raises(ConfigError, match=r"changed by health.rules\[0\] already"):
+    with pytest.raises(ConfigError, match=r"already changed by health.rules\[0\]"):
         settings("  - {rule: crc_errors, enter: 1}\n  - {rule: crc_errors, clear: 0}\n")

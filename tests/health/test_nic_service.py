@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nodeagent.health.cabling import PlanError, Port
+from nodeagent.health.health_settings import RuleSettings
 from nodeagent.health.nic_judge import roles
-from nodeagent.health.rule import Override
 from nodeagent.health.service import HealthService
 from nodeagent.health.state_file import StateFile
 from nodeagent.health.structural import find_faults
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import HEALTHY, Function, Gpu, Identifier, Link, Neighbor, State
 from nodeagent.sources import cabling_plan
-from tests.support.judged_machine import link, pf, terms, vf
+from tests.support.judged_machine import link, pf, vf, with_rules
 
 PFS = (pf(1), pf(2))
 ALL = (PFS[0], vf(PFS[0], 0), PFS[1], vf(PFS[1], 0))
@@ -33,7 +33,7 @@ def told(judge: HealthService, links: tuple[Link, ...]) -> tuple[Function, ...]:
 
 
 async def test_a_hold_expires_by_time_alone() -> None:
-    judge = HealthService(terms(Override("carrier_down", clear_for_s=0.05)))
+    judge = HealthService(with_rules(RuleSettings(rule="carrier_down", clear_for_seconds=0.05)))
     heard: asyncio.Queue[tuple[Function, ...]] = asyncio.Queue()
     judge.publish_functions(heard.put_nowait)
     running = asyncio.create_task(judge.run())
@@ -49,7 +49,7 @@ async def test_a_hold_expires_by_time_alone() -> None:
 
 
 def test_facts_are_judged_in_the_call_that_brings_them_and_not_stated_twice() -> None:
-    judge = HealthService(terms(), clock=lambda: 1.0)
+    judge = HealthService(with_rules(), clock=lambda: 1.0)
     stated: list[tuple[Function, ...]] = []
     judge.publish_functions(stated.append)
     told(judge, UP)
@@ -61,13 +61,13 @@ def test_facts_are_judged_in_the_call_that_brings_them_and_not_stated_twice() ->
 
 def remembered(folder: Path, links: tuple[Link, ...]) -> list[str]:
     """What a next agent, which sees these links, holds against the first PF."""
-    judge = HealthService(terms(), state_file=StateFile.open(folder))
+    judge = HealthService(with_rules(), state_file=StateFile.open(folder))
     return [reason.key for reason in told(judge, links)[0].health.reasons]
 
 
 async def test_a_fault_outlives_the_agent_and_is_not_another_cards(tmp_path: Path) -> None:
     memory = StateFile(tmp_path / "health.json", module_boot_id())
-    judge = HealthService(terms(), state_file=memory)
+    judge = HealthService(with_rules(), state_file=memory)
     for links in (UP, DOWN, UP):
         told(judge, links)
     judge.store()
@@ -94,7 +94,7 @@ def module_boot_id() -> str:
 
 def test_a_transition_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    judge = HealthService(terms(Override("carrier_down", clear_for_s=0)))
+    judge = HealthService(with_rules(RuleSettings(rule="carrier_down", clear_for_seconds=0)))
     for links in (UP, UP, DOWN, DOWN, UP, UP):
         told(judge, links)
     lines = [one.getMessage() for one in caplog.records]
@@ -109,7 +109,7 @@ def test_a_transition_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_what_the_plan_names_and_nobody_here_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    judge = HealthService(terms())
+    judge = HealthService(with_rules())
     told(judge, UP)
     judge.take_cabling_plan(
         {"eth1": Port("leaf-9", "1"), "eth7": Port("leaf-1", "1"), "0000:02:00.0": Port("leaf-1", "2")}
@@ -128,7 +128,7 @@ def test_pfs_behind_a_gpus_switch_are_of_another_role() -> None:
     gpu = Gpu("GPU-1", 0, 0, "H100", "0000:19:00.0", 80_000, 0, (*switch, "0000:17:00.0", "0000:19:00.0"))
     near = replace(PFS[0], pci_path=(*switch, "0000:17:01.0", "0000:01:00.0"))
     far = replace(PFS[1], pci_path=("pci0000:80", "0000:80:01.0", "0000:02:00.0"))
-    judge = HealthService(terms())
+    judge = HealthService(with_rules())
     functions, faults = find_faults([near, far], UP)
     judge.judge_functions(functions, UP, faults)
     assert set(judge.nics.role_of.values()) == {"15b3:1021 other"}
@@ -157,10 +157,10 @@ def test_a_plan_is_read_for_one_node() -> None:
         (b"n1: {eth1: leaf-1}\n", "n1: eth1: must be {switch"),
         (b"n1: {eth1: {switch: leaf-1}}\n", "must be"),
         (b"n1: {eth1: {switch: leaf-1, port: 1, x: y}}\n", "must be"),
-        (b"n1: {", "it is no YAML"),
-        (b"\xff\xfe\x00", "it is no YAML"),
+        (b"n1: {", "it is not YAML"),
+        (b"\xff\xfe\x00", "it is not YAML"),
         (b"&a [*a]", "no anchor that ends before it"),
-        (b"n1: !!python/object:os.system {}", "it is no YAML"),
+        (b"n1: !!python/object:os.system {}", "it is not YAML"),
         (b"n1: {eth1: !!bool x}", "a tag does not fit"),
         (b"n1: !!timestamp x", "a tag does not fit"),
         (b"n1: !!int ''", "a tag does not fit"),
@@ -184,7 +184,7 @@ async def test_a_plan_is_read_again_when_it_changes_and_kept_when_it_breaks(
         path.write_text("n1: {eth1: {switch: a, port: b}}")
         assert await heard.get() == {"eth1": Port("a", "b")}
         path.write_text("n1: [")
-        while "it is no YAML" not in caplog.text:
+        while "it is not YAML" not in caplog.text:
             await asyncio.sleep(0.005)
         path.write_text("n1: {eth1: {switch: a, port: c}}")
         assert await heard.get() == {"eth1": Port("a", "c")}

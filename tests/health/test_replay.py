@@ -12,7 +12,7 @@ import pytest
 from nodeagent.cli import main
 from nodeagent.commands.health.replay import Transition, replay
 from nodeagent.commands.health.tables import rules_markdown
-from nodeagent.health.nic_judge import NicTerms
+from nodeagent.health.health_settings import HealthSettings
 from nodeagent.health.nic_rules import DEFAULTS
 from nodeagent.health.recording import Header, Subject, decode, encode
 from nodeagent.measurements.sample import Sample, Source
@@ -91,7 +91,7 @@ def test_thresholds_are_tuned_offline(
 
 
 def test_a_replay_needs_nothing_but_samples_and_bears_an_empty_one(tmp_path: Path) -> None:
-    assert list(replay(Header(), [], NicTerms())) == []
+    assert list(replay(Header(), [], HealthSettings())) == []
     path = tmp_path / "empty"
     path.write_bytes(b"")
     assert main(["health", "replay", str(path)]) == 1
@@ -102,7 +102,7 @@ def test_samples_of_others_than_the_headers_devices_are_left_out(recording: Path
     with recording.open("rb") as lines:
         header, samples = decode(lines)
         strangers = [Sample(1.0, "GPU-1", Source.GPU, {"gpu_celsius": 40}), *samples]
-    assert {one.device for one in replay(header, strangers, NicTerms())} <= set(PFS)
+    assert {one.device for one in replay(header, strangers, HealthSettings())} <= set(PFS)
 
 
 # --- GPUs ------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def links_up(at: float, *up: int) -> Sample:
 
 
 def judged(*samples: Sample) -> list[tuple[float, str, str, bool]]:
-    return [brief(one) for one in replay(CARDS, samples, NicTerms())]
+    return [brief(one) for one in replay(CARDS, samples, HealthSettings())]
 
 
 def brief(one: Transition) -> tuple[float, str, str, bool]:

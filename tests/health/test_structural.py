@@ -1,15 +1,14 @@
 """The structural faults of PFs and VFs, and the health that the judge derives from them."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from nodeagent.health.nic_judge import Expected, NicJudge, NicTerms
-from nodeagent.health.nic_rules import effective
-from nodeagent.health.rule import Override
+from nodeagent.health.health_settings import ExpectedLinks, GuardSettings, HealthSettings, RuleSettings
+from nodeagent.health.nic_judge import NicJudge
 from nodeagent.health.structural import Fault, find_faults
 from nodeagent.model import HEALTHY, Function, Health, Link, Reason, State
 
@@ -41,8 +40,13 @@ class Judged:
     """A judge without holds, gate and guard: its health follows the facts of the moment."""
 
     def __init__(self) -> None:
-        rules = effective(Override(key, clear_for_s=0) for key in ("device_missing", "carrier_down"))
-        self.engine = NicJudge(NicTerms(rules, expected=(Expected(("*",)),), guard_share=1.0))
+        keys = ("device_missing", "carrier_down")
+        settings = HealthSettings(
+            rules=tuple(RuleSettings(rule=key, clear_for_seconds=0) for key in keys),
+            expected=(ExpectedLinks(links=("*",)),),
+            guard=GuardSettings(share=1.0),
+        )
+        self.engine = NicJudge(settings)
         self.known: tuple[Function, ...] = ()
         self.now = 0.0
 

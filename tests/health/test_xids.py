@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.health.gpu_judge import unknown
-from nodeagent.health.xids import FATAL, IGNORE, WATCH, GpuTerms, Severity, severity
+from nodeagent.health.gpu_settings import GpuSettings
+from nodeagent.health.xids import FATAL, IGNORE, WATCH, Severity, severity
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading
 from nodeagent.model import HEALTHY, State
 from tests.support.judged_gpus import GpuBench, gpu
 
-TERMS = GpuTerms(clear_after_s=600, unreadable_after_s=30)
+SETTINGS = GpuSettings(xid_clear_seconds=600)
 
 
 def test_the_table_is_closed_and_no_xid_is_in_two_classes():
@@ -42,11 +43,21 @@ def test_a_watched_or_unknown_xid_is_shown_and_condemns_nobody(xid):
 
 
 def test_a_configuration_overrides_the_table_and_fatal_wins():
-    terms = GpuTerms(fatal=frozenset({13, 63}), ignore=frozenset({79, 63, 4242}))
-    assert severity(13, terms) is Severity.FATAL
-    assert severity(63, terms) is Severity.FATAL
-    assert severity(79, terms) is Severity.IGNORE
-    assert severity(4242, terms) is Severity.IGNORE
+    settings = GpuSettings(
+        fatal_xids=(
+            13,
+            63,
+        ),
+        ignore_xids=(
+            79,
+            63,
+            4242,
+        ),
+    )
+    assert severity(13, settings) is Severity.FATAL
+    assert severity(63, settings) is Severity.FATAL
+    assert severity(79, settings) is Severity.IGNORE
+    assert severity(4242, settings) is Severity.IGNORE
 
 
 def test_a_reset_that_was_seen_clears_at_once():
@@ -194,7 +205,7 @@ def test_every_gpu_recovers_from_any_events_and_readings(steps):
             assert (health.state is State.HEALTHY and health.allocatable) or health.reasons
             assert len(bench.reasons(uuid)) == len(set(bench.reasons(uuid)))
     clean = [gpu(0), gpu(1), gpu(2)]
-    bench.read_at(bench.now, *clean).read_at(bench.now + TERMS.clear_after_s + 1, *clean)
+    bench.read_at(bench.now, *clean).read_at(bench.now + SETTINGS.xid_clear_s + 1, *clean)
     assert bench.healths() == [HEALTHY] * 3
 
 
@@ -212,8 +223,8 @@ def test_evidence_about_one_gpu_never_touches_another(steps):
 
 @given(steps=STEPS, ignored=st.integers(0, 200))
 def test_an_ignored_xid_has_no_effect(steps, ignored):
-    terms = msgspec.structs.replace(TERMS, ignore=frozenset({ignored}))
-    with_it, without = (GpuBench(gpu(0), gpu(1), terms=terms) for _ in range(2))
+    settings = msgspec.structs.replace(SETTINGS, ignore_xids=(ignored,))
+    with_it, without = (GpuBench(gpu(0), gpu(1), settings=settings) for _ in range(2))
     for wait, events, readings in steps:
         now = with_it.now + wait
         with_it.take(now, events=[*events, GpuEvent("GPU-0", ignored)], readings=readings)

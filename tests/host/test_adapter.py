@@ -1,4 +1,4 @@
-"""What sysfs tells of an adapter: RDMA ports, GIDs and counters, the PCIe link, AER; and the driver's ioctls."""
+"""An adapter in sysfs: RDMA ports, GIDs and counters, the PCIe link, AER; and the driver's ioctls."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def machine(tmp_path, **port: str) -> Machine:
     return made
 
 
-def test_the_pcie_link_stands_beside_what_it_should_be(tmp_path):
+def test_the_pcie_link_is_read_with_its_expected_values(tmp_path):
     made = machine(tmp_path)
     reading = pcie_link.read(OpenAttributes(Tree(made.root)), PATH)
     assert (reading.gts, reading.width) == (16, 8)
@@ -53,7 +53,7 @@ def test_the_pcie_link_stands_beside_what_it_should_be(tmp_path):
     assert reading.errors == {("correctable", "RxErr"): 3, ("correctable", "BadTLP"): 0}
 
 
-def test_a_slower_slot_is_no_fault_of_the_nic(tmp_path):
+def test_a_slower_slot_lowers_the_expected_speed(tmp_path):
     made = machine(tmp_path)
     made.draw("/sys/devices/pci0000:15/0000:15:01.0/max_link_speed", "16.0 GT/s PCIe")
     made.draw("/sys/devices/pci0000:15/0000:15:01.0/max_link_width", "8")
@@ -61,7 +61,7 @@ def test_a_slower_slot_is_no_fault_of_the_nic(tmp_path):
     assert (reading.expected_gts, reading.expected_width) == (16, 8)
 
 
-def test_an_unknown_speed_and_an_absurd_width_are_none(tmp_path):
+def test_an_unknown_speed_and_an_impossible_width_are_none(tmp_path):
     made = machine(tmp_path)
     made.draw(f"{made.folders[PF]}/current_link_speed", "Unknown")
     made.draw(f"{made.folders[PF]}/current_link_width", "255")
@@ -79,7 +79,7 @@ def test_aer_is_read_line_by_line():
     }
 
 
-def test_a_port_that_refuses_one_counter_keeps_the_others(tmp_path):
+def test_a_refused_counter_does_not_affect_the_others(tmp_path):
     made = machine(tmp_path)
     for name, text in {"port_rcv_data": "25", "port_xmit_data": "N/A (no PMA)", "VL15_dropped": "0"}.items():
         made.draw(f"{PORT}/ports/1/counters/{name}", text)
@@ -94,7 +94,7 @@ def test_a_port_that_refuses_one_counter_keeps_the_others(tmp_path):
     assert not ports.refused
 
 
-def test_the_state_of_a_port(tmp_path):
+def test_the_state_of_a_port_is_read(tmp_path):
     made = machine(tmp_path, link_layer="Ethernet", phys_state="5: LinkUp")
     state = RdmaPorts(OpenAttributes(Tree(made.root))).state("mlx5_0")
     assert (state.active, state.link_layer, state.phys_state, state.node_guid) == (
@@ -106,7 +106,7 @@ def test_the_state_of_a_port(tmp_path):
     assert RdmaPorts(OpenAttributes(Tree(made.root))).state("mlx5_9").active is None
 
 
-def test_gids_are_counted_wherever_in_the_table_they_are(tmp_path):
+def test_gids_are_counted_at_any_index_of_the_table(tmp_path):
     made = machine(tmp_path)
     ports = RdmaPorts(OpenAttributes(Tree(made.root)))
     assert ports.roce_v2_gids("mlx5_0", again=False) is None, "there is no table"
@@ -146,7 +146,7 @@ def test_attributes_of_the_kernel_stay_open():
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
-def test_a_driver_gives_its_statistics_and_its_name():
+def test_the_statistics_and_the_information_of_a_driver_are_read():
     with Netns() as near, Netns() as far:
         veth(near, "v0", far, "w0")
         with near.entered():
@@ -166,7 +166,7 @@ def test_a_driver_gives_its_statistics_and_its_name():
 
 
 class Growing(Ethtool):
-    """A driver that has more statistics whenever it is asked."""
+    """A driver with more statistics at each request."""
 
     count = 2
 
@@ -190,7 +190,7 @@ class Growing(Ethtool):
     grows = 0
 
 
-def test_names_and_numbers_that_do_not_belong_together_are_asked_for_again():
+def test_names_and_numbers_of_different_counts_are_read_again():
     driver = Growing()
     assert driver.statistics("eth0", 1) == {"stat0": 0, "stat1": 10}
     driver.count = 3
@@ -198,7 +198,7 @@ def test_names_and_numbers_that_do_not_belong_together_are_asked_for_again():
     driver.close()
 
 
-def test_a_driver_that_never_stands_still_is_an_error():
+def test_a_driver_that_changes_its_count_each_time_is_an_error():
     driver = Growing()
     driver.grows = 1
     with pytest.raises(EthtoolError) as error:

@@ -1,4 +1,4 @@
-"""Transceivers by their EEPROM: images of each standard, built after the standards' tables."""
+"""EEPROMs of transceivers: images of each standard, built from the standards' tables."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def put(pages: Pages, page: int, at: int, form: str, *values: float | bytes, i2c
 
 
 def read(pages: Pages) -> tuple[Image, set[tuple[int, int, int]]]:
-    """As the sampler does; what cannot be read is missing. Answers which bytes were touched, too."""
+    """Read like the sampler; unreadable areas are missing. Returns the touched bytes too."""
     image, tried, touched = Image(), set[Area](), set[tuple[int, int, int]]()
     wanted: tuple[Area, ...] = (IDENTIFIER,)
     while wanted:
@@ -75,7 +75,7 @@ def cmis_image(*, medium: int = 2, flat: bool = False, lanes: int = 4) -> Pages:
     return pages
 
 
-def test_a_cmis_module_is_read_with_its_lanes_and_limits():
+def test_a_cmis_module_has_lanes_and_thresholds():
     image, _ = read(cmis_image())
     module = decode(image)
     assert (module.kind, module.medium, module.state) == ("OSFP", Medium.OPTICAL, "ready")
@@ -95,7 +95,7 @@ def test_a_cmis_module_is_read_with_its_lanes_and_limits():
     assert module.limits["bias"].high_warning == pytest.approx(0.01)
 
 
-def test_a_passive_cable_with_cmis_measures_nothing():
+def test_a_passive_cable_with_cmis_has_no_measured_values():
     module = decode(read(cmis_image(medium=3, flat=True))[0])
     assert (module.medium, module.celsius, module.volts, module.lanes, module.limits) == (
         *(Medium.PASSIVE, None, None, {}, {}),
@@ -103,7 +103,7 @@ def test_a_passive_cable_with_cmis_measures_nothing():
     assert module.part == "AO-400-DR4"
 
 
-def test_a_page_that_cannot_be_read_takes_only_its_own_with_it():
+def test_an_unreadable_page_affects_only_its_own_values():
     pages = cmis_image()
     del pages[0x50, 2]
     module = decode(read(pages)[0])
@@ -135,7 +135,7 @@ def sff8636_image(*, technology: int = 0, revision: int = 8) -> Pages:
     return pages
 
 
-def test_a_qsfp28_is_read_and_its_hostile_name_is_made_harmless():
+def test_a_qsfp28_is_read_and_its_hostile_name_is_escaped():
     module = decode(read(sff8636_image())[0])
     assert (module.kind, module.medium, module.celsius) == ("QSFP28", Medium.OPTICAL, 38.25)
     assert module.vendor == "ACME??[2J"
@@ -146,7 +146,7 @@ def test_a_qsfp28_is_read_and_its_hostile_name_is_made_harmless():
     assert module.limits["rx_power"].low_alarm == pytest.approx(0.00005)
 
 
-def test_a_passive_qsfp_cable_is_not_asked_for_limits():
+def test_the_thresholds_of_a_passive_qsfp_cable_are_not_read():
     pages = sff8636_image(technology=0xA)
     put(pages, 0, 220, "B", 0)
     image, touched = read(pages)
@@ -171,14 +171,14 @@ def sff8472_image(*, told: int = 0x60, cable: int = 0) -> Pages:
     return pages
 
 
-def test_an_sfp_that_calibrates_itself():
+def test_an_internally_calibrated_sfp_is_decoded():
     module = decode(read(sff8472_image())[0])
     assert (module.kind, module.vendor, module.serial, module.celsius) == ("SFP", "ACME", "SN3", 30)
     assert module.lanes[0].rx_power == pytest.approx(0.0005)
     assert module.limits["celsius"].high_alarm == 80
 
 
-def test_an_sfp_that_leaves_calibration_to_the_host():
+def test_an_externally_calibrated_sfp_is_decoded():
     module = decode(read(sff8472_image(told=0x50))[0])
     assert module.celsius == pytest.approx((1.5 * 30 * 256 + 10) / 256)
     assert module.volts == pytest.approx((1.5 * 33_000 + 10) * 1e-4)
@@ -186,7 +186,7 @@ def test_an_sfp_that_leaves_calibration_to_the_host():
     assert module.lanes[0].bias == pytest.approx((1.5 * 3_000 + 10) * 2e-6)
 
 
-def test_darkness_is_not_less_than_nothing():
+def test_no_light_is_zero_and_not_negative():
     pages = sff8472_image(told=0x50)
     put(pages, 0, 104, "H", 0, i2c=DIAGNOSTICS)
     assert decode(read(pages)[0]).lanes[0].rx_power == 0
@@ -195,13 +195,13 @@ def test_darkness_is_not_less_than_nothing():
 
 
 @pytest.mark.parametrize("told", [0x00, 0x64])
-def test_an_sfp_without_diagnostics_or_behind_another_address_is_named_only(told):
+def test_an_sfp_without_readable_diagnostics_has_only_its_identity(told):
     image, touched = read(sff8472_image(told=told))
     assert decode(image).celsius is None
     assert not [byte for byte in touched if byte[0] == DIAGNOSTICS]
 
 
-def test_direct_attach_copper_measures_nothing():
+def test_direct_attach_copper_has_no_measured_values():
     module = decode(read(sff8472_image(cable=0x04))[0])
     assert (module.medium, module.lanes) == (Medium.PASSIVE, {})
 
@@ -216,7 +216,7 @@ def test_flags_that_are_cleared_by_reading_are_never_read():
     assert not read(sff8472_image())[1] & {(DIAGNOSTICS, 0, byte) for byte in range(112, 118)}
 
 
-def test_every_area_is_one_that_the_kernel_gives_in_one_piece():
+def test_every_area_is_valid_for_one_kernel_request():
     """net/ethtool/eeprom.c, eeprom_parse_request: within one half, and pages other than 0 in the upper one."""
     areas = [
         *(*sff8472.FIRST, *sff8472.further(read(sff8472_image())[0])),
@@ -235,7 +235,7 @@ def test_an_unknown_kind_is_an_error():
 
 
 @given(st.sampled_from([0x03, 0x0D, 0x11, 0x18, 0x19]), st.binary(min_size=256, max_size=256), st.data())
-def test_any_bytes_are_a_module_with_finite_values(identifier, content, data):
+def test_any_bytes_decode_to_a_module_with_finite_values(identifier, content, data):
     pages = {
         (i2c, page): bytearray(
             data.draw(st.sampled_from([content, content[::-1], bytes(256), b"\xff" * 256]))

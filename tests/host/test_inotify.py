@@ -16,24 +16,24 @@ from nodeagent.host.inotify import (
     IN_MOVE_SELF,
     IN_MOVED_FROM,
     IN_MOVED_TO,
-    Change,
+    FolderChange,
+    FolderWatch,
     InotifyError,
-    Watch,
 )
 
 
 @pytest.fixture
-def watch() -> Iterator[Watch]:
-    with Watch() as watch:
+def watch() -> Iterator[FolderWatch]:
+    with FolderWatch() as watch:
         yield watch
 
 
-async def changes_of(watch: Watch) -> tuple[Change, ...]:
+async def changes_of(watch: FolderWatch) -> tuple[FolderChange, ...]:
     async with asyncio.timeout(5):
         return await watch.changes()
 
 
-async def test_a_name_that_appears_is_told_with_its_folder(watch: Watch, tmp_path: Path) -> None:
+async def test_a_new_name_is_reported_with_its_folder(watch: FolderWatch, tmp_path: Path) -> None:
     watch.add(tmp_path)
     (tmp_path / "kubelet.sock").touch()
     (change,) = await changes_of(watch)
@@ -42,7 +42,7 @@ async def test_a_name_that_appears_is_told_with_its_folder(watch: Watch, tmp_pat
     assert not change.gone
 
 
-async def test_a_change_made_while_waiting_wakes_the_waiter(watch: Watch, tmp_path: Path) -> None:
+async def test_a_change_made_while_waiting_wakes_the_waiter(watch: FolderWatch, tmp_path: Path) -> None:
     watch.add(tmp_path)
     waiting = asyncio.create_task(changes_of(watch))
     await asyncio.sleep(0)
@@ -50,7 +50,7 @@ async def test_a_change_made_while_waiting_wakes_the_waiter(watch: Watch, tmp_pa
     assert [change.name for change in await waiting] == ["a"]
 
 
-async def test_many_events_for_one_name_are_one_change(watch: Watch, tmp_path: Path) -> None:
+async def test_many_events_for_one_name_are_one_change(watch: FolderWatch, tmp_path: Path) -> None:
     watch.add(tmp_path, CONTENT)
     for _ in range(10):
         (tmp_path / "a").write_text("1")
@@ -63,7 +63,7 @@ async def test_many_events_for_one_name_are_one_change(watch: Watch, tmp_path: P
     ]
 
 
-async def test_two_folders_are_told_apart(watch: Watch, tmp_path: Path) -> None:
+async def test_changes_name_their_folder(watch: FolderWatch, tmp_path: Path) -> None:
     for name in ("x", "y"):
         (tmp_path / name).mkdir()
         watch.add(tmp_path / name)
@@ -75,7 +75,7 @@ async def test_two_folders_are_told_apart(watch: Watch, tmp_path: Path) -> None:
     ]
 
 
-async def test_names_that_are_not_utf8_come_back_as_python_names_them(watch: Watch, tmp_path: Path) -> None:
+async def test_names_that_are_not_utf8_are_decoded_like_pythons(watch: FolderWatch, tmp_path: Path) -> None:
     watch.add(tmp_path)
     path = os.path.join(os.fsencode(tmp_path), b"\xff\xfe")
     os.close(os.open(path, os.O_CREAT))
@@ -83,7 +83,7 @@ async def test_names_that_are_not_utf8_come_back_as_python_names_them(watch: Wat
     assert os.fsencode(change.name) == b"\xff\xfe"
 
 
-async def test_a_folder_that_is_deleted_is_gone_and_can_be_added_again(watch: Watch, tmp_path: Path) -> None:
+async def test_a_deleted_folder_is_gone_and_can_be_added_again(watch: FolderWatch, tmp_path: Path) -> None:
     folder = tmp_path / "plugins"
     folder.mkdir()
     watch.add(folder)
@@ -99,9 +99,7 @@ async def test_a_folder_that_is_deleted_is_gone_and_can_be_added_again(watch: Wa
     assert [change.name for change in await changes_of(watch)] == ["b"]
 
 
-async def test_a_folder_that_is_moved_away_is_gone_and_followed_no_further(
-    watch: Watch, tmp_path: Path
-) -> None:
+async def test_a_moved_folder_is_gone_and_no_longer_watched(watch: FolderWatch, tmp_path: Path) -> None:
     folder = tmp_path / "plugins"
     folder.mkdir()
     watch.add(folder)
@@ -115,7 +113,7 @@ async def test_a_folder_that_is_moved_away_is_gone_and_followed_no_further(
     assert [(change.folder, change.name) for change in await changes_of(watch)] == [(str(folder), "b")]
 
 
-async def test_a_removed_folder_is_silent_with_all_it_had_queued(watch: Watch, tmp_path: Path) -> None:
+async def test_queued_events_of_a_removed_folder_are_dropped(watch: FolderWatch, tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "y").mkdir()
     watch.add(tmp_path / "x")
@@ -131,7 +129,7 @@ async def test_a_removed_folder_is_silent_with_all_it_had_queued(watch: Watch, t
 QUEUE = Path("/proc/sys/fs/inotify/max_queued_events")
 
 
-async def test_lost_events_say_look_again(watch: Watch, tmp_path: Path) -> None:
+async def test_lost_events_are_an_overflow(watch: FolderWatch, tmp_path: Path) -> None:
     limit = int(QUEUE.read_text())
     if limit > 65536:
         pytest.skip(f"fs.inotify.max_queued_events is {limit}: too many to fill")
@@ -147,7 +145,7 @@ async def test_lost_events_say_look_again(watch: Watch, tmp_path: Path) -> None:
     assert [change.name for change in await changes_of(watch)] == ["c"]
 
 
-async def test_changes_can_be_iterated(watch: Watch, tmp_path: Path) -> None:
+async def test_changes_can_be_iterated(watch: FolderWatch, tmp_path: Path) -> None:
     watch.add(tmp_path)
     seen = []
     (tmp_path / "0").touch()
@@ -160,7 +158,7 @@ async def test_changes_can_be_iterated(watch: Watch, tmp_path: Path) -> None:
     assert seen == ["0", "1", "2"]
 
 
-async def test_a_waiter_that_is_cancelled_loses_nothing(watch: Watch, tmp_path: Path) -> None:
+async def test_a_cancelled_waiter_loses_no_change(watch: FolderWatch, tmp_path: Path) -> None:
     watch.add(tmp_path)
     waiting = asyncio.create_task(changes_of(watch))
     await asyncio.sleep(0)
@@ -172,18 +170,18 @@ async def test_a_waiter_that_is_cancelled_loses_nothing(watch: Watch, tmp_path: 
 
 
 @pytest.mark.parametrize("what", ["absent", "file"])
-def test_what_is_no_folder_is_refused_by_name(tmp_path: Path, what: str) -> None:
+def test_a_path_that_is_not_a_folder_is_an_error_with_its_name(tmp_path: Path, what: str) -> None:
     (tmp_path / "file").touch()
     with (
-        Watch() as watch,
+        FolderWatch() as watch,
         pytest.raises(InotifyError, match=f"{what} cannot be watched: .*folder that exists"),
     ):
         watch.add(tmp_path / what)
 
 
-def test_closing_gives_the_descriptor_back_and_may_be_repeated() -> None:
+def test_close_frees_the_descriptor_and_may_be_repeated() -> None:
     before = set(Path("/proc/self/fd").iterdir())
-    watch = Watch()
+    watch = FolderWatch()
     assert set(Path("/proc/self/fd").iterdir()) > before
     watch.close()
     watch.close()

@@ -1,4 +1,4 @@
-"""The kernel's log: what counts in it, and what anybody could write into it."""
+"""The kernel log: lines of the driver, and lines that a program could write."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.health.link_rules import FATAL_PATTERNS
-from nodeagent.host.kmsg import PATTERNS, Event, KernelLog, KernelLogError, events_of
+from nodeagent.host.kmsg import PATTERNS, FirmwareEvent, KernelLog, KernelLogError, events_of
 
 NIC = "0000:1a:00.0"
 LINES = {
@@ -30,21 +30,21 @@ def record(text: str, priority: int = 3) -> bytes:
     return f"{priority},1042,123456789,-;{text}\n{dictionary}".encode()
 
 
-def events(raw: bytes) -> list[Event]:
+def events(raw: bytes) -> list[FirmwareEvent]:
     return list(events_of(raw))
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_line_of_the_driver_is_an_event_of_its_function(pattern):
-    assert Event(NIC, pattern) in events(record(f"mlx5_core {NIC}: {LINES[pattern]}"))
-    assert Event(NIC, pattern) in events(record(f"mlx5_core {NIC} ens1np0: {LINES[pattern]}"))
+    assert FirmwareEvent(NIC, pattern) in events(record(f"mlx5_core {NIC}: {LINES[pattern]}"))
+    assert FirmwareEvent(NIC, pattern) in events(record(f"mlx5_core {NIC} ens1np0: {LINES[pattern]}"))
 
 
-def test_what_a_rule_waits_for_is_looked_for():
+def test_every_pattern_of_a_rule_is_searched():
     assert set(FATAL_PATTERNS) <= PATTERNS.keys()
 
 
-def test_what_a_program_writes_into_the_log_counts_for_nothing():
+def test_lines_of_programs_do_not_count():
     text = f"mlx5_core {NIC}: {LINES['unrecoverable']}"
     assert events(record(text, priority=1 << 3 | 3)) == []
 
@@ -60,17 +60,17 @@ def test_what_a_program_writes_into_the_log_counts_for_nothing():
         "",
     ],
 )
-def test_what_only_looks_like_a_line_of_the_driver_does_not_count(text):
+def test_lines_that_only_resemble_the_drivers_do_not_count(text):
     assert events(record(text)) == []
 
 
 @given(st.binary(max_size=300))
-def test_any_record_is_read(data):
+def test_any_record_decodes(data):
     for raw in (data, b"3,1,1,-;" + data, f"3,1,1,-;mlx5_core {NIC}: ".encode() + data):
         assert all(event.pattern in PATTERNS for event in events_of(raw))
 
 
-def test_a_log_is_read_from_its_beginning_and_then_what_comes(tmp_path):
+def test_a_log_is_read_from_its_beginning_and_then_continued(tmp_path):
     # A pipe is no log, but it too gives what there is and then nothing for now.
     path = tmp_path / "kmsg"
     os.mkfifo(path)
@@ -79,13 +79,13 @@ def test_a_log_is_read_from_its_beginning_and_then_what_comes(tmp_path):
     try:
         os.write(writing, record(f"mlx5_core {NIC}: {LINES['unrecoverable']}"))
         found, more = reading.read()
-        assert (found, more) == ({Event(NIC, "unrecoverable"): 1}, False)
+        assert (found, more) == ({FirmwareEvent(NIC, "unrecoverable"): 1}, False)
         assert reading.read() == ({}, False)
     finally:
         os.close(writing)
         reading.close()
 
 
-def test_a_log_that_is_not_there_says_what_it_takes(tmp_path):
+def test_a_missing_log_is_an_error_with_the_remedy(tmp_path):
     with pytest.raises(KernelLogError, match="CAP_SYSLOG"):
         KernelLog(tmp_path / "kmsg")

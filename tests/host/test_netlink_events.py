@@ -1,4 +1,4 @@
-"""Wake-ups of the kernel that runs the tests, in a network namespace of their own."""
+"""Events of the kernel that runs the tests, in a network namespace of the test."""
 
 import asyncio
 import ctypes
@@ -27,9 +27,9 @@ _CLONE_NEWNET = 0x4000_0000
 
 
 class Namespace:
-    """A thread of its own in a network namespace of its own; both end together.
+    """A thread in a network namespace of its own; both end together.
 
-    A socket belongs for ever to the namespace that it was made in, so it can be used from anywhere.
+    A socket always belongs to the namespace in which it was made, so any thread can use it.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Namespace:
         return self._thread.submit(function, *args).result()
 
     def ip(self, command: str) -> None:
-        """A child of the thread is in its namespace too."""
+        """Run ip in the namespace: a child of the thread is in it too."""
         self.run(lambda: subprocess.run(["ip", *command.split()], check=True))
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ async def quiet(events: LinkEvents | Uevents) -> bool:
     return False
 
 
-async def test_a_link_that_is_made_set_up_or_removed_wakes(namespace: Namespace) -> None:
+async def test_a_link_that_is_added_changed_or_removed_wakes(namespace: Namespace) -> None:
     with namespace.run(LinkEvents) as events:
         for command in (
             "link add d0 type veth peer name p0",
@@ -93,7 +93,7 @@ async def test_a_link_that_is_made_set_up_or_removed_wakes(namespace: Namespace)
         assert events.resyncs == 0
 
 
-async def test_a_waiter_is_woken_by_carrier_lost_at_the_other_end(namespace: Namespace) -> None:
+async def test_carrier_lost_at_the_other_end_wakes(namespace: Namespace) -> None:
     namespace.ip("link add v0 type veth peer name v1")
     namespace.ip("link set v0 up")
     namespace.ip("link set v1 up")
@@ -104,7 +104,7 @@ async def test_a_waiter_is_woken_by_carrier_lost_at_the_other_end(namespace: Nam
         assert await waiting
 
 
-async def test_a_burst_is_one_wake_up(namespace: Namespace) -> None:
+async def test_a_burst_of_events_wakes_once(namespace: Namespace) -> None:
     with namespace.run(LinkEvents) as events:
         for n in range(10):
             namespace.ip(f"link add d{n} type veth peer name p{n}")
@@ -112,7 +112,7 @@ async def test_a_burst_is_one_wake_up(namespace: Namespace) -> None:
         assert await quiet(events)
 
 
-async def test_another_namespace_wakes_nobody(namespace: Namespace) -> None:
+async def test_events_of_another_namespace_do_not_wake(namespace: Namespace) -> None:
     with closing(Namespace()) as other, other.run(LinkEvents) as events:
         namespace.ip("link add d0 type veth peer name p0")
         assert await quiet(events)
@@ -120,7 +120,7 @@ async def test_another_namespace_wakes_nobody(namespace: Namespace) -> None:
         assert await woken(events)
 
 
-async def test_addresses_and_routes_wake_nobody(namespace: Namespace) -> None:
+async def test_addresses_and_routes_do_not_wake(namespace: Namespace) -> None:
     namespace.ip("link set lo up")
     with namespace.run(LinkEvents) as events:
         namespace.ip("address add 192.0.2.1/32 dev lo")
@@ -128,7 +128,7 @@ async def test_addresses_and_routes_wake_nobody(namespace: Namespace) -> None:
         assert await quiet(events)
 
 
-async def test_messages_that_the_kernel_dropped_wake_and_are_counted(namespace: Namespace) -> None:
+async def test_dropped_messages_wake_and_are_counted(namespace: Namespace) -> None:
     with namespace.run(LinkEvents) as events:
         events.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # the kernel makes it its least
         namespace.ip("link add d0 type veth peer name p0")
@@ -142,14 +142,14 @@ async def test_messages_that_the_kernel_dropped_wake_and_are_counted(namespace: 
         assert await woken(events), "the socket goes on after an overrun"
 
 
-async def test_device_events_of_the_namespace_wake_by_subsystem(namespace: Namespace) -> None:
+async def test_device_events_wake_by_subsystem(namespace: Namespace) -> None:
     with namespace.run(Uevents) as net, namespace.run(Uevents, frozenset({"infiniband"})) as infiniband:
         namespace.ip("link add d0 type veth peer name p0")
         assert await woken(net)
         assert await quiet(infiniband)
 
 
-async def test_device_events_that_were_dropped_may_have_been_of_any_subsystem(namespace: Namespace) -> None:
+async def test_dropped_device_events_wake_for_any_subsystem(namespace: Namespace) -> None:
     with namespace.run(Uevents, frozenset({"infiniband"})) as events:
         events.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         for n in range(5):
@@ -158,7 +158,7 @@ async def test_device_events_that_were_dropped_may_have_been_of_any_subsystem(na
         assert events.resyncs == 1
 
 
-async def test_another_process_cannot_feign_the_kernel() -> None:
+async def test_messages_of_another_process_do_not_wake() -> None:
     with (
         Uevents(frozenset({"pci"})) as events,
         socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 15) as sender,
@@ -172,7 +172,7 @@ async def test_another_process_cannot_feign_the_kernel() -> None:
 
 
 class Tap:
-    """A tap device: unlike a veth, the kernel treats its carrier as a physical NIC's."""
+    """A tap device: the kernel treats its carrier like a physical NIC's, unlike that of a veth."""
 
     _SET_INTERFACE, _SET_CARRIER = 0x400454CA, 0x400454E2  # TUNSETIFF, TUNSETCARRIER
 
@@ -258,18 +258,18 @@ async def test_a_second_lost_link_is_published_before_the_kernel_announces_it(
         (b"\xff@\0SUBSYSTEM=\xff\0", "\ufffd"),
     ],
 )
-def test_the_subsystem_of_a_uevent_is_found(message: bytes, name: str | None) -> None:
+def test_the_subsystem_of_a_uevent_is_decoded(message: bytes, name: str | None) -> None:
     assert subsystem(message) == name
 
 
-def test_a_socket_is_given_back() -> None:
+def test_a_closed_socket_frees_its_descriptor() -> None:
     before = set(Path("/proc/self/fd").iterdir())
     with LinkEvents(), Uevents():
         assert len(set(Path("/proc/self/fd").iterdir())) == len(before) + 2
     assert set(Path("/proc/self/fd").iterdir()) == before
 
 
-def test_a_socket_that_cannot_be_had_is_named() -> None:
+def test_a_socket_that_cannot_be_made_is_an_error() -> None:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

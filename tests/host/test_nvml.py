@@ -44,7 +44,7 @@ def gpu(index, *, mib=81559, mig=0, lost=0, action=0, events=ALL, bus=None, uuid
 
 
 class Machine:
-    """The control file; replaced as a whole, so that no call ever reads half of it."""
+    """The control file; replaced as a whole, so that no call reads half of it."""
 
     def __init__(self, path):
         self.path = path
@@ -136,7 +136,7 @@ def nvml(start, young):
     return start(young)
 
 
-def test_a_gpu_is_read_as_the_kernel_and_the_kubelet_know_it(nvml, machine):
+def test_a_gpu_has_the_kernels_pci_address_and_memory_in_mib(nvml, machine):
     machine.set(gpu(0, uuid="GPU-aa-bb", bus="00000000:1B:00.0", name="NVIDIA H100 80GB HBM3"))
     assert nvml.gpus() == (
         GpuReading(
@@ -152,7 +152,7 @@ def test_a_gpu_is_read_as_the_kernel_and_the_kubelet_know_it(nvml, machine):
     assert nvml.version() == "580.95.05"
 
 
-def test_a_domain_beyond_four_digits_is_kept_as_the_kernel_writes_it(nvml, machine):
+def test_a_domain_beyond_four_digits_has_the_kernels_form(nvml, machine):
     machine.set(gpu(0, bus="00010000:E1:00.0"), gpu(1, bus="0000ABCD:01:00.0"))
     assert [one.pci_address for one in nvml.gpus()] == ["10000:e1:00.0", "abcd:01:00.0"]
 
@@ -173,7 +173,7 @@ def test_no_gpu_is_an_empty_listing_and_a_wait_that_times_out(nvml, machine):
     assert nvml.wait(0.01) == ()
 
 
-def test_mig_and_every_recovery_action_are_told(nvml, machine):
+def test_mig_and_every_recovery_action_are_read(nvml, machine):
     machine.set(gpu(0, mig=1), *(gpu(action, action=action) for action in range(1, 9)), gpu(9, action=-1))
     readings = nvml.gpus()
     assert [one.mig for one in readings] == [True] + [False] * 9
@@ -210,7 +210,7 @@ def test_a_library_that_is_installed_later_is_found_without_a_restart(start, you
 
 
 @pytest.mark.parametrize(("code", "absent"), [(9, True), (18, False), (4, False), (999, False), (777, False)])
-def test_an_error_of_init_says_whether_there_is_a_driver(start, young, machine, code, absent):
+def test_an_error_of_init_shows_whether_a_driver_exists(start, young, machine, code, absent):
     machine.set(f"fail nvmlInitWithFlags {code}")
     remote = start(young, opened=False)
     with pytest.raises(DriverError, match="nvmlInit") as error:
@@ -234,7 +234,7 @@ ABOUT_A_GPU = (
 
 
 @pytest.mark.parametrize("call", ABOUT_A_GPU)
-def test_an_error_about_one_gpu_is_its_own_fault_and_nobody_elses(nvml, machine, call):
+def test_an_error_about_one_gpu_is_only_its_own_fault(nvml, machine, call):
     sound = nvml.gpus()
     for code in (2, 4, 6, 14, 15, 16, 17, 20, 27, 999, 12345):
         machine.set(gpu(0), gpu(1), gpu(2), f"fail {call} {code} 1")
@@ -254,7 +254,7 @@ def test_an_error_about_one_gpu_is_its_own_fault_and_nobody_elses(nvml, machine,
 
 @pytest.mark.parametrize("call", ABOUT_A_GPU)
 @pytest.mark.parametrize("code", [1, 9, 18])
-def test_an_error_about_the_driver_is_no_gpus_fault(nvml, machine, call, code):
+def test_an_error_about_the_driver_is_not_a_gpus_fault(nvml, machine, call, code):
     machine.set(gpu(0), gpu(1), f"fail {call} {code} 1")
     with pytest.raises(DriverError) as error:
         nvml.gpus()
@@ -262,25 +262,25 @@ def test_an_error_about_the_driver_is_no_gpus_fault(nvml, machine, call, code):
 
 
 @pytest.mark.parametrize("call", ABOUT_A_GPU[2:])
-def test_what_a_driver_does_not_support_is_no_fault(nvml, machine, call):
+def test_an_unsupported_call_is_not_a_fault(nvml, machine, call):
     machine.set(gpu(0), f"fail {call} 3")
     assert nvml.gpus()[0].fault is None
 
 
-def test_an_error_of_counting_is_the_drivers(nvml, machine):
+def test_an_error_of_the_gpu_count_is_a_driver_error(nvml, machine):
     machine.set(gpu(0), "fail nvmlDeviceGetCount_v2 999")
     with pytest.raises(DriverError, match="nvmlDeviceGetCount: Unknown Error"):
         nvml.gpus()
 
 
-def test_a_driver_that_does_not_say_its_version_is_used_all_the_same(nvml, machine):
+def test_a_driver_without_a_version_is_still_used(nvml, machine):
     machine.set(gpu(0), "fail nvmlSystemGetDriverVersion 999")
     assert nvml.version() is None
     assert len(nvml.gpus()) == 1
 
 
 @pytest.mark.parametrize("call", ["nvmlEventSetFree", "nvmlShutdown"])
-def test_a_driver_that_does_not_close_is_left_and_can_be_opened_again(nvml, machine, call):
+def test_a_driver_that_fails_to_close_can_be_opened_again(nvml, machine, call):
     machine.set(gpu(0), f"fail {call} 999")
     nvml.close()
     with pytest.raises(DriverError, match="not open"):
@@ -289,9 +289,7 @@ def test_a_driver_that_does_not_close_is_left_and_can_be_opened_again(nvml, mach
     assert len(nvml.gpus()) == 1
 
 
-def test_an_event_set_that_cannot_be_made_is_an_error_and_one_that_is_unsupported_is_none(
-    start, young, machine
-):
+def test_a_failed_event_set_is_an_error_and_an_unsupported_one_is_not(start, young, machine):
     machine.set(gpu(0), "fail nvmlEventSetCreate 999")
     remote = start(young, opened=False)
     with pytest.raises(DriverError, match="nvmlEventSetCreate"):
@@ -302,7 +300,7 @@ def test_an_event_set_that_cannot_be_made_is_an_error_and_one_that_is_unsupporte
     assert remote.wait(0.01) == ()
 
 
-def test_the_same_xid_twice_is_two_events_and_old_ones_are_not_told_again(nvml, machine):
+def test_the_same_xid_twice_is_two_events_and_old_ones_are_not_repeated(nvml, machine):
     machine.set(gpu(0), gpu(1), f"event 1 1 {XID} 79")
     nvml.close()
     nvml.open()
@@ -314,26 +312,26 @@ def test_the_same_xid_twice_is_two_events_and_old_ones_are_not_told_again(nvml, 
     assert nvml.wait(0.01) == ()
 
 
-def test_an_xid_ends_a_wait_that_is_under_way(nvml, machine):
+def test_an_xid_ends_a_running_wait(nvml, machine):
     nvml.gpus()
     nvml.send("wait", 30)
     machine.set(gpu(0), gpu(1), f"event 1 0 {XID} 48")
     assert nvml.receive() == [{"uuid": "GPU-0", "xid": 48, "unavailable": False}]
 
 
-def test_an_event_that_is_no_xid_only_asks_for_a_reading(nvml, machine):
+def test_an_event_without_an_xid_only_requests_a_reading(nvml, machine):
     nvml.gpus()
     machine.set(gpu(0), gpu(1), f"event 1 0 {RECOVERY} 0", f"event 2 1 {DBE} 0")
     assert nvml.wait(1) == (GpuEvent("GPU-0", None), GpuEvent("GPU-1", None))
 
 
-def test_a_gpu_that_is_lost_with_its_xid_is_still_named(nvml, machine):
+def test_the_xid_of_a_lost_gpu_has_its_uuid(nvml, machine):
     nvml.gpus()
     machine.set(gpu(0), gpu(1, lost=1), f"event 1 1 {XID} 79")
     assert nvml.wait(1) == (GpuEvent("GPU-1", 79),)
 
 
-def test_waiting_on_a_lost_gpu_fails_and_after_a_new_opening_the_others_are_heard(nvml, machine):
+def test_a_wait_with_a_lost_gpu_fails_and_a_new_opening_receives_the_others_events(nvml, machine):
     nvml.gpus()
     machine.set(gpu(0), gpu(1, lost=1))
     with pytest.raises(DriverError, match="lost"):
@@ -349,7 +347,7 @@ def test_waiting_on_a_lost_gpu_fails_and_after_a_new_opening_the_others_are_hear
 
 
 @pytest.mark.parametrize("code", [1, 2, 17, 999])
-def test_any_other_error_of_the_wait_is_the_drivers_and_gone_after_a_new_opening(nvml, machine, code):
+def test_any_other_error_of_the_wait_is_a_driver_error_until_a_new_opening(nvml, machine, code):
     nvml.gpus()
     machine.set(gpu(0), gpu(1), f"fail nvmlEventSetWait_v2 {code}")
     with pytest.raises(DriverError, match="nvmlEventSetWait_v2") as error:
@@ -363,7 +361,7 @@ def test_any_other_error_of_the_wait_is_the_drivers_and_gone_after_a_new_opening
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"])
 @pytest.mark.parametrize("code", [2, 3, 15, 999])
-def test_a_gpu_without_events_is_not_condemned_and_the_others_are_heard(start, young, machine, call, code):
+def test_a_gpu_without_events_has_no_fault_and_the_others_send_events(start, young, machine, call, code):
     machine.set(gpu(0), gpu(1), f"fail {call} {code} 0")
     remote = start(young)
     assert [one.fault for one in remote.gpus()] == [None, None]
@@ -379,7 +377,7 @@ def test_only_supported_events_are_registered(start, young, machine):
     assert remote.wait(1) == (GpuEvent("GPU-0", 62),)
 
 
-def test_an_old_driver_lacks_functions_and_still_gives_its_gpus(start, old, machine):
+def test_an_old_driver_without_some_functions_still_lists_its_gpus(start, old, machine):
     remote = start(old)
     reading = remote.gpus()[0]
     assert reading.memory_mib == 81559
@@ -422,7 +420,7 @@ asyncio.run(main())
 
 
 class Agent:
-    """The source over the real binding, in a process of its own; says each fact in a line."""
+    """The source with the real binding in a child process, which prints each fact as a line."""
 
     def __init__(self, machine, library, root):
         self.child = subprocess.Popen(
@@ -462,7 +460,7 @@ def agent(machine, young, tmp_path):
         stream.close()
 
 
-def test_through_the_whole_way_a_fatal_xid_and_a_reset_reach_the_inventory(agent, machine):
+def test_end_to_end_a_fatal_xid_and_a_reset_are_published(agent, machine):
     agent.until("GPU-0=healthy: GPU-1=healthy:")
     machine.set(gpu(0), gpu(1), f"event 1 1 {XID} 48")
     agent.until("GPU-0=healthy: GPU-1=unhealthy:xid_48")
@@ -475,7 +473,7 @@ def test_through_the_whole_way_a_fatal_xid_and_a_reset_reach_the_inventory(agent
     assert agent.end() == "stuck 0"
 
 
-def test_through_the_whole_way_a_lost_gpu_is_alone_and_comes_back(agent, machine):
+def test_end_to_end_a_lost_gpu_affects_only_itself_and_recovers(agent, machine):
     agent.until("GPU-0=healthy: GPU-1=healthy:")
     machine.set(gpu(0), gpu(1, lost=1))
     agent.until("GPU-0=healthy: GPU-1=unhealthy:gpu_lost")
@@ -489,7 +487,7 @@ def test_through_the_whole_way_a_lost_gpu_is_alone_and_comes_back(agent, machine
     assert agent.end() == "stuck 0"
 
 
-def test_through_the_whole_way_a_wait_that_fails_condemns_nobody(agent, machine):
+def test_end_to_end_a_failed_wait_causes_no_fault(agent, machine):
     agent.until("GPU-0=healthy: GPU-1=healthy:")
     machine.set(gpu(0), gpu(1), "fail nvmlEventSetWait_v2 999")
     for _ in range(3):  # a new session each time, and both GPUs stand
@@ -501,7 +499,7 @@ def test_through_the_whole_way_a_wait_that_fails_condemns_nobody(agent, machine)
 
 
 @pytest.mark.parametrize("call", ["nvmlInitWithFlags", "nvmlDeviceGetMemoryInfo", "nvmlEventSetWait_v2"])
-def test_a_call_that_hangs_makes_the_source_silent_and_lets_the_process_end(agent, machine, call):
+def test_a_hanging_call_makes_the_source_silent_and_does_not_block_the_exit(agent, machine, call):
     agent.until("GPU-0=healthy: GPU-1=healthy:")
     machine.set(gpu(0), gpu(1), f"hang {call}", "fail nvmlDeviceGetName 1" if "Init" in call else "")
     agent.until("GPU-0=unknown:driver_silent GPU-1=unknown:driver_silent")
@@ -509,7 +507,7 @@ def test_a_call_that_hangs_makes_the_source_silent_and_lets_the_process_end(agen
     assert int(agent.end().split()[1]) >= 1
 
 
-def test_a_call_that_hung_and_comes_back_gives_the_facts_back(agent, machine):
+def test_a_hanging_call_that_returns_restores_the_facts(agent, machine):
     agent.until("GPU-0=healthy: GPU-1=healthy:")
     machine.set(gpu(0), gpu(1), "hang nvmlDeviceGetCount_v2")
     agent.until("has not answered")

@@ -1,4 +1,4 @@
-"""The vitals of a GPU, by the real binding from the stand-in library: all there, some there, nonsense, none."""
+"""The vitals of a GPU with the real binding and the stand-in library: complete, partial, impossible, none."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def vitals(nvml):
     return [GpuVitals(**one) for one in nvml.ask("vitals")]
 
 
-def test_everything_that_a_hopper_tells(nvml, machine):
+def test_all_values_of_a_hopper_are_read(nvml, machine):
     machine.set(
         gpu(0, mib=81559),
         *vital(memory_used=1 << 30, ecc_0_0_7=3, ecc_0_0_2=4, ecc_1_0_7=1, ecc_1_0_2=2),
@@ -112,14 +112,14 @@ def test_everything_that_a_hopper_tells(nvml, machine):
     }
 
 
-def test_a_gpu_that_tells_nothing_costs_nothing_but_its_memory(nvml, machine):
+def test_a_gpu_without_measured_values_has_only_its_memory(nvml, machine):
     machine.set(gpu(0))
     (told,) = vitals(nvml)
     assert told.values == {"gpu_memory_used_bytes": 0, "gpu_memory_total_bytes": 81559 << 20}
     assert (told.texts, told.absurd, told.processes) == ({}, [], [])
 
 
-def test_an_old_driver_that_lacks_the_calls_tells_what_it_can(start, old, machine):
+def test_an_old_driver_returns_the_values_that_it_supports(start, old, machine):
     machine.set(gpu(0), *vital(ecc_1_0_7=1, pcie_width=16, celsius=40, fabric_state=3), field(145, 1))
     (told,) = vitals(start(old))
     assert told.values.keys() == {
@@ -148,7 +148,7 @@ CALLS = (
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("result", [3, 13, 999])  # NOT_SUPPORTED, FUNCTION_NOT_FOUND, UNKNOWN
-def test_a_call_that_fails_costs_its_own_numbers_and_only_those(nvml, machine, call, result):
+def test_a_failed_call_affects_only_its_own_values(nvml, machine, call, result):
     numbers = vital(ecc_1_0_7=1, pcie_width=16, pstate=0, utilization=1, celsius=40, sram_threshold=0)
     machine.set(gpu(0), *numbers, *vital(fabric_state=3), field(145, 1), "text 0 serial 1")
     (whole,) = vitals(nvml)
@@ -164,7 +164,7 @@ def test_a_call_that_fails_costs_its_own_numbers_and_only_those(nvml, machine, c
     assert missing >= 1 or told.processes is None
 
 
-def test_what_cannot_be_is_dropped_and_named(nvml, machine):
+def test_impossible_values_are_dropped_and_named(nvml, machine):
     machine.set(
         gpu(0),
         *vital(pcie_width=0xFFFFFFFF, pcie_generation=0, celsius=4294967295, utilization=101, pstate=32),
@@ -197,14 +197,14 @@ def test_what_cannot_be_is_dropped_and_named(nvml, machine):
     assert told.values == {"gpu_memory_total_bytes": 81559 << 20}
 
 
-def test_texts_that_are_none_are_not_told(start, young, machine):
+def test_invalid_texts_are_absent(start, young, machine):
     nvml = start(young)
     machine.path.write_bytes(f"driver 1\n{gpu(0)}\ntext 0 serial \xff\xfe\n".encode("latin-1"))
     (told,) = vitals(nvml)
     assert "gpu_serial" not in told.texts
 
 
-def test_a_gpu_that_is_lost_meanwhile_has_no_vitals_and_the_others_have_theirs(nvml, machine):
+def test_a_gpu_lost_during_the_reading_does_not_affect_the_others(nvml, machine):
     machine.set(gpu(0), gpu(1), *vital(0, celsius=40), *vital(1, celsius=41))
     nvml.gpus()
     machine.set(gpu(0, lost=1), gpu(1), *vital(0, celsius=40), *vital(1, celsius=41))
@@ -213,7 +213,7 @@ def test_a_gpu_that_is_lost_meanwhile_has_no_vitals_and_the_others_have_theirs(n
     assert second.values["gpu_celsius"] == 41
 
 
-def test_a_gpu_with_twelve_links_has_twelve_and_one_with_thirty_six_is_asked_again(nvml, machine):
+def test_the_number_of_nvlinks_follows_the_driver(nvml, machine):
     machine.set(gpu(0), field(91, 12), *links(12))
     (told,) = vitals(nvml)
     assert sum(name.startswith("gpu_nvlink_up/") for name in told.values) == 12
@@ -223,7 +223,7 @@ def test_a_gpu_with_twelve_links_has_twelve_and_one_with_thirty_six_is_asked_aga
     assert sum(name.startswith("gpu_nvlink_up/") for name in told.values) == 36
 
 
-def test_a_gpu_that_is_unavailable_is_told_apart_from_an_xid(nvml, machine):
+def test_an_unavailable_gpu_is_not_an_xid(nvml, machine):
     nvml.gpus()
     machine.set(gpu(0), gpu(1), "event 1 1 16384 0", "event 2 0 8 13", "event 3 0 32768 1")
     told = nvml.ask("wait", 5)
@@ -235,5 +235,5 @@ def test_a_gpu_that_is_unavailable_is_told_apart_from_an_xid(nvml, machine):
 
 
 @pytest.mark.parametrize("name", ["gpu_nvlink_up/x", "gpu_nvlink_up/36", "gpu_nvlink_up/", "gpu_nvlink_up/²"])
-def test_a_link_without_a_number_is_no_link(name):
+def test_a_link_without_a_number_is_ignored(name):
     assert plausible("GPU-0", {name: 1.0}, {}) == GpuVitals("GPU-0", {}, {}, (name,))

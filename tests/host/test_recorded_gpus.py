@@ -1,4 +1,4 @@
-"""A recorded machine as a driver: live, exact, and never worse than an error."""
+"""The driver of a recorded machine: changes, exact values, errors."""
 
 import json
 import threading
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading
-from nodeagent.host.recorded_gpus import PATH, Recorded, record
+from nodeagent.host.recorded_gpus import PATH, RecordedGpuDriver, record
 
 H100 = {
     "uuid": "GPU-0",
@@ -48,7 +48,7 @@ def machine(tmp_path):
 
 @pytest.fixture
 def driver(machine):
-    driver = Recorded(machine.root)
+    driver = RecordedGpuDriver(machine.root)
     driver.open()
     yield driver
     driver.close()
@@ -58,16 +58,16 @@ def event(sequence, xid=79, uuid="GPU-0"):
     return {"sequence": sequence, "uuid": uuid, "xid": xid}
 
 
-def test_gpus_are_read_anew_each_time_and_by_index(driver, machine):
+def test_gpus_are_read_each_time_and_sorted_by_index(driver, machine):
     assert driver.version() == "580.95.05"
     assert [one.memory_mib for one in driver.gpus()] == [81559]
     machine.set(gpus=[H100 | {"index": 1, "uuid": "GPU-1", "lost": True}, H100])
     assert [(one.uuid, one.lost) for one in driver.gpus()] == [("GPU-0", False), ("GPU-1", True)]
 
 
-def test_events_of_the_past_are_not_told_and_the_same_xid_twice_is_told_twice(machine):
+def test_old_events_are_not_returned_and_the_same_xid_twice_is_two_events(machine):
     machine.set(events=[event(1), event(2)])
-    driver = Recorded(machine.root)
+    driver = RecordedGpuDriver(machine.root)
     driver.open()
     assert driver.wait(0) == ()
     machine.set(events=[event(4), event(3), event(2)])
@@ -85,19 +85,19 @@ def test_a_wait_ends_as_soon_as_the_file_is_replaced(driver, machine):
     assert heard == [(GpuEvent("GPU-0", 48),)]
 
 
-def test_a_change_that_is_no_event_asks_for_a_reading(driver, machine):
+def test_a_change_without_an_event_requests_a_reading(driver, machine):
     machine.set(gpus=[H100 | {"recovery_action": "gpu_reset"}])
     assert driver.wait(5) == (GpuEvent(None, None),)
     assert driver.wait(0) == ()
 
 
-def test_an_in_place_rewrite_is_seen_as_well(driver, machine):
+def test_an_in_place_rewrite_ends_a_wait_too(driver, machine):
     machine.path.write_text(json.dumps({"gpus": [], "events": [event(1)]}))
     assert driver.wait(5) == (GpuEvent("GPU-0", 79),)
 
 
 @pytest.mark.parametrize("call", ["init", "list", "wait"])
-def test_a_failure_is_the_drivers_and_in_the_named_call_alone(driver, machine, call):
+def test_a_failure_is_a_driver_error_of_the_named_call_only(driver, machine, call):
     machine.set(failure={"call": call, "error": "Unknown Error"})
     asks = {"init": driver.open, "list": driver.gpus, "wait": lambda: driver.wait(0)}
     with pytest.raises(DriverError, match=r"^Unknown Error$") as error:
@@ -109,11 +109,11 @@ def test_a_failure_is_the_drivers_and_in_the_named_call_alone(driver, machine, c
 
 def test_without_a_recording_there_is_no_driver(tmp_path):
     with pytest.raises(DriverError) as error:
-        Recorded(tmp_path).open()
+        RecordedGpuDriver(tmp_path).open()
     assert error.value.absent
 
 
-def test_a_recording_that_goes_away_is_an_absent_driver(driver, machine):
+def test_a_removed_recording_is_an_absent_driver(driver, machine):
     machine.path.unlink()
     with pytest.raises(DriverError) as error:
         driver.wait(5)
@@ -123,7 +123,7 @@ def test_a_recording_that_goes_away_is_an_absent_driver(driver, machine):
 def test_a_folder_in_place_of_the_file_is_an_error(tmp_path):
     (tmp_path / PATH.lstrip("/")).mkdir(parents=True)
     with pytest.raises(DriverError, match="cannot be read"):
-        Recorded(tmp_path).open()
+        RecordedGpuDriver(tmp_path).open()
 
 
 @pytest.mark.parametrize(
@@ -150,11 +150,11 @@ def test_a_malformed_recording_is_an_error_that_names_the_file(driver, machine, 
 
 
 @given(raw=st.binary(max_size=200))
-def test_whatever_the_file_holds_only_a_driver_error_leaves(tmp_path_factory, raw):
+def test_any_content_of_the_file_raises_only_driver_error(tmp_path_factory, raw):
     machine = Machine(tmp_path_factory.mktemp("any"))
     machine.write(raw)
     try:
-        Recorded(machine.root).gpus()
+        RecordedGpuDriver(machine.root).gpus()
     except DriverError as error:
         assert "gpus.json" in str(error)  # noqa: PT017 - either outcome is good
 
@@ -176,9 +176,9 @@ READINGS = st.builds(
 
 
 @given(readings=st.lists(READINGS, max_size=4, unique_by=lambda one: one.index), version=TEXT)
-def test_what_is_recorded_reads_back_as_it_was_read(tmp_path_factory, readings, version):
+def test_a_recording_reads_back_the_same_values(tmp_path_factory, readings, version):
     machine = Machine(tmp_path_factory.mktemp("recorded"))
     machine.write(record(tuple(readings), version))
-    driver = Recorded(machine.root)
+    driver = RecordedGpuDriver(machine.root)
     assert driver.gpus() == tuple(sorted(readings, key=lambda one: one.index))
     assert driver.version() == version

@@ -1,4 +1,4 @@
-"""The writes and questions about VFs, put to the kernel that runs the tests."""
+"""VF writes and requests on the kernel that runs the tests."""
 
 import ctypes
 import fcntl
@@ -13,7 +13,7 @@ import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from nodeagent.host import sriov
-from nodeagent.host.sriov import Links, SriovError, VfSettings, is_open, vf_settings
+from nodeagent.host.sriov import SriovError, VfNetlink, VfSettings, is_open, vf_settings
 from nodeagent.host.sysfs import Tree, is_live
 from tests.host.test_netlink_events import Namespace
 from tests.support.drawn_trees import grow
@@ -23,7 +23,7 @@ PF = "0000:18:00.0"
 
 @pytest.fixture
 def namespace() -> Iterator[Namespace]:
-    """With a pair of veths, ``pf0`` being one of them."""
+    """A namespace with a pair of veths; ``pf0`` is one of them."""
     try:
         namespace = Namespace()
     except PermissionError:
@@ -46,33 +46,33 @@ def live(namespace: Namespace, tmp_path: Path) -> Iterator[Tree]:
 
 @pytest.mark.needs("root")
 @pytest.mark.needs("ip")
-def test_the_mtu_that_is_written_is_the_kernels_mtu(namespace: Namespace, live: Tree) -> None:
+def test_set_mtu_changes_the_kernels_mtu(namespace: Namespace, live: Tree) -> None:
     sriov.set_mtu(live, PF, "pf0", 4000)
     assert live.integer("/sys/class/net/pf0/mtu") == 4000
 
 
 @pytest.mark.needs("root")
 @pytest.mark.needs("ip")
-def test_an_mtu_out_of_reach_is_an_error_that_names_the_file_and_the_errno(live: Tree) -> None:
+def test_an_unsupported_mtu_is_an_error_with_file_and_errno(live: Tree) -> None:
     with pytest.raises(SriovError) as caught:
         sriov.set_mtu(live, PF, "pf0", 3)
     assert str(caught.value) == (
         "0000:18:00.0: /sys/class/net/pf0/mtu did not take 3: Invalid argument (EINVAL); "
-        "the device does not reach that MTU"
+        "the device does not support that MTU"
     )
 
 
 @pytest.mark.needs("root")
 @pytest.mark.needs("ip")
-def test_a_netdev_without_vfs_has_no_settings_and_takes_none(namespace: Namespace, live: Tree) -> None:
+def test_a_netdev_without_vfs_has_no_settings_and_accepts_none(namespace: Namespace, live: Tree) -> None:
     def ask() -> None:
-        with Links(live) as links:
+        with VfNetlink(live) as links:
             assert links.vfs("pf0") == {}
             with pytest.raises(SriovError) as caught:
                 links.set_vf(PF, "pf0", 2, VfSettings(trust=True))
             assert str(caught.value) == (
                 "0000:18:00.0: trust of VF 2 of pf0 did not take true: Operation not supported (ENOTSUP); "
-                "the PF's driver cannot do that; take the setting out of the configuration"
+                "the PF's driver does not support it; remove the setting from the configuration"
             )
             for settings in (
                 VfSettings(spoof_check=False),
@@ -87,12 +87,12 @@ def test_a_netdev_without_vfs_has_no_settings_and_takes_none(namespace: Namespac
 
 @pytest.mark.needs("root")
 @pytest.mark.needs("ip")
-def test_addresses_are_those_that_someone_has_given(namespace: Namespace, live: Tree) -> None:
+def test_addresses_exclude_the_kernels_own(namespace: Namespace, live: Tree) -> None:
     namespace.ip("link set far0 up")
     namespace.ip("link set pf0 up")  # and now it has a link-local one
 
     def ask() -> tuple[str, ...]:
-        with Links(live) as links:
+        with VfNetlink(live) as links:
             return links.addresses("pf0")
 
     assert namespace.run(ask) == ()
@@ -103,13 +103,11 @@ def test_addresses_are_those_that_someone_has_given(namespace: Namespace, live: 
 
 @pytest.mark.needs("root")
 @pytest.mark.needs("ip")
-def test_a_netdev_of_that_name_in_another_namespace_is_not_mistaken_for_it(
-    namespace: Namespace, live: Tree
-) -> None:
+def test_a_netdev_of_the_same_name_in_another_namespace_is_an_error(namespace: Namespace, live: Tree) -> None:
     with closing(Namespace()) as other:
 
         def ask() -> None:
-            with Links(live) as links, pytest.raises(SriovError, match="hostNetwork: true"):
+            with VfNetlink(live) as links, pytest.raises(SriovError, match="hostNetwork: true"):
                 links.set_vf(PF, "pf0", 0, VfSettings(trust=True))
 
         other.run(ask)
@@ -119,7 +117,7 @@ def test_a_netdev_of_that_name_in_another_namespace_is_not_mistaken_for_it(
 
 @pytest.mark.needs("root")
 @pytest.mark.needs("ip")
-def test_the_long_address_of_infiniband_is_the_same_netdevs(
+def test_the_long_address_of_infiniband_matches_its_netdev(
     namespace: Namespace, live: Tree, tmp_path: Path
 ) -> None:
     index, mac = live.text("/sys/class/net/pf0/ifindex"), live.text("/sys/class/net/pf0/address")
@@ -127,7 +125,7 @@ def test_the_long_address_of_infiniband_is_the_same_netdevs(
     drawn = Tree(grow(tmp_path / "drawn", {"sys/class/net/pf0": shown}))
 
     def ask() -> dict[int, VfSettings]:
-        with Links(drawn) as links:
+        with VfNetlink(drawn) as links:
             return links.vfs("pf0")
 
     assert namespace.run(ask) == {}
@@ -143,21 +141,21 @@ def test_only_a_kernels_own_sysfs_is_live(live: Tree, tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("root")
-def test_what_a_device_refuses_is_told_with_the_remedy(tmp_path: Path) -> None:
-    """The attribute is ``/dev/full``, which answers every write with ENOSPC."""
+def test_a_refused_write_is_an_error_with_the_remedy(tmp_path: Path) -> None:
+    """The attribute is ``/dev/full``: every write fails with ENOSPC."""
     folder = grow(tmp_path, {f"sys/bus/pci/devices/{PF}": {}}) / f"sys/bus/pci/devices/{PF}"
     os.mknod(folder / "sriov_numvfs", 0o20600, os.makedev(1, 7))
     with pytest.raises(SriovError) as caught:
         sriov.set_num_vfs(Tree(tmp_path), PF, 64)
     assert str(caught.value) == (
         f"{PF}: /sys/bus/pci/devices/{PF}/sriov_numvfs did not take 64: No space left on device (ENOSPC); "
-        "the device has no resources for so many"
+        "the device has no resources for that many VFs"
     )
 
 
-def test_an_attribute_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+def test_a_missing_attribute_is_not_created(tmp_path: Path) -> None:
     tree = Tree(grow(tmp_path, {f"sys/bus/pci/devices/{PF}": {}, "sys/bus/pci/drivers": {}}))
-    with pytest.raises(SriovError, match=r"sriov_numvfs did not take 4: .*ENOENT.*its driver makes no VFs"):
+    with pytest.raises(SriovError, match=r"sriov_numvfs did not take 4: .*ENOENT.*the PF has no driver"):
         sriov.set_num_vfs(tree, PF, 4)
     with pytest.raises(SriovError, match=r"vfio-pci/bind did not take .*ENOENT.*modprobe it on the host"):
         sriov.bind(tree, PF, "vfio-pci")
@@ -165,8 +163,8 @@ def test_an_attribute_that_is_not_there_is_not_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("root")
-def test_a_node_that_someone_has_open_for_himself_is_open() -> None:
-    """A terminal in exclusive mode answers EBUSY as a VFIO group does, to whoever is not root."""
+def test_a_node_held_by_a_program_is_open() -> None:
+    """A terminal in exclusive mode returns EBUSY to users other than root, as a VFIO group does."""
     ours, theirs = os.openpty()
     node = os.ttyname(theirs)
     try:
@@ -182,7 +180,7 @@ def test_a_node_that_someone_has_open_for_himself_is_open() -> None:
         os.close(ours)
 
 
-def test_a_node_that_opens_is_free_and_one_that_does_not_tells_nothing(tmp_path: Path) -> None:
+def test_a_node_that_opens_is_free_and_one_that_fails_otherwise_is_unknown(tmp_path: Path) -> None:
     tree = Tree(grow(tmp_path, {"dev/vfio/45": "", "dev/vfio/46": {}}))
     assert is_open(tree, "/dev/vfio/45") is False
     assert is_open(tree, "/dev/vfio/46") is None
@@ -202,7 +200,7 @@ def newlink(*vfs: bytes) -> ifinfmsg:
 
 
 def vf(index: int, *, trust: int, spoof: int, state: int, low: int, high: int) -> bytes:
-    """In the order of net/core/rtnetlink.c, rtnl_fill_vfinfo, with an attribute that pyroute2 does not know."""
+    """In the order of net/core/rtnetlink.c, rtnl_fill_vfinfo, with an attribute unknown to pyroute2."""
     return b"".join(
         (
             attribute(1, struct.pack("=I32s", index, b"\x02\0\0\0\0\1")),
@@ -218,7 +216,7 @@ def vf(index: int, *, trust: int, spoof: int, state: int, low: int, high: int) -
     )
 
 
-def test_the_kernels_list_of_vfs_is_understood() -> None:
+def test_the_kernels_list_of_vfs_is_decoded() -> None:
     unknown = 0xFFFF_FFFF
     message = newlink(
         vf(0, trust=1, spoof=0, state=2, low=10, high=1000),

@@ -1,4 +1,4 @@
-"""``Tree``: absent is None, broken is an exception, and nothing leaves the root."""
+"""``Tree``: absent is None, broken is an exception, and no path leaves the root."""
 
 import tempfile
 from contextlib import suppress
@@ -22,19 +22,19 @@ def test_an_absent_file_is_none_and_an_absent_folder_is_empty(tmp_path: Path) ->
     assert not tree.exists("/sys")
 
 
-def test_a_file_where_a_folder_is_expected_holds_nothing(tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_folder_has_no_names(tmp_path: Path) -> None:
     tree = Tree(grow(tmp_path, {"sys/a": "1"}))
     assert tree.text("/sys/a/b") is None
     assert tree.names("/sys/a") == ()
 
 
-def test_text_loses_the_newline_and_nothing_else(tmp_path: Path) -> None:
+def test_text_loses_only_its_newline(tmp_path: Path) -> None:
     tree = Tree(grow(tmp_path, {"a": " DGX H100 "}))
     assert tree.text("/a") == " DGX H100 "
     assert tree.data("/a") == b" DGX H100 \n"
 
 
-def test_bytes_that_are_not_utf8_come_back_as_they_were(tmp_path: Path) -> None:
+def test_bytes_that_are_not_utf8_are_kept(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"\xff\xfeNIC\n")
     text = Tree(tmp_path).text("/a")
     assert text is not None
@@ -53,7 +53,7 @@ def test_a_file_without_a_number_is_named_in_the_error(tmp_path: Path, text: str
         tree.integer("/sys/a")
 
 
-def test_what_is_there_and_cannot_be_read_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_an_error_with_its_path(tmp_path: Path) -> None:
     tree = Tree(grow(tmp_path, {"sys/a": BROKEN}))
     with pytest.raises(SysfsError, match=r"^/sys/a cannot be read: Is a directory") as error:
         tree.text("/sys/a")
@@ -80,7 +80,7 @@ def test_an_absolute_link_starts_at_the_root_given(tmp_path: Path) -> None:
     assert tree.real("/a") == "/etc/hostname"
 
 
-def test_no_number_of_dots_leads_out_of_the_root(tmp_path: Path) -> None:
+def test_dots_never_leave_the_root(tmp_path: Path) -> None:
     grow(tmp_path, {"secret": "of the host", "root/sys/a": Link("../../../../secret")})
     tree = Tree(tmp_path / "root")
     assert tree.text("/sys/a") is None
@@ -90,7 +90,7 @@ def test_no_number_of_dots_leads_out_of_the_root(tmp_path: Path) -> None:
     assert tree.text("/sys/a") == "of the machine"
 
 
-def test_a_link_that_leads_nowhere_is_absent_but_can_be_named(tmp_path: Path) -> None:
+def test_a_dangling_link_is_absent_but_has_a_name(tmp_path: Path) -> None:
     tree = Tree(grow(tmp_path, {"sys/physfn": Link("../0000:1a:00.0")}))
     assert tree.real("/sys/physfn") is None
     assert tree.text("/sys/physfn") is None
@@ -127,7 +127,7 @@ _PATHS = st.lists(_NAMES | st.just(".."), min_size=1, max_size=4).map("/".join)
     ),
     asked=_PATHS,
 )
-def test_the_kernel_and_the_walk_lead_to_the_same_place(links: dict[str, str], asked: str) -> None:
+def test_the_kernel_and_the_walk_resolve_to_the_same_path(links: dict[str, str], asked: str) -> None:
     """Links out of the root, absolute ones and loops included."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Tree(f"{folder}/outer/root")

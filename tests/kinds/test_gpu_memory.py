@@ -1,16 +1,16 @@
-"""Slices: the law (one GPU, or whole ones), the best fit, the answer to nonsense, what Allocate gives."""
+"""Slices: one GPU or whole GPUs, the best fit, invalid requests, and the answer of Allocate."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
 from itertools import combinations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from msgspec.structs import replace
 
 from nodeagent.kinds import Refused
 from nodeagent.kinds.gpu_memory import GpuMemory
@@ -46,7 +46,7 @@ def test_a_slice_is_exactly_its_size_and_there_are_as_many_as_fit_beside_the_res
     assert GpuMemory(RESOURCE, reserved_mib=90_000).devices(snapshot) == ()
 
 
-def test_all_slices_of_a_gpu_are_stated_together_and_an_unchanged_gpu_with_the_same_tuple() -> None:
+def test_the_slices_of_a_gpu_are_one_value_and_an_unchanged_gpu_has_the_same_tuple() -> None:
     snapshot = dgx()
     before = SLICES.devices(snapshot)
     sick = replace(snapshot, gpus=(replace(snapshot.gpus[0], health=SICK), *snapshot.gpus[1:]))
@@ -66,12 +66,12 @@ def test_only_the_selected_gpus_are_offered() -> None:
     assert refused.value.invalid
 
 
-def test_the_gpu_with_the_smallest_leftover_is_taken_and_its_lowest_slices() -> None:
+def test_the_gpu_with_the_smallest_remainder_is_chosen_and_its_lowest_slices() -> None:
     available = [*ids(0, *range(60)), *ids(1, *range(20, 62)), *ids(2, *range(39))]
     assert SLICES.prefer(dgx(), available[::-1], [], 40) == ids(1, *range(20, 60))
 
 
-def test_of_equal_leftovers_the_numa_node_of_the_nics_wins_then_the_nearest_then_the_first() -> None:
+def test_of_equal_remainders_the_numa_node_of_the_nics_wins_then_the_nearest_then_the_first() -> None:
     snapshot = dgx()
     nics = {int(pf.pci_address[5:7], 16) - 0x40: pf for pf in snapshot.functions if pf.parent is None}
     free = everything(snapshot)
@@ -101,7 +101,7 @@ def test_a_multiple_is_taken_from_the_fewest_gpus_and_never_from_more_than_it_ma
     assert not refused.value.invalid
 
 
-def test_what_must_be_included_pins_the_gpu_even_where_another_fits_better() -> None:
+def test_required_slices_fix_the_gpu_even_if_another_fits_better() -> None:
     available = [*ids(0, *range(79)), *ids(1, *range(10))]
     assert SLICES.prefer(dgx(), available, ids(0, 7), 3) == ids(0, 7, 0, 1)
     with pytest.raises(Refused, match="no single GPU has 11 free slices"):
@@ -127,7 +127,7 @@ def test_one_whole_gpu_must_be_idle() -> None:
         SLICES.prefer(dgx(), ids(0, *range(78)), [], 79)
 
 
-def test_a_gpu_that_podresources_also_calls_idle_comes_first_but_the_kubelets_list_decides() -> None:
+def test_a_gpu_that_is_idle_by_podresources_too_comes_first_but_the_kubelets_list_decides() -> None:
     """Podresources may name a pod that has ended; believing it would fail the next pod on a free node."""
     snapshot = replace(dgx(), holdings=(holding(RESOURCE, *ids(0, 1)),))
     free = everything(snapshot)
@@ -140,7 +140,7 @@ def test_a_gpu_that_podresources_also_calls_idle_comes_first_but_the_kubelets_li
     assert uuid_of(7) not in per_gpu(SLICES.prefer(most, free, ids(5, 1), 4 * 79))
 
 
-def test_a_gpu_held_through_another_resource_is_not_given_out() -> None:
+def test_a_gpu_held_through_another_resource_is_not_allocated() -> None:
     snapshot = replace(dgx(), holdings=(holding("nvidia.com/gpu", uuid_of(0), "3", "MIG-1"),))
     free = everything(snapshot)
     assert per_gpu(SLICES.prefer(snapshot, free, [], 10)) == {uuid_of(1): 10}
@@ -150,7 +150,7 @@ def test_a_gpu_held_through_another_resource_is_not_given_out() -> None:
     assert SLICES.free(snapshot) == {uuid_of(n): 79 if n else 0 for n in range(8)}
 
 
-def test_an_unhealthy_gpu_is_passed_by_and_its_slices_are_refused_with_the_reason() -> None:
+def test_an_unhealthy_gpu_is_skipped_and_its_slices_are_refused_with_the_reason() -> None:
     snapshot = dgx()
     snapshot = replace(snapshot, gpus=(replace(snapshot.gpus[0], health=SICK), *snapshot.gpus[1:]))
     assert per_gpu(SLICES.prefer(snapshot, everything(snapshot), [], 10)) == {uuid_of(1): 10}
@@ -163,7 +163,7 @@ def test_an_unhealthy_gpu_is_passed_by_and_its_slices_are_refused_with_the_reaso
         assert not refused.value.invalid
 
 
-def test_free_slices_follow_the_holdings_and_are_unknown_before_the_kubelet_was_heard() -> None:
+def test_free_slices_follow_the_holdings_and_are_unknown_without_them() -> None:
     snapshot = Snapshot(gpus=(gpu_of(0), gpu_of(1), replace(gpu_of(2), health=SICK)))
     assert SLICES.free(snapshot) is None
     heard = replace(snapshot, holdings=(holding(RESOURCE, *ids(1, 0, 1, 5000), "garbage"),))
@@ -196,7 +196,7 @@ def test_a_refusal_names_the_largest_free_blocks() -> None:
         (ids(0, 0, 999), ids(0, 999), 2),
     ],
 )
-def test_a_question_without_sense_is_invalid(available: list[str], must: list[str], size: int) -> None:
+def test_a_senseless_preference_request_is_invalid(available: list[str], must: list[str], size: int) -> None:
     with pytest.raises(Refused) as refused:
         SLICES.prefer(dgx(), available, must, size)
     assert refused.value.invalid
@@ -217,7 +217,7 @@ def test_a_question_without_sense_is_invalid(available: list[str], must: list[st
         [*ids(0, 1), ""],
     ],
 )
-def test_ids_that_are_none_or_twice_or_not_ours_are_invalid(names: list[str]) -> None:
+def test_missing_repeated_or_foreign_ids_are_invalid(names: list[str]) -> None:
     with pytest.raises(Refused) as refused:
         SLICES.allocate(dgx(), names)
     assert refused.value.invalid
@@ -252,7 +252,7 @@ def test_slices_of_several_gpus_are_refused_unless_they_are_all_of_them() -> Non
     assert dict(both.env)["NVIDIA_GPU_MEMORY_LIMIT"] == str(79 * 1024)  # of each
 
 
-def test_whole_gpus_of_different_sizes_are_not_given_together() -> None:
+def test_whole_gpus_of_different_sizes_are_not_allocated_together() -> None:
     snapshot = Snapshot(gpus=(gpu_of(0, memory_mib=2048), gpu_of(1, memory_mib=4096)))
     with pytest.raises(Refused, match="whole GPUs of one size"):
         SLICES.allocate(snapshot, [*ids(0, 0, 1), *ids(1, 0, 1, 2, 3)])
@@ -334,7 +334,7 @@ def usable(gpu: Gpu) -> bool:
 
 
 @given(questions())
-def test_an_answer_is_lawful_and_the_best_and_a_refusal_means_that_there_is_none(
+def test_an_answer_keeps_the_rule_and_is_the_best_and_a_refusal_means_that_none_exists(
     question: tuple[Snapshot, list[str], list[str], int],
 ) -> None:
     snapshot, free, must, size = question
@@ -360,7 +360,7 @@ def test_an_answer_is_lawful_and_the_best_and_a_refusal_means_that_there_is_none
 
 
 @given(questions())
-def test_the_answer_does_not_depend_on_the_order_of_the_question(
+def test_the_answer_does_not_depend_on_the_order_of_the_request(
     question: tuple[Snapshot, list[str], list[str], int],
 ) -> None:
     snapshot, free, must, size = question
@@ -372,9 +372,7 @@ def test_the_answer_does_not_depend_on_the_order_of_the_question(
 
 
 @given(fleets(), st.data())
-def test_whatever_is_allocated_it_is_on_one_gpu_or_on_whole_ones(
-    gpus: tuple[Gpu, ...], data: st.DataObject
-) -> None:
+def test_every_allocation_is_on_one_gpu_or_on_whole_gpus(gpus: tuple[Gpu, ...], data: st.DataObject) -> None:
     """The kubelet fills up as it likes; nothing that breaks the law gets through Allocate."""
     snapshot = Snapshot(gpus=gpus)
     names = everything(snapshot)

@@ -1,15 +1,15 @@
-"""VFs: which are offered, which are preferred, and what Allocate gives, name for name."""
+"""VFs: which are offered, which are preferred, and the answer of Allocate, name for name."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from msgspec.structs import replace
 
 from nodeagent.kinds import Refused
 from nodeagent.kinds.vf import VfPool
@@ -81,7 +81,7 @@ BOUND = {
         ("vfio-pci", ["vfio", "mlx5 vfio"]),
     ],
 )
-def test_a_pool_takes_the_vfs_bound_as_it_wants_them(vf_driver: str, which: list[str]) -> None:
+def test_a_pool_has_the_vfs_bound_to_its_driver(vf_driver: str, which: list[str]) -> None:
     kind = structs.replace(NIC0, vf_driver=vf_driver)
     snapshot = machine(PF, *BOUND.values())
     assert offered(kind, snapshot) == [BOUND[name].pci_address for name in which]
@@ -136,7 +136,7 @@ def test_between_equal_pfs_the_one_nearest_to_the_last_nics_wins() -> None:
         assert kind.prefer(snapshot, addresses(*vfs), [], 1, (pf_of(5),)) == addresses(vfs[1])
 
 
-def test_an_unhealthy_vf_is_passed_by_and_refused_with_the_reason() -> None:
+def test_an_unhealthy_vf_is_skipped_and_refused_with_the_reason() -> None:
     vfs = [vf_of(PF, 0, health=SICK), vf_of(PF, 1)]
     snapshot = machine(PF, *vfs)
     assert NIC0.prefer(snapshot, addresses(*vfs), [], 1) == addresses(vfs[1])
@@ -151,7 +151,7 @@ def test_an_unhealthy_vf_is_passed_by_and_refused_with_the_reason() -> None:
 @pytest.mark.parametrize(
     "names", [[], ["0000:40:00.1"] * 2, ["0000:41:00.1"], ["0000:40:00.0"], ["GPU-1::0"], ["x" * 10_000]]
 )
-def test_nonsense_is_invalid_and_answered_shortly(names: list[str]) -> None:
+def test_invalid_ids_get_a_short_refusal(names: list[str]) -> None:
     with pytest.raises(Refused) as refused:
         NIC0.allocate(dgx(), names)
     assert refused.value.invalid
@@ -161,7 +161,7 @@ def test_nonsense_is_invalid_and_answered_shortly(names: list[str]) -> None:
     assert refused.value.invalid
 
 
-def test_an_rdma_vf_of_a_dgx_is_given_as_the_network_device_plugin_gives_it() -> None:
+def test_an_rdma_vf_of_a_dgx_is_allocated_as_the_network_device_plugin_does() -> None:
     expected = json.loads(
         r"""{
           "env": {
@@ -201,7 +201,7 @@ def test_an_rdma_vf_of_a_dgx_is_given_as_the_network_device_plugin_gives_it() ->
     assert as_json(NIC0.allocate(dgx(), ["0000:40:00.3"])) == expected
 
 
-def test_several_vfs_are_listed_in_order_and_shared_nodes_are_given_once() -> None:
+def test_several_vfs_are_listed_in_order_and_shared_nodes_are_listed_once() -> None:
     allocation = NIC0.allocate(dgx(), ["0000:40:00.5", "0000:40:00.2"])
     env = dict(allocation.env)
     assert env["PCIDEVICE_NVIDIA_DGX_H100_NIC0"] == "0000:40:00.2,0000:40:00.5"
@@ -212,7 +212,7 @@ def test_several_vfs_are_listed_in_order_and_shared_nodes_are_given_once() -> No
     assert len(allocation.device_info) == 2
 
 
-def test_a_name_that_a_shell_can_read_already_is_given_once() -> None:
+def test_a_name_that_a_shell_can_read_is_set_once() -> None:
     kind = VfPool("nodeagent.io/nic0", (PF.pci_address,))
     names = [name for name, _ in kind.allocate(dgx(), ["0000:40:00.1"]).env]
     assert names == ["PCIDEVICE_NODEAGENT_IO_NIC0", "PCIDEVICE_NODEAGENT_IO_NIC0_INFO"]
@@ -302,7 +302,7 @@ def pools(draw: st.DrawFn) -> tuple[VfPool, Snapshot]:
 
 
 @given(pools(), st.data())
-def test_what_is_preferred_can_be_allocated_and_only_a_shortage_is_refused(
+def test_a_preferred_choice_can_be_allocated_and_only_a_shortage_is_refused(
     pool: tuple[VfPool, Snapshot], data: st.DataObject
 ) -> None:
     kind, snapshot = pool
@@ -334,7 +334,7 @@ def test_what_is_preferred_can_be_allocated_and_only_a_shortage_is_refused(
     assert kind.prefer(snapshot, sorted(free), must, size) == chosen
 
 
-def test_a_vf_that_a_container_holds_through_another_resource_is_not_given_away_again() -> None:
+def test_a_vf_that_a_pod_holds_through_another_resource_is_not_allocated_again() -> None:
     (one, two), old = addresses(vf_of(PF, 0), vf_of(PF, 1)), "example.com/renamed"
     held = replace(
         machine(PF, vf_of(PF, 0), vf_of(PF, 1)), holdings=(Holding("default", "worker", "main", old, (one,)),)
@@ -345,7 +345,7 @@ def test_a_vf_that_a_container_holds_through_another_resource_is_not_given_away_
         NIC0.allocate(held, [one])
 
 
-def test_an_rdma_vf_in_a_pod_stays_in_its_pool_and_is_nobody_elses() -> None:
+def test_an_rdma_vf_in_a_pod_stays_in_its_pool_and_is_not_allocated_again() -> None:
     kind, vf = structs.replace(NIC0, vf_driver="rdma"), vf_of(PF, 0, netdev=None, rdma=None)
     snapshot = machine(PF, vf)
     assert offered(kind, snapshot) == []

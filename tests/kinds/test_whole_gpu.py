@@ -1,14 +1,14 @@
-"""Whole GPUs: the ones that belong together, and what Allocate gives."""
+"""Whole GPUs: the choice of near GPUs, and the answer of Allocate."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import combinations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from msgspec.structs import replace
 
 from nodeagent.affinity import Affinity, affinity
 from nodeagent.kinds import Refused, gpu_access
@@ -33,7 +33,7 @@ def test_a_device_is_a_gpu_with_its_health_and_numa_node() -> None:
     assert devices[1].numa_nodes == (1,)
 
 
-def test_gpus_of_one_switch_then_of_one_numa_node_are_taken_together() -> None:
+def test_gpus_of_one_switch_then_of_one_numa_node_are_chosen_together() -> None:
     # Two below one switch, one on the same NUMA node, three on the other.
     gpus = (
         gpu_of(0, root=0, leg=0, numa=0),
@@ -78,7 +78,7 @@ def test_being_on_the_numa_node_of_all_nics_counts_before_being_next_to_one() ->
     assert gpu_access.cluster((away, lost), 1, (pf_of(0, numa_node=None),)) == [away]
 
 
-def test_equal_groups_are_told_apart_by_the_nics_and_then_by_index() -> None:
+def test_equal_groups_are_ordered_by_the_nics_and_then_by_index() -> None:
     snapshot = dgx()
     nic = {int(pf.pci_address[5:7], 16) - 0x40: pf for pf in snapshot.functions if pf.parent is None}
     free = uuids(*range(7, -1, -1))
@@ -87,7 +87,7 @@ def test_equal_groups_are_told_apart_by_the_nics_and_then_by_index() -> None:
     assert GPUS.prefer(snapshot, free, [], 2, (nic[6], nic[3], nic[5])) == uuids(5, 6)
 
 
-def test_unhealthy_and_otherwise_held_gpus_are_passed_by() -> None:
+def test_unhealthy_gpus_and_gpus_of_other_resources_are_skipped() -> None:
     snapshot = replace(
         dgx(), holdings=(Holding("ns", "old", "c", "nvidia-dgx-h100/gpu-mem", (f"{uuid_of(1)}::4",)),)
     )
@@ -101,14 +101,14 @@ def test_unhealthy_and_otherwise_held_gpus_are_passed_by() -> None:
         GPUS.allocate(snapshot, uuids(1))
 
 
-def test_holdings_of_our_own_are_the_kubelets_business() -> None:
+def test_holdings_of_the_same_resource_are_ignored() -> None:
     snapshot = replace(dgx(), holdings=(Holding("ns", "ended", "c", GPUS.resource, (uuid_of(0),)),))
     assert GPUS.prefer(snapshot, uuids(0), [], 1) == uuids(0)
     assert GPUS.allocate(snapshot, uuids(0)).cdi_devices == (f"nvidia.com/gpu={uuid_of(0)}",)
 
 
 @pytest.mark.parametrize("names", [[], uuids(1, 1), uuids(8), [f"{uuid_of(0)}::0"], ["0000:1a:00.3"]])
-def test_nonsense_is_invalid(names: list[str]) -> None:
+def test_invalid_ids_are_refused(names: list[str]) -> None:
     with pytest.raises(Refused) as refused:
         GPUS.allocate(dgx(), names)
     assert refused.value.invalid
@@ -154,7 +154,7 @@ def test_no_other_group_has_a_better_worst_hop(gpus: tuple[Gpu, ...], data: st.D
 
 
 @given(fleets(), st.data())
-def test_what_is_preferred_can_be_allocated_and_only_a_shortage_is_refused(
+def test_a_preferred_choice_can_be_allocated_and_only_a_shortage_is_refused(
     gpus: tuple[Gpu, ...], data: st.DataObject
 ) -> None:
     snapshot = Snapshot(gpus=gpus)

@@ -1,4 +1,4 @@
-"""CDI specs: the text that is written, what a runtime would refuse, and what others have written."""
+"""CDI specs: their text, what a runtime would refuse, and the specs of vendors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def gpus() -> dict[str, object]:
     return cdi.spec(cdi.GPU_KIND, {UUID: cdi.ContainerEdits(device_nodes=(node("/dev/nvidia0"),))}, shared)
 
 
-def test_a_spec_of_one_gpu_reads_like_this() -> None:
+def test_the_spec_of_one_gpu_has_this_text() -> None:
     assert cdi.text(gpus()) == (
         """{
   "cdiVersion": "0.6.0",
@@ -153,7 +153,7 @@ def with_node(document: dict[str, object], **fields: object) -> dict[str, object
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_a_runtime_would_refuse_is_refused_and_named(fault: str) -> None:
+def test_a_spec_that_a_runtime_would_refuse_is_refused_with_the_place(fault: str) -> None:
     document = gpus()
     cdi.validate(document)
     with pytest.raises(cdi.CdiError) as error:
@@ -161,7 +161,7 @@ def test_what_a_runtime_would_refuse_is_refused_and_named(fault: str) -> None:
     assert fault in str(error.value)
 
 
-def test_a_device_that_needs_nothing_cannot_be_in_a_spec() -> None:
+def test_a_device_without_edits_cannot_be_in_a_spec() -> None:
     with pytest.raises(cdi.CdiError, match="a device without edits is invalid"):
         cdi.spec(cdi.VF_KIND, {"0000:1a:00.3": cdi.ContainerEdits()})
 
@@ -182,7 +182,7 @@ json_values = st.recursive(
 
 
 @given(json_values)
-def test_any_document_is_valid_or_the_one_error_and_any_can_be_searched(document: object) -> None:
+def test_any_document_is_valid_or_raises_cdi_error_and_can_be_searched(document: object) -> None:
     try:
         cdi.validate(document)
     except cdi.CdiError as error:

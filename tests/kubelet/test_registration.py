@@ -1,4 +1,4 @@
-"""The life of resources with a kubelet that behaves as the real one does, its races included."""
+"""Registration with a kubelet that behaves as the real one, with its races."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Lamps:
 
 @dataclass(frozen=True)
 class Written:
-    """The files of an allocation, as the test would have them written."""
+    """The files of an allocation, written by the test."""
 
     write: Callable[[Allocation], object]
 
@@ -81,7 +81,7 @@ class Written:
 
 
 class World:
-    """A kubelet, and the sink under test."""
+    """A kubelet, and the device plugins under test."""
 
     def __init__(self, directory: Path, *, watched: bool = False) -> None:
         self.directory = directory
@@ -121,7 +121,7 @@ async def world(*, watched: bool = False) -> AsyncIterator[World]:
 
 
 @pytest.mark.parametrize("watched", [False, True])
-async def test_every_resource_is_registered_and_listed_by_both_ways(watched: bool) -> None:
+async def test_every_resource_is_registered_and_listed_both_ways(watched: bool) -> None:
     async with world(watched=watched) as w:
         await w.kubelet.start()
         w.plugins.update([Lamps("example.com/a"), Lamps("example.com/b", 3)], Snapshot())
@@ -133,7 +133,7 @@ async def test_every_resource_is_registered_and_listed_by_both_ways(watched: boo
 
 
 @pytest.mark.parametrize("watched", [False, True])
-async def test_resources_with_names_longer_than_a_path_may_be_are_registered(watched: bool) -> None:
+async def test_resources_with_names_longer_than_a_socket_path_are_registered(watched: bool) -> None:
     """A prefix may have 253 characters, the path of a socket 107."""
     prefix = ".".join(["accelerators"] * 9)
     async with world(watched=watched) as w:
@@ -144,7 +144,7 @@ async def test_resources_with_names_longer_than_a_path_may_be_are_registered(wat
         await w.offered(f"{prefix}/b", 3)
 
 
-async def test_health_is_told_in_both_directions_and_nothing_is_told_twice() -> None:
+async def test_health_changes_are_sent_in_both_directions_and_no_list_is_sent_twice() -> None:
     async with world() as w:
         await w.kubelet.start()
         lamps = Lamps("example.com/a")
@@ -161,7 +161,7 @@ async def test_health_is_told_in_both_directions_and_nothing_is_told_twice() -> 
         assert len(w.kubelet.updates) == 3
 
 
-async def test_a_kubelet_that_is_absent_at_first_is_waited_for() -> None:
+async def test_the_agent_waits_for_a_kubelet_that_starts_later() -> None:
     async with world() as w:
         w.plugins.update([Lamps("example.com/a")], Snapshot())
         w.run()
@@ -185,7 +185,7 @@ async def test_a_kubelet_that_restarts_gets_every_resource_again(watched: bool) 
         await w.offered("example.com/b", 2)
 
 
-async def test_a_kubelet_that_was_killed_and_comes_back_gets_every_resource_again() -> None:
+async def test_a_kubelet_that_was_killed_and_restarted_gets_every_resource_again() -> None:
     async with world() as w:
         await w.kubelet.start()
         w.plugins.update([Lamps("example.com/a")], Snapshot())
@@ -198,7 +198,7 @@ async def test_a_kubelet_that_was_killed_and_comes_back_gets_every_resource_agai
         await w.offered("example.com/a", 2)
 
 
-async def test_a_refusal_is_kept_as_the_reason_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refusal_is_the_reason_in_the_status_and_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registration_state, "RETRY_FIRST_S", 0.02)
     async with world() as w:
         w.kubelet.refuse("the resource name is taken")
@@ -211,7 +211,7 @@ async def test_a_refusal_is_kept_as_the_reason_and_tried_again(monkeypatch: pyte
         await w.offered("example.com/a", 2)
 
 
-async def test_a_socket_that_was_removed_is_made_again_and_registered_without_the_race() -> None:
+async def test_a_removed_socket_is_bound_and_registered_again_without_the_race() -> None:
     """The kubelet lives on: its old stream must be closed before the new registration (#127803)."""
     async with world() as w:
         await w.kubelet.start()
@@ -254,7 +254,7 @@ async def test_a_second_agent_waits_for_the_first_one_to_end() -> None:
         await w.offered("example.com/a", 2)
 
 
-async def test_a_resource_that_is_no_longer_offered_gives_up_its_socket_and_a_new_one_appears() -> None:
+async def test_a_withdrawn_resource_loses_its_socket_and_a_new_resource_gets_one() -> None:
     async with world() as w:
         await w.kubelet.start()
         w.plugins.update([Lamps("example.com/a")], Snapshot())
@@ -268,7 +268,7 @@ async def test_a_resource_that_is_no_longer_offered_gives_up_its_socket_and_a_ne
         ]
 
 
-async def test_the_kubelets_folder_may_be_removed_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_kubelets_folder_may_be_removed_and_created_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async with world() as w:
         await w.kubelet.start()
         w.plugins.update([Lamps("example.com/a")], Snapshot())
@@ -283,7 +283,7 @@ async def test_the_kubelets_folder_may_be_removed_and_come_back(monkeypatch: pyt
         await w.offered("example.com/a", 2)
 
 
-async def test_a_pod_is_given_what_the_plugin_prefers_and_a_veto_reaches_it_in_words() -> None:
+async def test_a_pod_gets_the_preferred_devices_and_a_veto_is_in_its_message() -> None:
     async with world() as w:
         await w.kubelet.start()
         lamps = Lamps("example.com/a", 4)
@@ -310,7 +310,7 @@ def allocate(*ids: str) -> bytes:
     return pb.AllocateRequest(container_requests=[wanted]).SerializeToString()
 
 
-async def test_requests_that_make_no_sense_are_refused_and_the_agent_goes_on() -> None:
+async def test_invalid_requests_are_refused_and_the_agent_goes_on() -> None:
     async with world() as w:
         await w.kubelet.start()
         w.plugins.update([Lamps("example.com/a")], Snapshot())
@@ -366,7 +366,7 @@ async def test_a_write_that_hangs_is_refused_at_the_deadline(monkeypatch: pytest
             released.set()
 
 
-async def test_a_folder_that_cannot_hold_a_socket_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_folder_that_takes_no_socket_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     async with world() as w:
         place = Lamps("example.com/" + "x" * 60)
         w.plugins.update([place], Snapshot())
@@ -375,7 +375,7 @@ async def test_a_folder_that_cannot_hold_a_socket_is_the_reason(monkeypatch: pyt
             await made.start(w.directory / ("deep" * 30) / "a.sock")
 
 
-async def test_a_folder_that_takes_no_lock_is_the_reason_until_it_does(
+async def test_a_folder_that_takes_no_lock_is_the_reason_until_it_takes_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(node_lock, "OPEN_AGAIN_S", 0.01)
@@ -423,7 +423,7 @@ asyncio.run(main())
 
 
 @pytest.mark.needs("root", "unshare", "mount")
-def test_a_folder_that_is_read_only_is_waited_for() -> None:
+def test_the_agent_waits_while_the_folder_is_read_only() -> None:
     with TemporaryDirectory(prefix="na-") as folder:
         told = subprocess.run(
             ["unshare", "-m", "--propagation", "private", sys.executable, "-c", READ_ONLY, folder],
@@ -436,7 +436,7 @@ def test_a_folder_that_is_read_only_is_waited_for() -> None:
     assert f"{folder}/device-plugins/nodeagent.lock cannot be opened: it is mounted read-only" in told.stdout
 
 
-async def test_a_kubelet_whose_socket_listens_late_is_registered_with_as_soon_as_it_does() -> None:
+async def test_registration_follows_as_soon_as_a_late_kubelet_listens() -> None:
     async with world() as w:
         await w.kubelet.start()
         w.plugins.update([Lamps("example.com/a")], Snapshot())
@@ -447,7 +447,7 @@ async def test_a_kubelet_whose_socket_listens_late_is_registered_with_as_soon_as
             await w.offered("example.com/a", 2)
 
 
-async def test_a_folder_where_one_socket_should_be_costs_that_resource_alone() -> None:
+async def test_a_folder_in_place_of_a_socket_affects_that_resource_alone() -> None:
     async with world() as w:
         await w.kubelet.start()
         folder = w.kubelet.socket.parent / "nodeagent-example.com_a.sock"
@@ -481,7 +481,7 @@ async def test_resources_may_change_while_the_loop_closes_others() -> None:
         assert not w.task.done()
 
 
-async def test_a_resource_that_comes_back_knows_its_ids_and_meets_no_race() -> None:
+async def test_a_resource_that_is_offered_again_keeps_its_ids_and_avoids_the_race() -> None:
     """The old stream's end must be over before the new registration (#127803)."""
     async with world() as w:
         await w.kubelet.start()
@@ -502,7 +502,7 @@ async def test_a_resource_that_comes_back_knows_its_ids_and_meets_no_race() -> N
 
 
 class FickleKubelet:
-    """Takes every registration, and closes the stream before it answers Register."""
+    """Accepts every registration, and closes the stream before it answers Register."""
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
@@ -529,7 +529,7 @@ class FickleKubelet:
         return b""
 
 
-async def test_a_stream_lost_inside_register_is_seen_at_once_and_losses_are_met_with_growing_pauses() -> None:
+async def test_a_stream_lost_inside_register_is_noticed_at_once_and_the_pauses_grow() -> None:
     async with world() as w:
         kubelet = FickleKubelet(w.kubelet.socket)
         await kubelet.start()

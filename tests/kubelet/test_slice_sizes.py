@@ -1,4 +1,4 @@
-"""The size of a slice over restarts of the agent: what pods hold keeps its meaning."""
+"""The size of a slice over restarts of the agent: slices that pods hold keep their size."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ DOUBLE = "resources: [{kind: gpu-mem, sliceMiB: 2048}, {kind: vf}]\n"
 STATE = "var/lib/nodeagent/slices.json"
 
 KIND = GpuMemory("x/mem", slice_mib=2048)
-NOBODY = Snapshot(holdings=())
-SOMEBODY = Snapshot(holdings=(Holding("ns", "pod", "main", "x/mem", ("GPU-1::1", "GPU-1::2")),))
+NO_PODS = Snapshot(holdings=())
+HELD = Snapshot(holdings=(Holding("ns", "pod", "main", "x/mem", ("GPU-1::1", "GPU-1::2")),))
 
 
 async def restarted(n: Node, text: str) -> None:
@@ -28,8 +28,8 @@ async def restarted(n: Node, text: str) -> None:
     await n.start_agent(n.configure(text))
 
 
-async def asked(n: Node) -> None:
-    """The kubelet, what pods hold."""
+async def read_pods(n: Node) -> None:
+    """Make the agent read podresources now."""
     await n.until(n.agent.settled.is_set)
     n.agent._read_pods.set()
 
@@ -56,14 +56,14 @@ async def test_slices_that_a_pod_holds_keep_their_size_over_a_restart_with_anoth
         assert n.kubelet.panics == []
 
 
-async def test_with_no_slice_held_another_size_is_taken_once_the_kubelet_is_believed() -> None:
+async def test_if_no_pod_holds_slices_the_new_size_applies_once_podresources_is_believed() -> None:
     async with node() as n:
         await n.kubelet.start()
         await n.start_agent(n.configure("resources: [{kind: gpu-mem}, {kind: vf}]\n"))
         await n.allocatable(MEMORY, 158)
         await restarted(n, DOUBLE)
         await n.allocatable(NIC0, 4)
-        # The kubelet says that no pod holds anything, which for the first seconds of its life may be wrong.
+        # The kubelet lists no pod, which may be wrong in the first seconds after its start.
         status, body = await n.get("/readyz")
         assert status == 503
         assert (
@@ -72,14 +72,14 @@ async def test_with_no_slice_held_another_size_is_taken_once_the_kubelet_is_beli
         )
         assert json.loads((n.root / STATE).read_text()) == {MEMORY: 1024}
         assert (await n.kubelet.admit(PodSpec.single("other", {NIC0: 1}))).admitted
-        await asked(n)
+        await read_pods(n)
         await n.allocatable(MEMORY, 78)
         assert json.loads((n.root / STATE).read_text()) == {MEMORY: 2048}
         await n.until(lambda: all(status.registered for status in n.agent.plugins.statuses()))
         assert (await n.get("/readyz"))[0] == 200
 
 
-async def test_after_the_drain_the_next_agent_takes_the_new_size() -> None:
+async def test_after_the_drain_the_next_agent_applies_the_new_size() -> None:
     async with node() as n:
         await n.kubelet.start()
         await n.start_agent(n.configure("resources: [{kind: gpu-mem}, {kind: vf}]\n"))
@@ -94,7 +94,7 @@ async def test_after_the_drain_the_next_agent_takes_the_new_size() -> None:
         await n.allocatable(MEMORY, 78)
 
 
-async def test_a_folder_that_cannot_be_written_is_said_once_and_costs_nothing_else(
+async def test_a_folder_that_cannot_be_written_is_logged_once_and_has_no_other_effect(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with node() as n:
@@ -116,14 +116,14 @@ def sizes(tmp_path: Path) -> SliceSizes:
     return SliceSizes(tmp_path / NAME, {"x/mem": 1024})
 
 
-def test_the_kubelet_that_does_not_answer_is_named(tmp_path: Path) -> None:
+def test_the_reason_of_a_silent_podresources_source_is_named(tmp_path: Path) -> None:
     silent = Snapshot(silent=(Silence("pods", "no socket"),))
     told = sizes(tmp_path).settle(KIND, silent, pod_resources=True)
     assert isinstance(told, str)
     assert told.endswith("what pods hold is not known yet: no socket")
 
 
-def test_who_does_not_ask_stays_with_the_old_size(tmp_path: Path) -> None:
+def test_without_podresources_the_old_size_stays(tmp_path: Path) -> None:
     ours = sizes(tmp_path)
     kept = ours.settle(KIND, Snapshot(), pod_resources=False)
     assert isinstance(kept, GpuMemory)
@@ -131,30 +131,30 @@ def test_who_does_not_ask_stays_with_the_old_size(tmp_path: Path) -> None:
     assert "turn it on" in ours.remarks[0]
 
 
-def test_what_was_settled_stays_when_the_pods_end_and_goes_with_the_configured_size(tmp_path: Path) -> None:
+def test_a_kept_size_stays_after_the_pods_end_until_the_configured_size_returns(tmp_path: Path) -> None:
     ours = sizes(tmp_path)
-    for snapshot in (SOMEBODY, NOBODY):
+    for snapshot in (HELD, NO_PODS):
         kept = ours.settle(KIND, snapshot, pod_resources=True)
         assert isinstance(kept, GpuMemory)
         assert kept.slice_mib == 1024
         assert ours.refusal(KIND, snapshot) is None  # it is not what the reload changes
     back = GpuMemory("x/mem", slice_mib=1024)
-    assert ours.settle(back, SOMEBODY, pod_resources=True) is back
+    assert ours.settle(back, HELD, pod_resources=True) is back
     assert ours.remarks == ()
 
 
 def test_a_reload_is_refused_against_the_size_in_force(tmp_path: Path) -> None:
     ours = sizes(tmp_path)
-    ours.settle(KIND, SOMEBODY, pod_resources=True)
+    ours.settle(KIND, HELD, pod_resources=True)
     third = GpuMemory("x/mem", slice_mib=512)
-    assert "cannot change from 1024 to 512 while pods hold 2" in (ours.refusal(third, SOMEBODY) or "")
-    assert ours.refusal(third, NOBODY) is None
-    assert ours.settle(third, NOBODY, pod_resources=True) is third
+    assert "cannot change from 1024 to 512 while pods hold 2" in (ours.refusal(third, HELD) or "")
+    assert ours.refusal(third, NO_PODS) is None
+    assert ours.settle(third, NO_PODS, pod_resources=True) is third
     assert ours.in_force == {"x/mem": 512}
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b'{"x/mem":0}', b'{"x/mem":"1"}', b"\xff", b"x" * (1 << 23)])
-def test_a_file_that_is_none_of_ours_guards_nothing(
+def test_an_invalid_file_is_logged_and_ignored(
     text: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / NAME).write_bytes(text)
@@ -164,7 +164,7 @@ def test_a_file_that_is_none_of_ours_guards_nothing(
     assert caplog.records[0].levelno == logging.WARNING
 
 
-async def test_a_resource_that_is_not_offered_now_is_not_forgotten(tmp_path: Path) -> None:
+async def test_the_size_of_a_resource_that_is_not_offered_now_is_kept(tmp_path: Path) -> None:
     ours = sizes(tmp_path)
     await ours.save([GpuMemory("x/other", slice_mib=512)])
     assert SliceSizes.open(tmp_path).in_force == {"x/mem": 1024, "x/other": 512}

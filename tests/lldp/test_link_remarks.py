@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from nodeagent.lldp.link_remarks import KEYS, LinkSide, find_remarks
 from nodeagent.model import Ets, Identifier, Neighbor

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from msgspec import structs
 
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
 from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, ManagementAddress, Pfc, PortId
@@ -374,4 +374,4 @@ def test_neighbors_are_equal_if_their_values_are_equal():
     other.receive("eth1", frame("swp2"), 50.0)
     other.receive("eth0", frame("swp1"), 70.0)
     assert one.neighbors() == other.neighbors()
-    assert dataclasses.replace(one.neighbors()[0], stale=True) != other.neighbors()[0]
+    assert structs.replace(one.neighbors()[0], stale=True) != other.neighbors()[0]

@@ -20,9 +20,9 @@ import pytest
 import yaml
 
 from nodeagent.sim.kubelet import PodSpec
-from nodeagent.web.auth import Door
+from nodeagent.web.auth import AccessControl
 from nodeagent.web.metrics_page import MetricsPage
-from nodeagent.web.server import Web
+from nodeagent.web.server import WebServer
 from nodeagent.web.web_settings import WebSettings
 from tests.daemonset.test_monitoring import BOARDS, FOLDER, expressions, groups
 from tests.support.certificates import Authority
@@ -194,10 +194,12 @@ async def test_every_panel_and_every_rule_has_a_result(tmp_path: Path) -> None:
     authority, tokens, _ = secured(tmp_path)
     certificate, key = authority.sign("all")
     files = {"certificate_file": certificate, "key_file": key, "token_file": tokens}
-    door = Door(WebSettings(**{setting: str(path) for setting, path in files.items()}))
+    access = AccessControl(WebSettings(**{setting: str(path) for setting, path in files.items()}))
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     metrics = MetricsPage(lambda: scrape_input(at=time.clock_gettime(time.CLOCK_BOOTTIME)), 10_000)
-    web = asyncio.create_task(Web({"/metrics": metrics.page}, door).run("127.0.0.1", 0, port.set_result))
+    web = asyncio.create_task(
+        WebServer({"/metrics": metrics.page}, access).run("127.0.0.1", 0, port.set_result)
+    )
     try:
         async with prometheus(job(await port, authority, tokens)) as server:
             await server.until("count_over_time(up[5m]) >= 3")

@@ -1,9 +1,10 @@
-"""A process with the stand-in on its loader's path: does what it is told, a JSON line at a time."""
+"""A process with the stand-in on its loader path: reads calls as JSON lines and writes their results."""
 
-import dataclasses
 import json
 import logging
 import sys
+
+import msgspec
 
 from nodeagent.host.gpu_driver import DriverError
 from nodeagent.host.nvml import Nvml
@@ -16,7 +17,7 @@ for line in sys.stdin:
     try:
         value = getattr(nvml, call)(*arguments)
         value = tuple(value) if call == "vitals" else value
-        answer["value"] = [dataclasses.asdict(one) for one in value] if isinstance(value, tuple) else value
+        answer["value"] = msgspec.to_builtins(value)
     except DriverError as error:
         answer = {"error": str(error), "absent": error.absent}
     sys.stdout.write(json.dumps(answer) + "\n")

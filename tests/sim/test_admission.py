@@ -16,7 +16,7 @@ from nodeagent.kube import deviceplugin_pb2 as pb
 from nodeagent.kube.podresources_client import PodResources, PodResourcesError
 from nodeagent.model import DeviceNode, Holding, Mount
 from nodeagent.sim.kubelet import Container, Kubelet, KubeletPanic, PodSpec
-from nodeagent.sim.kubelet.topology_manager import Hint, hints, merge
+from nodeagent.sim.kubelet.topology_manager import NumaHint, hints, merge
 from tests.support.device_plugin import Plugin, RefusalError, device, many
 
 NIC = "nvidia-dgx-h100/nic0"
@@ -665,13 +665,13 @@ async def test_devices_without_numa_nodes_are_indifferent_to_every_policy(nodes)
 def test_hints_name_every_affinity_that_would_do_and_prefer_the_narrowest():
     counted = Counter({(0,): 4, (1,): 2})
     found = hints(numa_nodes=(0, 1), listed=counted, available=counted, reusable=Counter(), request=3)
-    assert found == (Hint(0b01, True), Hint(0b11, False))
+    assert found == (NumaHint(0b01, True), NumaHint(0b11, False))
 
 
 def test_numa_nodes_unknown_to_the_machine_are_ignored():
     counted = Counter({(7,): 4, (0,): 4})
     found = hints(numa_nodes=(0, 1), listed=counted, available=counted, reusable=Counter(), request=4)
-    assert found == (Hint(0b01, True),)
+    assert found == (NumaHint(0b01, True),)
 
 
 def test_a_reusable_device_must_lie_in_the_affinity():
@@ -679,16 +679,16 @@ def test_a_reusable_device_must_lie_in_the_affinity():
     found = hints(
         numa_nodes=(0, 1), listed=counted, available=counted, reusable=Counter({(1,): 1}), request=2
     )
-    assert found == (Hint(0b10, True), Hint(0b11, False))
+    assert found == (NumaHint(0b10, True), NumaHint(0b11, False))
 
 
 def test_merging_prefers_preferred_then_narrow():
-    wide, left, right = Hint(0b11, False), Hint(0b01, True), Hint(0b10, True)
+    wide, left, right = NumaHint(0b11, False), NumaHint(0b01, True), NumaHint(0b10, True)
     assert merge("best-effort", (0, 1), [(left, right, wide), (right, wide)]) == right
     assert merge("best-effort", (0, 1), [(left, wide), (right, wide)]).preferred is False
-    assert merge("restricted", (0, 1), []) == Hint(0b11, True)
-    assert merge("single-numa-node", (0, 1), [(Hint(None, True),)]) == Hint(None, True)
-    assert merge("single-numa-node", (0, 1), [(wide,)]) == Hint(None, False)
+    assert merge("restricted", (0, 1), []) == NumaHint(0b11, True)
+    assert merge("single-numa-node", (0, 1), [(NumaHint(None, True),)]) == NumaHint(None, True)
+    assert merge("single-numa-node", (0, 1), [(wide,)]) == NumaHint(None, False)
 
 
 # Size.

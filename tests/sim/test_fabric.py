@@ -1,11 +1,11 @@
-"""The simulated fabric, as agents report it and the planner takes it."""
+"""The simulated fabric: reports of its agents, and the planner's result."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
 from nodeagent.cluster.node_report import report
-from nodeagent.fabric import IMMEDIATE, NodeLinks, Planner, PlanOutcome, Rules
+from nodeagent.fabric import IMMEDIATE, FabricRules, NodeLinks, Planner, PlanOutcome
 from nodeagent.model import Snapshot
 from nodeagent.sim.machine import Machine
 from nodeagent.sim.simulated_fabric import Fabric
@@ -26,7 +26,7 @@ def reports(fabric: Fabric, before: dict[str, NodeLinks] | None = None) -> dict[
 
 
 def planned(reports: dict[str, NodeLinks]) -> PlanOutcome:
-    planner = Planner(Rules(hysteresis=IMMEDIATE))
+    planner = Planner(FabricRules(hysteresis=IMMEDIATE))
     for name, links in reports.items():
         planner.node(name, {})
         planner.report(name, links)
@@ -37,7 +37,7 @@ def groups(outcome: PlanOutcome) -> list[tuple[str, ...]]:
     return sorted(one.nodes for one in outcome.hypernodes if one.tier == 1)
 
 
-def test_the_units_of_a_fabric_are_its_groups_although_all_share_the_switches_of_the_storage():
+def test_units_become_groups_although_they_share_the_storage_switches():
     made = fabric(8)
     told = reports(made)
     switches = {link.neighbor.system_name for links in told.values() for link in links.links if link.neighbor}
@@ -45,7 +45,7 @@ def test_the_units_of_a_fabric_are_its_groups_although_all_share_the_switches_of
     assert groups(planned(told)) == [tuple(made.nodes[:4]), tuple(made.nodes[4:])]
 
 
-def test_a_report_has_every_nic_and_says_which_are_of_the_compute_fabric():
+def test_a_report_has_every_nic_and_marks_those_of_the_compute_fabric():
     (told, *_) = reports(fabric(4)).values()
     assert len(told.links) == 13
     compute = [link for link in told.links if link.fabric == "compute"]
@@ -55,7 +55,7 @@ def test_a_report_has_every_nic_and_says_which_are_of_the_compute_fabric():
     )
 
 
-def test_no_two_nodes_are_at_one_port_whatever_was_moved():
+def test_no_two_nodes_share_a_port_after_any_move():
     made = fabric(8)
     made.plug("gpu-002", 3, made.leaf(1, 3))
     made.rack("gpu-001", 1)
@@ -63,7 +63,7 @@ def test_no_two_nodes_are_at_one_port_whatever_was_moved():
     assert {one.kind for one in planned(reports(made)).anomalies} <= {"foreign-leaf"}
 
 
-def test_a_switch_that_is_silent_is_a_link_without_carrier_and_a_neighbor_that_is_stale():
+def test_a_silent_switch_is_a_link_without_carrier_and_a_stale_neighbor():
     made = fabric(4)
     before = reports(made)
     made.silence(made.leaf(0, 2))
@@ -76,7 +76,7 @@ def test_a_switch_that_is_silent_is_a_link_without_carrier_and_a_neighbor_that_i
     assert (again.state, again.neighbor) == ("healthy", before["gpu-001"].links[2].neighbor)
 
 
-def test_another_box_has_the_name_and_another_chassis_id():
+def test_a_replaced_switch_has_the_same_name_and_another_chassis_id():
     made = fabric(4)
     leaf = made.leaf(1, 0)
     before = planned(reports(made))
@@ -85,7 +85,7 @@ def test_another_box_has_the_name_and_another_chassis_id():
     assert planned(reports(made)).hypernodes == before.hypernodes
 
 
-def test_units_have_32_nodes_and_at_least_two_are_built():
+def test_units_have_32_nodes_and_there_are_at_least_two():
     assert [fabric(nodes).units for nodes in (4, 64, 65, 256, 1024)] == [2, 2, 3, 8, 32]
     made = fabric(256)
     assert made.leaf(7, 0) == "hall1-su8-leaf0"
@@ -93,7 +93,7 @@ def test_units_have_32_nodes_and_at_least_two_are_built():
     assert fabric(320).leaf(8, 0) == "hall2-su09-leaf0"
 
 
-def test_switches_have_chassis_ids_of_their_own():
+def test_every_switch_has_its_own_chassis_id():
     made = fabric(96)
     seen: dict[str, str | None] = {}
     for node in made.nodes:

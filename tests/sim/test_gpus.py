@@ -1,9 +1,9 @@
-"""What happens to the GPUs of a simulated machine, as the recorded driver of the agent reads it."""
+"""Events of simulated GPUs, read by the agent's driver for recordings."""
 
 import pytest
 
 from nodeagent.host.gpu_driver import GpuEvent
-from nodeagent.host.recorded_gpus import Recorded
+from nodeagent.host.recorded_gpus import RecordedGpuDriver
 from nodeagent.measurements.table import MEASUREMENTS, TEXTS, measurement
 from nodeagent.model import HEALTHY
 from nodeagent.sim.machine import Machine
@@ -14,7 +14,7 @@ class World:
     def __init__(self, folder):
         self.machine = Machine.load("two-gpu-two-nic")
         self.machine.write(folder)
-        self.driver = Recorded(folder)
+        self.driver = RecordedGpuDriver(folder)
         self.driver.open()
         self.uuids = [device.gpu.uuid for device in self.machine.gpus]
         self.bench, self.now = GpuBench(), 0.0
@@ -25,7 +25,7 @@ class World:
         return vitals.values
 
     def keys(self, after_s=0):
-        """What stands against each GPU, read now and again every 15 s."""
+        """The faults of each GPU, read at intervals of 15 s."""
         until = self.now + after_s
         while True:
             self.bench.take(self.now, readings=self.driver.gpus(), vitals=self.driver.vitals())
@@ -42,7 +42,7 @@ def world(tmp_path):
     world.driver.close()
 
 
-def test_a_sound_machine_is_healthy_in_the_words_of_the_samples(world):
+def test_a_new_machine_is_healthy(world):
     assert world.keys() == [[], []]
     (first, _) = world.driver.vitals()
     assert all(measurement(name) for name in first.values)
@@ -52,7 +52,7 @@ def test_a_sound_machine_is_healthy_in_the_words_of_the_samples(world):
     assert (first.values["gpu_pcie_generation"], first.values["gpu_pcie_width"]) == (5, 16)
 
 
-def test_errors_in_sram_condemn_and_a_reset_gives_back(world):
+def test_sram_errors_are_a_fault_until_a_reset(world):
     world.machine.ecc(1, correctable=5)
     assert world.keys() == [[], []]
     world.machine.ecc(1, uncorrectable=1)
@@ -62,7 +62,7 @@ def test_errors_in_sram_condemn_and_a_reset_gives_back(world):
     assert world.keys() == [[], []]
 
 
-def test_a_bad_row_waits_for_a_reset_or_is_the_end(world):
+def test_a_bad_row_is_a_fault_until_a_reset_or_for_good(world):
     world.machine.remap(0)
     assert world.keys() == [["remap_pending"], []]
     world.machine.reset_gpu(0)
@@ -74,7 +74,7 @@ def test_a_bad_row_waits_for_a_reset_or_is_the_end(world):
     assert world.keys()[1] == ["remap_limit", "remap_pending"]
 
 
-def test_a_link_that_fails_condemns_after_its_hold_and_its_return_gives_back(world):
+def test_a_failed_nvlink_is_a_fault_after_its_hold_until_it_returns(world):
     assert world.keys() == [[], []]
     world.machine.nvlink(0, 17, up=False)
     assert world.keys(15) == [[], []]
@@ -96,12 +96,12 @@ def test_a_narrow_or_slow_pcie_link_degrades(world):
     assert all(health.allocatable for health in world.bench.healths())
 
 
-def test_a_gpu_that_the_driver_gives_up_is_announced(world):
+def test_an_unavailable_gpu_is_an_event(world):
     world.machine.gpu_unavailable(1)
     assert world.driver.wait(5) == (GpuEvent(world.uuids[1], None, unavailable=True),)
 
 
-def test_what_the_driver_does_not_tell_or_cannot_be_is_not_judged(world):
+def test_missing_and_impossible_values_cause_no_fault(world):
     assert world.keys() == [[], []]
     world.machine.measure(0, gpu_pcie_width=None, gpu_row_remap_failed=2**32, gpu_celsius=9000)
     (first, _) = world.driver.vitals()

@@ -1,4 +1,4 @@
-"""The simulated machine: that it looks like a machine, and that what happens to it can be undone."""
+"""The simulated machine: it has the files of a real machine, and every event can be undone."""
 
 import asyncio
 import json
@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodeagent.affinity import Affinity, affinity
-from nodeagent.host.inotify import CONTENT, Watch
-from nodeagent.host.recorded_gpus import Recorded
+from nodeagent.host.inotify import CONTENT, FolderWatch
+from nodeagent.host.recorded_gpus import RecordedGpuDriver
 from nodeagent.host.sysfs import Tree
 from nodeagent.sim.machine import Machine, MachineError, ModelError
 from nodeagent.sim.machine.blueprint import MACHINES, parse, vf_address
@@ -81,7 +81,7 @@ def link(root: Path, netdev: str = "enp24s0np0"):
 
 
 def check_invariants(machine: Machine, root: Path) -> None:
-    """What holds of any machine at any moment between two mutations."""
+    """Check the invariants of a machine between two mutations."""
     pulled_vfs = {vf.address for pf in machine.pfs for vf in pf.vfs.values() if not vf.present}
     devices = root / "sys/bus/pci/devices"
     for path, shown in tree_of(root).items():
@@ -139,7 +139,7 @@ def dgx(tmp_path_factory) -> tuple[Machine, Path]:
     return machine, root
 
 
-def test_a_dgx_has_eight_gpus_each_with_its_nic_behind_the_same_switch(dgx):
+def test_each_gpu_of_a_dgx_shares_a_switch_with_its_nic(dgx):
     machine, root = dgx
     found = {one.pci_address: one for one in look(root).functions}
     for rail, gpu in enumerate(machine.gpus):
@@ -162,7 +162,7 @@ def test_a_dgx_has_eight_gpus_each_with_its_nic_behind_the_same_switch(dgx):
     ]
 
 
-def test_the_scanner_reads_a_dgx_without_a_complaint(dgx):
+def test_the_scan_of_a_dgx_has_no_unreadable_file(dgx):
     _, root = dgx
     found = look(root)
     assert found.unreadable == ()
@@ -182,9 +182,9 @@ def test_the_scanner_reads_a_dgx_without_a_complaint(dgx):
     assert len(macs) == len(found.functions)
 
 
-def test_the_driver_of_a_dgx_names_eight_gpus(dgx):
+def test_the_driver_of_a_dgx_lists_eight_gpus(dgx):
     machine, root = dgx
-    driver = Recorded(root)
+    driver = RecordedGpuDriver(root)
     driver.open()
     readings = driver.gpus()
     driver.close()
@@ -196,7 +196,7 @@ def test_the_driver_of_a_dgx_names_eight_gpus(dgx):
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in MACHINES.glob("*.yaml")))
-def test_every_machine_of_the_package_holds_the_invariants_and_is_always_the_same(name, tmp_path):
+def test_every_machine_of_the_package_is_valid_and_reproducible(name, tmp_path):
     for copy in "ab":
         machine = Machine.load(name)
         machine.write(tmp_path / copy)
@@ -243,7 +243,7 @@ NET_FORMATS = {
 
 
 def check_formats(root: Path) -> int:
-    """How many attributes were looked at."""
+    """The number of compared attributes."""
     seen = 0
 
     def check(folder: Path, formats: dict[str, str]) -> None:
@@ -286,13 +286,13 @@ def check_formats(root: Path) -> int:
     return seen
 
 
-def test_attributes_are_written_as_the_kernel_of_this_host_writes_them(tmp_path):
+def test_attributes_have_the_form_of_this_hosts_kernel(tmp_path):
     _, root = small(tmp_path)
     check_formats(Path("/"))
     assert check_formats(root) > 200
 
 
-def test_a_link_goes_up_to_the_nearest_folder_that_holds_its_target():
+def test_a_link_goes_up_to_the_nearest_common_folder():
     device = "/sys/devices/pci0000:00/0000:00:03.0"
     assert relative("/sys/bus/pci/devices/0000:00:03.0", device) == "../../../devices/pci0000:00/0000:00:03.0"
     assert relative(f"{device}/net/eth0/device", device) == "../../../0000:00:03.0"
@@ -332,7 +332,7 @@ def test_vf_addresses_cross_functions_devices_and_buses():
         (lambda m: m.set_admin("eno1", False), lambda m: m.set_admin("eno1", True)),
     ],
 )
-def test_what_is_done_and_undone_leaves_the_machine_as_it_was(do, undo, tmp_path):
+def test_an_undone_event_leaves_the_machine_unchanged(do, undo, tmp_path):
     machine, root = small(tmp_path)
     counters = r"/\.nodeagent/(uevent|samples\.json)|.*/net/.*/carrier_(changes|up_count|down_count)"
     before = tree_of(root, but=counters)
@@ -346,7 +346,7 @@ def test_what_is_done_and_undone_leaves_the_machine_as_it_was(do, undo, tmp_path
     assert after != before or link(root).carrier
 
 
-def test_a_pulled_cable_takes_the_carrier_of_the_pf_and_of_its_vfs(tmp_path):
+def test_a_pulled_cable_ends_the_carrier_of_the_pf_and_its_vfs(tmp_path):
     machine, root = small(tmp_path)
     machine.set_admin("enp24s0v1", True)
     vf = root / "sys/class/net/enp24s0v1"
@@ -363,7 +363,7 @@ def test_a_pulled_cable_takes_the_carrier_of_the_pf_and_of_its_vfs(tmp_path):
     assert (root / "sys/class/infiniband/mlx5_0/ports/1/state").read_text() == "4: ACTIVE\n"
 
 
-def test_a_netdev_that_is_set_down_refuses_to_tell_its_carrier(tmp_path):
+def test_an_admin_down_netdev_has_no_carrier_file(tmp_path):
     machine, root = small(tmp_path)
     machine.set_admin("enp24s0np0", False)
     folder = root / "sys/class/net/enp24s0np0"
@@ -380,7 +380,7 @@ def test_the_default_route_goes_with_its_netdev(tmp_path):
     assert len((root / "proc/net/route").read_text().splitlines()) == 1
 
 
-def test_vfio_takes_the_netdev_and_gives_a_group(tmp_path):
+def test_vfio_removes_the_netdev_and_adds_a_group(tmp_path):
     machine, root = small(tmp_path)
     machine.bind(VF2, "vfio-pci")
     vf = function(root, VF2)
@@ -417,7 +417,7 @@ def test_a_netdev_in_a_pod_leaves_empty_folders_and_its_device_nodes(tmp_path):
     assert function(root, VF2).rdma == before.rdma
 
 
-def test_a_vf_pulled_out_alone_leaves_a_link_that_leads_nowhere(tmp_path):
+def test_a_vf_removed_alone_leaves_a_dangling_link(tmp_path):
     machine, root = small(tmp_path)
     machine.unplug(VF2)
     dangling = root / "sys/bus/pci/devices" / PF / "virtfn2"
@@ -428,7 +428,7 @@ def test_a_vf_pulled_out_alone_leaves_a_link_that_leads_nowhere(tmp_path):
     assert not dangling.is_symlink()
 
 
-def test_a_driver_that_lets_go_of_a_pf_takes_its_vfs_away(tmp_path):
+def test_a_driver_that_unbinds_from_a_pf_removes_its_vfs(tmp_path):
     machine, root = small(tmp_path)
     machine.bind(PF, None)
     assert [one.pci_address for one in look(root).functions if one.pci_address.startswith("0000:18")] == [PF]
@@ -438,14 +438,14 @@ def test_a_driver_that_lets_go_of_a_pf_takes_its_vfs_away(tmp_path):
     assert function(root, PF).num_vfs == 0
 
 
-def test_an_unplugged_pf_may_come_back_bare(tmp_path):
+def test_an_unplugged_pf_may_return_without_vfs(tmp_path):
     machine, root = small(tmp_path)
     machine.unplug(0)
     machine.plug(0, vfs=0)
     assert function(root, PF).num_vfs == 0
 
 
-def test_the_gpu_driver_loses_an_unplugged_gpu_and_forgets_one_that_another_driver_has(tmp_path):
+def test_the_gpu_driver_lists_an_unplugged_gpu_as_lost_but_not_one_of_another_driver(tmp_path):
     machine, root = small(tmp_path)
     machine.unplug(GPU)
     assert [gpu["lost"] for gpu in facts(root)["gpus"]] == [True, False]
@@ -459,7 +459,7 @@ def test_the_gpu_driver_loses_an_unplugged_gpu_and_forgets_one_that_another_driv
 
 def test_events_are_numbered_and_the_last_64_are_kept(tmp_path):
     machine, root = small(tmp_path)
-    driver = Recorded(root)
+    driver = RecordedGpuDriver(root)
     driver.open()
     for number in range(70):
         machine.raise_xid(number % 2, 79)
@@ -470,7 +470,7 @@ def test_events_are_numbered_and_the_last_64_are_kept(tmp_path):
     driver.close()
 
 
-def test_the_driver_fails_as_it_is_told(tmp_path):
+def test_the_gpu_driver_fails_in_the_requested_call(tmp_path):
     machine, root = small(tmp_path)
     machine.fail_driver("list", "GPU is lost")
     assert facts(root)["failure"] == {"call": "list", "error": "GPU is lost"}
@@ -488,13 +488,13 @@ def test_the_driver_fails_as_it_is_told(tmp_path):
         (lambda m: (m.unplug(PF), m.plug(PF, vfs=17)), "0 to 16"),
         (lambda m: (m.unplug(GPU), m.plug(GPU, vfs=1)), "0 to 0"),
         (lambda m: (m.unplug(PF), m.plug(VF2)), "no NIC"),
-        (lambda m: m.return_netdev(VF2), "in no pod"),
+        (lambda m: m.return_netdev(VF2), "not in a pod"),
         (lambda m: m.bind(VF2, "nvidia"), "ENODEV"),
         (lambda m: (m.unplug(PF), m.unplug(PF)), "plug it first"),
         (lambda m: (m.unplug(VF2), m.set_admin(VF2, True)), "no netdev"),
     ],
 )
-def test_what_cannot_happen_is_refused_with_the_reason(do, why, tmp_path):
+def test_an_impossible_event_is_an_error_with_the_reason(do, why, tmp_path):
     machine, _ = small(tmp_path)
     with pytest.raises(MachineError, match=why):
         do(machine)
@@ -502,11 +502,11 @@ def test_what_cannot_happen_is_refused_with_the_reason(do, why, tmp_path):
 
 def test_a_folder_holds_one_machine(tmp_path):
     machine, root = small(tmp_path)
-    with pytest.raises(MachineError, match="holds a machine already"):
+    with pytest.raises(MachineError, match="already has a machine"):
         machine.write(root)
 
 
-def test_what_happened_before_the_machine_was_written_is_shown_too(tmp_path):
+def test_events_before_the_write_are_in_the_files_too(tmp_path):
     machine = Machine(parse(TINY))
     machine.set_vfs(0, 3)
     machine.lose_gpu(0)
@@ -532,7 +532,7 @@ def test_an_infiniband_port_is_active_without_its_netdev(tmp_path):
     assert link(root, "ibp24s0").carrier is False
 
 
-def test_the_numa_node_that_firmware_does_not_tell_is_minus_one_and_has_every_cpu(tmp_path):
+def test_an_unknown_numa_node_is_minus_one_and_has_every_cpu(tmp_path):
     root = tmp_path / "m"
     Machine(parse(TINY)).write(root)
     device = root / "sys/bus/pci/devices/0000:0b:00.0"
@@ -544,7 +544,7 @@ def test_the_numa_node_that_firmware_does_not_tell_is_minus_one_and_has_every_cp
 # The order in which it is seen
 
 
-async def seen(watch: Watch, last: str) -> list[str]:
+async def seen(watch: FolderWatch, last: str) -> list[str]:
     """Names in the order of their first change, until the one that ends the mutation."""
     names: list[str] = []
     while last not in names:
@@ -554,11 +554,11 @@ async def seen(watch: Watch, last: str) -> list[str]:
     return names
 
 
-async def test_vfs_are_seen_one_by_one_and_the_count_after_the_last(tmp_path):
+async def test_vfs_appear_one_by_one_and_the_count_changes_after_the_last(tmp_path):
     machine, root = small(tmp_path)
     machine.set_vfs(0, 0)
     pf = machine.nic(0)
-    with Watch() as watch:
+    with FolderWatch() as watch:
         for folder in (
             pf.folder,
             os.path.dirname(pf.folder),
@@ -588,13 +588,13 @@ async def test_vfs_are_seen_one_by_one_and_the_count_after_the_last(tmp_path):
 
 
 def put(root: Path, path: str, text: str) -> None:
-    """As ``echo`` does: into the file that is there."""
+    """Write like ``echo`` into the existing file."""
     with (root / path.lstrip("/")).open("r+") as file:
         file.truncate()
         file.write(text)
 
 
-def test_a_written_sriov_numvfs_makes_and_removes_vfs(tmp_path):
+def test_a_write_to_sriov_numvfs_creates_and_removes_vfs(tmp_path):
     machine, root = small(tmp_path)
     numvfs = f"/sys/bus/pci/devices/{PF}/sriov_numvfs"
     assert machine.apply_writes() == ()
@@ -631,7 +631,7 @@ def test_a_write_that_the_kernel_refuses_changes_nothing(path, text, why, tmp_pa
     assert tree_of(root) == before
 
 
-def test_an_override_an_unbind_and_a_probe_give_a_vf_to_vfio(tmp_path):
+def test_an_override_an_unbind_and_a_probe_bind_a_vf_to_vfio(tmp_path):
     machine, root = small(tmp_path)
     put(root, f"/sys/bus/pci/devices/{VF2}/driver_override", "vfio-pci\n")
     put(root, f"/sys/bus/pci/devices/{VF2}/driver/unbind", VF2)
@@ -646,7 +646,7 @@ def test_an_override_an_unbind_and_a_probe_give_a_vf_to_vfio(tmp_path):
     assert function(root, VF2).driver == "mlx5_core"
 
 
-def test_vfs_without_autoprobe_have_no_driver_and_an_mtu_is_taken(tmp_path):
+def test_vfs_without_autoprobe_have_no_driver_and_an_mtu_is_accepted(tmp_path):
     machine, root = small(tmp_path)
     put(root, f"/sys/bus/pci/devices/{PF}/sriov_drivers_autoprobe", "0")
     put(root, f"/sys/bus/pci/devices/{PF}/sriov_numvfs", "0")
@@ -657,7 +657,7 @@ def test_vfs_without_autoprobe_have_no_driver_and_an_mtu_is_taken(tmp_path):
     assert link(root).mtu == 4200
 
 
-def test_a_file_that_is_open_but_not_yet_written_is_left_alone(tmp_path):
+def test_an_open_file_that_is_not_written_yet_is_ignored(tmp_path):
     machine, root = small(tmp_path)
     with (root / f"sys/bus/pci/devices/{PF}/sriov_numvfs").open("w") as file:
         machine.set_link("eno1", False)
@@ -667,17 +667,17 @@ def test_a_file_that_is_open_but_not_yet_written_is_left_alone(tmp_path):
     assert function(root, PF).num_vfs == 0
 
 
-def test_nothing_written_is_nothing_announced(tmp_path):
+def test_without_a_write_there_is_no_event(tmp_path):
     machine, root = small(tmp_path)
     before = tree_of(root, but="")
     assert machine.apply_writes() == ()
     assert tree_of(root, but="") == before
 
 
-async def test_a_followed_machine_reacts_by_itself(tmp_path):
+async def test_a_followed_machine_reacts_to_writes(tmp_path):
     machine, root = small(tmp_path)
     following = asyncio.create_task(machine.follow())
-    with Watch() as watch:
+    with FolderWatch() as watch:
         watch.add(root / ".nodeagent", CONTENT)
         async with asyncio.timeout(20):
             for count in (0, 3):
@@ -715,7 +715,7 @@ STEP = st.one_of(
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEP, max_size=12), iommu=st.booleans())
-def test_after_whatever_happened_the_machine_plugged_in_again_is_as_new(steps, iommu, tmp_path):
+def test_any_sequence_of_events_can_be_undone(steps, iommu, tmp_path):
     model = parse(TINY + f"iommu: {str(iommu).lower()}\n")
     root = Path(tempfile.mkdtemp(dir=tmp_path)) / "m"
     machine = Machine(model)
@@ -752,36 +752,36 @@ def test_after_whatever_happened_the_machine_plugged_in_again_is_as_new(steps, i
         ("kind: gpu", "kind: fpga", r"bad\.yaml:9: parts\.gpu\.kind: .*fpga"),
         ("num_vfs: 2", "num_vfs: 4", r"bad\.yaml:16: nics\[0\]\.num_vfs: 4 is more than .* 3"),
         ("num_vfs: 2", "mtu: 99999", r"bad\.yaml:16: nics\[0\]\.mtu: 99999 .* 9978"),
-        ("15:02.0/18:00.0", "15:02.0/18:00.9", r"bad\.yaml:16: nics\[0\]\.path: .* is no PCI path"),
+        ("15:02.0/18:00.0", "15:02.0/18:00.9", r"bad\.yaml:16: nics\[0\]\.path: .* is not a PCI path"),
         ("pci0000:15/15:02.0", "pci0000:16/15:02.0", r"nics\[0\]\.path: pci0000:16 is not among"),
-        ("0b:00.0", "0b:00.0/0c:00.0/15:01.0/0d:00.0", r"lies elsewhere in the tree"),
-        ("00:1c.0/0b:00.0", "00:1c.0/18:00.2", r"0000:18:00\.2 is one of pci0000:15/.* already"),
+        ("0b:00.0", "0b:00.0/0c:00.0/15:01.0/0d:00.0", r"has another place in the tree"),
+        ("00:1c.0/0b:00.0", "00:1c.0/18:00.2", r"0000:18:00\.2 is already one of pci0000:15/"),
         ("part: plain", "part: gpu", r"bad\.yaml:17: nics\[1\]\.part: there is no part 'gpu' of this kind"),
-        ("netdev: eno1", "netdev: a name", r"'a name' is no name for a netdev"),
+        ("netdev: eno1", "netdev: a name", r"'a name' is not a valid netdev name"),
         ("netdev: eno1", "netdev: enp24s0np0", r"the netdev of another NIC too"),
         ("default_route: eno1", "default_route: eth0", r"bad\.yaml:5: default_route: no NIC"),
-        ('1: "4-7"', '1: "4-"', r"bad\.yaml:6: numa\[1\]: .* no list of CPUs"),
+        ('1: "4-7"', '1: "4-"', r"bad\.yaml:6: numa\[1\]: .* not a list of CPUs"),
         ("pci0000:15: 1", "pci0000:15: 2", r"bad\.yaml:7: complexes\.pci0000:15: there is no NUMA node 2"),
-        ("pci0000:15: 1", "bus15: 1", r"complexes\.bus15: a root complex is named"),
+        ("pci0000:15: 1", "bus15: 1", r"complexes\.bus15: a root complex has its name"),
         ("vf_device: 101e", "firmware: x", r"totalvfs needs vf_device"),
         ('driver: {version: "1", cuda_version: "1"}', "", "GPUs need a driver"),
         ('device: "2330"', "device: 2330", r"parts\.gpu\.device: Expected `str`, got `int`; quote it"),
-        ("numa:", "name: again\nnuma:", r"bad\.yaml:6: name stands here twice"),
+        ("numa:", "name: again\nnuma:", r"bad\.yaml:6: duplicate key name"),
     ],
 )
-def test_a_model_that_is_no_machine_is_refused_with_its_line(old, new, why):
+def test_an_invalid_model_is_an_error_with_the_line(old, new, why):
     assert TINY.count(old) >= 1
     with pytest.raises(ModelError, match=why):
         parse(TINY.replace(old, new, 1), "bad.yaml")
 
 
 @pytest.mark.parametrize("text", ["", "- a", "7", "\x00", "a: &a [*a]"])
-def test_a_file_that_is_no_mapping_is_no_machine(text):
+def test_a_file_without_a_mapping_is_an_error(text):
     with pytest.raises(ModelError):
         parse(text)
 
 
-def test_an_unknown_machine_is_told_with_the_known_ones(tmp_path):
+def test_an_unknown_machine_is_an_error_that_lists_the_known_ones(tmp_path):
     with pytest.raises(ModelError, match=r"there is no machine 'dgx'; there are dgx-h100, two-gpu-two-nic"):
         Machine.load("dgx")
     with pytest.raises(ModelError, match="cannot be read"):
@@ -810,7 +810,7 @@ def test_a_flap_is_counted_by_the_kernel_and_the_driver_and_changes_nothing_else
     assert int((folder / "carrier_down_count").read_text()) == after["carrier_down"]
 
 
-def test_sysfs_and_samples_agree_on_what_both_show(tmp_path):
+def test_sysfs_and_samples_have_the_same_values(tmp_path):
     machine, root = small(tmp_path)
     machine.count(PF, "rx_bytes", 1000)
     machine.count(PF, "rx_multicast", 3)
@@ -828,7 +828,7 @@ def test_sysfs_and_samples_agree_on_what_both_show(tmp_path):
     assert (port / "hw_counters/roce_slow_restart").read_text() == "5\n"
 
 
-def test_a_pulled_cable_is_dark_and_says_why(tmp_path):
+def test_a_pulled_cable_has_no_light_and_the_state_no_cable(tmp_path):
     machine, root = small(tmp_path)
     machine.set_link(PF, False)
     module = sampled(root, "module")
@@ -838,7 +838,7 @@ def test_a_pulled_cable_is_dark_and_says_why(tmp_path):
     assert sampled(root, "link")["carrier"] == 0
 
 
-def test_a_netdev_in_a_pod_is_measured_by_nobody_here(tmp_path):
+def test_a_netdev_in_a_pod_has_no_samples(tmp_path):
     machine, root = small(tmp_path)
     machine.move_netdev(PF)
     assert (sampled(root, "link"), sampled(root, "driver"), sampled(root, "module")) == ({}, {}, {})
@@ -852,18 +852,18 @@ def test_a_netdev_in_a_pod_is_measured_by_nobody_here(tmp_path):
     [
         (lambda m: m.count(PF, "tea"), "no counter 'tea'"),
         (lambda m: m.light(PF, 9, 0.1), "does not measure"),
-        (lambda m: m.count_aer(PF, "fatal", "RxErr"), "counts no fatal"),
+        (lambda m: m.count_aer(PF, "fatal", "RxErr"), "AER has no fatal"),
         (lambda m: m.recover_reporter(PF), "has not failed"),
-        (lambda m: (m.set_link(PF, False), m.flap(PF)), "no carrier that could flap"),
+        (lambda m: (m.set_link(PF, False), m.flap(PF)), "no carrier to flap"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(act, why, tmp_path):
+def test_an_unknown_measurement_is_an_error(act, why, tmp_path):
     machine, _ = small(tmp_path)
     with pytest.raises(MachineError, match=why):
         act(machine)
 
 
-def test_aer_adds_up(tmp_path):
+def test_the_aer_total_is_the_sum_of_its_errors(tmp_path):
     machine, root = small(tmp_path)
     machine.count_aer(PF, "correctable", "BadTLP", 2)
     machine.count_aer(PF, "correctable", "RxErr")

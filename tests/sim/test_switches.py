@@ -1,4 +1,4 @@
-"""The simulated switches are heard by the real receiver, and what they send is valid LLDP."""
+"""The simulated switches send valid LLDP, which the real receiver decodes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 from nodeagent.lldp.ethernet import parse_frame
 from nodeagent.lldp.lldpdu_codec import decode
 from nodeagent.sim.machine import Machine
-from nodeagent.sim.simulated_switches import Port, rails, speaking
+from nodeagent.sim.simulated_switches import SwitchPort, rails, sending
 
 
 def test_an_announcement_is_a_valid_frame() -> None:
-    frame = parse_frame(Port("ens1", "leaf03", 7).announcement())
+    frame = parse_frame(SwitchPort("ens1", "leaf03", 7).announcement())
     pdu = decode(frame.data, frame.offset)
     assert (pdu.system_name, pdu.port_id.text, pdu.port_description, pdu.ttl) == (
         "leaf03",
@@ -28,7 +28,7 @@ def test_an_announcement_is_a_valid_frame() -> None:
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
-async def test_a_simulated_machine_hears_one_leaf_on_each_rail(tmp_path: Path) -> None:
+async def test_a_simulated_machine_has_one_leaf_on_each_rail(tmp_path: Path) -> None:
     folder = tmp_path
     machine = Machine.load("two-gpu-two-nic")
     machine.write(folder / "r")
@@ -37,7 +37,7 @@ async def test_a_simulated_machine_hears_one_leaf_on_each_rail(tmp_path: Path) -
         "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
         "links: {select: {netdevs: [enp24s0np0, enp154s0np0]}}\n"
     )
-    async with speaking(rails({0: "enp24s0np0", 1: "enp154s0np0"})) as node:
+    async with sending(rails({0: "enp24s0np0", 1: "enp154s0np0"})) as node:
         verb = ("neighbors", "--root", str(folder / "r"), "--config", str(config), "--wait", "20", "--json")
         process = await asyncio.create_subprocess_exec(
             *node.command(sys.executable, "-m", "nodeagent", *verb),

@@ -12,7 +12,7 @@ import pytest
 from nodeagent.health.service import GPU_SECTION, HealthService
 from nodeagent.health.state_file import StateFile, boot_id
 from nodeagent.host.gpu_driver import DriverError, GpuReading, GpuVitals
-from nodeagent.host.recorded_gpus import PATH, Recorded
+from nodeagent.host.recorded_gpus import PATH, RecordedGpuDriver
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import measurement
@@ -117,7 +117,7 @@ async def watching(driver, root, state_file=None, **settings):
 
 
 def on(machine, **settings):
-    return watching(lambda: Recorded(machine.root), machine.root, **settings)
+    return watching(lambda: RecordedGpuDriver(machine.root), machine.root, **settings)
 
 
 async def test_gpus_are_stated_with_their_numa_node_and_pci_path(machine):
@@ -176,7 +176,7 @@ async def test_no_driver_is_zero_gpus_said_once_and_one_installed_later_is_found
     caplog.set_level(logging.INFO)
     looked = threading.Semaphore(0)
 
-    class Looking(Recorded):
+    class Looking(RecordedGpuDriver):
         def open(self):
             looked.release()
             super().open()
@@ -193,7 +193,7 @@ async def test_no_driver_is_zero_gpus_said_once_and_one_installed_later_is_found
 
 async def test_a_hint_finds_a_new_driver_at_once(tmp_path):
     hints = asyncio.Event()
-    async with watching(lambda: Recorded(tmp_path), tmp_path, absent_s=3600, hints=hints) as heard:
+    async with watching(lambda: RecordedGpuDriver(tmp_path), tmp_path, absent_s=3600, hints=hints) as heard:
         await heard.until(lambda: heard.gpus == ())
         Machine(tmp_path).set(recorded(0))
         hints.set()

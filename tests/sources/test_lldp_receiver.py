@@ -10,11 +10,11 @@ import contextlib
 
 import pytest
 
-from nodeagent.commands.neighbors.live import LinkRow, _listing
+from nodeagent.commands.neighbors.neighbor_listing import LinkRow, _listing
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.packet import PacketError, open_socket
 from nodeagent.model import Function
-from nodeagent.sources.link_selection import Selected
+from nodeagent.sources.link_selection import SelectedLink
 from nodeagent.sources.lldp_receiver import AWAY_S, LldpReceiver
 from tests.sources.test_lldp_source import Agent, announce
 from tests.support.namespaces import Netns, veth
@@ -32,7 +32,7 @@ class ScriptedAgent(Agent):
         with ns.entered(), Netdevs() as netdevs:
             found = netdevs.read()
             links = [
-                Selected(netdev, pfs.get(netdev.name), "mlx5_core")
+                SelectedLink(netdev, pfs.get(netdev.name), "mlx5_core")
                 for netdev in found
                 if netdev.name in pfs or netdev.name in others
             ]
@@ -127,7 +127,7 @@ async def test_a_socket_error_is_kept_with_its_link_and_opening_is_retried(agent
     near, far, _ = wire
     with near.entered(), Netdevs() as netdevs:
         listed = netdevs.read()
-    links = [Selected(netdev, None, "veth") for netdev in listed if netdev.name == "ens1"]
+    links = [SelectedLink(netdev, None, "veth") for netdev in listed if netdev.name == "ens1"]
     (needed,) = agent.receiver.netdevs_to_open(links)
     agent.receiver.update_links(links, listed, (), {needed.ifindex: PacketError("no memory")})
     assert _listing(agent.receiver).rows == (LinkRow("ens1", None, "veth", "deaf", error="no memory"),)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from nodeagent.model import Devices, Function, Gpu, Health, Holding, Reason, Snapshot, State
 
 DOWN = Health(State.DOWN, (Reason("carrier_down", "no carrier"),), allocatable=False)
-SLOW = Health(State.DEGRADED, (Reason("speed_reduced", "200 Gb/s of 400 Gb/s"),))
-WARM = Health(State.HEALTHY, (Reason("optics_temperature", "71 °C of 70 °C", warning=True),))
-STRAY = Health(State.MISCABLED, (Reason("miscabled", "is on leaf02, planned leaf01"),))
-BLIND = Health(State.UNKNOWN, (Reason("stale", "no word for 40 s"),))
-LOST = Health(State.UNHEALTHY, (Reason("xid", "XID 79: the GPU has fallen off the bus"),), allocatable=False)
+DEGRADED = Health(State.DEGRADED, (Reason("speed_reduced", "200 Gb/s of 400 Gb/s"),))
+WARNED = Health(State.HEALTHY, (Reason("optics_temperature", "71 °C of 70 °C", warning=True),))
+MISCABLED = Health(State.MISCABLED, (Reason("miscabled", "is on leaf02, planned leaf01"),))
+UNKNOWN = Health(State.UNKNOWN, (Reason("stale", "no word for 40 s"),))
+GPU_LOST = Health(
+    State.UNHEALTHY, (Reason("xid", "XID 79: the GPU has fallen off the bus"),), allocatable=False
+)
 
-UNHEARD = Health(State.UNKNOWN, (Reason("driver_silent", "hangs"), *LOST.reasons), allocatable=False)
+GPU_UNKNOWN = Health(State.UNKNOWN, (Reason("driver_silent", "hangs"), *GPU_LOST.reasons), allocatable=False)
 
 
 def pf(n, health=None):

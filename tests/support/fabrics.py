@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from nodeagent.fabric import Planner, PlanOutcome, Rules
+from nodeagent.fabric import FabricRules, Planner, PlanOutcome
 from nodeagent.fabric import hypernode as hypernodes
 from nodeagent.fabric.hypernode import render
+from nodeagent.fabric.known_topology import NO_TOPOLOGY, Topology
 from nodeagent.fabric.nodelinks import LinkNeighbor, Metadata, NodeLink, NodeLinks, ReportedId
 from tests.support.volcano_rules import VolcanoTree
 
@@ -138,13 +139,14 @@ def stale(row: Row) -> Row:
 class Cluster:
     """A planner and the tree that its writes make. ``step`` advances ``now``."""
 
-    rules: Rules = field(default_factory=Rules)
+    rules: FabricRules = field(default_factory=FabricRules)
+    topology: Topology = NO_TOPOLOGY
     now: float = 0.0
     tree: VolcanoTree = field(default_factory=VolcanoTree)
     written: list[tuple[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.planner = Planner(self.rules)
+        self.planner = Planner(self.rules, self.topology)
         self.outcome: PlanOutcome | None = None
         self.reports: dict[str, NodeLinks] = {}
         self.nodes: set[str] = set()
@@ -165,7 +167,7 @@ class Cluster:
 
     def restart(self) -> None:
         """Replace the planner by one without a memory."""
-        self.planner = Planner(self.rules)
+        self.planner = Planner(self.rules, self.topology)
         for one in self.tree.objects.values():
             self.planner.hypernode(one["metadata"]["name"], hypernodes.convert(one))
         for node in self.nodes:

@@ -7,10 +7,10 @@ import math
 import msgspec
 
 from nodeagent.health.gpu_judge import GpuJudge
-from nodeagent.health.gpu_rules import GpuLimits
+from nodeagent.health.gpu_settings import GpuHealthSettings, GpuSettings
 from nodeagent.health.gpu_state import GpuState
+from nodeagent.health.health_settings import GuardSettings
 from nodeagent.health.record import GpuRecord
-from nodeagent.health.xids import GpuTerms
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.model import Health
 
@@ -46,17 +46,19 @@ def measured(**changes: float | None) -> dict[str, float]:
 class GpuBench:
     """GPUs that are read and measured as a test says. The guard is off: each verdict is that of its GPU alone."""
 
-    def __init__(self, *readings: GpuReading, terms: GpuTerms | None = None, every: float = 15.0) -> None:
-        self.terms = msgspec.structs.replace(terms or GpuTerms(), guard_share=1.0)
-        self.judge = GpuJudge(self.terms)
+    def __init__(
+        self, *readings: GpuReading, settings: GpuSettings | None = None, every: float = 15.0
+    ) -> None:
+        self.settings = settings
+        self.judge = GpuJudge(settings, GuardSettings(share=1.0))
         self.reading = gpu()
         self.now, self.every = 0.0, every
         if readings:
             self.read_at(0, *readings)
 
     @classmethod
-    def with_limits(cls, limits: GpuLimits, every: float = 15.0) -> GpuBench:
-        return cls(terms=GpuTerms(limits=limits), every=every)
+    def with_limits(cls, limits: GpuHealthSettings, every: float = 15.0) -> GpuBench:
+        return cls(settings=GpuSettings(health=limits), every=every)
 
     def take(
         self,
@@ -102,7 +104,7 @@ class GpuBench:
         text = msgspec.json.encode(list(self.judge.records().values()))
         records = msgspec.json.decode(text, type=list[GpuRecord])
         assert all(record.is_possible(self.now) for record in records)
-        self.judge = GpuJudge(self.terms)
+        self.judge = GpuJudge(self.settings, GuardSettings(share=1.0))
         self.judge.restore(records)
         return self
 

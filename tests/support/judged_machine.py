@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import msgspec
+from msgspec.structs import replace
 
 from nodeagent.health.explain import DeviceView, explain_nics
-from nodeagent.health.nic_judge import NicJudge, NicTerms
-from nodeagent.health.nic_rules import effective
-from nodeagent.health.rule import Override
+from nodeagent.health.health_settings import HealthSettings, RuleSettings
+from nodeagent.health.nic_judge import NicJudge
 from nodeagent.health.structural import find_faults
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function, Health, Link
@@ -47,8 +44,10 @@ def link(one: Function, *, up: bool | None = True, speed: int | None = 400_000, 
 class Bench:
     """``count`` PFs with two VFs each. Times are seconds since the boot; the first look is at 1000."""
 
-    def __init__(self, count: int = 1, terms: NicTerms | None = None, *, up: bool | None = True) -> None:
-        self.engine = NicJudge(terms or NicTerms())
+    def __init__(
+        self, count: int = 1, settings: HealthSettings | None = None, *, up: bool | None = True
+    ) -> None:
+        self.engine = NicJudge(settings)
         self.now = 1000.0
         self.pfs = [pf(number) for number in range(1, count + 1)]
         self.links = {one.pci_address: link(one, up=up) for one in self.pfs}
@@ -112,5 +111,5 @@ class Bench:
         return explain_nics(self.engine, {one.pci_address: one.health for one in self.judged}, self.now)
 
 
-def terms(*overrides: Override, **known: object) -> NicTerms:
-    return msgspec.structs.replace(NicTerms(), rules=effective(overrides), **known)  # type: ignore[arg-type]
+def with_rules(*rules: RuleSettings, **more: object) -> HealthSettings:
+    return HealthSettings(rules=rules, **more)  # type: ignore[arg-type]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from nodeagent.kinds import Refused
 from nodeagent.model import HEALTHY, Allocation, Function, Gpu, Health, Link, Rdma, Reason, Snapshot, State

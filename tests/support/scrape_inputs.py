@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,10 +12,12 @@ from typing import TypeVar
 from zlib import crc32
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from nodeagent.agent_config import Config
-from nodeagent.commands.scan.listing import once
+from nodeagent.commands.scan.listing import scan_once
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
+from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import MEASUREMENTS, TEXTS
 from nodeagent.metrics.exposition import Exposition
@@ -33,7 +35,6 @@ from nodeagent.model import (
     State,
 )
 from nodeagent.offer import Offer
-from nodeagent.sampling.reader_status import ReaderStatus
 from nodeagent.sim.machine import Machine
 from nodeagent.web.pages import device_counts
 
@@ -55,10 +56,10 @@ WORDS = {"gpu_fabric_state": "completed", "module_vendor": 'AC"ME\\', "rdma_link
 def facts(model: str = "dgx-h100") -> tuple[Snapshot, Offer]:
     with TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
         Machine.load(model).write(Path(folder))
-        seen = asyncio.run(once(Config(), Path(folder)))
+        view = asyncio.run(scan_once(Config(), Path(folder)))
     offer = Offer(Config())
-    offer.kinds(seen.snapshot)
-    return seen.snapshot, offer
+    offer.kinds(view.snapshot)
+    return view.snapshot, offer
 
 
 def samples_of(device: str, sources: Iterable[Source], at: float = 100.0) -> Iterator[Sample]:

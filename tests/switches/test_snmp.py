@@ -15,7 +15,7 @@ import pytest
 
 from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.controller_config import FabricConfig
-from nodeagent.fabric import IMMEDIATE, Planner, Rules
+from nodeagent.fabric import IMMEDIATE, Planner
 from nodeagent.fabric.nodelinks import LinkNeighbor, NodeLink, NodeLinks, ReportedId
 from nodeagent.fabric.uplinks import MANAGEMENT_PORTS
 from nodeagent.kube.access import Access
@@ -166,7 +166,7 @@ def report(node: str, leaf: str, address: str) -> NodeLinks:
 
 def planner() -> Planner:
     """Two nodes below each leaf."""
-    made = Planner(Rules(hysteresis=IMMEDIATE))
+    made = Planner(FabricConfig(hysteresis=IMMEDIATE))
     for number, leaf in ((0, "leaf1"), (1, "leaf1"), (2, "leaf2"), (3, "leaf2")):
         made.report(f"node-0{number}", report(f"node-0{number}", leaf, f"10.77.{leaf[-1]}.2"))
     made.plan(0.0)
@@ -266,6 +266,7 @@ async def test_credentials_are_read_in_each_round_and_may_be_missing(rig: Rig, t
 async def test_the_leader_polls_and_a_tier_appears_in_the_cluster(rig: Rig, tmp_path: Path):
     (tmp_path / "community").write_text(COMMUNITY)
     config = FabricConfig(
+        hysteresis=IMMEDIATE,
         switches=SwitchesSettings(
             method="snmp",
             credentials=str(tmp_path),
@@ -273,7 +274,7 @@ async def test_the_leader_polls_and_a_tier_appears_in_the_cluster(rig: Rig, tmp_
             interval_seconds=0.5,
             timeout_seconds=5.0,
             snmp=SnmpSettings(version="v2c"),
-        )
+        ),
     )
     with rig.controller.entered():
         server = await ApiServer().start()
@@ -284,15 +285,13 @@ async def test_the_leader_polls_and_a_tier_appears_in_the_cluster(rig: Rig, tmp_
             body["links"][0]["neighbor"]["managementAddresses"] = [f"10.77.{leaf[-1]}.2"]
             server.put(body)
         place = ReplicaSettings("nodeagent", "a", None, 0.05, 3.0, 2.0, 0.2)
-        controller = Controller(
-            Rules(hysteresis=IMMEDIATE), Access(server.url, token=server.token()), place, config
-        )
+        controller = Controller(config, Access(server.url, token=server.token()), place)
         task = asyncio.create_task(controller.run())
         try:
             await until(lambda: [one for one in server.objects("hypernodes") if one["spec"]["tier"] == 2])
             await until(lambda: controller.switches is not None and controller.switches.rounds)
             text = controller._metrics("").body.decode()
-            assert 'nodeagent_switches{state="read"} 2.0' in text
+            assert 'nodeagent_switches{state="read"} 2\n' in text
             assert 'nodeagent_switch_reads_total{result="ok"}' in text
             for found in server.objects("nodelinks") + server.objects("hypernodes"):
                 assert COMMUNITY not in str(found)

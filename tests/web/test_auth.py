@@ -1,4 +1,4 @@
-"""Certificate, client CA and tokens: who comes in, and what happens to the files while the agent runs."""
+"""Certificate, client CA and tokens of the web server, and their renewal while the agent runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.web.auth import Door
-from nodeagent.web.server import Page, Web
+from nodeagent.web.auth import AccessControl
+from nodeagent.web.server import Page, WebServer
 from nodeagent.web.web_settings import WebSettings
 from nodeagent.web.x509 import CertificateError, ends_at
 from tests.support.certificates import Authority
@@ -55,8 +55,10 @@ class Place:
         shutil.copy(pair[0], self.certificate)
         shutil.copy(pair[1], self.key)
 
-    def door(self, *, tokens: bool = False, mutual: bool = False, probes_open: bool = True) -> Door:
-        return Door(
+    def access(
+        self, *, tokens: bool = False, mutual: bool = False, probes_open: bool = True
+    ) -> AccessControl:
+        return AccessControl(
             WebSettings(
                 certificate_file=str(self.certificate),
                 key_file=str(self.key),
@@ -73,9 +75,9 @@ def place(tmp_path: Path) -> Place:
 
 
 @asynccontextmanager
-async def serving(door: Door) -> AsyncIterator[int]:
+async def serving(access: AccessControl) -> AsyncIterator[int]:
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(Web(PAGES, door).run("127.0.0.1", 0, port.set_result))
+    task = asyncio.create_task(WebServer(PAGES, access).run("127.0.0.1", 0, port.set_result))
     try:
         async with asyncio.timeout(10):
             yield await port
@@ -99,21 +101,21 @@ async def get(
         writer.close()
 
 
-async def test_tls_is_served_and_a_renewed_certificate_is_taken(
+async def test_tls_is_served_and_a_renewed_certificate_is_loaded(
     place: Place, authority: Authority, first: tuple[Path, Path], second: tuple[Path, Path]
 ) -> None:
     place.put(first)
-    door = place.door()
-    async with serving(door) as port:
+    access = place.access()
+    async with serving(access) as port:
         assert await get(port, authority.client()) == (200, "first")
         place.put(second)
-        door.look()
+        access.load()
         assert await get(port, authority.client()) == (200, "second")
         with pytest.raises((ssl.SSLError, ConnectionError, IndexError)):
             await get(port, None)
 
 
-async def test_what_is_wrong_at_a_renewal_keeps_the_old_one_and_is_said_once(
+async def test_a_faulty_renewal_keeps_the_old_certificate_and_is_logged_once(
     place: Place,
     authority: Authority,
     first: tuple[Path, Path],
@@ -123,11 +125,11 @@ async def test_what_is_wrong_at_a_renewal_keeps_the_old_one_and_is_said_once(
 ) -> None:
     caplog.set_level("INFO")
     place.put(first)
-    door = place.door()
-    async with serving(door) as port:
+    access = place.access()
+    async with serving(access) as port:
         half = second[0].read_bytes()[:300]
         wrongs = {
-            "holds no whole certificate": lambda: place.certificate.write_bytes(half),
+            "has no complete certificate": lambda: place.certificate.write_bytes(half),
             "is empty": lambda: place.certificate.write_bytes(b""),
             "No such file": place.certificate.unlink,
             "do not belong together": lambda: shutil.copy(second[0], place.certificate),
@@ -135,57 +137,57 @@ async def test_what_is_wrong_at_a_renewal_keeps_the_old_one_and_is_said_once(
         }
         for message, go_wrong in wrongs.items():
             place.put(first)
-            door.look()
-            assert door.fresh
+            access.load()
+            assert access.fresh
             caplog.clear()
             go_wrong()
-            door.look()
-            door.look()
-            assert not door.fresh
+            access.load()
+            access.load()
+            assert not access.fresh
             assert caplog.text.count(message) == 1, caplog.text
             assert "the old one stays" in caplog.text
             assert await get(port, authority.client()) == (200, "first")
         place.put(second)
-        door.look()
-        assert door.fresh
-        assert "in order again" in caplog.text
+        access.load()
+        assert access.fresh
+        assert "valid again" in caplog.text
         assert await get(port, authority.client()) == (200, "second")
 
 
-async def test_without_a_certificate_nobody_is_served_until_it_comes(
+async def test_without_a_certificate_no_connection_is_accepted_until_it_exists(
     place: Place, authority: Authority, first: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    door = place.door()
-    async with serving(door) as port:
-        assert "nobody is served until it is mended" in caplog.text
+    access = place.access()
+    async with serving(access) as port:
+        assert "no connection is accepted until it is fixed" in caplog.text
         with pytest.raises((ConnectionError, ssl.SSLError)):
             await get(port, authority.client())
         place.put(first)
-        door.look()
+        access.load()
         assert await get(port, authority.client()) == (200, "first")
 
 
-async def test_an_expired_certificate_is_better_than_none_at_the_start(
+async def test_an_expired_certificate_is_used_at_start_if_there_is_no_other(
     place: Place, expired: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     place.put(expired)
-    door = place.door()
+    access = place.access()
     trusting = ssl.create_default_context()
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
-    async with serving(door) as port:
+    async with serving(access) as port:
         assert (await get(port, trusting))[0] == 200
         assert "ended at" in caplog.text
-        assert not door.fresh
+        assert not access.fresh
 
 
-async def test_a_token_is_asked_for_and_may_be_exchanged(
+async def test_a_token_is_required_and_can_be_replaced(
     place: Place, authority: Authority, first: tuple[Path, Path]
 ) -> None:
     place.put(first)
     place.tokens.write_text("old\nnew\n")
-    door = place.door(tokens=True)
+    access = place.access(tokens=True)
     client = authority.client()
-    async with serving(door) as port:
+    async with serving(access) as port:
         for token, status in (
             ("Bearer old", 200),
             ("bearer new", 200),
@@ -196,33 +198,33 @@ async def test_a_token_is_asked_for_and_may_be_exchanged(
             assert (await get(port, client, token=token))[0] == status, token
         assert (await get(port, client, "/healthz"))[0] == 200
         place.tokens.write_text("new\n")
-        door.look()
+        access.load()
         assert (await get(port, client, token="Bearer old"))[0] == 401
         place.tokens.write_text("\n")
-        door.look()
-        assert not door.fresh
+        access.load()
+        assert not access.fresh
         assert (await get(port, client, token="Bearer new"))[0] == 200
         assert (await get(port, client, token="Bearer "))[0] == 401
 
 
-async def test_a_token_of_any_bytes_is_known(
+async def test_a_token_may_have_any_bytes(
     place: Place, authority: Authority, first: tuple[Path, Path]
 ) -> None:
     place.put(first)
     place.tokens.write_bytes("grün\r\n\r\n  spaced \r\n".encode())
-    async with serving(place.door(tokens=True)) as port:
+    async with serving(place.access(tokens=True)) as port:
         for token, status in (("grün", 200), ("spaced", 200), ("gr", 401), ("grün spaced", 401)):
             assert (await get(port, authority.client(), token=f"Bearer {token}"))[0] == status, token
 
 
-async def test_who_came_in_by_the_old_client_ca_does_not_stay(
+async def test_a_connection_of_the_old_client_ca_is_closed(
     place: Place, authority: Authority, first: tuple[Path, Path], second: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """A connection lasts for as long as it is used, and a CA is changed because it is no longer trusted."""
     place.put(first)
     shutil.copy(authority.certificate, place.ca)
-    door = place.door(mutual=True)
-    async with serving(door) as port:
+    access = place.access(mutual=True)
+    async with serving(access) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=authority.client(second))
         request = b"GET /metrics HTTP/1.1\r\n\r\n"
         writer.write(request)
@@ -230,7 +232,7 @@ async def test_who_came_in_by_the_old_client_ca_does_not_stay(
         assert (head.split()[1], b"Connection: close" in head) == (b"200", False)
         await reader.readexactly(len(b"numbers\n"))
         shutil.copy(Authority(tmp_path / "new", "new").certificate, place.ca)
-        door.look()
+        access.load()
         writer.write(request)
         answer = await reader.read()
         assert answer == b"" or b" 403 " in answer.splitlines()[0]
@@ -244,42 +246,42 @@ async def test_a_broken_client_ca_is_named(
     for text in (authority.certificate.read_bytes()[:200], b"nothing\n", b"\xff\xfe"):
         place.ca.write_bytes(text)
         caplog.clear()
-        place.door(mutual=True).look()
+        place.access(mutual=True).load()
         assert f"{place.ca} holds no" in caplog.text, caplog.text
     place.ca.write_bytes("# Autorité\n".encode() + authority.certificate.read_bytes())
     caplog.clear()
-    place.door(mutual=True).look()
+    place.access(mutual=True).load()
     assert caplog.text == ""
 
 
-async def test_probes_ask_for_the_token_too_where_that_is_wanted(
+async def test_probes_need_the_token_if_configured(
     place: Place, authority: Authority, first: tuple[Path, Path]
 ) -> None:
     place.put(first)
     place.tokens.write_text("secret")
-    async with serving(place.door(tokens=True, probes_open=False)) as port:
+    async with serving(place.access(tokens=True, probes_open=False)) as port:
         assert (await get(port, authority.client(), "/healthz"))[0] == 401
         assert (await get(port, authority.client(), "/healthz", "Bearer secret"))[0] == 200
 
 
-async def test_a_client_certificate_is_asked_for_and_probes_need_none(
+async def test_a_client_certificate_is_required_except_for_probes(
     place: Place, authority: Authority, first: tuple[Path, Path], second: tuple[Path, Path], tmp_path: Path
 ) -> None:
     place.put(first)
     shutil.copy(authority.certificate, place.ca)
     stranger = Authority(tmp_path / "other", "other").sign("stranger")
-    async with serving(place.door(mutual=True)) as port:
+    async with serving(place.access(mutual=True)) as port:
         assert (await get(port, authority.client(second)))[0] == 200
         assert (await get(port, authority.client()))[0] == 403
         assert (await get(port, authority.client(), "/healthz"))[0] == 200
         with pytest.raises((ssl.SSLError, ConnectionError, IndexError)):
             await get(port, authority.client(stranger))
-    async with serving(place.door(mutual=True, probes_open=False)) as port:
+    async with serving(place.access(mutual=True, probes_open=False)) as port:
         with pytest.raises((ssl.SSLError, ConnectionError, IndexError)):
             await get(port, authority.client(), "/healthz")
 
 
-async def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_a_password(
+async def test_an_encrypted_key_is_refused_without_a_password_prompt(
     place: Place, first: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     place.put(first)
@@ -288,11 +290,11 @@ async def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_a_password(
         stderr=asyncio.subprocess.DEVNULL,
     )
     await process.wait()
-    place.door().look()
+    place.access().load()
     assert "the key is encrypted" in caplog.text
 
 
-def test_the_end_of_a_certificate_is_what_openssl_says(
+def test_the_end_of_a_certificate_is_the_one_that_openssl_prints(
     authority: Authority, second: tuple[Path, Path]
 ) -> None:
     ends = {ends_at(pair.read_bytes(), "x") for pair in (second[0], authority.certificate)}
@@ -303,7 +305,7 @@ def test_the_end_of_a_certificate_is_what_openssl_says(
 
 
 @given(st.binary(max_size=64), st.integers(0, 600))
-def test_a_broken_certificate_is_an_error_of_ours(noise: bytes, at: int) -> None:
+def test_a_broken_certificate_raises_a_certificate_error(noise: bytes, at: int) -> None:
     whole = ssl.DER_cert_to_PEM_cert(_DER[:at] + noise + _DER[at + len(noise) :]).encode()
     with suppress(CertificateError):
         ends_at(whole, "tls.crt")

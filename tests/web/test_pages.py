@@ -1,19 +1,20 @@
-"""What the pages show of the running agent: what is free, what was measured, and no reading for a scrape."""
+"""The pages of the running agent: free devices, samples, and no reading of the machine for a scrape."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import ClassVar, NamedTuple
+
+from msgspec.structs import replace
 
 from nodeagent.health.service import HealthService
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.rpc_stats import RpcStats
+from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.metrics import agent_metrics
 from nodeagent.model import Health, Holding, State
-from nodeagent.sampling.reader_status import ReaderStatus
 from nodeagent.sources.gpu_facts import GpuFacts
 from nodeagent.sources.nvml_session import DriverVitals
 from nodeagent.web.pages import GpuMeasurements, Pages, PageSources, device_counts
@@ -67,7 +68,7 @@ def pages_of(
 MEMORY, NIC = "nvidia-dgx-h100/gpu-mem", "nvidia-dgx-h100/nic0"
 
 
-def test_free_is_healthy_and_held_by_nobody_and_unknown_before_the_kubelet_was_heard() -> None:
+def test_a_free_device_is_healthy_and_unheld_and_unknown_before_podresources_has_answered() -> None:
     snapshot, offer = facts()
     unheard = {(one.resource, one.parent): one for one in device_counts(offer.kinds(snapshot), snapshot)}
     gpus, vfs = snapshot.gpus, [one for one in snapshot.functions if one.parent is not None]

@@ -1,4 +1,4 @@
-"""The web server: three pages, connections that stay, and no client that can hold it up."""
+"""The web server: pages, connections that stay open, and clients that must not block it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 
 from nodeagent.supervise import Fatal
 from nodeagent.web import server
-from nodeagent.web.server import Answer, Page, Web
+from nodeagent.web.server import Page, PageHandler, WebServer
 
 
 @asynccontextmanager
-async def serving(pages: dict[str, Answer]) -> AsyncIterator[int]:
+async def serving(pages: dict[str, PageHandler]) -> AsyncIterator[int]:
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(Web(pages).run("127.0.0.1", 0, port.set_result))
+    task = asyncio.create_task(WebServer(pages).run("127.0.0.1", 0, port.set_result))
     try:
         async with asyncio.timeout(5):
             yield await port
@@ -65,7 +65,7 @@ async def long_page(pieces: int = 200) -> AsyncIterator[bytes]:
         yield b"x" * 10_000
 
 
-PAGES: dict[str, Answer] = {
+PAGES: dict[str, PageHandler] = {
     "/healthz": lambda _accept: Page(200, b"ok\n"),
     "/metrics": lambda accept: Page(200, (accept or "none").encode() * 500),
     "/long": lambda _accept: Page(200, b"", pieces=long_page()),
@@ -95,13 +95,13 @@ async def test_a_request_gets_its_answer(request_: bytes, first_line: bytes) -> 
         assert head.split(b"\r\n")[0] == first_line
 
 
-async def test_what_is_refused_says_what_is_not() -> None:
+async def test_a_refusal_names_what_is_accepted() -> None:
     async with serving(PAGES) as port:
         head, _ = await ask(port, b"DELETE /metrics HTTP/1.1\r\n\r\n")
         assert b"\r\nAllow: GET, HEAD\r\n" in head
 
 
-async def test_a_header_that_comes_twice_is_one_list() -> None:
+async def test_a_repeated_header_is_one_list() -> None:
     async with serving(PAGES) as port:
         _, body = await ask(port, b"GET /metrics HTTP/1.1\r\nAccept: a/b\r\nAccept: c/d\r\n\r\n")
         assert body.startswith(b"a/b,c/da/b")
@@ -128,7 +128,7 @@ async def test_head_has_the_length_and_no_body() -> None:
         ("identity, x-gzip", False),
     ],
 )
-async def test_a_large_page_is_gzipped_for_who_takes_it_and_accept_is_passed_on(
+async def test_a_large_page_is_compressed_if_the_client_accepts_it_and_accept_is_passed_on(
     header: str, packed: bool
 ) -> None:
     async with serving(PAGES) as port:
@@ -138,7 +138,7 @@ async def test_a_large_page_is_gzipped_for_who_takes_it_and_accept_is_passed_on(
         assert (gzip.decompress(body) if packed else body) == b"text/plain" * 500
 
 
-async def test_a_connection_stays_for_the_next_scrape_and_ends_when_told() -> None:
+async def test_a_connection_stays_open_for_the_next_scrape_and_closes_on_request() -> None:
     async with serving(PAGES) as port:
         client = await Client.open(port)
         for _ in range(3):
@@ -153,14 +153,14 @@ async def test_a_connection_stays_for_the_next_scrape_and_ends_when_told() -> No
 @pytest.mark.parametrize(
     "request_", [b"GET /healthz HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", b"GET /healthz HTTP/1.0\r\n\r\n"]
 )
-async def test_a_connection_whose_rest_cannot_be_told_ends(request_: bytes) -> None:
+async def test_a_connection_with_a_request_body_is_closed(request_: bytes) -> None:
     async with serving(PAGES) as port:
         client = await Client.open(port)
         await client.ask(request_)
         assert await client.ended()
 
 
-async def test_a_page_in_pieces_lets_others_be_answered_meanwhile() -> None:
+async def test_other_requests_are_answered_between_the_pieces_of_a_page() -> None:
     gate = asyncio.Event()
 
     async def slowly() -> AsyncIterator[bytes]:
@@ -236,7 +236,7 @@ async def reset(loop: asyncio.AbstractEventLoop, deaf: socket.socket) -> int:
     return count
 
 
-async def test_who_keeps_a_place_gives_it_up_to_who_needs_it() -> None:
+async def test_an_idle_connection_is_closed_for_a_new_one() -> None:
     async with serving(PAGES) as port:
         keepers = [await Client.open(port) for _ in range(server.CONNECTIONS_MAX)]
         for keeper in keepers:
@@ -249,7 +249,7 @@ async def test_who_keeps_a_place_gives_it_up_to_who_needs_it() -> None:
 
 
 @pytest.mark.parametrize("beginning", [b"", b"GET /healthz HT", b"GET /huge HTTP/1.1\r\n\r\n"])
-async def test_who_lets_the_server_wait_gives_up_his_place_too(
+async def test_a_slow_connection_is_closed_for_a_new_one(
     beginning: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or 32 silent connections keep the kubelet's probes out, and the agent is restarted."""
@@ -280,7 +280,7 @@ async def knocked(port: int) -> bool:
     return False
 
 
-async def test_a_thousand_questions_at_once_let_others_have_their_turn() -> None:
+async def test_a_thousand_requests_in_one_buffer_do_not_block_other_clients() -> None:
     turns = 0
     seen: list[int] = []
 
@@ -304,7 +304,7 @@ async def test_a_thousand_questions_at_once_let_others_have_their_turn() -> None
     assert len(set(seen)) == 1001
 
 
-async def test_a_page_that_fails_is_said_and_the_next_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_page_that_fails_is_logged_and_the_next_is_answered(caplog: pytest.LogCaptureFixture) -> None:
     def broken(_accept: str) -> Page:
         raise KeyError("carrier")
 
@@ -314,23 +314,23 @@ async def test_a_page_that_fails_is_said_and_the_next_is_answered(caplog: pytest
     assert "A request could not be answered. reason=\"KeyError: 'carrier'\"" in caplog.text
 
 
-async def test_a_name_that_is_no_address_is_fatal_and_names_the_setting() -> None:
+async def test_a_host_without_an_address_is_fatal_and_names_the_setting() -> None:
     # Longer than a label may be, so that no name server is asked.
     with pytest.raises(Fatal, match=r"cannot listen on x{64}:0: .*--listen"):
         async with asyncio.timeout(10):
-            await Web({}).run("x" * 64, 0)
+            await WebServer({}).run("x" * 64, 0)
 
 
 async def test_a_port_in_use_is_fatal_and_says_how_to_find_its_owner() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(Fatal, match=rf"cannot listen on 127.0.0.1:{port}.*ss -ltnp.*--listen"):
-            await Web({}).run("127.0.0.1", port)
+            await WebServer({}).run("127.0.0.1", port)
 
 
 async def test_an_empty_host_is_every_address_on_one_port() -> None:
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(Web(PAGES).run("", 0, port.set_result))
+    task = asyncio.create_task(WebServer(PAGES).run("", 0, port.set_result))
     async with asyncio.timeout(5):
         assert (await ask(await port, HEALTHZ))[1] == b"ok\n"
         if socket.has_dualstack_ipv6():

@@ -17,13 +17,12 @@ from pathlib import Path
 
 from nodeagent.agent_config import Config
 from nodeagent.commands.demo.run import DemoError, DemoSteps, command, free_port, printed, running, tail
-from nodeagent.commands.scan.listing import as_table
-from nodeagent.commands.scan.listing import once as look
+from nodeagent.commands.scan.listing import as_table, scan_once
 from nodeagent.model import Devices
 from nodeagent.sim.kubelet import Admission, Kubelet, PodSpec
 from nodeagent.sim.machine import Machine
 from nodeagent.sim.netns import Netns
-from nodeagent.sim.simulated_switches import SwitchesError, rails, speaking
+from nodeagent.sim.simulated_switches import SwitchesError, rails, sending
 
 START_S = 30.0
 """The timeout for a slow machine; usually a start takes a fraction of a second."""
@@ -104,7 +103,7 @@ class NodeShow(DemoSteps):
 
     async def _show_machine(self) -> None:
         self.step("What the agent finds (`nodeagent scan`)")
-        scan = await look(Config(), self._root)
+        scan = await scan_once(Config(), self._root)
         self._offered = {resource: devices for resource, devices in scan.resources if devices}
         self._netdevs = {link.pci_address: link.netdev for link in scan.snapshot.links}
         self.say(*as_table(scan).splitlines(), "")
@@ -118,7 +117,7 @@ class NodeShow(DemoSteps):
             return
         self.step("The LLDP neighbors (`nodeagent neighbors`)")
         try:
-            self._node = await stack.enter_async_context(speaking(rails(names)))
+            self._node = await stack.enter_async_context(sending(rails(names)))
         except SwitchesError as error:
             self.say(f"skipped: this {error}", "")
             return

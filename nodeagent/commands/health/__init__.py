@@ -1,4 +1,4 @@
-"""How the devices do, by which rules, and how they would have done."""
+"""`nodeagent health`: the health of the devices, the rules, and a replay of recorded samples."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from nodeagent.agent_config import Config
     from nodeagent.health.explain import DeviceView
 
-ALONE = "no agent runs here: a short look of our own, without samples of the past, holds or penalties"
+ALONE = "no agent runs here; this is a short look without earlier samples, holds and penalties"
 
 
 def add(add: Add) -> None:
     parser = add(
         "health",
         _health,
-        "say how each device does and why: measured value, threshold, since when, what would clear it",
-        "  nodeagent health               every NIC and GPU, asked of the agent that runs here\n"
-        "  nodeagent health DEVICE        one of them with every rule: ens1np0, 0000:1a:00.0, GPU0, a UUID\n"
+        "show the health of each device, with values, thresholds, durations and what would clear a fault",
+        "  nodeagent health               every NIC and GPU, from the agent that runs here\n"
+        "  nodeagent health DEVICE        one device with every rule: ens1np0, 0000:1a:00.0, GPU0, a UUID\n"
         "  nodeagent health rules         the rules in force, with --config those of that file\n"
-        "  nodeagent health replay FILE   recorded samples through the rules: every transition they would make\n\n"
-        "Where no agent answers, the machine is looked at for two seconds, and that is said.",
+        "  nodeagent health replay FILE   every change of health that the rules make on recorded samples\n\n"
+        "If no agent answers, the command reads the machine for two seconds, and prints that it does.",
     )
     config_option(parser)
     json_option(parser)
@@ -70,7 +70,7 @@ def _health(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace, config: Config, device: str | None) -> int:
     from nodeagent.commands.health import answers
 
-    # Another root is another machine, whose agent is not the one of this port.
+    # With another root the agent of this port is that of another machine.
     here = options.root == Path("/") or options.listen is not None
     if options.watch:
         return asyncio.run(_watch(options, config, device, here))
@@ -96,31 +96,30 @@ def _print(options: argparse.Namespace, views: tuple[DeviceView, ...], device: s
     from nodeagent.commands.health import answers, tables
 
     if device is not None:
-        one = answers.find(views, device)
-        print(msgspec.json.encode(one).decode() if options.json else tables.as_detail(one), flush=True)
+        view = answers.find(views, device)
+        print(msgspec.json.encode(view).decode() if options.json else tables.as_detail(view), flush=True)
     else:
         print(msgspec.json.encode(views).decode() if options.json else tables.as_table(views), flush=True)
 
 
 def _rules(options: argparse.Namespace, config: Config) -> int:
-    from nodeagent import discovery
     from nodeagent.commands.health import tables
+    from nodeagent.health.nic_rules import effective
 
-    rules = discovery.nic_terms(config.health).rules
+    rules = effective(config.health.rules)
     if not options.json:
         print(tables.rules_table(rules))
         return GOOD
     keys = ("rule", "state", "kubelet", "enter", "enterFor", "clear", "clearFor", "window", "enabled")
-    told = [
+    rows = [
         dict(zip(keys, tables.rule_row(rule), strict=True)) | {"meaning": rule.meaning, "source": rule.origin}
         for rule in rules
     ]
-    print(json.dumps(told))
+    print(json.dumps(rows))
     return GOOD
 
 
 def _replay(options: argparse.Namespace, config: Config, file: Path) -> int:
-    from nodeagent import discovery
     from nodeagent.commands.health import replay
     from nodeagent.health.recording import RecordingError, decode, lines
 
@@ -128,9 +127,7 @@ def _replay(options: argparse.Namespace, config: Config, file: Path) -> int:
     try:
         with file.open("rb") as recorded:
             header, samples = decode(lines(recorded))
-            terms = discovery.nic_terms(config.health)
-            gpu_terms = discovery.gpu_terms(config.gpu, config.health.guard)
-            for transition in replay.replay(header, tally.follow(samples), terms, gpu_terms):
+            for transition in replay.replay(header, tally.follow(samples), config.health, config.gpu):
                 tally.count(transition)
                 if options.json:
                     print(json.dumps(replay.as_object(transition)))

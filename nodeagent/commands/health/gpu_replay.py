@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from nodeagent.health.gpu_judge import GpuJudge
+from nodeagent.health.gpu_settings import GpuSettings
+from nodeagent.health.health_settings import GuardSettings
 from nodeagent.health.recording import Subject
-from nodeagent.health.xids import GpuTerms
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Health
@@ -23,12 +24,12 @@ READ_S = 5.0
 class RecordedDriver:
     """The GPUs that the header of a recording names."""
 
-    def __init__(self, subjects: Iterable[Subject], terms: GpuTerms) -> None:
+    def __init__(self, subjects: Iterable[Subject], settings: GpuSettings, guard: GuardSettings) -> None:
         self._index = {
             subject.device: number if subject.index is None else subject.index
             for number, subject in enumerate(subjects)
         }
-        self._judge = GpuJudge(terms)
+        self._judge = GpuJudge(settings, guard)
         self._readings: dict[str, GpuReading] = {}
         self._xids: dict[tuple[str, int], float] = {}
         self._sampled_at: float | None = None
@@ -50,7 +51,7 @@ class RecordedDriver:
             self._sampled_at = self.now
         due = self.now - max((gpu.read_at for gpu in self._judge.gpus.values()), default=0.0) >= READ_S
         # Without samples for some time the driver is silent, and a silent driver is not read: no fault ends.
-        gap_s = self._judge.terms.limits.gap_s
+        gap_s = self._judge.settings.health.gap_s
         answers = self._sampled_at is not None and self.now - self._sampled_at <= gap_s
         if not of_gpus and not (answers and due):
             return

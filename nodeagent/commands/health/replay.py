@@ -1,4 +1,4 @@
-"""Recorded samples through the rules: every transition they would have made. Reads no clock."""
+"""Recorded samples through the rules: every change of health. Reads no clock."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import msgspec
 
 from nodeagent.commands.health.gpu_replay import RecordedDriver
 from nodeagent.commands.health.tables import seconds
-from nodeagent.health.nic_judge import NicJudge, NicTerms, roles
+from nodeagent.health.gpu_settings import GpuSettings
+from nodeagent.health.health_settings import HealthSettings
+from nodeagent.health.nic_judge import NicJudge, roles
 from nodeagent.health.recording import Header, Subject
 from nodeagent.health.structural import find_faults
-from nodeagent.health.xids import GpuTerms
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import HEALTHY, Function, Gpu, Health, Link
 from nodeagent.one_line import one_line
@@ -23,7 +24,7 @@ from nodeagent.text_table import section
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One PF or GPU at one moment: what its health was and is. ``before`` is ``None`` at the first word."""
+    """A change of the health of one PF or GPU. ``before`` is ``None`` at its first verdict."""
 
     at: float
     device: str
@@ -34,7 +35,7 @@ class Transition:
 
 @dataclass(slots=True)
 class Tally:
-    """What a replay came to, by device: transitions, and for how long its devices were Unhealthy."""
+    """The result of a replay by device: the number of transitions, and the time for which it was Unhealthy."""
 
     transitions: dict[str, int] = field(default_factory=dict)
     unhealthy_s: dict[str, float] = field(default_factory=dict)
@@ -42,7 +43,7 @@ class Tally:
     _last: float = 0.0
 
     def follow(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        """The same samples, and a note of how long the recording is."""
+        """Yield the same samples, and note the end of the recording."""
         for sample in samples:
             self._last = max(self._last, sample.at)
             yield sample
@@ -51,11 +52,11 @@ class Tally:
         for device in tuple(self._since):
             self.end(device, self._last)
 
-    def count(self, one: Transition) -> None:
-        self.transitions[one.device] = self.transitions.get(one.device, 0) + (one.before is not None)
-        self.end(one.device, one.at)
-        if not one.after.allocatable:
-            self._since[one.device] = one.at
+    def count(self, change: Transition) -> None:
+        self.transitions[change.device] = self.transitions.get(change.device, 0) + (change.before is not None)
+        self.end(change.device, change.at)
+        if not change.after.allocatable:
+            self._since[change.device] = change.at
 
     def end(self, device: str, at: float) -> None:
         since = self._since.pop(device, None)
@@ -64,18 +65,21 @@ class Tally:
 
 
 def replay(
-    header: Header, samples: Iterable[Sample], nic_terms: NicTerms, gpu_terms: GpuTerms | None = None
+    header: Header,
+    samples: Iterable[Sample],
+    settings: HealthSettings,
+    gpu_settings: GpuSettings | None = None,
 ) -> Iterator[Transition]:
     """Yield every transition that the rules make on these samples, in order. Deterministic: the only clock is the time
     in the samples."""
-    judge = NicJudge(nic_terms)
+    judge = NicJudge(settings)
     nics = {subject.device: subject for subject in header.devices if subject.kind == "nic"}
     gpu_subjects = tuple(subject for subject in header.devices if subject.kind == "gpu")
     links = tuple(map(_link, nics.values()))
     functions, faults = find_faults(map(_function, nics.values()), links)
     judge.take_facts(functions, links, faults)
     judge.take_roles(roles(functions, tuple(map(_gpu, gpu_subjects))))
-    gpus = RecordedDriver(gpu_subjects, gpu_terms or GpuTerms())
+    gpus = RecordedDriver(gpu_subjects, gpu_settings or GpuSettings(), settings.guard)
     last: dict[str, Health] = {}
 
     def transition(at: float, device: str, name: str, health: Health) -> Iterator[Transition]:
@@ -102,7 +106,7 @@ def replay(
 
 
 def _moments(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
-    """Those of one time together: sources speak of all PFs at once."""
+    """Group samples of the same time: a source reports all PFs at once."""
     moment: list[Sample] = []
     for sample in samples:
         if moment and sample.at != moment[0].at:
@@ -130,12 +134,12 @@ def _function(subject: Subject) -> Function:
 
 
 def _gpu(subject: Subject) -> Gpu:
-    """As far as it says which PFs are near it."""
+    """Return a GPU with its place only, from which the roles of PFs follow."""
     return Gpu(subject.device, 0, None, "", "", 0, subject.numa_node, subject.path)
 
 
 def _link(subject: Subject) -> Link:
-    """Its state is what the samples tell."""
+    """Return a link; the samples contain its state."""
     return Link(
         subject.netdev or subject.device,
         subject.device,
@@ -158,7 +162,7 @@ def describe(transition: Transition, header: Header) -> str:
 
 
 def moment(at: float, header: Header) -> str:
-    """As UTC where the recording tells when the machine was booted, or as seconds since then."""
+    """Return the time as UTC if the recording contains the time of the boot, else as seconds since the boot."""
     if not header.booted_at:
         return f"{at:12.3f}"
     with suppress(ValueError, OverflowError):
@@ -178,11 +182,11 @@ def summary(tally: Tally) -> str:
     return section("SUMMARY", ("DEVICE", "TRANSITIONS", "UNHEALTHY FOR"), rows)
 
 
-def as_object(one: Transition) -> dict[str, object]:
+def as_object(change: Transition) -> dict[str, object]:
     return {
-        "at": one.at,
-        "device": one.device,
-        "name": one.name,
-        "before": None if one.before is None else msgspec.to_builtins(one.before),
-        "after": msgspec.to_builtins(one.after),
+        "at": change.at,
+        "device": change.device,
+        "name": change.name,
+        "before": None if change.before is None else msgspec.to_builtins(change.before),
+        "after": msgspec.to_builtins(change.after),
     }

@@ -1,4 +1,4 @@
-"""Health and rules for people: tables and sentences. Pure."""
+"""Tables and sentences of health and rules for people. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _live(rule: RuleView) -> str:
 
 
 def as_detail(view: DeviceView) -> str:
-    """One device with every rule."""
+    """Return one device with every rule."""
     rows = [
         (
             rule.rule,
@@ -67,7 +67,7 @@ def as_detail(view: DeviceView) -> str:
 
 
 def rules_table(rules: Iterable[Rule]) -> str:
-    """The effective rules."""
+    """Return the table of the rules in force."""
     return section("RULES", RULE_HEADS, map(rule_row, rules))
 
 
@@ -90,7 +90,7 @@ def rule_row(rule: Rule) -> tuple[str, ...]:
 
 
 def seconds(count: float) -> str:
-    """``90 s``, ``15 min``, ``2 h``: the largest unit that leaves something to count."""
+    """Return a duration such as ``90 s``, ``15 min``, ``2 h``, in the largest unit with a count of at least 2."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if count >= 2 * size:
             return f"{count / size:.3g} {unit}"
@@ -98,7 +98,7 @@ def seconds(count: float) -> str:
 
 
 def rules_markdown(rules: Iterable[Rule]) -> str:
-    """The table of docs/health.md."""
+    """Return the table of docs/health.md."""
     lines = ["| rule | state | kubelet | enter | clear | window | meaning |", "|---|---|---|---|---|---|---|"]
     for rule in rules:
         key, state, kubelet, enter, enter_for, clear, clear_for, window, _ = rule_row(rule)

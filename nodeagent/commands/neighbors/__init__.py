@@ -36,20 +36,20 @@ def add_neighbors(add: Add) -> None:
 
 
 def _neighbors(options: argparse.Namespace) -> int:
-    from nodeagent.commands.neighbors import live
+    from nodeagent.commands.neighbors import neighbor_listing
 
     config = load(options.config)
     log_to_stderr("warning")
     wanted, settings = config.links.select, config.lldp
-    render = live.as_json if options.json else live.as_table
+    render = neighbor_listing.as_json if options.json else neighbor_listing.as_table
 
     async def watch() -> None:
-        async for listing in live.watch(wanted, settings, options.root):
+        async for listing in neighbor_listing.watch(wanted, settings, options.root):
             print(render(listing), flush=True)
 
     async def once() -> None:
-        wait_s = live.WAIT_S if options.wait is None else options.wait
-        listing = await live.read_once(
+        wait_s = neighbor_listing.WAIT_S if options.wait is None else options.wait
+        listing = await neighbor_listing.read_once(
             wanted, settings, options.root, wait_s, lambda line: print(line, file=sys.stderr, flush=True)
         )
         print(render(listing))

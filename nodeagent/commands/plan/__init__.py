@@ -84,7 +84,7 @@ def _preview(options: argparse.Namespace) -> Preview:
     from nodeagent.commands.plan import objects, preview
 
     log_to_stderr("warning")
-    _, rules = preview.load(options.fabric)
+    config, topology = preview.load(options.fabric)
     if options.source is None:
         from nodeagent.commands.plan import cluster_reading
 
@@ -97,7 +97,7 @@ def _preview(options: argparse.Namespace) -> Preview:
                 "the standard input can be read only once: give a file to --from or --current"
             )
         parts.append(objects.read(options.current))
-    made = preview.make_preview(parts, rules)
+    made = preview.make_preview(parts, config, topology)
     for note in made.notes:
         print(f"nodeagent: {note}", file=sys.stderr)
     return made

@@ -70,7 +70,7 @@ def _votes(preview: Preview, node: str, name: str | None) -> Iterator[str]:
         if name is not None:
             yield "It has no accepted report. Missing reports change nothing, so it stays."
         return
-    if any(node in group.nodes for group in plan.rules.topology.groups):
+    if any(node in group.nodes for group in plan.levels.topology.groups):
         yield "The topology file places it, whatever LLDP reports."
     yield f"It reports {_count(len(pattern.keys), 'link')} in the fabric {plan.rules.fabric}."
     for group, votes in sorted(pattern.votes.items(), key=lambda item: (-item[1], item[0].anchor)):

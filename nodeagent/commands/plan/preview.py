@@ -6,15 +6,18 @@ A preview writes nothing and does not wait: every move takes effect at once.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import structs
 
 from nodeagent.commands.plan.objects import Objects, merged
 from nodeagent.config.faults import ConfigError, ConfigFault
-from nodeagent.controller_config import FabricConfig, load_fabric, rules_of
-from nodeagent.fabric import IMMEDIATE, HyperNode, Planner, PlanOutcome, Rules
+from nodeagent.controller_config import FabricConfig, load_fabric
+from nodeagent.fabric import IMMEDIATE, HyperNode, Planner, PlanOutcome
+from nodeagent.fabric.fabric_settings import FabricRules, HysteresisSettings
+from nodeagent.fabric.known_topology import NO_TOPOLOGY, Topology
 from nodeagent.fabric.planner import Plan
-from nodeagent.fabric.rules import Hysteresis
 from nodeagent.fabric.topology_file import load_topology
 
 
@@ -39,21 +42,21 @@ class Preview:
         return {hypernode.name: hypernode for hypernode in self.outcome.hypernodes}
 
 
-def load(file: Path | None) -> tuple[FabricConfig, Rules]:
+def load(file: Path | None) -> tuple[FabricConfig, Topology]:
     """Read the controller's configuration file and its topology file. Raises ``ConfigError``."""
     if file is None:
-        return FabricConfig(), Rules()
+        return FabricConfig(), NO_TOPOLOGY
     config = load_fabric(_text(file), name=str(file))
     if config.topology is None:
-        return config, rules_of(config)
+        return config, NO_TOPOLOGY
     path = file.parent / config.topology
-    return config, rules_of(config, load_topology(_text(path), name=str(path)))
+    return config, load_topology(_text(path), name=str(path))
 
 
-def make_preview(parts: Iterable[Objects], rules: Rules) -> Preview:
+def make_preview(parts: Iterable[Objects], rules: FabricRules, topology: Topology = NO_TOPOLOGY) -> Preview:
     """Plan for all objects that were read."""
     objects = merged(parts)
-    planner = Planner(replace(rules, hysteresis=IMMEDIATE))
+    planner = Planner(structs.replace(rules, hysteresis=IMMEDIATE), topology)
     published = {hypernode.name: hypernode for hypernode in objects.hypernodes}
     for hypernode in published.values():
         planner.hypernode(hypernode.name, hypernode)
@@ -68,12 +71,13 @@ def make_preview(parts: Iterable[Objects], rules: Rules) -> Preview:
     return Preview(plan, published, tuple(notes))
 
 
-def _notes(objects: Objects, plan: Plan, times: Hysteresis) -> Iterable[str]:
+def _notes(objects: Objects, plan: Plan, times: HysteresisSettings) -> Iterable[str]:
     if not objects.reports and not objects.refused:
         yield "no NodeLinks found: the published tree stays as it is"
     moves, placed = len(plan.nodes.pending), len(plan.published.tiers[1].placed)
-    if moves > max(times.least_nodes, times.share * placed):
-        yield f"{moves} of {placed} placed nodes would move: the controller first holds them for {times.hold_s:g} s"
+    if moves > max(times.hold_nodes, times.hold_share * placed):
+        hold_s = times.hold_seconds
+        yield f"{moves} of {placed} placed nodes would move: the controller first holds them for {hold_s:g} s"
 
 
 def _text(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""One look at the machine."""
+"""The verb `scan`: show this machine and the devices that would be offered."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def add(add: Add) -> None:
     parser = add(
         "scan",
         _scan,
-        "look at this machine: GPUs, NICs and VFs, and what would be offered",
-        "No cluster is needed. Health comes with its reasons; the GPU-NIC table says how far they are from each\n"
-        "other in the words of `nvidia-smi topo -m`: PIX (one PCIe switch), PXB (several), PHB (host bridge),\n"
-        "NODE (same NUMA node), SYS (across NUMA nodes).",
+        "show this machine: GPUs, NICs and VFs, and the devices that would be offered",
+        "Needs no cluster. Health is shown with its reasons. The GPU-NIC table shows their PCIe distance in the terms\n"
+        "of `nvidia-smi topo -m`: PIX (one PCIe switch), PXB (several), PHB (host bridge), NODE (same NUMA node),\n"
+        "SYS (across NUMA nodes).",
     )
     config_option(parser)
     json_option(parser)
-    parser.add_argument("--watch", action="store_true", help="print again at every change, until interrupted")
+    parser.add_argument("--watch", action="store_true", help="print at every change, until interrupted")
     parser.add_argument(
         "--wait",
         type=seconds,
         default=0.0,
         metavar="SECONDS",
-        help="listen to LLDP for so long, or until every link was heard (default: 0; a switch speaks every 30 s)",
+        help="receive LLDP for this long, or until every link has a neighbor (default: 0; a switch sends every 30 s)",
     )
 
 
@@ -44,16 +44,16 @@ def _scan(options: argparse.Namespace) -> int:
     config = load(options.config)
     log_to_stderr("warning")
 
-    def render(seen: listing.Seen) -> str:
-        return listing.as_json(seen) if options.json else listing.as_table(seen, terminal_width())
+    def render(view: listing.MachineView) -> str:
+        return listing.as_json(view) if options.json else listing.as_table(view, terminal_width())
 
     if not options.watch:
-        print(render(asyncio.run(listing.once(config, options.root, options.wait))))
+        print(render(asyncio.run(listing.scan_once(config, options.root, options.wait))))
         return GOOD
 
     async def watch() -> None:
-        async for seen in listing.watch(config, options.root):
-            print(render(seen), flush=True)
+        async for view in listing.watch(config, options.root):
+            print(render(view), flush=True)
 
     asyncio.run(watch())
     return GOOD

@@ -1,4 +1,4 @@
-"""Look at a machine and say what it has and what would be offered: a table for people, JSON for programs."""
+"""Scan a machine and show its hardware and the devices that would be offered, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from msgspec import structs
+from msgspec import structs, to_builtins
 
 from nodeagent import discovery
 from nodeagent.affinity import affinity
@@ -27,27 +27,27 @@ from nodeagent.text_table import remarks, section
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """One look: the facts, and what the configuration makes of them."""
+class MachineView:
+    """The facts of one moment, and the resources that the configuration makes of them."""
 
     snapshot: Snapshot
     resources: tuple[tuple[str, tuple[Devices, ...]], ...]
     troubles: tuple[Trouble, ...]
 
 
-async def once(config: Config, root: Path, wait_s: float = 0.0) -> Seen:
-    """One look. With ``wait_s``, LLDP is listened to for so long, or until every link with carrier was heard."""
-    async with _looking(config, root) as inventory:
+async def scan_once(config: Config, root: Path, wait_s: float = 0.0) -> MachineView:
+    """Scan once. With ``wait_s``, receive LLDP for that time, or until every link with carrier has a neighbor."""
+    async with _scanning(config, root) as inventory:
         if wait_s > 0 and discovery.receives_lldp(config, Tree(root)):
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    while _unheard(config, inventory.snapshot):
+                    while _without_neighbor(config, inventory.snapshot):
                         await inventory.changed(inventory.snapshot.revision)
-        return _seen(Offer(config), inventory.snapshot)
+        return _view(Offer(config), inventory.snapshot)
 
 
-def _unheard(config: Config, snapshot: Snapshot) -> set[str]:
-    """The links with carrier on which no neighbor has been heard; none where nobody can listen."""
+def _without_neighbor(config: Config, snapshot: Snapshot) -> set[str]:
+    """The links with carrier and without a neighbor; empty if the LLDP source cannot work."""
     if any(silence.source == "lldp" for silence in snapshot.silent):
         return set()
     with Netdevs() as netdevs:
@@ -56,28 +56,28 @@ def _unheard(config: Config, snapshot: Snapshot) -> set[str]:
     return up - {neighbor.link for neighbor in snapshot.neighbors}
 
 
-async def watch(config: Config, root: Path) -> AsyncIterator[Seen]:
-    """A look now and one at every change, until cancelled."""
-    async with _looking(config, root) as inventory:
+async def watch(config: Config, root: Path) -> AsyncIterator[MachineView]:
+    """Yield a view now and one at every change, until cancelled."""
+    async with _scanning(config, root) as inventory:
         offer = Offer(config)
         while True:
             snapshot = inventory.snapshot
-            yield _seen(offer, snapshot)
+            yield _view(offer, snapshot)
             await inventory.changed(snapshot.revision)
 
 
 def check(text: str, root: Path | None, *, name: str) -> Config:
-    """The configuration in a file's text, which must work on the machine under ``root`` as well.
+    """Check the configuration in a file's text, also for the machine under ``root``.
 
-    Without a machine to look at, eight GPUs of 80 GB are assumed for the length of the device lists, and the
-    fault says so. Raises ``ConfigError``.
+    Without a machine the length of the device lists is checked for eight GPUs of 80 GB, and a fault names this
+    assumption. Raises ``ConfigError``.
     """
     if root is None:
         return check_config(text, name=name)
-    seen = asyncio.run(once(load(text, name=name), root))
-    config = check_config(text, name=name, gpu_memories_mib=[gpu.memory_mib for gpu in seen.snapshot.gpus])
+    view = asyncio.run(scan_once(load(text, name=name), root))
+    config = check_config(text, name=name, gpu_memories_mib=[gpu.memory_mib for gpu in view.snapshot.gpus])
     faults = [
-        ConfigFault("resources", None, None, trouble.message) for trouble in seen.troubles if trouble.fatal
+        ConfigFault("resources", None, None, trouble.message) for trouble in view.troubles if trouble.fatal
     ]
     if faults:
         raise ConfigError(name, faults)
@@ -85,8 +85,8 @@ def check(text: str, root: Path | None, *, name: str) -> Config:
 
 
 @asynccontextmanager
-async def _looking(config: Config, root: Path) -> AsyncIterator[Inventory]:
-    """Says nothing to the switches: they would take its farewell for that of the daemon."""
+async def _scanning(config: Config, root: Path) -> AsyncIterator[Inventory]:
+    """Run the sources without LLDP frames: a switch would take the shutdown frame for the agent's."""
     config = structs.replace(config, lldp=structs.replace(config.lldp, transmit=False))
     inventory = Inventory()
     work = discovery.Discovery(inventory, config, root).run()
@@ -94,36 +94,36 @@ async def _looking(config: Config, root: Path) -> AsyncIterator[Inventory]:
         yield inventory
 
 
-def _seen(offer: Offer, snapshot: Snapshot) -> Seen:
+def _view(offer: Offer, snapshot: Snapshot) -> MachineView:
     resources = tuple((kind.resource, kind.devices(snapshot)) for kind in offer.kinds(snapshot))
-    return Seen(snapshot, resources, offer.troubles(snapshot))
+    return MachineView(snapshot, resources, offer.troubles(snapshot))
 
 
 # --- for programs ---------------------------------------------------------------------------------------
 
 
-def as_json(seen: Seen) -> str:
+def as_json(view: MachineView) -> str:
     """One object on one line. Absent values are null; ids are listed in full."""
-    snapshot = seen.snapshot
+    snapshot = view.snapshot
     return json.dumps(
         {
             "product": snapshot.product,
-            "gpus": [asdict(gpu) for gpu in snapshot.gpus],
-            "functions": [asdict(function) for function in snapshot.functions],
-            "links": [asdict(link) for link in snapshot.links],
+            "gpus": [to_builtins(gpu) for gpu in snapshot.gpus],
+            "functions": [to_builtins(function) for function in snapshot.functions],
+            "links": [to_builtins(link) for link in snapshot.links],
             "resources": [
-                {"resource": resource, "devices": [asdict(entry) for entry in devices]}
-                for resource, devices in seen.resources
+                {"resource": resource, "devices": [to_builtins(entry) for entry in devices]}
+                for resource, devices in view.resources
             ],
             "affinity": [
                 {"gpu": gpu.uuid, "pf": pf.pci_address, "affinity": _affinity(gpu, pf)}
                 for gpu in snapshot.gpus
-                for pf in _offered_pfs(seen)
+                for pf in _offered_pfs(view)
             ],
-            "neighbors": [asdict(neighbor) for neighbor in snapshot.neighbors],
-            "findings": [asdict(remark) for remark in snapshot.remarks],
-            "troubles": [asdict(trouble) for trouble in seen.troubles],
-            "silent": [asdict(silence) for silence in snapshot.silent],
+            "neighbors": [to_builtins(neighbor) for neighbor in snapshot.neighbors],
+            "findings": [to_builtins(remark) for remark in snapshot.remarks],
+            "troubles": [to_builtins(trouble) for trouble in view.troubles],
+            "silent": [to_builtins(silence) for silence in snapshot.silent],
             "unreadable": list(snapshot.unreadable),
         },
         ensure_ascii=True,
@@ -133,11 +133,11 @@ def as_json(seen: Seen) -> str:
 # --- for people -----------------------------------------------------------------------------------------
 
 
-def as_table(seen: Seen, width: int | None = None) -> str:
-    """``width``: columns of the terminal; UUIDs are shortened where the table would be wider."""
-    snapshot = seen.snapshot
+def as_table(view: MachineView, width: int | None = None) -> str:
+    """``width``: columns of the terminal; UUIDs are shortened if the table is wider."""
+    snapshot = view.snapshot
     parts = [
-        section("RESOURCES", ("RESOURCE", "DEVICES", "HEALTHY", "PARENT", "NUMA"), _resource_rows(seen)),
+        section("RESOURCES", ("RESOURCE", "DEVICES", "HEALTHY", "PARENT", "NUMA"), _resource_rows(view)),
         _gpu_section(snapshot, width),
         section(
             "NICS",
@@ -145,14 +145,14 @@ def as_table(seen: Seen, width: int | None = None) -> str:
             _pf_rows(snapshot),
         ),
         _neighbor_section(snapshot),
-        _affinity_section(seen),
-        _reasons(seen),
+        _affinity_section(view),
+        _reasons(view),
     ]
     return "\n".join(part for part in parts if part)
 
 
-def _resource_rows(seen: Seen) -> Iterable[Sequence[str]]:
-    for resource, devices in seen.resources:
+def _resource_rows(view: MachineView) -> Iterable[Sequence[str]]:
+    for resource, devices in view.resources:
         parents = sorted({entry.parent for entry in devices})
         numa = sorted({numa for entry in devices for numa in entry.numa_nodes})
         yield (
@@ -174,7 +174,7 @@ def _gpu_section(snapshot: Snapshot, width: int | None) -> str:
 
 
 def beginnings(uuids: Sequence[str], least: int = 12) -> list[str]:
-    """As much of each as tells it from all others, which CUDA_VISIBLE_DEVICES takes for the whole.
+    """The shortest unique prefixes of equal length; CUDA_VISIBLE_DEVICES accepts them.
 
     >>> beginnings(["GPU-3a3372fa-989f", "GPU-3a3372fa-1111", "GPU-61ba988e-3ee2"])
     ['GPU-3a3372fa-9', 'GPU-3a3372fa-1', 'GPU-61ba988e-3']
@@ -237,21 +237,21 @@ def _neighbor_section(snapshot: Snapshot) -> str:
     return section("NEIGHBORS", ("LINK", "SWITCH", "PORT", "DESCRIPTION", "STATE"), rows) if rows else ""
 
 
-def _affinity_section(seen: Seen) -> str:
-    pfs = _offered_pfs(seen)
+def _affinity_section(view: MachineView) -> str:
+    pfs = _offered_pfs(view)
     names = {
         devices[0].parent: resource.rpartition("/")[2]
-        for resource, devices in seen.resources
+        for resource, devices in view.resources
         if len({entry.parent for entry in devices}) == 1
     }
     heads = [names.get(pf.pci_address, pf.netdev or pf.pci_address) for pf in pfs]
-    rows = [[f"GPU{gpu.index}", *(_affinity(gpu, pf) for pf in pfs)] for gpu in seen.snapshot.gpus]
+    rows = [[f"GPU{gpu.index}", *(_affinity(gpu, pf) for pf in pfs)] for gpu in view.snapshot.gpus]
     return section("PCIE AFFINITY", ("", *heads), rows) if pfs and rows else ""
 
 
-def _reasons(seen: Seen) -> str:
-    """Everything that is not as it should be, in sentences."""
-    snapshot = seen.snapshot
+def _reasons(view: MachineView) -> str:
+    """Sentences about faults, remarks, silent sources and unreadable files."""
+    snapshot = view.snapshot
     lines = [
         f"{name}: {health.state}: {reason.key}: {reason.detail}"
         for name, health in _judged(snapshot)
@@ -260,12 +260,12 @@ def _reasons(seen: Seen) -> str:
     lines += [f"{remark.link}: {remark.key}: {remark.detail}" for remark in snapshot.remarks]
     lines += [f"source {silence.source} is silent: {silence.reason}" for silence in snapshot.silent]
     lines += [f"unreadable: {sentence}" for sentence in snapshot.unreadable]
-    lines += [f"{'cannot be offered' if t.fatal else 'note'}: {t.message}" for t in seen.troubles]
+    lines += [f"{'cannot be offered' if t.fatal else 'note'}: {t.message}" for t in view.troubles]
     return remarks("REASONS", lines)
 
 
 def _judged(snapshot: Snapshot) -> Iterable[tuple[str, Health]]:
-    """GPUs and PFs, and those VFs whose reasons are not simply their PF's."""
+    """The health of GPUs and PFs, and of VFs whose reasons differ from their PF's."""
     pfs = {pf.pci_address: pf.health for pf in _pfs(snapshot)}
     for gpu in snapshot.gpus:
         yield f"GPU{gpu.index} {gpu.uuid}", gpu.health
@@ -280,9 +280,9 @@ def _pfs(snapshot: Snapshot) -> list[Function]:
     return [function for function in snapshot.functions if function.parent is None]
 
 
-def _offered_pfs(seen: Seen) -> list[Function]:
-    parents = {entry.parent for _, devices in seen.resources for entry in devices}
-    return [pf for pf in _pfs(seen.snapshot) if pf.pci_address in parents]
+def _offered_pfs(view: MachineView) -> list[Function]:
+    parents = {entry.parent for _, devices in view.resources for entry in devices}
+    return [pf for pf in _pfs(view.snapshot) if pf.pci_address in parents]
 
 
 def _affinity(gpu: Gpu, pf: Function) -> str:

@@ -1,4 +1,4 @@
-"""VFs made and shown."""
+"""The verb `vfs`: create and configure VFs, or show them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def add(add: Add) -> None:
     parser = add(
         "vfs",
         _vfs_show,
-        "create and set up virtual functions, or show them",
-        "`apply` makes the machine match the `vfs` section of the configuration and may be run again at any\n"
-        "time: what is already so is left alone. The number of VFs of a PF is never changed while one of them is\n"
-        "in use. Run it as an init container; the daemon itself then needs no write access to /sys.",
+        "create and configure virtual functions, or show them",
+        "`apply` makes the machine match the `vfs` section of the configuration. It may be run again at any time\n"
+        "and changes only what differs. It never changes the number of VFs of a PF while one of them is in use.\n"
+        "Run it as an init container; the daemon itself then needs no write access to /sys.",
     )
     parts = parser.add_subparsers(title="parts", metavar="apply|show", required=True)
     for name, verb, summary in (
@@ -33,7 +33,7 @@ def add(add: Add) -> None:
     ):
         part = parts.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         part.set_defaults(verb=verb)
-        # Suppressed: a default here would win over a --root that stands before the part's name.
+        # Suppressed: a default here would override a --root before the part's name.
         part.add_argument("--root", type=Path, default=argparse.SUPPRESS, metavar="DIR", help=ROOT)
         config_option(part)
         json_option(part)
@@ -44,9 +44,9 @@ def _vfs_apply(options: argparse.Namespace) -> int:
 
     config = load(options.config)
     log_to_stderr("info")
-    outcome = apply.apply(config, options.root)
-    print(apply.as_json(outcome) if options.json else apply.as_table(outcome))
-    return GOOD if outcome.good else FAILED
+    result = apply.apply(config, options.root)
+    print(apply.as_json(result) if options.json else apply.as_table(result))
+    return GOOD if result.good else FAILED
 
 
 def _vfs_show(options: argparse.Namespace) -> int:
@@ -54,6 +54,6 @@ def _vfs_show(options: argparse.Namespace) -> int:
 
     config = load(options.config)
     log_to_stderr("warning")
-    outcome = apply.show(config, options.root)
-    print(apply.as_json(outcome) if options.json else apply.as_table(outcome))
+    result = apply.show(config, options.root)
+    print(apply.as_json(result) if options.json else apply.as_table(result))
     return GOOD

@@ -1,4 +1,4 @@
-"""What a transceiver or cable says of itself, from its EEPROM. Bytes in, a ``Module`` out: no I/O here.
+"""Decode the EEPROM of a transceiver or cable to a ``Module``. No I/O here.
 
 image, wanted = Image(), [IDENTIFIER]
 while wanted: read each area into the image; wanted = missing(image)
@@ -14,11 +14,11 @@ from nodeagent.host.eeprom import cmis, sff8472, sff8636
 from nodeagent.host.eeprom.image import (
     ADDRESS,
     DIAGNOSTICS,
+    AlarmThresholds,
     Area,
     EepromError,
     Image,
     Lane,
-    Limits,
     Medium,
     Module,
 )
@@ -27,11 +27,11 @@ __all__ = [
     "ADDRESS",
     "DIAGNOSTICS",
     "IDENTIFIER",
+    "AlarmThresholds",
     "Area",
     "EepromError",
     "Image",
     "Lane",
-    "Limits",
     "Medium",
     "Module",
     "decode",
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 IDENTIFIER = Area(0, 0, 1)
-"""SFF-8024: the first byte says what all others mean."""
+"""SFF-8024: the first byte identifies the standard of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,14 @@ _STANDARDS = {
 
 
 def missing(image: Image) -> tuple[Area, ...]:
-    """What is to be read before ``decode`` knows all, at this stage. Raises ``EepromError``."""
+    """The areas to read next; empty if ``decode`` has all it needs. Raises ``EepromError``."""
     standard = _standard(image)
     first = _left(image, standard.first)
     return first or _left(image, standard.further(image))
 
 
 def decode(image: Image) -> Module:
-    """Pages beyond the first may be missing, and then what stands there is not said. Raises ``EepromError``."""
+    """Pages beyond the first may be missing; their values are then absent. Raises ``EepromError``."""
     return _standard(image).decode(image)
 
 

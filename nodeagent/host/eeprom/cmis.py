@@ -1,12 +1,12 @@
-"""CMIS: QSFP-DD, OSFP and their kin (Common Management Interface Specification 5.2, chapter 8).
+"""CMIS: QSFP-DD, OSFP and related modules (Common Management Interface Specification 5.2, chapter 8).
 
-Page 00h lower: state and monitors of the module; upper: who made it. 01h: what it can. 02h: limits. 11h: the
-lanes' monitors. The flags (00h bytes 8-11, 11h bytes 134-152) are cleared by being read, and never are.
+Page 00h lower: state and monitors of the module; upper: vendor. 01h: capabilities. 02h: thresholds. 11h: monitors of
+the lanes. The flags (00h bytes 8-11, 11h bytes 134-152) are not read, because a read clears them.
 """
 
 from __future__ import annotations
 
-from nodeagent.host.eeprom.image import Area, Image, Lane, Limits, Medium, Module
+from nodeagent.host.eeprom.image import AlarmThresholds, Area, Image, Lane, Medium, Module
 
 KINDS = {
     0x18: "QSFP-DD",
@@ -33,7 +33,7 @@ _DEGREES = 1 / 256
 
 
 def further(image: Image) -> tuple[Area, ...]:
-    """A module with flat memory, as passive cables have, has no other pages."""
+    """A module with flat memory, such as a passive cable, has no other pages."""
     return () if image.u8(0, 2) & _FLAT else _PAGED
 
 
@@ -77,7 +77,7 @@ def _lanes(image: Image, can: int) -> dict[int, Lane]:
     return found if can & 7 else {}
 
 
-def _limits(image: Image, can: bytes) -> dict[str, Limits]:
+def _limits(image: Image, can: bytes) -> dict[str, AlarmThresholds]:
     found = {}
     if can[0] & 1:
         found["celsius"] = _four([image.s16(2, 128 + 2 * i) * _DEGREES for i in range(4)])
@@ -92,5 +92,5 @@ def _limits(image: Image, can: bytes) -> dict[str, Limits]:
     return {name: limits for name, limits in found.items() if limits.high_alarm > limits.low_alarm}
 
 
-def _four(values: list[float]) -> Limits:
-    return Limits(*values)
+def _four(values: list[float]) -> AlarmThresholds:
+    return AlarmThresholds(*values)

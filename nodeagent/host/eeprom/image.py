@@ -1,7 +1,7 @@
-"""The pieces of a transceiver's EEPROM that were read, and how numbers and texts stand in them.
+"""The areas of a transceiver's EEPROM that were read, and the decoding of numbers and texts in them.
 
-Only what is in an ``Area`` is ever read from a module. Flag bytes are in none: they are latched until read,
-and whoever reads them takes the alarm from the switch of another program.
+Only the bytes of an ``Area`` are read from a module. No area contains flag bytes: a read clears these latched
+alarms, and another program would miss them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DIAGNOSTICS = 0x51
 
 
 class EepromError(Exception):
-    """Bytes that are no EEPROM of a known kind."""
+    """The bytes are not an EEPROM of a known kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Area:
 
 
 class Medium(StrEnum):
-    """``PASSIVE`` is copper without anything that could be measured."""
+    """``PASSIVE`` is copper without measured values."""
 
     OPTICAL = "optical"
     ACTIVE = "active copper"
@@ -39,8 +39,8 @@ class Medium(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What the module itself calls too much and too little."""
+class AlarmThresholds:
+    """The thresholds that the module itself reports."""
 
     high_alarm: float
     low_alarm: float
@@ -50,7 +50,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Watts and amperes. Darkness is 0; what the module does not measure is ``None``."""
+    """Watts and amperes. No light is 0; a value that the module does not measure is ``None``."""
 
     rx_power: float | None = None
     tx_power: float | None = None
@@ -59,9 +59,9 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A transceiver or cable. ``lanes`` are by number, from 0; those that carry no data are left out.
+    """A transceiver or cable. ``lanes`` are by number, from 0; lanes without data are left out.
 
-    ``state`` is CMIS's alone. ``limits`` are by ``celsius``, ``volts``, ``rx_power``, ``tx_power``, ``bias``.
+    Only CMIS has ``state``. ``limits`` are by ``celsius``, ``volts``, ``rx_power``, ``tx_power``, ``bias``.
     """
 
     kind: str
@@ -74,11 +74,11 @@ class Module:
     celsius: float | None = None
     volts: float | None = None
     lanes: dict[int, Lane] = field(default_factory=dict)
-    limits: dict[str, Limits] = field(default_factory=dict)
+    limits: dict[str, AlarmThresholds] = field(default_factory=dict)
 
 
 class Image:
-    """What was read so far."""
+    """The bytes that were read so far."""
 
     def __init__(self) -> None:
         self._bytes: dict[tuple[int, int, int], int] = {}
@@ -88,7 +88,7 @@ class Image:
             self._bytes[area.i2c, area.page, area.start + offset] = byte
 
     def data(self, page: int, start: int, length: int, i2c: int = ADDRESS) -> bytes:
-        """Raises ``EepromError`` where one of them was not read."""
+        """Raises ``EepromError`` if one of the bytes was not read."""
         try:
             return bytes(self._bytes[i2c, page, at] for at in range(start, start + length))
         except KeyError:
@@ -111,6 +111,6 @@ class Image:
         return value
 
     def text(self, page: int, at: int, length: int) -> str:
-        """ASCII padded with blanks. Vendors put anything there: what does not print is a question mark."""
+        """ASCII padded with blanks. Unprintable characters, which some vendors use, become question marks."""
         raw = self.data(page, at, length).decode("latin-1")
         return "".join(c if " " <= c <= "~" else "?" for c in raw.rstrip(" \0\xff")).strip()

@@ -1,14 +1,14 @@
 """SFF-8472: SFP, SFP+ and SFP28 (SFF-8472 revision 12.4).
 
-A0h: who made it; A2h: limits, calibration, monitors. Where the module leaves calibration to the host its slopes
-and offsets are applied, to the limits too. The flags (A2h bytes 112 to 117) are not read.
+A0h: vendor; A2h: thresholds, calibration, monitors. If the module leaves calibration to the host, its slopes and
+offsets are applied, to the thresholds too. The flags (A2h bytes 112 to 117) are not read.
 """
 
 from __future__ import annotations
 
 import math
 
-from nodeagent.host.eeprom.image import DIAGNOSTICS, Area, Image, Lane, Limits, Medium, Module
+from nodeagent.host.eeprom.image import DIAGNOSTICS, AlarmThresholds, Area, Image, Lane, Medium, Module
 
 KINDS = {0x03: "SFP"}
 
@@ -24,9 +24,9 @@ _DEGREES = 1 / 256
 
 
 def further(image: Image) -> tuple[Area, ...]:
-    """A module that must be told to change its address is left alone."""
-    told = image.u8(0, 92)
-    return _MONITORS if told & _IMPLEMENTED and not told & _ADDRESS_CHANGE else ()
+    """A module that needs a command to change its address is not read further."""
+    monitoring = image.u8(0, 92)
+    return _MONITORS if monitoring & _IMPLEMENTED and not monitoring & _ADDRESS_CHANGE else ()
 
 
 def decode(image: Image) -> Module:
@@ -57,7 +57,7 @@ class _Reading:
         self._image = image
         self._external = external
 
-    def limits(self) -> dict[str, Limits]:
+    def limits(self) -> dict[str, AlarmThresholds]:
         reads = {
             "celsius": (0, self.celsius),
             "volts": (8, self.volts),
@@ -65,7 +65,9 @@ class _Reading:
             "tx_power": (24, self.tx_power),
             "rx_power": (32, self.rx_power),
         }
-        found = {name: Limits(*(read(at + 2 * i) for i in range(4))) for name, (at, read) in reads.items()}
+        found = {
+            name: AlarmThresholds(*(read(at + 2 * i) for i in range(4))) for name, (at, read) in reads.items()
+        }
         return {name: limits for name, limits in found.items() if limits.high_alarm > limits.low_alarm}
 
     def celsius(self, at: int) -> float:
@@ -84,7 +86,7 @@ class _Reading:
         raw = self._image.u16(0, at, DIAGNOSTICS)
         if not self._external:
             return raw * _MICROWATTS
-        # Coefficients of the fourth power down to the constant. Of darkness they may make less than nothing.
+        # Coefficients of the fourth power down to the constant. Without light the result may be negative.
         value = 0.0
         for place in range(56, 76, 4):
             value = value * raw + self._image.f32(0, place, DIAGNOSTICS)

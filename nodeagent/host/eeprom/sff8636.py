@@ -1,12 +1,12 @@
 """SFF-8636: QSFP+ and QSFP28 (SFF-8636 revision 2.11).
 
-Page 00h lower: monitors; upper: who made it; 03h: limits. The interrupt flags (bytes 3 to 21) are cleared by
-being read, and never are.
+Page 00h lower: monitors; upper: vendor; 03h: thresholds. The interrupt flags (bytes 3 to 21) are not read, because a
+read clears them.
 """
 
 from __future__ import annotations
 
-from nodeagent.host.eeprom.image import Area, Image, Lane, Limits, Medium, Module
+from nodeagent.host.eeprom.image import AlarmThresholds, Area, Image, Lane, Medium, Module
 
 KINDS = {0x0C: "QSFP", 0x0D: "QSFP+", 0x11: "QSFP28"}
 
@@ -15,7 +15,7 @@ _LIMITS = (Area(3, 128, 24), Area(3, 176, 24))
 
 _FLAT = 0x04
 _TX_POWER_MEASURED, _VOLTS_MEASURED, _CELSIUS_MEASURED = 0x04, 0x10, 0x20  # byte 220
-_MONITORS_SAID_FROM = 8  # byte 1: before revision 2.8 byte 220 does not speak of temperature and voltage
+_MONITOR_BITS_FROM = 8  # byte 1: before revision 2.8 byte 220 has no bits for temperature and voltage
 _PASSIVE = (0xA, 0xB)  # device technology, byte 147: copper, unequalized and passively equalized
 _COPPER_FROM = 0xA
 _MICROWATTS = 1e-7
@@ -31,7 +31,7 @@ def further(image: Image) -> tuple[Area, ...]:
 def decode(image: Image) -> Module:
     medium = _medium(image)
     measures = image.u8(0, 220)
-    said = image.u8(0, 1) >= _MONITORS_SAID_FROM
+    said = image.u8(0, 1) >= _MONITOR_BITS_FROM
     passive = medium is Medium.PASSIVE
     celsius, volts = image.s16(0, 22) * _DEGREES, image.u16(0, 26) * _VOLTS
     warm = bool(measures & _CELSIUS_MEASURED) if said else not passive and image.u16(0, 22) != 0
@@ -69,10 +69,10 @@ def _lane(image: Image, lane: int, measures: int) -> Lane:
     )
 
 
-def _limits(image: Image, measures: int) -> dict[str, Limits]:
-    def four(at: int, unit: float, *, signed: bool = False) -> Limits:
+def _limits(image: Image, measures: int) -> dict[str, AlarmThresholds]:
+    def four(at: int, unit: float, *, signed: bool = False) -> AlarmThresholds:
         read = image.s16 if signed else image.u16
-        return Limits(*(read(3, at + 2 * i) * unit for i in range(4)))
+        return AlarmThresholds(*(read(3, at + 2 * i) * unit for i in range(4)))
 
     found = {
         "celsius": four(128, _DEGREES, signed=True),

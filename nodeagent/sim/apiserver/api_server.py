@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nodeagent.sim.apiserver import authorization as policy
-from nodeagent.sim.apiserver.http import ClosedError, HttpAnswer, HttpRequest, serve
+from nodeagent.sim.apiserver.http import HEAD_MAX, ClosedError, HttpAnswer, HttpRequest, serve
 from nodeagent.sim.apiserver.injected_faults import InjectedFault, InjectedFaults
 from nodeagent.sim.apiserver.request_target import RequestTarget, parse_target
 from nodeagent.sim.apiserver.resource_types import BUILT_IN, INSTALLED, ApiKind, kinds_of_crd
@@ -98,7 +98,7 @@ class ApiServer:
 
     async def start(self, port: int = 0, host: str = "127.0.0.1") -> ApiServer:
         context = self.tls.server() if self.tls is not None else None
-        self._server = await asyncio.start_server(self._connected, host, port, ssl=context, limit=64 * 1024)
+        self._server = await asyncio.start_server(self._connected, host, port, ssl=context, limit=HEAD_MAX)
         self._port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -179,9 +179,9 @@ class ApiServer:
         kind = self._plural(plural)
         self._store.remove(kind.group, kind.plural, key_of(namespace, name))
 
-    async def until(self, true: Callable[[], object]) -> None:
+    async def until(self, condition: Callable[[], object]) -> None:
         """Wait until the condition is true. It is checked after every request and every change."""
-        while not true():
+        while not condition():
             self._event.clear()
             await self._event.wait()
 

@@ -1,41 +1,40 @@
-"""A stand-in for the kubelet: its device manager as plugins meet it, the unpleasant parts included.
+"""A stand-in for the kubelet: the device manager as plugins see it, with its races and leaks.
 
-It is not a kubelet. It speaks the real gRPC interfaces on real sockets (``device-plugins/kubelet.sock``,
-``plugins_registry/``, ``pod-resources/kubelet.sock`` under one directory) and keeps the device manager's
-sets, orders, races and leaks as kubelet 1.36 has them. It runs no container: a pod that is admitted counts
-as started with what the plugins answered.
+It serves the real gRPC interfaces on real sockets (``device-plugins/kubelet.sock``, ``plugins_registry/``,
+``pod-resources/kubelet.sock`` under one directory). Its sets, orders, races and leaks are those of kubelet 1.36. It
+runs no container: an admitted pod counts as started with the answers of the plugins.
 
-What it does not have: a scheduler beyond ``insufficient``, the predicates that follow the allocation
-("OutOf<resource>"), the Node's status period (about two seconds; here the Node hears at once), CPU and memory
-hints, pod-level topology scope, DRA, CPUs and memory in podresources, the kubelet's checkpoint checksum,
-fsnotify on plugins_registry (it polls), the bounded channel of health updates, and PreStartContainer's
-re-allocation after a reboot.
+It lacks: a scheduler beyond ``insufficient``, the predicates after the allocation ("OutOf<resource>"), the status
+period of the Node (about two seconds; here the Node changes at once), CPU and memory hints, the pod scope of the
+Topology Manager, DRA, CPUs and memory in podresources, the kubelet's checkpoint checksum, fsnotify on
+plugins_registry (it polls), the bounded channel of health updates, and the re-allocation of PreStartContainer after a
+reboot.
 """
 
 from nodeagent.sim.kubelet.daemon import Kubelet
 from nodeagent.sim.kubelet.pods import (
     Admission,
     AdmissionError,
-    Call,
     Container,
+    DeviceListUpdate,
     KubeletPanic,
+    ListedDevice,
+    PluginCall,
     PodSpec,
-    Registration,
-    Seen,
+    RegistrationAttempt,
     StreamEnd,
-    Update,
 )
 
 __all__ = [
     "Admission",
     "AdmissionError",
-    "Call",
     "Container",
+    "DeviceListUpdate",
     "Kubelet",
     "KubeletPanic",
+    "ListedDevice",
+    "PluginCall",
     "PodSpec",
-    "Registration",
-    "Seen",
+    "RegistrationAttempt",
     "StreamEnd",
-    "Update",
 ]

@@ -1,7 +1,7 @@
-"""Admission: the choice of devices, in the kubelet's own order, and what a container is started with.
+"""Admission: choose devices in the kubelet's order, and merge what a container is started with.
 
-The law of this file: pods are admitted one at a time and plugins asked without a time limit, so one that
-hangs hangs all. Where the kubelet iterates over a Go map, the order here is random (from the seed).
+Pods are admitted one at a time, and plugins are called without a time limit: a plugin that hangs blocks every pod. If
+the kubelet iterates over a Go map, the order here is random (from the seed).
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from itertools import chain
 
 from nodeagent.model import Allocation, DeviceNode, Mount
 from nodeagent.sim.kubelet import topology_manager
-from nodeagent.sim.kubelet.device_manager import Devices, Endpoint
-from nodeagent.sim.kubelet.plugin_clients import Client
+from nodeagent.sim.kubelet.device_manager import DeviceManager, PluginEndpoint
+from nodeagent.sim.kubelet.plugin_clients import PluginClient
 from nodeagent.sim.kubelet.pods import AdmissionError, Container, PodSpec, TopologyAffinityError
-from nodeagent.sim.kubelet.topology_manager import Hint, Policy
+from nodeagent.sim.kubelet.topology_manager import NumaHint, Policy
 
-_ANYWHERE = Hint(None, True)
+_ANYWHERE = NumaHint(None, True)
 _Reusable = dict[str, set[str]]
 
 
-class Admitter:
-    """Allocates for a pod, all of it or an ``AdmissionError``."""
+class PodAdmitter:
+    """Allocates all devices of a pod, or raises ``AdmissionError``."""
 
     def __init__(
-        self, devices: Devices, policy: Policy, numa_nodes: Sequence[int], rng: random.Random
+        self, devices: DeviceManager, policy: Policy, numa_nodes: Sequence[int], rng: random.Random
     ) -> None:
         self._devices = devices
         self._policy = policy
@@ -33,9 +33,9 @@ class Admitter:
         self._rng = rng
 
     async def allocate(self, pod: PodSpec, running: frozenset[str] = frozenset()) -> None:
-        """Init containers first. ``running`` names containers that a restarted kubelet finds running.
+        """Allocate for init containers first. ``running`` names containers that run while the kubelet restarts.
 
-        What earlier containers of a refused pod took stays held until the next look for pods that are gone.
+        The devices of earlier containers of a refused pod stay held until the next search for ended pods.
         """
         reusable: _Reusable = {}
         for container in (*pod.init_containers, *pod.containers):
@@ -46,7 +46,7 @@ class Admitter:
                 ids = reusable.setdefault(resource, set())
                 reusable[resource] = ids | held.ids() if one_shot else ids - held.ids()
 
-    def _affinity(self, pod: PodSpec, container: Container, reusable: _Reusable) -> Hint:
+    def _affinity(self, pod: PodSpec, container: Container, reusable: _Reusable) -> NumaHint:
         if self._policy == "none":
             return _ANYWHERE
         devices = self._devices
@@ -63,7 +63,7 @@ class Admitter:
 
     def _hints(
         self, pod: PodSpec, container: str, resource: str, count: int, reusable: set[str]
-    ) -> tuple[Hint, ...]:
+    ) -> tuple[NumaHint, ...]:
         devices = self._devices
         if not devices.has_numa(resource):
             return topology_manager.INDIFFERENT
@@ -91,7 +91,7 @@ class Admitter:
         )
 
     async def _container(
-        self, pod: PodSpec, container: Container, hint: Hint, reusable: _Reusable, *, already: bool
+        self, pod: PodSpec, container: Container, hint: NumaHint, reusable: _Reusable, *, already: bool
     ) -> None:
         devices = self._devices
         limits = list(container.limits.items())
@@ -104,7 +104,7 @@ class Admitter:
             if already and not devices.sources_ready:
                 self._unchanged(pod, container.name, resource, count)
                 continue
-            choice = Choice(devices, pod, container.name, resource, required=count, hint=hint)
+            choice = DeviceChoice(devices, pod, container.name, resource, required=count, hint=hint)
             ids = await choice.make(reusable.get(resource, set()))
             if ids:
                 await self._ask(pod, container.name, resource, ids)
@@ -118,7 +118,7 @@ class Admitter:
             raise changed_request(pod, container, resource, len(held.ids()), count)
 
     async def _ask(self, pod: PodSpec, container: str, resource: str, ids: set[str]) -> None:
-        """One Allocate for one resource of one container; its failure gives the devices back at once."""
+        """Call Allocate for one resource of one container. If it fails, free the devices at once."""
         devices = self._devices
         client = client_of(devices.endpoints.get(resource))
         try:
@@ -128,15 +128,15 @@ class Admitter:
         except AdmissionError:
             devices.regenerate()
             raise
-        if not answer.container_responses:  # the devices stay taken: the kubelet forgets to give them back
+        if not answer.container_responses:  # the devices stay allocated: the kubelet does not free them
             raise AdmissionError("no containers return in allocation response &AllocateResponse{}")
         devices.hold(pod.uid, container, resource, ids, answer.container_responses[0])
 
     async def start(self, pod: PodSpec, container: Container) -> Allocation:
-        """Before each start of a container: PreStartContainer where asked for, then the cached answers.
+        """Return what a container gets at each start: PreStartContainer if required, then the cached answers.
 
-        Of two resources that give the same name, the first in random order wins; the pod's own
-        environment comes last and overrides.
+        If two resources set the same name, the first in random order wins. The environment of the pod comes last and
+        overrides.
         """
         devices = self._devices
         for resource, count in container.limits.items():
@@ -185,14 +185,21 @@ class Admitter:
         )
 
 
-class Choice:
-    """Which devices of one resource a container gets. What is taken is marked allocated at once.
+class DeviceChoice:
+    """Chooses devices of one resource for a container. A chosen device is marked as allocated at once.
 
-    An error on the way leaves the marks behind: only ``Devices.regenerate`` removes them.
+    After an error the marks stay: only ``DeviceManager.regenerate`` removes them.
     """
 
     def __init__(
-        self, devices: Devices, pod: PodSpec, container: str, resource: str, *, required: int, hint: Hint
+        self,
+        devices: DeviceManager,
+        pod: PodSpec,
+        container: str,
+        resource: str,
+        *,
+        required: int,
+        hint: NumaHint,
     ) -> None:
         self._devices = devices
         self._pod = pod
@@ -251,7 +258,7 @@ class Choice:
             )
 
     def _take(self, pool: set[str]) -> bool:
-        """Take from the pool at random; true once there are enough."""
+        """Take devices from the pool at random. Return whether there are enough."""
         allocated = self._devices.allocated.setdefault(self._resource, set())
         for device in self._devices.at_random(self._resource, pool - self._taken):
             allocated.add(device)
@@ -271,7 +278,7 @@ class Choice:
         return set(await endpoint.client.preferred(available, must_include, self._required))
 
     def _by_affinity(self, available: Iterable[str]) -> tuple[set[str], set[str], set[str]]:
-        """On the hint's NUMA nodes; on others; on none, or nobody cares."""
+        """Split the devices: on the hint's NUMA nodes, on other nodes, and without a node or a hint."""
         devices, resource, mask = self._devices, self._resource, self._hint.mask
         if mask is None or not devices.has_numa(resource):
             return set(), set(), set(available)
@@ -295,5 +302,5 @@ def changed_request(pod: PodSpec, container: str, resource: str, had: int, asked
     )
 
 
-def client_of(endpoint: Endpoint | None) -> Client | None:
+def client_of(endpoint: PluginEndpoint | None) -> PluginClient | None:
     return None if endpoint is None else endpoint.client

@@ -1,8 +1,7 @@
-"""The file ``kubelet_internal_checkpoint``: which container holds what, and which resources were there.
+"""The file ``kubelet_internal_checkpoint``: the devices of each container, and the registered resources.
 
-The JSON has the kubelet's own members. The checksum is a CRC-32 of the data and not the kubelet's, which
-is a hash of Go's dump of its own structures: a real kubelet would refuse this file, and this one a real
-kubelet's.
+The JSON has the kubelet's members. The checksum is a CRC-32 of the data. The kubelet's checksum is a hash of Go's dump
+of its structures, so a real kubelet refuses this file, and this module refuses a real one.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ import msgspec
 from nodeagent.kube import deviceplugin_pb2 as pb
 
 NAME = "kubelet_internal_checkpoint"
-WITHOUT_NUMA = -1  # the pretended NUMA node of devices that have none
+WITHOUT_NUMA = -1  # the NUMA node of devices without one
 
 
 @dataclass(slots=True)
 class Held:
-    """Devices of one resource in one container, by NUMA node, and the plugin's answer, asked only once."""
+    """Devices of one resource in one container, by NUMA node, and the plugin's only answer to Allocate."""
 
     by_numa: dict[int, list[str]]
     response: pb.ContainerAllocateResponse
@@ -35,7 +34,7 @@ class Held:
 Holdings = dict[str, dict[str, dict[str, Held]]]
 
 
-class _Entry(msgspec.Struct):
+class _PodDeviceEntry(msgspec.Struct):
     PodUID: str
     ContainerName: str
     ResourceName: str
@@ -44,18 +43,18 @@ class _Entry(msgspec.Struct):
 
 
 class _Data(msgspec.Struct):
-    PodDeviceEntries: list[_Entry]
+    PodDeviceEntries: list[_PodDeviceEntry]
     RegisteredDevices: dict[str, list[str]]
 
 
-class _File(msgspec.Struct):
+class _CheckpointFile(msgspec.Struct):
     Data: msgspec.Raw
     Checksum: int
 
 
 @dataclass(slots=True)
 class Checkpoint:
-    """What a kubelet knows when it starts."""
+    """The state of a kubelet at its start."""
 
     holdings: Holdings = field(default_factory=dict)
     resources: tuple[str, ...] = ()
@@ -63,21 +62,21 @@ class Checkpoint:
 
 def write(directory: Path, holdings: Holdings, registered: dict[str, set[str]]) -> None:
     entries = [
-        _Entry(uid, container, resource, held.by_numa, _text(held.response))
+        _PodDeviceEntry(uid, container, resource, held.by_numa, _text(held.response))
         for uid, containers in holdings.items()
         for container, resources in containers.items()
         for resource, held in resources.items()
     ]
     data = msgspec.json.encode(_Data(entries, {name: list(ids) for name, ids in registered.items()}))
     passing = directory / f".{NAME}"
-    passing.write_bytes(msgspec.json.encode(_File(msgspec.Raw(data), zlib.crc32(data))))
+    passing.write_bytes(msgspec.json.encode(_CheckpointFile(msgspec.Raw(data), zlib.crc32(data))))
     passing.replace(directory / NAME)
 
 
 def read(directory: Path) -> Checkpoint | None:
-    """``None`` where there is no file; a damaged one counts for nothing, as with the kubelet."""
+    """Return ``None`` if there is no file, or a damaged one, as the kubelet does."""
     try:
-        file = msgspec.json.decode((directory / NAME).read_bytes(), type=_File)
+        file = msgspec.json.decode((directory / NAME).read_bytes(), type=_CheckpointFile)
         if zlib.crc32(bytes(file.Data)) != file.Checksum:
             return Checkpoint()
         data = msgspec.json.decode(file.Data, type=_Data)

@@ -1,4 +1,4 @@
-"""The stand-in kubelet as a process on a node: it starts, dies, comes back and admits pods."""
+"""The stand-in kubelet as a process on a node: it starts, ends, restarts and admits pods."""
 
 from __future__ import annotations
 
@@ -10,20 +10,26 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nodeagent.model import Allocation
-from nodeagent.sim.kubelet.admission import Admitter
-from nodeagent.sim.kubelet.device_manager import HEALTHY, Devices
+from nodeagent.sim.kubelet.admission import PodAdmitter
+from nodeagent.sim.kubelet.device_manager import HEALTHY, DeviceManager
 from nodeagent.sim.kubelet.journal import Journal
-from nodeagent.sim.kubelet.plugin_clients import Plugins
-from nodeagent.sim.kubelet.podresources_server import Lister
-from nodeagent.sim.kubelet.pods import Admission, AdmissionError, Container, KubeletPanic, PodSpec, Seen
-from nodeagent.sim.kubelet.protocol import Listener
-from nodeagent.sim.kubelet.registration_server import Registry
+from nodeagent.sim.kubelet.plugin_clients import PluginClients
+from nodeagent.sim.kubelet.podresources_server import PodResourcesServer
+from nodeagent.sim.kubelet.pods import (
+    Admission,
+    AdmissionError,
+    Container,
+    KubeletPanic,
+    ListedDevice,
+    PodSpec,
+)
+from nodeagent.sim.kubelet.protocol import GrpcListener
+from nodeagent.sim.kubelet.registration_server import RegistryWatcher
 from nodeagent.sim.kubelet.topology_manager import Policy
 
 
 class Kubelet:
-    """A kubelet under ``directory``, which stands for ``/var/lib/kubelet``; what it does not do is said
-    in the package's docstring.
+    """A kubelet under ``directory``, its ``/var/lib/kubelet``; the package's docstring lists what it lacks.
 
     ``seed`` makes every order that Go leaves to its maps repeatable. ``bug_127803`` keys plugin clients by
     resource alone, as kubelets up to 1.36 do. ``stop_grace_s`` is how long a resource whose plugin is gone
@@ -58,11 +64,11 @@ class Kubelet:
         self._reconcile_s = reconcile_s
         self._refusal: str | None = None
         rng = random.Random(seed)  # noqa: S311  (a choice of devices is no secret)
-        self._devices = Devices(self.socket.parent, self._journal, rng, stop_grace_s)
-        self._admitter = Admitter(self._devices, topology_policy, numa_nodes, rng)
+        self._devices = DeviceManager(self.socket.parent, self._journal, rng, stop_grace_s)
+        self._admitter = PodAdmitter(self._devices, topology_policy, numa_nodes, rng)
         self._admitting = asyncio.Lock()
-        self._plugins: Plugins | None = None
-        self._listeners: list[Listener] = []
+        self._plugins: PluginClients | None = None
+        self._listeners: list[GrpcListener] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     # The process.
@@ -72,13 +78,13 @@ class Kubelet:
         return self._plugins is not None
 
     async def start(self, *, listen_delay_s: float = 0.0, sources_delay_s: float = 0.0) -> None:
-        """Come up, from the checkpoint where there is one.
+        """Start, from the checkpoint if there is one.
 
         ``listen_delay_s`` is how long ``kubelet.sock`` is there and refuses connections.
         ``sources_delay_s`` is how long no pod is known: podresources lists none, and no device is freed.
         """
         if self.running:
-            raise RuntimeError("the stand-in kubelet runs already: stop, kill or restart it")
+            raise RuntimeError("the stand-in kubelet already runs: stop, kill or restart it")
         folder = self.socket.parent
         for wanted in (folder, self.plugins_registry, self.podresources_socket.parent):
             wanted.mkdir(parents=True, exist_ok=True)
@@ -86,9 +92,10 @@ class Kubelet:
         self._devices.load()
         (folder / "DEPRECATION").touch()
         for path in (*folder.iterdir(), self.podresources_socket):
-            if path.exists() and stat.S_ISSOCK(path.lstat().st_mode):
-                path.unlink()
-        plugins = Plugins(
+            with contextlib.suppress(FileNotFoundError):  # a plugin may remove its own socket meanwhile
+                if stat.S_ISSOCK(path.lstat().st_mode):
+                    path.unlink()
+        plugins = PluginClients(
             self._devices,
             self._journal,
             folder,
@@ -96,28 +103,30 @@ class Kubelet:
             dial_timeout_s=self._dial_timeout_s,
         )
         plugins.refusal = self._refusal
-        registration = Listener(self.socket, [plugins.handler()], self.directory)
-        lister = Listener(self.podresources_socket, [Lister(self._devices).handler()], self.directory)
+        registration = GrpcListener(self.socket, [plugins.handler()], self.directory)
+        lister = GrpcListener(
+            self.podresources_socket, [PodResourcesServer(self._devices).handler()], self.directory
+        )
         self._plugins = plugins
         self._listeners = [registration, lister]
         await lister.start()
         await registration.start(listen_delay_s=listen_delay_s)
-        registry = Registry(self.plugins_registry, plugins, self._reconcile_s)
+        registry = RegistryWatcher(self.plugins_registry, plugins, self._reconcile_s)
         self._tasks = [asyncio.create_task(registry.run(), name="kubelet watches plugins_registry")]
         if sources_delay_s > 0:
             self._tasks.append(
-                asyncio.create_task(self._hear_sources(sources_delay_s), name="kubelet sources")
+                asyncio.create_task(self._receive_pods(sources_delay_s), name="kubelet sources")
             )
         else:
-            await self._hear_sources(0)
+            await self._receive_pods(0)
         self._journal.changed()
 
     async def stop(self) -> None:
-        """End in order: the sockets go with the process. Does nothing where it is down already."""
+        """Stop in order and remove the sockets. Does nothing if it is down."""
         await self._end(leave_sockets=False)
 
     async def kill(self) -> None:
-        """End as by SIGKILL: connections break, the sockets' files stay and refuse connections."""
+        """End as by SIGKILL: connections break; the sockets' files stay and refuse connections."""
         await self._end(leave_sockets=True)
 
     async def restart(
@@ -147,11 +156,11 @@ class Kubelet:
         self._tasks, self._listeners = [], []
         self._journal.changed()
 
-    async def _hear_sources(self, delay_s: float) -> None:
-        """The API server tells of the pods; those of before a restart are admitted once more.
+    async def _receive_pods(self, delay_s: float) -> None:
+        """Receive the pods from the API server; those from before a restart are admitted again.
 
-        That happens before the sources count as ready, so what runs is left alone, while a finished init
-        container's devices are looked at as if new (#138446: the pod fails while its plugin is away).
+        The sources are not ready yet, so running containers are skipped. The devices of a finished init container are
+        handled as new (#138446: the pod fails while its plugin is away).
         """
         if delay_s > 0:
             await asyncio.sleep(delay_s)
@@ -196,17 +205,17 @@ class Kubelet:
             return await self._start_containers(pod)
 
     async def start_container(self, pod: PodSpec, container: str) -> Allocation:
-        """What a container is given at each start. Raises ``AdmissionError`` where it cannot start."""
+        """Return what a container gets at each start. Raises ``AdmissionError`` if it cannot start."""
         by_name = {c.name: c for c in (*pod.init_containers, *pod.containers)}
         return await self._admitter.start(pod, by_name[container])
 
     def remove(self, pod: PodSpec) -> None:
-        """The pod is gone from the node. Its devices are freed when the kubelet next has a reason to look."""
+        """Remove the pod from the node. The kubelet frees its devices at its next search for ended pods."""
         self._devices.active.pop(pod.uid, None)
         self._journal.changed()
 
     def insufficient(self, pod: PodSpec) -> tuple[str, ...]:
-        """The resources of which the scheduler finds too few here, with its arithmetic and its trap.
+        """Return the resources that are insufficient by the scheduler's arithmetic.
 
         What is requested by running pods is taken from the allocatable, which an unhealthy device in use
         has lowered already: one bad device in use counts twice.
@@ -231,7 +240,7 @@ class Kubelet:
         return self._conclude(admission)
 
     def _fail(self, pod: PodSpec, error: AdmissionError) -> Admission:
-        """Final: the pod no longer counts as active, and what it took is freed with the next look."""
+        """Fail the pod for good. Its devices are freed at the next search for ended pods."""
         self._devices.active.pop(pod.uid, None)
         return self._conclude(Admission(pod, "Failed", error.reason, error.verdict()))
 
@@ -244,7 +253,7 @@ class Kubelet:
         self.panics.append(panic)
         await self.kill()
 
-    # What can be seen and turned.
+    # Inspection and faults.
 
     @property
     def stop_grace_s(self) -> float:
@@ -255,7 +264,7 @@ class Kubelet:
         self._devices.stop_grace_s = seconds
 
     def capacity(self) -> dict[str, int]:
-        """``status.capacity`` of the Node, as last told: a kubelet that is down tells nothing new."""
+        """Return ``status.capacity`` of the Node, which stays as it is while the kubelet is down."""
         return {resource: capacity for resource, (capacity, _) in self._node().items()}
 
     def allocatable(self) -> dict[str, int]:
@@ -266,19 +275,19 @@ class Kubelet:
             self._devices.refresh_node()
         return self._devices.node
 
-    def devices(self, resource: str) -> dict[str, Seen]:
-        """All devices as the plugin last described them, also after its stream has ended."""
+    def devices(self, resource: str) -> dict[str, ListedDevice]:
+        """Return all devices as in the plugin's latest message, also after its stream has ended."""
         listed = self._devices.listed.get(resource)
         if listed is None:
             return {}
-        return {name: Seen(device.health, listed.numa(name)) for name, device in listed.by_id.items()}
+        return {name: ListedDevice(device.health, listed.numa(name)) for name, device in listed.by_id.items()}
 
     def allocated(self, resource: str) -> frozenset[str]:
-        """What will not be handed out: more than containers hold, where a choice has leaked."""
+        """Return the devices that are not allocated again: more than containers hold if a choice leaked."""
         return frozenset(self._devices.allocated.get(resource, ()))
 
     def held(self, pod: PodSpec) -> dict[str, dict[str, frozenset[str]]]:
-        """What the checkpoint says of a pod: container, then resource, then IDs."""
+        """Return the devices of a pod in the checkpoint: container, then resource, then IDs."""
         return {
             container: {resource: frozenset(held.ids()) for resource, held in resources.items()}
             for container, resources in self._devices.holdings.get(pod.uid, {}).items()
@@ -303,11 +312,11 @@ class Kubelet:
         return HEALTHY if device is None or device.health == HEALTHY else "Unhealthy"
 
     def refuse(self, reason: str | None) -> None:
-        """Refuse every registration with this reason, until told ``None``."""
+        """Refuse every registration with this reason; ``None`` accepts again."""
         self._refusal = reason
         if self._plugins is not None:
             self._plugins.refusal = reason
 
     async def until(self, predicate: Callable[[], bool], timeout_s: float = 5.0) -> None:
-        """Wait until the predicate holds, asked at every change. Raises ``TimeoutError`` with the state."""
+        """Wait until the predicate holds; it is called at every change. Raises ``TimeoutError`` with the state."""
         await self._journal.until(predicate, timeout_s)

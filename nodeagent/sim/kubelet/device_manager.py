@@ -1,12 +1,12 @@
-"""The device manager's memory: what plugins list, what is handed out, what the Node shows.
+"""The state of the device manager: what plugins list, what is allocated, what the Node shows.
 
-The law of this file: it keeps the same sets as the kubelet and changes them at the same moments, the
-unfortunate ones included, since what a plugin must survive comes from their disagreement:
+It keeps the same sets as the kubelet and changes them at the same moments. The faults that a plugin must survive come
+from their differences:
 
-* ``listed`` is what each plugin's latest message said; the end of its stream does not touch it.
-* ``healthy`` and ``unhealthy`` are what is counted; the end of the stream moves all to ``unhealthy``.
-* ``allocated`` is what must not be handed out. It may hold more than ``holdings`` does (a choice that was
-  given up), until something regenerates it from there.
+* ``listed`` is the latest message of each plugin; the end of its stream does not change it.
+* ``healthy`` and ``unhealthy`` are counted; the end of the stream moves all devices to ``unhealthy``.
+* ``allocated`` is not allocated again. It may contain more than ``holdings`` (an abandoned choice), until it is
+  regenerated from there.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from nodeagent.kube import deviceplugin_pb2 as pb
 from nodeagent.sim.kubelet import checkpoint
 from nodeagent.sim.kubelet.checkpoint import WITHOUT_NUMA, Held, Holdings
 from nodeagent.sim.kubelet.journal import Journal
-from nodeagent.sim.kubelet.plugin_clients import Client
-from nodeagent.sim.kubelet.pods import KubeletPanic, PodSpec, Update
+from nodeagent.sim.kubelet.plugin_clients import PluginClient
+from nodeagent.sim.kubelet.pods import DeviceListUpdate, KubeletPanic, PodSpec
 
 HEALTHY = "Healthy"
 
 
 @dataclass(slots=True)
-class Endpoint:
-    """The plugin of a resource; without a client it is only remembered from the checkpoint."""
+class PluginEndpoint:
+    """The plugin of a resource; without a client it is only known from the checkpoint."""
 
-    client: Client | None
+    client: PluginClient | None
     options: pb.DevicePluginOptions
     stopped_at: float | None = None
 
 
 class Listed:
-    """One message's devices. Protobuf's own objects are kept, and read when asked: a list may be long."""
+    """The devices of one message. Protobuf's objects are kept and read on demand: a list may be long."""
 
     def __init__(self, devices: Iterable[pb.Device]) -> None:
         self.by_id = {device.ID: device for device in devices}
@@ -50,7 +50,7 @@ class Listed:
         return tuple(node.ID for node in self.by_id[device].topology.nodes)
 
     def by_numa(self, ids: Iterable[str]) -> dict[tuple[int, ...], set[str]]:
-        """These devices, by the combination of NUMA nodes that they are on."""
+        """Return these devices by their NUMA nodes."""
         if self._numa is None:
             self._numa = {device: self.numa(device) for device in self.by_id}
         found: defaultdict[tuple[int, ...], set[str]] = defaultdict(set)
@@ -65,7 +65,7 @@ class Listed:
         return any(device.topology.nodes for device in self.by_id.values())
 
     def scrambled(self, rng: random.Random, like: Listed | None) -> list[str]:
-        """All IDs in an order that has nothing to do with the plugin's, kept while the IDs stay the same."""
+        """Return all IDs in an order that is independent of the plugin's, and stays while the IDs stay the same."""
         if self._order is None:
             if like is not None and like._order is not None and like.by_id.keys() == self.by_id.keys():
                 self._order = like._order
@@ -74,36 +74,36 @@ class Listed:
         return self._order
 
 
-class Devices:
-    """The device manager without its conversations."""
+class DeviceManager:
+    """The device manager without its connections to plugins."""
 
     def __init__(self, directory: Path, journal: Journal, rng: random.Random, stop_grace_s: float) -> None:
         self.directory = directory
         self.stop_grace_s = stop_grace_s
-        self.node: dict[str, tuple[int, int]] = {}  # what the API server was last told: capacity, allocatable
+        self.node: dict[str, tuple[int, int]] = {}  # the last status at the API server: capacity, allocatable
         self.active: dict[str, PodSpec] = {}  # pods bound to this node, by UID
         self._journal = journal
         self._rng = rng
         self.forget()
 
     def forget(self) -> None:
-        """The process's memory is gone; the Node, the pods and the checkpoint are not in it."""
+        """Drop the memory of the process. The Node, the pods and the checkpoint are outside of it."""
         self.listed: dict[str, Listed] = {}
         self.healthy: dict[str, set[str]] = {}
         self.unhealthy: dict[str, set[str]] = {}
         self.allocated: dict[str, set[str]] = {}
-        self.endpoints: dict[str, Endpoint] = {}
+        self.endpoints: dict[str, PluginEndpoint] = {}
         self.holdings: Holdings = {}
         self.sources_ready = False
         self._orders: dict[str, Listed] = {}
 
     # What plugins do.
 
-    def connected(self, client: Client, options: pb.DevicePluginOptions) -> None:
-        self.endpoints[client.resource] = Endpoint(client, options)
+    def connected(self, client: PluginClient, options: pb.DevicePluginOptions) -> None:
+        self.endpoints[client.resource] = PluginEndpoint(client, options)
 
     def disconnected(self, resource: str) -> None:
-        """The stream has ended: nothing may be allocated, and the grace period begins."""
+        """The stream ended: no device can be allocated, and the grace period begins."""
         endpoint = self.endpoints.get(resource)
         if endpoint is not None:
             self.unhealthy.setdefault(resource, set()).update(self.healthy.get(resource, ()))
@@ -114,7 +114,7 @@ class Devices:
         self._journal.changed()
 
     def received(self, resource: str, message: bytes, at: float, *, repeated: bool) -> None:
-        """A message replaces all that was known of the resource, and rewrites the checkpoint."""
+        """Replace the state of the resource by this message, and rewrite the checkpoint."""
         listed = Listed(pb.ListAndWatchResponse.FromString(message).devices)
         healthy = {name for name, device in listed.by_id.items() if device.health == HEALTHY}
         self.listed[resource] = listed
@@ -122,18 +122,20 @@ class Devices:
         self.unhealthy[resource] = listed.by_id.keys() - healthy
         self.save()
         self.refresh_node()
-        update = Update(at, resource, len(healthy), len(listed.by_id) - len(healthy), len(message), repeated)
+        update = DeviceListUpdate(
+            at, resource, len(healthy), len(listed.by_id) - len(healthy), len(message), repeated
+        )
         self._journal.updates.append(update)
         self._journal.changed()
 
     # What pods do.
 
     def manages(self, resource: str) -> bool:
-        """Whether the limit is looked at at all: a resource never listed is passed over in silence."""
+        """Whether the limit counts: a resource that was never listed is skipped without an error."""
         return resource in self.healthy or resource in self.allocated
 
     def update_allocated(self) -> None:
-        """Free the devices of pods that are gone. Returns early where none is, and cleans nothing then."""
+        """Free the devices of ended pods. If there is none, return early and change nothing."""
         if not self.sources_ready:
             return
         gone = self.holdings.keys() - self.active.keys()
@@ -143,7 +145,7 @@ class Devices:
             self.regenerate()
 
     def regenerate(self) -> None:
-        """Let ``allocated`` be exactly what containers hold."""
+        """Set ``allocated`` to exactly what containers hold."""
         self.allocated = {}
         for containers in self.holdings.values():
             for resources in containers.values():
@@ -169,7 +171,7 @@ class Devices:
         of_pod.setdefault(container, {})[resource] = Held(by_numa, response)
 
     def numa(self, resource: str, device: str) -> tuple[int, ...]:
-        """Raises ``KubeletPanic`` for a device that is no longer listed, where Go meets a nil pointer."""
+        """Raises ``KubeletPanic`` for a device that is no longer listed, as Go does for the nil pointer."""
         try:
             return self.listed[resource].numa(device)
         except KeyError:
@@ -182,7 +184,7 @@ class Devices:
         return resource in self.listed and self.listed[resource].has_numa()
 
     def at_random(self, resource: str, ids: set[str]) -> Iterator[str]:
-        """These IDs as Go iterates over a map: in an order of its own, from a random place in it."""
+        """Yield these IDs as Go iterates over a map: in a fixed order, from a random position in it."""
         listed = self.listed.get(resource)
         if listed is None:
             yield from sorted(ids)
@@ -198,7 +200,7 @@ class Devices:
     # What outlives the process.
 
     def refresh_node(self) -> None:
-        """Tell the Node. A plugin gone for longer than the grace period leaves zeros behind, not nothing."""
+        """Update the Node. After the grace period, the resource of a plugin without a stream stays with zeros."""
         expired = False
         for resource in self.healthy.keys() | self.unhealthy.keys():
             endpoint = self.endpoints.get(resource)
@@ -221,7 +223,7 @@ class Devices:
         checkpoint.write(self.directory, self.holdings, self.healthy)
 
     def load(self) -> None:
-        """Start from the checkpoint: allocations stand, resources count zero until their plugins return.
+        """Start from the checkpoint: allocations stay, resources count zero until their plugins register.
 
         Without a file the node counts as new, and the Node's extended resources are zeroed.
         """
@@ -235,5 +237,5 @@ class Devices:
         for resource in saved.resources:
             self.healthy[resource] = set()
             self.unhealthy[resource] = set()
-            self.endpoints[resource] = Endpoint(None, pb.DevicePluginOptions(), now)
+            self.endpoints[resource] = PluginEndpoint(None, pb.DevicePluginOptions(), now)
         self.refresh_node()

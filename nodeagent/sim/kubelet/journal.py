@@ -1,20 +1,26 @@
-"""What has happened to the stand-in kubelet, and waiting for it without a sleep."""
+"""The records of the stand-in kubelet, and a wait for changes without sleeps."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 
-from nodeagent.sim.kubelet.pods import Call, KubeletPanic, Registration, StreamEnd, Update
+from nodeagent.sim.kubelet.pods import (
+    DeviceListUpdate,
+    KubeletPanic,
+    PluginCall,
+    RegistrationAttempt,
+    StreamEnd,
+)
 
 
 class Journal:
-    """Lists that only grow, and a pulse at every change."""
+    """Lists that only grow, and an event at every change."""
 
     def __init__(self) -> None:
-        self.registrations: list[Registration] = []
-        self.updates: list[Update] = []
-        self.calls: list[Call] = []
+        self.registrations: list[RegistrationAttempt] = []
+        self.updates: list[DeviceListUpdate] = []
+        self.calls: list[PluginCall] = []
         self.ends: list[StreamEnd] = []
         self.panics: list[KubeletPanic] = []
         self._pulse = asyncio.Event()
@@ -24,7 +30,7 @@ class Journal:
         pulse.set()
 
     async def until(self, predicate: Callable[[], bool], timeout_s: float) -> None:
-        """Return once the predicate holds, asked at every change. Raises ``TimeoutError`` with the state."""
+        """Return once the predicate holds; it is called at every change. Raises ``TimeoutError`` with the state."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not predicate():

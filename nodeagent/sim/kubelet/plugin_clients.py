@@ -1,8 +1,8 @@
-"""The kubelet's side of the conversations with plugins: register, dial back, watch, and lose them.
+"""The kubelet's connections to plugins: register, dial back, watch, and lose them.
 
-The law of this file: a plugin is dialed once for each registration and its stream opened once. Nothing
-here ever reconnects. Clients are keyed by the resource's name alone where ``bug_127803`` is set (kubelet
-1.36 and before): the end of an old stream then closes the newest connection of that name.
+A plugin is dialed once for each registration, and its stream is opened once. Nothing reconnects. With ``bug_127803``
+(kubelet 1.36 and before) clients are keyed by the resource's name alone: the end of an old stream then closes the
+newest connection of that name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from google.protobuf.message import Message
 from nodeagent.kube import deviceplugin_pb2 as pb
 from nodeagent.sim.kubelet import protocol
 from nodeagent.sim.kubelet.journal import Journal
-from nodeagent.sim.kubelet.pods import AdmissionError, Call, Registration, StreamEnd
+from nodeagent.sim.kubelet.pods import AdmissionError, PluginCall, RegistrationAttempt, StreamEnd
 
 VERSION = "v1beta1"
 PRE_START_S = 30.0
@@ -33,7 +33,7 @@ Answer = TypeVar("Answer", bound=Message)
 
 
 class RegistrationError(Exception):
-    """Why the kubelet does not take a plugin, in its own words."""
+    """Why the kubelet refuses a plugin, in its words."""
 
 
 def is_extended_resource(name: str) -> bool:
@@ -52,7 +52,7 @@ def is_extended_resource(name: str) -> bool:
     )
 
 
-class Client:
+class PluginClient:
     """One connection to one plugin, from its registration to the end of its stream."""
 
     def __init__(self, resource: str, path: Path, journal: Journal) -> None:
@@ -62,7 +62,7 @@ class Client:
         self._closed = False
 
     async def dial(self, timeout_s: float) -> pb.DevicePluginOptions:
-        """Connect, and ask for the options, which has no time limit of its own."""
+        """Connect and get the options; the latter has no time limit."""
         try:
             await asyncio.wait_for(self._channel.channel_ready(), timeout_s)
         except TimeoutError:
@@ -73,7 +73,7 @@ class Client:
             raise RegistrationError(f"failed to get device plugin options: {error}") from error
 
     async def watch(self, on_message: Callable[[bytes], None]) -> str:
-        """Hand over every message of the stream; returns why it ended."""
+        """Pass on every message of the stream. Return why it ended."""
         open_stream: grpc.aio.UnaryStreamMultiCallable[pb.Empty, bytes] = self._channel.unary_stream(
             "/v1beta1.DevicePlugin/ListAndWatch", request_serializer=pb.Empty.SerializeToString
         )
@@ -122,7 +122,7 @@ class Client:
     async def _ask(
         self, method: str, request: Message, answer: type[Answer], timeout_s: float | None = None
     ) -> Answer:
-        """Without a time limit unless given one: a plugin that hangs hangs the kubelet."""
+        """Call without a time limit by default: a plugin that hangs blocks the kubelet."""
         if self._closed:
             raise AdmissionError(f"endpoint {self.resource} has been stopped")
         call = self._channel.unary_unary(
@@ -143,23 +143,29 @@ class Client:
                 raise
             raise AdmissionError(error) from None
         finally:
-            self._journal.calls.append(Call(at, time.monotonic(), self.resource, method, error))
+            self._journal.calls.append(PluginCall(at, time.monotonic(), self.resource, method, error))
         return reply
 
 
-class Owner(Protocol):
-    """What of the device manager's memory the conversations change."""
+class StreamOwner(Protocol):
+    """The part of the device manager that the connections change."""
 
-    def connected(self, client: Client, options: pb.DevicePluginOptions) -> None: ...
+    def connected(self, client: PluginClient, options: pb.DevicePluginOptions) -> None: ...
     def disconnected(self, resource: str) -> None: ...
     def received(self, resource: str, message: bytes, at: float, *, repeated: bool) -> None: ...
 
 
-class Plugins:
+class PluginClients:
     """All the plugins of one kubelet process."""
 
     def __init__(
-        self, owner: Owner, journal: Journal, directory: Path, *, bug_127803: bool, dial_timeout_s: float
+        self,
+        owner: StreamOwner,
+        journal: Journal,
+        directory: Path,
+        *,
+        bug_127803: bool,
+        dial_timeout_s: float,
     ) -> None:
         self.refusal: str | None = None
         self._owner = owner
@@ -167,8 +173,8 @@ class Plugins:
         self._directory = directory
         self._bug_127803 = bug_127803
         self._dial_timeout_s = dial_timeout_s
-        self._newest: dict[str, Client] = {}
-        self._live: dict[Client, asyncio.Task[None]] = {}
+        self._newest: dict[str, PluginClient] = {}
+        self._live: dict[PluginClient, asyncio.Task[None]] = {}
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Serves ``v1beta1.Registration`` on kubelet.sock."""
@@ -182,7 +188,7 @@ class Plugins:
     async def _register(
         self, request: pb.RegisterRequest, context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty]
     ) -> pb.Empty:
-        """The deadline that the plugin put on its call bounds the dial back."""
+        """The deadline of the plugin's call also limits the dial back."""
         at = time.monotonic()
         remaining = context.time_remaining()
         timeout_s = self._dial_timeout_s if remaining is None else min(remaining, self._dial_timeout_s)
@@ -202,7 +208,7 @@ class Plugins:
 
     def record(self, at: float, resource: str, endpoint: str, via: str, error: str | None) -> None:
         done = time.monotonic()
-        self._journal.registrations.append(Registration(at, done, resource, endpoint, via, error))
+        self._journal.registrations.append(RegistrationAttempt(at, done, resource, endpoint, via, error))
         self._journal.changed()
 
     def validate(self, resource: str, versions: list[str]) -> None:
@@ -217,7 +223,7 @@ class Plugins:
             raise RegistrationError(f'the ResourceName "{resource}" is invalid')
 
     async def connect(self, resource: str, path: Path, timeout_s: float | None = None) -> None:
-        client = Client(resource, path, self._journal)
+        client = PluginClient(resource, path, self._journal)
         self._newest[resource] = client  # an older one is overwritten and not closed
         done = False
         try:
@@ -231,13 +237,13 @@ class Plugins:
         self._live[client] = asyncio.create_task(self._run(client), name=f"kubelet watches {resource}")
 
     async def disconnect(self, resource: str) -> None:
-        """The plugin's socket has vanished from plugins_registry."""
+        """The plugin's socket was removed from plugins_registry."""
         client = self._newest.get(resource)
         if client is not None:
             await self._drop(client)
 
     async def close(self) -> None:
-        """The process ends: every connection closes, nothing is concluded from it."""
+        """The process ends: close every connection, and change nothing else."""
         live, self._live = self._live, {}
         for task in live.values():
             task.cancel()
@@ -246,7 +252,7 @@ class Plugins:
             await client.close()
         self._newest.clear()
 
-    async def _run(self, client: Client) -> None:
+    async def _run(self, client: PluginClient) -> None:
         last: bytes | None = None
 
         def on_message(message: bytes) -> None:
@@ -264,7 +270,7 @@ class Plugins:
         self._live.pop(client, None)
         await client.close()
 
-    async def _drop(self, client: Client) -> None:
+    async def _drop(self, client: PluginClient) -> None:
         current = self._newest.get(client.resource) is client
         if current:
             del self._newest[client.resource]

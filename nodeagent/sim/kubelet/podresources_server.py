@@ -1,8 +1,7 @@
 """The kubelet's podresources server: which container holds which devices.
 
-As the kubelet does, it writes one entry for each device and NUMA node, counts a question as a moment to
-notice pods that are gone, answers no more than 100 questions a second, and lists no pod at all from a
-restart until the pods' sources have been heard.
+As the kubelet does, it writes one entry for each device and NUMA node, searches for ended pods at each request, answers
+at most 100 requests a second, and lists no pod between a restart and the first list of pods.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import grpc.aio
 
 from nodeagent.kube import podresources_pb2 as pb
 from nodeagent.sim.kubelet.checkpoint import WITHOUT_NUMA
-from nodeagent.sim.kubelet.device_manager import Devices
+from nodeagent.sim.kubelet.device_manager import DeviceManager
 from nodeagent.sim.kubelet.pods import PodSpec
 
 QUERIES_PER_S = 100.0
@@ -26,10 +25,10 @@ _Allocatable = grpc.aio.ServicerContext[pb.AllocatableResourcesRequest, pb.Alloc
 _Get = grpc.aio.ServicerContext[pb.GetPodResourcesRequest, pb.GetPodResourcesResponse]
 
 
-class Lister:
+class PodResourcesServer:
     """Serves ``v1.PodResourcesLister``."""
 
-    def __init__(self, devices: Devices) -> None:
+    def __init__(self, devices: DeviceManager) -> None:
         self._devices = devices
         self._tokens = BURST
         self._filled_at = time.monotonic()

@@ -1,7 +1,4 @@
-"""What goes into the stand-in kubelet, and what it says of itself: frozen values.
-
-Times are of ``time.monotonic``, in seconds.
-"""
+"""The inputs of the stand-in kubelet and its records, as frozen values. Times are ``time.monotonic``, in seconds."""
 
 from __future__ import annotations
 
@@ -13,11 +10,11 @@ from nodeagent.model import Allocation
 
 
 class KubeletPanic(Exception):  # noqa: N818  (Go's word)
-    """The kubelet has dereferenced a device that its plugin no longer lists, and is dead."""
+    """The kubelet dereferenced a device that its plugin no longer lists, and ended."""
 
 
 class AdmissionError(Exception):
-    """Why a pod is not admitted, in the kubelet's own words."""
+    """Why a pod is not admitted, in the kubelet's words."""
 
     reason = "UnexpectedAdmissionError"
 
@@ -46,7 +43,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class PodSpec:
-    """As much of a pod as the device manager reads."""
+    """The part of a pod that the device manager reads."""
 
     name: str
     containers: tuple[Container, ...]
@@ -60,7 +57,7 @@ class PodSpec:
         return cls(name, (Container("main", limits, env),))
 
     def requests(self) -> dict[str, int]:
-        """What the scheduler counts: the containers together, or the greatest init container."""
+        """Return what the scheduler counts: the sum of the containers, or the largest init container."""
         steady: dict[str, int] = {}
         peak: dict[str, int] = {}
         for container in self.containers:
@@ -79,10 +76,10 @@ class PodSpec:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """How a pod fared. ``given`` is what each container was started with, by its name.
+    """The result for one pod. ``given`` is what each container was started with, by its name.
 
-    ``phase`` is ``Running``; ``Failed``, which is final; or ``Pending`` where a container could not be
-    started although the pod holds its devices.
+    ``phase`` is ``Running``; ``Failed``, which is final; or ``Pending`` if a container cannot start although the pod
+    holds its devices.
     """
 
     pod: PodSpec
@@ -97,18 +94,18 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A device as its plugin last described it."""
+class ListedDevice:
+    """A device as in the plugin's latest message."""
 
     health: str
     numa_nodes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Registration:
-    """One attempt of a plugin to register; ``error`` is ``None`` where it succeeded.
+class RegistrationAttempt:
+    """One attempt of a plugin to register; ``error`` is ``None`` if it succeeded.
 
-    ``via`` is ``kubelet.sock`` or ``plugins_registry``; ``at`` is when it was asked, ``done`` when answered.
+    ``via`` is ``kubelet.sock`` or ``plugins_registry``; ``at`` is the time of the request, ``done`` of the answer.
     """
 
     at: float
@@ -120,11 +117,11 @@ class Registration:
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class DeviceListUpdate:
     """One ListAndWatch message: when it arrived, how many devices it listed and its bytes on the wire.
 
-    ``repeated`` is true where it says what the one before it on the same stream said, byte for byte:
-    a heartbeat, which costs a rewritten checkpoint and tells nothing.
+    ``repeated``: it has the same bytes as the message before it on the same stream. Such a heartbeat rewrites the
+    checkpoint and changes nothing.
     """
 
     at: float
@@ -140,8 +137,8 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One question to a plugin, as the kubelet's end of the wire saw it; ``error`` as Go prints it."""
+class PluginCall:
+    """One call to a plugin, as the kubelet measures it; ``error`` as Go prints it."""
 
     at: float
     done: float

@@ -1,7 +1,7 @@
-"""gRPC on unix sockets the way the kubelet's Go library does it.
+"""gRPC on unix sockets, as the kubelet's Go library does it.
 
-``Listener`` keeps the socket file apart from the server: gRPC would unlink the file when it stops, which
-a killed kubelet cannot do, and would never show the moment between bind and listen.
+``GrpcListener`` separates the socket file from the server. gRPC removes the file when it stops, which a killed kubelet
+does not do, and it never shows the moment between bind and listen.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PATH_MAX = 107  # sizeof(sun_path) - 1, unix(7)
 _OPTIONS = (
     ("grpc.max_receive_message_length", RECEIVE_MAX),
     ("grpc.default_authority", "localhost"),
-    # A dial is a connection. Shared ones would lead a new registration to the old server of a re-bound path.
+    # One connection for each dial. A shared one would lead a new registration to the old server of a path.
     ("grpc.use_local_subchannel_pool", 1),
 )
 _numbers = count()
@@ -45,13 +45,13 @@ CLOSING = "rpc error: code = Canceled desc = grpc: the client connection is clos
 
 
 def cancelled_by_others() -> bool:
-    """Whether a ``CancelledError`` just caught is the call's and not this task's own cancellation."""
+    """Whether a ``CancelledError`` was raised by the call, and this task itself is not being cancelled."""
     task = asyncio.current_task()
     return task is None or not task.cancelling()
 
 
-class Listener:
-    """A gRPC server on ``path``, whose file is bound, listened on and left behind as told.
+class GrpcListener:
+    """A gRPC server on ``path``. The caller decides when the file appears, listens and is removed.
 
     The server itself listens on a hidden name under ``hidden``, in the same file system.
     """
@@ -69,7 +69,7 @@ class Listener:
         self._relay: asyncio.Task[None] | None = None
 
     async def start(self, *, listen_delay_s: float = 0.0) -> None:
-        """Serve; with a delay, the file is there at once and refuses connections until then."""
+        """Serve. With a delay, the file exists at once and refuses connections until the delay has passed."""
         self._server.add_insecure_port(f"unix:{self._inner}")
         await self._server.start()
         if listen_delay_s > 0:
@@ -92,7 +92,7 @@ class Listener:
 
 
 async def _relay(bound: socket.socket, inner: Path, delay_s: float) -> None:
-    """Listen late, then carry every connection to the real server byte by byte."""
+    """Listen after the delay, then copy the bytes of every connection to the real server."""
     loop = asyncio.get_running_loop()
     with bound:
         await asyncio.sleep(delay_s)

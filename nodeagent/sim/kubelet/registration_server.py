@@ -1,10 +1,10 @@
-"""The watcher of ``plugins_registry``: every socket in it is asked who it is and registered.
+"""The watcher of ``plugins_registry``: it gets the info of every socket there and registers the plugin.
 
-It is a poll of the directory every ``reconcile_s``, where the kubelet has fsnotify in front of a
-reconciler that runs every second. Names that begin with a dot are skipped, folders are entered. A socket
-that is replaced is registered anew, one that vanishes is let go, and a kubelet restart finds all again.
-A failure up to the validation is retried with back-off; one of the registration itself is told to the
-plugin and not retried, since the kubelet has by then noted the socket as done.
+It polls the directory every ``reconcile_s``; the kubelet has fsnotify and a reconciler that runs every second. Names
+that begin with a dot are skipped, folders are searched. A replaced socket is registered again, a removed one is
+disconnected, and after a kubelet restart all sockets are found again. A failure up to the validation is retried with
+back-off. A failure of the registration itself is reported to the plugin and not retried, because the kubelet has
+already marked the socket as done.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import grpc.aio
 
 from nodeagent.kube import pluginregistration_pb2 as pb
 from nodeagent.sim.kubelet import protocol
-from nodeagent.sim.kubelet.plugin_clients import Plugins, RegistrationError
+from nodeagent.sim.kubelet.plugin_clients import PluginClients, RegistrationError
 
 DIAL_S = 10.0
 GET_INFO_S = 1.0
@@ -40,10 +40,10 @@ class _Failing:
     wait_s: float
 
 
-class Registry:
-    """The plugins found in one directory."""
+class RegistryWatcher:
+    """The plugins in one directory."""
 
-    def __init__(self, directory: Path, plugins: Plugins, reconcile_s: float) -> None:
+    def __init__(self, directory: Path, plugins: PluginClients, reconcile_s: float) -> None:
         self._directory = directory
         self._plugins = plugins
         self._reconcile_s = reconcile_s

@@ -1,7 +1,7 @@
-"""The Topology Manager's arithmetic: hints of the device manager, and their merger under a policy. Pure.
+"""The arithmetic of the Topology Manager: hints of the device manager, merged under a policy. Pure.
 
-A mask is an integer with a bit for each NUMA node. The other hint providers (CPU, memory) are taken to
-have no opinion, as under their policy ``none``.
+A mask is an integer with a bit for each NUMA node. The other hint providers (CPU, memory) give no hint, as under their
+policy ``none``.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ Policy = Literal["none", "best-effort", "restricted", "single-numa-node"]
 
 
 @dataclass(frozen=True, slots=True)
-class Hint:
-    """An affinity that would do; ``mask`` is ``None`` for any, ``preferred`` if no narrower one could do."""
+class NumaHint:
+    """A possible affinity. ``mask`` is ``None`` for any; ``preferred``: no narrower affinity is possible."""
 
     mask: int | None
     preferred: bool
 
 
-# A resource without NUMA nodes asks for nothing; one that cannot be had anywhere has no good hint.
-INDIFFERENT = (Hint(None, True),)
-IMPOSSIBLE = (Hint(None, False),)
+# A resource without NUMA nodes needs no affinity; one without enough devices has no preferred hint.
+INDIFFERENT = (NumaHint(None, True),)
+IMPOSSIBLE = (NumaHint(None, False),)
 
 
 def mask_of(nodes: Iterable[int]) -> int:
@@ -43,11 +43,11 @@ def hints(
     available: Counter[tuple[int, ...]],
     reusable: Counter[tuple[int, ...]],
     request: int,
-) -> tuple[Hint, ...]:
-    """All affinities that hold ``request`` devices, from devices counted by their NUMA nodes.
+) -> tuple[NumaHint, ...]:
+    """Return all affinities with ``request`` devices; the devices are counted by their NUMA nodes.
 
-    Preferred are those as narrow as the narrowest that could hold the request were every device free.
-    Every reusable device with a NUMA node must lie in the mask, since it is taken first.
+    Preferred are those as narrow as the narrowest affinity that has enough devices, free or not. Every reusable device
+    with a NUMA node must be in the mask, because it is taken first.
     """
     bearing = {node for nodes in listed for node in nodes}
     candidates = [node for node in numa_nodes if node in bearing]
@@ -63,18 +63,18 @@ def hints(
                 matching = _inside(available, mask) + sum(reusable[key] for key in placed)
                 if matching >= request:
                     found.append(mask)
-    return tuple(Hint(mask, mask.bit_count() == narrowest) for mask in found)
+    return tuple(NumaHint(mask, mask.bit_count() == narrowest) for mask in found)
 
 
 def _inside(counted: Counter[tuple[int, ...]], mask: int) -> int:
     return sum(number for nodes, number in counted.items() if mask_of(nodes) & mask)
 
 
-def merge(policy: Policy, numa_nodes: Sequence[int], given: Sequence[tuple[Hint, ...]]) -> Hint:
-    """The best of all combinations of one hint per resource.
+def merge(policy: Policy, numa_nodes: Sequence[int], given: Sequence[tuple[NumaHint, ...]]) -> NumaHint:
+    """Return the best of all combinations of one hint for each resource.
 
-    Preferred before not preferred, then narrow before wide; among those not preferred, the nearest to
-    (and rather not above) the widest of the resources' narrowest hints.
+    Preferred ones come first, then narrow ones. Among those not preferred, the best is the nearest to the widest of the
+    resources' narrowest hints, and preferably not wider.
     """
     everywhere = mask_of(numa_nodes)
     if policy == "single-numa-node":
@@ -105,13 +105,13 @@ def merge(policy: Policy, numa_nodes: Sequence[int], given: Sequence[tuple[Hint,
 
     mask, good = min((c for c in reached if c[0]), key=rank, default=(everywhere, False))
     if policy == "single-numa-node" and mask == everywhere:
-        return Hint(None, good)
-    return Hint(mask, good)
+        return NumaHint(None, good)
+    return NumaHint(mask, good)
 
 
-def _masked(some: tuple[Hint, ...]) -> bool:
+def _masked(some: tuple[NumaHint, ...]) -> bool:
     return any(hint.mask is not None for hint in some)
 
 
-def admits(policy: Policy, best: Hint) -> bool:
+def admits(policy: Policy, best: NumaHint) -> bool:
     return policy in ("none", "best-effort") or best.preferred

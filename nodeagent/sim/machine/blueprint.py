@@ -1,10 +1,10 @@
-"""A machine as a small YAML file: what is built into it, before anything happens to it.
+"""The YAML model of a machine: its hardware before any event.
 
-A function is one line, and its place in the PCIe tree is its path, root complex first and written as sysfs
-does: ``pci0000:15/15:01.0/16:00.0/17:00.0/18:00.0``. The first bridge is a root port, deeper ones are ports
-of PCIe switches: an upstream port and a downstream port each. Bridges need no lines of their own.
+A function is one line. Its path is its place in the PCIe tree, root complex first, in the notation of sysfs:
+``pci0000:15/15:01.0/16:00.0/17:00.0/18:00.0``. The first bridge is a root port, deeper ones are ports of PCIe
+switches: an upstream port and a downstream port each. Bridges need no lines of their own.
 
-Whatever is wrong with a file is one ``ModelError`` that names the file and the line.
+Every error in a file is a ``ModelError`` with the file and the line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NETDEV_MAX = 15  # IFNAMSIZ - 1, include/uapi/linux/if.h
 
 
 class ModelError(Exception):
-    """A model that is no machine; the message names the file, the line, and what would be right."""
+    """An invalid model; the message has the file, the line and the correction."""
 
 
 class _Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,7 +40,7 @@ class _Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Pcie(_Struct, frozen=True, kw_only=True):
-    """What the function can do; ``gts`` is the speed as sysfs words it."""
+    """The capability of the PCIe link; ``gts`` is the speed in the notation of sysfs."""
 
     gts: Literal["2.5", "5.0", "8.0", "16.0", "32.0", "64.0"] = "32.0"
     width: Literal[1, 2, 4, 8, 16] = 16
@@ -50,7 +50,7 @@ PCIE = Pcie()
 
 
 class Part(_Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """What every function of one product has in common."""
+    """The common properties of all functions of one product."""
 
     vendor: Hex4
     device: Hex4
@@ -62,7 +62,7 @@ class Part(_Struct, frozen=True, kw_only=True, tag_field="kind"):
 
 
 class GpuPart(Part, frozen=True, kw_only=True, tag="gpu"):
-    """``nvlinks``: how many it has, all of them connected."""
+    """``nvlinks`` is their number; all are connected."""
 
     name: str
     memory_mib: Annotated[int, msgspec.Meta(gt=0)]
@@ -84,15 +84,17 @@ class NicPart(Part, frozen=True, kw_only=True, tag="nic"):
     firmware: str = "1.0.0"
 
 
-class Gpu(_Struct, frozen=True, kw_only=True):
+class GpuLine(_Struct, frozen=True, kw_only=True):
+    """One GPU of the model."""
+
     path: str
     part: str
     uuid: str | None = None
     mig: bool = False
 
 
-class Nic(_Struct, frozen=True, kw_only=True):
-    """``num_vfs`` are there from the start, as a boot-time service would have made them."""
+class NicLine(_Struct, frozen=True, kw_only=True):
+    """One NIC of the model. ``num_vfs`` exist from the start, as if made by a boot-time service."""
 
     path: str
     part: str
@@ -114,39 +116,39 @@ class Product(_Struct, frozen=True, kw_only=True):
     board_name: str = ""
 
 
-class Driver(_Struct, frozen=True, kw_only=True):
-    """The GPU driver."""
+class DriverVersions(_Struct, frozen=True, kw_only=True):
+    """The versions of the GPU driver."""
 
     version: str
     cuda_version: str
 
 
 class Model(_Struct, frozen=True, kw_only=True):
-    """``numa`` is each node's CPU list; ``complexes`` each root complex's node, -1 where firmware is mute."""
+    """``numa`` has each node's CPU list; ``complexes`` each root complex's node, -1 if the firmware reports none."""
 
     name: str
     product: Product
     numa: dict[int, str]
     complexes: dict[str, int]
     parts: dict[str, Any]
-    nics: tuple[Nic, ...] = ()
-    gpus: tuple[Gpu, ...] = ()
-    driver: Driver | None = None
+    nics: tuple[NicLine, ...] = ()
+    gpus: tuple[GpuLine, ...] = ()
+    driver: DriverVersions | None = None
     kernel: str = "6.8.0-60-generic"
     seed: str = ""
     iommu: bool = True
     default_route: str | None = None
 
-    def gpu_part(self, gpu: Gpu) -> GpuPart:
+    def gpu_part(self, gpu: GpuLine) -> GpuPart:
         part: GpuPart = self.parts[gpu.part]
         return part
 
-    def nic_part(self, nic: Nic) -> NicPart:
+    def nic_part(self, nic: NicLine) -> NicPart:
         part: NicPart = self.parts[nic.part]
         return part
 
     def draw(self, what: str) -> uuid.UUID:
-        """A UUID that is always the same for the same machine and thing."""
+        """A UUID that is the same in every run for the same machine and thing."""
         return uuid.uuid5(uuid.NAMESPACE_DNS, f"{self.seed or self.name}/{what}")
 
 
@@ -166,21 +168,21 @@ def load(model: str | Path) -> Model:
 
 
 def parse(text: str, name: str = "model") -> Model:
-    """``name`` stands in the errors."""
+    """``name`` is for error messages."""
     return _Document(text, name).model()
 
 
 def addresses(path: str) -> tuple[str, tuple[str, ...]]:
-    """The root complex and the long PCI addresses below it. Raises ``ValueError`` for what is no path."""
+    """The root complex and the long PCI addresses below it. Raises ``ValueError`` for an invalid path."""
     first, *rest = path.split("/")
     complex_ = _COMPLEX.fullmatch(first)
     if complex_ is None or len(rest) < 1 or not all(_FUNCTION.fullmatch(part) for part in rest):
-        raise ValueError(f"{path!r} is no PCI path such as pci0000:15/15:01.0/18:00.0")
+        raise ValueError(f"{path!r} is not a PCI path such as pci0000:15/15:01.0/18:00.0")
     return first, tuple(f"{complex_[1]}:{part}" for part in rest)
 
 
 def vf_address(pf: str, offset: int, stride: int, index: int) -> str:
-    """Where VF ``index`` answers: the routing ID counts through functions, devices and buses.
+    """The PCI address of VF ``index``: the routing ID counts through functions, devices and buses.
 
     PCI Express Base Specification, 9.3.3.9 and 9.3.3.10 (First VF Offset, VF Stride).
     """
@@ -188,12 +190,12 @@ def vf_address(pf: str, offset: int, stride: int, index: int) -> str:
     device, _, function = rest.partition(".")
     routing_id = (int(bus, 16) << 8 | int(device, 16) << 3 | int(function)) + offset + stride * index
     if routing_id > 0xFFFF:
-        raise ValueError(f"VF {index} of {pf} would lie beyond bus ff")
+        raise ValueError(f"VF {index} of {pf} would be beyond bus ff")
     return f"{domain}:{routing_id >> 8:02x}:{routing_id >> 3 & 31:02x}.{routing_id & 7}"
 
 
 class _Document:
-    """The file with its lines, so that an error can name one."""
+    """The file with its line numbers for error messages."""
 
     def __init__(self, text: str, name: str) -> None:
         self._name = name
@@ -214,7 +216,7 @@ class _Document:
         raw = dict(self._raw)
         listed = raw.get("parts", {})
         if isinstance(listed, Mapping):
-            # One by one: in a mapping msgspec does not tell which value it is about.
+            # One by one: for a mapping msgspec does not report the key of the invalid value.
             raw["parts"] = {
                 key: self._convert(part, GpuPart | NicPart, ("parts", key)) for key, part in listed.items()
             }
@@ -230,7 +232,7 @@ class _Document:
             steps = re.findall(r"\.(\w+)|\[(\d+)\]", where)
             unknown = re.search(r"unknown field `(\w+)`", what)
             inner = tuple(name or int(number) for name, number in steps)
-            # 0041 is a number to YAML, and 10e2 another one.
+            # YAML reads 0041 and 10e2 as numbers.
             remedy = "; quote it" if what.startswith("Expected `str`, got `") else ""
             self._fail((*at, *inner, *([unknown[1]] if unknown else ())), what + remedy)
 
@@ -240,7 +242,7 @@ class _Document:
         raise ModelError(f"{self._name}{f':{line}' if line else ''}: {where or 'machine'}: {what}")
 
     def _line(self, at: tuple[str | int, ...]) -> int | None:
-        """The line of the deepest step that is there."""
+        """The line of the deepest existing step."""
         node, line = self._top, None
         for step in at:
             found = None
@@ -257,7 +259,7 @@ class _Document:
         return line
 
     def _refuse_duplicates(self) -> None:
-        """YAML forbids them, and PyYAML takes the last."""
+        """YAML forbids duplicate keys, but PyYAML uses the last one."""
         todo, visited = [self._top], set[int]()
         while todo:
             node = todo.pop()
@@ -269,22 +271,22 @@ class _Document:
                 for key, value in node.value:
                     if key.value in seen:
                         line = key.start_mark.line + 1
-                        raise ModelError(f"{self._name}:{line}: {key.value} stands here twice")
+                        raise ModelError(f"{self._name}:{line}: duplicate key {key.value}")
                     seen.add(key.value)
                     todo.append(value)
             elif isinstance(node, yaml.SequenceNode):
                 todo.extend(node.value)
 
     def _check(self, model: Model) -> None:
-        """What the shapes cannot say."""
+        """Check the conditions between fields."""
         for name, node in model.complexes.items():
             if not _COMPLEX.fullmatch(name):
-                self._fail(("complexes", name), "a root complex is named as in sysfs, pci0000:15")
+                self._fail(("complexes", name), "a root complex has its name in sysfs, pci0000:15")
             if node != -1 and node not in model.numa:
-                self._fail(("complexes", name), f"there is no NUMA node {node}; -1 is for an unknown one")
+                self._fail(("complexes", name), f"there is no NUMA node {node}; -1 means unknown")
         for node, cpulist in model.numa.items():
             if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", cpulist):
-                self._fail(("numa", node), f"{cpulist!r} is no list of CPUs such as 0-55,112-167")
+                self._fail(("numa", node), f"{cpulist!r} is not a list of CPUs such as 0-55,112-167")
         self._check_functions(model)
         netdevs = [nic.netdev for nic in model.nics]
         if model.default_route is not None and model.default_route not in netdevs:
@@ -295,33 +297,33 @@ class _Document:
     def _check_functions(self, model: Model) -> None:
         taken: dict[str, str] = {}
         bridges: dict[str, tuple[str, ...]] = {}
-        for at, one, part_type in _functions(model):
+        for at, line, part_type in _functions(model):
             try:
-                complex_, chain = addresses(one.path)
+                complex_, chain = addresses(line.path)
             except ValueError as error:
                 self._fail((*at, "path"), str(error))
             if complex_ not in model.complexes:
                 self._fail((*at, "path"), f"{complex_} is not among the complexes")
-            if not isinstance(model.parts.get(one.part), part_type):
-                self._fail((*at, "part"), f"there is no part {one.part!r} of this kind")
+            if not isinstance(model.parts.get(line.part), part_type):
+                self._fail((*at, "part"), f"there is no part {line.part!r} of this kind")
             for depth, bridge in enumerate(chain[:-1]):
                 if bridges.setdefault(bridge, chain[:depth]) != chain[:depth]:
-                    self._fail((*at, "path"), f"{bridge} lies elsewhere in the tree of another line")
-            mine = [chain[-1]]
-            if isinstance(one, Nic):
-                mine += self._check_nic(model, one, at, chain[-1])
-            for address in mine:
+                    self._fail((*at, "path"), f"{bridge} has another place in the tree of another line")
+            own = [chain[-1]]
+            if isinstance(line, NicLine):
+                own += self._check_nic(model, line, at, chain[-1])
+            for address in own:
                 if address in taken or address in bridges:
-                    self._fail((*at, "path"), f"{address} is {taken.get(address, 'a bridge')} already")
-                taken[address] = f"one of {one.path}"
+                    self._fail((*at, "path"), f"{address} is already {taken.get(address, 'a bridge')}")
+                taken[address] = f"one of {line.path}"
         for address in bridges.keys() & taken.keys():
             self._fail(("complexes",), f"{address} is a bridge and {taken[address]}")
 
-    def _check_nic(self, model: Model, nic: Nic, at: tuple[str | int, ...], address: str) -> list[str]:
+    def _check_nic(self, model: Model, nic: NicLine, at: tuple[str | int, ...], address: str) -> list[str]:
         """The addresses that its VFs may take."""
         part = model.nic_part(nic)
         if not re.fullmatch(rf"[^\s/:]{{1,{_NETDEV_MAX}}}", nic.netdev) or nic.netdev in (".", "..", "lo"):
-            self._fail((*at, "netdev"), f"{nic.netdev!r} is no name for a netdev (1 to 15 characters)")
+            self._fail((*at, "netdev"), f"{nic.netdev!r} is not a valid netdev name (1 to 15 characters)")
         if sum(other.netdev == nic.netdev for other in model.nics) > 1:
             self._fail((*at, "netdev"), f"{nic.netdev} is the netdev of another NIC too")
         if nic.num_vfs > part.totalvfs:
@@ -337,7 +339,7 @@ class _Document:
             return []
 
 
-def _functions(model: Model) -> Iterator[tuple[tuple[str | int, ...], Gpu | Nic, type[Part]]]:
+def _functions(model: Model) -> Iterator[tuple[tuple[str | int, ...], GpuLine | NicLine, type[Part]]]:
     for index, gpu in enumerate(model.gpus):
         yield ("gpus", index), gpu, GpuPart
     for index, nic in enumerate(model.nics):

@@ -1,11 +1,11 @@
-"""What the GPU driver of the simulated machine says of its GPUs, as ``/.nodeagent/gpus.json`` records it."""
+"""The GPU driver of the simulated machine: its answers in the form of ``/.nodeagent/gpus.json``."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
 
-from nodeagent.sim.machine.blueprint import Driver
+from nodeagent.sim.machine.blueprint import DriverVersions
 from nodeagent.sim.machine.state import Device
 
 _EVENTS_KEPT = 64
@@ -14,14 +14,14 @@ _EVENTS_KEPT = 64
 class GpuDriver:
     """``failure`` makes a call fail: ``{"call": ..., "error": ...}``."""
 
-    def __init__(self, driver: Driver | None) -> None:
+    def __init__(self, driver: DriverVersions | None) -> None:
         self._driver = driver
         self.failure: dict[str, str] | None = None
         self._events: deque[dict[str, str | int | bool | None]] = deque(maxlen=_EVENTS_KEPT)
         self._sequence = 0
 
-    def tell(self, uuid: str, xid: int | None) -> None:
-        """An XID, or with ``None`` that the GPU is unavailable."""
+    def add_event(self, uuid: str, xid: int | None) -> None:
+        """Add an XID event; ``None`` means that the GPU is unavailable."""
         self._sequence += 1
         event: dict[str, str | int | bool | None] = {"sequence": self._sequence, "uuid": uuid, "xid": xid}
         self._events.append(event if xid is not None else event | {"unavailable": True})
@@ -32,7 +32,7 @@ class GpuDriver:
         for device in devices:
             facts = device.gpu
             assert facts is not None
-            # One that another driver has is none of this driver's; one that has gone still is, as lost.
+            # A GPU bound to another driver is not listed; a removed one is still listed, as lost.
             if device.driver == device.natural or (not device.present and facts.lost):
                 gpus.append(
                     {

@@ -1,11 +1,11 @@
-"""The files of the machine, published by owner: one thing of the machine and all that sysfs shows of it.
+"""The files of the simulated machine, published by owner: one object of the machine and all its sysfs entries.
 
-An owner states its entries whole and in the order in which the kernel makes them; what differs from the
-last statement is changed on disk. What goes, goes in that order too, and before anything new comes.
+An owner publishes all its entries in the order in which the kernel makes them; only differences are written to disk.
+Entries are removed in that order too, and before new ones are added.
 
-* A reader never sees half a value: a file is put in place by ``rename``, from a folder of our own. Someone
-  who keeps a file open keeps reading the old value, which is the one thing that sysfs does differently.
-* Folders come and go with what is in them.
+* A reader never sees half a value: a file is renamed into place from a scratch folder. A reader that keeps a file
+  open keeps reading the old value; this is the only difference from sysfs.
+* A folder exists while it has entries.
 """
 
 # Thousands of files at once: a Path for each would double the time.
@@ -20,19 +20,19 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 
-class Link(str):
+class Symlink(str):
     """A symbolic link's target, an absolute path of the machine; on disk it is relative, as in sysfs."""
 
     __slots__ = ()
 
 
 class _Folder:
-    """An empty folder that is worth showing."""
+    """An empty folder that must exist."""
 
 
 FOLDER = _Folder()
 
-Entry = str | Link | _Folder
+Entry = str | Symlink | _Folder
 Entries = Mapping[str, Entry]
 
 SCRATCH = "/.nodeagent/tmp"
@@ -40,7 +40,7 @@ SCRATCH = "/.nodeagent/tmp"
 
 
 def relative(link: str, target: str) -> str:
-    """The text of a link, as kernfs composes it: up to the nearest folder that holds the target."""
+    """The text of a link as in kernfs: up to the nearest common folder."""
     base = link.split("/")[:-1]
     path = target.split("/")
     shared = 0
@@ -51,7 +51,9 @@ def relative(link: str, target: str) -> str:
     return "../" * (len(base) - shared) + "/".join(path[shared:])
 
 
-class Files:
+class MachineFiles:
+    """Writes the entries of all owners below ``root``."""
+
     def __init__(self, root: Path) -> None:
         self.root = root
         self._prefix = str(root)
@@ -62,7 +64,7 @@ class Files:
         self._held[SCRATCH] += 1
 
     def live(self) -> None:
-        """From now on someone may be reading."""
+        """Call this before the first reader: from now on files are replaced by rename."""
         self._live = True
 
     def publish(self, owner: str, entries: Entries) -> None:
@@ -82,9 +84,9 @@ class Files:
             self._remove(path, entry)
 
     def accept(self, owner: str, path: str, text: str) -> Callable[[], None]:
-        """Take what someone has written as if it had been stated, and leave the file alone: he may write
-        again at once, and must not be overwritten with what he wrote before. Returns what puts back the
-        value from before, where nothing else has been stated since."""
+        """Take a value that another program wrote as published, without writing the file: the program may write
+        again at once, and its new value must not be overwritten. Returns a function that restores the old value,
+        unless another value was published since."""
         entries = self._owned.get(owner, {})
         old = entries.get(path)
         if not isinstance(old, str):
@@ -101,9 +103,9 @@ class Files:
         return undo
 
     def writes(self, paths: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-        """Of files (path: owner) those whose content is not what was stated, with that content.
+        """The files (path: owner) whose content differs from the published one, with that content.
 
-        An empty file is one that has been opened for writing and not been written yet.
+        An empty file was opened for writing and is not written yet.
         """
         for path, owner in paths.items():
             stated = self._owned.get(owner, {}).get(path)
@@ -128,7 +130,7 @@ class Files:
     def _put(self, path: str, entry: Entry) -> None:
         place = self._prefix + path
         at = f"{self._prefix}{SCRATCH}/new" if self._live else place
-        if isinstance(entry, Link):
+        if isinstance(entry, Symlink):
             os.symlink(relative(path, entry), at)
         elif isinstance(entry, str):
             fd = os.open(at, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -160,7 +162,7 @@ class Files:
         self._held[folder] -= 1
         if self._held[folder] == 0:
             del self._held[folder]
-            # With whatever a stranger has put there: sysfs would not have let him.
+            # Including foreign files, which sysfs would not have allowed.
             shutil.rmtree(self._prefix + folder, ignore_errors=True)
             self._release(folder.rpartition("/")[0])
 

@@ -1,4 +1,4 @@
-"""What happens to the GPUs of a simulated machine, as their driver tells it."""
+"""Events and faults of the GPUs of a simulated machine."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from typing import Literal
 from nodeagent.sim.machine import gpu_vitals
 from nodeagent.sim.machine.driver_events import GpuDriver
 from nodeagent.sim.machine.kernel import Kernel
-from nodeagent.sim.machine.state import GpuFacts
+from nodeagent.sim.machine.state import SimulatedGpu
 
 RecoveryAction = Literal["none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset"]
 Call = Literal["init", "wait", "list", "vitals"]
 
 
 class GpuActions:
-    """The GPUs' half of ``Machine``: GPUs are named by index, UUID or PCI address."""
+    """The methods of ``Machine`` for GPUs. GPUs are named by index, UUID or PCI address."""
 
     _kernel: Kernel
     _driver: GpuDriver
 
     def _settle(self) -> None:
-        """Show what has changed."""
+        """Publish the changes."""
         raise NotImplementedError
 
-    def _facts(self, gpu: int | str) -> GpuFacts:
+    def _facts(self, gpu: int | str) -> SimulatedGpu:
         facts = self._kernel.gpu(gpu).gpu
         assert facts is not None
         return facts
 
     def raise_xid(self, gpu: int | str, xid: int) -> None:
-        self._driver.tell(self._facts(gpu).uuid, xid)
+        self._driver.add_event(self._facts(gpu).uuid, xid)
         self._settle()
 
     def gpu_unavailable(self, gpu: int | str) -> None:
         """The driver gives the GPU up, without an XID."""
-        self._driver.tell(self._facts(gpu).uuid, None)
+        self._driver.add_event(self._facts(gpu).uuid, None)
         self._settle()
 
     def set_recovery_action(self, gpu: int | str, action: RecoveryAction) -> None:
@@ -42,19 +42,19 @@ class GpuActions:
         self._settle()
 
     def measure(self, gpu: int | str, **values: float | None) -> None:
-        """Set what is measured, by its name in the recording; ``None``: the driver no longer tells it."""
-        told = self._facts(gpu).values
+        """Set measured values by their names in the recording; ``None`` removes a value."""
+        measured = self._facts(gpu).values
         for name, value in values.items():
             if value is None:
-                told.pop(name, None)
+                measured.pop(name, None)
             else:
-                told[name] = value
+                measured[name] = value
         self._settle()
 
     def ecc(
         self, gpu: int | str, uncorrectable: int = 0, correctable: int = 0, memory: gpu_vitals.Memory = "sram"
     ) -> None:
-        """So many more errors, since the last reset."""
+        """Add ECC errors since the last reset."""
         values = self._facts(gpu).values
         for kind, count in (("uncorrectable", uncorrectable), ("correctable", correctable)):
             name = f"gpu_ecc_{kind}_{memory}"
@@ -64,7 +64,7 @@ class GpuActions:
     def remap(
         self, gpu: int | str, rows: int = 1, *, correctable: bool = False, failed: bool = False
     ) -> None:
-        """Bad rows of memory: remapped at the next reset, or beyond it."""
+        """Add bad memory rows: remapped at the next reset, or with ``failed`` not remappable."""
         values = self._facts(gpu).values
         values[f"gpu_remapped_{'' if correctable else 'un'}correctable"] += rows
         values["gpu_row_remap_failed" if failed else "gpu_row_remap_pending"] = 1
@@ -74,7 +74,7 @@ class GpuActions:
         self.measure(gpu, **{f"gpu_nvlink_up/{link}": float(up)})
 
     def pcie(self, gpu: int | str, generation: int | None = None, width: int | None = None) -> None:
-        """The link as it is trained; what is not given stays."""
+        """Set the trained PCIe link; values that are not given stay."""
         values = self._facts(gpu).values
         if generation is not None:
             values["gpu_pcie_generation"] = generation
@@ -86,14 +86,14 @@ class GpuActions:
         self.measure(gpu, gpu_utilization=utilization, gpu_performance_state=performance_state)
 
     def reset_gpu(self, gpu: int | str) -> None:
-        """As ``nvidia-smi --gpu-reset`` does: nothing is asked for any more, and the vitals begin anew."""
+        """Reset like ``nvidia-smi --gpu-reset``: no recovery action is left, and volatile counters are zero."""
         facts = self._facts(gpu)
         facts.recovery_action, facts.lost = "none", False
         gpu_vitals.reset(facts.values)
         self._settle()
 
     def lose_gpu(self, gpu: int | str) -> None:
-        """It has fallen off the bus for the driver. The driver reports XID 79 with that: ``raise_xid``."""
+        """The GPU has fallen off the bus. A real driver also reports XID 79: ``raise_xid``."""
         self._facts(gpu).lost = True
         self._settle()
 
@@ -103,7 +103,7 @@ class GpuActions:
         self._settle()
 
     def fail_driver(self, call: Call, error: str) -> None:
-        """From now on this call of the GPU driver fails."""
+        """Let this call of the GPU driver fail from now on."""
         self._driver.failure = {"call": call, "error": error}
         self._settle()
 

@@ -1,6 +1,6 @@
-"""What the simulated GPU driver measures on each GPU, by the names in which a recording has it.
+"""The measured values of simulated GPUs, by their names in a recording.
 
-A sound GPU is idle, cool and free of errors, with all NVLinks up and its PCIe link as wide and as fast as it can.
+A healthy GPU is idle, cool and free of errors, with all NVLinks up and its PCIe link at full width and speed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _VOLATILE = (
 )
 
 
-def sound(part: GpuPart) -> dict[str, float]:
+def healthy_values(part: GpuPart) -> dict[str, float]:
     generation = _GENERATIONS.get(part.pcie.gts, 1)
     values: dict[str, float] = {
         "gpu_memory_used_bytes": 0,
@@ -54,7 +54,7 @@ def sound(part: GpuPart) -> dict[str, float]:
 
 
 def reset(values: dict[str, float]) -> None:
-    """As a reset leaves the GPU: volatile counters are zero, pending rows are remapped, the links are trained."""
+    """Reset the values: volatile counters are zero, pending rows are remapped, the links are trained."""
     values |= dict.fromkeys(_VOLATILE, 0)
     values["gpu_row_remap_pending"] = 0
     values["gpu_pcie_width"] = values["gpu_pcie_width_max"]

@@ -1,7 +1,7 @@
-"""What a NIC measures and counts: the part of the machine that is in registers and not in sysfs's folders.
+"""The measured values and counters of a simulated NIC, which are in its registers and not in sysfs.
 
-Values have the names of recorded samples (docs/samples.md), each under its source. A machine that has just been
-made is a good one: its light is bright, its counters are zero.
+Values have the names of recorded samples (docs/samples.md), each under its source. A new machine is healthy: full
+optical power, all counters zero.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from nodeagent.sim.machine.blueprint import NicPart
 
 LANES = 4
-"""Of 100 Gbit/s each, as a ConnectX-7 has them at 400."""
+"""100 Gbit/s each, as on a ConnectX-7 with 400 Gbit/s."""
 
 _TRAFFIC = (
     *(
@@ -52,7 +52,7 @@ RDMA_FILES = {
     "rdma_requester_cqe_errors": "req_cqe_error",
     "rdma_responder_cqe_errors": "resp_cqe_error",
 }
-"""The file of hw_counters in which sysfs shows each."""
+"""The name of each counter's file in hw_counters."""
 _REPORTERS = ("fw", "fw_fatal", "tx", "rx", "vnic")
 _PATTERNS = (
     *("command_leak", "health_compromised", "unrecoverable", "insufficient_power", "high_temperature"),
@@ -87,8 +87,8 @@ def _zero(*names: str) -> dict[str, float]:
 
 @dataclass(slots=True)
 class Hardware:
-    """``gts`` and ``width`` are what the PCIe link trained to, where that is not what it can. ``gids`` are there
-    while the port has any. ``speed_mbps`` is what was negotiated, where that is not the port's best.
+    """``gts`` and ``width`` are the trained values of the PCIe link if below its capability. ``gids``: the port has
+    GIDs. ``speed_mbps`` is the negotiated speed if it is not the port's highest.
     """
 
     link: dict[str, float] = field(default_factory=lambda: _zero(*_TRAFFIC))
@@ -103,7 +103,11 @@ class Hardware:
     failing: set[str] = field(default_factory=set)
     devlink: dict[str, float] = field(
         default_factory=lambda: _zero(
-            *(f"{what}/{one}" for one in _REPORTERS for what in ("devlink_errors", "devlink_recoveries"))
+            *(
+                f"{what}/{reporter}"
+                for reporter in _REPORTERS
+                for what in ("devlink_errors", "devlink_recoveries")
+            )
         )
     )
     kernel: dict[str, float] = field(
@@ -119,7 +123,7 @@ class Hardware:
         return (self.link, self.fec, self.pause, self.driver, self.devlink, self.kernel, self.state)
 
     def add(self, name: str, count: float) -> bool:
-        """Whether there is such a counter."""
+        """Add to a counter; false if it does not exist."""
         if name in self.rdma:
             self.rdma[name] += int(count)
             return True
@@ -130,18 +134,18 @@ class Hardware:
         return False
 
     def samples(self, part: NicPart, *, carrier: bool) -> list[tuple[str, dict[str, float], dict[str, str]]]:
-        """Source, values and texts, but for what the state of the netdev says."""
-        devlink = {f"devlink_error/{one}": float(one in self.failing) for one in _REPORTERS}
-        found: list[tuple[str, dict[str, float], dict[str, str]]] = [
+        """Source, values and texts, except those that depend on the netdev."""
+        devlink = {f"devlink_error/{reporter}": float(reporter in self.failing) for reporter in _REPORTERS}
+        samples: list[tuple[str, dict[str, float], dict[str, str]]] = [
             ("devlink", {**devlink, **self.devlink}, {}),
             ("kernel", dict(self.kernel), {}),
         ]
         texts = {"driver": part.driver, "firmware": part.firmware}
-        found.append(("driver", dict(self.driver), texts))
+        samples.append(("driver", dict(self.driver), texts))
         if part.link_type == "ethernet":
-            found += [
+            samples += [
                 ("fec", dict(self.fec), {"fec_mode": "RS"} if carrier else {}),
                 ("pause", dict(self.pause), {}),
                 ("state", dict(self.state), {} if carrier else {"ext_state": "no-cable"}),
             ]
-        return found
+        return samples

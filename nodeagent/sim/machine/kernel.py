@@ -1,6 +1,6 @@
-"""The kernel of the simulated machine: its devices, the steps it takes with them, and what it shows of them.
+"""The kernel of the simulated machine: its devices, its steps on them, and the published entries.
 
-Each step changes the state and then shows it, so that a reader sees the steps one after the other.
+Each step changes the state and then publishes it, so that a reader sees the steps one after the other.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from typing import NoReturn
 
 from nodeagent.sim.machine import state, sysfs_files
 from nodeagent.sim.machine.blueprint import Model
-from nodeagent.sim.machine.files import Entries, Entry, Files
-from nodeagent.sim.machine.state import VFIO, Device, Netdev, Numbers, Rdma
-from nodeagent.sim.machine.writes import WRITE_ONLY, Write, writes
+from nodeagent.sim.machine.files import Entries, Entry, MachineFiles
+from nodeagent.sim.machine.state import VFIO, Device, Numbers, SimulatedNetdev, SimulatedRdma
+from nodeagent.sim.machine.sysfs_writes import WRITE_ONLY, SysfsWrite, find_writes
 
 _MTU_MIN = 68
 
 
 class MachineError(Exception):
-    """What cannot happen to this machine now; the message says why, with the kernel's error where it has one."""
+    """An action that is impossible now; the message has the reason, and the kernel's error if there is one."""
 
 
 class Kernel:
-    """Until ``show_in`` there is nobody to show anything to."""
+    """Publishes nothing before ``show_in``."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -30,7 +30,7 @@ class Kernel:
         self.nics = state.nics(model)
         self._bridges = state.bridges(model)
         self._numbers = Numbers()
-        self._files: Files | None = None
+        self._files: MachineFiles | None = None
         known = [device.natural for device in (*self._bridges, *self.gpus, *self.nics)]
         known += [nic.nic.vf_driver for nic in self.nics if nic.nic]
         self._drivers = tuple(sorted({VFIO, *filter(None, known)}))
@@ -41,8 +41,8 @@ class Kernel:
             assert nic.nic_line is not None
             self.enable(nic, nic.nic_line.num_vfs)
 
-    def show_in(self, files: Files) -> None:
-        """Everything, and from now on whatever changes."""
+    def show_in(self, files: MachineFiles) -> None:
+        """Publish everything now, and every change from now on."""
         self._files = files
         self.publish("host", sysfs_files.host(self.model, self._drivers))
         for device in self.present():
@@ -76,7 +76,7 @@ class Kernel:
         assert device.nic is not None
         assert device.nic_line is not None
         is_pf = device.pf is None
-        device.netdev = Netdev(
+        device.netdev = SimulatedNetdev(
             name=state.netdev_name(device),
             mac=state.octets(self.model, device).hex(":"),
             ifindex=self._numbers.take("ifindex", 2),
@@ -88,7 +88,7 @@ class Kernel:
             prefix = device.nic.driver.removesuffix("_core")
             number = self._numbers.take(prefix)
             verbs, mad = self._numbers.take("uverbs"), self._numbers.take("umad")
-            device.rdma = Rdma(f"{prefix}_{number}", number, verbs, mad)
+            device.rdma = SimulatedRdma(f"{prefix}_{number}", number, verbs, mad)
 
     def detach(self, device: Device) -> None:
         if device.num_vfs:
@@ -171,7 +171,7 @@ class Kernel:
                 return gpu
         return self.nic(which)
 
-    def netdev_here(self, device: Device) -> Netdev:
+    def netdev_here(self, device: Device) -> SimulatedNetdev:
         if device.netdev is None:
             refuse(f"{device.address} has no netdev (its driver is {device.driver or 'none'})")
         if not device.netdev.here:
@@ -188,24 +188,24 @@ class Kernel:
             refuse(f"{pf.address} has no SR-IOV capability")
         self.check_count(pf, count)
         if pf.driver != pf.natural:
-            refuse(f"{pf.address} has no driver that could make VFs, but {pf.driver or 'none'} (ENOENT)")
+            refuse(f"{pf.address} needs its driver {pf.natural} for VFs, not {pf.driver or 'none'} (ENOENT)")
 
     def check_count(self, pf: Device, count: int) -> None:
         total = pf.nic.totalvfs if pf.nic is not None and pf.may_have_vfs else 0
         if not 0 <= count <= total:
             refuse(f"{pf.address} can have 0 to {total} VFs, not {count} (ERANGE)")
 
-    # What someone else writes
+    # Writes of other programs
 
     def take_writes(self) -> list[str | None]:
-        """React to what others have written: for each write ``None``, or why it is refused."""
+        """React to the writes of other programs: for each write ``None``, or the reason of its refusal."""
         if self._files is None:
             return []
         outcomes: list[str | None] = []
-        for write in writes(self._files, self.present(), self._drivers):
+        for write in find_writes(self._files, self.present(), self._drivers):
             undo = self._files.accept(write.owner, write.path, write.value)
             if write.attribute in WRITE_ONLY:
-                undo()  # before the effect: who has seen that may write again at once
+                undo()  # before the effect: a program that sees the effect may write again at once
             try:
                 self._take(write)
                 outcomes.append(None)
@@ -223,7 +223,7 @@ class Kernel:
             if device.netdev is not None and device.netdev.here:
                 yield f"{device.folder}/net/{device.netdev.name}"
 
-    def _take(self, write: Write) -> None:
+    def _take(self, write: SysfsWrite) -> None:
         device, value = write.device, write.value
         if device is not None:
             self.check_present(device)
@@ -234,7 +234,7 @@ class Kernel:
         elif write.attribute == "drivers_probe":
             self._probe(self.function(value))
         elif device is None:
-            refuse(f"{write.path} takes no writes")
+            refuse(f"{write.path} is not writable")
         elif write.attribute == "driver_override":
             device.override = value or None
             self.show(device)
@@ -288,7 +288,7 @@ class Kernel:
     # Showing
 
     def show(self, device: Device) -> None:
-        """All that sysfs and /dev show of this function: what goes first, then what comes."""
+        """Publish all entries of this function in sysfs and /dev: removals first, then additions."""
         if self._files is None:
             return
         shown = self._shown(device) if device.present else {}
@@ -316,12 +316,12 @@ class Kernel:
             self._files.publish(owner, entries)
 
 
-def refuse(why: str) -> NoReturn:
-    raise MachineError(why)
+def refuse(reason: str) -> NoReturn:
+    raise MachineError(reason)
 
 
 def _matches(device: Device, driver: str) -> bool:
-    """drivers/pci/pci-driver.c, pci_match_device: an override is the only one that may."""
+    """drivers/pci/pci-driver.c, pci_match_device: with an override only that driver matches."""
     return driver == (device.override or device.natural)
 
 

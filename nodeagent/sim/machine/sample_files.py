@@ -1,7 +1,7 @@
-"""What would be measured on the machine at this moment, as ``/.nodeagent/samples.json`` records it.
+"""The measured values of the machine in the form of ``/.nodeagent/samples.json``.
 
-PCIe and RDMA are not in it: sysfs shows them. The form is that of recorded samples (docs/samples.md); when it is
-measured is for whoever reads it.
+PCIe and RDMA values are in sysfs, not here. The form is that of recorded samples (docs/samples.md); the reader
+adds the time.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ def _of(nic: Device) -> Iterator[_Sample]:
     def sample(source: str, values: dict[str, float], texts: dict[str, str]) -> _Sample:
         return {"at": 0, "device": nic.address, "source": source, "values": values, "texts": texts}
 
-    told = hardware.samples(part, carrier=nic.carrier)
     netdev = nic.netdev if nic.netdev is not None and nic.netdev.here else None
-    for source, values, texts in told:
+    for source, values, texts in hardware.samples(part, carrier=nic.carrier):
         if netdev is not None or source in ("devlink", "kernel"):
             yield sample(source, values, texts)
     if netdev is None:

@@ -1,4 +1,4 @@
-"""What the machine is at this moment: its PCI functions, and what their drivers have made of them."""
+"""The state of the simulated machine: its PCI functions and the devices of their drivers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from nodeagent.sim.machine import gpu_vitals
 from nodeagent.sim.machine.blueprint import (
     PCIE,
-    Gpu,
+    GpuLine,
     GpuPart,
     Model,
-    Nic,
+    NicLine,
     NicPart,
     Pcie,
     addresses,
@@ -30,7 +30,7 @@ CLASS_BRIDGE = 0x060400
 
 
 class Numbers:
-    """Names that are counted: a freed number is the next one taken, as the kernel's ``ida_alloc`` does."""
+    """Numbered names: the lowest free number is taken next, as by the kernel's ``ida_alloc``."""
 
     def __init__(self) -> None:
         self._taken: dict[str, set[int]] = defaultdict(set)
@@ -47,8 +47,8 @@ class Numbers:
 
 
 @dataclass(slots=True)
-class Netdev:
-    """``here`` is false while a pod's network namespace has it."""
+class SimulatedNetdev:
+    """``here`` is false while the netdev is in a pod's network namespace."""
 
     name: str
     mac: str
@@ -61,8 +61,8 @@ class Netdev:
 
 
 @dataclass(slots=True)
-class Rdma:
-    """``mad`` numbers both ``umad`` and ``issm``."""
+class SimulatedRdma:
+    """``mad`` is the number of both ``umad`` and ``issm``."""
 
     name: str
     number: int
@@ -73,7 +73,7 @@ class Rdma:
 
 @dataclass(slots=True, eq=False)
 class Device:
-    """A PCI function. ``cable`` is true when the far end gives a signal; a VF's is its link state."""
+    """A PCI function. ``cable`` is true if the far end sends a signal; for a VF it is the link state at the PF."""
 
     address: str
     above: tuple[str, ...]
@@ -90,17 +90,17 @@ class Device:
     override: str | None = None
     group: int | None = None
     vfio: int | None = None  # the group under /dev/vfio while vfio-pci has the function
-    netdev: Netdev | None = None
-    rdma: Rdma | None = None
+    netdev: SimulatedNetdev | None = None
+    rdma: SimulatedRdma | None = None
     nic: NicPart | None = None
-    nic_line: Nic | None = None
+    nic_line: NicLine | None = None
     cable: bool = True
     pf: Device | None = None
     vf_index: int = 0
     num_vfs: int = 0
     autoprobe: bool = True
     vfs: dict[int, Device] = field(default_factory=dict)
-    gpu: GpuFacts | None = None
+    gpu: SimulatedGpu | None = None
     hardware: Hardware = field(default_factory=Hardware)
 
     @property
@@ -109,7 +109,7 @@ class Device:
 
     @property
     def signal(self) -> bool:
-        """A VF sees what its PF's port sees, unless it is set down at the PF."""
+        """A VF has its PF's signal, unless its link state at the PF is disable."""
         return self.cable and (self.pf is None or self.pf.cable)
 
     @property
@@ -127,8 +127,8 @@ class Device:
 
 
 @dataclass(slots=True)
-class GpuFacts:
-    """What the GPU driver says."""
+class SimulatedGpu:
+    """The GPU driver's values of one GPU."""
 
     index: int
     uuid: str
@@ -165,7 +165,7 @@ def bridges(model: Model) -> list[Device]:
 
 
 def gpus(model: Model) -> list[Device]:
-    """In PCI order, which is the order in which the driver counts."""
+    """In PCI order, which is also the driver's order."""
     lines = sorted(model.gpus, key=lambda gpu: addresses(gpu.path)[1][-1])
     return [_gpu(model, line, index) for index, line in enumerate(lines)]
 
@@ -175,7 +175,7 @@ def nics(model: Model) -> list[Device]:
 
 
 def vf(pf: Device, index: int) -> Device:
-    """A VF that has just been enabled."""
+    """A VF directly after its creation."""
     part = pf.nic
     assert part is not None
     assert part.vf_device is not None
@@ -198,7 +198,7 @@ def vf(pf: Device, index: int) -> Device:
 
 
 def netdev_name(device: Device) -> str:
-    """As udev names a VF of ``enp24s0np0``: ``enp24s0v3``."""
+    """The name by udev: a VF of ``enp24s0np0`` is ``enp24s0v3``."""
     assert device.nic_line is not None
     name = device.nic_line.netdev
     if device.pf is None:
@@ -208,13 +208,13 @@ def netdev_name(device: Device) -> str:
 
 
 def octets(model: Model, device: Device) -> bytes:
-    """Six that no other function has: locally administered, so that no vendor is claimed."""
+    """The six octets of a unique MAC, locally administered, so that it belongs to no vendor."""
     drawn = bytearray(model.draw(f"mac/{device.address}").bytes[:6])
     drawn[0] = drawn[0] & 0xFC | 0x02
     return bytes(drawn)
 
 
-def _gpu(model: Model, line: Gpu, index: int) -> Device:
+def _gpu(model: Model, line: GpuLine, index: int) -> Device:
     part = model.gpu_part(line)
     complex_, chain = addresses(line.path)
     return Device(
@@ -228,18 +228,18 @@ def _gpu(model: Model, line: Gpu, index: int) -> Device:
         subsystem=(part.subsystem_vendor or part.vendor, part.subsystem_device),
         revision=part.revision,
         pcie=part.pcie,
-        gpu=GpuFacts(
+        gpu=SimulatedGpu(
             index,
             line.uuid or f"GPU-{model.draw(f'gpu/{index}')}",
             part,
             line.mig,
-            values=gpu_vitals.sound(part),
+            values=gpu_vitals.healthy_values(part),
             texts={"gpu_serial": f"16549{index:08d}", "gpu_vbios": "96.00.74.00.01"},
         ),
     )
 
 
-def _nic(model: Model, line: Nic) -> Device:
+def _nic(model: Model, line: NicLine) -> Device:
     part = model.nic_part(line)
     complex_, chain = addresses(line.path)
     return Device(

@@ -1,21 +1,20 @@
-"""What the kernel shows of each thing of the machine, as entries in the order in which it makes them.
+"""The sysfs and /dev entries of each object of the machine, in the order in which the kernel makes them.
 
 Sources: Documentation/ABI/testing/{sysfs-bus-pci, sysfs-class-net, sysfs-class-net-statistics},
 Documentation/ABI/stable/sysfs-class-infiniband, drivers/pci/{pci-sysfs,iov,probe}.c, net/core/net-sysfs.c.
 
-**What a plain file cannot do:** an attribute that the kernel refuses to read is absent here. That is
-``carrier``, ``speed`` and ``duplex`` of a netdev that is administratively down (EINVAL), and
-``phys_port_name`` and ``phys_switch_id`` where the driver has none (EOPNOTSUPP). Attributes that can only be
-written (``bind``, ``unbind``, ``drivers_probe``) read as empty. An ``ifindex`` that has become free is given
-out again, which the kernel does not do: so everything undone leaves the machine as it was.
+**Limits of plain files:** an attribute that the kernel refuses to read is absent here: ``carrier``, ``speed`` and
+``duplex`` of a netdev that is administratively down (EINVAL), and ``phys_port_name`` and ``phys_switch_id`` without
+support by the driver (EOPNOTSUPP). Write-only attributes (``bind``, ``unbind``, ``drivers_probe``) read as empty. A
+free ``ifindex`` is used again, unlike in the kernel: so an undone change leaves the machine as it was.
 """
 
 from __future__ import annotations
 
 from nodeagent.sim.machine.blueprint import Model
-from nodeagent.sim.machine.files import FOLDER, Entry, Link
+from nodeagent.sim.machine.files import FOLDER, Entry, Symlink
 from nodeagent.sim.machine.hardware_faults import RDMA_FILES
-from nodeagent.sim.machine.state import Device, Netdev, Rdma, octets
+from nodeagent.sim.machine.state import Device, SimulatedNetdev, SimulatedRdma, octets
 
 BUS = "/sys/bus/pci"
 
@@ -42,7 +41,7 @@ AER = {
     "fatal": (_AER_UNCORRECTABLE, "TOTAL_ERR_FATAL"),
     "nonfatal": (_AER_UNCORRECTABLE, "TOTAL_ERR_NONFATAL"),
 }
-"""By severity: the errors, and the name of their sum."""
+"""By severity: the errors and the name of their total."""
 
 
 def _aer(device: Device, severity: str) -> str:
@@ -125,18 +124,18 @@ def pci(device: Device, cpulist: str) -> dict[str, Entry]:
         say("sriov_stride", device.nic.vf_stride)
         say("sriov_vf_device", device.nic.vf_device)
         say("sriov_drivers_autoprobe", int(device.autoprobe))
-    entries[f"{folder}/subsystem"] = Link(BUS)
+    entries[f"{folder}/subsystem"] = Symlink(BUS)
     if device.group is not None:
         entries |= _group(device, device.group)
-    entries[f"{BUS}/devices/{device.address}"] = Link(folder)
+    entries[f"{BUS}/devices/{device.address}"] = Symlink(folder)
     for index, vf in device.vfs.items():
         # Of a VF that was unplugged alone the kernel leaves this link, leading nowhere.
-        entries[f"{folder}/virtfn{index}"] = Link(vf.folder)
+        entries[f"{folder}/virtfn{index}"] = Symlink(vf.folder)
     if device.pf is not None:
-        entries[f"{folder}/physfn"] = Link(device.pf.folder)
+        entries[f"{folder}/physfn"] = Symlink(device.pf.folder)
     if device.driver is not None:
-        entries[f"{BUS}/drivers/{device.driver}/{device.address}"] = Link(folder)
-        entries[f"{folder}/driver"] = Link(f"{BUS}/drivers/{device.driver}")
+        entries[f"{BUS}/drivers/{device.driver}/{device.address}"] = Symlink(folder)
+        entries[f"{folder}/driver"] = Symlink(f"{BUS}/drivers/{device.driver}")
     # These stay, empty, while a pod has what was in them.
     if device.netdev is not None:
         entries[f"{folder}/net"] = FOLDER
@@ -148,28 +147,28 @@ def pci(device: Device, cpulist: str) -> dict[str, Entry]:
 def _group(device: Device, group: int) -> dict[str, Entry]:
     folder = f"/sys/kernel/iommu_groups/{group}"
     entries: dict[str, Entry] = {f"{folder}/type": "DMA-FQ\n", f"{folder}/reserved_regions": ""}
-    entries[f"{folder}/devices/{device.address}"] = Link(device.folder)
-    entries[f"{device.folder}/iommu_group"] = Link(folder)
+    entries[f"{folder}/devices/{device.address}"] = Symlink(device.folder)
+    entries[f"{device.folder}/iommu_group"] = Symlink(folder)
     return entries
 
 
 def vfio(device: Device, group: int, *, iommu: bool) -> dict[str, Entry]:
-    """The group's character device. Without an IOMMU the group is vfio's own, and its node says so."""
+    """The group's character device. Without an IOMMU vfio makes the group, and its node has a prefix."""
     name = str(group) if iommu else f"noiommu-{group}"
     folder = f"/sys/devices/virtual/vfio/{name}"
     entries: dict[str, Entry] = {}
     if not iommu:
         entries[f"/sys/kernel/iommu_groups/{group}/name"] = "vfio-noiommu\n"
-        entries[f"/sys/kernel/iommu_groups/{group}/devices/{device.address}"] = Link(device.folder)
-        entries[f"{device.folder}/iommu_group"] = Link(f"/sys/kernel/iommu_groups/{group}")
+        entries[f"/sys/kernel/iommu_groups/{group}/devices/{device.address}"] = Symlink(device.folder)
+        entries[f"{device.folder}/iommu_group"] = Symlink(f"/sys/kernel/iommu_groups/{group}")
     entries[f"{folder}/uevent"] = f"DEVNAME=vfio/{name}\n"
-    entries[f"/sys/class/vfio/{name}"] = Link(folder)
-    entries[f"{folder}/subsystem"] = Link("/sys/class/vfio")
+    entries[f"/sys/class/vfio/{name}"] = Symlink(folder)
+    entries[f"{folder}/subsystem"] = Symlink("/sys/class/vfio")
     entries[f"/dev/vfio/{name}"] = ""
     return entries
 
 
-def net(device: Device, netdev: Netdev, model: Model) -> dict[str, Entry]:
+def net(device: Device, netdev: SimulatedNetdev, model: Model) -> dict[str, Entry]:
     assert device.nic is not None
     folder = f"{device.folder}/net/{netdev.name}"
     entries: dict[str, Entry] = {}
@@ -178,8 +177,8 @@ def net(device: Device, netdev: Netdev, model: Model) -> dict[str, Entry]:
         entries[f"{folder}/{name}"] = f"{value}\n"
 
     say("uevent", f"INTERFACE={netdev.name}\nIFINDEX={netdev.ifindex}")
-    entries[f"/sys/class/net/{netdev.name}"] = Link(folder)
-    entries[f"{folder}/subsystem"] = Link("/sys/class/net")
+    entries[f"/sys/class/net/{netdev.name}"] = Symlink(folder)
+    entries[f"{folder}/subsystem"] = Symlink("/sys/class/net")
     infiniband = device.nic.link_type == "infiniband"
     address = netdev.mac
     if infiniband:
@@ -207,14 +206,14 @@ def net(device: Device, netdev: Netdev, model: Model) -> dict[str, Entry]:
     say("operstate", "up" if device.carrier else "down")
     if device.nic.driver == "mlx5_core" and device.pf is None and not infiniband:
         say("phys_port_name", f"p{int(device.address[-1])}")
-    entries[f"{folder}/device"] = Link(device.folder)
+    entries[f"{folder}/device"] = Symlink(device.folder)
     for name in _STATISTICS:
         say(f"statistics/{name}", int(device.hardware.link.get(_AS_SAMPLED.get(name, name), 0)))
     return entries
 
 
-def rdma(device: Device, mine: Rdma, model: Model) -> dict[str, Entry]:
-    """The RDMA device, which a network namespace can have to itself."""
+def rdma(device: Device, mine: SimulatedRdma, model: Model) -> dict[str, Entry]:
+    """The RDMA device, which may belong to one network namespace."""
     assert device.nic is not None
     folder = f"{device.folder}/infiniband/{mine.name}"
     entries: dict[str, Entry] = {}
@@ -226,15 +225,15 @@ def rdma(device: Device, mine: Rdma, model: Model) -> dict[str, Entry]:
     # An Ethernet port follows its netdev; an InfiniBand one works without any.
     active = device.signal if infiniband else device.carrier
     say("uevent", f"NAME={mine.name}")
-    entries[f"/sys/class/infiniband/{mine.name}"] = Link(folder)
-    entries[f"{folder}/subsystem"] = Link("/sys/class/infiniband")
+    entries[f"/sys/class/infiniband/{mine.name}"] = Symlink(folder)
+    entries[f"{folder}/subsystem"] = Symlink("/sys/class/infiniband")
     say("node_type", "1: CA")
     say("node_guid", _guid(model, device, ":", 4))
     say("sys_image_guid", _guid(model, device.pf or device, ":", 4))
     say("node_desc", mine.name)
     say("fw_ver", device.nic.firmware)
     say("hca_type", f"MT{int(device.device, 16)}")
-    entries[f"{folder}/device"] = Link(device.folder)
+    entries[f"{folder}/device"] = Symlink(device.folder)
     say("ports/1/link_layer", "InfiniBand" if infiniband else "Ethernet")
     say("ports/1/state", "4: ACTIVE" if active else "1: DOWN")
     say("ports/1/phys_state", "5: LinkUp" if active else "3: Disabled")
@@ -257,8 +256,8 @@ def rdma(device: Device, mine: Rdma, model: Model) -> dict[str, Entry]:
     return entries
 
 
-def verbs(device: Device, mine: Rdma) -> dict[str, Entry]:
-    """The character devices of the RDMA device; they stay on the host wherever it goes."""
+def verbs(device: Device, mine: SimulatedRdma) -> dict[str, Entry]:
+    """The character devices of the RDMA device; they stay on the host when the RDMA device moves."""
     entries: dict[str, Entry] = {}
     nodes = [
         ("infiniband_verbs", f"uverbs{mine.verbs}", 192 + mine.verbs),
@@ -271,9 +270,9 @@ def verbs(device: Device, mine: Rdma) -> dict[str, Entry]:
         folder = f"{device.folder}/{kind}/{name}"
         number = f"{_INFINIBAND_MAJOR}:{minor}"
         entries[f"{folder}/uevent"] = f"MAJOR={_INFINIBAND_MAJOR}\nMINOR={minor}\nDEVNAME=infiniband/{name}\n"
-        entries[f"/sys/class/{kind}/{name}"] = Link(folder)
-        entries[f"{folder}/subsystem"] = Link(f"/sys/class/{kind}")
-        entries[f"{folder}/device"] = Link(device.folder)
+        entries[f"/sys/class/{kind}/{name}"] = Symlink(folder)
+        entries[f"{folder}/subsystem"] = Symlink(f"/sys/class/{kind}")
+        entries[f"{folder}/device"] = Symlink(device.folder)
         entries[f"{folder}/dev"] = f"{number}\n"
         entries[f"{folder}/ibdev"] = f"{mine.name}\n"
         entries[f"{folder}/abi_version" if kind == "infiniband_verbs" else f"{folder}/port"] = "1\n"
@@ -282,7 +281,7 @@ def verbs(device: Device, mine: Rdma) -> dict[str, Entry]:
 
 
 def host(model: Model, drivers: tuple[str, ...]) -> dict[str, Entry]:
-    """What is there whatever happens to the devices."""
+    """The entries that do not depend on the devices."""
     entries: dict[str, Entry] = {
         f"{BUS}/devices": FOLDER,
         f"{BUS}/slots": FOLDER,
@@ -304,7 +303,7 @@ def host(model: Model, drivers: tuple[str, ...]) -> dict[str, Entry]:
         bus = complex_.removeprefix("pci")
         bus_folder = f"/sys/devices/{complex_}/pci_bus/{bus}"
         entries[f"{bus_folder}/cpulistaffinity"] = f"{cpulist(model, node)}\n"
-        entries[f"/sys/class/pci_bus/{bus}"] = Link(bus_folder)
+        entries[f"/sys/class/pci_bus/{bus}"] = Symlink(bus_folder)
     online = _span(model.numa)
     entries["/sys/devices/system/node/online"] = f"{online}\n"
     entries["/sys/devices/system/node/possible"] = f"{online}\n"
@@ -314,7 +313,7 @@ def host(model: Model, drivers: tuple[str, ...]) -> dict[str, Entry]:
     dmi = "/sys/devices/virtual/dmi/id"
     for name in model.product.__struct_fields__:
         entries[f"{dmi}/{name}"] = f"{getattr(model.product, name)}\n"
-    entries["/sys/class/dmi/id"] = Link(dmi)
+    entries["/sys/class/dmi/id"] = Symlink(dmi)
     entries |= _loopback()
     entries["/proc/version"] = f"Linux version {model.kernel} (simulated) #1 SMP PREEMPT_DYNAMIC\n"
     entries["/proc/sys/kernel/osrelease"] = f"{model.kernel}\n"
@@ -332,8 +331,8 @@ def host(model: Model, drivers: tuple[str, ...]) -> dict[str, Entry]:
 def _loopback() -> dict[str, Entry]:
     folder = "/sys/devices/virtual/net/lo"
     entries: dict[str, Entry] = {
-        "/sys/class/net/lo": Link(folder),
-        f"{folder}/subsystem": Link("/sys/class/net"),
+        "/sys/class/net/lo": Symlink(folder),
+        f"{folder}/subsystem": Symlink("/sys/class/net"),
     }
     values = {
         "uevent": "INTERFACE=lo\nIFINDEX=1",
@@ -352,7 +351,7 @@ def _loopback() -> dict[str, Entry]:
     return entries
 
 
-def routes(netdev: Netdev | None) -> dict[str, Entry]:
+def routes(netdev: SimulatedNetdev | None) -> dict[str, Entry]:
     """The main tables, with a default route by ``netdev`` in both families (RFC 5737, RFC 3849)."""
     header = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT"
     v4, v6 = [header], []
@@ -370,7 +369,7 @@ def routes(netdev: Netdev | None) -> dict[str, Entry]:
 
 
 def cpulist(model: Model, node: int) -> str:
-    """Of an unknown node: all of them, as ``cpumask_of_node`` answers for -1."""
+    """The CPUs of a node; all CPUs for an unknown node, as ``cpumask_of_node`` returns for -1."""
     return model.numa[node] if node >= 0 else _span(_cpus(",".join(model.numa.values())))
 
 

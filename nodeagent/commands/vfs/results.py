@@ -1,84 +1,86 @@
-"""What came of it, for each PF with SR-IOV: a table for people, JSON for programs."""
+"""The results for each PF with SR-IOV, as a table or as JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 
-from nodeagent.commands.vfs.provision import spell
+from msgspec import to_builtins
+
+from nodeagent.commands.vfs.provision_pf import spell
 from nodeagent.host.sriov import VfSettings
 from nodeagent.model import Function
 from nodeagent.text_table import remarks, section
 
 
-class State(StrEnum):
+class PfState(StrEnum):
     UNCHANGED = "unchanged"
     CHANGED = "changed"
     DIFFERS = "differs"
-    """``show`` alone: ``apply`` would change it."""
+    """only from ``show``: ``apply`` would change it"""
     REFUSED = "refused"
     FAILED = "failed"
     LEFT = "left alone"
-    """It carries the default route: its VFs are never offered, and making them could cut the node off."""
+    """it carries the default route: its VFs are never offered, and a change could disconnect the node"""
     FREE = "not configured"
 
 
 @dataclass(frozen=True, slots=True)
-class Vf:
-    """``settings`` is ``None`` where its PF cannot be asked."""
+class VfResult:
+    """``settings`` is ``None`` if they cannot be read from its PF."""
 
     function: Function
     settings: VfSettings | None
 
 
 @dataclass(frozen=True, slots=True)
-class Pf:
-    """``changes`` are those that were made, or that ``apply`` would make; ``reasons`` say why no more."""
+class PfResult:
+    """``changes`` were made, or ``apply`` would make them; ``reasons`` explain missing changes."""
 
     function: Function
     mtu: int | None
-    state: State
+    state: PfState
     changes: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
-    vfs: tuple[Vf, ...] = ()
+    vfs: tuple[VfResult, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """PFs in PCI order. ``notes`` are about no PF in particular: an entry that selects none is no failure,
-    for one configuration serves nodes with and without such NICs."""
+class VfsResult:
+    """PFs in PCI order. ``notes`` concern no single PF: an entry that selects no PF is not a failure, because one
+    configuration serves nodes with and without such NICs."""
 
-    pfs: tuple[Pf, ...] = ()
+    pfs: tuple[PfResult, ...] = ()
     notes: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
 
     @property
     def good(self) -> bool:
-        return not any(pf.state in (State.REFUSED, State.FAILED) for pf in self.pfs)
+        return not any(pf.state in (PfState.REFUSED, PfState.FAILED) for pf in self.pfs)
 
 
-def as_json(outcome: Outcome) -> str:
+def as_json(result: VfsResult) -> str:
     """One object on one line. Absent values are null."""
-    return json.dumps({"good": outcome.good, **asdict(outcome)}, ensure_ascii=True)
+    return json.dumps({"good": result.good, **to_builtins(result)}, ensure_ascii=True)
 
 
-def as_table(outcome: Outcome) -> str:
+def as_table(result: VfsResult) -> str:
     parts = [
-        section("PFS", ("NETDEV", "PCI ADDRESS", "DRIVER", "VFS", "MTU", "STATE"), _pf_rows(outcome)),
+        section("PFS", ("NETDEV", "PCI ADDRESS", "DRIVER", "VFS", "MTU", "STATE"), _pf_rows(result)),
         section(
             "VFS",
             ("PF", "VF", "PCI ADDRESS", "DRIVER", "NETDEV", "TRUST", "SPOOF CHECK", "LINK", "TX MBPS"),
-            _vf_rows(outcome),
+            _vf_rows(result),
         ),
-        _sentences(outcome),
+        _sentences(result),
     ]
     return "\n".join(part for part in parts if part)
 
 
-def _pf_rows(outcome: Outcome) -> Iterable[Sequence[str]]:
-    for pf in outcome.pfs:
+def _pf_rows(result: VfsResult) -> Iterable[Sequence[str]]:
+    for pf in result.pfs:
         function = pf.function
         yield (
             _or_dash(function.netdev),
@@ -90,8 +92,8 @@ def _pf_rows(outcome: Outcome) -> Iterable[Sequence[str]]:
         )
 
 
-def _vf_rows(outcome: Outcome) -> Iterable[Sequence[str]]:
-    for pf in outcome.pfs:
+def _vf_rows(result: VfsResult) -> Iterable[Sequence[str]]:
+    for pf in result.pfs:
         for vf in pf.vfs:
             function, settings = vf.function, vf.settings or VfSettings()
             low, high = settings.min_tx_rate_mbps, settings.max_tx_rate_mbps
@@ -108,14 +110,14 @@ def _vf_rows(outcome: Outcome) -> Iterable[Sequence[str]]:
             )
 
 
-def _sentences(outcome: Outcome) -> str:
+def _sentences(result: VfsResult) -> str:
     lines = [
         f"{pf.function.netdev or 'PF'} {pf.function.pci_address}: {pf.state}: {sentence}"
-        for pf in outcome.pfs
+        for pf in result.pfs
         for sentence in (*pf.changes, *pf.reasons)
     ]
-    lines += [f"note: {note}" for note in outcome.notes]
-    lines += [f"unreadable: {sentence}" for sentence in outcome.unreadable]
+    lines += [f"note: {note}" for note in result.notes]
+    lines += [f"unreadable: {sentence}" for sentence in result.unreadable]
     return remarks("REMARKS", lines)
 
 

@@ -1,8 +1,8 @@
-"""What the configuration wants of each PF: its entries, laid over one another. No I/O.
+"""Derive the target state of a PF from the entries of the configuration. No I/O.
 
-Several entries may select one PF, to set up different VFs of it. They must not contradict each other: no
-entry wins by its place, for a machine that is set up by the order of a list surprises whoever sorts it.
-A setting that an entry leaves null agrees with anything.
+Several entries may select one PF, to configure different VFs of it. They must not contradict each other: no entry
+takes priority by its position, because sorting the list would then change the machine. A null setting agrees with
+any value.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OF_A_VF = ("driver", "trust", "spoof_check", "link_state", "min_tx_rate_mbps", 
 
 @dataclass(frozen=True, slots=True)
 class PfWant:
-    """``drivers`` and ``settings`` are by VF index and hold only what is wanted of that VF."""
+    """``drivers`` and ``settings`` are by VF index and hold only configured values."""
 
     count: int
     mtu: int | None = None
@@ -32,32 +32,32 @@ class PfWant:
 
 
 def wanted(entries: Sequence[VfsEntry], pf: Function) -> PfWant | None:
-    """``None`` where no entry selects the PF."""
+    """The target state; ``None`` if no entry selects the PF."""
     selecting = [(i, entry) for i, entry in enumerate(entries) if selected_pf(entry.select, pf)]
     if not selecting:
         return None
-    says: dict[tuple[str, int | None], tuple[Any, int]] = {}
-    against: list[str] = []
+    values: dict[tuple[str, int | None], tuple[Any, int]] = {}
+    contradictions: list[str] = []
     for i, entry in selecting:
-        for name, index, value in _sayings(entry):
-            other, j = says.setdefault((name, index), (value, i))
+        for name, index, value in _values(entry):
+            other, j = values.setdefault((name, index), (value, i))
             if other != value:
                 what = name if index is None else f"{name} of VF {index}"
-                against.append(f"{what} is {other} in vfs[{j}], and {value} in vfs[{i}]")
+                contradictions.append(f"{what} is {other} in vfs[{j}], and {value} in vfs[{i}]")
     drivers: dict[int, str] = {}
     settings: dict[int, VfSettings] = {}
-    for (name, index), (value, _) in says.items():
+    for (name, index), (value, _) in values.items():
         if index is not None and name == "driver":
             drivers[index] = str(value)
         elif index is not None:
             settings[index] = replace(settings.get(index, VfSettings()), **{name: value})
     count = selecting[0][1].count
     mtu = next((entry.mtu for _, entry in selecting if entry.mtu is not None), None)
-    return PfWant(count, mtu, drivers, settings, tuple(against))
+    return PfWant(count, mtu, drivers, settings, tuple(contradictions))
 
 
-def _sayings(entry: VfsEntry) -> Iterable[tuple[str, int | None, Any]]:
-    """Setting, VF index (none: the PF's own), value."""
+def _values(entry: VfsEntry) -> Iterable[tuple[str, int | None, Any]]:
+    """Setting, VF index (``None`` for the PF's own settings), value."""
     yield "count", None, entry.count
     if entry.mtu is not None:
         yield "mtu", None, entry.mtu

@@ -1,13 +1,13 @@
-"""What is read of a machine's NICs, from drawings of what real machines show."""
+"""The PCI source on drawn sysfs trees of real machines."""
 
 import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nodeagent.health.structural import Fault
 from nodeagent.host.sysfs import SysfsError, Tree
@@ -40,12 +40,12 @@ def machine(tmp_path: Path) -> Machine:
     return machine
 
 
-def look(machine: Machine) -> PciFacts:
+def scanned(machine: Machine) -> PciFacts:
     return scan(Tree(machine.root))
 
 
-def test_a_pf_is_read_whole(machine: Machine) -> None:
-    facts = look(machine)
+def test_all_values_of_a_pf_are_read(machine: Machine) -> None:
+    facts = scanned(machine)
     pf = facts.functions[0]
     assert facts.product == "DGXH100"
     assert facts.unreadable == ()
@@ -58,8 +58,8 @@ def test_a_pf_is_read_whole(machine: Machine) -> None:
     )
 
 
-def test_vfs_know_their_pf_their_number_and_their_use(machine: Machine) -> None:
-    _, container, guest = look(machine).functions
+def test_vfs_have_their_pf_their_index_and_their_use(machine: Machine) -> None:
+    _, container, guest = scanned(machine).functions
     assert [(vf.parent, vf.vf_index, vf.link_type) for vf in (container, guest)] == [
         (PF, 0, "ethernet"),
         (PF, 1, "ethernet"),
@@ -71,28 +71,28 @@ def test_vfs_know_their_pf_their_number_and_their_use(machine: Machine) -> None:
 
 
 def test_only_the_pf_has_a_link(machine: Machine) -> None:
-    (link,) = look(machine).links
+    (link,) = scanned(machine).links
     assert (link.netdev, link.pci_address, link.mac) == ("enp26s0f0np0", PF, "a0:88:c2:00:00:01")
     assert (link.admin_up, link.carrier, link.operstate) == (True, True, "up")
     assert (link.speed_mbps, link.mtu, link.default_route) == (400_000, 9000, False)
 
 
-def test_two_looks_at_the_same_machine_are_equal(machine: Machine) -> None:
-    assert look(machine) == look(machine)
+def test_two_scans_of_the_same_machine_are_equal(machine: Machine) -> None:
+    assert scanned(machine) == scanned(machine)
 
 
 def test_without_an_iommu_the_group_has_the_prefix_of_its_device_node(machine: Machine) -> None:
     machine.draw("/sys/kernel/iommu_groups/45/name", "vfio-noiommu")
-    assert look(machine).functions[2].vfio_group == "noiommu-45"
+    assert scanned(machine).functions[2].vfio_group == "noiommu-45"
 
 
 def test_representors_are_not_the_link_of_their_pf(machine: Machine) -> None:
     machine.netdev("eth0", PF, phys_port_name="pf0vf0")
     machine.netdev("eth1", PF, phys_port_name="c1pf0sf88")
     machine.netdev("eth2", PF, phys_port_name="7")
-    assert look(machine).functions[0].netdev == "enp26s0f0np0"
+    assert scanned(machine).functions[0].netdev == "enp26s0f0np0"
     machine.move_away("enp26s0f0np0")
-    facts = look(machine)
+    facts = scanned(machine)
     assert facts.functions[0].netdev is None
     assert facts.links == ()
 
@@ -101,59 +101,59 @@ def test_a_partition_of_ipoib_is_not_the_link_of_its_pf(machine: Machine) -> Non
     machine.function("0000:3a:00.0", **{"class": "0x020700"})
     machine.netdev("ibp58s0.8001", "0000:3a:00.0", type="32")
     machine.netdev("ibp58s0", "0000:3a:00.0", type="32")
-    assert look(machine).functions[-1].netdev == "ibp58s0"
+    assert scanned(machine).functions[-1].netdev == "ibp58s0"
 
 
 def test_a_virtio_nic_has_its_netdev_one_level_below(machine: Machine) -> None:
     folder = machine.function("0000:00:03.0", "pci0000:00", vendor="0x1af4", device="0x1041")
     machine.folders["virtio2"] = f"{folder}/virtio2"
     machine.netdev("eth0", "virtio2", speed="-1")
-    facts = look(machine)
+    facts = scanned(machine)
     assert facts.functions[0].netdev == "eth0"
     assert [link.speed_mbps for link in facts.links] == [400_000, None]
 
 
-def test_on_infiniband_the_port_decides_and_not_ipoib(machine: Machine) -> None:
+def test_on_infiniband_the_port_defines_the_link_and_not_ipoib(machine: Machine) -> None:
     machine.function("0000:3a:00.0", **{"class": "0x020700"})
     machine.netdev("ibp58s0", "0000:3a:00.0", type="32", flags="0x1002", operstate="down", mtu="4092")
     machine.rdma("0000:3a:00.0", 4)
-    facts = look(machine)
+    facts = scanned(machine)
     link = facts.links[-1]
     assert facts.functions[-1].link_type == "infiniband"
     assert (link.netdev, link.admin_up, link.carrier, link.speed_mbps) == ("ibp58s0", False, True, 400_000)
     machine.draw(
         f"{machine.folders['0000:3a:00.0']}/infiniband/mlx5_4/ports/1", {"state": "2: INIT", "rate": "odd"}
     )
-    link = look(machine).links[-1]
+    link = scanned(machine).links[-1]
     assert (link.carrier, link.speed_mbps) == (False, None)
 
 
 def test_an_infiniband_pf_without_ipoib_has_a_link_named_by_its_rdma_device(machine: Machine) -> None:
     machine.function("0000:3a:00.0", **{"class": "0x020700"})
     machine.rdma("0000:3a:00.0", 4, rate="2.5 Gb/sec (1X SDR)")
-    link = look(machine).links[-1]
+    link = scanned(machine).links[-1]
     assert (link.netdev, link.carrier, link.mac, link.speed_mbps) == ("mlx5_4", True, None, 2500)
 
 
-def test_of_two_rdma_devices_the_one_with_verbs_is_meant(machine: Machine) -> None:
+def test_the_rdma_device_with_verbs_is_used(machine: Machine) -> None:
     pf = "0000:0b:00.0"
     machine.function(pf, **{"class": "0x020700"})
     machine.rdma(pf, 10, "mlx5_0")
     machine.draw(machine.folders[pf], {"infiniband/a_smi1/ports/1/state": "4: ACTIVE"})
     machine.draw(machine.folders[pf], {"infiniband_mad": {"umad9/ibdev": "a_smi1", "issm9/ibdev": "a_smi1"}})
-    assert look(machine).functions[0].rdma == Rdma(
+    assert scanned(machine).functions[0].rdma == Rdma(
         "mlx5_0", "/dev/infiniband/uverbs10", "/dev/infiniband/umad10", "/dev/infiniband/issm10"
     )
 
 
-def test_a_vdpa_device_belongs_to_the_function_it_is_made_on(machine: Machine) -> None:
-    vf = look(machine).functions[1].pci_address
+def test_a_vdpa_device_belongs_to_its_parent_function(machine: Machine) -> None:
+    vf = scanned(machine).functions[1].pci_address
     folder = f"{machine.folders[vf]}/vdpa0"
     machine.draw(f"{folder}/vhost-vdpa-2/dev", "511:2")
     machine.draw("/sys/bus/vdpa/devices/vdpa0", Link("../../../.." + folder))
     machine.draw("/sys/devices/virtual/vdpasim/vdpa1/vhost-vdpa-3/dev", "511:3")
     machine.draw("/sys/bus/vdpa/devices/vdpa1", Link("../../../devices/virtual/vdpasim/vdpa1"))
-    assert [function.vdpa for function in look(machine).functions] == [None, "/dev/vhost-vdpa-2", None]
+    assert [function.vdpa for function in scanned(machine).functions] == [None, "/dev/vhost-vdpa-2", None]
 
 
 @pytest.mark.parametrize("speed", ["-1", "4294967295", "0", BROKEN])
@@ -161,25 +161,25 @@ def test_an_unknown_speed_is_none(machine: Machine, speed: object) -> None:
     path = f"{machine.folders[PF]}/net/enp26s0f0np0/speed"
     machine.unlink(path)
     machine.draw(path, speed)
-    assert look(machine).links[0].speed_mbps is None
+    assert scanned(machine).links[0].speed_mbps is None
 
 
-def test_a_link_that_is_set_down_is_not_asked_for_its_carrier(machine: Machine) -> None:
+def test_the_carrier_of_an_admin_down_link_is_not_read(machine: Machine) -> None:
     path = f"{machine.folders[PF]}/net/enp26s0f0np0"
     for name in ("carrier", "speed"):
         machine.unlink(f"{path}/{name}")
         machine.draw(f"{path}/{name}", BROKEN)  # EINVAL on the real machine
     machine.draw(path, {"flags": "0x1002", "operstate": "down"})
-    facts = look(machine)
+    facts = scanned(machine)
     assert (facts.links[0].admin_up, facts.links[0].carrier, facts.unreadable) == (False, None, ())
 
 
 def test_no_numa_node_is_none(machine: Machine) -> None:
     machine.draw(f"{machine.folders[PF]}/numa_node", "-1")
-    assert look(machine).functions[0].numa_node is None
+    assert scanned(machine).functions[0].numa_node is None
 
 
-# The host's own default route
+# The host's default route
 
 
 @pytest.mark.parametrize("upper", ["bond0", "br0", "bond0.100"])
@@ -187,7 +187,7 @@ def test_the_default_route_is_followed_down_to_the_nic(machine: Machine, upper: 
     machine.netdev(upper)
     machine.lower(upper, "enp26s0f0np0")
     machine.draw("/proc/net/route", routes(upper))
-    assert look(machine).links[0].default_route
+    assert scanned(machine).links[0].default_route
 
 
 def test_a_vlan_on_a_bridge_on_a_bond_is_followed_all_the_way(machine: Machine) -> None:
@@ -195,16 +195,16 @@ def test_a_vlan_on_a_bridge_on_a_bond_is_followed_all_the_way(machine: Machine) 
         machine.netdev(upper)
         machine.lower(upper, lower)
     machine.draw("/proc/net/route", routes("br0.7"))
-    assert look(machine).links[0].default_route
+    assert scanned(machine).links[0].default_route
 
 
 @pytest.mark.parametrize("upper", [{"bonding/slaves": "eth7 enp26s0f0np0"}, {"brif/enp26s0f0np0": {}}])
-def test_without_links_to_lower_netdevs_bond_and_bridge_are_asked(
+def test_without_links_to_lower_netdevs_the_files_of_bond_and_bridge_are_read(
     machine: Machine, upper: dict[str, str]
 ) -> None:
     machine.netdev("upper0", **upper)
     machine.draw("/proc/net/route", routes("upper0"))
-    assert look(machine).links[0].default_route
+    assert scanned(machine).links[0].default_route
 
 
 def test_an_open_vswitch_bridge_leads_to_the_port_with_its_mac_address(machine: Machine) -> None:
@@ -215,49 +215,49 @@ def test_an_open_vswitch_bridge_leads_to_the_port_with_its_mac_address(machine: 
         machine.lower("ovs-system", port)
     machine.netdev("br-ex", address="a0:88:c2:00:00:05")
     machine.draw("/proc/net/route", routes("br-ex"))
-    assert {link.netdev: link.default_route for link in look(machine).links} == {
+    assert {link.netdev: link.default_route for link in scanned(machine).links} == {
         "enp26s0f0np0": False,
         "eth5": True,
     }
 
 
-def test_a_default_route_of_ipv6_counts_and_one_that_rejects_does_not(machine: Machine) -> None:
+def test_an_ipv6_default_route_counts_but_a_reject_route_does_not(machine: Machine) -> None:
     zero = "0" * 32
     row = zero + " 00 " + zero + " 00 fe80000000000000000000000000fffe 00000400 00000001 00000000 {} {:>8}"
     machine.draw("/proc/net/ipv6_route", row.format("00200200", "enp26s0f0np0"))
-    assert not look(machine).links[0].default_route
+    assert not scanned(machine).links[0].default_route
     machine.draw("/proc/net/ipv6_route", row.format("00450003", "enp26s0f0np0"))
-    assert look(machine).links[0].default_route
+    assert scanned(machine).links[0].default_route
 
 
 @pytest.mark.parametrize("table", ["", "Iface", "a b", "eth0 00000000 x no 0 0 0 00000000", "\n\n"])
-def test_a_route_table_that_makes_no_sense_names_no_netdev(machine: Machine, table: str) -> None:
+def test_a_malformed_route_table_names_no_netdev(machine: Machine, table: str) -> None:
     machine.draw("/proc/net/route", table)
     machine.draw("/proc/net/ipv6_route", table)
-    assert not look(machine).links[0].default_route
+    assert not scanned(machine).links[0].default_route
 
 
-def test_a_route_to_half_of_the_world_is_no_default_route(machine: Machine) -> None:
-    """As VPNs set them: 0.0.0.0/1."""
+def test_a_route_to_half_of_all_addresses_is_not_a_default_route(machine: Machine) -> None:
+    """VPNs set such routes: 0.0.0.0/1."""
     machine.draw(
         "/proc/net/route", routes("enp26s0f0np0").replace("\t00000000\t0\t0\t0", "\t00000080\t0\t0\t0")
     )
-    assert not look(machine).links[0].default_route
+    assert not scanned(machine).links[0].default_route
 
 
-def test_netdevs_that_lie_under_each_other_do_not_hang_the_look(machine: Machine) -> None:
+def test_a_loop_of_lower_netdevs_does_not_hang_the_scan(machine: Machine) -> None:
     for name in ("a0", "b0"):
         machine.netdev(name)
     machine.lower("a0", "b0")
     machine.lower("b0", "a0")
     machine.draw("/proc/net/route", routes("a0"))
-    assert not look(machine).links[0].default_route
+    assert not scanned(machine).links[0].default_route
 
 
-# What goes wrong
+# Errors
 
 
-def test_a_root_without_sys_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_root_without_sys_is_an_error_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(SysfsError, match=f"{tmp_path} has no /sys"):
         scan(Tree(tmp_path))
 
@@ -266,7 +266,7 @@ def test_a_machine_without_pci_has_no_functions(tmp_path: Path) -> None:
     assert scan(Tree(grow(tmp_path, {"sys": {}}))) == PciFacts()
 
 
-def test_a_list_of_devices_that_cannot_be_read_is_no_empty_machine(tmp_path: Path) -> None:
+def test_an_unreadable_list_of_devices_is_an_error_and_not_an_empty_machine(tmp_path: Path) -> None:
     grow(tmp_path, {"sys/bus/pci": {"devices": Link("devices")}})
     with pytest.raises(SysfsError, match="/sys/bus/pci/devices"):
         scan(Tree(tmp_path))
@@ -276,57 +276,59 @@ def test_a_list_of_devices_that_cannot_be_read_is_no_empty_machine(tmp_path: Pat
     ("name", "left"),
     [("numa_node", "numa_node"), ("sriov_numvfs", "num_vfs"), ("sriov_totalvfs", "total_vfs")],
 )
-def test_an_unreadable_attribute_is_said_and_the_rest_is_kept(machine: Machine, name: str, left: str) -> None:
-    whole = look(machine).functions[0]
+def test_an_unreadable_attribute_is_reported_and_the_rest_is_kept(
+    machine: Machine, name: str, left: str
+) -> None:
+    whole = scanned(machine).functions[0]
     machine.unlink(f"{machine.folders[PF]}/{name}")
     machine.draw(f"{machine.folders[PF]}/{name}", BROKEN)
-    facts = look(machine)
+    facts = scanned(machine)
     assert facts.functions[0] == replace(whole, **{left: None})
     assert facts.unreadable == (f"/sys/bus/pci/devices/{PF}/{name} cannot be read: Is a directory",)
 
 
 @pytest.mark.parametrize("name", ["flags", "carrier", "operstate", "mtu", "address"])
-def test_an_unreadable_attribute_of_a_link_is_said(machine: Machine, name: str) -> None:
+def test_an_unreadable_attribute_of_a_link_is_reported(machine: Machine, name: str) -> None:
     path = f"{machine.folders[PF]}/net/enp26s0f0np0/{name}"
     machine.unlink(path)
     machine.draw(path, BROKEN)
-    facts = look(machine)
+    facts = scanned(machine)
     assert len(facts.functions) == 3
     assert facts.unreadable == (f"/sys/class/net/enp26s0f0np0/{name} cannot be read: Is a directory",)
 
 
 @pytest.mark.parametrize("name", ["class", "vendor", "device"])
-def test_a_function_without_an_identity_is_left_out_and_said(machine: Machine, name: str) -> None:
-    vf = look(machine).functions[1].pci_address
+def test_a_function_without_an_identity_is_left_out_and_reported(machine: Machine, name: str) -> None:
+    vf = scanned(machine).functions[1].pci_address
     machine.unlink(f"{machine.folders[vf]}/{name}")
-    facts = look(machine)
+    facts = scanned(machine)
     assert vf not in [function.pci_address for function in facts.functions]
     assert len(facts.functions) == 2
     assert [sentence for sentence in facts.unreadable if sentence.startswith(vf)]
 
 
-def test_a_vf_whose_pf_is_gone_stays_and_is_said(machine: Machine) -> None:
+def test_a_vf_without_its_pf_stays_and_is_reported(machine: Machine) -> None:
     machine.vanish(PF)
-    facts = look(machine)
+    facts = scanned(machine)
     assert [function.parent for function in facts.functions] == [PF, PF]
-    assert all(f"is a VF of {PF}, which is not there" in sentence for sentence in facts.unreadable)
+    assert all(f"is a VF of {PF}, which does not exist" in sentence for sentence in facts.unreadable)
     assert len(facts.unreadable) == 2
 
 
-def test_a_pf_that_does_not_list_its_vfs_yet_keeps_them_unnumbered(machine: Machine) -> None:
-    before = look(machine)
+def test_vfs_that_their_pf_does_not_list_yet_have_no_index(machine: Machine) -> None:
+    before = scanned(machine)
     machine.unlink(f"{machine.folders[PF]}/virtfn1")
-    facts = look(machine)
+    facts = scanned(machine)
     assert [function.vf_index for function in facts.functions] == [None, 0, None]
     assert len(facts.unreadable) == 1
     assert "does not list it" in facts.unreadable[0]
     assert remember(before.functions, facts.functions) == before.functions
 
 
-def test_dangling_links_to_what_went_are_no_error(machine: Machine) -> None:
+def test_dangling_links_to_removed_devices_are_not_an_error(machine: Machine) -> None:
     machine.draw(f"{machine.folders[PF]}/virtfn7", Link("../0000:1a:00.7"))
     machine.draw("/sys/bus/pci/devices/0000:77:00.0", Link("../../../devices/pci0000:77/0000:77:00.0"))
-    facts = look(machine)
+    facts = scanned(machine)
     assert len(facts.functions) == 3
     assert facts.unreadable == ("0000:77:00.0 is left out: it has no class that can be read",)
 
@@ -339,46 +341,46 @@ def test_the_machine_that_runs_the_tests_can_be_read() -> None:
     assert all(function.pci_path[-1] == function.pci_address for function in facts.functions)
 
 
-# What a pod took along
+# Values that moved into a pod
 
 
 def test_a_vf_in_a_pod_keeps_its_rdma_nodes(machine: Machine) -> None:
-    before = look(machine).functions
+    before = scanned(machine).functions
     assert [f.rdma for f in remember(before, [replace(f, rdma=None, netdev=None) for f in before])] == [
         f.rdma for f in before
     ]
 
 
 def test_a_pf_whose_netdev_was_moved_away_keeps_its_link_type() -> None:
-    """Of class 0x0280 only the netdev tells it."""
+    """For class 0x0280 only the netdev has the link type."""
     pf = Function("0000:5e:00.0", "1bb5", "1103", "ionic", None, "ethernet", None, None, None, None, ())
     assert remember([pf], [replace(pf, link_type=None)]) == (pf,)
 
 
 @pytest.mark.parametrize("driver", ["vfio-pci", None])
-def test_a_vf_with_another_driver_forgets(machine: Machine, driver: str | None) -> None:
-    before = look(machine).functions
+def test_a_vf_with_another_driver_loses_the_old_values(machine: Machine, driver: str | None) -> None:
+    before = scanned(machine).functions
     now = tuple(replace(function, rdma=None, driver=driver) for function in before)
     assert remember(before, now) == now
     assert remember(now, now) == now
 
 
-def test_a_function_that_is_gone_is_not_remembered(machine: Machine) -> None:
-    before = look(machine).functions
+def test_a_removed_function_is_not_kept(machine: Machine) -> None:
+    before = scanned(machine).functions
     assert remember(before, before[:1]) == before[:1]
 
 
-# The cheap look
+# The sweep of the links
 
 
-def test_the_cheap_look_equals_the_full_one_when_nothing_changed(machine: Machine) -> None:
+def test_a_sweep_equals_the_scan_if_nothing_changed(machine: Machine) -> None:
     machine.draw("/proc/net/route", routes("enp26s0f0np0"))
-    facts = look(machine)
+    facts = scanned(machine)
     assert links(Tree(machine.root), facts.functions, facts.links) == facts.links
 
 
-def test_the_cheap_look_sees_carrier_admin_state_and_a_netdev_that_went(machine: Machine) -> None:
-    facts, tree = look(machine), Tree(machine.root)
+def test_a_sweep_reads_carrier_admin_state_and_removed_netdevs(machine: Machine) -> None:
+    facts, tree = scanned(machine), Tree(machine.root)
     path = f"{machine.folders[PF]}/net/enp26s0f0np0"
     machine.draw(path, {"carrier": "0", "operstate": "down"})
     (down,) = links(tree, facts.functions, facts.links)
@@ -394,32 +396,32 @@ def test_the_cheap_look_sees_carrier_admin_state_and_a_netdev_that_went(machine:
 # The loop
 
 
-class Stated(asyncio.Queue[PciFacts]):
-    """What the watch has stated; much less patient than its interval."""
+class Published(asyncio.Queue[PciFacts]):
+    """The published facts; the time limit is much shorter than the scan interval."""
 
     async def get(self) -> PciFacts:
         return await asyncio.wait_for(super().get(), 5)
 
 
-Start = Callable[..., Awaitable[tuple[Stated, ScanRequest]]]
+Start = Callable[..., Awaitable[tuple[Published, ScanRequest]]]
 
 
 @pytest.fixture
 async def start(machine: Machine):
-    """Start a watch of the machine; the first statement is taken off the queue."""
+    """Start a watch of the machine; the first publication is taken off the queue."""
     tasks = []
 
     async def started(
         *hints: ScanHint, interval_s: float = 60.0, sweep: Sweep | None = None
-    ) -> tuple[Stated, ScanRequest]:
-        stated = Stated()
+    ) -> tuple[Published, ScanRequest]:
+        published = Published()
         request = ScanRequest()
         watching = watch(
-            Tree(machine.root), [request, *hints], stated.put_nowait, interval_s, sweep or Sweep()
+            Tree(machine.root), [request, *hints], published.put_nowait, interval_s, sweep or Sweep()
         )
         tasks.append(asyncio.create_task(watching))
-        await stated.get()
-        return stated, request
+        await published.get()
+        return published, request
 
     yield started
     for task in tasks:
@@ -435,115 +437,115 @@ def faults(facts: PciFacts) -> list[list[str]]:
 
 
 async def test_the_first_scan_is_published_at_once_with_its_faults(machine: Machine) -> None:
-    stated = Stated()
+    published = Published()
     machine.draw(f"{machine.folders[PF]}/net/enp26s0f0np0/carrier", "0")
-    task = asyncio.create_task(watch(Tree(machine.root), [], stated.put_nowait))
-    facts = await stated.get()
+    task = asyncio.create_task(watch(Tree(machine.root), [], published.put_nowait))
+    facts = await published.get()
     task.cancel()
     assert faults(facts) == [[Fault.CARRIER_DOWN], [], []]
     with pytest.raises(asyncio.CancelledError):
         await task
 
 
-async def test_a_request_brings_new_facts_long_before_the_interval(machine: Machine, start: Start) -> None:
-    stated, request = await start()
+async def test_a_scan_request_publishes_new_facts_before_the_interval_ends(
+    machine: Machine, start: Start
+) -> None:
+    published, request = await start()
     machine.draw(f"{machine.folders[PF]}/sriov_numvfs", "5")
     request.make()
-    assert (await stated.get()).functions[0].num_vfs == 5
+    assert (await published.get()).functions[0].num_vfs == 5
 
 
-async def test_the_interval_alone_brings_new_facts(machine: Machine, start: Start) -> None:
-    stated, _ = await start(interval_s=0.01)
+async def test_the_interval_alone_publishes_new_facts(machine: Machine, start: Start) -> None:
+    published, _ = await start(interval_s=0.01)
     machine.vanish("0000:1a:00.1")
-    facts = await stated.get()
+    facts = await published.get()
     while not facts.faults:
-        facts = await stated.get()
+        facts = await published.get()
     assert faults(facts)[1] == [Fault.DEVICE_MISSING]
 
 
-async def test_a_carrier_that_is_lost_after_the_hint_is_found_by_the_sweep(
-    machine: Machine, start: Start
-) -> None:
-    stated, request = await start(sweep=Sweep(scan_gap_s=3600.0))
+async def test_the_sweep_finds_a_carrier_lost_after_the_hint(machine: Machine, start: Start) -> None:
+    published, request = await start(sweep=Sweep(scan_gap_s=3600.0))
     request.make()
-    machine.draw(f"{machine.folders[PF]}/net/enp26s0f0np0/mtu", "1500")  # a sweep does not look at this
-    await asyncio.sleep(0.1)  # the announcement is over, and the second loss is not announced
+    machine.draw(f"{machine.folders[PF]}/net/enp26s0f0np0/mtu", "1500")  # a sweep does not read this
+    await asyncio.sleep(0.1)  # the hint is handled, and the second loss has no hint
     machine.draw(f"{machine.folders[PF]}/net/enp26s0f0np0/carrier", "0")
-    facts = await stated.get()
+    facts = await published.get()
     assert faults(facts) == [[Fault.CARRIER_DOWN], [], []]
     machine.draw(f"{machine.folders[PF]}/net/enp26s0f0np0/carrier", "1")
-    facts = await stated.get()
+    facts = await published.get()
     assert faults(facts) == [[], [], []]
 
 
-async def test_a_vf_that_vanished_stays_missing_when_a_sweep_finds_a_change(
-    machine: Machine, start: Start
-) -> None:
-    stated, request = await start()
+async def test_a_missing_vf_stays_missing_when_a_sweep_finds_a_change(machine: Machine, start: Start) -> None:
+    published, request = await start()
     machine.vanish("0000:1a:00.1")
     request.make()
-    facts = await stated.get()
+    facts = await published.get()
     carrier = "1"
     for _ in range(3):
         carrier = "0" if carrier == "1" else "1"
         machine.draw(f"{machine.folders[PF]}/net/enp26s0f0np0/carrier", carrier)
-        facts = await stated.get()
+        facts = await published.get()
         assert faults(facts)[1] == [Fault.DEVICE_MISSING]
 
 
-async def test_a_sweep_that_finds_nothing_states_nothing(start: Start) -> None:
-    stated, request = await start(sweep=Sweep(scan_gap_s=3600.0))
+async def test_a_sweep_without_a_change_publishes_nothing(start: Start) -> None:
+    published, request = await start(sweep=Sweep(scan_gap_s=3600.0))
     request.make()
     await asyncio.sleep(0.1)
-    assert stated.empty()
+    assert published.empty()
 
 
-async def test_a_hundred_hints_in_a_burst_are_one_scan(start: Start) -> None:
-    stated, request = await start()
+async def test_a_burst_of_a_hundred_hints_causes_one_scan(start: Start) -> None:
+    published, request = await start()
     for _ in range(100):
         request.make()
         await asyncio.sleep(0)
-    await stated.get()
+    await published.get()
     await asyncio.sleep(0.05)
-    assert stated.empty()
+    assert published.empty()
 
 
 async def test_a_pf_that_comes_back_has_no_fault(machine: Machine, start: Start) -> None:
-    stated, request = await start()
+    published, request = await start()
     link = machine.root / f"sys/bus/pci/devices/{PF}"
     target = link.readlink()
     link.unlink()
     request.make()
-    facts = await stated.get()
+    facts = await published.get()
     while len(facts.unreadable) == 0:
-        facts = await stated.get()
+        facts = await published.get()
     assert faults(facts) == [[Fault.DEVICE_MISSING], [], []]
     link.symlink_to(target)
     request.make()
     while faults(facts)[0]:
-        facts = await stated.get()
+        facts = await published.get()
     assert faults(facts) == [[], [], []]
 
 
-async def test_a_watch_that_goes_on_from_an_earlier_one_forgets_nothing(machine: Machine) -> None:
+async def test_a_watch_that_continues_an_earlier_one_keeps_its_facts(machine: Machine) -> None:
     before = scan(Tree(machine.root))
     machine.vanish("0000:1a:00.1")
-    stated = Stated()
-    task = asyncio.create_task(watch(Tree(machine.root), [], stated.put_nowait, before=before))
-    facts = await stated.get()
+    published = Published()
+    task = asyncio.create_task(watch(Tree(machine.root), [], published.put_nowait, before=before))
+    facts = await published.get()
     task.cancel()
     assert faults(facts) == [[], [Fault.DEVICE_MISSING], []]
     with pytest.raises(asyncio.CancelledError):
         await task
 
 
-async def test_a_driver_that_hangs_does_not_hang_the_loop(machine: Machine, start: Start) -> None:
-    """A FIFO that nobody writes to stands for an attribute whose driver never answers."""
-    stated, request = await start()
+async def test_a_hanging_driver_does_not_block_the_loop(machine: Machine, start: Start) -> None:
+    """A FIFO without a writer stands for an attribute whose driver never answers."""
+    published, request = await start()
     path = machine.root / f"{machine.folders[PF]}/sriov_numvfs".lstrip("/")
     path.unlink()
     os.mkfifo(path)
-    rescue = threading.Timer(10, path.write_text, ["16\n"])  # so that a hung loop fails, and does not hang
+    rescue = threading.Timer(
+        10, path.write_text, ["16\n"]
+    )  # a blocked loop fails the test instead of hanging it
     rescue.start()
     request.make()
     ticks = 0
@@ -553,15 +555,15 @@ async def test_a_driver_that_hangs_does_not_hang_the_loop(machine: Machine, star
         ticks += 1
     scans = [thread for thread in threading.enumerate() if thread.name.startswith("asyncio_")]
     rescue.cancel()
-    assert stated.empty()
+    assert published.empty()
     assert scans
     path.write_text("3\n")  # opening it for writing waits for the one reader, and ends the hang
     path.unlink()
     path.write_text("3\n")
-    assert (await stated.get()).functions[0].num_vfs == 3
+    assert (await published.get()).functions[0].num_vfs == 3
 
 
-async def test_a_hint_that_fails_ends_the_watch_with_its_own_error(machine: Machine) -> None:
+async def test_a_failing_hint_ends_the_watch_with_its_error(machine: Machine) -> None:
     class Broken:
         async def wait(self) -> None:
             raise SysfsError("no more hints")

@@ -1,16 +1,16 @@
-"""What others have written into the machine's sysfs since it was last shown."""
+"""Find the writes of other programs into the machine's sysfs since its files were published."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nodeagent.sim.machine.files import Files
+from nodeagent.sim.machine.files import MachineFiles
 from nodeagent.sim.machine.state import Device
 from nodeagent.sim.machine.sysfs_files import BUS
 
 WRITE_ONLY = ("unbind", "bind", "drivers_probe")
-# Settings before what they are for, and a device let go before it is taken.
+# Settings before the actions that they affect, and unbind before bind.
 _ORDER = (
     *("driver_override", "sriov_drivers_autoprobe", "mtu", "sriov_numvfs"),
     *WRITE_ONLY,
@@ -18,8 +18,8 @@ _ORDER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
-    """``owner`` is whose entry the file is; ``device`` or ``driver`` is what the attribute belongs to."""
+class SysfsWrite:
+    """``owner`` published the file; the attribute belongs to ``device`` or ``driver``."""
 
     owner: str
     path: str
@@ -29,8 +29,8 @@ class Write:
     driver: str | None = None
 
 
-def writes(files: Files, devices: Iterable[Device], drivers: Iterable[str]) -> list[Write]:
-    """In the order in which they make sense: plain files do not tell which came first."""
+def find_writes(files: MachineFiles, devices: Iterable[Device], drivers: Iterable[str]) -> list[SysfsWrite]:
+    """The writes in a sensible order: plain files do not show which came first."""
     targets: dict[str, tuple[str, Device | None, str | None]] = {}
     for driver in drivers:
         for name in ("bind", "unbind"):
@@ -49,7 +49,7 @@ def writes(files: Files, devices: Iterable[Device], drivers: Iterable[str]) -> l
     for path, text in files.writes({path: owner for path, (owner, _, _) in targets.items()}):
         owner, target, driver_name = targets[path]
         attribute = path.rpartition("/")[2]
-        # One write is one value; a file opened for appending may have got several.
+        # One write is one value; a file opened for appending may have several.
         values = text.split() if attribute in WRITE_ONLY else [text]
-        found += [Write(owner, path, attribute, value, target, driver_name) for value in values or [""]]
+        found += [SysfsWrite(owner, path, attribute, value, target, driver_name) for value in values or [""]]
     return sorted(found, key=lambda write: _ORDER.index(write.attribute))

@@ -1,20 +1,20 @@
-"""The simulated machine, alive: what happens to a machine, and what the kernel then shows of it.
+"""The simulated machine: events and faults, and the files that the kernel publishes after them.
 
-Every mutation changes the state, then the files in the order of the kernel, then the facts of the GPU
-driver, and then ``/.nodeagent/uevent``, which stands for the kernel's announcements. What would be measured
-comes last: nothing announces that, and to replace the file is an announcement of its own. Orders worth
-knowing (drivers/pci/iov.c, drivers/base/{core,dd}.c, net/core/dev.c):
+Every mutation changes the state, then the files in the order of the kernel, then the facts of the GPU driver, and
+then ``/.nodeagent/uevent``, which stands for the kernel's events. Measured values come last: the kernel sends no
+event for them, and replacing their file is an event of its own. Important orders (drivers/pci/iov.c,
+drivers/base/{core,dd}.c, net/core/dev.c):
 
-* VFs appear one by one, each with its links before its driver, and ``sriov_numvfs`` tells the new count
-  after the last. They go last one first, ``virtfn<n>`` before the function, and the count again at the end.
-* A class or bus link comes before most of what it leads to, and goes before it: a reader may find a netdev
-  half there.
-* ``driver`` is there before the driver has made a netdev, and goes after the netdev has.
-* A driver that lets go of a PF takes its VFs away with it.
-* A netdev in a pod leaves an empty ``net`` folder; the RDMA device leaves an empty ``infiniband``, its
-  character devices stay (they know no network namespace).
+* VFs appear one by one, each with its links before its driver; ``sriov_numvfs`` changes after the last one. They
+  disappear in reverse order, ``virtfn<n>`` before the function, and the count changes at the end.
+* A class or bus link appears before most of its target's files and disappears before them: a reader may find an
+  incomplete netdev.
+* ``driver`` appears before the driver has made a netdev, and disappears after the netdev.
+* A driver that unbinds from a PF removes its VFs.
+* A netdev in a pod leaves an empty ``net`` folder; the RDMA device leaves an empty ``infiniband``. Its character
+  devices stay, because they do not belong to a network namespace.
 
-What the host's own services would do at once is done: a PF's netdev comes back as the model configures it.
+The host's own services are included: a returning PF's netdev is configured as in the model.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from nodeagent.host.inotify import IN_CLOSE_WRITE, NAMES, InotifyError, Watch
+from nodeagent.host.inotify import IN_CLOSE_WRITE, NAMES, FolderWatch, InotifyError
 from nodeagent.sim.machine import sample_files, sysfs_files
 from nodeagent.sim.machine.blueprint import Model, NicPart, load
 from nodeagent.sim.machine.driver_events import GpuDriver
-from nodeagent.sim.machine.files import Files
+from nodeagent.sim.machine.files import MachineFiles
 from nodeagent.sim.machine.gpu_faults import GpuActions
 from nodeagent.sim.machine.kernel import Kernel, MachineError, refuse
-from nodeagent.sim.machine.state import VFIO, Device, Netdev
+from nodeagent.sim.machine.state import VFIO, Device, SimulatedNetdev
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +44,8 @@ UEVENT = "/.nodeagent/uevent"
 
 class Machine(GpuActions):
     """One machine. GPUs are named by index, UUID or PCI address; NICs by netdev or PCI address, and PFs with
-    SR-IOV by their place in PCI order too. What ``gpu`` and ``nic`` give is for reading. What happens to
-    GPUs is in ``GpuActions``.
+    SR-IOV also by their place in PCI order. The results of ``gpu`` and ``nic`` are for reading only. ``GpuActions``
+    has the events of GPUs.
     """
 
     def __init__(self, model: Model) -> None:
@@ -61,7 +61,7 @@ class Machine(GpuActions):
         return cls(load(model))
 
     def without_rdma(self) -> Machine:
-        """The same machine with NICs that know no RDMA: no pod on it is given a node of /dev."""
+        """The same machine with NICs without RDMA: pods on it get no node of /dev."""
         parts = {
             name: replace(part, rdma=False) if isinstance(part, NicPart) else part
             for name, part in self.model.parts.items()
@@ -69,28 +69,28 @@ class Machine(GpuActions):
         return Machine(replace(self.model, parts=parts))
 
     def write(self, root: Path) -> None:
-        """Write the whole tree under ``root``; what happens from now on is shown there."""
+        """Write the whole tree under ``root``, and every change from now on."""
         if (root / "sys").exists() or (root / ".nodeagent").exists():
-            raise MachineError(f"{root} holds a machine already; take an empty folder")
+            raise MachineError(f"{root} already has a machine; use an empty folder")
         root.mkdir(parents=True, exist_ok=True)
         self._root = root
-        files = Files(root)
+        files = MachineFiles(root)
         self._kernel.show_in(files)
         marker = f"kind: simulated\nmodel: {json.dumps(self.model.name)}\n"
         self._kernel.publish("marker", {"/.nodeagent/machine.yaml": marker})
         self._settle()
         files.live()
 
-    # What is there
+    # Devices
 
     @property
     def gpus(self) -> tuple[Device, ...]:
-        """In the driver's order, absent ones too."""
+        """In the driver's order, including absent ones."""
         return tuple(self._kernel.gpus)
 
     @property
     def pfs(self) -> tuple[Device, ...]:
-        """Every PF, with SR-IOV or not, in PCI order, absent ones too."""
+        """All PFs, with or without SR-IOV, in PCI order, including absent ones."""
         return tuple(self._kernel.nics)
 
     def gpu(self, which: int | str) -> Device:
@@ -103,7 +103,7 @@ class Machine(GpuActions):
     # NICs
 
     def set_vfs(self, pf: int | str, count: int) -> None:
-        """Make or remove VFs, by way of none as an operator has to."""
+        """Create or remove VFs. The number first becomes 0, as the kernel requires."""
         device = self.nic(pf)
         self._kernel.check_vfs(device, count)
         if count != device.num_vfs:
@@ -112,7 +112,7 @@ class Machine(GpuActions):
         self._settle()
 
     def set_link(self, nic: int | str, up: bool) -> None:
-        """The cable of a PF, for its VFs too; of a VF, its link state at the PF (auto or disable)."""
+        """Set the cable of a PF, which its VFs share; for a VF its link state at the PF (auto or disable)."""
         device = self.nic(nic)
 
         def act() -> None:
@@ -133,7 +133,7 @@ class Machine(GpuActions):
         self._settle()
 
     def move_netdev(self, nic: int | str, rdma: bool = True) -> None:
-        """Into a pod's network namespace; the RDMA device as well where those are exclusive."""
+        """Move the netdev into a pod's network namespace; with ``rdma`` (exclusive mode) the RDMA device too."""
         device = self.nic(nic)
         self._kernel.netdev_here(device).here = False
         if device.rdma is not None and rdma:
@@ -142,35 +142,35 @@ class Machine(GpuActions):
         self._settle()
 
     def return_netdev(self, nic: int | str) -> None:
-        """The pod's network namespace is gone, and what was in it is the host's again."""
+        """End the pod's network namespace: its devices return to the host."""
         device = self.nic(nic)
         if device.netdev is None or device.netdev.here:
-            refuse(f"the netdev of {device.address} is in no pod")
+            refuse(f"the netdev of {device.address} is not in a pod")
         device.netdev.here = True
         if device.rdma is not None:
             device.rdma.here = True
         self._kernel.show(device)
         self._settle()
 
-    # What a NIC measures
+    # Counters and measured values of NICs
 
     def flap(self, nic: int | str, times: int = 1) -> None:
-        """The carrier goes and comes back so often, faster than anybody looks."""
+        """Lose and restore the carrier several times, faster than any reader notices."""
         device = self.nic(nic)
         if not device.carrier:
-            refuse(f"{device.address} has no carrier that could flap; set_link first")
-        for one in (device, *device.vfs.values()):
-            if one.netdev is not None and one.carrier:
-                one.netdev.carrier_downs += times
-                one.netdev.carrier_ups += times
+            refuse(f"{device.address} has no carrier to flap; set_link first")
+        for function in (device, *device.vfs.values()):
+            if function.netdev is not None and function.carrier:
+                function.netdev.carrier_downs += times
+                function.netdev.carrier_ups += times
         device.hardware.add("link_down_events", times)
         device.hardware.add("ext_down", times)
         self._measured(device)
 
     def count(self, nic: int | str, name: str, by: float = 1) -> None:
-        """A counter of the recorded samples grows: ``symbol_errors``, ``lane_errors/2``, ``rdma_ack_timeouts``.
+        """Add to a counter of the recorded samples: ``symbol_errors``, ``lane_errors/2``, ``rdma_ack_timeouts``.
 
-        A negative number takes it back, as a driver that is loaded anew does.
+        A negative number lowers it, as reloading a driver does.
         """
         device = self.nic(nic)
         if not device.hardware.add(name, by):
@@ -178,36 +178,36 @@ class Machine(GpuActions):
         self._measured(device)
 
     def light(self, nic: int | str, lane: int, watts: float) -> None:
-        """What the transceiver receives on a lane."""
+        """Set the optical power that the transceiver receives on a lane."""
         self._measure(nic, f"rx_power_watts/{lane}", watts)
 
     def heat(self, nic: int | str, celsius: float) -> None:
-        """The temperature of the transceiver."""
+        """Set the temperature of the transceiver."""
         self._measure(nic, "module_celsius", celsius)
 
     def set_speed(self, nic: int | str, mbps: int | None) -> None:
-        """What the link has negotiated; ``None`` is the port's best."""
+        """Set the negotiated speed; ``None`` is the port's highest."""
         device = self.nic(nic)
         device.hardware.speed_mbps = mbps
         self._measured(device)
 
     def downtrain(self, which: int | str, gts: str | None = None, width: int | None = None) -> None:
-        """The PCIe link of a NIC or GPU trains to less (``gts`` as sysfs words it: 16.0); without any it is
-        as good as new."""
+        """Train the PCIe link of a NIC or GPU to lower values (``gts`` as in sysfs: 16.0); without arguments to its
+        full capability."""
         device = self._kernel.function(which)
         device.hardware.gts, device.hardware.width = gts, width
         self._measured(device)
 
     def count_aer(self, which: int | str, severity: str, name: str, by: int = 1) -> None:
-        """AER counts errors: ``correctable``, ``nonfatal`` or ``fatal``, by the kernel's name, ``BadTLP``."""
+        """Add AER errors: ``correctable``, ``nonfatal`` or ``fatal``, by the kernel's name, ``BadTLP``."""
         device = self._kernel.function(which)
         if name not in sysfs_files.AER.get(severity, ((), ""))[0]:
-            refuse(f"AER counts no {severity} {name!r}")
+            refuse(f"AER has no {severity} error {name!r}")
         device.hardware.aer[severity, name] = device.hardware.aer.get((severity, name), 0) + by
         self._measured(device)
 
     def fail_reporter(self, nic: int | str, reporter: str = "fw_fatal") -> None:
-        """A devlink health reporter reports an error and does not recover from it."""
+        """Let a devlink health reporter report an error without recovery."""
         self.count(nic, f"devlink_errors/{reporter}")
         device = self.nic(nic)
         device.hardware.failing.add(reporter)
@@ -221,7 +221,7 @@ class Machine(GpuActions):
         self.count(nic, f"devlink_recoveries/{reporter}")
 
     def set_gids(self, nic: int | str, there: bool) -> None:
-        """The GIDs of the RDMA port."""
+        """Add or remove the GIDs of the RDMA port."""
         device = self.nic(nic)
         device.hardware.gids = there
         self._measured(device)
@@ -237,21 +237,21 @@ class Machine(GpuActions):
         self._kernel.show(device)
         self._settle()
 
-    # PCI functions of any sort
+    # PCI functions
 
     def bind(self, which: int | str, driver: str | None) -> None:
-        """Give the function to another driver, or to none, whatever its ``driver_override`` says."""
+        """Bind the function to another driver, or to none, regardless of its ``driver_override``."""
         device = self._kernel.function(which)
         self._kernel.check_present(device)
         if driver is not None and driver not in (device.natural, VFIO):
-            refuse(f"{driver} does not know {device.address}; {device.natural} and {VFIO} do (ENODEV)")
+            refuse(f"{driver} does not support {device.address}; {device.natural} and {VFIO} do (ENODEV)")
         if driver != device.driver:
             self._kernel.detach(device)
             self._kernel.attach(device, driver)
         self._settle()
 
     def unplug(self, which: int | str) -> None:
-        """Pull a function out; a PF takes its VFs along. The GPU driver loses its GPU."""
+        """Remove a function, and the VFs of a PF. For the GPU driver the GPU is lost."""
         device = self._kernel.function(which)
         self._kernel.check_present(device)
         if device.gpu is not None and device.driver == device.natural:
@@ -261,10 +261,10 @@ class Machine(GpuActions):
         self._settle()
 
     def plug(self, which: int | str, vfs: int | None = None) -> None:
-        """Put it back, with its own driver and with ``vfs`` VFs: by default what the model gives it at boot."""
+        """Add the function again, with its own driver and ``vfs`` VFs (default: the number in the model)."""
         device = self._kernel.function(which)
         if device.present:
-            refuse(f"{device.address} is plugged in already")
+            refuse(f"{device.address} is already plugged in")
         if vfs is None:
             vfs = device.nic_line.num_vfs if device.may_have_vfs and device.nic_line else 0
         self._kernel.check_count(device, vfs)
@@ -276,14 +276,14 @@ class Machine(GpuActions):
             self._kernel.enable(device, vfs)
         self._settle()
 
-    # What someone else writes
+    # Writes of other programs
 
     def apply_writes(self) -> tuple[str, ...]:
-        """React to what others wrote into sysfs since the last look, as the kernel would have.
+        """React like the kernel to the writes of other programs into sysfs since the last call.
 
-        Answers what the kernel would have refused, in sentences; the file then shows the old value again.
-        The writer is not told, and the last of several writes to one file is the one that is seen: he has
-        to look whether what he asked for has happened.
+        Returns a sentence for each write that the kernel would have refused; the file has the old value again. The
+        writer gets no error, and of several writes to one file only the last one counts: the writer must check the
+        result.
         """
         outcomes = self._kernel.take_writes()
         if None in outcomes:
@@ -291,22 +291,22 @@ class Machine(GpuActions):
         return tuple(refusal for refusal in outcomes if refusal is not None)
 
     async def follow(self) -> None:
-        """``apply_writes`` whenever something has been written, until cancelled. Needs ``write`` before."""
+        """Call ``apply_writes`` after every write of another program, until cancelled. Call ``write`` first."""
         if self._root is None:
             refuse("write the machine first")
         root = str(self._root)
-        with Watch() as watch:
+        with FolderWatch() as watch:
             watch.add(f"{root}/.nodeagent", NAMES)
             watched: set[str] = set()
             while True:
                 folders = {root + folder for folder in self._kernel.writable_folders()}
                 for folder in folders - watched:
-                    # It may go in this moment, by a mutation from another thread; the next look knows.
+                    # A mutation in another thread may just have removed the folder; the next round knows.
                     with suppress(InotifyError):
                         watch.add(folder, IN_CLOSE_WRITE)
                         watched.add(folder)
                 for refusal in self.apply_writes():
-                    log.warning("The kernel would refuse this. reason=%r", refusal)
+                    log.warning("A real kernel would refuse this write. reason=%r", refusal)
                 changes = await watch.changes()
                 watched -= {change.folder for change in changes if change.gone}
 
@@ -323,7 +323,7 @@ class Machine(GpuActions):
         taken = msgspec.json.encode(sample_files.samples(self._kernel.nics))
         self._kernel.publish("samples", {sample_files.PATH: _text(taken)})
 
-    def _default_route(self) -> Netdev | None:
+    def _default_route(self) -> SimulatedNetdev | None:
         for device in self._kernel.nics:
             netdev = device.netdev
             if netdev is not None and netdev.name == self.model.default_route:

@@ -1,7 +1,7 @@
 """Receive LLDP for a while and show the switch port at the other end of each link, as a table or as JSON.
 
 This needs no running agent and does not disturb one: it receives the same frames on sockets of its own. It never
-sends, whatever the settings: a switch would take its shutdown frame for the agent's. Only this verb shows ages;
+sends, regardless of the settings: a switch would take its shutdown frame for the agent's. Only this verb shows ages;
 they are not part of the facts.
 """
 
@@ -12,8 +12,10 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import to_builtins
 
 from nodeagent.host.netlink.dcb import DcbSocket
 from nodeagent.host.netlink.kernel_events import LinkEvents
@@ -22,7 +24,7 @@ from nodeagent.host.sysfs import Tree
 from nodeagent.lldp.link_remarks import OWN_FRAMES, SILENT, SILENT_AFTER_S, find_remarks
 from nodeagent.model import Function, Neighbor, Remark
 from nodeagent.sources import lldp_source, lldpd_client
-from nodeagent.sources.link_selection import Selected, select
+from nodeagent.sources.link_selection import SelectedLink, select
 from nodeagent.sources.lldp_receiver import LldpReceiver, ReceivingLink
 from nodeagent.sources.pci_source import scan
 from nodeagent.sources.source_settings import LinkSelect, LldpSettings
@@ -177,7 +179,7 @@ def _listing(receiver: LldpReceiver) -> NeighborListing:
 
 
 def _row(
-    selected: Selected,
+    selected: SelectedLink,
     neighbors: tuple[AgedNeighbor, ...],
     link: ReceivingLink | None,
     *,
@@ -224,7 +226,9 @@ def as_json(listing: NeighborListing) -> str:
                     "neighbors": [
                         {
                             **{
-                                name: value for name, value in asdict(aged.neighbor).items() if name != "link"
+                                name: value
+                                for name, value in to_builtins(aged.neighbor).items()
+                                if name != "link"
                             },
                             "age_seconds": aged.age_s,
                             "known_seconds": aged.known_s,
@@ -234,7 +238,7 @@ def as_json(listing: NeighborListing) -> str:
                 }
                 for row in listing.rows
             ],
-            "findings": [asdict(remark) for remark in listing.remarks],
+            "findings": [to_builtins(remark) for remark in listing.remarks],
             "waited_seconds": listing.waited_s,
         },
         ensure_ascii=True,

@@ -1,0 +1,97 @@
+"""Find the users of a VF. The kernel removes a VF without a check for users.
+
+* a pod: the kubelet's podresources API lists the VF among its devices;
+* a network namespace: the VF's netdev or RDMA device is not here, but the kernel's folder for it still exists,
+  empty;
+* a program: the VF's VFIO group or vhost-vdpa device is open. This is unknown for a UIO driver, and for a VFIO group
+  without access to its device node: such a VF counts as used;
+* the host: the VF's netdev is below another one (a bond, a bridge, a VLAN), or up with an IP address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from nodeagent.host.sriov import BUS, VfNetlink, is_open
+from nodeagent.host.sysfs import NET, Tree
+from nodeagent.model import Function, Holding
+
+log = logging.getLogger(__name__)
+
+POD_RESOURCES = "/var/lib/kubelet/pod-resources/kubelet.sock"
+_IFF_UP = 1
+
+
+class VfUsers:
+    """Reads the kubelet's holdings once, and only if a VF would be removed or changed."""
+
+    def __init__(self, tree: Tree, netlink: VfNetlink | None) -> None:
+        self._tree, self._netlink = tree, netlink
+        self._holders: dict[str, str] | None = None
+        self.problem: str | None = None
+
+    def of(self, vf: Function) -> tuple[str, ...]:
+        """Sentences that begin with a verb; empty if the VF is unused. Raises ``SriovError`` and ``SysfsError`` if
+        that is unknown."""
+        uses = [*self._pod(vf), *self._namespace(vf), *self._program(vf)]
+        return tuple(uses + (self._host(vf.netdev) if vf.netdev else []))
+
+    def _pod(self, vf: Function) -> list[str]:
+        if self._holders is None:
+            socket = self._tree.path(POD_RESOURCES)
+            holdings = self._read_holdings(socket) if socket.is_socket() else ()
+            self._holders = {
+                device: f"is held by pod {holding.namespace}/{holding.pod} (container {holding.container})"
+                for holding in holdings
+                for device in holding.device_ids
+            }
+        holder = self._holders.get(vf.pci_address)
+        return [holder] if holder else []
+
+    def _read_holdings(self, socket: Path) -> tuple[Holding, ...]:
+        from nodeagent.kubelet import holdings
+
+        try:
+            return asyncio.run(holdings.once(socket))
+        except holdings.PodResourcesError as error:
+            self.problem = f"the pods that hold VFs are unknown: {error}"
+            return ()
+
+    def _namespace(self, vf: Function) -> list[str]:
+        folder = f"{BUS}/devices/{vf.pci_address}"
+        names = self._tree.names(folder)
+        return [
+            f"has its {what} in another network namespace"
+            for name, what in (("net", "netdev"), ("infiniband", "RDMA device"))
+            if vf.driver is not None and name in names and not self._tree.names(f"{folder}/{name}")
+        ]
+
+    def _program(self, vf: Function) -> list[str]:
+        if vf.driver is not None and "uio" in vf.driver:
+            return [f"is bound to {vf.driver}, and its users are unknown; unbind it first"]
+        nodes = [f"/dev/vfio/{vf.vfio_group}"] if vf.vfio_group else []
+        uses = []
+        for node in nodes + ([vf.vdpa] if vf.vdpa else []):
+            in_use = is_open(self._tree, node)
+            if in_use is None:
+                uses.append(
+                    f"is bound to {vf.driver}, and it is unknown whether a program has {node} open; unbind it first"
+                )
+            elif in_use:
+                uses.append(f"is held by a program that has {node} open")
+        return uses
+
+    def _host(self, netdev: str) -> list[str]:
+        names = self._tree.names(f"{NET}/{netdev}")
+        uses = [
+            f"has a netdev, {netdev}, that is below {name.removeprefix('upper_')}"
+            for name in names
+            if name.startswith("upper_")
+        ]
+        if self._netlink is not None and (self._tree.integer(f"{NET}/{netdev}/flags") or 0) & _IFF_UP:
+            addresses = self._netlink.addresses(netdev)
+            if addresses:
+                uses.append(f"has a netdev, {netdev}, that is up with {', '.join(addresses)}")
+        return uses

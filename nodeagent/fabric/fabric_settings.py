@@ -1,0 +1,244 @@
+"""Settings of the planner in the controller's file: which links make the fabric, tiers, times, labels."""
+
+from __future__ import annotations
+
+import re
+from functools import reduce
+from typing import Annotated, Literal
+
+import msgspec
+
+from nodeagent.config import formats
+from nodeagent.config.faults import did_you_mean, quote
+from nodeagent.config.setting import (
+    ENTRIES_MAX,
+    RATE_MAX,
+    SECONDS_MAX,
+    Glob,
+    PciAddress,
+    Settings,
+    SystemName,
+    listed,
+    setting,
+)
+from nodeagent.fabric.hypernode import tier_name
+
+Foreign = Literal["refuse", "yield", "own"]
+"""The policy for nodes that a foreign HyperNode holds too: write no tree at all, leave these nodes to the other owner,
+or write the tree in spite of it."""
+
+TIER_LABEL = "topology.nodeagent.io/tier-{tier}"
+GENERIC_NAMES = (
+    "localhost",
+    "switch",
+    "sonic",
+    "cumulus",
+    "arista",
+    "leaf",
+    "spine",
+    "tor",
+    "router",
+    "bootstrap",
+)
+"""Factory-default system names of switches."""
+
+_KEY_FIELDS = ("tier", "tierName", "fabric")
+_KEY = r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9{]([-A-Za-z0-9_.{}]*[A-Za-z0-9}])?"
+_FIELD = re.compile(r"\{([^{}]*)\}")
+
+
+def _key_complaint(text: str) -> str | None:
+    fields = _FIELD.findall(text)
+    for field in fields:
+        if field not in _KEY_FIELDS:
+            hint = did_you_mean(field, _KEY_FIELDS)
+            known = ", ".join(f"{{{name}}}" for name in _KEY_FIELDS)
+            return f"{quote('{' + field + '}')} is not one of the fields {known}{hint}"
+    if not {"tier", "tierName"} & set(fields):
+        return f"{quote(text)} is one label for all tiers; it must contain {{tier}} or {{tierName}}"
+    return None
+
+
+def _pattern_complaint(text: str) -> str | None:
+    try:
+        groups = re.compile(text).groupindex
+    except (re.error, OverflowError, RecursionError) as error:
+        return f"{quote(text)} is not a regular expression: {error}"
+    if not {"tier2", "tier3"} & groups.keys():
+        return (
+            f"{quote(text)} names no tier; put (?P<tier2>...) around what the leaves of one spine group share"
+        )
+    return None
+
+
+LabelKey = Annotated[
+    str,
+    formats.form(_KEY, "a label's key, such as example.com/{tierName}", at_most=200, check=_key_complaint),
+]
+Pattern = Annotated[
+    str, formats.form(r"\S|\S.*\S", "a regular expression", at_most=1024, check=_pattern_complaint)
+]
+FabricName = Annotated[
+    str,
+    formats.form(r"[a-z0-9]([-a-z0-9]{0,28}[a-z0-9])?", "a fabric's name: lower case letters, digits and -"),
+]
+Wait = Annotated[float, msgspec.Meta(ge=0, le=SECONDS_MAX)]
+
+
+class FabricSelect(Settings, frozen=True, kw_only=True):
+    """Links of one fabric: links that match every list that is not empty. The first entry that matches decides."""
+
+    fabric: Annotated[FabricName, setting("Fabric of these links.")]
+    nodes: Annotated[tuple[Glob, ...], listed("Globs on the node's name.")] = ()
+    links: Annotated[tuple[Glob, ...], listed("Globs on the link's name.")] = ()
+    netdevs: Annotated[tuple[Glob, ...], listed("Globs on the netdev's name: ens*np0.")] = ()
+    pci_addresses: Annotated[
+        tuple[PciAddress, ...], listed("Globs on the PCI address in the long form: 0000:1a:00.0.")
+    ] = ()
+    switches: Annotated[
+        tuple[Glob, ...], listed("Globs on the switch's system name: mgmt-*. Stale neighbors count.")
+    ] = ()
+    min_speed_mbps: Annotated[
+        Annotated[int, msgspec.Meta(ge=0, le=RATE_MAX)],
+        setting(
+            "Minimum speed of the link in Mbit/s. A link that is down or reports no speed does not match."
+        ),
+    ] = 0
+
+
+class TierSettings(Settings, frozen=True, kw_only=True):
+    """Sources for the tiers above the leaves. The order of trust is: topology file, LLDP neighbors of the switches,
+    name patterns, assumeFullBisection."""
+
+    name_patterns: Annotated[
+        tuple[Pattern, ...],
+        listed(
+            "Regular expressions (Python) on the names of leaf switches. The named groups tier2 and tier3 "
+            "match the name of the group above: (?P<tier2>pod[0-9]+)-leaf."
+        ),
+    ] = ()
+    assume_full_bisection: Annotated[
+        bool,
+        setting(
+            "Put all groups without a known tier above them under one common tier. Off by default, because it "
+            "is a guess."
+        ),
+    ] = False
+
+
+class HysteresisSettings(Settings, frozen=True, kw_only=True):
+    """How long a report must stand before the tree follows it. A node that does not report changes nothing."""
+
+    move_seconds: Annotated[
+        Wait, setting("Seconds that a report must stand before a placed node moves to another group.")
+    ] = 60.0
+    settle_seconds: Annotated[
+        Wait,
+        setting(
+            "Longest time in seconds before a new node is placed. It is placed at once if each of its links "
+            "that are up has a neighbor."
+        ),
+    ] = 30.0
+    grace_seconds: Annotated[
+        Wait, setting("Seconds after which a node leaves its group when its Node was deleted.")
+    ] = 300.0
+    hold_seconds: Annotated[
+        Wait,
+        setting(
+            "Seconds for which all moves are held when too many would happen at once; the controller reports "
+            "the hold."
+        ),
+    ] = 300.0
+    hold_percent: Annotated[
+        Annotated[int, msgspec.Meta(ge=0, le=100)],
+        setting(
+            "More moves than this percentage of all placed nodes are too many, and more deletions than this "
+            "percentage of all HyperNodes."
+        ),
+    ] = 20
+    hold_nodes: Annotated[
+        Annotated[int, msgspec.Meta(ge=0, le=1_000_000)],
+        setting("This number of nodes is never too many, so that small clusters are not held."),
+    ] = 8
+    debounce_seconds: Annotated[
+        Wait,
+        setting(
+            "Seconds without a change that the controller waits for before it plans, so that related changes "
+            "make one plan."
+        ),
+    ] = 10.0
+
+    @property
+    def hold_share(self) -> float:
+        return self.hold_percent / 100
+
+
+IMMEDIATE = HysteresisSettings(
+    move_seconds=0.0, settle_seconds=0.0, grace_seconds=0.0, hold_seconds=0.0, hold_percent=100
+)
+"""No waiting, for a single plan without a memory."""
+
+
+class LabelSettings(Settings, frozen=True, kw_only=True):
+    """Labels that the controller writes on Nodes. Values are names of HyperNodes, unique in the cluster."""
+
+    keys: Annotated[
+        tuple[LabelKey, ...],
+        listed(
+            "Label keys with the fields {tier} (1, 2, 3), {tierName} (leaf, spine, core) or {fabric}; each "
+            "key is written for each tier. network.topology.nvidia.com/{tierName} adds the labels of NVIDIA "
+            "topograph.",
+            16,
+        ),
+    ] = (TIER_LABEL,)
+
+
+class FabricRules(Settings, frozen=True, kw_only=True):
+    """The settings of the planner, with the head of the controller's file."""
+
+    api_version: Annotated[
+        Literal["nodeagent.io/v1alpha1"], setting("Version of this file's format.", required=True)
+    ] = "nodeagent.io/v1alpha1"
+    kind: Annotated[Literal["FabricConfig"], setting("Kind of this file.", required=True)] = "FabricConfig"
+    fabric: Annotated[
+        FabricName,
+        setting("Fabric that HyperNodes are built from. There is one, as there is one tree of HyperNodes."),
+    ] = "compute"
+    fabrics: Annotated[
+        tuple[FabricSelect, ...],
+        setting(
+            "Which links belong to which fabric; this has priority over the reports of the nodes. Where a "
+            "node reports no fabric for any link, its links with at least half the speed of its fastest link "
+            "belong to `fabric`.",
+            max_length=ENTRIES_MAX,
+        ),
+    ] = ()
+    generic_names: Annotated[
+        tuple[SystemName, ...],
+        listed("System names that identify no switch. Such a switch is identified by its chassis ID."),
+    ] = GENERIC_NAMES
+    tiers: Annotated[TierSettings, setting("Sources for the tiers above the leaves.")] = TierSettings()
+    min_links: Annotated[
+        Annotated[int, msgspec.Meta(ge=0, le=128)],
+        setting(
+            "Minimum number of links up. Nodes with fewer are reported, and marked as `nodes` says; 0: no "
+            "minimum."
+        ),
+    ] = 0
+    labels: Annotated[LabelSettings, setting("Labels on Nodes.")] = LabelSettings()
+    hysteresis: Annotated[HysteresisSettings, setting("How long a report must stand.")] = HysteresisSettings()
+    foreign: Annotated[
+        Foreign,
+        setting(
+            "What happens where HyperNodes of another owner hold our nodes. refuse: write no HyperNode; "
+            "yield: leave those nodes out; own: write nevertheless. HyperNodes of other owners are never "
+            "changed."
+        ),
+    ] = "refuse"
+
+    def labels_of_tier(self, tier: int) -> tuple[str, ...]:
+        """The keys of the node labels that carry the name of the object of this tier."""
+        values = {"{tierName}": tier_name(tier), "{tier}": str(tier), "{fabric}": self.fabric}
+        return tuple(
+            reduce(lambda text, value: text.replace(*value), values.items(), key) for key in self.labels.keys
+        )

@@ -1,0 +1,149 @@
+"""Settings of the GPUs: the driver, XIDs, and the limits of measured values. ``gpu_rules`` uses the limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+
+from nodeagent.config.faults import Conflict
+from nodeagent.config.setting import Seconds, Settings, listed, setting, wire
+from nodeagent.health.gpu_rules import MeasuredFault
+
+if TYPE_CHECKING:
+    FaultKey = str
+else:
+    FaultKey = Literal[tuple(fault.value for fault in MeasuredFault)]
+
+Xid = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+READINGS_MISSED = 4
+"""Time between readings counts for a fault while at most so many were missed."""
+
+
+class GpuHealthSettings(Settings, frozen=True, kw_only=True):
+    """Limits for the measured values of a GPU: ECC, remapped rows, NVLinks, fabric, PCIe link."""
+
+    read_seconds: Annotated[
+        Annotated[float, msgspec.Meta(ge=1, le=3600)],
+        setting("Seconds between two readings; a reading takes some hundred driver calls for each GPU."),
+    ] = 15.0
+    clear_seconds: Annotated[
+        Seconds, setting("Seconds of clean readings after which a fault clears; a reset clears it at once.")
+    ] = 600.0
+    remapped_rows: Annotated[
+        Annotated[int, msgspec.Meta(ge=0, le=2**32 - 3)],
+        setting(
+            "Maximum number of memory rows remapped for uncorrectable errors. The default is from "
+            "Azure's node health checks."
+        ),
+    ] = 512
+    sram_uncorrectable: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, le=2**31)],
+        setting("Number of uncorrectable SRAM errors since the last reset that is a fault."),
+    ] = 1
+    nvlinks: Annotated[
+        Annotated[int, msgspec.Meta(ge=0, le=36)] | None,
+        setting(
+            "Number of NVLinks of each GPU that must be up (18 on an HGX H100); null: all links that were up "
+            "since the boot."
+        ),
+    ] = None
+    nvlink_down_seconds: Annotated[
+        Seconds, setting("Seconds that an NVLink must be down before it is a fault.")
+    ] = 30.0
+    fabric_seconds: Annotated[
+        Seconds, setting("Seconds that the NVLink fabric must report a fault of the GPU before it counts.")
+    ] = 30.0
+    pcie_width_seconds: Annotated[
+        Seconds,
+        setting("Seconds that the PCIe link must have fewer lanes than possible before it is a fault."),
+    ] = 10.0
+    pcie_speed_seconds: Annotated[
+        Seconds,
+        setting(
+            "Seconds under load that the PCIe link must be slower than possible before it is a fault. The "
+            "link of an idle GPU is slow on purpose."
+        ),
+    ] = 900.0
+    pcie_clear_seconds: Annotated[Seconds, setting("As clearSeconds, for faults of the PCIe link.")] = 60.0
+    unhealthy: Annotated[
+        tuple[FaultKey, ...],
+        listed("Faults that make the devices of the GPU Unhealthy. Other faults are shown as degraded."),
+    ] = (
+        "remap_failed",
+        "remap_limit",
+        "sram_uncorrectable",
+        "sram_threshold",
+        "nvlink_down",
+        "fabric_unhealthy",
+    )
+    ignore: Annotated[tuple[FaultKey, ...], listed("Faults that are not checked.")] = ()
+    processes: Annotated[
+        bool,
+        setting(
+            "Measure the GPU memory of each container too. Off by default: it needs the host's PID namespace "
+            "(hostPID)."
+        ),
+    ] = False
+
+    @property
+    def gap_s(self) -> float:
+        """The longest time between two readings that counts for a fault."""
+        return READINGS_MISSED * self.read_seconds
+
+
+class GpuSettings(Settings, frozen=True, kw_only=True):
+    """How the agent finds and watches GPUs."""
+
+    driver: Annotated[
+        Literal["nvml", "none"], setting("Library that reads the GPUs; none: ignore the GPUs of this node.")
+    ] = "nvml"
+    timeout_seconds: Annotated[
+        Seconds, setting("A driver that has not answered for this many seconds is reported as hanging.")
+    ] = 5.0
+    fatal_xids: Annotated[
+        tuple[Xid, ...],
+        listed(
+            "XID errors that make all devices of the GPU Unhealthy, in addition to those of the agent's own table "
+            "(docs/gpu-health.md)."
+        ),
+    ] = ()
+    ignore_xids: Annotated[
+        tuple[Xid, ...],
+        listed(
+            "XID errors that are no fault of the GPU, in addition to those of the agent's own table "
+            "(docs/gpu-health.md)."
+        ),
+    ] = ()
+    xid_clear_seconds: Annotated[
+        Seconds | None,
+        setting(
+            "Seconds without a further XID after which the GPU is Healthy again; a reset clears the fault at "
+            "once. null: only a reset clears it."
+        ),
+    ] = 600.0
+    health: Annotated[GpuHealthSettings, setting("Limits for the measured values of a GPU.")] = (
+        GpuHealthSettings()
+    )
+
+    @property
+    def xid_clear_s(self) -> float:
+        """As ``xid_clear_seconds``; infinite where only a reset clears an XID."""
+        return math.inf if self.xid_clear_seconds is None else self.xid_clear_seconds
+
+
+def gpu_health_conflicts(health: GpuHealthSettings) -> Iterator[Conflict]:
+    """Faults that would clear sooner than they are raised: a swinging value would toggle them for ever."""
+    for clear, hold in (
+        ("clear_seconds", "nvlink_down_seconds"),
+        ("clear_seconds", "fabric_seconds"),
+        ("pcie_clear_seconds", "pcie_width_seconds"),
+    ):
+        least = getattr(health, hold)
+        if getattr(health, clear) < least:
+            message = (
+                f"must be at least {wire(hold)}, {least:g}: a fault must not clear sooner than it is raised"
+            )
+            yield Conflict(((wire(clear),), (wire(hold),)), message)

@@ -1,0 +1,60 @@
+"""README.md and docs/demo.md show what ``nodeagent demo`` prints.
+
+A block between ``<!-- demo: COMMAND -->`` and ``<!-- demo: end -->`` is held against the output of the command. A line
+``…`` stands for lines left out, and only README.md leaves lines out. Measured times may differ.
+``NODEAGENT_GOLDEN=write`` rewrites docs/demo.md; the excerpt in README.md is edited by hand.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"<!-- demo: (nodeagent .+?) -->\n```\n(.*?)```\n<!-- demo: end -->", re.S)
+MEASURED = re.compile(r"\b\d+ ms\b|\b\d+\.\d\d s\b")
+OMITTED = "…"
+
+pytestmark = pytest.mark.needs("root")  # without network namespaces the demo leaves out the switches
+
+
+@functools.cache
+def output(command: str) -> str:
+    program, *arguments = command.split()
+    assert program == "nodeagent"
+    argv = [sys.executable, "-m", program, *arguments]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def comparable(text: str) -> list[str]:
+    return [MEASURED.sub("N", line).rstrip() for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("command", ["nodeagent demo --once", "nodeagent demo --nodes 64 --once"])
+def test_the_page_of_the_demo_shows_all_of_its_output(command: str) -> None:
+    page = ROOT / "docs" / "demo.md"
+    text = page.read_text()
+    (block,) = (match for match in BLOCK.finditer(text) if match[1] == command)
+    if os.environ.get("NODEAGENT_GOLDEN") == "write" and comparable(block[2]) != comparable(output(command)):
+        page.write_text(text[: block.start(2)] + output(command) + text[block.end(2) :])
+        (block,) = (match for match in BLOCK.finditer(page.read_text()) if match[1] == command)
+    assert comparable(block[2]) == comparable(output(command))
+
+
+def test_the_readme_shows_lines_that_the_demo_prints_in_this_order() -> None:
+    blocks = BLOCK.findall((ROOT / "README.md").read_text())
+    assert blocks
+    for command, block in blocks:
+        printed = iter(comparable(output(command)))
+        for line in comparable(block):
+            assert line.strip() in ("", OMITTED) or line in printed, (
+                f"{command} does not print {line!r} there"
+            )

@@ -1,0 +1,94 @@
+"""A state file of the version before this one is read, and its faults are active again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nodeagent.health.service import GPU_SECTION, NIC_SECTION, HealthService
+from nodeagent.health.state_file import StateFile, boot_id
+from nodeagent.health.structural import find_faults
+from nodeagent.model import State
+from tests.support.judged_gpus import gpu
+from tests.support.judged_machine import link, pf
+
+OLDER = r"""
+{"version":1,"boot_id":"BOOT","entries":[
+{"room":"gpu","pci_address":"0000:10:00.0","identity":"GPU-0","value":{"reading":{"index":0,"uuid":"GPU-0","minor":0,
+"name":"H100","pci_address":"0000:10:00.0","memory_mib":81559,"mig":false,"recovery_action":"none","lost":false,
+"fault":null},"read_at":95,"faults":[],"lost":false,"unreadable_since":null,"chart":{"holds":[{"mark":"nvlink_down",
+"bad":true,"at":null,"held_s":0.0,"detail":"NVLink 1 is down; 1 are up.","since":45}],"links":[0,1]},"reset":false}},
+{"room":"gpu","pci_address":"0000:11:00.0","identity":"GPU-1","value":{"reading":{"index":1,"uuid":"GPU-1","minor":1,
+"name":"H100","pci_address":"0000:11:00.0","memory_mib":81559,"mig":false,"recovery_action":"gpu_reset","lost":false,
+"fault":"x"},"read_at":95,"faults":[{"xid":null,"at":60},{"xid":63,"at":60},{"xid":79,"at":60}],"lost":false,
+"unreadable_since":61,"chart":{"holds":[],"links":[]},"reset":false}},
+{"room":"gpu","pci_address":"0000:12:00.0","identity":"GPU-2","value":{"reading":{"index":2,"uuid":"GPU-2","minor":2,
+"name":"H100","pci_address":"0000:12:00.0","memory_mib":81559,"mig":false,"recovery_action":"none","lost":true,
+"fault":null},"read_at":95,"faults":[],"lost":true,"unreadable_since":null,"chart":{"holds":[],"links":[]},
+"reset":false}},
+{"room":"nic","pci_address":"0000:01:00.0","identity":"02:00:00:00:00:01","value":{"penalty":2994.5,"penalty_at":90.0,
+"downs":13.0,"losses":[[80.0,2.0],[90.0,1.0]],"once_up":true,"best_mbps":400000.0,"faults":[
+{"rule":"carrier_down","since":91.0,"good_since":95.0,"said":"no carrier"},
+{"rule":"flapping","since":90.0,"said":"penalty 2994, limit 2500 points"}]}}
+]}
+"""
+NOW = 100.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    boot = boot_id()
+    if boot is None:
+        pytest.skip("the kernel does not report its boot ID")
+    (tmp_path / "health.json").write_text(OLDER.replace("BOOT", boot))
+    return tmp_path
+
+
+def restored(folder: Path) -> HealthService:
+    return HealthService(state_file=StateFile.open(folder), clock=lambda: NOW)
+
+
+def test_the_faults_of_gpus_are_active_before_the_first_reading(folder: Path) -> None:
+    health = restored(folder)
+    assert {uuid: health.gpus.health(uuid).allocatable for uuid in health.gpus.gpus} == {
+        "GPU-0": False,
+        "GPU-1": False,
+        "GPU-2": False,
+    }
+    assert [[reason.key for reason in health.gpus.health(uuid).reasons] for uuid in health.gpus.gpus] == [
+        ["nvlink_down"],
+        ["recovery_gpu_reset", "gpu_unavailable", "xid_79", "gpu_unreadable", "xid_63"],
+        ["gpu_lost"],
+    ]
+    assert health.gpus.health("GPU-0").reasons[0].detail == "NVLink 1 is down; 1 are up."
+    health.judge_gpus(readings=[gpu(n) for n in range(3)])
+    assert [health.gpus.health(f"GPU-{n}").allocatable for n in range(3)] == [False, True, True]
+
+
+def test_the_faults_and_the_penalty_of_a_nic_are_active_at_the_first_facts(folder: Path) -> None:
+    health, nic = restored(folder), pf(1)
+    functions, faults = find_faults([nic], [link(nic)])
+    (judged,) = health.judge_functions(functions, [link(nic)], faults)
+    assert judged.health.state is State.DOWN
+    assert [reason.key for reason in judged.health.reasons] == ["carrier_down", "flapping"]
+    assert health.figures()[nic.pci_address].penalty == pytest.approx(2994.5, rel=0.02)
+
+
+def test_the_file_keeps_its_form(folder: Path) -> None:
+    health = restored(folder)
+    older = {
+        (entry["room"], entry["pci_address"]): entry["value"]
+        for entry in json.loads((folder / "health.json").read_text())["entries"]
+    }
+    health.store()
+    text = json.loads(health.state_file._text())
+    assert text["version"] == 1
+    newer = {(entry["room"], entry["pci_address"]): entry["value"] for entry in text["entries"]}
+    for section in (NIC_SECTION, GPU_SECTION):
+        assert {key for key in newer if key[0] == section} == {key for key in older if key[0] == section}
+    assert newer[GPU_SECTION, "0000:10:00.0"] == older[GPU_SECTION, "0000:10:00.0"]
+    assert newer[GPU_SECTION, "0000:11:00.0"].keys() == older[GPU_SECTION, "0000:11:00.0"].keys()
+    assert newer[GPU_SECTION, "0000:11:00.0"]["faults"] == older[GPU_SECTION, "0000:11:00.0"]["faults"]
+    assert newer[NIC_SECTION, "0000:01:00.0"] == older[NIC_SECTION, "0000:01:00.0"]

@@ -1,0 +1,100 @@
+"""The metrics page of the controller: every family, both formats, and the values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as read_text
+
+from nodeagent import __version__
+from nodeagent.fabric import compute
+from nodeagent.metrics.controller_metrics import CONTROLLER_FAMILIES, ControllerInput, render
+
+
+def full_input() -> ControllerInput:
+    """The input of a leader that has switches and marks configured."""
+    outcome = replace(compute(()), placed=8, waiting=1)
+    return ControllerInput(
+        progress=SimpleNamespace(outcome=outcome, plans=3, plan_s=0.25, suppressed=7),
+        mirrors={
+            "nodes": SimpleNamespace(objects={"a": 1, "b": 2}, age_s=1.5, restarts=Counter({"expired": 2}))
+        },
+        hypernode_writes=Counter({("create", "ok"): 4}),
+        label_writes=Counter({"conflict": 1}),
+        restarts={"mirrors": 5},
+        leading=True,
+        switches=SimpleNamespace(
+            reads=Counter({"ok": 6}), states=Counter({"silent": 2}), round_s=0.5, rounds=9
+        ),
+        marks=SimpleNamespace(
+            writes=Counter({("condition", "ok"): 1, ("taint", "ok"): 2}), spared=3, counts={"taint": 2}
+        ),
+    )
+
+
+def samples(text: str) -> dict[str, float]:
+    """The value of each series, by its text."""
+    return {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+        for line in text.splitlines()
+        if not line.startswith("#")
+    }
+
+
+def test_every_family_with_a_value_is_on_the_page_with_its_type_and_help() -> None:
+    page = {family.name: family for family in read_openmetrics(render(full_input(), openmetrics=True))}
+    without_series = {"nodeagent_fabric_hypernodes"}  # no node, no HyperNode
+    for family in CONTROLLER_FAMILIES.families():
+        if family.name not in without_series:
+            assert page[family.base].type == family.type
+            assert page[family.base].documentation == family.help
+
+
+def test_both_formats_have_the_same_values() -> None:
+    shown = full_input()
+    openmetrics = render(shown, openmetrics=True)
+    assert openmetrics.endswith("# EOF\n")
+    assert samples(render(shown, openmetrics=False)) == samples(openmetrics)
+    assert len(list(read_text(render(shown, openmetrics=False)))) == len(list(read_openmetrics(openmetrics)))
+
+
+def test_the_values_of_a_leader() -> None:
+    values = samples(render(full_input(), openmetrics=False))
+    expected = {
+        f'nodeagent_build_info{{version="{__version__}"}}': 1,
+        "nodeagent_controller_leader": 1,
+        "nodeagent_fabric_plans_total": 3,
+        "nodeagent_fabric_suppressed_writes_total": 7,
+        "nodeagent_fabric_plan_duration_seconds": 0.25,
+        'nodeagent_fabric_nodes{state="placed"}': 8,
+        'nodeagent_fabric_nodes{state="waiting"}': 1,
+        "nodeagent_fabric_breaker_open": 0,
+        'nodeagent_watch_objects{resource="nodes"}': 2,
+        'nodeagent_watch_age_seconds{resource="nodes"}': 1.5,
+        'nodeagent_watch_lists_total{resource="nodes",cause="expired"}': 2,
+        'nodeagent_controller_writes_total{verb="create",object="hypernode",result="ok"}': 4,
+        'nodeagent_controller_writes_total{verb="patch",object="node",result="conflict"}': 1,
+        'nodeagent_controller_writes_total{verb="apply",object="node-condition",result="ok"}': 1,
+        'nodeagent_controller_writes_total{verb="patch",object="node-taint",result="ok"}': 2,
+        'nodeagent_fabric_marked_nodes{mark="taint"}': 2,
+        "nodeagent_fabric_spared_nodes": 3,
+        'nodeagent_switch_reads_total{result="ok"}': 6,
+        'nodeagent_switches{state="read"}': 0,
+        'nodeagent_switches{state="silent"}': 2,
+        "nodeagent_switch_rounds_total": 9,
+        "nodeagent_switch_round_duration_seconds": 0.5,
+        'nodeagent_task_restarts_total{task="mirrors"}': 5,
+    }
+    assert expected.items() <= values.items()
+
+
+def test_a_replica_that_does_not_lead_has_no_fabric_and_no_switches() -> None:
+    idle = SimpleNamespace(outcome=None, plans=0, plan_s=0.0, suppressed=0)
+    values = samples(
+        render(ControllerInput(idle, {}, Counter(), Counter(), {}, leading=False), openmetrics=False)
+    )
+    assert values["nodeagent_controller_leader"] == 0
+    assert not [name for name in values if name.startswith(("nodeagent_fabric_nodes", "nodeagent_switch"))]
