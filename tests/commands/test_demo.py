@@ -52,7 +52,7 @@ def test_the_fabric_demo_runs_to_its_end_and_prints_every_step():
     assert controller(formed) == ["3 create hypernodes", "8 patch nodes"]
     assert "gpu-001 … gpu-004  (4 nodes)" in formed
     assert "gpu-004  (nic3 foreign-leaf at hall1-su2-leaf3)" in miscabled
-    assert "foreign-leaf: nic3 of gpu-004 goes to hall1-su2-leaf3" in miscabled
+    assert "foreign-leaf: nic3 of gpu-004 is cabled to hall1-su2-leaf3" in miscabled
     assert miscabled.count("0 writes") == 2
     for quiet in (miscabled, rebooted, replaced, followed):
         assert controller(quiet) == ["nothing"]

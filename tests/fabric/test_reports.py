@@ -17,8 +17,8 @@ def test_reports_of_nodes_with_identical_cabling_share_one_shape() -> None:
 def test_a_full_pool_starts_again() -> None:
     """A pool that starts again costs sharing, not correctness: equal shapes are then two patterns."""
     pool = InternPool(size_max=2)
-    first = pool(("a", 1))
-    assert pool(("a", 1)) is first
-    for number in range(3):
-        pool(("b", number))
-    assert pool(("a", 1)) is not first
+    first, equal, other = ([*"ab"], [*"ab"], [*"cd"])
+    shared = pool(tuple(first))
+    assert pool(tuple(equal)) is shared
+    pool(tuple(other))
+    assert pool(tuple(equal)) is not shared
