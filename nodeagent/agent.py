@@ -41,7 +41,7 @@ from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.slice_sizes import SliceSizes
 from nodeagent.sources import gpu_source
-from nodeagent.sources.gpu_facts import GpuFacts
+from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.supervise import Fatal, either, keep
 from nodeagent.web.pages import Pages, PageSources
 
@@ -101,13 +101,13 @@ class Agent:
         """Set when the kubelet has the devices and everything is imported."""
         self.inventory = Inventory()
         self.health = discovery.health_service(config, state_file)
-        gpu_facts = GpuFacts(self.health)
+        gpu_publisher = GpuPublisher(self.health)
         self.sources = discovery.Discovery(
             self.inventory,
             config,
             options.root,
             node_name=options.node_name,
-            gpu_facts=gpu_facts,
+            gpu_publisher=gpu_publisher,
             sampled=True,
         )
         rpc_stats = RpcStats()
@@ -127,7 +127,7 @@ class Agent:
                 offering=self.offering,
                 rpc_stats=rpc_stats,
                 nics=self.sources,
-                gpus=gpu_facts,
+                gpus=gpu_publisher,
                 statuses=self.plugins.statuses,
                 health_figures=self.health.figures,
                 explained_health=self.health.explain_json,

@@ -25,7 +25,7 @@ from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
 from nodeagent.model import Gpu, Neighbor, Remark
 from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
-from nodeagent.sources.gpu_facts import GpuFacts
+from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
 from nodeagent.sources.scan_hints import ScanRequest
 from nodeagent.supervise import keep
@@ -82,7 +82,7 @@ def receives_lldp(config: Config, tree: Tree) -> bool:
 class Discovery:
     """The sources of one machine. Each is a supervised task that publishes facts to the inventory.
 
-    Without ``gpu_facts`` this object makes its own, with a health service without a state file.
+    Without ``gpu_publisher`` this object makes its own, with a health service without a state file.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Discovery:
         root: Path,
         *,
         node_name: str | None = None,
-        gpu_facts: GpuFacts | None = None,
+        gpu_publisher: GpuPublisher | None = None,
         sampled: bool = False,
     ) -> None:
         """``node_name`` is the system name that this node sends to switches. ``sampled``: run the samplers too."""
@@ -107,7 +107,7 @@ class Discovery:
         self._sampled = sampled
         self._sampler: Sampler | None = None
         self._lldp_receiver: LldpReceiver | None = None
-        self._gpu_facts = gpu_facts if gpu_facts is not None else GpuFacts(health_service(config))
+        self._gpu_facts = gpu_publisher if gpu_publisher is not None else GpuPublisher(health_service(config))
         self._health = self._gpu_facts.health
         self._health.publish_functions(lambda functions: inventory.publish("health", functions=functions))
         self._gpu_facts.publish_to(self._publish_gpus)

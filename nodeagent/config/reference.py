@@ -32,13 +32,13 @@ def schema(settings: type[Settings], title: str) -> dict[str, Any]:
     It describes each setting alone. The loader refuses more (settings that exclude each other) and accepts more
     spellings: a plain number is a text where the setting is a text.
     """
-    found = msgspec.json.schema(settings)
-    definitions = found["$defs"]
+    generated = msgspec.json.schema(settings)
+    definitions = generated["$defs"]
     definitions[settings.__name__]["required"] = [
         field.encode_name for field in struct_type(settings).fields if bare(field.type)[1].get("required")
     ]
     _tidy(definitions)
-    return {"$schema": DIALECT, "title": title, **found}
+    return {"$schema": DIALECT, "title": title, **generated}
 
 
 def table(settings: type[Settings]) -> str:

@@ -72,15 +72,15 @@ def locate(root: YamlNode, path: Path) -> tuple[int, int]:
     node = root
     line, column = root.line, root.column
     for part in path:
-        found: YamlNode | YamlEntry | None = None
+        child: YamlNode | YamlEntry | None = None
         if isinstance(node.value, dict) and isinstance(part, str):
-            found = node.value.get(part)
+            child = node.value.get(part)
         elif isinstance(node.value, tuple) and isinstance(part, int) and part < len(node.value):
-            found = node.value[part]
-        if found is None:
+            child = node.value[part]
+        if child is None:
             break
-        line, column = found.line, found.column
-        node = found.node if isinstance(found, YamlEntry) else found
+        line, column = child.line, child.column
+        node = child.node if isinstance(child, YamlEntry) else child
     return line, column
 
 

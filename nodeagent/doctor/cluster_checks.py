@@ -154,14 +154,14 @@ def findings(facts: ClusterFacts | None, config: Config, snapshot: Snapshot | No
 
 def _rights(facts: ClusterFacts) -> Iterator[Finding]:
     for role in facts.checked:
-        denied = [one for one in facts.denied if one.role == role]
+        denied = [denial for denial in facts.denied if denial.role == role]
         if not denied:
             yield TOPIC.ok("rights", f"{ACCOUNTS[role]} has all rights that it needs")
-        for one in denied:
-            place = f" in {facts.namespace}" if one.demand.own_namespace else ""
+        for denial in denied:
+            place = f" in {facts.namespace}" if denial.right.own_namespace else ""
             yield TOPIC.fix(
                 "rights_missing",
-                f"{ACCOUNTS[role]} may not {one.demand.sentence(one.verb)}{place}, {one.demand.purpose}",
+                f"{ACCOUNTS[role]} may not {denial.right.sentence(denial.verb)}{place}, {denial.right.purpose}",
             )
 
 
@@ -192,8 +192,8 @@ def _kinds(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _plurals(facts: ClusterFacts, group: str) -> tuple[str, ...]:
-    found = facts.served.get(group)
-    return () if found is None else found[1]
+    served = facts.served.get(group)
+    return () if served is None else served[1]
 
 
 def _tree(facts: ClusterFacts) -> Iterator[Finding]:
@@ -221,8 +221,8 @@ def _node(node: NodeFacts, config: Config, snapshot: Snapshot | None) -> Iterato
         yield from _capacity(node, config, snapshot)
 
 
-def _runtime(told: str) -> Iterator[Finding]:
-    name, _, text = told.partition("://")
+def _runtime(reported: str) -> Iterator[Finding]:
+    name, _, text = reported.partition("://")
     version = _version(text)
     if version is None:
         return

@@ -52,7 +52,7 @@ class ClusterOptions:
 @dataclass(frozen=True, slots=True)
 class DeniedVerb:
     role: Role
-    demand: NeededRight
+    right: NeededRight
     verb: str
 
 
@@ -160,16 +160,16 @@ class _ClusterReader:
     async def _served(self, group: str, versions: tuple[str, ...]) -> tuple[str, tuple[str, ...]] | None:
         """API discovery, which every authenticated user may read."""
         for version in versions:
-            found = await self._get(
+            discovery = await self._get(
                 Resource(group, version, "", "", False, dict), "", f"the API group {group}"
             )
-            if found is not None:
-                return version, tuple(str(one.get("name")) for one in found.get("resources") or ())
+            if discovery is not None:
+                return version, tuple(str(one.get("name")) for one in discovery.get("resources") or ())
         return None
 
     async def _versions(self, group: str) -> tuple[str, ...]:
-        found = await self._get(Resource(group, "", "", "", False, dict), "", f"the API group {group}")
-        return tuple(str(one.get("version")) for one in (found or {}).get("versions") or ())
+        discovery = await self._get(Resource(group, "", "", "", False, dict), "", f"the API group {group}")
+        return tuple(str(one.get("version")) for one in (discovery or {}).get("versions") or ())
 
     # --- rights ---------------------------------------------------------------------------------------
 
@@ -177,25 +177,27 @@ class _ClusterReader:
         self, roles: tuple[Role, ...], *, mine: bool
     ) -> tuple[tuple[Role, ...], tuple[DeniedVerb, ...]]:
         """``mine``: review the rights of the caller, else the service accounts'; those need an administrator."""
-        asked = [
-            (role, demand, verb) for role in roles for demand in NEEDED_RIGHTS[role] for verb in demand.verbs
+        questions = [
+            (role, right, verb) for role in roles for right in NEEDED_RIGHTS[role] for verb in right.verbs
         ]
         try:
-            answers = await asyncio.gather(*(self._allowed(*one, mine=mine) for one in asked))
+            answers = await asyncio.gather(*(self._allowed(*question, mine=mine) for question in questions))
         except ApiError as error:
             self._pass(error, "the rights of the service accounts")
             if error.missing:
                 self._hidden.append("the rights of the service accounts")
             return (), ()
-        denied = (DeniedVerb(*one) for one, allowed in zip(asked, answers, strict=True) if not allowed)
+        denied = (
+            DeniedVerb(*question) for question, allowed in zip(questions, answers, strict=True) if not allowed
+        )
         return roles, tuple(denied)
 
-    async def _allowed(self, role: Role, demand: NeededRight, verb: str, *, mine: bool) -> bool:
-        resource, _, part = demand.resource.partition("/")
-        attributes = {"group": demand.group, "resource": resource, "verb": verb}
+    async def _allowed(self, role: Role, right: NeededRight, verb: str, *, mine: bool) -> bool:
+        resource, _, part = right.resource.partition("/")
+        attributes = {"group": right.group, "resource": resource, "verb": verb}
         attributes |= {"subresource": part} if part else {}
-        attributes |= {"namespace": self._namespace} if demand.own_namespace else {}
-        attributes |= {"name": demand.name} if demand.name else {}
+        attributes |= {"namespace": self._namespace} if right.own_namespace else {}
+        attributes |= {"name": right.name} if right.name else {}
         spec: Json = {"resourceAttributes": attributes}
         kind = "SelfSubjectAccessReview"
         if not mine:
@@ -211,10 +213,10 @@ class _ClusterReader:
 
     async def _node(self, name: str) -> tuple[NodeFacts | None, str | None]:
         hidden = len(self._hidden)
-        found = await self._get(NODES, name, f"the Node {name}")
-        if found is None:
+        node = await self._get(NODES, name, f"the Node {name}")
+        if node is None:
             return None, name if len(self._hidden) == hidden else None
-        status = found.get("status") or {}
+        status = node.get("status") or {}
         info = status.get("nodeInfo") or {}
         capacity = {str(key): str(value) for key, value in (status.get("capacity") or {}).items()}
         kubelet, runtime = (str(info.get(key, "")) for key in ("kubeletVersion", "containerRuntimeVersion"))
@@ -222,8 +224,8 @@ class _ClusterReader:
 
     async def _reported(self, node: str) -> bool | None:
         hidden = len(self._hidden)
-        found = await self._get(NODELINKS, node, f"the NodeLinks {node}", self._namespace)
-        return None if len(self._hidden) > hidden else found is not None
+        report = await self._get(NODELINKS, node, f"the NodeLinks {node}", self._namespace)
+        return None if len(self._hidden) > hidden else report is not None
 
     async def _foreign(self) -> dict[str, int]:
         """The number of HyperNodes that are not ours, by source."""
@@ -232,11 +234,11 @@ class _ClusterReader:
         except ApiError as error:
             self._pass(error, "HyperNodes")
             return {}
-        found: dict[str, int] = {}
-        for one in listed.items:
-            source = (metadata(one).labels or {}).get(SOURCE_LABEL, "")
-            found[source] = found.get(source, 0) + 1
-        return found
+        by_source: dict[str, int] = {}
+        for hypernode in listed.items:
+            source = (metadata(hypernode).labels or {}).get(SOURCE_LABEL, "")
+            by_source[source] = by_source.get(source, 0) + 1
+        return by_source
 
     async def _discoverers(self) -> tuple[str, ...]:
         """Volcano's own sources of HyperNodes that are enabled."""
@@ -247,14 +249,14 @@ class _ClusterReader:
             return ()
         return tuple(
             source
-            for one in listed.items
-            if isinstance(conf := (one.get("data") or {}).get(_CONTROLLER_CONF), str)
+            for config_map in listed.items
+            if isinstance(conf := (config_map.get("data") or {}).get(_CONTROLLER_CONF), str)
             for source in discoverers(conf)
         )
 
     async def _surge(self) -> str | None:
-        found = await self._get(_DAEMON_SETS, OURS, "the DaemonSet", self._namespace)
-        strategy = ((found or {}).get("spec") or {}).get("updateStrategy") or {}
+        daemon_set = await self._get(_DAEMON_SETS, OURS, "the DaemonSet", self._namespace)
+        strategy = ((daemon_set or {}).get("spec") or {}).get("updateStrategy") or {}
         surge = (strategy.get("rollingUpdate") or {}).get("maxSurge")
         return None if surge in (None, 0, "0", "0%") else str(surge)
 

@@ -42,7 +42,7 @@ def read_in_process(root: str, driver: str, timeout_s: float) -> DriverAnswer | 
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     try:
-        told, complaint = child.communicate(timeout=timeout_s)
+        answer, complaint = child.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         child.kill()
         with suppress(subprocess.TimeoutExpired):  # a call that hangs in the kernel ignores the signal
@@ -53,7 +53,7 @@ def read_in_process(root: str, driver: str, timeout_s: float) -> DriverAnswer | 
             if pipe is not None:
                 pipe.close()
     try:
-        return msgspec.json.decode(told, type=DriverAnswer)
+        return msgspec.json.decode(answer, type=DriverAnswer)
     except msgspec.DecodeError:
         last = complaint.decode("utf-8", "replace").strip().splitlines()[-1:]
         how = f"signal {-child.returncode}" if child.returncode < 0 else f"exit code {child.returncode}"

@@ -211,14 +211,14 @@ def _major(version: str | None) -> int | None:
 
 def _on_bus(tree: Tree) -> dict[str, str | None]:
     """The driver of each NVIDIA display or 3D controller, by PCI address."""
-    found: dict[str, str | None] = {}
+    drivers: dict[str, str | None] = {}
     for address in tree.names("/sys/bus/pci/devices"):
         folder = f"/sys/bus/pci/devices/{address}"
         if (_text(tree, f"{folder}/vendor") or "").lower() != "0x10de":
             continue
         if (_text(tree, f"{folder}/class") or "")[:6] in ("0x0300", "0x0302"):
-            found[address] = tree.link(f"{folder}/driver")
-    return found
+            drivers[address] = tree.link(f"{folder}/driver")
+    return drivers
 
 
 def _text(tree: Tree, path: str) -> str | None:

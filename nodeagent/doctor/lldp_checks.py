@@ -91,11 +91,13 @@ async def read(target: Target) -> LldpFacts:
         return LldpFacts(error=str(error))
     facts = LldpFacts(
         up=tuple(
-            LinkSide(one.name, one.pci_address, one.driver, one.function.device if one.function else None)
-            for one in links
-            if one.netdev.carrier
+            LinkSide(
+                link.name, link.pci_address, link.driver, link.function.device if link.function else None
+            )
+            for link in links
+            if link.netdev.carrier
         ),
-        down=tuple(one.name for one in links if not one.netdev.carrier),
+        down=tuple(link.name for link in links if not link.netdev.carrier),
         lldpd=any(tree.exists(path) for path in LLDPD_SOCKETS),
     )
     if target.wait_s <= 0 or not facts.up:
@@ -154,17 +156,17 @@ def findings(facts: LldpFacts, config: Config) -> Iterator[Finding]:
         )
     else:
         yield from _heard(facts)
-    for one in facts.remarks:
-        if one.key != odd.SILENT:
-            yield TOPIC.warn("lldp_odd", f"{one.link}: {one.detail}")
+    for remark in facts.remarks:
+        if remark.key != odd.SILENT:
+            yield TOPIC.warn("lldp_odd", f"{remark.link}: {remark.detail}")
 
 
 def _heard(facts: LldpFacts) -> Iterator[Finding]:
     up = facts.up or ()
-    live = {one.link: one for one in facts.neighbors if not one.stale}
+    live = {neighbor.link: neighbor for neighbor in facts.neighbors if not neighbor.stale}
     unheard = [near for near in up if near.link not in live]
     if len(unheard) < len(up):
-        switches = sorted({one.system_name or one.chassis_id.value for one in live.values()})
+        switches = sorted({neighbor.system_name or neighbor.chassis_id.value for neighbor in live.values()})
         yield TOPIC.ok(
             "lldp_heard",
             f"{len(up) - len(unheard)} of {len(up)} links receive LLDP from {shortened(switches)}",

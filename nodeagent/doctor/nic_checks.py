@@ -234,11 +234,11 @@ def _firmware(nics: NicFacts, config: Config, heard: Collection[str]) -> Iterato
     ]
     if unknown:
         drivers = ", ".join(sorted({pf.driver or "" for pf in unknown}))
-        told = f"{drivers}: {shortened(_names(unknown))}"
+        names = f"{drivers}: {shortened(_names(unknown))}"
         if config.lldp.transmit:
-            yield TOPIC.warn("firmware_lldp_unknown", f"lldp.transmit is on; {told}")
+            yield TOPIC.warn("firmware_lldp_unknown", f"lldp.transmit is on; {names}")
         else:
-            yield TOPIC.note("firmware_lldp_unknown", told)
+            yield TOPIC.note("firmware_lldp_unknown", names)
 
 
 def _names(functions: Iterable[Function]) -> list[str]:

@@ -150,14 +150,18 @@ def read(target: Target) -> RuntimeFacts:
         if path.endswith(".conf")
     ]
     settings = [containerd(tree, path) for path in _CONTAINERD] + [_crio(tree, crio)]
-    told = tuple(one for one in settings if one is not None)
-    named = (*CDI_FOLDERS, target.config.cdi.directory, *(f for one in told for f in one.folders or ()))
+    known = tuple(runtime for runtime in settings if runtime is not None)
+    named = (
+        *CDI_FOLDERS,
+        target.config.cdi.directory,
+        *(f for runtime in known for f in runtime.folders or ()),
+    )
     folders = {tree.real(folder) or folder: folder for folder in reversed(named)}  # /var/run is often /run
     return RuntimeFacts(
         running=tuple(
             name for name, sockets in _SOCKETS.items() if any(_is_socket(tree, path) for path in sockets)
         ),
-        settings=told,
+        settings=known,
         specs=tuple(
             spec for folder in reversed(folders.values()) for spec in _specs(tree, folder, target.recorded)
         ),
@@ -237,7 +241,7 @@ def _host_paths(document: Mapping[str, object]) -> list[str]:
     """The host paths that the runtime needs, each once."""
     devices = document.get("devices")
     holders = [document, *(devices if isinstance(devices, list) else ())]
-    found: dict[str, None] = {}
+    paths: dict[str, None] = {}
     for holder in holders:
         edits = holder.get("containerEdits") if isinstance(holder, Mapping) else None
         for part in ("deviceNodes", "mounts", "hooks"):
@@ -245,8 +249,8 @@ def _host_paths(document: Mapping[str, object]) -> list[str]:
             for entry in entries if isinstance(entries, list) else ():
                 path = (entry.get("hostPath") or entry.get("path")) if isinstance(entry, Mapping) else None
                 if isinstance(path, str) and path.startswith("/"):
-                    found[path] = None
-    return list(found)[:_PATHS_MAX]
+                    paths[path] = None
+    return list(paths)[:_PATHS_MAX]
 
 
 def _is_missing(tree: Tree, path: str) -> bool:
@@ -296,38 +300,44 @@ def _is_socket(tree: Tree, path: str) -> bool:
 
 
 def findings(facts: RuntimeFacts, config: Config, gpus: Sequence[Gpu]) -> Iterator[Finding]:
-    for one in facts.settings:
-        if one.broken is not None:
-            yield TOPIC.fix("runtime_config_broken", one.broken)
-    told = [one for one in facts.settings if one.broken is None]
-    if facts.running or told:
-        files = ", ".join(one.file for one in told) or "no configuration found"
+    for runtime in facts.settings:
+        if runtime.broken is not None:
+            yield TOPIC.fix("runtime_config_broken", runtime.broken)
+    readable = [runtime for runtime in facts.settings if runtime.broken is None]
+    if facts.running or readable:
+        files = ", ".join(runtime.file for runtime in readable) or "no configuration found"
         yield TOPIC.ok("runtime", f"{', '.join(facts.running) or 'no socket found'}; {files}")
-    if not told and not any(one.broken for one in facts.settings):
+    if not readable and not any(runtime.broken for runtime in facts.settings):
         yield TOPIC.note("runtime_unseen", "no configuration of containerd or CRI-O found")
     strategies = {entry.device_list_strategy for entry in config.resources}
     if "cdi" in strategies:
-        yield from _cdi_on(told, config)
+        yield from _cdi_on(readable, config)
         yield from _defined(facts, config, gpus)
-    if "envvar" in strategies and told and not any("nvidia" in h for one in told for h in one.handlers):
-        yield TOPIC.fix("nvidia_runtime_absent", f"{told[0].file} has no runtime named nvidia")
+    if (
+        "envvar" in strategies
+        and readable
+        and not any("nvidia" in h for runtime in readable for h in runtime.handlers)
+    ):
+        yield TOPIC.fix("nvidia_runtime_absent", f"{readable[0].file} has no runtime named nvidia")
     yield from _of_specs(facts)
 
 
-def _cdi_on(told: Iterable[RuntimeSettings], config: Config) -> Iterator[Finding]:
+def _cdi_on(readable: Iterable[RuntimeSettings], config: Config) -> Iterator[Finding]:
     writes = config.cdi.generate or any(
         isinstance(e, VfResource) and e.device_list_strategy == "cdi" for e in config.resources
     )
-    for one in told:
-        if one.cdi is False:
-            yield TOPIC.fix("cdi_off", f"{one.file}: enable_cdi = false")
-        elif one.cdi is None and (one.version or 0) < 3:
+    for runtime in readable:
+        if runtime.cdi is False:
+            yield TOPIC.fix("cdi_off", f"{runtime.file}: enable_cdi = false")
+        elif runtime.cdi is None and (runtime.version or 0) < 3:
             yield TOPIC.note(
-                "cdi_maybe_off", f"{one.file} does not set enable_cdi and has version {one.version}"
+                "cdi_maybe_off", f"{runtime.file} does not set enable_cdi and has version {runtime.version}"
             )
-        folders = [_canonical(folder) for folder in one.folders or CDI_FOLDERS]
-        if writes and one.cdi is not False and _canonical(config.cdi.directory) not in folders:
-            yield TOPIC.fix("cdi_folder_unread", f"{one.file} reads {', '.join(folders) or 'no directory'}")
+        folders = [_canonical(folder) for folder in runtime.folders or CDI_FOLDERS]
+        if writes and runtime.cdi is not False and _canonical(config.cdi.directory) not in folders:
+            yield TOPIC.fix(
+                "cdi_folder_unread", f"{runtime.file} reads {', '.join(folders) or 'no directory'}"
+            )
 
 
 def _defined(facts: RuntimeFacts, config: Config, gpus: Sequence[Gpu]) -> Iterator[Finding]:

@@ -78,14 +78,14 @@ class FabricTopology(Settings, frozen=True, kw_only=True):
 
 def load_topology(text: str, *, name: str) -> Topology:
     """The topology in a file's text. Raises ``ConfigError`` with all faults of the file."""
-    found, _ = read_settings(
+    topology, _ = read_settings(
         text, FabricTopology, name=name, conflicts_of_valid=_conflicts, values_max=_VALUES_MAX
     )
     return Topology(
-        {switch_key(switch.name): tuple(map(switch_key, switch.uplinks)) for switch in found.switches},
+        {switch_key(switch.name): tuple(map(switch_key, switch.uplinks)) for switch in topology.switches},
         tuple(
             StaticGroup(group.name, tuple(map(switch_key, group.switches)), group.nodes)
-            for group in found.groups
+            for group in topology.groups
         ),
     )
 
@@ -98,17 +98,17 @@ def switch_key(name: str) -> str:
     return full(name)
 
 
-def _conflicts(found: FabricTopology) -> Iterator[Conflict]:
+def _conflicts(topology: FabricTopology) -> Iterator[Conflict]:
     """Path, message, and the path of what it collides with."""
     places: dict[str, Path] = {}
-    for i, switch in enumerate(found.switches):
+    for i, switch in enumerate(topology.switches):
         path: Path = ("switches", i, "name")
         if (first := places.setdefault(switch_key(switch.name), path)) != path:
             yield Conflict((path,), f"the switch {quote(switch.name)} is listed twice", first)
     names: dict[str, Path] = {}
     homes: dict[str, Path] = {}
     nodes: dict[str, Path] = {}
-    for i, group in enumerate(found.groups):
+    for i, group in enumerate(topology.groups):
         path = ("groups", i, "name")
         if (first := names.setdefault(group.name, path)) != path:
             yield Conflict((path,), f"there is another group {quote(group.name)}", first)
@@ -123,10 +123,10 @@ def _conflicts(found: FabricTopology) -> Iterator[Conflict]:
                 yield Conflict((path,), f"the node {quote(node)} is in another group already", first)
         if not group.switches and not group.nodes:
             yield Conflict((("groups", i),), f"the group {quote(group.name)} has neither switches nor nodes")
-    for i, switch in enumerate(found.switches):
+    for i, switch in enumerate(topology.switches):
         for j, name in enumerate(switch.uplinks):
             yield from _unknown(("switches", i, "uplinks", j), name, places)
-    yield from _cycles(found, places)
+    yield from _cycles(topology, places)
 
 
 def _unknown(path: Path, name: str, places: dict[str, Path]) -> Iterator[Conflict]:
@@ -135,9 +135,11 @@ def _unknown(path: Path, name: str, places: dict[str, Path]) -> Iterator[Conflic
         yield Conflict((path,), f"the switch {quote(name)} is not listed under switches{hint}")
 
 
-def _cycles(found: FabricTopology, places: dict[str, Path]) -> Iterator[Conflict]:
+def _cycles(topology: FabricTopology, places: dict[str, Path]) -> Iterator[Conflict]:
     """Uplinks that lead back to where they began: one fault for each circle."""
-    uplinks = {switch_key(switch.name): tuple(map(switch_key, switch.uplinks)) for switch in found.switches}
+    uplinks = {
+        switch_key(switch.name): tuple(map(switch_key, switch.uplinks)) for switch in topology.switches
+    }
     done: set[str] = set()
     for start in uplinks:
         way: list[str] = []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from nodeagent.model import Neighbor
 
@@ -12,8 +13,7 @@ class PlanError(Exception):
     """The plan cannot be read; the message says where and what is wrong."""
 
 
-@dataclass(frozen=True, slots=True)
-class Port:
+class Port(msgspec.Struct, frozen=True):
     """A switch by its system name (or its chassis ID) and a port by its ID or description, in any case."""
 
     switch: str

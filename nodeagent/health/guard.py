@@ -8,8 +8,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 
 class Guarded(Protocol):
@@ -30,17 +31,16 @@ class Guarded(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Guard:
+class Guard(msgspec.Struct):
     """``share`` of the weights may become Unhealthy within ``seconds`` with one witness each; 1 switches the guard
     off. ``least`` is allowed in any case."""
 
     share: float = 0.5
     seconds: float = 60.0
     least: float = 0.0
-    _allocatable: dict[str, bool] = field(default_factory=dict)
-    _withdrawn: dict[str, tuple[float, int]] = field(default_factory=dict)
-    _held_since: dict[str, float] = field(default_factory=dict)
+    _allocatable: dict[str, bool] = {}
+    _withdrawn: dict[str, tuple[float, int]] = {}
+    _held_since: dict[str, float] = {}
 
     def judge(self, devices: Mapping[str, Guarded], weights: Mapping[str, int], now: float) -> None:
         """Decide for each device whether it is allocatable now. A device without a weight counts 1."""

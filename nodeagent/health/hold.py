@@ -8,7 +8,8 @@ for each hold time.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+import msgspec
 
 from nodeagent.health.rule import Measured, Rule
 
@@ -21,8 +22,7 @@ LONGEST_S = 3600.0
 """The longest damping of a link after its last loss (RFC 2439's maximum hold-down)."""
 
 
-@dataclass(slots=True)
-class Hold:
+class Hold(msgspec.Struct):
     """One rule on one device.
 
     ``since``: while the fault is active, when it started; before, since when the value is bad. ``good_since``: since
@@ -130,8 +130,7 @@ def ceiling(reuse: float, half_life_s: float) -> float:
     return reuse * math.exp2(min(LONGEST_S / half_life_s, _DOUBLINGS_MAX))
 
 
-@dataclass(slots=True)
-class Penalty:
+class Penalty(msgspec.Struct):
     """RFC 2439's figure of merit: each loss adds ``LOSS_POINTS``, and the points halve every half-life."""
 
     points: float = 0.0

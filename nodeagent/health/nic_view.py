@@ -7,7 +7,7 @@ default threshold.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from nodeagent.health.history import History
 from nodeagent.health.rule import Measured
@@ -18,8 +18,7 @@ LLDP = "lldp"
 """Witnesses besides the sources of samples."""
 
 
-@dataclass(slots=True)
-class NicView:
+class NicView(msgspec.Struct):
     """One PF at one moment, as the measures of its rules read it. ``None`` is unknown.
 
     ``window_s`` is the window of the rule that reads. ``carrier_witnesses`` are the sources that report a lost

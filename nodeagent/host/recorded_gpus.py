@@ -85,7 +85,7 @@ class RecordedGpuDriver:
         self._path = Path(root) / PATH.lstrip("/")
         self._watch: int | None = None
         self._sequence = 0
-        """Of the last event that was returned."""
+        """The sequence number of the last returned event."""
         self._read = False
         """Whether the file was read since it is watched."""
         self._loaded: tuple[bytes, _Recording] | None = None

@@ -129,7 +129,7 @@ class Tree:
     def _resolve(self, path: str) -> str:
         """``realpath`` that stays in the root.
 
-        The kernel resolves a path in one call. Its result is used if it lies inside the root; absolute links,
+        The kernel resolves a path in one call. Its result is used if it is inside the root; absolute links,
         links out of the root and missing files need the walk. ``O_PATH`` does not open a device.
         """
         try:

@@ -46,22 +46,17 @@ class DriverReader(PlainReader):
         for ifindex in self._info.keys() - set(self._pf_netdevs.ifindex.values()):
             del self._info[ifindex]
             self._ethtool.forget(ifindex)
-        samples = []
-        for pf in pfs:
-            now, device = boottime(), pf.pci_address
-            name, index = self._pf_netdevs.name.get(device), self._pf_netdevs.ifindex.get(device)
-            if name is None or index is None or self.skipped.skips(device, now):
-                continue
-            try:
-                values = self._counters.values(self._ethtool.statistics(name, index))
-                texts = self._texts(name, index, now)
-            except EthtoolError as error:
-                if error.code not in (EOPNOTSUPP, ENODEV):
-                    self.skipped.add(device, str(error), now)
-                continue
-            self.skipped.remove(device)
-            samples.append(Sample(now, device, Source.DRIVER, values, texts))
-        return samples
+        with_netdev = [pf for pf in pfs if pf.pci_address in self._pf_netdevs.ifindex]
+        return self.read_each(with_netdev, self._read_pf, EthtoolError, frozenset((EOPNOTSUPP, ENODEV)))
+
+    def _read_pf(self, pf: Function, now: float) -> Sample | None:
+        assert self._ethtool is not None
+        device = pf.pci_address
+        netdev, ifindex = self._pf_netdevs.name.get(device), self._pf_netdevs.ifindex.get(device)
+        if netdev is None or ifindex is None:
+            return None  # the link reader, in its own thread, no longer lists the PF
+        values = self._counters.values(self._ethtool.statistics(netdev, ifindex))
+        return Sample(now, device, Source.DRIVER, values, self._texts(netdev, ifindex, now))
 
     def _texts(self, netdev: str, ifindex: int, now: float) -> dict[str, str]:
         assert self._ethtool is not None
@@ -180,28 +175,19 @@ class PcieReader(SysfsReader):
         super().__init__(Source.PCIE, OpenAttributes(tree))
 
     def read(self, pfs: Sequence[Function]) -> list[Sample]:
-        samples = []
-        for pf in pfs:
-            now, device = boottime(), pf.pci_address
-            if self.skipped.skips(device, now):
-                continue
-            try:
-                reading = pcie_link.read(self.attributes, pf.pci_path)
-            except SysfsError as error:
-                self.skipped.add(device, str(error), now)
-                continue
-            self.skipped.remove(device)
-            values = measured(
-                pcie_gts=reading.gts,
-                pcie_width=reading.width,
-                pcie_expected_gts=reading.expected_gts,
-                pcie_expected_width=reading.expected_width,
-            )
-            for (severity, name), count in reading.errors.items():
-                values[f"aer_{severity}/{name}"] = count
-            if values:
-                samples.append(Sample(now, device, Source.PCIE, values))
-        return samples
+        return self.read_each(pfs, self._read_pf, SysfsError)
+
+    def _read_pf(self, pf: Function, now: float) -> Sample | None:
+        reading = pcie_link.read(self.attributes, pf.pci_path)
+        values = measured(
+            pcie_gts=reading.gts,
+            pcie_width=reading.width,
+            pcie_expected_gts=reading.expected_gts,
+            pcie_expected_width=reading.expected_width,
+        )
+        for (severity, name), count in reading.errors.items():
+            values[f"aer_{severity}/{name}"] = count
+        return Sample(now, pf.pci_address, Source.PCIE, values) if values else None
 
 
 class DevlinkReader(PlainReader):

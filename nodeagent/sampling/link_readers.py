@@ -241,23 +241,18 @@ class VfReader(PlainReader):
     def read(self, pfs: Sequence[Function]) -> list[Sample]:
         if self._netdevs is None:
             self._netdevs = Netdevs()
-        samples = []
-        for pf in pfs:
-            now = boottime()
-            ifindex = self._pf_netdevs.ifindex.get(pf.pci_address)
-            if not pf.num_vfs or ifindex is None or self.skipped.skips(pf.pci_address, now):
-                continue
-            try:
-                vfs = self._netdevs.vfs(ifindex)
-            except NetlinkError as error:
-                if not (isinstance(error, NetlinkRefusedError) and error.code == ENODEV):
-                    self.skipped.add(pf.pci_address, str(error), now)
-                continue
-            self.skipped.remove(pf.pci_address)
-            if values := vf_values(vfs):
-                texts = {f"vf_{name}/{vf.index}": word for vf in vfs for name, word in vf.setup.items()}
-                samples.append(Sample(now, pf.pci_address, Source.VF, values, texts))
-        return samples
+        with_vfs = [pf for pf in pfs if pf.num_vfs and pf.pci_address in self._pf_netdevs.ifindex]
+        return self.read_each(with_vfs, self._read_pf, NetlinkError, frozenset((ENODEV,)))
+
+    def _read_pf(self, pf: Function, now: float) -> Sample | None:
+        assert self._netdevs is not None
+        ifindex = self._pf_netdevs.ifindex.get(pf.pci_address)
+        if ifindex is None:
+            return None  # the link reader, in its own thread, no longer lists the PF
+        vfs = self._netdevs.vfs(ifindex)
+        values = vf_values(vfs)
+        texts = {f"vf_{name}/{vf.index}": text for vf in vfs for name, text in vf.setup.items()}
+        return Sample(now, pf.pci_address, Source.VF, values, texts) if values else None
 
 
 def vf_values(vfs: Sequence[VfTraffic]) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -111,6 +111,33 @@ class PlainReader:
 
     def close(self) -> None:
         """Nothing is open."""
+
+    def read_each(
+        self,
+        pfs: Iterable[Function],
+        read_pf: Callable[[Function, float], Sample | None],
+        errors: type[Exception] | tuple[type[Exception], ...],
+        absent: frozenset[int] = frozenset(),
+    ) -> list[Sample]:
+        """One sample per PF, as ``read_pf(pf, now)`` returns it. A PF that fails with one of ``errors`` is skipped.
+
+        An errno among ``absent`` means that the PF has no such values, which is no failure.
+        """
+        samples = []
+        for pf in pfs:
+            now, device = boottime(), pf.pci_address
+            if self.skipped.skips(device, now):
+                continue
+            try:
+                sample = read_pf(pf, now)
+            except errors as error:
+                if getattr(error, "code", None) not in absent:
+                    self.skipped.add(device, str(error), now)
+                continue
+            self.skipped.remove(device)
+            if sample is not None:
+                samples.append(sample)
+        return samples
 
 
 class SysfsReader(PlainReader):

@@ -151,32 +151,32 @@ class Fabric:
         return f"198.18.{number >> 8}.{number & 0xFF}"
 
 
-def _function(one: Device) -> Function:
+def _function(pf: Device) -> Function:
     return Function(
-        pci_address=one.address,
-        vendor=one.vendor,
-        device=one.device,
-        driver=one.driver,
-        netdev=one.netdev.name if one.netdev else None,
-        link_type=one.nic.link_type if one.nic else None,
+        pci_address=pf.address,
+        vendor=pf.vendor,
+        device=pf.device,
+        driver=pf.driver,
+        netdev=pf.netdev.name if pf.netdev else None,
+        link_type=pf.nic.link_type if pf.nic else None,
         rdma=None,
         vfio_group=None,
         vdpa=None,
-        numa_node=one.numa_node,
-        pci_path=(*one.above, one.address),
-        num_vfs=one.num_vfs,
+        numa_node=pf.numa_node,
+        pci_path=(*pf.above, pf.address),
+        num_vfs=pf.num_vfs,
     )
 
 
-def _link(one: Device) -> Link:
-    assert one.netdev is not None
+def _link(pf: Device) -> Link:
+    assert pf.netdev is not None
     return Link(
-        netdev=one.netdev.name,
-        pci_address=one.address,
-        mac=one.netdev.mac,
+        netdev=pf.netdev.name,
+        pci_address=pf.address,
+        mac=pf.netdev.mac,
         admin_up=True,
         carrier=True,
         operstate="up",
-        speed_mbps=one.speed_mbps,
-        mtu=one.netdev.mtu,
+        speed_mbps=pf.speed_mbps,
+        mtu=pf.netdev.mtu,
     )

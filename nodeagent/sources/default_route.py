@@ -17,14 +17,14 @@ def default_route_netdevs(sysfs: SysfsScan) -> frozenset[str]:
     """The outgoing netdevs of all default routes of the main table, and all netdevs below them."""
     uppers = _v4(sysfs.read(sysfs.tree.text, "/proc/net/route") or "")
     uppers |= _v6(sysfs.read(sysfs.tree.text, "/proc/net/ipv6_route") or "")
-    found: set[str] = set()
+    netdevs: set[str] = set()
     todo = list(uppers)
     while todo:
         netdev = todo.pop()
-        if netdev not in found:
-            found.add(netdev)
+        if netdev not in netdevs:
+            netdevs.add(netdev)
             todo.extend(_under(sysfs, netdev))
-    return frozenset(found)
+    return frozenset(netdevs)
 
 
 def _v4(table: str) -> set[str]:

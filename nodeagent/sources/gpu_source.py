@@ -6,7 +6,7 @@ growing pauses another session starts. There is one active session at a time. At
 may hang; then the next session waits until one returns. A session that hung in a measurement does not silence the
 source: the next sessions measure nothing for ``VITALS_REST_S``, and for as long as it hangs.
 
-``GpuFacts`` keeps the results over all sessions.
+``GpuPublisher`` keeps the results over all sessions.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from nodeagent.backoff import Backoff
 from nodeagent.host.gpu_driver import DriverError, GpuEvent
 from nodeagent.host.sysfs import Tree
-from nodeagent.sources.gpu_facts import GpuFacts
+from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.nvml_session import Driver, DriverVitals, Session, SessionEnd
 
 log = logging.getLogger(__name__)
@@ -37,8 +38,7 @@ VITALS_REST_S = 600.0
 _abandoned: set[threading.Thread] = set()
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
+class Pace(msgspec.Struct, frozen=True):
     """Seconds: the longest call, and the intervals of readings, measurements, and looks for an absent driver."""
 
     timeout_s: float = 10.0
@@ -50,7 +50,7 @@ class Pace:
 async def watch(
     driver: Callable[[], Driver],
     tree: Tree,
-    facts: GpuFacts,
+    publisher: GpuPublisher,
     silence: Callable[[str], object],
     *,
     pace: Pace | None = None,
@@ -59,7 +59,7 @@ async def watch(
     """Run sessions until cancelled. ``driver`` makes a new driver for each session. ``silence`` takes the reason
     when the driver does not answer. A hint requests a reading: a running session reads within ``WAIT_S``, and a pause
     between sessions ends at once."""
-    sessions = _Sessions(driver, tree, facts, silence, pace or Pace())
+    sessions = _Sessions(driver, tree, publisher, silence, pace or Pace())
     hinting = asyncio.create_task(sessions.follow_hints(hints)) if hints is not None else None
     try:
         await sessions.run()
@@ -75,11 +75,17 @@ class _Sessions:
         self,
         driver: Callable[[], Driver],
         tree: Tree,
-        facts: GpuFacts,
+        publisher: GpuPublisher,
         silence: Callable[[str], object],
         pace: Pace,
     ) -> None:
-        self.driver, self.tree, self.facts, self.silence, self.pace = driver, tree, facts, silence, pace
+        self.driver, self.tree, self.publisher, self.silence, self.pace = (
+            driver,
+            tree,
+            publisher,
+            silence,
+            pace,
+        )
         self.vitals_from = 0.0
         self.hung: Session | None = None
         self.session: Session | None = None
@@ -120,16 +126,16 @@ class _Sessions:
             if time.monotonic() - began > STEADY_S:
                 backoff.reset()
             if end.error.absent:
-                self.facts.take_absence(str(end.error), self.pace.absent_s)
+                self.publisher.take_absence(str(end.error), self.pace.absent_s)
                 await self._pause(self.pace.absent_s)
                 backoff.reset()
                 continue
             if end.call in ("wait", "vitals"):
                 again = f"A call of the GPU driver failed; its GPUs are read again. {end.error}"
-                self.facts.log_change(end.call, again)
+                self.publisher.log_change(end.call, again)
                 await self._pause(min(backoff.next_s(), self.pace.interval_s))
             else:
-                self.facts.take_silence(str(end.error))
+                self.publisher.take_silence(str(end.error))
                 self.silence(str(end.error))
                 await self._pause(backoff.next_s())
 
@@ -153,12 +159,12 @@ class _Sessions:
             if isinstance(result, SessionEnd):
                 return result
             if isinstance(result, GpuEvent):
-                self.facts.take_event(result)
+                self.publisher.take_event(result)
             elif isinstance(result, DriverVitals):
-                self.facts.take_vitals(result)
+                self.publisher.take_vitals(result)
             else:
                 self.hinted.clear()
-                self.facts.take_reading(result)
+                self.publisher.take_reading(result)
 
     async def _pause(self, seconds: float) -> None:
         """Pause, until a hint at most; a hint during the session counts."""

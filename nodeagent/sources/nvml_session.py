@@ -14,8 +14,10 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
+
+import msgspec
 
 from nodeagent.affinity import path_of
 from nodeagent.host.clock import boottime
@@ -48,8 +50,7 @@ class Driver(Protocol):
     def wait(self, timeout_s: float) -> tuple[GpuEvent, ...]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class DriverReading:
+class DriverReading(msgspec.Struct, frozen=True):
     """The driver's list of all GPUs, and where they are in the machine."""
 
     version: str | None
@@ -57,8 +58,7 @@ class DriverReading:
     places: dict[str, Place]
 
 
-@dataclass(frozen=True, slots=True)
-class DriverVitals:
+class DriverVitals(msgspec.Struct, frozen=True):
     """The measured values of the GPUs, and their time in seconds since boot; or ``why`` there are none."""
 
     at: float
@@ -68,8 +68,7 @@ class DriverVitals:
     """The duration of the measurement."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionEnd:
+class SessionEnd(msgspec.Struct, frozen=True):
     """The end of a session: the failed call and its error. Without an error the thread died of a defect."""
 
     call: str

@@ -103,20 +103,20 @@ def scan(tree: Tree) -> PciFacts:
     return PciFacts(product.strip() or None, ordered, pf_links, sysfs.problems())
 
 
-def remember(previous: Iterable[Function], now: Iterable[Function]) -> tuple[Function, ...]:
+def keep_pod_values(previous: Iterable[Function], now: Iterable[Function]) -> tuple[Function, ...]:
     """``now``, with the values that the host cannot read while a pod holds the function.
 
     In the exclusive mode of the RDMA subsystem the RDMA device moves into the pod's network namespace, but a
     restarted container needs its device nodes again. A change of driver drops the old values.
     """
     known = {function.pci_address: function for function in previous}
-    remembered = []
+    merged = []
     for function in now:
         before = known.get(function.pci_address)
         if before is not None and before.driver is not None and before.driver == function.driver:
             # During enumeration a PF does not list its VFs yet.
             index = before.vf_index if function.vf_index is None else function.vf_index
-            remembered.append(
+            merged.append(
                 replace(
                     function,
                     rdma=function.rdma or before.rdma,
@@ -125,8 +125,8 @@ def remember(previous: Iterable[Function], now: Iterable[Function]) -> tuple[Fun
                 )
             )
         else:
-            remembered.append(function)
-    return tuple(remembered)
+            merged.append(function)
+    return tuple(merged)
 
 
 class Sweep(Struct, frozen=True):
@@ -212,7 +212,7 @@ def _scan(
 ) -> tuple[PciFacts, tuple[Function, ...]]:
     """A scan with its faults, and the functions in it that are not missing."""
     now = scan(tree)
-    present = remember(present, now.functions)
+    present = keep_pod_values(present, now.functions)
     functions, faults = find_faults(present, now.links, before.functions)
     return replace(now, functions=functions, faults=faults), present
 

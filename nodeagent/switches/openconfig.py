@@ -75,21 +75,21 @@ def leaves(steps: Steps, value: Any, depth: int = 0) -> Iterator[tuple[Steps, An
 def reading_of(values: Iterable[tuple[Steps, Any]]) -> SwitchReading:
     """The switch's own identity and its neighbors."""
     own: dict[str, str] = {}
-    found: dict[tuple[str, str], _NeighborLeaves] = {}
+    by_place: dict[tuple[str, str], _NeighborLeaves] = {}
     for steps, value in values:
         names = tuple(element.name for element in steps)
         if names[:2] == ("lldp", "state") and len(names) == 3:
             own[names[2]] = _text(value)
         elif names[:5] == _NEIGHBOR:
             where = (steps[2].key, steps[4].key)
-            parts = found.get(where)
+            parts = by_place.get(where)
             if parts is None:
-                if len(found) == NEIGHBORS_MAX:
+                if len(by_place) == NEIGHBORS_MAX:
                     raise SwitchError(f"the switch reports more than {NEIGHBORS_MAX} neighbors")
-                parts = found[where] = _NeighborLeaves()
+                parts = by_place[where] = _NeighborLeaves()
             parts.take(steps[5:], value)
     chassis = _identifier(CHASSIS_TYPES, own.get("chassis-id-type", ""), own.get("chassis-id", ""))
-    neighbors = (parts.neighbor(interface) for (interface, _), parts in sorted(found.items()))
+    neighbors = (parts.neighbor(interface) for (interface, _), parts in sorted(by_place.items()))
     return SwitchReading(
         own.get("system-name", ""), chassis, tuple(neighbor for neighbor in neighbors if neighbor.chassis)
     )

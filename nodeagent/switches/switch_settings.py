@@ -1,6 +1,6 @@
 """Settings of the switches in the controller's file.
 
-No secret stands here, only the directory of the Secret. An address that a node reports is asked only if it lies in
+The settings have no secret, only the directory of the Secret. An address that a node reports is used only if it is in
 ``networks``, because each request carries a credential.
 """
 

@@ -36,6 +36,7 @@ PURE = (
     "config/",
     "fabric/",
     "kubelet/device_list.py",
+    "kubelet/registration_state.py",
 )
 LATER = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|X{3}|HA" + r"CK)\b")
 

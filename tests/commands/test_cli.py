@@ -59,7 +59,7 @@ def compare(name: str, text: str) -> None:
         "demo",
     ],
 )
-def test_every_verb_teaches_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_verb_prints_its_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([*verb.split(), "--help"])
     assert ended.value.code == 0
@@ -74,7 +74,7 @@ def test_a_scan_of_a_dgx_h100_is_as_reviewed(dgx: Path, capsys: pytest.CaptureFi
     compare("scan-dgx-h100.txt", capsys.readouterr().out)
 
 
-def test_a_scan_on_a_narrow_terminal_shortens_uuids_as_far_as_they_differ(dgx: Path) -> None:
+def test_a_scan_on_a_narrow_terminal_shortens_uuids_to_unique_prefixes(dgx: Path) -> None:
     import asyncio
 
     from nodeagent.agent_config import Config
@@ -92,7 +92,7 @@ def test_a_scan_on_a_narrow_terminal_shortens_uuids_as_far_as_they_differ(dgx: P
     assert listing.beginnings(["a", "a"]) == ["a", "a"]
 
 
-def test_a_scan_for_programs_is_one_json_object(dgx: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_scan_with_json_is_one_object(dgx: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scan", "--root", str(dgx), "--json"]) == 0
     seen = json.loads(capsys.readouterr().out)
     assert {
@@ -135,7 +135,7 @@ def test_a_count_that_cannot_be_read_is_a_dash(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("seconds", ["-1", "nan", "soon"])
-def test_a_time_that_cannot_pass_is_bad_usage(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_time_is_bad_usage(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
     for verb in ("scan", "neighbors"):
         with pytest.raises(SystemExit) as ended:
             main([verb, f"--wait={seconds}"])
@@ -158,7 +158,9 @@ def test_a_pipe_is_decoded_while_it_is_open(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
-def test_a_capture_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreadable_capture_is_an_error_with_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     broken = tmp_path / "broken.pcap"
     for content, why in ((None, "No such file or directory"), (b"", "empty"), (b"hello", "neither pcap nor")):
         if content is not None:
@@ -170,7 +172,7 @@ def test_a_capture_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.C
         assert why in told.err
 
 
-def test_a_root_that_is_no_machine_fails_with_one_line(
+def test_a_root_without_a_machine_is_an_error_of_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["scan", "--root", str(tmp_path)]) == 1
@@ -191,14 +193,14 @@ def test_bad_usage_is_2() -> None:
 
 
 @pytest.mark.parametrize("where", [("vfs", "--root", "{}", "show"), ("vfs", "show", "--root", "{}")])
-def test_the_root_counts_wherever_it_is_named(
+def test_the_root_option_works_before_and_after_the_verb(
     where: tuple[str, ...], dgx: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([part.format(dgx) for part in where]) == 0
     assert "0000:18:00.0" in capsys.readouterr().out
 
 
-def test_a_configuration_is_checked_on_a_machine_only_where_one_is_named(
+def test_a_configuration_is_checked_on_a_machine_only_if_one_is_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "good.yaml"
@@ -225,7 +227,7 @@ def test_a_configuration_is_checked_line_by_line(tmp_path: Path, capsys: pytest.
     assert "did you mean sliceMiB?" in lines[2]
 
 
-def test_a_configuration_that_no_kubelet_would_take_is_refused_with_the_size_that_fits(
+def test_a_configuration_with_too_many_slices_is_an_error_with_the_size_that_fits(
     tmp_path: Path, dgx: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "small.yaml"
@@ -253,7 +255,7 @@ def test_the_default_configuration_is_good_and_a_missing_file_is_not(
     assert "cannot be read: No such file or directory" in capsys.readouterr().err
 
 
-def test_a_reader_that_goes_away_is_no_error(dgx: Path) -> None:
+def test_a_closed_output_pipe_is_not_an_error(dgx: Path) -> None:
     done = subprocess.run(
         f"{sys.executable} -m nodeagent scan --root {dgx} --json | head -c 10; exit ${{PIPESTATUS[0]}}",
         shell=True,
@@ -266,7 +268,7 @@ def test_a_reader_that_goes_away_is_no_error(dgx: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_daemon_ends_well_on_sigterm_without_a_kubelet(dgx: Path, tmp_path: Path) -> None:
+def test_the_daemon_exits_with_0_on_sigterm_without_a_kubelet(dgx: Path, tmp_path: Path) -> None:
     with subprocess.Popen(
         [
             *(sys.executable, "-m", "nodeagent", "run", "--root", str(dgx)),
@@ -285,7 +287,7 @@ def test_the_daemon_ends_well_on_sigterm_without_a_kubelet(dgx: Path, tmp_path: 
     assert "Traceback" not in rest
 
 
-def test_the_demo_shows_everything_and_ends_with_0() -> None:
+def test_the_demo_shows_everything_and_exits_with_0() -> None:
     done = run("demo", "--machine", "two-gpu-two-nic", "--once")
     assert (done.returncode, done.stderr) == (0, "")
     for told in (
@@ -300,8 +302,8 @@ def test_the_demo_shows_everything_and_ends_with_0() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_demo_that_is_ended_leaves_no_process_and_no_folder(number: signal.Signals) -> None:
-    """A closed terminal says SIGHUP. The folder is short, for it holds sockets."""
+def test_an_interrupted_demo_leaves_no_process_and_no_folder(number: signal.Signals) -> None:
+    """A closed terminal sends SIGHUP. The path is short because it has unix sockets."""
     command = [sys.executable, "-u", "-m", "nodeagent", "demo", "--machine", "two-gpu-two-nic"]
     with tempfile.TemporaryDirectory(prefix="na-", dir="/tmp") as folder:
         environment = {**os.environ, "TMPDIR": folder}
@@ -317,7 +319,7 @@ def test_a_demo_that_is_ended_leaves_no_process_and_no_folder(number: signal.Sig
 
 
 def running(word: str) -> list[str]:
-    """The command lines that hold the word."""
+    """The command lines with this word."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
@@ -325,7 +327,7 @@ def running(word: str) -> list[str]:
     return [line for line in found if word in line]
 
 
-def test_an_unknown_machine_is_named_with_those_that_are_known() -> None:
+def test_an_unknown_machine_is_an_error_that_lists_the_known_ones() -> None:
     done = run("demo", "--machine", "dgx-h1000", "--once")
     assert done.returncode == 1
     assert "dgx-h100" in done.stderr

@@ -97,7 +97,7 @@ def drivers(pf: apply.PfResult) -> list[str | None]:
     return [vf.function.driver for vf in pf.vfs]
 
 
-# What is made
+# Changes
 
 
 def test_the_number_of_vfs_changes_through_0_and_their_netdevs_exist_afterwards(root: Path) -> None:
@@ -169,7 +169,7 @@ def test_an_entry_that_selects_no_pf_is_a_note_and_not_a_failure(root: Path) -> 
     )
 
 
-# What fails
+# Failures
 
 
 def test_more_vfs_than_supported_is_a_failure_and_changes_nothing(root: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_root_without_a_machine_is_an_error(tmp_path: Path) -> None:
         apply.apply(config(entry(1)), tmp_path)
 
 
-# Who is not robbed
+# VFs in use
 
 
 def refused(root: Path, wanted: VfsEntry) -> tuple[str, ...]:
@@ -489,7 +489,7 @@ def test_a_run_killed_at_any_point_is_finished_by_the_next(tmp_path: Path) -> No
     assert files(tmp_path / "m/sys") == good
 
 
-# What is shown
+# Output
 
 
 def test_show_lists_the_differences_and_changes_nothing(root: Path) -> None:

@@ -294,4 +294,9 @@ def test_importing_the_configuration_imports_nothing_heavy() -> None:
     """The agent imports it before its first registration."""
     script = "import sys, nodeagent.agent_config; print(*sorted(sys.modules))"
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert not {"jsonschema", "grpc", "asyncio", "google.protobuf"} & set(out.stdout.split())
+    modules = out.stdout.split()
+    assert not {"jsonschema", "grpc", "asyncio", "google.protobuf"} & set(modules)
+    rooms = ("cluster", "fabric", "kubelet", "metrics", "sampling", "sources", "switches", "web")
+    of_rooms = [name for name in modules if name.startswith(tuple(f"nodeagent.{room}." for room in rooms))]
+    assert of_rooms
+    assert all(name.endswith("_settings") for name in of_rooms)

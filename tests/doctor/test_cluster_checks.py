@@ -138,7 +138,7 @@ async def test_each_missing_rule_is_named(role: Role, tmp_path: Path) -> None:
                 seen = await asked(
                     server, tmp_path, f"system:serviceaccount:nodeagent:{ACCOUNTS[role]}", role
                 )
-                missing = {(d.demand.group, d.demand.resource, d.verb, d.demand.name) for d in seen.denied}
+                missing = {(d.right.group, d.right.resource, d.verb, d.right.name) for d in seen.denied}
                 assert missing == granted([rule])
                 told = [
                     one.what
@@ -348,6 +348,6 @@ def test_the_strategy_envvar_needs_no_cdi() -> None:
         "runtime_without_cdi",
     }
     assert (
-        DeniedVerb("agent", NEEDED_RIGHTS["agent"][0], "get").demand.sentence("get")
+        DeniedVerb("agent", NEEDED_RIGHTS["agent"][0], "get").right.sentence("get")
         == "get nodelinks.nodeagent.io"
     )

@@ -1,4 +1,4 @@
-"""Health from end to end: the machine, the agent, the kubelet's end, the web, the verb, and a restart."""
+"""Health from end to end: machine, agent, kubelet, web page, command, and a restart."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def keys(n: Node, pci_address: str) -> list[str]:
     return [r.key for one in functions if one.pci_address == pci_address for r in one.health.reasons]
 
 
-async def test_the_kubelet_hears_unhealthy_at_once_and_healthy_after_the_hold() -> None:
+async def test_the_kubelet_gets_unhealthy_at_once_and_healthy_after_the_hold() -> None:
     async with node() as n:
         await ready(n, held(1.0))
         n.machine.set_link(0, up=False)
@@ -71,7 +71,7 @@ async def test_the_hold_outlives_a_restart_of_the_kubelet_and_of_the_agent() -> 
         await n.allocatable(NIC0, 4)  # a reload judges by the new rules
 
 
-async def test_most_of_the_devices_do_not_go_on_one_word(caplog: pytest.LogCaptureFixture) -> None:
+async def test_one_witness_does_not_withdraw_most_devices(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with node() as n:
         await ready(n, "health: {guard: {seconds: 1}}\n")
@@ -85,7 +85,7 @@ async def test_most_of_the_devices_do_not_go_on_one_word(caplog: pytest.LogCaptu
         assert any(PF1 in line for line in told)
 
 
-async def test_a_port_that_was_never_plugged_in_is_not_offered_and_no_alarm(
+async def test_a_port_that_was_never_connected_is_not_offered(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with node() as n:
@@ -99,7 +99,7 @@ async def test_a_port_that_was_never_plugged_in_is_not_offered_and_no_alarm(
         await n.allocatable(NIC0, 4)
 
 
-async def test_health_is_explained_on_the_agents_port_and_by_the_verb(
+async def test_the_page_and_the_command_explain_health(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async with node() as n:
@@ -126,7 +126,7 @@ async def test_health_is_explained_on_the_agents_port_and_by_the_verb(
         assert "penalty 0" in capsys.readouterr().out
 
 
-def test_the_verb_looks_for_itself_where_no_agent_is(
+def test_the_command_reads_the_machine_without_an_agent(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     root = tmp_path / "r"
@@ -146,7 +146,7 @@ def test_the_verb_looks_for_itself_where_no_agent_is(
     assert main(["health", "a", "b"]) == 2
 
 
-async def test_what_the_samples_tell_reaches_the_kubelet_both_ways() -> None:
+async def test_faults_by_samples_reach_the_kubelet_and_end() -> None:
     """Flaps (counted by the kernel, whatever was seen of them), a PCIe link that came up narrow, dead firmware."""
     config = (
         "health:\n  rules:\n"
@@ -172,7 +172,7 @@ async def test_what_the_samples_tell_reaches_the_kubelet_both_ways() -> None:
         await n.allocatable(NIC1, 4)
 
 
-async def test_a_node_whose_whole_switch_restarts_loses_its_devices_when_two_sources_agree() -> None:
+async def test_a_restart_of_the_switch_withdraws_all_devices_when_two_sources_agree() -> None:
     async with node() as n:
         await ready(n, held(0))
         assert n.agent is not None

@@ -15,7 +15,7 @@ from nodeagent.health.service import HealthService
 from nodeagent.health.xids import xid_rule
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.model import Gpu, State
-from nodeagent.sources.gpu_facts import GpuFacts
+from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.nvml_session import DriverReading
 
 UUIDS = [f"GPU-{number}" for number in range(8)]
@@ -138,7 +138,7 @@ def test_a_list_of_the_driver_that_is_empty_is_guarded() -> None:
 
 
 def test_the_guarded_health_is_published_and_explained() -> None:
-    facts = GpuFacts(HealthService())
+    facts = GpuPublisher(HealthService())
     published: list[tuple[Gpu, ...]] = []
     facts.publish_to(published.append)
     readings = tuple(

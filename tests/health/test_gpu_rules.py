@@ -31,13 +31,13 @@ HELD = [
 ALL = [*AT_ONCE, *((key, bad) for key, bad, _ in HELD)]
 
 
-def test_a_sound_gpu_is_healthy_and_every_mark_is_tested_here():
+def test_a_sound_gpu_is_healthy_and_every_fault_is_tested_here():
     assert GpuBench().for_s(3600).health() == HEALTHY
     assert {key for key, _ in ALL} == {fault.value for fault in MeasuredFault}
 
 
 @pytest.mark.parametrize(("key", "bad"), AT_ONCE)
-def test_what_counts_at_once_does(key, bad):
+def test_a_fault_without_a_time_to_enter_starts_at_once(key, bad):
     bench = GpuBench().tick().tick(**bad)
     assert bench.reasons() == [key]
     grave = key in GpuHealthSettings().unhealthy
@@ -46,7 +46,7 @@ def test_what_counts_at_once_does(key, bad):
 
 
 @pytest.mark.parametrize(("key", "bad", "hold_s"), HELD)
-def test_what_must_last_counts_when_it_has_and_not_before(key, bad, hold_s):
+def test_a_fault_with_a_time_to_enter_starts_after_it(key, bad, hold_s):
     bench = GpuBench(every=5).tick()
     bench.for_s(hold_s - 5, **bad)
     assert bench.reasons() == []
@@ -54,7 +54,7 @@ def test_what_must_last_counts_when_it_has_and_not_before(key, bad, hold_s):
 
 
 @pytest.mark.parametrize(("key", "bad", "hold_s"), HELD)
-def test_what_goes_in_between_begins_anew(key, bad, hold_s):
+def test_a_good_value_restarts_the_time_to_enter(key, bad, hold_s):
     bench = GpuBench(every=5).tick()
     for _ in range(3):
         bench.for_s(hold_s - 5, **bad).tick()
@@ -63,7 +63,7 @@ def test_what_goes_in_between_begins_anew(key, bad, hold_s):
 
 
 @pytest.mark.parametrize(("key", "bad"), ALL)
-def test_every_fault_goes_after_a_clean_time(key, bad):
+def test_every_fault_ends_after_its_time_to_clear(key, bad):
     bench = GpuBench().tick().for_s(900, **bad)
     clear_s = 60 if key.startswith("pcie") else 600
     assert bench.for_s(clear_s - 15).reasons() == [key]
@@ -71,7 +71,7 @@ def test_every_fault_goes_after_a_clean_time(key, bad):
 
 
 @pytest.mark.parametrize(("key", "bad"), ALL)
-def test_every_fault_goes_at_once_after_a_reset_that_mended_it(key, bad):
+def test_every_fault_ends_at_once_after_a_reset_that_repaired_it(key, bad):
     bench = GpuBench().tick().for_s(900, **bad).read(recovery_action="gpu_reset").tick(**bad)
     assert bench.reasons() == ["recovery_gpu_reset", key]
     bench.read()
@@ -80,20 +80,20 @@ def test_every_fault_goes_at_once_after_a_reset_that_mended_it(key, bad):
 
 
 @pytest.mark.parametrize(("key", "bad"), ALL)
-def test_a_reset_that_mended_nothing_clears_nothing(key, bad):
+def test_a_reset_without_a_good_value_clears_nothing(key, bad):
     bench = GpuBench().tick().for_s(900, **bad).read(recovery_action="gpu_reset").read().tick(**bad)
     assert bench.reasons() == [key]
 
 
 @pytest.mark.parametrize(("key", "bad"), ALL)
-def test_a_gpu_that_was_lost_and_is_found_was_reset(key, bad):
+def test_a_lost_gpu_that_is_listed_again_was_reset(key, bad):
     bench = GpuBench().tick().for_s(900, **bad).read(lost=True)
     assert bench.reasons()[0] == "gpu_lost"
     assert bench.read().tick().health() == HEALTHY
 
 
 @pytest.mark.parametrize(("key", "bad"), ALL)
-def test_what_is_no_longer_told_changes_nothing(key, bad):
+def test_a_value_that_is_no_longer_reported_changes_nothing(key, bad):
     bench = GpuBench().tick().for_s(900, **bad)
     bench.for_s(5000, **dict.fromkeys(bad))
     assert bench.reasons() == [key]
@@ -101,7 +101,7 @@ def test_what_is_no_longer_told_changes_nothing(key, bad):
 
 
 @pytest.mark.parametrize(("key", "bad"), ALL)
-def test_a_value_that_swings_toggles_at_most_once_in_a_hold(key, bad):
+def test_an_oscillating_value_toggles_at_most_once_in_a_hold(key, bad):
     bench = GpuBench().tick().for_s(900, **bad)
     for _ in range(100):
         bench.tick().tick(**bad)
@@ -109,7 +109,7 @@ def test_a_value_that_swings_toggles_at_most_once_in_a_hold(key, bad):
 
 
 @pytest.mark.parametrize(("key", "bad"), ALL)
-def test_what_is_ignored_is_not_looked_for_and_what_is_unhealthy_is_a_choice(key, bad):
+def test_faults_can_be_ignored_and_their_severity_chosen(key, bad):
     assert (
         GpuBench.with_limits(GpuHealthSettings(ignore=(MeasuredFault(key),)))
         .tick()
@@ -129,12 +129,12 @@ def test_what_is_ignored_is_not_looked_for_and_what_is_unhealthy_is_a_choice(key
 
 
 @pytest.mark.parametrize("link", range(18))
-def test_each_of_eighteen_links_is_looked_at(link):
+def test_each_of_eighteen_links_is_checked(link):
     bench = GpuBench().tick().for_s(30, **{f"gpu_nvlink_up__{link}": 0})
     assert bench.health().reasons[0].detail == f"NVLink {link} is down; 17 are up."
 
 
-def test_a_link_that_was_never_up_is_no_fault_unless_it_is_expected():
+def test_a_link_that_was_never_up_is_a_fault_only_if_it_is_required():
     off = {f"gpu_nvlink_up__{link}": 0 for link in range(18)}
     assert GpuBench().for_s(3600, **off).health() == HEALTHY
     bench = GpuBench.with_limits(GpuHealthSettings(nvlinks=18)).for_s(30, gpu_nvlink_up__3=0)
@@ -145,25 +145,25 @@ def test_a_link_that_was_never_up_is_no_fault_unless_it_is_expected():
     )
 
 
-def test_the_links_that_are_down_are_named_as_they_are_now():
+def test_the_reason_names_the_links_that_are_down_now():
     bench = GpuBench().tick().for_s(30, gpu_nvlink_up__3=0).tick(gpu_nvlink_up__3=0, gpu_nvlink_up__4=0)
     assert bench.health().reasons[0].detail == "NVLinks 3, 4 are down; 16 are up."
 
 
-def test_links_that_mig_switched_off_are_no_fault():
+def test_links_that_mig_mode_switches_off_are_no_fault():
     bench = GpuBench().tick()
     bench.reading = gpu(mig=True)
     assert bench.for_s(3600, gpu_nvlink_up__3=0).reasons() == ["mig_enabled"]
 
 
-def test_a_number_that_counts_on_wakes_nobody():
+def test_a_growing_count_does_not_change_the_health():
     bench = GpuBench().tick().tick(gpu_ecc_uncorrectable_sram=1)
     first = bench.health()
     for count in range(2, 50):
         assert bench.tick(gpu_ecc_uncorrectable_sram=count).health() == first
 
 
-def test_an_idle_gpus_slow_link_is_no_fault_and_its_idle_time_no_evidence():
+def test_a_slow_link_counts_only_under_load():
     idle = {"gpu_performance_state": 8, "gpu_utilization": 0, "gpu_pcie_generation": 1}
     assert GpuBench().for_s(7200, **idle).health() == HEALTHY
     bench = GpuBench()
@@ -180,7 +180,7 @@ def test_an_idle_gpus_slow_link_is_no_fault_and_its_idle_time_no_evidence():
     assert bench.health() == HEALTHY
 
 
-def test_hours_without_a_reading_are_no_evidence():
+def test_time_without_a_reading_does_not_count():
     bench = GpuBench().tick().tick(gpu_nvlink_up__3=0)
     bench.now += 3600
     assert bench.tick(gpu_nvlink_up__3=0).health() == HEALTHY
@@ -191,7 +191,7 @@ def test_hours_without_a_reading_are_no_evidence():
     assert bench.tick().reasons() == ["nvlink_down"]
 
 
-def test_the_limits_are_what_they_are_set_to():
+def test_every_limit_can_be_set():
     assert (
         GpuBench.with_limits(GpuHealthSettings(remapped_rows=513))
         .tick(gpu_remapped_uncorrectable=513)

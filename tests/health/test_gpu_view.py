@@ -25,7 +25,7 @@ def test_a_sound_gpu_has_every_rule_with_its_value_and_its_threshold():
     assert (view.name, view.kind, view.state, view.for_s) == ("GPU0", "gpu", State.HEALTHY, 15.0)
 
 
-def test_a_fault_goes_through_its_phases_with_the_time_that_is_left():
+def test_each_phase_of_a_fault_has_its_remaining_time():
     bad = {"gpu_nvlink_up__3": 0}
     bench = GpuBench().tick().for_s(15, **bad)
     rule = views(bench)[0]["nvlink_down"]
@@ -41,14 +41,14 @@ def test_a_fault_goes_through_its_phases_with_the_time_that_is_left():
     assert (rule.phase, rule.in_s, rule.measured) == ("clearing", 540, "18 up, 0 down")
 
 
-def test_what_is_not_told_is_unknown_and_what_is_ignored_is_off():
+def test_a_missing_value_is_unknown_and_an_ignored_rule_is_off():
     bench = GpuBench.with_limits(GpuHealthSettings(ignore=(MeasuredFault.PCIE_WIDTH,))).read()
     rules, _ = views(bench)
     assert rules["pcie_width"].phase == "off"
     assert {rule.phase for key, rule in rules.items() if key != "pcie_width"} == {"unknown"}
 
 
-def test_what_the_driver_announced_stands_first_with_its_way_back():
+def test_events_and_readings_are_first_with_what_clears_them():
     bench = GpuBench().tick()
     events = [GpuEvent("GPU-0", 79), GpuEvent("GPU-0", 63), GpuEvent("GPU-0", None, unavailable=True)]
     bench.take(15, events=events)
@@ -71,14 +71,14 @@ def test_what_the_driver_announced_stands_first_with_its_way_back():
     assert rules["xid_79"].clears == "a reset, or 600 s without another"
 
 
-def test_an_xid_that_only_a_reset_clears_has_no_end_in_sight():
+def test_an_xid_that_only_a_reset_clears_has_no_remaining_time():
     bench = GpuBench(gpu(), settings=GpuSettings(xid_clear_seconds=None))
     bench.take(0, events=[GpuEvent("GPU-0", 79)], vitals=[GpuVitals("GPU-0")]).now = 5
     first = views(bench)[1].rules[0]
     assert (first.rule, first.in_s, first.clears) == ("xid_79", None, "a reset")
 
 
-def test_a_gpu_that_answers_with_errors_says_which():
+def test_a_gpu_with_failing_calls_shows_the_error():
     bench = GpuBench().tick()
     bench.read(fault="nvmlDeviceGetName: Unknown Error")
     rule = views(bench)[0]["gpu_unreadable"]

@@ -36,27 +36,27 @@ def read(data: bytes) -> tuple[Header, list[Sample]]:
 
 
 @given(st.lists(samples, max_size=5))
-def test_what_was_recorded_is_what_is_read(recorded):
+def test_a_recording_is_read_as_it_was_written(recorded):
     data = encode(HEADER) + b"".join(encode(one) for one in recorded)
     assert read(data) == (HEADER, recorded)
 
 
-def test_a_line_is_one_line_and_leaves_out_what_is_not_known():
+def test_a_sample_is_one_line_without_unknown_fields():
     assert encode(Sample(1.0, "a", Source.FEC)) == b'{"at":1.0,"device":"a","source":"fec"}\n'
     assert b"rdma" not in encode(HEADER)
 
 
-def test_a_last_line_cut_short_is_passed_over():
+def test_a_last_line_that_is_cut_short_is_ignored():
     assert read(encode(HEADER) + encode(SAMPLE) + encode(SAMPLE)[:-9]) == (HEADER, [SAMPLE])
 
 
 @pytest.mark.parametrize("line", [b"{}\n", b"[]\n", b'{"at":1,"device":"a","source":"tea"}\n', b"\xff\n"])
-def test_a_broken_line_is_named(line):
+def test_a_broken_line_is_reported_with_its_number(line):
     with pytest.raises(RecordingError, match="line 3"):
         read(encode(HEADER) + encode(SAMPLE) + line + encode(SAMPLE))
 
 
-def test_a_line_without_an_end_fills_no_memory():
+def test_a_line_without_an_end_is_bounded():
     file = io.BytesIO(encode(HEADER) + encode(SAMPLE) + b"x" * (3 * LINE_MAX))
     header, samples = decode(lines(file))
     with pytest.raises(RecordingError, match="line 3 is longer than"):
@@ -65,7 +65,7 @@ def test_a_line_without_an_end_fills_no_memory():
     assert file.tell() <= 2 * LINE_MAX
 
 
-def test_what_a_later_agent_adds_is_passed_over():
+def test_unknown_fields_are_ignored():
     line = b'{"at":1,"device":"a","source":"fec","values":{"unheard_of":1},"new":[1]}\n'
     assert read(encode(HEADER) + line)[1] == [Sample(1, "a", Source.FEC, {"unheard_of": 1})]
 
@@ -76,13 +76,13 @@ def test_another_version_is_refused_with_the_remedy():
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b'{"form":"tea"}\n', b"\0" * 40])
-def test_what_is_no_recording_is_said(data):
+def test_another_file_is_refused(data):
     with pytest.raises(RecordingError, match="line 1"):
         read(data)
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_samples_or_the_one_error(data):
+def test_any_bytes_are_samples_or_a_recording_error(data):
     for text in (data, encode(HEADER) + data):
         try:
             read(text)

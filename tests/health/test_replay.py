@@ -75,7 +75,7 @@ def test_every_transition_is_printed_as_reviewed(recording: Path, capsys: pytest
     assert capsys.readouterr().out == told, "the samples hold all the time there is"
 
 
-def test_thresholds_are_tuned_offline(
+def test_thresholds_can_be_tuned_on_a_recording(
     recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "nodeagent.yaml"
@@ -90,7 +90,7 @@ def test_thresholds_are_tuned_offline(
     assert not reasons & {"speed_reduced", "flapping"}
 
 
-def test_a_replay_needs_nothing_but_samples_and_bears_an_empty_one(tmp_path: Path) -> None:
+def test_a_recording_without_samples_is_replayed(tmp_path: Path) -> None:
     assert list(replay(Header(), [], HealthSettings())) == []
     path = tmp_path / "empty"
     path.write_bytes(b"")
@@ -98,7 +98,7 @@ def test_a_replay_needs_nothing_but_samples_and_bears_an_empty_one(tmp_path: Pat
     assert main(["health", "replay", str(tmp_path / "none")]) == 1
 
 
-def test_samples_of_others_than_the_headers_devices_are_left_out(recording: Path) -> None:
+def test_samples_of_devices_that_are_not_in_the_header_are_ignored(recording: Path) -> None:
     with recording.open("rb") as lines:
         header, samples = decode(lines)
         strangers = [Sample(1.0, "GPU-1", Source.GPU, {"gpu_celsius": 40}), *samples]
@@ -126,7 +126,7 @@ def brief(one: Transition) -> tuple[float, str, str, bool]:
     return one.at, one.name, ",".join(reason.key for reason in one.after.reasons), one.after.allocatable
 
 
-def test_the_vitals_of_a_gpu_come_and_go_as_they_do_for_the_agent() -> None:
+def test_measured_faults_of_a_gpu_start_and_end_as_in_the_agent() -> None:
     down = [links_up(100.0, 1, 1)] + [links_up(115.0 + 15 * step, 1, 0) for step in range(4)]
     clean = [links_up(175.0 + 15 * step, 1, 1) for step in range(50)]
     assert judged(*down, *clean) == [
@@ -135,7 +135,7 @@ def test_the_vitals_of_a_gpu_come_and_go_as_they_do_for_the_agent() -> None:
     ]
 
 
-def test_an_xid_goes_with_the_reset_that_the_driver_asked_for() -> None:
+def test_an_xid_ends_with_the_reset_that_the_driver_asked_for() -> None:
     said = {"gpu_lost": 0.0, "gpu_mig": 0.0}
     assert judged(
         gpus(10.0, said, gpu_recovery_action="none"),
@@ -152,7 +152,7 @@ def test_an_xid_goes_with_the_reset_that_the_driver_asked_for() -> None:
     ]
 
 
-def test_time_goes_by_for_an_xid_while_the_driver_speaks_and_stands_still_while_it_does_not() -> None:
+def test_an_xid_ends_by_time_only_while_the_driver_answers() -> None:
     def heard(*times: int) -> list[Sample]:
         return [gpus(float(at), {"gpu_celsius": 40, "gpu_xids/79": 1}) for at in range(*times)]
 
@@ -165,7 +165,7 @@ def test_time_goes_by_for_an_xid_while_the_driver_speaks_and_stands_still_while_
     assert judged(*short) == [(100.0, "GPU4", "xid_79", False), (701.0, "GPU4", "", True)]
 
 
-def test_all_cards_at_once_on_one_word_are_guarded_as_by_the_agent() -> None:
+def test_the_loss_of_all_gpus_is_guarded_as_in_the_agent() -> None:
     def said(at: float, lost: float) -> list[Sample]:
         return [
             Sample(at, card.device, Source.GPU, {"gpu_lost": lost, "gpu_mig": 0}) for card in CARDS.devices
@@ -179,7 +179,7 @@ def test_all_cards_at_once_on_one_word_are_guarded_as_by_the_agent() -> None:
     ]
 
 
-def test_a_card_that_the_header_does_not_name_is_left_out() -> None:
+def test_a_gpu_that_is_not_in_the_header_is_ignored() -> None:
     assert judged(Sample(1.0, "GPU-z", Source.GPU, {"gpu_row_remap_failed": 1})) == []
 
 

@@ -3,11 +3,10 @@ guard delays without forbidding."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from msgspec.structs import replace
 
 from nodeagent.health.service import HealthService
 from nodeagent.health.state_file import StateFile

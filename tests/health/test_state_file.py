@@ -1,4 +1,4 @@
-"""What survives a restart of the agent, and what does not."""
+"""The state file: what it keeps over a restart of the agent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def written(memory: StateFile) -> None:
         await task
 
 
-async def test_what_is_kept_is_recalled_by_the_next_agent(tmp_path: Path) -> None:
+async def test_records_are_read_by_the_next_agent(tmp_path: Path) -> None:
     memory = StateFile.open(tmp_path / "state")
     memory.store("nic", {A: Kept(1000), B: Kept(2.5)})
     memory.store("gpu", {DeviceIdentity("0000:1b:00.0", "GPU-1"): [48, 79]})
@@ -62,7 +62,7 @@ def test_another_card_in_the_slot_is_another_device() -> None:
         + b"[" * 100_000,
     ],
 )
-def test_a_broken_or_foreign_file_is_left_out_with_one_line(
+def test_a_broken_or_foreign_file_is_ignored_with_one_log_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: bytes
 ) -> None:
     (tmp_path / "health.json").write_bytes(text)
@@ -72,7 +72,7 @@ def test_a_broken_or_foreign_file_is_left_out_with_one_line(
     assert "cannot be read" in caplog.text
 
 
-def test_another_boot_is_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_file_of_another_boot_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     memory = StateFile(tmp_path / "health.json", "an earlier boot")
     memory.store("nic", {A: Kept(1000)})
@@ -81,9 +81,7 @@ def test_another_boot_is_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert "of an earlier boot" in caplog.text
 
 
-async def test_an_entry_of_another_form_is_left_out_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_invalid_record_is_ignored_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     memory = StateFile.open(tmp_path)
     memory.store("nic", {A: {"penalty": "much"}, B: Kept(1)})
     await written(memory)
@@ -91,7 +89,7 @@ async def test_an_entry_of_another_form_is_left_out_alone(
     assert "0000:18:00.0" in caplog.text
 
 
-async def test_a_folder_that_cannot_be_written_is_told_of_once(
+async def test_a_folder_that_cannot_be_written_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("in the way")
@@ -104,7 +102,7 @@ async def test_a_folder_that_cannot_be_written_is_told_of_once(
     assert "health.stateDirectory" in caplog.text
 
 
-async def test_equal_values_are_not_written_again_and_writes_are_apart(
+async def test_equal_records_are_not_written_again_and_writes_have_a_minimum_distance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "GAP_S", 3600.0)

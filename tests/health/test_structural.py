@@ -73,7 +73,7 @@ def test_a_pf_with_carrier_and_its_vfs_are_healthy() -> None:
     assert judge(ALL, [UP]) == ALL
 
 
-def test_nothing_but_health_is_changed() -> None:
+def test_only_health_changes() -> None:
     judged = judge(ALL, [replace(UP, carrier=False)])
     assert tuple(replace(function, health=HEALTHY) for function in judged) == ALL
 
@@ -88,14 +88,14 @@ def test_nothing_but_health_is_changed() -> None:
         ({"admin_up": False, "carrier": None, "operstate": "down"}, Fault.ADMIN_DOWN),
     ],
 )
-def test_the_fault_of_a_pf_is_its_vfs_too(change: dict[str, Any], key: str) -> None:
+def test_a_fault_of_a_pf_applies_to_its_vfs(change: dict[str, Any], key: str) -> None:
     judged = judge(ALL, [replace(UP, **change)])
     assert verdicts(judged) == [(State.DOWN, False)] * 3
     assert [keys(function) for function in judged] == [[key]] * 3
     assert all("PF 0000:1a:00.0 (eth0)" in function.health.reasons[0].detail for function in judged)
 
 
-def test_the_fault_of_a_pf_is_not_another_pfs() -> None:
+def test_a_fault_of_a_pf_does_not_apply_to_another_pf() -> None:
     judged = judge((*ALL, OTHER), [replace(UP, carrier=False), replace(UP, pci_address=OTHER.pci_address)])
     assert judged[-1] == OTHER
 
@@ -107,20 +107,22 @@ def test_recovery_is_immediate() -> None:
 
 
 @pytest.mark.parametrize("operstate", ["down", "unknown", None, "dormant"])
-def test_carrier_is_believed_before_the_operstate_which_lags(operstate: str | None) -> None:
+def test_the_carrier_has_priority_over_the_operstate(operstate: str | None) -> None:
     assert judge(ALL, [replace(UP, operstate=operstate)]) == ALL
 
 
 @pytest.mark.parametrize(
     ("carrier", "state"), [(True, State.HEALTHY), (False, State.DOWN), (None, State.UNKNOWN)]
 )
-def test_on_infiniband_ipoib_being_set_down_is_no_fault(carrier: bool | None, state: State) -> None:
+def test_on_infiniband_an_ipoib_netdev_that_is_set_down_is_no_fault(
+    carrier: bool | None, state: State
+) -> None:
     pf = replace(PF, link_type="infiniband")
     link = replace(UP, admin_up=False, carrier=carrier, operstate=None)
     assert judge([pf], [link])[0].health.state == state
 
 
-def test_a_vf_that_a_pod_took_into_its_namespace_is_healthy() -> None:
+def test_a_vf_in_the_namespace_of_a_pod_is_healthy() -> None:
     judged = Judged()
     judged.look((PF, VF), [UP])
     assert (
@@ -129,7 +131,7 @@ def test_a_vf_that_a_pod_took_into_its_namespace_is_healthy() -> None:
 
 
 @pytest.mark.parametrize("allocatable", [True, False])
-def test_a_pf_that_hides_its_link_is_unknown_and_changes_nothing(allocatable: bool) -> None:
+def test_a_pf_without_a_visible_link_is_unknown_and_keeps_its_devices(allocatable: bool) -> None:
     node = Judged()
     node.look(ALL, [replace(UP, carrier=allocatable)])
     moved = (replace(PF, netdev=None), VF, GUEST)
@@ -140,16 +142,16 @@ def test_a_pf_that_hides_its_link_is_unknown_and_changes_nothing(allocatable: bo
     assert node.look(moved, []) == judged
 
 
-def test_a_link_that_was_never_seen_is_unknown_and_may_be_used() -> None:
+def test_a_link_that_was_never_visible_is_unknown_and_allocatable() -> None:
     assert verdicts(judge(ALL, [])) == [(State.UNKNOWN, True)] * 3
 
 
-def test_a_carrier_that_the_kernel_does_not_tell_is_unknown() -> None:
+def test_a_carrier_that_the_kernel_does_not_report_is_unknown() -> None:
     judged = judge(ALL, [replace(UP, carrier=None, operstate="unknown")])
     assert verdicts(judged) == [(State.UNKNOWN, True)] * 3
 
 
-def test_a_pf_without_a_driver_is_down_whatever_its_link() -> None:
+def test_a_pf_without_a_driver_is_down() -> None:
     judged = judge([replace(PF, driver=None, netdev=None), VF], [])
     assert verdicts(judged) == [(State.DOWN, False)] * 2
     assert keys(judged[1]) == [Fault.DRIVER_UNBOUND]
@@ -161,7 +163,7 @@ def test_a_vf_without_a_driver_is_down_alone() -> None:
     assert judged[1].health.reasons == (Reason("driver_unbound", "VF 0000:1a:00.1 has no driver"),)
 
 
-def test_the_gravest_reason_comes_first_and_outweighs_ignorance() -> None:
+def test_the_gravest_reason_is_first_and_outweighs_an_unknown_link() -> None:
     unbound = replace(VF, driver=None)
     assert keys(judge((PF, unbound), [replace(UP, carrier=False)])[1]) == [
         Fault.DRIVER_UNBOUND,
@@ -172,13 +174,13 @@ def test_the_gravest_reason_comes_first_and_outweighs_ignorance() -> None:
     assert hidden.health.state == State.DOWN
 
 
-def test_a_vf_whose_pf_is_not_there_is_down() -> None:
+def test_a_vf_without_its_pf_is_down() -> None:
     (judged,) = judge([VF], [])
     assert verdicts((judged,)) == [(State.DOWN, False)]
     assert keys(judged) == [Fault.DEVICE_MISSING]
 
 
-def test_a_function_that_vanished_stays_as_missing_until_it_is_back() -> None:
+def test_a_missing_function_stays_listed_until_it_returns() -> None:
     node = Judged()
     node.look(ALL, [UP])
     gone = node.look((PF, VF), [UP])
@@ -189,7 +191,7 @@ def test_a_function_that_vanished_stays_as_missing_until_it_is_back() -> None:
     assert node.look(ALL, [UP]) == ALL
 
 
-def test_a_pf_that_vanished_takes_its_vfs_down() -> None:
+def test_a_missing_pf_takes_its_vfs_down() -> None:
     node = Judged()
     node.look(ALL, [UP])
     judged = node.look([VF], [])

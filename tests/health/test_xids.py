@@ -1,12 +1,15 @@
 """The faults of GPUs by events and readings, and that a GPU recovers from each."""
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.commands.health.tables import xids_markdown
 from nodeagent.health.gpu_judge import unknown
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.xids import FATAL, IGNORE, WATCH, Severity, severity
@@ -17,18 +20,29 @@ from tests.support.judged_gpus import GpuBench, gpu
 SETTINGS = GpuSettings(xid_clear_seconds=600)
 
 
-def test_the_table_is_closed_and_no_xid_is_in_two_classes():
+def test_the_documented_xids_are_those_of_the_code():
+    """``NODEAGENT_GOLDEN=write`` writes them."""
+    page = Path(__file__).parents[2] / "docs/gpu-health.md"
+    head, mark, rest = page.read_text().partition("<!-- xids -->\n")
+    _, end, tail = rest.partition("<!-- end -->\n")
+    text = f"{head}{mark}{xids_markdown()}{end}{tail}"
+    if os.environ.get("NODEAGENT_GOLDEN") == "write":
+        page.write_text(text)
+    assert page.read_text() == text
+
+
+def test_no_xid_has_two_severities():
     assert not set(FATAL) & set(WATCH)
     assert not (set(FATAL) | set(WATCH)) & IGNORE
 
 
 @pytest.mark.parametrize("xid", [13, 31, 43, 45, 68, 94, 154])
-def test_an_applications_fault_says_nothing_about_its_gpu(xid):
+def test_an_xid_of_the_application_leaves_the_gpu_healthy(xid):
     assert GpuBench(gpu()).xid(1, xid).health() == HEALTHY
 
 
 @pytest.mark.parametrize("xid", [48, 62, 64, 74, 79, 95, 109, 119, 120])
-def test_a_fatal_xid_condemns_its_gpu_and_no_other(xid):
+def test_a_fatal_xid_makes_its_gpu_unhealthy_and_no_other(xid):
     bench = GpuBench(gpu(0), gpu(1)).xid(1, xid)
     assert bench.health().state is State.UNHEALTHY
     assert not bench.health().allocatable
@@ -37,7 +51,7 @@ def test_a_fatal_xid_condemns_its_gpu_and_no_other(xid):
 
 
 @pytest.mark.parametrize("xid", [63, 92, 145, 4242])
-def test_a_watched_or_unknown_xid_is_shown_and_condemns_nobody(xid):
+def test_a_watched_or_unknown_xid_is_shown_and_withdraws_nothing(xid):
     health = GpuBench(gpu()).xid(1, xid).health()
     assert (health.state, health.allocatable) == (State.DEGRADED, True)
 
@@ -60,19 +74,19 @@ def test_a_configuration_overrides_the_table_and_fatal_wins():
     assert severity(4242, settings) is Severity.IGNORE
 
 
-def test_a_reset_that_was_seen_clears_at_once():
+def test_a_reset_clears_at_once():
     bench = GpuBench(gpu()).xid(1, 48).read_at(2, gpu(recovery_action="gpu_reset"))
     assert bench.reasons() == ["recovery_gpu_reset", "xid_48"]
     assert bench.read_at(3, gpu()).health() == HEALTHY
 
 
-def test_a_reset_counts_also_where_the_driver_only_refused_with_reset_required():
+def test_a_reset_also_counts_if_the_driver_reported_it_only_with_an_error():
     bench = GpuBench(gpu(recovery_action=None)).xid(1, 48)
     bench.read_at(2, gpu(recovery_action="gpu_reset", fault="nvmlDeviceGetName: GPU requires restart"))
     assert bench.read_at(3, gpu(recovery_action=None)).health() == HEALTHY
 
 
-def test_an_xid_after_the_reset_is_not_cleared_with_it():
+def test_a_reset_does_not_clear_a_later_xid():
     bench = (
         GpuBench(gpu()).xid(1, 48).read_at(2, gpu(recovery_action="gpu_reset")).xid(3, 79).read_at(4, gpu())
     )
@@ -80,13 +94,13 @@ def test_an_xid_after_the_reset_is_not_cleared_with_it():
 
 
 @pytest.mark.parametrize("action", ["none", None])
-def test_without_a_reset_an_xid_clears_after_a_clean_time(action):
+def test_without_a_reset_an_xid_clears_after_its_time(action):
     bench = GpuBench(gpu(recovery_action=action)).xid(1, 79)
     assert bench.read_at(600, gpu(recovery_action=action)).reasons() == ["xid_79"]
     assert bench.read_at(601, gpu(recovery_action=action)).health() == HEALTHY
 
 
-def test_the_same_xid_again_counts_again_and_changes_no_word():
+def test_a_repeated_xid_restarts_its_time_and_keeps_its_text():
     bench = GpuBench(gpu()).xid(1, 79)
     once = bench.health()
     assert bench.xid(500, 79).health() == once
@@ -94,7 +108,7 @@ def test_the_same_xid_again_counts_again_and_changes_no_word():
     assert bench.read_at(1100, gpu()).health() == HEALTHY
 
 
-def test_while_an_action_is_asked_for_no_time_clears():
+def test_no_time_clears_an_xid_while_the_driver_asks_for_an_action():
     bench = GpuBench(gpu()).xid(1, 79).read_at(5000, gpu(recovery_action="node_reboot"))
     assert bench.read_at(9999, gpu(recovery_action="node_reboot")).reasons() == [
         "recovery_node_reboot",
@@ -102,7 +116,7 @@ def test_while_an_action_is_asked_for_no_time_clears():
     ]
 
 
-def test_an_unreadable_gpu_is_no_clean_time():
+def test_an_unreadable_gpu_clears_no_xid():
     bench = GpuBench(gpu()).xid(1, 79).read_at(601, gpu(fault="x"))
     assert bench.reasons() == ["xid_79", "gpu_unreadable"]
 
@@ -115,7 +129,7 @@ def test_an_unreadable_gpu_is_no_clean_time():
         (gpu(0),),
     ],
 )
-def test_a_lost_gpu_keeps_its_facts_and_comes_back(readings):
+def test_a_lost_gpu_keeps_its_facts_and_recovers(readings):
     bench = GpuBench(gpu(0), gpu(1))
     bench.read_at(1, *readings)
     assert bench.reasons("GPU-1") == ["gpu_lost"]
@@ -125,13 +139,13 @@ def test_a_lost_gpu_keeps_its_facts_and_comes_back(readings):
     assert bench.read_at(2, gpu(0), gpu(1)).health("GPU-1") == HEALTHY
 
 
-def test_a_gpu_that_others_moved_into_the_place_of_is_not_taken_for_them():
+def test_a_lost_gpu_is_not_confused_with_the_one_at_its_old_index():
     bench = GpuBench(gpu(0), gpu(1)).read_at(1, replace(gpu(1), index=0), GpuReading(1, fault="no"))
     assert bench.reasons("GPU-0") == ["gpu_lost"]
     assert bench.health("GPU-1") == HEALTHY
 
 
-def test_a_gpu_that_answers_with_errors_is_first_in_doubt_then_condemned_then_back():
+def test_a_gpu_with_failing_calls_is_first_unknown_then_unhealthy_then_recovers():
     bench = GpuBench(gpu(0)).read_at(10, GpuReading(0, fault="nvmlDeviceGetHandleByIndex: Unknown Error"))
     assert (bench.health().state, bench.health().allocatable) == (State.UNKNOWN, True)
     bench.read_at(39, gpu(fault="x"))
@@ -142,19 +156,19 @@ def test_a_gpu_that_answers_with_errors_is_first_in_doubt_then_condemned_then_ba
     assert bench.read_at(41, gpu()).health() == HEALTHY
 
 
-def test_mig_is_stated_plainly_and_is_no_fault():
+def test_mig_is_a_reason_but_no_fault():
     health = GpuBench(gpu(mig=True)).health()
     assert (health.state, health.allocatable) == (State.HEALTHY, False)
     assert [reason.key for reason in health.reasons] == ["mig_enabled"]
     assert GpuBench(gpu(mig=True)).read_at(1, gpu()).health() == HEALTHY
 
 
-def test_the_gravest_reason_comes_first():
+def test_the_gravest_reason_is_first():
     bench = GpuBench(gpu()).xid(1, 63, 79).read_at(2, gpu(lost=True, mig=True, recovery_action="node_reboot"))
     assert bench.reasons() == ["gpu_lost", "recovery_node_reboot", "xid_79", "mig_enabled", "xid_63"]
 
 
-def test_a_silent_driver_changes_no_allocatability():
+def test_a_silent_driver_withdraws_and_returns_nothing():
     for health in (HEALTHY, GpuBench(gpu()).xid(1, 79).health()):
         silent = unknown(health, "it hangs")
         assert (silent.state, silent.allocatable) == (State.UNKNOWN, health.allocatable)
@@ -162,7 +176,7 @@ def test_a_silent_driver_changes_no_allocatability():
         assert silent.reasons[1:] == health.reasons
 
 
-def test_events_that_name_nobody_known_and_no_gpu_condemn_nobody():
+def test_events_of_unknown_gpus_and_without_a_gpu_have_no_effect():
     bench = GpuBench(gpu()).xid(1, 79, uuid="GPU-9").xid(2, 79, uuid=None).xid(3, None)
     assert bench.health() == HEALTHY
 

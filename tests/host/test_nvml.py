@@ -392,7 +392,7 @@ from nodeagent.host.nvml import Nvml
 from nodeagent.host.sysfs import Tree
 from nodeagent.sources import gpu_source
 from nodeagent.health.service import HealthService
-from nodeagent.sources.gpu_facts import GpuFacts
+from nodeagent.sources.gpu_publisher import GpuPublisher
 
 async def main():
     heard = asyncio.Queue()
@@ -404,7 +404,7 @@ async def main():
         print("state", *said, flush=True)
     def silence(why):
         print("silence", why, flush=True)
-    facts = GpuFacts(HealthService())
+    facts = GpuPublisher(HealthService())
     facts.publish_to(state)
     watching = asyncio.create_task(gpu_source.watch(
         Nvml, Tree(sys.argv[1]), facts, silence,

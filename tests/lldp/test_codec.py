@@ -6,10 +6,11 @@ import dataclasses
 import re
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nodeagent.lldp.basic_tlvs import BASIC
+from nodeagent.lldp.describe import describe
 from nodeagent.lldp.escaping import object_identifier, plain, printable
 from nodeagent.lldp.ethernet import GROUPS, NEAREST_BRIDGE, build_frame, parse_frame
 from nodeagent.lldp.lldpdu import (
@@ -320,26 +321,22 @@ ouis = st.sampled_from([b"\0\x80\xc2", b"\0\x12\x0f", b"\0\x12\xbb", b"\0\0\0"])
     min_size=3, max_size=3
 )
 aggregations = st.builds(LinkAggregation, st.booleans(), st.booleans(), long)
-pdus = st.builds(
-    Lldpdu,
-    st.builds(ChassisId, subtypes, ids),
-    st.builds(PortId, subtypes, ids),
-    short,
-    port_description=some(texts(255)),
-    system_name=some(texts(255)),
-    system_description=some(texts(255)),
-    capabilities=some(st.builds(Capabilities, short, short)),
-    management_addresses=several(
+optional: dict[str, st.SearchStrategy] = {
+    "port_description": some(texts(255)),
+    "system_name": some(texts(255)),
+    "system_description": some(texts(255)),
+    "capabilities": some(st.builds(Capabilities, short, short)),
+    "management_addresses": several(
         st.builds(
             ManagementAddress, octet, st.binary(min_size=1, max_size=31), octet, long, st.binary(max_size=128)
         )
     ),
-    pvid=some(short),
-    ppvids=several(st.builds(Ppvid, short, st.booleans(), st.booleans())),
-    vlans=several(st.builds(Vlan, short, texts(32))),
-    link_aggregation=some(aggregations),
-    link_aggregation_8023=some(aggregations),
-    ets=some(
+    "pvid": some(short),
+    "ppvids": several(st.builds(Ppvid, short, st.booleans(), st.booleans())),
+    "vlans": several(st.builds(Vlan, short, texts(32))),
+    "link_aggregation": some(aggregations),
+    "link_aggregation_8023": some(aggregations),
+    "ets": some(
         st.builds(
             EtsConfiguration,
             st.booleans(),
@@ -350,22 +347,29 @@ pdus = st.builds(
             eights(0, 255),
         )
     ),
-    ets_recommendation=some(st.builds(EtsRecommendation, eights(0, 15), eights(0, 255), eights(0, 255))),
-    pfc=some(st.builds(Pfc, st.booleans(), st.booleans(), st.integers(0, 15), octet)),
-    applications=some(several(st.builds(Application, st.integers(0, 7), st.integers(0, 7), short))),
-    mac_phy=some(st.builds(MacPhy, st.booleans(), st.booleans(), short, short)),
-    maximum_frame_size=some(short),
-    med=some(
+    "ets_recommendation": some(st.builds(EtsRecommendation, eights(0, 15), eights(0, 255), eights(0, 255))),
+    "pfc": some(st.builds(Pfc, st.booleans(), st.booleans(), st.integers(0, 15), octet)),
+    "applications": some(several(st.builds(Application, st.integers(0, 7), st.integers(0, 7), short))),
+    "mac_phy": some(st.builds(MacPhy, st.booleans(), st.booleans(), short, short)),
+    "maximum_frame_size": some(short),
+    "med": some(
         st.builds(
             Med, some(st.builds(MedCapabilities, short, octet)), *[some(texts(32)) for _ in range(7)]
         ).filter(lambda med: med != Med())
     ),
-    organizational=several(
+    "organizational": several(
         st.builds(Organizational, ouis, octet, st.binary(max_size=507)).filter(
             lambda one: one.oui + bytes((one.subtype,)) not in known
         )
     ),
-    reserved=several(st.builds(Reserved, st.integers(9, 126), st.binary(max_size=511))),
+    "reserved": several(st.builds(Reserved, st.integers(9, 126), st.binary(max_size=511))),
+}
+pdus = st.builds(
+    Lldpdu,
+    st.builds(ChassisId, subtypes, ids),
+    st.builds(PortId, subtypes, ids),
+    short,
+    **optional,
 )
 
 
@@ -568,3 +572,18 @@ def test_frames_of_scapy_decode_to_the_same_values():
 
 def test_every_tlv_names_the_clause_of_its_standard():
     assert all(re.fullmatch(r"(802\.(1AB|1Q|3)|TIA-1057) (D\.)?\d[\d.]*", spec.clause) for spec in SPECS)
+
+
+def test_the_strategies_draw_every_field_and_know_every_tlv():
+    mandatory = {"chassis_id", "port_id", "ttl", "warnings"}
+    assert optional.keys() | mandatory == {field.name for field in dataclasses.fields(Lldpdu)}
+    assert known == {spec.key for spec in ORGANIZATIONAL}
+
+
+@pytest.mark.parametrize("field", sorted(optional))
+@settings(max_examples=10)
+@given(st.data())
+def test_every_field_is_in_the_description(field, data):
+    value = data.draw(optional[field].filter(lambda value: value not in (None, ())))
+    bare = Lldpdu(ChassisId(4, MAC), PortId(5, b"swp1"), 120)
+    assert describe(dataclasses.replace(bare, **{field: value})) != describe(bare)

@@ -1,4 +1,4 @@
-"""The stand-in kubelet's admissions: which devices a pod gets, in whose order, and what is left behind."""
+"""The stand-in kubelet's admissions: which devices a pod gets, in which order, and what leaks."""
 
 from __future__ import annotations
 
@@ -103,13 +103,13 @@ async def test_the_preferred_devices_are_taken(node):
     assert (list(asked.must_include_deviceIDs), asked.allocation_size) == ([], 3)
 
 
-async def test_the_plugin_is_asked_even_where_everything_is_needed(node):
+async def test_the_plugin_is_called_even_if_every_device_is_needed(node):
     plugin = await node.offer(NIC, many("vf", 4, 0), prefer=first)
     assert (await node.kubelet.admit(PodSpec.single("a", {NIC: 4}))).admitted
     assert len(plugin.called("GetPreferredAllocation")) == 1
 
 
-async def test_a_plugin_without_the_option_is_not_asked(node):
+async def test_a_plugin_without_the_option_is_not_called(node):
     plugin = await node.offer(NIC, many("vf", 4))
     assert (await node.kubelet.admit(PodSpec.single("a", {NIC: 2}))).admitted
     assert plugin.called("GetPreferredAllocation") == []
@@ -166,7 +166,7 @@ async def test_a_resource_with_no_healthy_device_fails_the_pod(node):
     assert f"no healthy devices present; cannot allocate unhealthy devices {NIC}" in refused.message
 
 
-async def test_a_resource_never_listed_is_passed_over_and_the_pod_runs_without(node):
+async def test_a_resource_that_was_never_listed_is_skipped_and_the_pod_runs_without(node):
     pod = PodSpec.single("a", {NIC: 1})
     assert (await node.kubelet.admit(pod)).phase == "Running"
     assert node.kubelet.held(pod) == {}
@@ -183,7 +183,7 @@ async def test_a_resource_gone_from_the_node_but_still_held_is_unregistered(node
     assert f"cannot allocate unregistered device {NIC}" in refused.message
 
 
-async def test_a_pod_that_is_admitted_again_must_ask_for_as_much(node):
+async def test_a_pod_that_is_admitted_again_must_request_the_same_count(node):
     plugin = await node.offer(NIC, many("vf", 8))
     pod = PodSpec.single("a", {NIC: 2})
     await node.kubelet.admit(pod)
@@ -203,7 +203,7 @@ async def test_a_pod_whose_device_has_turned_unhealthy_is_not_admitted_again(nod
     assert "previously allocated devices are no longer healthy" in (await node.kubelet.admit(pod)).message
 
 
-async def test_an_app_container_reuses_an_init_containers_devices_and_the_plugin_is_not_asked(node):
+async def test_an_app_container_reuses_an_init_containers_devices_without_a_call_to_the_plugin(node):
     plugin = await node.offer(NIC, many("vf", 8), prefer=first)
     pod = PodSpec("a", (Container("main", {NIC: 2}),), init_containers=(Container("init", {NIC: 3}),))
     assert (await node.kubelet.admit(pod)).admitted
@@ -290,7 +290,7 @@ async def test_a_veto_after_aligned_devices_were_taken_leaks_them_until_a_pod_is
     assert not node.kubelet.allocated(NIC) & leaked
 
 
-async def test_an_error_of_allocate_gives_the_devices_back_at_once(node):
+async def test_an_error_of_allocate_frees_the_devices_at_once(node):
     def refuse(ids):
         raise RefusalError(grpc.StatusCode.FAILED_PRECONDITION, "slices of two GPUs")
 
@@ -334,7 +334,7 @@ async def test_a_plugin_that_dies_in_allocate_fails_the_pod(node):
     assert node.kubelet.allocated(NIC) == set()
 
 
-async def test_a_device_that_vanishes_in_flight_kills_the_kubelet(node):
+async def test_a_device_that_is_removed_in_flight_ends_the_kubelet(node):
     plugin = await node.offer(NIC, many("vf", 2))
     plugin.allocate_gate.clear()
     dying = asyncio.create_task(node.kubelet.admit(PodSpec.single("a", {NIC: 2})))
@@ -349,7 +349,7 @@ async def test_a_device_that_vanishes_in_flight_kills_the_kubelet(node):
     await node.kubelet.start()
 
 
-async def test_a_device_that_turns_unhealthy_in_flight_kills_nobody(node):
+async def test_a_device_that_turns_unhealthy_in_flight_does_not_end_the_kubelet(node):
     plugin = await node.offer(NIC, many("vf", 2))
     plugin.allocate_gate.clear()
     pod = PodSpec.single("a", {NIC: 2})
@@ -433,7 +433,7 @@ async def test_an_init_containers_devices_fail_the_pod_at_a_kubelet_restart(node
 # Giving back.
 
 
-async def test_a_removed_pods_devices_are_freed_when_the_kubelet_next_looks(node):
+async def test_the_devices_of_a_removed_pod_are_freed_at_the_next_search(node):
     await node.offer(NIC, many("vf", 2))
     a, b = PodSpec.single("a", {NIC: 2}), PodSpec.single("b", {NIC: 2})
     await node.kubelet.admit(a)
@@ -457,7 +457,7 @@ async def test_the_scheduler_counts_an_unhealthy_device_in_use_twice(node):
 # What others are told.
 
 
-async def test_resource_health_is_what_the_plugin_last_said_of_each_device(node):
+async def test_resource_health_is_the_plugins_latest_health_of_each_device(node):
     plugin = await node.offer(NIC, many("vf", 2))
     pod = PodSpec.single("a", {NIC: 2})
     await node.kubelet.admit(pod)
@@ -479,7 +479,7 @@ async def client(node):
     await client.close()
 
 
-async def test_podresources_lists_each_device_once_although_the_kubelet_says_it_per_numa_node(node, client):
+async def test_the_client_lists_each_device_once_although_the_kubelet_lists_it_per_numa_node(node, client):
     await node.offer(MEM, many("slice", 3, 0, 1))
     await node.offer(NIC, many("vf", 3))
     await node.kubelet.admit(PodSpec.single("b", {NIC: 3}))
@@ -497,7 +497,7 @@ async def test_podresources_shows_a_sidecar_and_no_other_init_container(node, cl
     assert [holding.container for holding in await client.list()] == ["main", "sidecar"]
 
 
-async def test_a_question_to_podresources_frees_the_devices_of_pods_that_are_gone(node, client):
+async def test_a_request_to_podresources_frees_the_devices_of_ended_pods(node, client):
     await node.offer(NIC, many("vf", 2))
     pod = PodSpec.single("a", {NIC: 2})
     await node.kubelet.admit(pod)
@@ -520,7 +520,7 @@ async def test_after_a_restart_podresources_is_empty_until_the_pods_are_known(no
     assert await client.list() == before
 
 
-async def test_the_pods_sources_are_heard_after_their_delay(node):
+async def test_the_pods_are_received_after_the_delay(node):
     await node.offer(NIC, many("vf", 2))
     pod = PodSpec("a", (Container("main", {NIC: 1}),), init_containers=(Container("init", {NIC: 1}),))
     await node.kubelet.admit(pod)
@@ -529,7 +529,7 @@ async def test_the_pods_sources_are_heard_after_their_delay(node):
     await node.kubelet.until(lambda: node.kubelet.admissions[pod.uid].phase == "Failed")
 
 
-async def test_podresources_of_a_kubelet_that_is_absent_names_the_socket_and_the_cause(node):
+async def test_podresources_of_an_absent_kubelet_names_the_socket_and_the_cause(node):
     await node.kubelet.stop()
     client = PodResources(node.kubelet.podresources_socket)
     with pytest.raises(
@@ -548,7 +548,7 @@ async def test_podresources_answers_no_more_than_its_rate(node, client):
     assert answers[:10] == [()] * 10
 
 
-async def test_podresources_tells_the_healthy_devices_and_one_pod(node):
+async def test_podresources_returns_the_healthy_devices_and_one_pod(node):
     from nodeagent.kube import podresources_pb2 as podresources
 
     await node.offer(NIC, [device("vf0", 0, 1), device("vf1"), device("vf2", health="Unhealthy")])
@@ -595,7 +595,7 @@ async def test_with_fewer_needed_than_aligned_the_plugin_chooses_among_the_align
     assert of(node.kubelet, pod) == {"a0", "a1", "a2"}
 
 
-async def test_with_as_many_needed_as_aligned_the_plugin_is_not_asked(nodes):
+async def test_with_as_many_needed_as_aligned_the_plugin_is_not_called(nodes):
     node = await nodes(topology_policy="single-numa-node")
     plugin = await node.offer(NIC, [*many("a", 4, 0), *many("b", 2, 1)], prefer=first)
     pod = PodSpec.single("p", {NIC: 4})
@@ -604,7 +604,7 @@ async def test_with_as_many_needed_as_aligned_the_plugin_is_not_asked(nodes):
     assert plugin.called("GetPreferredAllocation") == []
 
 
-async def test_with_more_needed_than_aligned_all_aligned_are_taken_before_the_plugin_is_asked(nodes):
+async def test_with_more_needed_than_aligned_all_aligned_are_taken_before_the_plugin_is_called(nodes):
     node = await nodes(topology_policy="best-effort")
     plugin = await node.offer(NIC, [*many("a", 2, 0), *many("free", 4)], prefer=first)
     pod = PodSpec.single("p", {NIC: 2})
@@ -662,7 +662,7 @@ async def test_devices_without_numa_nodes_are_indifferent_to_every_policy(nodes)
     assert len(plugin.called("GetPreferredAllocation")) == 1
 
 
-def test_hints_name_every_affinity_that_would_do_and_prefer_the_narrowest():
+def test_hints_list_every_possible_affinity_and_prefer_the_narrowest():
     counted = Counter({(0,): 4, (1,): 2})
     found = hints(numa_nodes=(0, 1), listed=counted, available=counted, reusable=Counter(), request=3)
     assert found == (NumaHint(0b01, True), NumaHint(0b11, False))
@@ -694,7 +694,7 @@ def test_merging_prefers_preferred_then_narrow():
 # Size.
 
 
-async def test_a_hundred_thousand_devices_are_no_burden(node):
+async def test_a_hundred_thousand_devices_are_admitted_in_time(node):
     node.plugins[MEM] = plugin = await Plugin(
         node.kubelet.socket.parent / "m.sock", MEM, many("0-", 100_000, 0), prefer=first
     ).start()

@@ -1,4 +1,4 @@
-"""The stand-in kubelet's plugins: registration, streams, restarts, races and the Node that comes of it."""
+"""The stand-in kubelet's plugins: registration, streams, restarts, races and the resulting Node."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_a_version_other_than_v1beta1_is_refused(kubelet, plugin):
 @pytest.mark.parametrize(
     "name", ["nic0", "kubernetes.io/nic0", "a.kubernetes.io/b", "requests.a/b", "A/b", "a/", "a/b/c"]
 )
-def test_a_name_that_is_no_extended_resource_is_refused(name):
+def test_a_name_that_is_not_an_extended_resource_is_refused(name):
     assert not is_extended_resource(name)
 
 
@@ -95,7 +95,7 @@ async def test_a_resource_name_without_domain_fails_register(kubelet, plugin):
     assert kubelet.registrations[-1].error == 'the ResourceName "nic0" is invalid'
 
 
-async def test_options_are_asked_while_register_is_in_flight(kubelet, plugin):
+async def test_options_are_requested_while_register_is_in_flight(kubelet, plugin):
     plugin.options_gate.clear()
     register = asyncio.create_task(plugin.register(kubelet.socket))
     await plugin.until(lambda: plugin.called("GetDevicePluginOptions"))
@@ -162,14 +162,14 @@ async def test_a_message_replaces_the_whole_list(kubelet, plugin):
     )
 
 
-async def test_a_heartbeat_is_seen_for_what_it_is(kubelet, plugin):
+async def test_a_heartbeat_is_recorded_as_a_repeated_message(kubelet, plugin):
     await registered(kubelet, plugin)
     plugin.say(many("vf", 8, 0))
     await kubelet.until(lambda: len(kubelet.updates) == 2)
     assert [update.repeated for update in kubelet.updates] == [False, True]
 
 
-async def test_each_message_rewrites_the_checkpoint_even_one_that_says_nothing_new(kubelet, plugin):
+async def test_each_message_rewrites_the_checkpoint_even_a_repeated_one(kubelet, plugin):
     await registered(kubelet, plugin)
     file = kubelet.socket.parent / "kubelet_internal_checkpoint"
     before = file.stat().st_ino, file.stat().st_mtime_ns
@@ -202,7 +202,7 @@ async def test_a_message_just_below_4_mib_passes(kubelet, plugin):
     assert kubelet.ends == []
 
 
-async def test_the_end_of_the_stream_keeps_capacity_and_takes_allocatable(kubelet, plugin):
+async def test_the_end_of_the_stream_keeps_capacity_and_sets_allocatable_to_zero(kubelet, plugin):
     await registered(kubelet, plugin)
     await plugin.stop()
     await kubelet.until(lambda: kubelet.allocatable() == {NIC: 0})
@@ -249,7 +249,7 @@ async def test_the_end_of_an_old_stream_disconnects_the_new_client(kubelet, plug
     await newer.stop()
 
 
-async def test_without_the_bug_the_end_of_an_old_stream_touches_nothing(folder):
+async def test_without_the_bug_the_end_of_an_old_stream_has_no_effect(folder):
     kubelet = Kubelet(folder, bug_127803=False)
     await kubelet.start()
     older = await Plugin(kubelet.socket.parent / "older.sock", NIC, many("vf", 8)).start()
@@ -276,7 +276,7 @@ async def test_a_plugin_that_closes_first_and_registers_then_is_safe(kubelet, pl
     assert plugin.streams == 1
 
 
-async def test_a_server_bound_anew_on_the_same_path_gets_the_new_dial(kubelet, plugin):
+async def test_a_server_bound_again_on_the_same_path_gets_the_new_dial(kubelet, plugin):
     await registered(kubelet, plugin)
     newer = await Plugin(plugin.socket, NIC, many("new", 3)).start()
     await registered(kubelet, newer)
@@ -303,7 +303,7 @@ async def test_a_start_removes_sockets_and_nothing_else(folder):
     assert not kubelet.socket.exists()
 
 
-async def test_a_killed_kubelet_leaves_its_socket_behind_and_breaks_every_stream(kubelet, plugin):
+async def test_a_killed_kubelet_leaves_its_socket_and_breaks_every_stream(kubelet, plugin):
     await registered(kubelet, plugin)
     inode = kubelet.socket.stat().st_ino
     await kubelet.kill()
@@ -326,7 +326,7 @@ async def test_after_a_restart_known_resources_count_zero_until_their_plugin_ret
     assert kubelet.capacity() == {NIC: 8}
 
 
-async def test_a_checkpoint_that_is_gone_zeroes_the_nodes_resources(kubelet, plugin):
+async def test_a_missing_checkpoint_zeroes_the_nodes_resources(kubelet, plugin):
     await registered(kubelet, plugin)
     await kubelet.stop()
     assert kubelet.capacity() == {NIC: 8}
@@ -338,7 +338,7 @@ async def test_a_checkpoint_that_is_gone_zeroes_the_nodes_resources(kubelet, plu
 @pytest.mark.parametrize(
     "damage", [b"", b"{", b'{"Data":{"PodDeviceEntries":[],"RegisteredDevices":{}},"Checksum":1}']
 )
-async def test_a_damaged_checkpoint_counts_for_nothing(folder, damage):
+async def test_a_damaged_checkpoint_is_ignored(folder, damage):
     (folder / "device-plugins").mkdir()
     (folder / "device-plugins" / "kubelet_internal_checkpoint").write_bytes(damage)
     kubelet = Kubelet(folder)
@@ -357,7 +357,7 @@ async def listens(path):
     return True
 
 
-async def test_the_socket_can_be_there_before_it_listens(folder):
+async def test_the_socket_can_exist_before_it_listens(folder):
     kubelet = Kubelet(folder)
     await kubelet.start(listen_delay_s=0.05)
     inode = kubelet.socket.stat().st_ino
@@ -386,7 +386,7 @@ def test_a_directory_too_deep_for_sockets_is_refused(tmp_path):
         asyncio.run(kubelet.start())
 
 
-async def test_waiting_in_vain_says_where_things_stand(kubelet, plugin):
+async def test_a_wait_that_times_out_shows_the_state(kubelet, plugin):
     await registered(kubelet, plugin)
     with pytest.raises(TimeoutError, match="nic0"):
         await kubelet.until(lambda: False, timeout_s=0.01)
@@ -402,7 +402,7 @@ async def found(kubelet):
     await plugin.stop()
 
 
-async def test_a_socket_in_plugins_registry_is_registered_and_told_so(kubelet, found):
+async def test_a_socket_in_plugins_registry_is_registered_and_notified(kubelet, found):
     await kubelet.until(lambda: kubelet.allocatable() == {NIC: 8})
     await found.until(lambda: found.statuses)
     assert found.statuses[0].plugin_registered
@@ -429,7 +429,7 @@ async def test_a_name_that_begins_with_a_dot_is_skipped(kubelet):
     await deeper.stop()
 
 
-async def test_a_plugin_that_fails_validation_is_told_why(kubelet):
+async def test_a_plugin_that_fails_validation_gets_the_reason(kubelet):
     plugin = await Plugin(
         kubelet.plugins_registry / "old.sock", NIC, many("vf", 8), versions=("v1alpha",)
     ).start()
@@ -440,14 +440,14 @@ async def test_a_plugin_that_fails_validation_is_told_why(kubelet):
     await plugin.stop()
 
 
-async def test_a_plugin_of_another_type_is_told_so(kubelet):
+async def test_a_plugin_of_another_type_gets_the_reason(kubelet):
     plugin = await Plugin(kubelet.plugins_registry / "csi.sock", NIC, [], kind="CSIPlugin").start()
     await plugin.until(lambda: plugin.statuses)
     assert "CSIPlugin" in plugin.statuses[0].error
     await plugin.stop()
 
 
-async def test_a_refused_plugin_is_tried_again_later(kubelet):
+async def test_a_refused_plugin_is_retried_later(kubelet):
     kubelet.refuse("not yet")
     plugin = await Plugin(kubelet.plugins_registry / "nic0.sock", NIC, many("vf", 8)).start()
     await plugin.until(lambda: plugin.statuses)
@@ -457,7 +457,7 @@ async def test_a_refused_plugin_is_tried_again_later(kubelet):
     await plugin.stop()
 
 
-async def test_the_service_may_live_on_another_socket(kubelet):
+async def test_the_service_may_be_on_another_socket(kubelet):
     service = await Plugin(kubelet.directory / "service.sock", NIC, many("vf", 8)).start()
     door = await Plugin(kubelet.plugins_registry / "door.sock", NIC, [], endpoint=str(service.socket)).start()
     await kubelet.until(lambda: kubelet.allocatable() == {NIC: 8})
@@ -467,14 +467,14 @@ async def test_the_service_may_live_on_another_socket(kubelet):
     await service.stop()
 
 
-async def test_a_socket_that_vanishes_deregisters_its_plugin(kubelet, found):
+async def test_a_removed_socket_deregisters_its_plugin(kubelet, found):
     await kubelet.until(lambda: kubelet.allocatable() == {NIC: 8})
     found.socket.unlink()
     await kubelet.until(lambda: kubelet.allocatable() == {NIC: 0})
     assert kubelet.capacity() == {NIC: 8}
 
 
-async def test_a_socket_that_is_replaced_is_registered_anew(kubelet, found):
+async def test_a_replaced_socket_is_registered_again(kubelet, found):
     await kubelet.until(lambda: kubelet.allocatable() == {NIC: 8})
     await found.stop()
     again = await Plugin(found.socket, NIC, many("vf", 5)).start()

@@ -108,7 +108,7 @@ def check_invariants(machine: Machine, root: Path) -> None:
             for one in device.glob(f"{class_}/*"):
                 assert (root / "sys/class" / class_ / one.name).resolve() == one.resolve()
                 assert (one / "device").resolve() == here
-    # And the other way: nothing is left of what has gone.
+    # The reverse: no entry of a removed object is left.
     for class_ in ("net", "infiniband", "infiniband_verbs", "infiniband_mad"):
         for one in (root / "sys/class" / class_).iterdir():
             if one.is_symlink() and one.name != "lo":
@@ -308,7 +308,7 @@ def test_vf_addresses_cross_functions_devices_and_buses():
         vf_address("0000:ff:00.0", 1, 1, 255)
 
 
-# What happens, and its undoing
+# Events and their undoing
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_an_undone_event_leaves_the_machine_unchanged(do, undo, tmp_path):
     undo(machine)
     assert tree_of(root, but=counters) == before
     assert (root / ".nodeagent/uevent").read_text() == "3\n"
-    # Of a VF without carrier nothing shows; everything else must have.
+    # A VF without carrier has no entry; every other event must change one.
     assert after != before or link(root).carrier
 
 
@@ -584,7 +584,7 @@ async def test_vfs_appear_one_by_one_and_the_count_changes_after_the_last(tmp_pa
         ]
 
 
-# What others write
+# Writes of other programs
 
 
 def put(root: Path, path: str, text: str) -> None:
@@ -694,7 +694,7 @@ async def test_a_followed_machine_reacts_to_writes(tmp_path):
         await following
 
 
-# Whatever happens
+# Random events
 
 NICS = ["enp24s0np0", "eno1", "0000:18:00.1", "0000:18:00.2"]
 FUNCTIONS = [*NICS, GPU]
@@ -788,7 +788,7 @@ def test_an_unknown_machine_is_an_error_that_lists_the_known_ones(tmp_path):
         Machine.load(tmp_path / "none.yaml")
 
 
-# What a NIC measures
+# Counters and measured values
 
 
 def sampled(root: Path, source: str) -> dict[str, float]:

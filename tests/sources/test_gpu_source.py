@@ -18,7 +18,7 @@ from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import measurement
 from nodeagent.model import HEALTHY, State
 from nodeagent.sources import gpu_source
-from nodeagent.sources.gpu_facts import GpuFacts
+from nodeagent.sources.gpu_publisher import GpuPublisher
 
 
 def recorded(index, **parts):
@@ -101,7 +101,7 @@ async def watching(driver, root, state_file=None, **settings):
     pace = {"interval_s": 0.05, "vitals_s": 0.05, "absent_s": 0.05, "timeout_s": 5.0}
     pace |= {name: settings.pop(name) for name in pace if name in settings}
     health = HealthService(state_file=state_file)
-    heard.facts = GpuFacts(health)
+    heard.facts = GpuPublisher(health)
     heard.facts.publish_to(heard.state, heard.sampled)
     storing = asyncio.create_task(health.run())
     settings["pace"] = gpu_source.Pace(**pace)
@@ -120,7 +120,7 @@ def on(machine, **settings):
     return watching(lambda: RecordedGpuDriver(machine.root), machine.root, **settings)
 
 
-async def test_gpus_are_stated_with_their_numa_node_and_pci_path(machine):
+async def test_gpus_are_published_with_their_numa_node_and_pci_path(machine):
     machine.place("0000:1b:00.0", "0000:15:01.0", 1)
     machine.place("0000:1c:00.0", "0000:15:02.0", -1)
     async with on(machine) as heard:
@@ -131,7 +131,7 @@ async def test_gpus_are_stated_with_their_numa_node_and_pci_path(machine):
     assert (first.uuid, first.minor, first.memory_mib, first.health) == ("GPU-0", 0, 81559, HEALTHY)
 
 
-async def test_a_gpu_that_left_sysfs_keeps_the_place_it_had(machine):
+async def test_a_gpu_that_left_sysfs_keeps_its_place(machine):
     machine.place("0000:1b:00.0", "0000:15:01.0", 1)
     async with on(machine) as heard:
         await heard.keys("", "")
@@ -141,14 +141,14 @@ async def test_a_gpu_that_left_sysfs_keeps_the_place_it_had(machine):
     assert heard.gpus[0].numa_node == 1
 
 
-async def test_an_unreadable_numa_node_costs_only_itself(machine):
+async def test_an_unreadable_numa_node_is_unknown_alone(machine):
     machine.place("0000:1b:00.0", "0000:15:01.0", "rubbish")
     async with on(machine) as heard:
         await heard.keys("", "")
     assert heard.gpus[0].numa_node is None
 
 
-async def test_an_xid_is_stated_and_counted_each_time_and_a_reset_clears_it(machine):
+async def test_an_xid_is_published_and_counted_each_time_and_a_reset_clears_it(machine):
     async with on(machine, interval_s=60) as heard:
         await heard.keys("", "")
         machine.events = [{"sequence": 1, "uuid": "GPU-1", "xid": 79}] * 1
@@ -163,7 +163,7 @@ async def test_an_xid_is_stated_and_counted_each_time_and_a_reset_clears_it(mach
     assert heard.facts.xids == {("GPU-1", 79): 2}
 
 
-async def test_a_gpu_that_vanishes_is_kept_as_lost_and_comes_back(machine):
+async def test_a_missing_gpu_stays_as_lost_and_recovers(machine):
     async with on(machine) as heard:
         await heard.keys("", "")
         machine.set(recorded(0))
@@ -172,7 +172,7 @@ async def test_a_gpu_that_vanishes_is_kept_as_lost_and_comes_back(machine):
         await heard.keys("", "", "")
 
 
-async def test_no_driver_is_zero_gpus_said_once_and_one_installed_later_is_found(tmp_path, caplog):
+async def test_an_absent_driver_is_logged_once_and_a_later_one_found(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     looked = threading.Semaphore(0)
 
@@ -201,7 +201,7 @@ async def test_a_hint_finds_a_new_driver_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("broken", ["{", '{"failure": {"call": "list", "error": "Unknown Error"}}'])
-async def test_a_driver_that_fails_is_silent_and_what_was_known_stands(machine, broken):
+async def test_a_failing_driver_is_silent_and_its_gpus_stay(machine, broken):
     async with on(machine) as heard:
         await heard.keys("", "")
         machine.write(broken)
@@ -212,7 +212,7 @@ async def test_a_driver_that_fails_is_silent_and_what_was_known_stands(machine, 
         await heard.keys("", "")
 
 
-async def test_a_wait_that_fails_silences_and_condemns_nobody(machine):
+async def test_a_failing_wait_changes_no_health(machine):
     readings = []
     async with on(machine) as heard:
         await heard.keys("", "")
@@ -226,7 +226,7 @@ async def test_a_wait_that_fails_silences_and_condemns_nobody(machine):
     assert readings == [(None, [HEALTHY, HEALTHY])] * 4
 
 
-async def test_a_gpu_that_cannot_be_told_is_left_out_and_said_once(machine, caplog):
+async def test_a_gpu_without_a_uuid_is_left_out_and_logged_once(machine, caplog):
     caplog.set_level(logging.INFO)
     machine.set(recorded(0), {"index": 1, "fault": "Unknown Error"}, recorded(2, memory_mib=None))
     async with on(machine) as heard:
@@ -241,7 +241,7 @@ async def test_a_gpu_that_cannot_be_told_is_left_out_and_said_once(machine, capl
 # Vitals
 
 
-async def test_vitals_are_told_as_samples_and_judged(machine):
+async def test_measured_values_are_published_as_samples_and_judged(machine):
     values = {"gpu_celsius": 40, "gpu_row_remap_failed": 0, "gpu_nvlink_up/17": 1}
     machine.set(recorded(0, values=values, texts={"gpu_serial": "1"}), recorded(1))
     async with on(machine) as heard:
@@ -265,7 +265,7 @@ async def test_vitals_are_told_as_samples_and_judged(machine):
     assert all(measurement(name) for sample in told[0] for name in sample.values)
 
 
-async def test_vitals_that_cannot_be_are_left_out_and_named_once(machine, caplog):
+async def test_impossible_values_are_dropped_and_logged_once(machine, caplog):
     absurd = {"gpu_pcie_width": 2**32 - 1, "gpu_celsius": -300, "gpu_nvlink_up/x": 1, "rm -rf": 1}
     machine.set(recorded(0, values=absurd | {"gpu_memory_celsius": 41}))
     async with on(machine) as heard:
@@ -275,7 +275,7 @@ async def test_vitals_that_cannot_be_are_left_out_and_named_once(machine, caplog
     assert all(repr(name) in caplog.text for name in absurd)
 
 
-async def test_vitals_that_fail_cost_nothing_else_and_are_said_once(machine, caplog):
+async def test_a_failing_measurement_costs_nothing_else_and_is_logged_once(machine, caplog):
     machine.set(recorded(0), recorded(1), failure={"call": "vitals", "error": "Unknown Error"})
     async with on(machine) as heard:
         await heard.keys("", "")
@@ -286,7 +286,7 @@ async def test_vitals_that_fail_cost_nothing_else_and_are_said_once(machine, cap
     assert caplog.text.count("The GPUs cannot be measured") == 1
 
 
-async def test_memory_is_told_by_container_and_never_by_process(machine):
+async def test_memory_is_reported_by_container_and_never_by_process(machine):
     inner, outer = "ab" * 32, "cd" * 32
     scope = f"0::/docker/{outer}/kubepods.slice/kubepods-pod1.slice/cri-containerd-{inner}.scope\n"
     for pid, text in (("11", scope), ("12", scope), ("13", "0::/user.slice\n")):
@@ -308,7 +308,7 @@ async def test_memory_is_told_by_container_and_never_by_process(machine):
     assert second.values == {"gpu_processes": 0}
 
 
-async def test_an_event_asks_for_vitals_too(machine):
+async def test_an_event_triggers_a_measurement_too(machine):
     async with on(machine, interval_s=3600, vitals_s=3600) as heard:
         await heard.keys("", "")
         await heard.until(lambda: heard.samples)
@@ -316,7 +316,7 @@ async def test_an_event_asks_for_vitals_too(machine):
         await heard.keys("remap_pending", "")
 
 
-async def test_an_unavailable_gpu_is_condemned_alone(machine):
+async def test_an_unavailable_gpu_is_unhealthy_alone(machine):
     async with on(machine) as heard:
         await heard.keys("", "")
         machine.events = [{"sequence": 1, "uuid": "GPU-1", "xid": None, "unavailable": True}]
@@ -326,7 +326,7 @@ async def test_an_unavailable_gpu_is_condemned_alone(machine):
         await heard.keys("", "")
 
 
-async def test_a_driver_that_hangs_in_the_vitals_is_still_listened_to_without_them(tmp_path, caplog):
+async def test_a_driver_that_hangs_in_a_measurement_is_used_without_it(tmp_path, caplog):
     hung = []
 
     def make():
@@ -364,7 +364,7 @@ async def test_each_gpu_is_explained_and_counted_for_metrics(machine):
     assert figures["GPU-1"].transitions == {}
 
 
-async def test_vitals_are_not_asked_again_while_a_call_for_them_hangs(tmp_path, monkeypatch):
+async def test_nothing_is_measured_while_a_measurement_hangs(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_source, "VITALS_REST_S", 0.0)
     made = []
 
@@ -384,7 +384,7 @@ async def test_vitals_are_not_asked_again_while_a_call_for_them_hangs(tmp_path, 
 # What outlives the process
 
 
-async def test_what_stood_stands_after_a_restart_and_a_reset_meanwhile_is_seen(machine, tmp_path):
+async def test_a_fault_outlives_a_restart_and_a_reset_meanwhile_clears_it(machine, tmp_path):
     folder = tmp_path / "state"
     state_file = StateFile.open(folder)
     writing = asyncio.create_task(state_file.run())
@@ -402,7 +402,7 @@ async def test_what_stood_stands_after_a_restart_and_a_reset_meanwhile_is_seen(m
         await heard.keys("", "")
 
 
-async def test_another_boot_has_forgotten(machine, tmp_path):
+async def test_another_boot_starts_without_faults(machine, tmp_path):
     state_file = StateFile.open(tmp_path / "state")
     writing = asyncio.create_task(state_file.run())
     async with on(machine, state_file=state_file) as heard:
@@ -418,7 +418,7 @@ async def test_another_boot_has_forgotten(machine, tmp_path):
         await heard.keys("", "")
 
 
-async def test_a_driver_that_is_silent_after_the_restart_leaves_what_was_known(machine, tmp_path):
+async def test_a_driver_that_is_silent_after_a_restart_keeps_the_health(machine, tmp_path):
     state_file = StateFile.none()
     async with on(machine, state_file=state_file) as heard:
         await heard.keys("", "")
@@ -489,7 +489,7 @@ class Scripted:
 
 
 @pytest.mark.parametrize("call", ["open", "list", "wait"])
-async def test_a_call_that_hangs_is_given_up_named_and_replaced(tmp_path, call):
+async def test_a_call_that_hangs_is_abandoned_reported_and_replaced(tmp_path, call):
     hung, sound = Scripted(hold=(call,)), Scripted()
     drivers = iter([hung, sound])
     async with watching(lambda: next(drivers), tmp_path, timeout_s=0.1) as heard:
@@ -501,7 +501,7 @@ async def test_a_call_that_hangs_is_given_up_named_and_replaced(tmp_path, call):
         assert await asyncio.to_thread(hung.closed.wait, 10)
 
 
-async def test_a_close_that_hangs_is_given_up_as_well(tmp_path):
+async def test_a_close_that_hangs_is_abandoned_too(tmp_path):
     hung, sound = Scripted(hold=("close",), error=DriverError("Unknown Error")), Scripted()
     drivers = iter([hung, sound])
     async with watching(lambda: next(drivers), tmp_path, timeout_s=0.1) as heard:
@@ -510,7 +510,7 @@ async def test_a_close_that_hangs_is_given_up_as_well(tmp_path):
         hung.release.set()
 
 
-async def test_what_a_given_up_session_says_later_is_not_heard(tmp_path):
+async def test_results_of_an_abandoned_session_are_dropped(tmp_path):
     hung, sound = Scripted(hold=("list",)), Scripted()
     hung.gpus = lambda: (hung.enter("list"), (GpuReading(9, "GPU-9", 9, "old", "0000:ff:00.0", 1),))[1]
     drivers = iter([hung, sound])
@@ -523,7 +523,7 @@ async def test_what_a_given_up_session_says_later_is_not_heard(tmp_path):
         assert [gpu.uuid for gpu in heard.gpus] == ["GPU-0"]
 
 
-async def test_hung_threads_are_few_and_one_that_returns_makes_room(tmp_path, monkeypatch):
+async def test_hung_threads_are_bounded_and_one_that_returns_makes_room(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_source, "BACKOFF_MAX_S", 0.02)
     monkeypatch.setattr(gpu_source, "BACKOFF_FIRST_S", 0.01)
     made = []
@@ -545,7 +545,7 @@ async def test_hung_threads_are_few_and_one_that_returns_makes_room(tmp_path, mo
             assert await asyncio.to_thread(one.closed.wait, 10)
 
 
-async def test_a_hint_asks_a_running_session_for_a_reading(tmp_path):
+async def test_a_hint_triggers_a_reading_of_a_running_session(tmp_path):
     driver, hints = Scripted(), asyncio.Event()
     async with watching(lambda: driver, tmp_path, interval_s=3600, hints=hints) as heard:
         await heard.keys("")
@@ -560,14 +560,14 @@ async def test_ending_the_source_ends_its_thread(tmp_path):
     assert await asyncio.to_thread(driver.closed.wait, 10)
 
 
-async def test_a_defect_in_the_driver_is_told_and_the_supervisors_to_hear(tmp_path, monkeypatch):
+async def test_a_defect_in_the_driver_reaches_the_supervisor(tmp_path, monkeypatch):
     told, defects = threading.Event(), []
     monkeypatch.setattr(threading, "excepthook", lambda why: (defects.append(why.exc_type), told.set()))
     with pytest.raises(RuntimeError, match="thread that talks to the GPU driver died"):
         await gpu_source.watch(
             lambda: Scripted(error=ZeroDivisionError()),
             Tree(tmp_path),
-            GpuFacts(HealthService()),
+            GpuPublisher(HealthService()),
             lambda _: None,
         )
     assert await asyncio.to_thread(told.wait, 10)

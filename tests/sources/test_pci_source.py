@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from nodeagent.health.structural import Fault
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.model import Function, Rdma
-from nodeagent.sources.pci_source import PciFacts, Sweep, remember, scan, watch
+from nodeagent.sources.pci_source import PciFacts, Sweep, keep_pod_values, scan, watch
 from nodeagent.sources.pf_links import links
 from nodeagent.sources.scan_hints import ScanHint, ScanRequest
 from tests.support.drawn_trees import BROKEN, Link, Machine, grow, routes
@@ -322,7 +322,7 @@ def test_vfs_that_their_pf_does_not_list_yet_have_no_index(machine: Machine) -> 
     assert [function.vf_index for function in facts.functions] == [None, 0, None]
     assert len(facts.unreadable) == 1
     assert "does not list it" in facts.unreadable[0]
-    assert remember(before.functions, facts.functions) == before.functions
+    assert keep_pod_values(before.functions, facts.functions) == before.functions
 
 
 def test_dangling_links_to_removed_devices_are_not_an_error(machine: Machine) -> None:
@@ -346,28 +346,28 @@ def test_the_machine_that_runs_the_tests_can_be_read() -> None:
 
 def test_a_vf_in_a_pod_keeps_its_rdma_nodes(machine: Machine) -> None:
     before = scanned(machine).functions
-    assert [f.rdma for f in remember(before, [replace(f, rdma=None, netdev=None) for f in before])] == [
-        f.rdma for f in before
-    ]
+    assert [
+        f.rdma for f in keep_pod_values(before, [replace(f, rdma=None, netdev=None) for f in before])
+    ] == [f.rdma for f in before]
 
 
 def test_a_pf_whose_netdev_was_moved_away_keeps_its_link_type() -> None:
     """For class 0x0280 only the netdev has the link type."""
     pf = Function("0000:5e:00.0", "1bb5", "1103", "ionic", None, "ethernet", None, None, None, None, ())
-    assert remember([pf], [replace(pf, link_type=None)]) == (pf,)
+    assert keep_pod_values([pf], [replace(pf, link_type=None)]) == (pf,)
 
 
 @pytest.mark.parametrize("driver", ["vfio-pci", None])
 def test_a_vf_with_another_driver_loses_the_old_values(machine: Machine, driver: str | None) -> None:
     before = scanned(machine).functions
     now = tuple(replace(function, rdma=None, driver=driver) for function in before)
-    assert remember(before, now) == now
-    assert remember(now, now) == now
+    assert keep_pod_values(before, now) == now
+    assert keep_pod_values(now, now) == now
 
 
 def test_a_removed_function_is_not_kept(machine: Machine) -> None:
     before = scanned(machine).functions
-    assert remember(before, before[:1]) == before[:1]
+    assert keep_pod_values(before, before[:1]) == before[:1]
 
 
 # The sweep of the links

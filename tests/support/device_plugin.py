@@ -1,4 +1,4 @@
-"""A small device plugin on a real socket, for testing the stand-in kubelet: it answers what it is told."""
+"""A small device plugin on a real socket, for tests of the stand-in kubelet. The test sets its answers."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Plugin:
         self._changed()
 
     def say(self, devices: Iterable[pb.Device]) -> None:
-        """State a new list on every open stream."""
+        """Send a new list on every open stream."""
         self._message = self._encode(devices)
         for stream in self._streams:
             stream.put_nowait(self._message)

@@ -1,4 +1,4 @@
-"""A machine's files from a drawing.
+"""Write a machine's files from a nested dictionary (a drawing).
 
 ``grow(root, {...})`` writes a dict: a string is a file's text (a newline is added, as sysfs does), a dict
 a folder, ``Link("../x")`` a symbolic link, ``BROKEN`` an attribute that cannot be read. sysfs is drawn as
@@ -20,7 +20,7 @@ class Link:
 
 
 BROKEN: dict[str, Any] = {}
-"""A folder where a file is expected: reading it fails (EISDIR), as EIO does, for root too."""
+"""A folder in place of a file: reading it fails (EISDIR) for root too, like EIO."""
 
 Drawing = Mapping[str, Any]
 
@@ -35,7 +35,7 @@ def grow(root: Path, drawing: Drawing) -> Path:
             path.unlink(missing_ok=True)
             path.symlink_to(what.target)
         elif isinstance(what, str):
-            # In one step, as a reader of sysfs never sees half a value.
+            # In one step: a reader of sysfs never sees half a value.
             part = path.with_name(path.name + ".part")
             part.write_text(what + "\n", "utf-8", "surrogateescape")
             part.rename(path)
@@ -62,7 +62,7 @@ NETDEV: Drawing = {
 
 
 class Machine:
-    """A small machine under ``root``, with what a ConnectX-7 under mlx5 shows of itself."""
+    """A small machine under ``root`` with the sysfs files of a ConnectX-7 under mlx5."""
 
     def __init__(self, root: Path) -> None:
         self.root = grow(root, {"sys/class/net": {}, "sys/bus/pci/devices": {}, "proc/net": {}})
@@ -75,7 +75,7 @@ class Machine:
         (self.root / path.lstrip("/")).unlink()
 
     def function(self, address: str, above: str = "pci0000:15/0000:15:01.0", **files: Any) -> str:
-        """A PCI function; its folder is returned."""
+        """Add a PCI function. Returns its folder."""
         folder = f"/sys/devices/{above}/{address}"
         self.folders[address] = folder
         attributes = {"class": "0x020000", "vendor": "0x15b3", "device": "0x1021", "numa_node": "0"} | files
@@ -94,7 +94,7 @@ class Machine:
             self.draw(path, to(path, f"/sys/bus/pci/drivers/{driver}"))
 
     def netdev(self, name: str, function: str | None = None, **files: Any) -> str:
-        """A netdev of a PCI function, or a virtual one."""
+        """Add a netdev of a PCI function, or a virtual one."""
         above = self.folders[function] if function else "/sys/devices/virtual"
         folder = f"{above}/net/{name}"
         self.draw(folder, {**NETDEV, **files})
@@ -104,7 +104,7 @@ class Machine:
         return folder
 
     def lower(self, upper: str, lower: str) -> None:
-        """``lower`` lies under ``upper``, as the kernel links every such pair."""
+        """Put ``lower`` below ``upper`` with the kernel's links."""
         for here, way, there in ((upper, "lower", lower), (lower, "upper", upper)):
             folder = os.path.realpath(self.root / f"sys/class/net/{here}")
             target = os.path.realpath(self.root / f"sys/class/net/{there}")
@@ -112,7 +112,7 @@ class Machine:
             link.symlink_to(os.path.relpath(target, folder))
 
     def move_away(self, name: str) -> None:
-        """Into another network namespace, whose netdevs this sysfs does not show."""
+        """Move a netdev into another network namespace: this sysfs does not show it."""
         import shutil
 
         shutil.rmtree(os.path.realpath(self.root / f"sys/class/net/{name}"))
@@ -131,7 +131,7 @@ class Machine:
         )
 
     def vf(self, pf: str, index: int, **files: Any) -> str:
-        """VF ``index`` of a PF; its address is returned."""
+        """Add VF ``index`` of a PF. Returns its address."""
         domain, bus, rest = pf.split(":")
         number = int(rest[-1]) + 1 + index
         address = f"{domain}:{bus}:{number // 8:02x}.{number % 8}"
@@ -152,6 +152,6 @@ ROUTE = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\t
 
 
 def routes(*default: str) -> str:
-    """``/proc/net/route`` with a default route by each netdev, and a route of no interest."""
+    """``/proc/net/route`` with a default route by each netdev, and an unrelated route."""
     rows = [f"{name}\t00000000\t0101A8C0\t0003\t0\t0\t0\t00000000\t0\t0\t0" for name in default]
     return "\n".join([ROUTE, *rows, "eth9\t0001A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0"])

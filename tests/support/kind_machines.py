@@ -1,4 +1,4 @@
-"""Machines for the tests of kinds: a DGX-like one by hand, and any one by Hypothesis."""
+"""Machines for the tests of kinds: one like a DGX, and machines drawn by Hypothesis."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def dgx(num_vfs: int = 8) -> Snapshot:
 
 @st.composite
 def fleets(draw: st.DrawFn, most: int = 6) -> tuple[Gpu, ...]:
-    """GPUs of a few slices each (one slice is 1024 MiB), some of them sick, anywhere in a PCIe tree."""
+    """GPUs of a few slices each (one slice is 1024 MiB), some of them unhealthy, anywhere in a PCIe tree."""
     gpus = []
     for index in range(draw(st.integers(1, most))):
         root = draw(st.integers(0, 2))
@@ -112,7 +112,7 @@ def fleets(draw: st.DrawFn, most: int = 6) -> tuple[Gpu, ...]:
 
 
 def answer_of(ask: Callable[[], Any]) -> Any:
-    """The answer, or the refusal as one."""
+    """Return the answer or the refusal."""
     try:
         return ask()
     except Refused as refused:

@@ -1,4 +1,4 @@
-"""A real lldpd as the switch, in a network namespace of the tests' own."""
+"""A real lldpd as the switch, in a network namespace of the test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Lldpd", "Netns", "veth"]
 
 
 class Lldpd:
-    """A real lldpd as the switch, in a namespace, with a control socket of its own."""
+    """A real lldpd in a namespace, with its own control socket."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class Lldpd:
         settings: Sequence[str] = (),
         options: Sequence[str] = (),
     ) -> None:
-        # lldpd gives up root before it reads its settings through the socket, so the way there is open.
+        # lldpd drops root before it reads its settings through the socket, so the folder is accessible.
         self._folder = tempfile.TemporaryDirectory(prefix="lldpd-")
         folder = Path(self._folder.name)
         folder.chmod(0o755)
@@ -49,7 +49,7 @@ class Lldpd:
         self.stop()
 
     def say(self, *words: str) -> str:
-        """Hand words to lldpcli."""
+        """Run lldpcli with these arguments and return its output."""
         done = subprocess.run(
             self.cli(*words), check=True, timeout=30, stdin=subprocess.DEVNULL, capture_output=True, text=True
         )
@@ -59,7 +59,7 @@ class Lldpd:
         return ["lldpcli", "-u", str(self.socket), *words]
 
     def stop(self) -> None:
-        """As an operator does: it takes leave of its neighbors."""
+        """Stop lldpd normally: it sends shutdown frames."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -67,7 +67,7 @@ class Lldpd:
 
     def _end(self, number: signal.Signals) -> None:
         if self.process.poll() is None:
-            # The worker follows its monitor by itself on SIGTERM, and has to go with it on SIGKILL.
+            # On SIGTERM the worker ends with its monitor; SIGKILL must go to the whole group.
             if number == signal.SIGKILL:
                 os.killpg(self.process.pid, number)
             else:

@@ -15,7 +15,7 @@ from nodeagent.sim.machine import Machine
 
 SMALL = "two-gpu-two-nic"
 IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
-"""A machine is thousands of small files, which a disk makes slowly."""
+"""A machine is thousands of small files, which a disk creates slowly."""
 
 
 PROMPT = """\
@@ -25,12 +25,12 @@ health:
   - {rule: device_missing, clearForSeconds: 0}
   - {rule: flapping, enabled: false}
 """
-"""What is good again is given back at once: for tests of something else than holds."""
+"""Healthy devices are returned at once: for tests of other things than holds."""
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
 
 
 class Node:
-    """One node of a test. Sockets allow 107 characters of path, so its folder is a short one."""
+    """One node of a test. The path of a socket has at most 107 characters, so its folder is a short one."""
 
     def __init__(self, folder: Path, model: str) -> None:
         self.folder = folder
@@ -44,7 +44,7 @@ class Node:
         self.agent: Agent | None = None
 
     def configure(self, text: str) -> Config:
-        """Write the configuration file, as a whole; the head may be left out, and holds are none then."""
+        """Write the whole configuration file. Without the head, holds are switched off too."""
         if "apiVersion" not in text:
             text = f"{HEAD}{text}" if "health:" in text else f"{HEAD}{PROMPT}{text}"
         temporary = self.config_file.with_suffix(".tmp")
@@ -56,7 +56,7 @@ class Node:
         self, config: Config | None = None, listen: str = "127.0.0.1:0", node_name: str | None = None
     ) -> None:
         config = config or load(HEAD + PROMPT, name="prompt")
-        heard: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         options = AgentOptions(
             self.root,
             self.kubelet.directory,
@@ -64,12 +64,12 @@ class Node:
             listen,
             node_name,
         )
-        self.agent = Agent(config, options, heard.set_result)
+        self.agent = Agent(config, options, listening.set_result)
         self._task = asyncio.create_task(self.agent.run())
-        await asyncio.wait((self._task, heard), return_when=asyncio.FIRST_COMPLETED, timeout=20)
+        await asyncio.wait((self._task, listening), return_when=asyncio.FIRST_COMPLETED, timeout=20)
         if self._task.done():
             await self._task
-        self.port = heard.result()
+        self.port = listening.result()
 
     async def stop_agent(self) -> None:
         if self._task is not None:
@@ -81,7 +81,7 @@ class Node:
         await self.kubelet.until(lambda: self.kubelet.allocatable().get(resource) == count, 15)
 
     async def until(self, predicate: Callable[[], bool]) -> None:
-        """For what nobody announces: asked every few milliseconds."""
+        """Wait for a condition without an event: it is called every few milliseconds."""
         async with asyncio.timeout(15):
             while not predicate():
                 await asyncio.sleep(0.005)

@@ -1,4 +1,4 @@
-"""Tap devices whose carrier a test pulls: to these linkwatch applies as to a NIC, which a veth is exempt from."""
+"""Tap devices whose carrier a test switches: linkwatch applies to them as to a NIC, but not to a veth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _IFF_TAP, _IFF_NO_PI = 0x0002, 0x1000
 
 
 class Tap:
-    """``with Tap(ns, "tap0") as tap``: up, and with a carrier."""
+    """``with Tap(ns, "tap0") as tap``: up, with carrier."""
 
     def __init__(self, ns: Netns, name: str) -> None:
         with ns.entered():

@@ -15,7 +15,7 @@ from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.metrics import agent_metrics
 from nodeagent.model import Health, Holding, State
-from nodeagent.sources.gpu_facts import GpuFacts
+from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.nvml_session import DriverVitals
 from nodeagent.web.pages import GpuMeasurements, Pages, PageSources, device_counts
 from nodeagent.web.web_settings import WebSettings
@@ -56,7 +56,7 @@ def pages_of(
         offering=Offered(offered),
         rpc_stats=RpcStats(),
         nics=Nics(),
-        gpus=gpus or GpuFacts(HealthService()),
+        gpus=gpus or GpuPublisher(HealthService()),
         statuses=lambda: (),
         health_figures=dict,
         explained_health=lambda: b"[]\n",
@@ -103,7 +103,7 @@ class Gpus:
 
 
 def test_the_age_of_gpu_values_is_shown_too() -> None:
-    facts = GpuFacts(HealthService())
+    facts = GpuPublisher(HealthService())
     pages = pages_of(gpus=facts)
 
     def collector() -> list[tuple[str, bool, float | None, float | None, int]]:

@@ -23,7 +23,7 @@ from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Gpu
 from nodeagent.sources import gpu_source
-from nodeagent.sources.gpu_facts import GpuFacts
+from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.nvml_session import DriverReading
 from nodeagent.supervise import beside, keep
 
@@ -34,7 +34,7 @@ FIRST_READING_S = 15.0
 header, so its samples would have no device."""
 
 
-class GpuRecorder(GpuFacts):
+class GpuRecorder(GpuPublisher):
     """Passes on every reading and event. ``answered`` is set when the driver answers, or is known to be absent."""
 
     def __init__(self, publish: Publish) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from nodeagent.cluster.node_report import NodeReporter, Rails
 from nodeagent.commands.demo.request_log import RequestLog, UserWrites
-from nodeagent.commands.demo.run import DemoError, command, end, free_port, printed, running, tail
+from nodeagent.commands.demo.run import DemoError, command, free_port, printed, running, tail
 from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient
@@ -175,7 +175,8 @@ class DemoCluster:
     async def kill(self, replica: Replica) -> None:
         """Kill the replica; its Lease is not released."""
         replica.process.kill()
-        await end(replica.process)
+        # No second signal: it would reap the process before asyncio does, which then warns.
+        await replica.process.wait()
 
     def leader(self) -> str:
         """The pod name in the Lease, without the random suffix of the process."""

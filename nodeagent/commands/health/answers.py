@@ -16,7 +16,7 @@ from nodeagent.agent_config import Config
 from nodeagent.config.formats import host_port
 from nodeagent.health.explain import DeviceView
 from nodeagent.inventory import Inventory
-from nodeagent.sources.gpu_facts import GpuFacts
+from nodeagent.sources.gpu_publisher import GpuPublisher
 
 ASK_S = 5.0
 LOOK_S = 2.0
@@ -98,16 +98,18 @@ class _ShortLook:
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def __aenter__(self) -> Views:
-        gpu_facts = GpuFacts(discovery.health_service(self.config))
+        gpu_publisher = GpuPublisher(discovery.health_service(self.config))
         quiet = msgspec.structs.replace(self.config.lldp, transmit=False)
         config = msgspec.structs.replace(self.config, lldp=quiet)
-        sources = discovery.Discovery(Inventory(), config, self.root, gpu_facts=gpu_facts, sampled=True)
+        sources = discovery.Discovery(
+            Inventory(), config, self.root, gpu_publisher=gpu_publisher, sampled=True
+        )
         watching = asyncio.create_task(sources.run())
         self._tasks.append(watching)
         await asyncio.wait((watching,), timeout=LOOK_S)
         if watching.done():
             await watching
-        return lambda: _VIEWS.decode(gpu_facts.health.explain_json())
+        return lambda: _VIEWS.decode(gpu_publisher.health.explain_json())
 
     async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:

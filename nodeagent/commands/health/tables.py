@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from nodeagent.health.explain import DeviceView, RuleView
 from nodeagent.health.rule import Rule, clears, threshold
+from nodeagent.health.xids import FATAL, IGNORE, WATCH
 from nodeagent.text_table import remarks, section
 
 
@@ -107,4 +108,14 @@ def rules_markdown(rules: Iterable[Rule]) -> str:
         lines.append(
             f"| `{key}` | {state} | {kubelet} | {enter} | {clear} | {window} | {rule.meaning} *{rule.origin}* |"
         )
+    return "\n".join(lines) + "\n"
+
+
+def xids_markdown() -> str:
+    """Return the table of XIDs of docs/gpu-health.md."""
+    lines = ["| XID | effect | meaning |", "|---|---|---|"]
+    for effect, table in (("fatal", FATAL), ("watch", WATCH)):
+        lines += [f"| {xid} | {effect} | {meaning} |" for xid, meaning in sorted(table.items())]
+    ignored = "The application caused it, or it has no effect on the GPU's hardware."
+    lines.append(f"| {', '.join(map(str, sorted(IGNORE)))} | ignore | {ignored} |")
     return "\n".join(lines) + "\n"

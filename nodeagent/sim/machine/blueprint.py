@@ -245,17 +245,17 @@ class _Document:
         """The line of the deepest existing step."""
         node, line = self._top, None
         for step in at:
-            found = None
+            child = None
             if isinstance(node, yaml.MappingNode):
                 for key, value in node.value:
                     if key.value == str(step):
-                        found, line = value, key.start_mark.line + 1
+                        child, line = value, key.start_mark.line + 1
             elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
-                found = node.value[step]
-                line = found.start_mark.line + 1
-            if found is None:
+                child = node.value[step]
+                line = child.start_mark.line + 1
+            if child is None:
                 break
-            node = found
+            node = child
         return line
 
     def _refuse_duplicates(self) -> None:

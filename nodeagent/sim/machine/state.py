@@ -142,12 +142,12 @@ class SimulatedGpu:
 
 def bridges(model: Model) -> list[Device]:
     """Parents first."""
-    found: dict[str, Device] = {}
+    bridges_by_address: dict[str, Device] = {}
     for path in [*(gpu.path for gpu in model.gpus), *(nic.path for nic in model.nics)]:
         complex_, chain = addresses(path)
         for depth, address in enumerate(chain[:-1]):
             root = depth == 0
-            found.setdefault(
+            bridges_by_address.setdefault(
                 address,
                 Device(
                     address=address,
@@ -161,7 +161,9 @@ def bridges(model: Model) -> list[Device]:
                     subsystem=("8086", "0000") if root else ("1000", "100b"),
                 ),
             )
-    return sorted(found.values(), key=lambda bridge: (bridge.above[0], len(bridge.above), bridge.address))
+    return sorted(
+        bridges_by_address.values(), key=lambda bridge: (bridge.above[0], len(bridge.above), bridge.address)
+    )
 
 
 def gpus(model: Model) -> list[Device]:

@@ -129,7 +129,7 @@ def pci(device: Device, cpulist: str) -> dict[str, Entry]:
         entries |= _group(device, device.group)
     entries[f"{BUS}/devices/{device.address}"] = Symlink(folder)
     for index, vf in device.vfs.items():
-        # Of a VF that was unplugged alone the kernel leaves this link, leading nowhere.
+        # If only the VF is unplugged, the kernel leaves this link dangling.
         entries[f"{folder}/virtfn{index}"] = Symlink(vf.folder)
     if device.pf is not None:
         entries[f"{folder}/physfn"] = Symlink(device.pf.folder)
@@ -374,11 +374,11 @@ def cpulist(model: Model, node: int) -> str:
 
 
 def _cpus(text: str) -> set[int]:
-    found: set[int] = set()
+    cpus: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
+        cpus.update(range(int(first), int(last or first) + 1))
+    return cpus
 
 
 def _span(numbers: dict[int, str] | set[int]) -> str:

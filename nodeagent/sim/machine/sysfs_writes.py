@@ -45,11 +45,11 @@ def find_writes(files: MachineFiles, devices: Iterable[Device], drivers: Iterabl
         if device.netdev is not None and device.netdev.here:
             mtu = f"{device.folder}/net/{device.netdev.name}/mtu"
             targets[mtu] = (f"net:{device.address}", device, None)
-    found = []
+    writes = []
     for path, text in files.writes({path: owner for path, (owner, _, _) in targets.items()}):
         owner, target, driver_name = targets[path]
         attribute = path.rpartition("/")[2]
         # One write is one value; a file opened for appending may have several.
         values = text.split() if attribute in WRITE_ONLY else [text]
-        found += [SysfsWrite(owner, path, attribute, value, target, driver_name) for value in values or [""]]
-    return sorted(found, key=lambda write: _ORDER.index(write.attribute))
+        writes += [SysfsWrite(owner, path, attribute, value, target, driver_name) for value in values or [""]]
+    return sorted(writes, key=lambda write: _ORDER.index(write.attribute))

@@ -1,4 +1,4 @@
-"""`nodeagent health` before an agent that is guarded, that ends, or that is none."""
+"""`nodeagent health` with an agent behind TLS and a token, and with a server that is no agent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.running_agent import node
 
 
 @pytest.mark.needs("openssl")
-async def test_the_verb_asks_an_agent_behind_tls_and_a_token(
+async def test_the_command_reads_an_agent_behind_tls_and_a_token(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     certificate, key = Authority(tmp_path).sign("agent")
@@ -46,7 +46,7 @@ async def test_the_verb_asks_an_agent_behind_tls_and_a_token(
 
 
 @pytest.mark.needs("openssl")
-async def test_the_verb_shows_the_agents_own_certificate_where_one_is_asked_for(
+async def test_the_command_presents_the_certificate_of_the_agent_on_request(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     authority = Authority(tmp_path)
@@ -61,7 +61,7 @@ async def test_the_verb_shows_the_agents_own_certificate_where_one_is_asked_for(
         assert await asyncio.to_thread(main, verb) == 0, capsys.readouterr().err
 
 
-def test_what_speaks_but_is_no_agent_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_is_no_agent_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     for answer in (b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"):
         with socket.create_server(("127.0.0.1", 0)) as server:
 

@@ -1,4 +1,4 @@
-"""Each rule on samples made by hand: entered where its table says, and left again."""
+"""Each rule of NICs on samples made by hand: its fault starts and ends as in the table."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_every_rule_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
-def test_a_rule_is_entered_after_its_time_and_left_after_its_hold(case: Case) -> None:
+def test_a_fault_starts_after_its_time_and_ends_after_its_hold(case: Case) -> None:
     rule, feed = default(case.rule), Feed(case)
     assert case.rule not in feed.go(case.good, 2 * case.every)
     entered = rule.enter_for_s + (rule.window_s or 0) + 3 * case.every
@@ -165,7 +165,7 @@ def test_a_rule_is_entered_after_its_time_and_left_after_its_hold(case: Case) ->
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
-def test_a_rule_that_is_not_enabled_is_not_entered(case: Case) -> None:
+def test_a_disabled_rule_starts_no_fault(case: Case) -> None:
     feed = Feed(case)
     feed.bench.engine.adopt(
         with_rules(RuleSettings(rule=case.rule, enabled=False), guard=GuardSettings(share=1.0))
@@ -173,7 +173,7 @@ def test_a_rule_that_is_not_enabled_is_not_entered(case: Case) -> None:
     assert case.rule not in feed.go(case.bad, 3600)
 
 
-def test_nine_symbol_errors_are_none_whatever_the_ratio() -> None:
+def test_nine_symbol_errors_are_no_fault_at_any_ratio() -> None:
     bench = Bench(1, OPEN)
     bench.set(1, speed_mbps=10)  # a slow line makes a great ratio
     for i in range(1, 10):
@@ -181,7 +181,7 @@ def test_nine_symbol_errors_are_none_whatever_the_ratio() -> None:
     assert bench.health() == HEALTHY
 
 
-def test_bits_are_counted_by_the_phy_where_it_counts_them() -> None:
+def test_the_count_of_the_phy_has_priority_over_the_line_rate() -> None:
     bench = Bench(1, OPEN).look()
     for i in range(80):
         at = 1000 + 15 * i
@@ -191,7 +191,7 @@ def test_bits_are_counted_by_the_phy_where_it_counts_them() -> None:
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 1e300, -5.0])
-def test_absurd_values_are_borne(value: float) -> None:
+def test_impossible_values_are_ignored(value: float) -> None:
     bench = Bench(1, OPEN).look()
     for i in range(30):
         at = 1000 + 60 * i
@@ -201,14 +201,14 @@ def test_absurd_values_are_borne(value: float) -> None:
     assert bench.reasons() == []
 
 
-def test_a_dark_lane_is_no_fault_of_a_link_that_is_down_anyway() -> None:
+def test_a_dark_lane_of_a_link_that_is_down_is_no_fault() -> None:
     bench = Bench(2, OPEN).look().down()
     for i in range(10):
         bench.take(S.MODULE, {"rx_power_watts/0": 0, "rx_power_watts_low_alarm": 1e-4}, at=1010 + 60 * i)
     assert bench.reasons() == ["carrier_down"]
 
 
-def test_the_kernels_last_words_are_heard_for_a_while() -> None:
+def test_a_message_of_the_kernel_counts_for_its_window() -> None:
     bench = Bench(2, OPEN).look()
     bench.take(S.KERNEL, {"kernel_events/health_compromised": 3, "kernel_events/high_temperature": 0})
     assert bench.health() == HEALTHY, "what was there before the agent is the driver's to show"
@@ -234,22 +234,22 @@ def history(*points: tuple[float, float], window: float = 60.0) -> History:
     return made
 
 
-def test_a_window_ends_at_the_last_sample_and_is_as_long_as_it_is_known() -> None:
+def test_a_window_ends_at_the_last_sample_and_covers_the_known_time() -> None:
     assert history((0, 5)).over("crc_errors", 60) is None, "one sample tells no rate"
     assert history((0, 5), (10, 25)).over("crc_errors", 60) == (20, 10)
     long = history(*((10.0 * i, 10.0 * i) for i in range(100)))
     assert long.over("crc_errors", 60) == (60, 60)
 
 
-def test_a_reset_counts_what_came_after_it() -> None:
+def test_a_reset_counter_counts_from_zero() -> None:
     assert history((0, 1000), (10, 1010), (20, 3), (30, 5)).over("crc_errors", 60) == (15, 30)
 
 
-def test_samples_that_are_older_than_the_last_are_left_out() -> None:
+def test_samples_older_than_the_last_are_ignored() -> None:
     assert history((10, 5), (20, 6), (5, 100), (30, 7)).over("crc_errors", 60) == (2, 20)
 
 
-def test_a_day_costs_no_more_than_a_minute() -> None:
+def test_a_window_of_a_day_needs_no_more_memory_than_a_minute() -> None:
     made = history(*((5.0 * i, float(i)) for i in range(20_000)), window=86400.0)
     counter = made._counters["crc_errors"]["crc_errors"]
     assert len(counter._ats) < 70
@@ -258,7 +258,7 @@ def test_a_day_costs_no_more_than_a_minute() -> None:
     assert seconds == pytest.approx(86400, rel=0.05)
 
 
-def test_what_a_source_does_not_state_any_more_is_absent() -> None:
+def test_a_value_that_is_no_longer_reported_is_unknown() -> None:
     made = History({})
     made.take(Sample(1, "x", S.MODULE, {"module_celsius": 50, "rx_power_watts/0": 1e-3}))
     made.ask(1)
@@ -277,7 +277,7 @@ def settings(text: str) -> HealthSettings:
 
 
 @pytest.mark.parametrize("rule", DEFAULTS, ids=lambda rule: rule.key)
-def test_everything_of_every_rule_can_be_changed(rule: object) -> None:
+def test_every_part_of_every_rule_can_be_changed(rule: object) -> None:
     one = default(rule.key)  # type: ignore[attr-defined]
     lines = [
         f"rule: {one.key}",
@@ -327,7 +327,7 @@ def test_everything_of_every_rule_can_be_changed(rule: object) -> None:
         ("enter: 1", "rule: is missing"),
     ],
 )
-def test_what_cannot_be_is_refused_with_its_line_and_the_remedy(text: str, complaint: str) -> None:
+def test_an_impossible_setting_is_refused_with_its_line_and_the_remedy(text: str, complaint: str) -> None:
     with pytest.raises(ConfigError) as refused:
         settings(f"  - {{{text}}}\n")
     assert complaint in str(refused.value)

@@ -1,4 +1,4 @@
-"""What a hostile machine, a restart at the wrong moment and a broken source make of the verdict on NICs."""
+"""Hostile machines, restarts at bad moments and failing sources before the judge of NICs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def restarted(bench: Bench) -> Bench:
 # --- a restart at the wrong moment -------------------------------------------------------------------------
 
 
-def test_what_flapped_while_nobody_looked_is_not_given_back_before_that_is_known() -> None:
+def test_a_hold_waits_for_the_losses_during_a_restart() -> None:
     bench = Bench(2).look().sample(LINK, at=1001, carrier=1, carrier_down=3).down(at=1010).up(at=1020)
     after = restarted(bench).look(at=1100)
     assert after.health().allocatable is False, (
@@ -42,20 +42,20 @@ def test_what_flapped_while_nobody_looked_is_not_given_back_before_that_is_known
     assert after.wait(1).allocatable() == [True, True]
 
 
-def test_what_stood_still_while_nobody_looked_is_given_back_at_the_first_word() -> None:
+def test_a_hold_ends_when_there_were_no_losses_during_a_restart() -> None:
     bench = Bench(2).look().sample(LINK, at=1001, carrier=1, carrier_down=3).down(at=1010).up(at=1020)
     bench.sample(LINK, at=1021, carrier=1, carrier_down=4)
     after = restarted(bench).look(at=1100).sample(LINK, at=1101, carrier=1, carrier_down=4)
     assert after.allocatable() == [True, True]
 
 
-def test_where_nobody_counts_losses_a_hold_ends_all_the_same() -> None:
+def test_a_hold_ends_without_a_counter_of_losses() -> None:
     bench = Bench(2).look().sample(LINK, at=1001, carrier=1, carrier_down=3).down(at=1010).up(at=1020)
     after = restarted(bench).look(at=1100)
     assert after.wait(30).allocatable() == [True, True]
 
 
-def test_a_damped_link_is_not_given_back_before_its_losses_are_known() -> None:
+def test_a_damped_link_waits_for_the_losses_during_a_restart() -> None:
     bench = Bench(2).look().sample(LINK, at=1001, carrier=1, carrier_down=0)
     bench.sample(LINK, at=1002, carrier=1, carrier_down=3)
     after = restarted(bench).look(at=1002 + 1200)
@@ -64,7 +64,7 @@ def test_a_damped_link_is_not_given_back_before_its_losses_are_known() -> None:
     assert after.health().allocatable is False
 
 
-def test_firmware_that_died_before_a_restart_is_not_sound_after_it() -> None:
+def test_a_firmware_fault_stays_over_a_restart_until_the_log_is_clean() -> None:
     bench = Bench(2).look()
     for at, lines in ((1000, 0), (1060, 1)):
         bench.take(KERNEL, {"kernel_events/unrecoverable": lines}, at=at)
@@ -93,9 +93,7 @@ def test_firmware_that_died_before_a_restart_is_not_sound_after_it() -> None:
         NicRecord(downs=-1.0),
     ],
 )
-def test_a_memory_of_what_is_yet_to_come_is_left_out(
-    kept: NicRecord, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_impossible_record_is_ignored(kept: NicRecord, caplog: pytest.LogCaptureFixture) -> None:
     memory, one = StateFile.none(), pf(1)
     memory.store(NIC_SECTION, {DeviceIdentity(one.pci_address): kept})
     judge = HealthService(HealthSettings(), state_file=memory, clock=lambda: 5000.0)
@@ -105,7 +103,7 @@ def test_a_memory_of_what_is_yet_to_come_is_left_out(
     assert "is impossible and ignored" in caplog.text
 
 
-def test_a_penalty_that_was_remembered_ends_within_the_hour_too() -> None:
+def test_a_restored_penalty_ends_within_an_hour() -> None:
     bench = Bench(1)
     bench.engine.restore({bench.pfs[0].pci_address: NicRecord(penalty=1e300, penalty_at=1000.0)})
     bench.look(at=1001)
@@ -113,7 +111,7 @@ def test_a_penalty_that_was_remembered_ends_within_the_hour_too() -> None:
     assert bench.wait(3600).reasons() == []
 
 
-def test_an_hour_is_the_longest_after_the_half_life_was_changed() -> None:
+def test_a_changed_half_life_keeps_the_limit_of_an_hour() -> None:
     bench = Bench(2).look().sample(LINK, at=1000, carrier=1, carrier_down=0)
     bench.sample(LINK, at=1005, carrier=1, carrier_down=1000)
     bench.engine.adopt(with_rules(RuleSettings(rule="flapping", window_seconds=1700)))
@@ -125,7 +123,7 @@ def test_an_hour_is_the_longest_after_the_half_life_was_changed() -> None:
 # --- sources that fail -------------------------------------------------------------------------------------
 
 
-def test_a_sysfs_that_shows_nothing_empties_no_node() -> None:
+def test_an_empty_sysfs_is_guarded() -> None:
     bench = Bench(2).look()
     bench.functions = []
     bench.look(at=1100)
@@ -135,14 +133,14 @@ def test_a_sysfs_that_shows_nothing_empties_no_node() -> None:
     assert not any(health.allocatable for number in (1, 2) for health in bench.vfs(number))
 
 
-def test_vfs_that_their_pf_no_longer_has_are_no_longer_offered() -> None:
+def test_vfs_that_are_gone_are_withdrawn() -> None:
     bench = Bench(1).look()
     bench.functions = bench.functions[:1]
     bench.look(at=1100)
     assert [health.allocatable for health in bench.vfs()] == [False, False]
 
 
-def test_a_scan_that_hangs_hides_no_dead_link() -> None:
+def test_a_sample_shows_a_lost_carrier_while_the_scan_hangs() -> None:
     bench = Bench(2).look().sample(LINK, at=1001, admin_up=1, carrier=1, carrier_down=0)
     bench.sample(LINK, at=1006, admin_up=1, carrier=0, carrier_down=1)
     assert bench.reasons() == ["carrier_down"]
@@ -151,19 +149,19 @@ def test_a_scan_that_hangs_hides_no_dead_link() -> None:
     assert bench.wait(1).allocatable() == [True, True]
 
 
-def test_a_sample_of_the_same_moment_does_not_overrule_what_was_just_read() -> None:
+def test_a_sample_of_the_same_moment_does_not_overrule_a_scan() -> None:
     bench = Bench(2).look(at=1000).sample(LINK, at=1000.5, admin_up=1, carrier=0, carrier_down=1)
     assert bench.reasons() == []
 
 
-def test_ipoib_without_carrier_is_no_port_that_is_down() -> None:
+def test_ipoib_without_carrier_is_no_fault() -> None:
     bench = Bench(1)
     bench.functions = [replace(bench.pfs[0], link_type="infiniband")]
     bench.look().sample(LINK, at=1010, admin_up=0, carrier=0, carrier_down=1)
     assert bench.reasons() == []
 
 
-def test_a_default_route_that_comes_and_goes_gives_nothing_back() -> None:
+def test_a_default_route_that_moves_clears_no_fault() -> None:
     bench = Bench(4).look().set(1, at=1000, speed_mbps=200_000).wait(11)
     assert bench.allocatable() == [False, True, True, True]
     assert bench.set(1, at=1020, default_route=True).reasons() == ["speed_reduced"]
@@ -178,7 +176,7 @@ def test_a_default_route_that_comes_and_goes_gives_nothing_back() -> None:
 # --- counters ----------------------------------------------------------------------------------------------
 
 
-def test_a_counter_that_steps_back_a_little_is_no_reset() -> None:
+def test_a_counter_that_decreases_a_little_is_no_reset() -> None:
     bench = Bench(1).look()
     for step in range(12):
         bench.sample(DRIVER, at=1000 + 15 * step, symbol_errors=1e9, phy_rx_bits=1e12 * step)
@@ -187,7 +185,7 @@ def test_a_counter_that_steps_back_a_little_is_no_reset() -> None:
     assert bench.reasons() == []
 
 
-def test_a_counter_that_another_source_states_from_now_on_begins_anew() -> None:
+def test_a_counter_of_another_source_starts_again() -> None:
     bench = Bench(1).look()
     for step in range(5):
         bench.sample(LINK, at=1000 + 5 * step, carrier=1, crc_errors=0)
@@ -199,7 +197,7 @@ def test_a_counter_that_another_source_states_from_now_on_begins_anew() -> None:
     assert bench.reasons() == ["crc_errors"]
 
 
-def test_a_speed_that_no_link_has_is_not_remembered_as_its_best() -> None:
+def test_an_impossible_speed_is_not_the_best_speed() -> None:
     bench = Bench(1).look().sample(MODES, at=1005, speed_mbps=3_999_999_999)
     for at in range(1010, 1200, 5):
         bench.sample(MODES, at=at, speed_mbps=400_000)
@@ -207,7 +205,7 @@ def test_a_speed_that_no_link_has_is_not_remembered_as_its_best() -> None:
     assert bench.health().state is State.HEALTHY
 
 
-def test_a_limit_below_nothing_is_no_limit() -> None:
+def test_a_negative_limit_is_ignored() -> None:
     bench = Bench(1).look()
     bench.take(MODULE, {"rx_power_watts/0": 1e-3, "rx_power_watts_low_alarm": -3.0}, at=1010)
     assert bench.reasons() == []
@@ -229,7 +227,7 @@ _SAID = st.dictionaries(st.sampled_from(_NAMES), _ABSURD | st.floats(0, 1e6), ma
         st.tuples(st.sampled_from(sorted(Source)), _SAID, st.sampled_from([0.0, 1, 60, 4000])), max_size=12
     )
 )
-def test_whatever_a_source_says_there_is_a_verdict(
+def test_any_samples_give_a_verdict(
     told: list[tuple[Source, dict[str, float], float]],
 ) -> None:
     bench = Bench(2).look()
@@ -266,7 +264,7 @@ _HAPPENS = st.tuples(
 
 
 @given(st.lists(_HAPPENS, max_size=40))
-def test_the_rules_that_need_not_be_asked_would_have_said_nothing_new(
+def test_skipped_rules_would_not_change_the_health(
     history: list[tuple[float, int, str, dict[str, float]]],
 ) -> None:
     benches = (Bench(3).look(), Asked(3).look())

@@ -24,8 +24,8 @@ from nodeagent.sources.nvml_session import NOWHERE, DriverReading, DriverVitals,
 log = logging.getLogger(__name__)
 
 
-class GpuFacts:
-    """Belongs to one event loop."""
+class GpuPublisher:
+    """Publishes the GPUs. Belongs to one event loop."""
 
     def __init__(self, health: HealthService) -> None:
         self.health = health

@@ -1,4 +1,4 @@
-"""From what the sources tell to what is stated: timers, memory, the plan's strangers, and what is logged."""
+"""The health service: timers, records, unknown names of the cabling plan, logs. The file of the plan."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def told(judge: HealthService, links: tuple[Link, ...]) -> tuple[Function, ...]:
     return judge.judge_functions(functions, links, faults)
 
 
-async def test_a_hold_expires_by_time_alone() -> None:
+async def test_a_hold_ends_by_time_alone() -> None:
     judge = HealthService(with_rules(RuleSettings(rule="carrier_down", clear_for_seconds=0.05)))
     heard: asyncio.Queue[tuple[Function, ...]] = asyncio.Queue()
     judge.publish_functions(heard.put_nowait)
@@ -48,7 +48,7 @@ async def test_a_hold_expires_by_time_alone() -> None:
         await running
 
 
-def test_facts_are_judged_in_the_call_that_brings_them_and_not_stated_twice() -> None:
+def test_facts_are_judged_in_the_same_call_and_not_published_twice() -> None:
     judge = HealthService(with_rules(), clock=lambda: 1.0)
     stated: list[tuple[Function, ...]] = []
     judge.publish_functions(stated.append)
@@ -65,7 +65,7 @@ def remembered(folder: Path, links: tuple[Link, ...]) -> list[str]:
     return [reason.key for reason in told(judge, links)[0].health.reasons]
 
 
-async def test_a_fault_outlives_the_agent_and_is_not_another_cards(tmp_path: Path) -> None:
+async def test_a_fault_outlives_the_agent_and_does_not_apply_to_another_card(tmp_path: Path) -> None:
     memory = StateFile(tmp_path / "health.json", module_boot_id())
     judge = HealthService(with_rules(), state_file=memory)
     for links in (UP, DOWN, UP):
@@ -92,7 +92,7 @@ def module_boot_id() -> str:
     return found
 
 
-def test_a_transition_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_change_of_health_is_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     judge = HealthService(with_rules(RuleSettings(rule="carrier_down", clear_for_seconds=0)))
     for links in (UP, UP, DOWN, DOWN, UP, UP):
@@ -108,7 +108,7 @@ def test_a_transition_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     assert figures.since is not None
 
 
-def test_what_the_plan_names_and_nobody_here_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_names_of_the_plan_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     judge = HealthService(with_rules())
     told(judge, UP)
     judge.take_cabling_plan(
@@ -123,7 +123,7 @@ def test_what_the_plan_names_and_nobody_here_is_named_once(caplog: pytest.LogCap
     assert "switch='leaf-9' link='eth1'" in lines[1]
 
 
-def test_pfs_behind_a_gpus_switch_are_of_another_role() -> None:
+def test_pfs_behind_the_switch_of_a_gpu_have_another_role() -> None:
     switch = ("pci0000:00", "0000:00:01.0", "0000:01:00.0")
     gpu = Gpu("GPU-1", 0, 0, "H100", "0000:19:00.0", 80_000, 0, (*switch, "0000:17:00.0", "0000:19:00.0"))
     near = replace(PFS[0], pci_path=(*switch, "0000:17:01.0", "0000:01:00.0"))
@@ -141,7 +141,7 @@ def test_pfs_behind_a_gpus_switch_are_of_another_role() -> None:
 # --- the plan's file ---------------------------------------------------------------------------------------
 
 
-def test_a_plan_is_read_for_one_node() -> None:
+def test_the_plan_of_one_node_is_read() -> None:
     text = b"n1:\n  eth1: {switch: leaf-1, port: 1/1}\n  eth2: {switch: leaf-2, port: 7}\nn2: {}\n"
     assert cabling_plan.read(text, "n1") == {"eth1": Port("leaf-1", "1/1"), "eth2": Port("leaf-2", "7")}
     assert (
@@ -167,12 +167,12 @@ def test_a_plan_is_read_for_one_node() -> None:
         (b"[" * 100_000, "nested more than 64 deep"),
     ],
 )
-def test_what_is_no_plan_is_said_with_its_place(text: bytes, complaint: str) -> None:
+def test_a_fault_of_the_plan_is_reported_with_its_place(text: bytes, complaint: str) -> None:
     with pytest.raises(PlanError, match=complaint.replace("{", r"\{")):
         cabling_plan.read(text, "n1")
 
 
-async def test_a_plan_is_read_again_when_it_changes_and_kept_when_it_breaks(
+async def test_a_changed_plan_is_read_and_a_broken_one_ignored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "plan.yaml"

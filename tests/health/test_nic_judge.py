@@ -1,4 +1,4 @@
-"""The judge: holds, damping, gate, majority, guard, and what is not known."""
+"""The judge of NICs: holds, damping, gate, majority, guard, and unknown values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def two_up() -> Bench:
 # --- the carrier -------------------------------------------------------------------------------------------
 
 
-def test_a_lost_carrier_is_told_at_once_and_its_vfs_with_it() -> None:
+def test_a_lost_carrier_withdraws_the_pf_and_its_vfs_at_once() -> None:
     bench = two_up().down()
     assert bench.health().state is State.DOWN
     assert bench.reasons() == ["carrier_down"]
@@ -44,7 +44,7 @@ def test_a_lost_carrier_is_told_at_once_and_its_vfs_with_it() -> None:
     assert bench.health(2) == HEALTHY
 
 
-def test_it_is_given_back_after_the_hold_and_the_engine_says_when() -> None:
+def test_a_pf_returns_after_the_hold_and_due_is_its_end() -> None:
     bench = two_up().down(at=1010).up(at=1020)
     assert bench.reasons() == ["carrier_down"]
     assert bench.engine.due() == 1080
@@ -52,27 +52,27 @@ def test_it_is_given_back_after_the_hold_and_the_engine_says_when() -> None:
     assert bench.wait(0.1).health() == HEALTHY
 
 
-def test_a_second_loss_within_the_hold_begins_it_anew_and_toggles_nothing() -> None:
+def test_a_second_loss_within_the_hold_restarts_it() -> None:
     bench = two_up().down(at=1010).up(at=1020).down(at=1070).up(at=1071)
     assert bench.wait(59).allocatable() == [False, True]
     assert bench.wait(1).allocatable() == [True, True]
 
 
-def test_a_loss_that_only_the_counter_saw_begins_the_hold_anew() -> None:
+def test_a_loss_that_only_the_counter_shows_restarts_the_hold() -> None:
     bench = two_up().sample(LINK, at=1001, carrier=1, carrier_down=3).down(at=1010).up(at=1020)
     bench.sample(LINK, at=1050, carrier=1, carrier_down=5)
     assert bench.wait(59).health().allocatable is False
     assert bench.wait(1).health() == HEALTHY
 
 
-def test_the_reason_is_the_same_as_long_as_the_fault_is() -> None:
+def test_the_reason_is_constant_as_long_as_the_fault_is_active() -> None:
     bench = two_up().down(at=1010)
     said = bench.health()
     assert bench.wait(30).health() == said
     assert bench.up().health() == said, "a hold is no other fault"
 
 
-def test_the_hold_can_be_nothing() -> None:
+def test_the_hold_can_be_zero() -> None:
     bench = Bench(2, with_rules(RuleSettings(rule="carrier_down", clear_for_seconds=0))).look().down()
     assert bench.health().allocatable is False
     assert bench.up().health() == HEALTHY
@@ -90,9 +90,7 @@ swings = st.lists(st.tuples(st.floats(0.1, 40), st.booleans()), min_size=1, max_
 
 
 @given(swings, st.floats(0, 120))
-def test_whatever_the_carrier_does_devices_toggle_once_per_hold(
-    steps: list[tuple[float, bool]], hold: float
-) -> None:
+def test_devices_toggle_at_most_once_per_hold(steps: list[tuple[float, bool]], hold: float) -> None:
     bench = Bench(3, with_rules(RuleSettings(rule="carrier_down", clear_for_seconds=hold))).look()
     given_back: list[float] = []
     down_at: float | None = None
@@ -113,7 +111,7 @@ def test_whatever_the_carrier_does_devices_toggle_once_per_hold(
 
 
 @given(st.lists(st.floats(0, 40), min_size=2, max_size=60))
-def test_a_value_that_swings_around_its_threshold_toggles_once_per_hold(rates: list[float]) -> None:
+def test_an_oscillating_value_toggles_once_per_hold(rates: list[float]) -> None:
     """``crc_errors``: 10 in, 0 out, held for 600 s."""
     bench = Bench(1).look()
     total, changes, before = 0.0, [], False
@@ -130,7 +128,7 @@ def test_a_value_that_swings_around_its_threshold_toggles_once_per_hold(rates: l
 # --- what is not known -------------------------------------------------------------------------------------
 
 
-def test_a_pf_that_hides_its_link_is_unknown_and_changes_nothing() -> None:
+def test_a_pf_without_a_visible_link_is_unknown_and_keeps_its_devices() -> None:
     bench = two_up()
     address = bench.pfs[0].pci_address
     kept = bench.links.pop(address)
@@ -144,7 +142,7 @@ def test_a_pf_that_hides_its_link_is_unknown_and_changes_nothing() -> None:
     assert "link_unseen" in bench.reasons()
 
 
-def test_data_that_grew_stale_is_said_and_takes_and_gives_nothing() -> None:
+def test_stale_data_is_a_reason_and_changes_no_device() -> None:
     bench = two_up()
     for i in range(60):
         bench.sample(PCIE, at=1000 + i, pcie_width=8, pcie_expected_width=16)
@@ -159,7 +157,7 @@ def test_data_that_grew_stale_is_said_and_takes_and_gives_nothing() -> None:
     assert bench.health() == HEALTHY
 
 
-def test_a_source_that_falls_silent_before_a_fault_is_entered_enters_nothing() -> None:
+def test_a_source_that_becomes_silent_starts_no_fault() -> None:
     bench = two_up().sample(PCIE, at=1001, pcie_width=16, pcie_expected_width=16)
     bench.sample(PCIE, at=1002, pcie_width=8, pcie_expected_width=16)
     bench.engine.judge(1002 + 400)
@@ -169,7 +167,7 @@ def test_a_source_that_falls_silent_before_a_fault_is_entered_enters_nothing() -
 # --- the gate ----------------------------------------------------------------------------------------------
 
 
-def test_a_port_that_was_never_plugged_in_is_unused_and_no_alarm() -> None:
+def test_a_port_that_was_never_connected_is_unused() -> None:
     bench = Bench(2, up=False).look()
     assert bench.health().state is State.UNUSED
     assert bench.health().allocatable is False, "there is no link to be offered"
@@ -179,24 +177,24 @@ def test_a_port_that_was_never_plugged_in_is_unused_and_no_alarm() -> None:
     assert bench.health(2).state is State.UNUSED
 
 
-def test_a_port_that_is_expected_is_down_from_the_first_look() -> None:
+def test_an_expected_port_is_down_from_the_first_scan() -> None:
     bench = Bench(2, HealthSettings(expected=(ExpectedLinks(links=("eth1",)),)), up=False).look()
     assert [bench.health(n).state for n in (1, 2)] == [State.DOWN, State.UNUSED]
 
 
-def test_one_of_eight_that_is_down_is_a_fault_for_seven_are_up() -> None:
+def test_one_down_link_among_eight_is_a_fault() -> None:
     bench = Bench(8)
     bench.down(4)
     assert bench.health(4).state is State.DOWN
     assert [bench.health(n).state for n in (1, 2, 3, 5, 6, 7, 8)] == [State.HEALTHY] * 7
 
 
-def test_eight_of_eight_without_a_link_are_a_rack_that_is_not_cabled_yet() -> None:
+def test_eight_links_that_were_never_up_are_unused() -> None:
     bench = Bench(8, up=False).look()
     assert {bench.health(n).state for n in range(1, 9)} == {State.UNUSED}
 
 
-def test_a_port_is_compared_with_its_like_and_anew_when_its_role_becomes_known() -> None:
+def test_a_port_is_compared_within_its_role_also_when_the_role_changes() -> None:
     bench = Bench(10)
     for number in (9, 10):
         bench.down(number)
@@ -209,12 +207,12 @@ def test_a_port_is_compared_with_its_like_and_anew_when_its_role_becomes_known()
     assert bench.health(2).state is State.DOWN, "most of them were up in this boot"
 
 
-def test_a_port_that_is_configured_unused_alarms_nobody_even_after_it_was_up() -> None:
+def test_a_port_that_is_configured_unused_is_unused_even_after_it_was_up() -> None:
     bench = Bench(4, HealthSettings(unused=("eth1",))).look()
     assert bench.down().health().state is State.UNUSED
 
 
-def test_the_way_to_the_world_has_no_peers() -> None:
+def test_the_nic_with_the_default_route_is_not_compared() -> None:
     bench = Bench(4, up=False)
     bench.set(1, carrier=True, operstate="up", default_route=True)
     assert {bench.health(n).state for n in (2, 3, 4)} == {State.UNUSED}
@@ -223,7 +221,7 @@ def test_the_way_to_the_world_has_no_peers() -> None:
 # --- speed -------------------------------------------------------------------------------------------------
 
 
-def test_the_majority_says_how_fast_a_link_should_be() -> None:
+def test_the_majority_sets_the_expected_speed() -> None:
     bench = Bench(8).look()
     bench.set(1, speed_mbps=200_000)
     bench.set(2, speed_mbps=100_000)
@@ -234,7 +232,7 @@ def test_the_majority_says_how_fast_a_link_should_be() -> None:
     assert bench.allocatable() == [False] * 2 + [True] * 6
 
 
-def test_alone_a_link_is_measured_by_itself_and_by_the_configuration() -> None:
+def test_a_single_link_is_compared_with_its_best_and_the_configured_speed() -> None:
     bench = Bench(1, HealthSettings(guard=GuardSettings(share=1.0))).look()
     assert bench.set(speed_mbps=100_000).wait(10).reasons() == ["speed_reduced"]
     slow = Bench(1)
@@ -256,7 +254,7 @@ def flaps(bench: Bench, *counts: tuple[float, float]) -> Bench:
     return bench
 
 
-def test_three_losses_in_short_order_suppress_a_link_until_its_penalty_has_decayed() -> None:
+def test_three_losses_suppress_a_link_until_its_penalty_has_decayed() -> None:
     bench = flaps(two_up(), (1001, 10), (1006, 12))
     assert bench.reasons() == []
     flaps(bench, (1011, 13))
@@ -269,7 +267,7 @@ def test_three_losses_in_short_order_suppress_a_link_until_its_penalty_has_decay
     assert bench.wait(5).health() == HEALTHY
 
 
-def test_whatever_the_number_of_losses_an_hour_is_the_longest() -> None:
+def test_a_link_is_suppressed_for_an_hour_at_most() -> None:
     bench = flaps(two_up(), (1001, 0), (1002, 100_000))
     for i in range(1, 71):
         bench.sample(LINK, at=1002 + 51 * i, carrier=1, carrier_down=100_000)
@@ -278,17 +276,17 @@ def test_whatever_the_number_of_losses_an_hour_is_the_longest() -> None:
     assert "flapping" not in bench.reasons()
 
 
-def test_losses_before_the_agent_began_are_not_counted() -> None:
+def test_losses_before_the_start_of_the_agent_are_not_counted() -> None:
     assert flaps(two_up(), (1001, 4000), (1006, 4000)).reasons() == []
 
 
-def test_a_counter_that_was_reset_counts_what_it_shows() -> None:
+def test_a_counter_that_was_reset_counts_its_value() -> None:
     bench = flaps(two_up(), (1001, 4000), (1006, 1))
     assert bench.engine.nics[bench.pfs[0].pci_address].penalty.points == 1000
     assert bench.reasons() == []
 
 
-def test_five_losses_in_a_day_are_a_warning_sign_that_takes_nothing() -> None:
+def test_five_losses_in_a_day_degrade_a_link_and_withdraw_nothing() -> None:
     bench = two_up()
     for i in range(7):
         bench.sample(LINK, at=1001 + 3600 * i, carrier=1, carrier_down=i)
@@ -307,7 +305,7 @@ def restarted(bench: Bench) -> Bench:
     return after
 
 
-def test_a_restart_in_the_middle_of_suppression_forgets_nothing() -> None:
+def test_a_restart_during_suppression_keeps_the_penalty() -> None:
     bench = flaps(two_up(), (1001, 10), (1002, 13))
     after = restarted(bench)
     after.now = 1100
@@ -318,13 +316,13 @@ def test_a_restart_in_the_middle_of_suppression_forgets_nothing() -> None:
     assert points > 3500, "and what happened meanwhile is counted"
 
 
-def test_a_restart_in_the_middle_of_a_hold_ends_it_when_it_would_have_ended() -> None:
+def test_a_restart_during_a_hold_keeps_its_end() -> None:
     after = restarted(two_up().down(at=1010).up(at=1020)).look(at=1050)
     assert after.allocatable() == [False, True]
     assert after.wait(30).allocatable() == [True, True]
 
 
-def test_after_a_restart_a_link_that_was_up_in_this_boot_is_still_judged() -> None:
+def test_after_a_restart_a_link_that_was_up_in_this_boot_is_judged() -> None:
     after = restarted(two_up().down(at=1010)).look(at=1050)
     assert after.health().state is State.DOWN
 
@@ -332,7 +330,7 @@ def test_after_a_restart_a_link_that_was_up_in_this_boot_is_still_judged() -> No
 # --- the guard ---------------------------------------------------------------------------------------------
 
 
-def test_more_than_half_of_the_devices_do_not_go_on_one_word() -> None:
+def test_one_witness_withdraws_at_most_half_of_the_devices() -> None:
     bench = Bench(8).look()
     for number in range(1, 9):
         bench.down(number)
@@ -352,7 +350,7 @@ def test_the_guard_delays_and_never_forbids() -> None:
     assert bench.wait(1).health().allocatable is False
 
 
-def test_what_the_guard_held_back_and_is_over_is_never_taken() -> None:
+def test_a_fault_that_ends_while_the_guard_holds_it_back_never_withdraws() -> None:
     bench = Bench(1).look().down(at=1010).up(at=1030)
     assert bench.wait(90).health() == HEALTHY
     assert [health.allocatable for health in bench.vfs()] == [True, True]
@@ -365,7 +363,7 @@ def test_the_guard_can_be_switched_off() -> None:
     assert bench.allocatable() == [False] * 8
 
 
-def test_what_was_given_back_does_not_count_against_others() -> None:
+def test_a_device_that_returned_leaves_its_share_to_others() -> None:
     bench = Bench(2, with_rules(RuleSettings(rule="carrier_down", clear_for_seconds=0))).look()
     for _ in range(5):
         assert bench.down(1).allocatable() == [False, True]
@@ -376,7 +374,7 @@ def test_what_was_given_back_does_not_count_against_others() -> None:
 # --- several reasons ---------------------------------------------------------------------------------------
 
 
-def test_of_two_reasons_one_clears_and_the_other_stands() -> None:
+def test_of_two_faults_one_clears_and_the_other_stays() -> None:
     bench = two_up()
     for i in range(20):
         bench.sample(PCIE, at=1000 + i, pcie_width=8, pcie_expected_width=16)
@@ -390,7 +388,7 @@ def test_of_two_reasons_one_clears_and_the_other_stands() -> None:
     assert bench.health().state is State.DEGRADED
 
 
-def test_a_vf_of_its_own_fault_is_down_alone() -> None:
+def test_a_vf_with_a_fault_of_its_own_is_down_alone() -> None:
     bench = two_up()
     bench.functions = [one for one in bench.functions if one != vf(bench.pfs[0], 1)]
     bench.look()
@@ -399,7 +397,7 @@ def test_a_vf_of_its_own_fault_is_down_alone() -> None:
     assert [reason.key for reason in bench.vfs()[1].reasons] == ["device_missing", "carrier_down"]
 
 
-def test_a_pf_that_vanishes_is_down_at_once_and_given_back_after_its_hold() -> None:
+def test_a_missing_pf_is_down_at_once_and_returns_after_its_hold() -> None:
     bench = two_up()
     bench.functions = [one for one in bench.functions if one.pci_address[:7] != "0000:01"]
     kept = bench.links.pop(bench.pfs[0].pci_address)
@@ -414,7 +412,7 @@ def test_a_pf_that_vanishes_is_down_at_once_and_given_back_after_its_hold() -> N
 # --- flow control, RDMA ------------------------------------------------------------------------------------
 
 
-def test_two_fifths_of_an_hour_paused_by_the_network_leave_the_device_allocatable() -> None:
+def test_network_pauses_leave_the_device_allocatable() -> None:
     bench = two_up()
     for i in range(241):
         bench.take(DRIVER, {"prio_rx_pause_seconds/3": 0.4 * 15 * i}, at=1000 + 15 * i)
@@ -425,14 +423,14 @@ def test_two_fifths_of_an_hour_paused_by_the_network_leave_the_device_allocatabl
     assert "priority 3" in bench.health().reasons[0].detail
 
 
-def test_rnr_retries_alone_do_nothing() -> None:
+def test_rnr_retries_alone_are_no_fault() -> None:
     bench = two_up()
     for i in range(100):
         bench.sample(RDMA, at=1000 + 15 * i, rdma_rnr_retries=1e6 * i, rdma_port_active=1, roce_v2_gids=2)
     assert bench.health() == HEALTHY
 
 
-def test_a_32_bit_counter_that_wraps_raises_no_alarm() -> None:
+def test_a_32_bit_counter_that_wraps_is_no_fault() -> None:
     bench = two_up()
     values = [2**32 - 50, 2**32 - 20, 10, 40]
     for i in range(40):
@@ -467,7 +465,7 @@ def test_a_link_at_another_port_than_planned_is_miscabled_after_a_minute() -> No
     assert bench.wait(0).health() == HEALTHY
 
 
-def test_a_neighbor_that_nobody_vouches_for_is_no_evidence() -> None:
+def test_a_stale_neighbor_is_no_evidence() -> None:
     bench = two_up()
     bench.engine.take_plan({"eth1": Port("leaf-1", "Ethernet1/1")})
     bench.engine.take_neighbors([neighbor("Ethernet1/2", stale=True)])
@@ -481,7 +479,7 @@ def test_a_neighbor_that_nobody_vouches_for_is_no_evidence() -> None:
 # --- in general --------------------------------------------------------------------------------------------
 
 
-def test_a_reload_judges_by_the_new_rules_at_once() -> None:
+def test_changed_rules_apply_at_once() -> None:
     bench = two_up().down(at=1010).up(at=1020)
     bench.engine.adopt(with_rules(RuleSettings(rule="carrier_down", clear_for_seconds=0)))
     assert bench.wait(0).health() == HEALTHY
@@ -490,7 +488,7 @@ def test_a_reload_judges_by_the_new_rules_at_once() -> None:
     assert bench.wait(0).health() == HEALTHY
 
 
-def test_everything_is_explained_beside_its_threshold() -> None:
+def test_every_rule_is_explained_with_its_threshold() -> None:
     bench = flaps(two_up(), (1001, 0), (1002, 3)).down(at=1010).up(at=1020)
     bench.wait(10)
     first = bench.explained()[0]
@@ -519,7 +517,7 @@ events = st.one_of(
 
 
 @given(st.lists(events, max_size=30))
-def test_whatever_happens_verdicts_are_consistent(history: list[Any]) -> None:
+def test_any_history_gives_consistent_verdicts(history: list[Any]) -> None:
     bench = Bench(3).look()
     for what, number, values in history:
         if what == "wait":
@@ -539,7 +537,7 @@ def test_whatever_happens_verdicts_are_consistent(history: list[Any]) -> None:
         assert due is None or due > bench.engine.now
 
 
-def test_an_unknown_device_and_an_empty_node_are_borne() -> None:
+def test_an_empty_node_and_a_pf_without_a_link_are_judged() -> None:
     engine = NicJudge()
     assert engine.judge(1.0) == ()
     assert engine.due() is None
@@ -549,7 +547,7 @@ def test_an_unknown_device_and_an_empty_node_are_borne() -> None:
 
 
 @pytest.mark.parametrize("rule", DEFAULTS, ids=lambda rule: rule.key)
-def test_no_default_is_looser_in_its_clear(rule: Any) -> None:
+def test_no_default_clears_looser_than_it_enters(rule: Any) -> None:
     assert not rule.looser
     assert rule.meaning.endswith(".")
     assert rule.origin, "every default says where it comes from"
@@ -557,7 +555,7 @@ def test_no_default_is_looser_in_its_clear(rule: Any) -> None:
 
 
 @pytest.mark.parametrize("half_life", [1.0, 3.5, 600.0])
-def test_a_penalty_is_a_number_whatever_its_half_life(half_life: float) -> None:
+def test_a_penalty_is_finite_with_any_half_life(half_life: float) -> None:
     bench = flaps(
         Bench(2, with_rules(RuleSettings(rule="flapping", window_seconds=half_life))).look(),
         (1001, 0),
@@ -566,7 +564,7 @@ def test_a_penalty_is_a_number_whatever_its_half_life(half_life: float) -> None:
     assert "flapping" in bench.reasons()
 
 
-def test_a_speed_that_changed_without_a_loss_is_the_samples() -> None:
+def test_a_speed_that_changes_without_a_loss_is_that_of_the_sample() -> None:
     bench = Bench(3, with_rules(guard=GuardSettings(share=1.0))).look()
     for i in range(4):
         bench.sample(Source.MODES, at=1000 + 5 * i, speed_mbps=200_000)

@@ -1,0 +1,41 @@
+"""Files are replaced in one step, with the given mode, or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from nodeagent.host.file_writing import replace_file, unwritable_because
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_file_of_any_mode_is_replaced_with_content_and_mode(tmp_path: Path, durable: bool) -> None:
+    path = tmp_path / "new" / "folder" / "file"
+    old = os.umask(0o077)
+    try:
+        replace_file(path, b"one", mode=0o444, durable=durable)
+        replace_file(path, b"two", mode=0o644, durable=durable)
+    finally:
+        os.umask(old)
+    assert path.read_bytes() == b"two"
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert [entry.name for entry in path.parent.iterdir()] == ["file"]
+
+
+def test_a_failed_write_names_the_file_and_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.mkdir()
+    with pytest.raises(OSError, match="directory") as error:
+        replace_file(path, b"one")
+    assert error.value.filename == str(path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+    with pytest.raises(OSError, match="/dev/null/file"):
+        replace_file(Path("/dev/null/file"), b"one")
+
+
+def test_a_writable_folder_has_no_obstacle_and_a_missing_one_raises(tmp_path: Path) -> None:
+    assert unwritable_because(tmp_path) is None
+    with pytest.raises(FileNotFoundError):
+        unwritable_because(tmp_path / "missing")
