@@ -151,7 +151,7 @@ def _overlaps(
 def _overlapping(
     published: Mapping[str, HyperNode], overlaps: tuple[Overlap, ...]
 ) -> dict[str, tuple[str, ...]]:
-    """Which foreign HyperNodes overlap each of ours."""
+    """The foreign HyperNodes that overlap each published HyperNode of nodeagent."""
     holders: dict[str, list[str]] = {}
     for overlap in overlaps:
         for member in overlap.members:

@@ -49,7 +49,7 @@ class _UpperGroup:
 
 
 class UplinkSources:
-    """What is known to be above each switch."""
+    """The known uplinks of each switch, with their source."""
 
     def __init__(
         self, rules: FabricRules, topology: Topology, uplinks: Mapping[str, tuple[str, ...]]
@@ -205,14 +205,14 @@ class _Tier:
         self._group: dict[str, _UpperGroup] = {}
 
     def joins(self, items: Mapping[str, TierItem], groups: list[_UpperGroup]) -> bool:
-        """The tier joins some items, or keeps items whose switches have become silent."""
+        """The tier joins some items, or keeps items whose uplinks are no longer reported."""
         known = frozenset[str]().union(*(group.members for group in groups))
         return any(len(group.members) > 1 for group in groups) or any(
             item not in known and self._keeps(item) for item in items
         )
 
     def keeps_any(self, items: Mapping[str, TierItem]) -> bool:
-        """Some item was joined by LLDP and its switches are silent now: that is no reason to assert one group."""
+        """Some item was joined by LLDP, and its uplinks are not reported now. Then one group must not be asserted."""
         return any(map(self._keeps, items))
 
     def source(self, name: str) -> str:

@@ -80,7 +80,7 @@ async def impatient(
 
 
 class BlockedPlan:
-    """Blocks the thread of the first plan that knows a node, until ``release``."""
+    """Blocks the thread of the first plan with a certain node, until ``release``."""
 
     def __init__(self, controller: Controller, node: str) -> None:
         self._inputs, self._node = controller.planner.inputs, node
