@@ -41,7 +41,7 @@ async def keep(
 ) -> None:
     """Run ``work`` until cancelled. ``failed`` takes the reason of each failure.
 
-    Work that returns is started again too: it should run for ever.
+    Work that returns is started again too: it should run without end.
     """
     backoff = Backoff(first_s, max_s)
     while True:

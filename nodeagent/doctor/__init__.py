@@ -32,7 +32,7 @@ from nodeagent.doctor import (
 from nodeagent.doctor.cluster_facts import ClusterOptions
 from nodeagent.doctor.configuration_checks import ConfigurationFacts
 from nodeagent.doctor.finding import Advice, Finding, Level, Topic
-from nodeagent.doctor.report import as_json, as_markdown, as_table
+from nodeagent.doctor.report import as_json, as_table
 from nodeagent.doctor.target import Target
 from nodeagent.doctor.timeouts import ReadOutcome, ReadTask
 from nodeagent.host.sysfs import SysfsError, Tree
@@ -49,7 +49,6 @@ __all__ = [
     "Finding",
     "Level",
     "as_json",
-    "as_markdown",
     "as_table",
     "examine",
 ]

@@ -89,8 +89,8 @@ class GpuJudge:
         return dict(self._health)
 
     def _guard_reason(self) -> Reason:
-        why = "most GPUs of this node would go at once on one word of the driver; its devices stay Healthy"
-        until = f"until there is another, or for {self._guard.seconds:g} s"
+        why = "only one source reports faults of most GPUs of this node; the devices stay Healthy"
+        until = f"until a second source confirms them, or for {self._guard.seconds:g} s"
         return Reason("guard", f"{why} {until}", warning=True)
 
     def fall_silent(self, why: str, now: float) -> dict[str, Health]:

@@ -31,6 +31,12 @@ ROOTS = (
     ".ci",
     "tests/docs",
     "tests/daemonset",
+    "nodeagent/agent_config.py",
+    "nodeagent/controller_config.py",
+    "nodeagent/config",
+    "nodeagent/doctor",
+    "tests/config",
+    "tests/doctor",
 )
 """Files and folders that are checked."""
 LEFT_OUT = {

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.commands.health.tables import xids_markdown
+from hack.docs.health_rules import xids_table
 from nodeagent.health.gpu_judge import unknown
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.xids import FATAL, IGNORE, WATCH, Severity, severity
@@ -24,7 +24,7 @@ def test_the_documented_xids_are_those_of_the_code():
     page = Path(__file__).parents[2] / "docs/gpu-health.md"
     head, mark, rest = page.read_text().partition("<!-- xids -->\n")
     _, end, tail = rest.partition("<!-- end -->\n")
-    text = f"{head}{mark}{xids_markdown()}{end}{tail}"
+    text = f"{head}{mark}{xids_table()}{end}{tail}"
     if os.environ.get("NODEAGENT_GOLDEN") == "write":
         page.write_text(text)
     assert page.read_text() == text
