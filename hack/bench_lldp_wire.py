@@ -196,7 +196,7 @@ async def main(scale: float) -> dict[str, object]:
                     "sent": int(sent),
                     "cpu_percent": spent / (10 * scale) * 100,
                     "rss_growth_mib": resident_mib() - before,
-                    "told": bench.publications,
+                    "publications": bench.publications,
                     "other_link_ms": quantiles(bench.latencies),
                     "loop_lag_ms": quantiles(lags),
                     "fate": dict(receiver.counts("swp1")),

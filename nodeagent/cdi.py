@@ -1,6 +1,6 @@
 """Build, check and read specs of the Container Device Interface, version 0.6.0. Pure.
 
-A spec tells the container runtime what ``<kind>=<name>`` means. The agent writes a spec only if no spec of a
+A spec defines ``<kind>=<name>`` for the container runtime. The agent writes a spec only if no spec of a
 vendor describes the hardware (see ``vendor_devices``), and uses kinds of its own: runtimes refuse a device that
 two files define.
 
@@ -34,11 +34,11 @@ _EDITS = {"env", "deviceNodes", "mounts", "hooks"}  # those of version 0.6.0
 
 
 class CdiError(ValueError):
-    """A spec is invalid; the message says where and why."""
+    """A spec is invalid; the message names the place and the cause."""
 
 
 class ContainerEdits(msgspec.Struct, frozen=True):
-    """What a device, or every device of a spec, adds to a container."""
+    """The additions to a container by one device, or by every device of a spec."""
 
     env: tuple[tuple[str, str], ...] = ()
     device_nodes: tuple[DeviceNode, ...] = ()

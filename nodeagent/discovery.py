@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 FIRST_SOURCES = ("pci", "gpus", "paths")
 """The sources that publish at once. LLDP is not among them: a switch sends a frame every 30 s."""
 FACT_SOURCES = frozenset({"pci", "gpus", "paths", "lldp"})
-"""The sources that publish at every start, so that a failure of one is silence until it publishes again."""
+"""The sources that publish at every start. If one fails, its facts are marked as old until it publishes again."""
 LATER_S = 0.5
 """Between the first facts and the import of what registration does not need."""
 FIRST_FACTS_S = 10.0
@@ -112,7 +112,7 @@ class Discovery:
         self._health.publish_functions(lambda functions: inventory.publish("health", functions=functions))
         self._gpu_facts.publish_to(self._publish_gpus)
         self._last_scan: pci_source.PciFacts | None = None
-        """What a restarted PCI source continues from."""
+        """The scan that a restarted PCI source continues from."""
         self._gpu_hint = asyncio.Event()
         self._lldp_hint = ScanRequest()
 
@@ -180,7 +180,7 @@ class Discovery:
             unreadable=facts.unreadable,
         )
         self._gpu_hint.set()
-        self._lldp_hint.make()
+        self._lldp_hint.request()
 
     async def _watch_gpus(self) -> None:
         settings = self._config.gpu
@@ -199,7 +199,7 @@ class Discovery:
 
     async def _watch_paths(self) -> None:
         while True:
-            paths = await asyncio.to_thread(host_paths.look, self._tree, self._config.cdi.directory)
+            paths = await asyncio.to_thread(host_paths.find, self._tree, self._config.cdi.directory)
             self._inventory.publish("paths", paths=paths)
             await asyncio.sleep(self._config.scan_seconds)
 
@@ -253,7 +253,7 @@ class Discovery:
 
 
 async def first_facts(inventory: Inventory, timeout_s: float = FIRST_FACTS_S) -> None:
-    """Return when every source of ``FIRST_SOURCES`` has published or is silent, or after ``timeout_s``."""
+    """Return when every source of ``FIRST_SOURCES`` has published or failed, or after ``timeout_s``."""
     try:
         async with asyncio.timeout(timeout_s):
             while True:

@@ -22,14 +22,14 @@ class Inventory:
         self._waiters: list[asyncio.Future[None]] = []
 
     def publish(self, source: str, **facts: Any) -> bool:
-        """Replace these parts of the snapshot; the source is no longer silent. Return whether anything changed."""
+        """Replace these parts of the snapshot; its facts are current. Return whether anything changed."""
         first = source not in self._published
         self._published.add(source)
         silent = tuple(entry for entry in self.snapshot.silent if entry.source != source)
         return self._update({**facts, "silent": silent}, wake=first)
 
     def silence(self, source: str, reason: str) -> bool:
-        """Mark the source as silent. Its facts stand."""
+        """Mark the facts of the source as old, with the reason. They stay in the snapshot."""
         others = [entry for entry in self.snapshot.silent if entry.source != source]
         silent = tuple(sorted([*others, Silence(source, reason)], key=lambda entry: entry.source))
         return self._update({"silent": silent}, wake=False)

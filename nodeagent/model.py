@@ -200,7 +200,7 @@ class HostPaths(msgspec.Struct, frozen=True):
 
 
 class Silence(msgspec.Struct, frozen=True):
-    """A source that cannot publish at present. Its last facts stand, and nothing is derived from the silence."""
+    """A source that cannot publish at present. Its last facts stay, and nothing is derived from its failure."""
 
     source: str
     reason: str

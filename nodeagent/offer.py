@@ -2,7 +2,7 @@
 
 ``Offer`` keeps the rail of each PF, and the netdev that names it, while it lives. If the rails moved when a NIC is
 unplugged, a pod would get another network. A PF that appears later takes the next free rail. A PF counts if it has
-VFs, or if the ``vfs`` section wants VFs on it: so an agent that starts while they are gone assigns the same rails.
+VFs, or if the ``vfs`` section creates VFs on it: so an agent that starts while they are gone assigns the same rails.
 Literal ``pciAddresses`` fix the rails: the rail of a PF is then its place in that list.
 """
 
@@ -199,7 +199,7 @@ class Offer:
         links = {link.pci_address: link for link in snapshot.links}
         for function in snapshot.functions:
             address = function.pci_address
-            if function.parent or address in rails or not (function.num_vfs or self._wants_vfs(function)):
+            if function.parent or address in rails or not (function.num_vfs or self._creates_vfs(function)):
                 continue
             link = links.get(address)
             if not selected_pf(entry.select, function) or not _suits(entry, function, link):
@@ -210,8 +210,8 @@ class Offer:
                 rails[address] = next(n for n in range(len(rails) + 1) if n not in rails.values())
         return dict(sorted(rails.items(), key=lambda item: item[1]))
 
-    def _wants_vfs(self, function: Function) -> bool:
-        """Whether the ``vfs`` section wants VFs on this PF, which may lack them at present."""
+    def _creates_vfs(self, function: Function) -> bool:
+        """Whether the ``vfs`` section creates VFs on this PF, which may lack them at present."""
         return bool(function.total_vfs) and any(
             entry.count and selected_pf(entry.select, function) for entry in self.config.vfs
         )
@@ -259,7 +259,7 @@ def _suits(entry: VfResource, function: Function, link: Link | None) -> bool:
         return False
     if select.rdma is not None and (function.rdma is not None) != select.rdma:
         return False
-    # A link that is down has no speed; it stays selected, and its health says that it is down.
+    # A link that is down has no speed; it stays selected, and its health shows that it is down.
     speed = link.speed_mbps if link is not None else None
     return speed is None or speed >= select.min_speed_mbps
 

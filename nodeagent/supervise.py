@@ -28,7 +28,7 @@ restarts: Counter[str] = Counter()
 
 
 class Fatal(Exception):  # noqa: N818 - the usual word; it is not always an error
-    """The process cannot go on; the message names the cause and the remedy."""
+    """The process cannot continue; the message names the cause and the remedy."""
 
 
 async def keep(
@@ -39,9 +39,9 @@ async def keep(
     first_s: float = BACKOFF_FIRST_S,
     max_s: float = BACKOFF_MAX_S,
 ) -> None:
-    """Run ``work`` until cancelled. ``failed`` takes the reason of each failure (a source is then silent).
+    """Run ``work`` until cancelled. ``failed`` takes the reason of each failure.
 
-    Work that returns is started again too: it should run for ever.
+    Work that returns is started again too: it should run without end.
     """
     backoff = Backoff(first_s, max_s)
     while True:

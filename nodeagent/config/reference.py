@@ -1,6 +1,6 @@
-"""Print settings: a commented default for people, a JSON schema for editors, a table for the documentation.
+"""Print settings: a commented default for people, a JSON schema for editors.
 
-All three are made from the structs; a test reads the default back and compares it.
+Both are made from the structs; a test reads the default back and compares it.
 """
 
 from __future__ import annotations
@@ -41,22 +41,12 @@ def schema(settings: type[Settings], title: str) -> dict[str, Any]:
     return {"$schema": DIALECT, "title": title, **generated}
 
 
-def table(settings: type[Settings]) -> str:
-    """A Markdown table of all settings: path, type, default, meaning."""
-    rows = ["| setting | type | default | meaning |", "|---|---|---|---|"]
-    for path, field in _rows(struct_type(settings), ""):
-        words = _type_words(field.type).replace("|", "\\|")
-        meaning = _meaning(field).replace("|", "\\|")
-        rows.append(f"| `{path}` | {words} | {_default_words(field)} | {meaning} |")
-    return "\n".join(rows) + "\n"
-
-
 def _settings(struct: msgspec.Struct, type_: inspect.StructType, path: tuple[str, ...]) -> Iterator[str]:
     """A struct as the lines of a block mapping, without indentation."""
     for i, field in enumerate(type_.fields):
         if i and not path:
             yield ""
-        yield from _comment(_meaning(field), _allowed(field.type))
+        yield from _comment(meaning(field), _allowed(field.type))
         yield from _value(field.encode_name, getattr(struct, field.name), field, (*path, field.encode_name))
 
 
@@ -65,7 +55,7 @@ def _value(key: str, value: Any, field: inspect.Field, path: tuple[str, ...]) ->
     if isinstance(value, msgspec.Struct) and isinstance(inner, inspect.StructType):
         yield f"{key}:"
         yield from _indent(_settings(value, inner, path), "  ")
-    elif isinstance(inner, inspect.VarTupleType) and (entries := _entry_types(inner)):
+    elif isinstance(inner, inspect.VarTupleType) and (entries := entry_types(inner)):
         yield f"{key}:" if value else f"{key}: []"
         for entry in value:
             yield from _comment((type(entry).__doc__ or "").strip())
@@ -75,7 +65,7 @@ def _value(key: str, value: Any, field: inspect.Field, path: tuple[str, ...]) ->
         yield from _comment(text)
         yield from _indent(_entry(example, entries[type(example)], path), "# ")
     else:
-        yield f"{key}: {_scalar(value)}"
+        yield f"{key}: {yaml_line(value)}"
 
 
 def _entry(entry: msgspec.Struct, type_: inspect.StructType, path: tuple[str, ...]) -> Iterator[str]:
@@ -91,26 +81,13 @@ def _entry(entry: msgspec.Struct, type_: inspect.StructType, path: tuple[str, ..
     yield from _indent(lines[1:], "  ")
 
 
-def _entry_types(type_: inspect.VarTupleType) -> dict[type, inspect.StructType]:
+def entry_types(type_: inspect.VarTupleType) -> dict[type, inspect.StructType]:
     item = bare(type_.item_type)[0]
     kinds = choices(item)[0] if isinstance(item, inspect.UnionType) else [item]
     return {kind.cls: kind for kind in kinds if isinstance(kind, inspect.StructType)}
 
 
-def _rows(type_: inspect.StructType, prefix: str) -> Iterator[tuple[str, inspect.Field]]:
-    for field in type_.fields:
-        path = prefix + field.encode_name
-        inner = bare(field.type)[0]
-        if isinstance(inner, inspect.StructType):
-            yield from _rows(inner, path + ".")
-            continue
-        yield path, field
-        if isinstance(inner, inspect.VarTupleType):
-            for entry in _entry_types(inner).values():
-                yield from _rows(entry, f"{path}[{entry.tag or ''}].")
-
-
-def _meaning(field: inspect.Field) -> str:
+def meaning(field: inspect.Field) -> str:
     assert isinstance(field.type, inspect.Metadata)
     assert field.type.extra_json_schema is not None
     return str(field.type.extra_json_schema["description"])
@@ -122,25 +99,25 @@ def _allowed(type_: inspect.Type) -> str:
     literal = bare(inner.item_type)[0] if isinstance(inner, inspect.VarTupleType) else inner
     if isinstance(literal, inspect.LiteralType) and len(literal.values) == 1:
         return ""
-    words = _type_words(literal)
+    words = type_words(literal)
     closed = isinstance(literal, inspect.LiteralType) or isinstance(inner, inspect.UnionType)
     return f"({words})" if closed and not words.startswith("text") else ""
 
 
-def _type_words(type_: inspect.Type) -> str:
+def type_words(type_: inspect.Type) -> str:
     type_ = bare(type_)[0]
     match type_:
         case inspect.UnionType():
             kept, null = choices(type_)
-            words = " | ".join(map(_type_words, kept))
+            words = " | ".join(map(type_words, kept))
             return f"{words} | null" if null else words
         case inspect.StructType(tag=tag):
             return str(tag or "mapping")
         case inspect.LiteralType(values=values):
             return " | ".join(str(value) for value in values)
         case inspect.VarTupleType(item_type=item):
-            words = _type_words(item)
-            return "list of entries" if words == "mapping" or _entry_types(type_) else f"list of {words}"
+            words = type_words(item)
+            return "list of entries" if words == "mapping" or entry_types(type_) else f"list of {words}"
         case inspect.IntType(ge=low, le=high):
             return f"integer, {low}..{high}"
         case inspect.FloatType(ge=None, le=None):
@@ -153,20 +130,10 @@ def _type_words(type_: inspect.Type) -> str:
             return "text"
 
 
-def _default_words(field: inspect.Field) -> str:
-    if field.required or bare(field.type)[1].get("required"):
-        return "required"
-    inner = bare(field.type)[0]
-    if isinstance(inner, inspect.VarTupleType) and _entry_types(inner):
-        kinds = [str(entry.__struct_config__.tag) for entry in field.default]
-        return f"one {' and one '.join(kinds)}" if kinds else "`[]`"
-    return f"`{_scalar(field.default)}`"
-
-
-def _scalar(value: Any) -> str:
+def yaml_line(value: Any) -> str:
     """A value in one line of YAML."""
     if isinstance(value, tuple):
-        return f"[{', '.join(map(_scalar, value))}]"
+        return f"[{', '.join(map(yaml_line, value))}]"
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, str) and re.fullmatch(

@@ -32,7 +32,7 @@ from nodeagent.doctor import (
 from nodeagent.doctor.cluster_facts import ClusterOptions
 from nodeagent.doctor.configuration_checks import ConfigurationFacts
 from nodeagent.doctor.finding import Advice, Finding, Level, Topic
-from nodeagent.doctor.report import as_json, as_markdown, as_table
+from nodeagent.doctor.report import as_json, as_table
 from nodeagent.doctor.target import Target
 from nodeagent.doctor.timeouts import ReadOutcome, ReadTask
 from nodeagent.host.sysfs import SysfsError, Tree
@@ -49,7 +49,6 @@ __all__ = [
     "Finding",
     "Level",
     "as_json",
-    "as_markdown",
     "as_table",
     "examine",
 ]
@@ -157,7 +156,7 @@ def _tasks(target: Target, where: ClusterOptions) -> dict[str, ReadTask]:
         # The process that it starts has the usual time and must end first.
         "gpus": ReadTask(lambda: gpu_checks.read(target), usual + margin),
         "runtime": ReadTask(lambda: runtime_checks.read(target), usual),
-        "paths": ReadTask(lambda: host_paths.look(target.tree, target.config.cdi.directory), usual),
+        "paths": ReadTask(lambda: host_paths.find(target.tree, target.config.cdi.directory), usual),
         "kubelet": ReadTask(lambda: kubelet_checks.read(target), usual),
         "lldp": ReadTask(lambda: lldp_checks.read(target), usual + target.wait_s),
     }

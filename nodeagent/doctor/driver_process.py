@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import msgspec
 
@@ -73,4 +73,4 @@ def read_driver(root: str, name: str) -> DriverAnswer:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(read_driver(*sys.argv[1:3]))), flush=True)  # noqa: T201
+    print(json.dumps(msgspec.to_builtins(read_driver(*sys.argv[1:3]))), flush=True)  # noqa: T201

@@ -1,4 +1,4 @@
-"""Render findings as a table for people, as JSON for programs and as Markdown for the docs. Pure."""
+"""Render findings as a table for people and as JSON for programs. Pure."""
 
 from __future__ import annotations
 
@@ -46,20 +46,6 @@ def as_json(findings: Sequence[Finding]) -> str:
         },
         ensure_ascii=True,
     )
-
-
-def as_markdown(topics: Sequence[Topic]) -> str:
-    """A table of every key with its remedy, for the documentation."""
-    parts = []
-    for topic in topics:
-        rows = [
-            f"| `{key}` | {entry.why} | {entry.remedy} |" for key, entry in topic.entries.items() if entry.why
-        ]
-        facts = [f"`{key}`" for key, entry in topic.entries.items() if not entry.why]
-        parts += [f"### {topic.title.capitalize()} (`{topic.group}`)", ""]
-        parts += [f"Facts, nothing to do: {', '.join(facts)}.", ""] if facts else []
-        parts += ["| finding | why it matters | what to do |", "|---|---|---|", *rows, ""]
-    return "\n".join(parts)
 
 
 def summary(findings: Sequence[Finding]) -> str:

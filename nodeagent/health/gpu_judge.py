@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from msgspec import structs
 
@@ -67,7 +66,7 @@ class GpuJudge:
         for reading in readings:
             uuid = at_index.get(reading.index)
             if reading.uuid is None and uuid is not None and uuid not in by_uuid:
-                by_uuid[uuid] = replace(reading, uuid=uuid)
+                by_uuid[uuid] = structs.replace(reading, uuid=uuid)
         return by_uuid
 
     def _sort(self) -> None:
@@ -90,8 +89,8 @@ class GpuJudge:
         return dict(self._health)
 
     def _guard_reason(self) -> Reason:
-        why = "most GPUs of this node would go at once on one word of the driver; its devices stay Healthy"
-        until = f"until there is another, or for {self._guard.seconds:g} s"
+        why = "only one source reports faults of most GPUs of this node; the devices stay Healthy"
+        until = f"until a second source confirms them, or for {self._guard.seconds:g} s"
         return Reason("guard", f"{why} {until}", warning=True)
 
     def fall_silent(self, why: str, now: float) -> dict[str, Health]:

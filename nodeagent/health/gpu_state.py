@@ -7,7 +7,8 @@ a reset, and a reset ends XIDs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+
+from msgspec import structs
 
 from nodeagent.health.gpu_rules import (
     LOST,
@@ -92,7 +93,7 @@ class GpuState(JudgedDevice):
         before, was_lost, last_read_at = wanted_action(self.reading), self.lost, self.read_at
         self.read_at = now
         if reading is None:
-            self.reading = replace(self.reading, lost=True)
+            self.reading = structs.replace(self.reading, lost=True)
             self._step_reading(now)
             return
         self.reading = _merge(self.reading, reading)
@@ -233,7 +234,7 @@ class GpuState(JudgedDevice):
 
     @classmethod
     def restore(cls, record: GpuRecord, rules: GpuRules) -> GpuState:
-        gpu = cls(replace(record.reading, lost=record.lost), record.read_at, rules)
+        gpu = cls(structs.replace(record.reading, lost=record.lost), record.read_at, rules)
         gpu.links, gpu._reset = frozenset(record.chart.links), record.reset
         for fault in record.faults:
             if severity(fault.xid, rules.settings) is not Severity.IGNORE:
@@ -252,7 +253,7 @@ def _merge(old: GpuReading, new: GpuReading) -> GpuReading:
         return new
     kept = {
         field.name: getattr(old, field.name)
-        for field in fields(GpuReading)
+        for field in structs.fields(GpuReading)
         if field.name != "fault" and getattr(new, field.name) is None
     }
-    return replace(new, **kept, mig=new.mig or old.mig)
+    return structs.replace(new, **kept, mig=new.mig or old.mig)

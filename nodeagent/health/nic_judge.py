@@ -217,7 +217,7 @@ class NicJudge:
         reasons = [nic.reason(rule, hold) for rule, hold in active]
         state = gravest(rule.state for rule, _ in active)
         if self._guard.holds_back(nic.address):
-            why = "its devices stay Healthy until a second source agrees or the fault has stood"
+            why = "its devices stay Healthy until a second source confirms the fault or it has lasted"
             reasons.append(
                 Reason("guard", f"{nic.name}: {why} for {self.settings.guard.seconds:g} s", warning=True)
             )
@@ -233,7 +233,7 @@ class NicJudge:
             reasons.append(Reason("link_unseen", why))
         elif nic.watched and (stale := nic.history.stale()):
             names = ", ".join(stale)
-            reasons.append(Reason("data_stale", f"{nic.name}: nothing new from {names}", warning=True))
+            reasons.append(Reason("data_stale", f"{nic.name}: no new samples from {names}", warning=True))
         nic.set_state(state, self.now)
         if not reasons:
             return HEALTHY

@@ -9,8 +9,6 @@ that opened them and raise only ``DriverError``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from msgspec import Struct
 
 
@@ -22,8 +20,7 @@ class DriverError(Exception):
         self.absent = absent
 
 
-@dataclass(frozen=True, slots=True)
-class GpuReading:
+class GpuReading(Struct, frozen=True):
     """One GPU as the driver lists it.
 
     ``recovery_action`` is one of ``nvml.RECOVERY_ACTIONS``, or ``None`` if the driver does not support it. ``lost``:
@@ -50,8 +47,7 @@ class GpuProcess(Struct, frozen=True):
     memory_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class GpuVitals:
+class GpuVitals(Struct, frozen=True):
     """Measured values of one GPU, by the names of ``measurements/table.py``.
 
     A value that the driver does not report is absent. So is an impossible value (a width of 0xffffffff); its name is
@@ -59,8 +55,8 @@ class GpuVitals:
     """
 
     uuid: str
-    values: dict[str, float] = field(default_factory=dict)
-    texts: dict[str, str] = field(default_factory=dict)
+    values: dict[str, float] = {}
+    texts: dict[str, str] = {}
     absurd: tuple[str, ...] = ()
     processes: tuple[GpuProcess, ...] | None = None
 

@@ -14,8 +14,9 @@ import ctypes
 import os
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from errno import ENOSPC
+
+from msgspec import Struct
 
 from nodeagent.host.fd import wait_readable
 
@@ -51,8 +52,7 @@ class InotifyError(Exception):
     """A folder that cannot be watched; the message has its path and the remedy."""
 
 
-@dataclass(frozen=True, slots=True)
-class FolderChange:
+class FolderChange(Struct, frozen=True):
     """A change of ``name`` in ``folder``; ``mask`` has all its ``IN_`` bits.
 
     ``name`` is empty for the folder itself. Both are empty on overflow.

@@ -12,7 +12,6 @@ import json
 import os
 import select
 import time
-from dataclasses import fields
 from pathlib import Path
 from typing import Literal
 
@@ -204,7 +203,7 @@ def record(
     vitals: tuple[GpuVitals, ...] = (),
 ) -> str:
     """The text of a recording: ``RecordedGpuDriver`` reads the same values from it, without the processes."""
-    names = [field.name for field in fields(GpuReading)]
+    names = [field.name for field in msgspec.structs.fields(GpuReading)]
     measured = {gpu.uuid: {"values": gpu.values, "texts": gpu.texts} for gpu in vitals}
     gpus = [
         {name: getattr(reading, name) for name in names} | measured.get(reading.uuid or "", {})

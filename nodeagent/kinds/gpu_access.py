@@ -80,7 +80,7 @@ def grant(
 
 
 def cdi_specs(cdi_kind: str, snapshot: Snapshot) -> dict[str, cdi.CdiDevices]:
-    """Return our spec of all GPUs, if the kind is ours and not the vendor's."""
+    """Return the agent's spec of all GPUs, if ``cdi_kind`` is the agent's kind."""
     return {cdi.GPU_KIND: cdi_devices(snapshot)} if cdi_kind == cdi.GPU_KIND else {}
 
 

@@ -46,7 +46,7 @@ def _same_name(resources: Sequence[Placed]) -> Iterator[Conflict]:
     first: dict[str, Path] = {}
     for path, entry in resources:
         if "{netdev}" in entry.name:
-            continue  # only the machine knows which entries select the same PF
+            continue  # only the machine shows which entries select the same PF
         before = first.setdefault(entry.name.replace("{rail}", "0"), path)
         if before != path:
             message = f'"{entry.name}" is also the name of {_named(before)}; each resource needs its own name'

@@ -133,7 +133,7 @@ class VfPool(msgspec.Struct, frozen=True):
         details = {vf.pci_address: self._details(vf) for vf in vfs}
         nodes = dict.fromkeys(node for vf in vfs for node in self._nodes(vf) if not self.cdi)
         by_cdi = [vf.pci_address for vf in vfs if self.cdi and self._nodes(vf)]
-        # Go's maps come out sorted, and so do ours: equal allocations are equal texts.
+        # Sorted, as Go writes its maps: equal allocations are equal texts.
         values = {"": ",".join(details), "_INFO": _text(details)}
         return Allocation(
             env=tuple((name + end, value) for end, value in values.items() for name in self._env_names()),

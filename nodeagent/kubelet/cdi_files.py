@@ -22,7 +22,7 @@ FILES = {cdi.GPU_KIND: "nodeagent-gpu.json", cdi.VF_KIND: "nodeagent-vf.json"}
 
 
 class CdiSpecFiles:
-    """One file for each CDI kind of ours, in one of the folders that container runtimes read."""
+    """One file for each CDI kind of the agent, in one of the folders that container runtimes read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,7 +1,7 @@
 """The device list of one resource: every device that was ever offered, as the bytes of ListAndWatch. Pure.
 
-An ID that was offered once stays on the list while the agent lives. Each message replaces all that the kubelet
-knows, and the kubelet dereferences an allocated ID after Allocate returns: if the ID is gone, it panics
+An ID that was offered once stays on the list while the agent lives. Each message replaces the kubelet's whole
+list, and the kubelet dereferences an allocated ID after Allocate returns: if the ID is gone, it panics
 (kubernetes/kubernetes#95041). A device that is no longer found is therefore Unhealthy, and Healthy again when it
 is back. An equal list is the same bytes object, and is not sent again: the kubelet rewrites its checkpoint at
 every message.

@@ -2,7 +2,7 @@
 
 The agent keeps no record of allocations: the kubelet makes no Deallocate call, and its checkpoint is private. It reads
 the holdings at start, after each allocation and every 30 s. A kubelet that has just started may answer with an *empty*
-list although pods hold devices, so an empty answer is believed only after ``EMPTY_STANDS_S``.
+list although pods hold devices, so an empty answer is published only after ``EMPTY_STANDS_S``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ async def watch(
     interval_s: float = INTERVAL_S,
     empty_stands_s: float = EMPTY_STANDS_S,
 ) -> None:
-    """Publish the holdings until cancelled. ``read_now`` triggers a reading. Without an answer the source is silent."""
+    """Publish the holdings until cancelled; ``read_now`` triggers a reading.
+
+    Without an answer from the kubelet they are marked as old.
+    """
     client = PodResources(socket)
     known: tuple[Holding, ...] | None = None
     empty_since: float | None = None

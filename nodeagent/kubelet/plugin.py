@@ -268,7 +268,7 @@ class Plugin:
 
 
 def _bind_obstacle(folder: Path) -> str | None:
-    """Return why no socket can be created in a folder: gRPC's own error does not say."""
+    """Return why no socket can be created in a folder: gRPC's own error does not name the cause."""
     try:
         return unwritable_because(folder)
     except OSError as error:

@@ -1,6 +1,6 @@
 """Keep every resource registered with the kubelet: serve, register, notice a loss, register again.
 
-One loop compares the resources with what the kubelet has, and mends the difference. Inotify on the kubelet's
+One loop compares the resources with what the kubelet has, and removes the difference. Inotify on the kubelet's
 folder, a lost stream and a timer only wake it. ``registration_state`` has the states of a resource. The rules
 below follow from the kubelet's own source:
 
@@ -44,7 +44,7 @@ REGISTER_S = 10.0
 PROBE_FIRST_S = 0.001
 PROBE_MAX_S = 0.05
 REFUSES_S = 0.2
-"""Between probes of a kubelet whose socket exists and refuses connections: no event tells when it listens."""
+"""Between probes of a kubelet whose socket exists and refuses connections: no event reports when it listens."""
 LOOK_S = 5.0
 """Between looks without a hint: inotify does not report changes on another mount."""
 
@@ -194,7 +194,7 @@ class DevicePlugins:
     # --- reconciling ----------------------------------------------------------------------------------
 
     async def _reconcile(self) -> None:
-        """Mend what differs between the resources and the kubelet."""
+        """Remove the differences between the resources and the kubelet."""
         serving = [resource for resource in self._withdrawn.values() if resource.plugin.serving]
         await asyncio.gather(*(resource.close(Event.WITHDRAWN) for resource in serving))
         if self._watched:

@@ -63,7 +63,7 @@ class RpcStats:
 
 
 class ResourceStatus(msgspec.Struct, frozen=True):
-    """How one resource stands with the kubelet. ``reason`` says why it is not registered."""
+    """How one resource stands with the kubelet. ``reason``: why it is not registered."""
 
     resource: str
     registered: bool

@@ -6,7 +6,7 @@ a new size with the slices that pods hold; this module does the same over a rest
 
 * A size is on the disk before the kubelet gets the first slice. The file outlives a boot, as the kubelet's
   checkpoint does.
-* If another size is configured, the agent waits until podresources is believed (``kubelet/holdings.py``). If no pod
+* If another size is configured, the agent waits for the holdings (``kubelet/holdings.py``). If no pod
   holds slices, the new size applies; otherwise the old size stays while this agent runs. Until then the resource is
   not offered.
 * If ``kubelet.podResources`` is off, the old size stays.

@@ -14,7 +14,6 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Protocol
 
 import msgspec
@@ -166,7 +165,7 @@ class Session(threading.Thread):
         used = memory_by_container(self.tree, vitals.processes)
         values = {f"gpu_container_memory_bytes/{container}": size for container, size in used.items()}
         values["gpu_processes"] = len(vitals.processes)
-        return replace(vitals, values=vitals.values | values)
+        return msgspec.structs.replace(vitals, values=vitals.values | values)
 
     def _close(self) -> None:
         self._enter("close")

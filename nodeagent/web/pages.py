@@ -27,7 +27,7 @@ MIB = 1024 * 1024
 
 
 class Offering(Protocol):
-    """What the kubelet is offered now."""
+    """The resources that the kubelet is offered now."""
 
     @property
     def offered(self) -> tuple[DeviceKind, ...]: ...

@@ -57,7 +57,7 @@ _ORIGIN = re.compile(r"https?://[^/?]*", re.IGNORECASE)
 
 
 class _Phase(Enum):
-    """What a connection waits for."""
+    """The part that a connection waits for."""
 
     IDLE = auto()
     """the client's next request"""

@@ -99,7 +99,7 @@ async def test_a_latched_gpu_fault_stays_over_a_restart_until_a_reset() -> None:
         assert "xid_79" in str(n.agent.inventory.snapshot.gpus)
         await n.allocatable(MEMORY, 79)
         await n.stop_agent()
-        n.machine.reset_gpu(1)  # while nobody looks
+        n.machine.reset_gpu(1)  # while no agent runs
         await n.start_agent()
         await n.until(lambda: n.agent.inventory.snapshot.gpus)
         assert "xid_79" not in str(n.agent.inventory.snapshot.gpus)
@@ -311,7 +311,7 @@ async def test_a_root_without_sys_ends_the_start() -> None:
             await n.start_agent()
 
 
-async def test_a_failing_driver_silences_the_gpu_source_and_the_nics_go_on(
+async def test_a_failing_driver_silences_the_gpu_source_and_the_nics_continue(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
@@ -323,7 +323,7 @@ async def test_a_failing_driver_silences_the_gpu_source_and_the_nics_go_on(
         await n.until(lambda: "A call of the GPU driver failed" in caplog.text)
         n.machine.fail_driver("list", "Unknown Error")
         await n.until(lambda: any(s.source == "gpus" for s in n.agent.inventory.snapshot.silent))
-        assert n.kubelet.allocatable()[MEMORY] == 158  # neither condemns anybody
+        assert n.kubelet.allocatable()[MEMORY] == 158  # neither makes a device unhealthy
         n.machine.set_link(1, up=False)
         await n.allocatable(NIC1, 0)
         n.machine.heal_driver()

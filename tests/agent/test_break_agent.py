@@ -251,10 +251,10 @@ async def test_a_missing_podresources_socket_is_logged_once_and_has_no_other_eff
         assert 'nodeagent_source_silent{source="pods"} 1\n' in (await n.get("/metrics"))[1]
 
 
-async def test_a_task_that_failed_and_works_again_leaves_no_source_silent(
+async def test_a_task_that_failed_and_works_again_leaves_no_facts_marked_as_old(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A source that stays silent keeps an alert up, and keeps pods on devices that are gone."""
+    """Facts that stay marked as old keep an alert active, and keep pods on devices that are gone."""
     Machine.load("two-gpu-two-nic").write(tmp_path)
     inventory = Inventory()
     begun = []
@@ -304,7 +304,7 @@ async def test_a_scrape_reads_no_file_socket_or_driver() -> None:
         watched = True
         with n.config_file.open("wb"):
             watched = False
-        assert asked, "the hook hears nothing"
+        assert asked, "the hook receives nothing"
 
 
 async def test_the_agent_is_not_ready_before_the_first_scan() -> None:

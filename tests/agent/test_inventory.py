@@ -1,4 +1,4 @@
-"""The inventory: an equal fact wakes no reader, a silent source keeps its facts."""
+"""The inventory: an equal fact wakes no reader, a failed source keeps its facts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_the_first_facts_of_a_source_wake_even_if_they_are_empty() -> None
     assert (await asyncio.wait_for(inventory.changed(0), 1)).gpus == ()
 
 
-async def test_a_silent_source_keeps_its_facts_and_a_reason_until_it_publishes() -> None:
+async def test_a_failed_source_keeps_its_facts_and_a_reason_until_it_publishes() -> None:
     inventory = Inventory()
     inventory.publish("gpus", gpus=(GPU,))
     assert inventory.silence("gpus", "NVML hangs in wait")

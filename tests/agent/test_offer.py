@@ -116,7 +116,7 @@ def test_a_nic_that_gets_vfs_later_gets_the_next_rail() -> None:
 
 
 def test_a_pf_with_configured_vfs_keeps_its_rail_without_vfs() -> None:
-    """An agent that is started in that hour remembers nothing, and must not give its name to another NIC."""
+    """An agent that starts in that hour has no history, and must not give its name to another NIC."""
     text = "vfs: [{select: {drivers: [mlx5_core]}, count: 2}]\n"
     bereft = machine(pf(1, vfs=0), pf(2))
     assert pools(Offer(configured(text)), bereft) == {

@@ -28,11 +28,11 @@ async def test_the_command_reads_an_agent_behind_tls_and_a_token(
         await n.start_agent(made)
         verb = ["health", "--json", "--listen", f"127.0.0.1:{n.port}"]
         assert await asyncio.to_thread(main, [*verb, "--config", str(n.config_file)]) == 0
-        told = capsys.readouterr()
-        assert "no agent" not in told.err
-        assert {one["kind"] for one in json.loads(told.out)} == {"nic", "gpu"}
+        output = capsys.readouterr()
+        assert "no agent" not in output.err
+        assert {one["kind"] for one in json.loads(output.out)} == {"nic", "gpu"}
         assert await asyncio.to_thread(main, verb) == 1
-        assert "--config" in capsys.readouterr().err, "who speaks plainly to TLS is told what would help"
+        assert "--config" in capsys.readouterr().err, "the error contains the remedy"
         token.write_text("three\n")
         other = tmp_path / "other.yaml"
         wrong = tmp_path / "wrong"

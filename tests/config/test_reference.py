@@ -10,10 +10,10 @@ import msgspec
 import pytest
 import yaml
 
+from hack.docs.settings import settings_table
 from nodeagent.agent_config import Config, load
 from nodeagent.commands.config import default_file, json_schema
 from nodeagent.config.faults import ConfigError
-from nodeagent.config.reference import table
 from nodeagent.kinds.resource_settings import GpuResource
 
 HEAD = {"apiVersion": "nodeagent.io/v1alpha1", "kind": "NodeAgentConfig"}
@@ -177,7 +177,7 @@ def leaves(node: Any, path: str = "") -> set[str]:
 
 
 def test_the_table_has_a_row_for_every_setting() -> None:
-    rows = [re.split(r"(?<!\\)\|", line) for line in table(Config).splitlines()[2:]]
+    rows = [re.split(r"(?<!\\)\|", line) for line in settings_table(Config).splitlines()[2:]]
     assert {len(row) for row in rows} == {6}
     shown = [row[1].strip().strip("`") for row in rows]
     assert len(shown) == len(set(shown))

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
+from hack.docs.settings import settings_table
 from nodeagent.config.faults import ConfigError
-from nodeagent.config.reference import table
 from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.fabric.known_topology import StaticGroup
 from nodeagent.fabric.topology_file import FabricTopology, load_topology
@@ -145,7 +145,7 @@ def test_a_long_chain_of_uplinks_is_not_a_circle() -> None:
 
 def test_the_page_on_topology_has_every_setting(request: pytest.FixtureRequest) -> None:
     path = request.config.rootpath / "docs" / "topology.md"
-    tables = iter((table(FabricConfig), table(FabricTopology)))
+    tables = iter((settings_table(FabricConfig), settings_table(FabricTopology)))
     current = re.sub(r"\| setting \|.*?\n(?!\|)", lambda _: next(tables), path.read_text(), flags=re.DOTALL)
     if os.environ.get("NODEAGENT_GOLDEN") == "write":
         path.write_text(current)

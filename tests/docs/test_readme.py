@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from hack.docs.settings import settings_table
 from nodeagent import cli
 from nodeagent.agent_config import Config
-from nodeagent.config.reference import table
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -20,7 +20,7 @@ TABLE = re.compile(r"(?<=<!-- configuration: begin -->\n).*?(?=<!-- configuratio
 
 def test_the_configuration_table_is_current() -> None:
     text = SETTINGS.read_text()
-    current = TABLE.sub(lambda _: f"\n{table(Config)}\n", text)
+    current = TABLE.sub(lambda _: f"\n{settings_table(Config)}\n", text)
     if os.environ.get("NODEAGENT_GOLDEN") == "write":
         SETTINGS.write_text(current)
     assert TABLE.search(text), "the markers of the table are gone"

@@ -79,10 +79,10 @@ async def test_one_witness_does_not_withdraw_most_devices(caplog: pytest.LogCapt
         await n.allocatable(NIC0, 0)
         n.machine.set_link(1, up=False)
         await n.allocatable(NIC1, 0)  # when a sample has said the same, or the fault has stood for a second
-        told = [
+        lines = [
             one.getMessage() for one in caplog.records if "The health of a NIC is now down" in one.message
         ]
-        assert any(PF1 in line for line in told)
+        assert any(PF1 in line for line in lines)
 
 
 async def test_a_port_that_was_never_connected_is_not_offered(
@@ -119,9 +119,9 @@ async def test_the_page_and_the_command_explain_health(
         assert any(one["kind"] == "gpu" for one in json.loads(body))
         verb = ["health", "--listen", f"127.0.0.1:{n.port}"]
         assert await asyncio.to_thread(main, verb) == 0
-        told = capsys.readouterr()
-        assert "no agent runs" not in told.err
-        assert "clears when it ends, for 3600 s" in told.out
+        output = capsys.readouterr()
+        assert "no agent runs" not in output.err
+        assert "clears when it ends, for 3600 s" in output.out
         assert await asyncio.to_thread(main, [*verb, "enp154s0np0"]) == 0
         assert "penalty 0" in capsys.readouterr().out
 
@@ -134,10 +134,10 @@ def test_the_command_reads_the_machine_without_an_agent(
     machine.write(root)
     machine.set_link(0, up=False)
     assert main(["health", "--root", str(root), "enp24s0np0"]) == 0
-    told = capsys.readouterr()
-    assert "no agent runs here" in told.err
-    assert "unused" in told.out
-    assert "carrier_down" in told.out
+    output = capsys.readouterr()
+    assert "no agent runs here" in output.err
+    assert "unused" in output.out
+    assert "carrier_down" in output.out
     assert main(["health", "--root", str(root), "nobody"]) == 1
     assert "enp154s0np0" in capsys.readouterr().err
     assert main(["health", "--root", str(root), "--json"]) == 0

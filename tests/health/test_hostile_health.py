@@ -94,11 +94,11 @@ def test_a_firmware_fault_stays_over_a_restart_until_the_log_is_clean() -> None:
     ],
 )
 def test_an_impossible_record_is_ignored(kept: NicRecord, caplog: pytest.LogCaptureFixture) -> None:
-    memory, one = StateFile.none(), pf(1)
-    memory.store(NIC_SECTION, {DeviceIdentity(one.pci_address): kept})
-    judge = HealthService(HealthSettings(), state_file=memory, clock=lambda: 5000.0)
-    functions, faults = find_faults([one], [link(one)])
-    (judged,) = judge.judge_functions(functions, [link(one)], faults)
+    state_file, nic = StateFile.none(), pf(1)
+    state_file.store(NIC_SECTION, {DeviceIdentity(nic.pci_address): kept})
+    judge = HealthService(HealthSettings(), state_file=state_file, clock=lambda: 5000.0)
+    functions, faults = find_faults([nic], [link(nic)])
+    (judged,) = judge.judge_functions(functions, [link(nic)], faults)
     assert judged.health.reasons == ()
     assert "is impossible and ignored" in caplog.text
 
@@ -228,10 +228,10 @@ _SAID = st.dictionaries(st.sampled_from(_NAMES), _ABSURD | st.floats(0, 1e6), ma
     )
 )
 def test_any_samples_give_a_verdict(
-    told: list[tuple[Source, dict[str, float], float]],
+    steps: list[tuple[Source, dict[str, float], float]],
 ) -> None:
     bench = Bench(2).look()
-    for source, values, pause in told:
+    for source, values, pause in steps:
         bench.wait(pause).take(source, values)
         bench.explained()
 
@@ -248,8 +248,8 @@ class Asked(Bench):
         return super().wait(seconds)
 
     def _stir(self) -> None:
-        for one in self.engine.nics.values():
-            one.stirred = True
+        for nic in self.engine.nics.values():
+            nic.stirred = True
 
 
 _PAUSES = st.sampled_from([0.01, 1.0, 5.0, 15.0, 60.0, 700.0])
@@ -275,5 +275,7 @@ def test_skipped_rules_would_not_change_the_health(
                 bench.up(number) if what == "up" else bench.down(number)
             else:
                 bench.take(Source(what), values, number)
-        sparing, asked = ([(one.health, one.pci_address) for one in bench.judged] for bench in benches)
+        sparing, asked = (
+            [(function.health, function.pci_address) for function in bench.judged] for bench in benches
+        )
         assert sparing == asked

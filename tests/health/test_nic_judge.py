@@ -67,9 +67,9 @@ def test_a_loss_that_only_the_counter_shows_restarts_the_hold() -> None:
 
 def test_the_reason_is_constant_as_long_as_the_fault_is_active() -> None:
     bench = two_up().down(at=1010)
-    said = bench.health()
-    assert bench.wait(30).health() == said
-    assert bench.up().health() == said, "a hold is no other fault"
+    before = bench.health()
+    assert bench.wait(30).health() == before
+    assert bench.up().health() == before, "a hold is no other fault"
 
 
 def test_the_hold_can_be_zero() -> None:
@@ -199,8 +199,8 @@ def test_a_port_is_compared_within_its_role_also_when_the_role_changes() -> None
     for number in (9, 10):
         bench.down(number)
     assert bench.health(9).state is State.DOWN, "eight of ten are up"
-    address = [one.pci_address for one in bench.pfs]
-    bench.engine.take_roles({one: "compute" if i < 8 else "storage" for i, one in enumerate(address)})
+    address = [nic.pci_address for nic in bench.pfs]
+    bench.engine.take_roles({pci: "compute" if i < 8 else "storage" for i, pci in enumerate(address)})
     assert bench.wait(0).health(9).state is State.UNUSED
     for number in range(2, 9):
         bench.down(number)
@@ -390,7 +390,7 @@ def test_of_two_faults_one_clears_and_the_other_stays() -> None:
 
 def test_a_vf_with_a_fault_of_its_own_is_down_alone() -> None:
     bench = two_up()
-    bench.functions = [one for one in bench.functions if one != vf(bench.pfs[0], 1)]
+    bench.functions = [f for f in bench.functions if f != vf(bench.pfs[0], 1)]
     bench.look()
     assert [health.state for health in bench.vfs()] == [State.HEALTHY, State.DOWN]
     bench.down()
@@ -399,7 +399,7 @@ def test_a_vf_with_a_fault_of_its_own_is_down_alone() -> None:
 
 def test_a_missing_pf_is_down_at_once_and_returns_after_its_hold() -> None:
     bench = two_up()
-    bench.functions = [one for one in bench.functions if one.pci_address[:7] != "0000:01"]
+    bench.functions = [f for f in bench.functions if f.pci_address[:7] != "0000:01"]
     kept = bench.links.pop(bench.pfs[0].pci_address)
     assert bench.look().reasons() == ["device_missing"]
     assert [health.allocatable for health in bench.vfs()] == [False, False]
@@ -526,8 +526,8 @@ def test_any_history_gives_consistent_verdicts(history: list[Any]) -> None:
             bench.take(LINK, values, number)
         else:
             getattr(bench, what)(number)
-        for one in bench.judged:
-            health = one.health
+        for function in bench.judged:
+            health = function.health
             assert health.state in (State.HEALTHY, State.DOWN, State.DEGRADED, State.UNUSED, State.UNKNOWN)
             assert (health.state is State.HEALTHY) == all(reason.warning for reason in health.reasons)
             assert len({reason.key for reason in health.reasons}) == len(health.reasons)

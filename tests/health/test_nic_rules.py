@@ -235,7 +235,7 @@ def history(*points: tuple[float, float], window: float = 60.0) -> History:
 
 
 def test_a_window_ends_at_the_last_sample_and_covers_the_known_time() -> None:
-    assert history((0, 5)).over("crc_errors", 60) is None, "one sample tells no rate"
+    assert history((0, 5)).over("crc_errors", 60) is None, "a single sample has no rate"
     assert history((0, 5), (10, 25)).over("crc_errors", 60) == (20, 10)
     long = history(*((10.0 * i, 10.0 * i) for i in range(100)))
     assert long.over("crc_errors", 60) == (60, 60)
@@ -278,31 +278,31 @@ def settings(text: str) -> HealthSettings:
 
 @pytest.mark.parametrize("rule", DEFAULTS, ids=lambda rule: rule.key)
 def test_every_part_of_every_rule_can_be_changed(rule: object) -> None:
-    one = default(rule.key)  # type: ignore[attr-defined]
+    known = default(rule.key)  # type: ignore[attr-defined]
     lines = [
-        f"rule: {one.key}",
+        f"rule: {known.key}",
         "enterForSeconds: 7",
         "clearForSeconds: 8",
         "allocatable: false",
         "enabled: false",
     ]
-    if one.has_threshold:
-        low, high = ("0.5", "0.25") if not one.below else ("0.5", "0.75")
+    if known.has_threshold:
+        low, high = ("0.5", "0.25") if not known.below else ("0.5", "0.75")
         lines += [f"enter: {low}", f"clear: {high}"]
-    if one.window_s is not None and one.key != "flapping_daily":
+    if known.window_s is not None and known.key != "flapping_daily":
         lines.append("windowSeconds: 9")
     read = settings(f"  - {{{', '.join(lines)}}}\n")
-    changed = next(each for each in effective(read.rules) if each.key == one.key)
+    changed = next(each for each in effective(read.rules) if each.key == known.key)
     assert (changed.enter_for_s, changed.clear_for_s, changed.withdraws, changed.enabled) == (
         7,
         8,
         True,
         False,
     )
-    assert changed.enter == (0.5 if one.has_threshold else one.enter)
-    assert changed.window_s == (9 if "windowSeconds: 9" in lines else one.window_s)
-    assert [each for each in effective(read.rules) if each.key != one.key] == [
-        each for each in DEFAULTS if each.key != one.key
+    assert changed.enter == (0.5 if known.has_threshold else known.enter)
+    assert changed.window_s == (9 if "windowSeconds: 9" in lines else known.window_s)
+    assert [each for each in effective(read.rules) if each.key != known.key] == [
+        each for each in DEFAULTS if each.key != known.key
     ]
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from hack.docs.health_rules import rules_table
 from nodeagent.cli import main
 from nodeagent.commands.health.replay import Transition, replay
-from nodeagent.commands.health.tables import rules_markdown
 from nodeagent.health.health_settings import HealthSettings
 from nodeagent.health.nic_rules import DEFAULTS
 from nodeagent.health.recording import Header, Subject, decode, encode
@@ -66,13 +66,13 @@ def recording(tmp_path: Path) -> Path:
 
 def test_every_transition_is_printed_as_reviewed(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["health", "replay", str(recording)]) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     golden = GOLDEN / "health-replay.txt"
     if os.environ.get("NODEAGENT_GOLDEN") == "write":
-        golden.write_text(told)
-    assert told == golden.read_text()
+        golden.write_text(output)
+    assert output == golden.read_text()
     assert main(["health", "replay", str(recording)]) == 0
-    assert capsys.readouterr().out == told, "the samples hold all the time there is"
+    assert capsys.readouterr().out == output, "the samples hold all the time there is"
 
 
 def test_thresholds_can_be_tuned_on_a_recording(
@@ -171,8 +171,8 @@ def test_the_loss_of_all_gpus_is_guarded_as_in_the_agent() -> None:
             Sample(at, card.device, Source.GPU, {"gpu_lost": lost, "gpu_mig": 0}) for card in CARDS.devices
         ]
 
-    told = judged(*said(10, 0), *(one for at in range(15, 85, 5) for one in said(at, 1)))
-    assert told == [
+    output = judged(*said(10, 0), *(one for at in range(15, 85, 5) for one in said(at, 1)))
+    assert output == [
         (15.0, "GPU4", "gpu_lost", False),
         (15.0, "GPU5", "gpu_lost,guard", True),
         (75.0, "GPU5", "gpu_lost", False),
@@ -188,7 +188,7 @@ def test_the_documented_rules_are_those_of_the_code() -> None:
     page = Path(__file__).parents[2] / "docs/health.md"
     head, mark, rest = page.read_text().partition("<!-- rules -->\n")
     _, end, tail = rest.partition("<!-- end -->\n")
-    text = f"{head}{mark}{rules_markdown(DEFAULTS)}{end}{tail}"
+    text = f"{head}{mark}{rules_table(DEFAULTS)}{end}{tail}"
     if os.environ.get("NODEAGENT_GOLDEN") == "write":
         page.write_text(text)
     assert page.read_text() == text

@@ -27,22 +27,22 @@ UP = (link(PFS[0]), link(PFS[1]))
 DOWN = (link(PFS[0], up=False), UP[1])
 
 
-def told(judge: HealthService, links: tuple[Link, ...]) -> tuple[Function, ...]:
+def judged(judge: HealthService, links: tuple[Link, ...]) -> tuple[Function, ...]:
     functions, faults = find_faults(ALL, links)
     return judge.judge_functions(functions, links, faults)
 
 
 async def test_a_hold_ends_by_time_alone() -> None:
     judge = HealthService(with_rules(RuleSettings(rule="carrier_down", clear_for_seconds=0.05)))
-    heard: asyncio.Queue[tuple[Function, ...]] = asyncio.Queue()
-    judge.publish_functions(heard.put_nowait)
+    published: asyncio.Queue[tuple[Function, ...]] = asyncio.Queue()
+    judge.publish_functions(published.put_nowait)
     running = asyncio.create_task(judge.run())
-    told(judge, UP)
-    assert told(judge, DOWN)[0].health.state is State.DOWN
-    assert told(judge, UP)[0].health.state is State.DOWN
+    judged(judge, UP)
+    assert judged(judge, DOWN)[0].health.state is State.DOWN
+    assert judged(judge, UP)[0].health.state is State.DOWN
     async with asyncio.timeout(10):
-        assert (await heard.get())[0].health == HEALTHY
-    assert heard.empty(), "an equal verdict is stated to nobody"
+        assert (await published.get())[0].health == HEALTHY
+    assert published.empty(), "an equal verdict is published to nobody"
     running.cancel()
     with suppress(asyncio.CancelledError):
         await running
@@ -50,37 +50,37 @@ async def test_a_hold_ends_by_time_alone() -> None:
 
 def test_facts_are_judged_in_the_same_call_and_not_published_twice() -> None:
     judge = HealthService(with_rules(), clock=lambda: 1.0)
-    stated: list[tuple[Function, ...]] = []
-    judge.publish_functions(stated.append)
-    told(judge, UP)
-    assert [one.health.allocatable for one in told(judge, DOWN)] == [False, False, True, True]
-    assert stated == []
+    published: list[tuple[Function, ...]] = []
+    judge.publish_functions(published.append)
+    judged(judge, UP)
+    assert [one.health.allocatable for one in judged(judge, DOWN)] == [False, False, True, True]
+    assert published == []
     judge.take_samples([Sample(1.0, PFS[1].pci_address, Source.LINK, {"carrier": 1})])
-    assert stated == []
+    assert published == []
 
 
-def remembered(folder: Path, links: tuple[Link, ...]) -> list[str]:
-    """What a next agent, which sees these links, holds against the first PF."""
+def reasons_after_restart(folder: Path, links: tuple[Link, ...]) -> list[str]:
+    """The reasons of the first PF for a next agent with these links."""
     judge = HealthService(with_rules(), state_file=StateFile.open(folder))
-    return [reason.key for reason in told(judge, links)[0].health.reasons]
+    return [reason.key for reason in judged(judge, links)[0].health.reasons]
 
 
 async def test_a_fault_outlives_the_agent_and_does_not_apply_to_another_card(tmp_path: Path) -> None:
-    memory = StateFile(tmp_path / "health.json", module_boot_id())
-    judge = HealthService(with_rules(), state_file=memory)
+    state_file = StateFile(tmp_path / "health.json", module_boot_id())
+    judge = HealthService(with_rules(), state_file=state_file)
     for links in (UP, DOWN, UP):
-        told(judge, links)
+        judged(judge, links)
     judge.store()
-    writing = asyncio.create_task(memory.run())
+    writing = asyncio.create_task(state_file.run())
     await asyncio.sleep(0)
     writing.cancel()
     with suppress(asyncio.CancelledError):
         await writing
-    assert remembered(tmp_path, UP) == ["carrier_down"]
+    assert reasons_after_restart(tmp_path, UP) == ["carrier_down"]
     another = (replace(UP[0], mac="02:00:00:00:00:ff"), UP[1])
-    assert remembered(tmp_path, another) == []
+    assert reasons_after_restart(tmp_path, another) == []
     nameless = (replace(UP[0], mac=None), UP[1])
-    assert remembered(tmp_path, nameless) == ["carrier_down"], "an identity that cannot be told fits any"
+    assert reasons_after_restart(tmp_path, nameless) == ["carrier_down"], "an unknown identity matches any"
 
 
 def module_boot_id() -> str:
@@ -96,7 +96,7 @@ def test_a_change_of_health_is_one_log_line(caplog: pytest.LogCaptureFixture) ->
     caplog.set_level(logging.INFO)
     judge = HealthService(with_rules(RuleSettings(rule="carrier_down", clear_for_seconds=0)))
     for links in (UP, UP, DOWN, DOWN, UP, UP):
-        told(judge, links)
+        judged(judge, links)
     lines = [one.getMessage() for one in caplog.records]
     assert len(lines) == 2
     assert "now down. pci=0000:01:00.0 netdev=eth1 devices=Unhealthy before=healthy" in lines[0]
@@ -110,13 +110,13 @@ def test_a_change_of_health_is_one_log_line(caplog: pytest.LogCaptureFixture) ->
 
 def test_unknown_names_of_the_plan_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     judge = HealthService(with_rules())
-    told(judge, UP)
+    judged(judge, UP)
     judge.take_cabling_plan(
         {"eth1": Port("leaf-9", "1"), "eth7": Port("leaf-1", "1"), "0000:02:00.0": Port("leaf-1", "2")}
     )
-    heard = Neighbor("eth1", Identifier("mac", "02:00:00:00:00:99"), Identifier("ifname", "1"), "leaf-1")
+    neighbor = Neighbor("eth1", Identifier("mac", "02:00:00:00:00:99"), Identifier("ifname", "1"), "leaf-1")
     for _ in range(3):
-        judge.take_neighbors([heard])
+        judge.take_neighbors([neighbor])
     lines = [one.getMessage() for one in caplog.records]
     assert len(lines) == 2
     assert "a link that this node does not have. link='eth7'" in lines[0]
@@ -176,20 +176,20 @@ async def test_a_changed_plan_is_read_and_a_broken_one_ignored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "plan.yaml"
-    heard: asyncio.Queue[dict[str, Port]] = asyncio.Queue()
-    watching = asyncio.create_task(cabling_plan.watch(path, "n1", heard.put_nowait, 0.005))
+    published: asyncio.Queue[dict[str, Port]] = asyncio.Queue()
+    watching = asyncio.create_task(cabling_plan.watch(path, "n1", published.put_nowait, 0.005))
     async with asyncio.timeout(10):
         while "cannot be read" not in caplog.text:  # a log line announces nothing
             await asyncio.sleep(0.005)
         path.write_text("n1: {eth1: {switch: a, port: b}}")
-        assert await heard.get() == {"eth1": Port("a", "b")}
+        assert await published.get() == {"eth1": Port("a", "b")}
         path.write_text("n1: [")
         while "it is not YAML" not in caplog.text:
             await asyncio.sleep(0.005)
         path.write_text("n1: {eth1: {switch: a, port: c}}")
-        assert await heard.get() == {"eth1": Port("a", "c")}
+        assert await published.get() == {"eth1": Port("a", "c")}
     watching.cancel()
     with suppress(asyncio.CancelledError):
         await watching
-    assert heard.empty()
+    assert published.empty()
     assert caplog.text.count("No such file") == 1

@@ -21,9 +21,9 @@ class Kept(msgspec.Struct, frozen=True):
 A, B = DeviceIdentity("0000:18:00.0", "aa:bb:cc:00:00:01"), DeviceIdentity("0000:9a:00.0", None)
 
 
-async def written(memory: StateFile) -> None:
+async def written(state_file: StateFile) -> None:
     """Run until cancelled, which writes what is due."""
-    task = asyncio.create_task(memory.run())
+    task = asyncio.create_task(state_file.run())
     await asyncio.sleep(0)
     task.cancel()
     with suppress(asyncio.CancelledError):
@@ -31,10 +31,10 @@ async def written(memory: StateFile) -> None:
 
 
 async def test_records_are_read_by_the_next_agent(tmp_path: Path) -> None:
-    memory = StateFile.open(tmp_path / "state")
-    memory.store("nic", {A: Kept(1000), B: Kept(2.5)})
-    memory.store("gpu", {DeviceIdentity("0000:1b:00.0", "GPU-1"): [48, 79]})
-    await written(memory)
+    state_file = StateFile.open(tmp_path / "state")
+    state_file.store("nic", {A: Kept(1000), B: Kept(2.5)})
+    state_file.store("gpu", {DeviceIdentity("0000:1b:00.0", "GPU-1"): [48, 79]})
+    await written(state_file)
     again = StateFile.open(tmp_path / "state")
     assert again.load("nic", Kept) == {A: Kept(1000), B: Kept(2.5)}
     assert again.load("gpu", list[int]) == {DeviceIdentity("0000:1b:00.0", "GPU-1"): [48, 79]}
@@ -66,25 +66,25 @@ def test_a_broken_or_foreign_file_is_ignored_with_one_log_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: bytes
 ) -> None:
     (tmp_path / "health.json").write_bytes(text)
-    memory = StateFile.open(tmp_path)
-    assert memory.load("nic", Kept) == {}
+    state_file = StateFile.open(tmp_path)
+    assert state_file.load("nic", Kept) == {}
     assert len(caplog.records) == 1
     assert "cannot be read" in caplog.text
 
 
 def test_the_file_of_another_boot_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    memory = StateFile(tmp_path / "health.json", "an earlier boot")
-    memory.store("nic", {A: Kept(1000)})
-    memory._write(memory._text())
+    state_file = StateFile(tmp_path / "health.json", "an earlier boot")
+    state_file.store("nic", {A: Kept(1000)})
+    state_file._write(state_file._text())
     assert StateFile.open(tmp_path).load("nic", Kept) == {}
     assert "of an earlier boot" in caplog.text
 
 
 async def test_an_invalid_record_is_ignored_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    memory = StateFile.open(tmp_path)
-    memory.store("nic", {A: {"penalty": "much"}, B: Kept(1)})
-    await written(memory)
+    state_file = StateFile.open(tmp_path)
+    state_file.store("nic", {A: {"penalty": "much"}, B: Kept(1)})
+    await written(state_file)
     assert StateFile.open(tmp_path).load("nic", Kept) == {B: Kept(1)}
     assert "0000:18:00.0" in caplog.text
 
@@ -93,11 +93,11 @@ async def test_a_folder_that_cannot_be_written_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    memory = StateFile.open(tmp_path / "file")
+    state_file = StateFile.open(tmp_path / "file")
     caplog.clear()
     for penalty in (1, 2, 3):
-        memory.store("nic", {A: Kept(penalty)})
-        await written(memory)
+        state_file.store("nic", {A: Kept(penalty)})
+        await written(state_file)
     assert len(caplog.records) == 1
     assert "health.stateDirectory" in caplog.text
 
@@ -106,16 +106,16 @@ async def test_equal_records_are_not_written_again_and_writes_have_a_minimum_dis
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "GAP_S", 3600.0)
-    memory = StateFile.open(tmp_path)
-    task = asyncio.create_task(memory.run())
-    memory.store("nic", {A: Kept(1)})
+    state_file = StateFile.open(tmp_path)
+    task = asyncio.create_task(state_file.run())
+    state_file.store("nic", {A: Kept(1)})
     async with asyncio.timeout(10):
         while not (tmp_path / "health.json").exists():  # written by a thread, which announces nothing
             await asyncio.sleep(0.005)
     first = (tmp_path / "health.json").stat().st_ino
-    memory.store("nic", {A: Kept(1)})
-    assert not memory._changed.is_set()
-    memory.store("nic", {A: Kept(2)})
+    state_file.store("nic", {A: Kept(1)})
+    assert not state_file._changed.is_set()
+    state_file.store("nic", {A: Kept(2)})
     assert (tmp_path / "health.json").stat().st_ino == first
     task.cancel()
     with suppress(asyncio.CancelledError):

@@ -1,7 +1,6 @@
 """The faults of GPUs by events and readings, and that a GPU recovers from each."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -9,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.commands.health.tables import xids_markdown
+from hack.docs.health_rules import xids_table
 from nodeagent.health.gpu_judge import unknown
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.xids import FATAL, IGNORE, WATCH, Severity, severity
@@ -25,7 +24,7 @@ def test_the_documented_xids_are_those_of_the_code():
     page = Path(__file__).parents[2] / "docs/gpu-health.md"
     head, mark, rest = page.read_text().partition("<!-- xids -->\n")
     _, end, tail = rest.partition("<!-- end -->\n")
-    text = f"{head}{mark}{xids_markdown()}{end}{tail}"
+    text = f"{head}{mark}{xids_table()}{end}{tail}"
     if os.environ.get("NODEAGENT_GOLDEN") == "write":
         page.write_text(text)
     assert page.read_text() == text
@@ -140,7 +139,9 @@ def test_a_lost_gpu_keeps_its_facts_and_recovers(readings):
 
 
 def test_a_lost_gpu_is_not_confused_with_the_one_at_its_old_index():
-    bench = GpuBench(gpu(0), gpu(1)).read_at(1, replace(gpu(1), index=0), GpuReading(1, fault="no"))
+    bench = GpuBench(gpu(0), gpu(1)).read_at(
+        1, msgspec.structs.replace(gpu(1), index=0), GpuReading(1, fault="no")
+    )
     assert bench.reasons("GPU-0") == ["gpu_lost"]
     assert bench.health("GPU-1") == HEALTHY
 

@@ -75,7 +75,7 @@ FIELDS = {
         NUMANode: ID int64 1
         CDIDevice: name string 1
     """,
-    # Of a oneof nothing is said here; its members are told apart by presence.
+    # A oneof is not listed here; the presence of its members distinguishes them.
     "gnmi": """
         PathElem: name string 1; key map<string,string> 2
         Path: origin string 2; elem r PathElem 3; target string 4
@@ -162,7 +162,7 @@ def kind_of(field: FieldDescriptor) -> str:
     }
     if field.message_type is None:
         kind = names[field.type] if field.enum_type is None else field.enum_type.name
-        # What stands in a oneof that is written down has presence without the word for it.
+        # A member of a written oneof has presence without the keyword.
         oneof = field.containing_oneof
         if field.has_presence and (oneof is None or oneof.name.startswith("_")):
             kind = "optional " + kind

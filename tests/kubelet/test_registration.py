@@ -310,7 +310,7 @@ def allocate(*ids: str) -> bytes:
     return pb.AllocateRequest(container_requests=[wanted]).SerializeToString()
 
 
-async def test_invalid_requests_are_refused_and_the_agent_goes_on() -> None:
+async def test_invalid_requests_are_refused_and_the_agent_continues() -> None:
     async with world() as w:
         await w.kubelet.start()
         w.plugins.update([Lamps("example.com/a")], Snapshot())

@@ -56,7 +56,7 @@ async def test_slices_that_a_pod_holds_keep_their_size_over_a_restart_with_anoth
         assert n.kubelet.panics == []
 
 
-async def test_if_no_pod_holds_slices_the_new_size_applies_once_podresources_is_believed() -> None:
+async def test_if_no_pod_holds_slices_the_new_size_applies_once_the_holdings_are_published() -> None:
     async with node() as n:
         await n.kubelet.start()
         await n.start_agent(n.configure("resources: [{kind: gpu-mem}, {kind: vf}]\n"))
@@ -116,7 +116,7 @@ def sizes(tmp_path: Path) -> SliceSizes:
     return SliceSizes(tmp_path / NAME, {"x/mem": 1024})
 
 
-def test_the_reason_of_a_silent_podresources_source_is_named(tmp_path: Path) -> None:
+def test_the_reason_of_a_failed_podresources_source_is_named(tmp_path: Path) -> None:
     silent = Snapshot(silent=(Silence("pods", "no socket"),))
     told = sizes(tmp_path).settle(KIND, silent, pod_resources=True)
     assert isinstance(told, str)

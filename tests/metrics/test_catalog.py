@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from hack.docs import metrics
 from nodeagent.measurements.family import Family
-from nodeagent.metrics import docs
 from nodeagent.metrics.catalog import CATALOG, SAMPLED
 from nodeagent.metrics.computed_family import FACT_FAMILIES, LIVE_FAMILIES
 from nodeagent.metrics.controller_metrics import CONTROLLER_FAMILIES
@@ -17,10 +18,10 @@ from nodeagent.metrics.controller_metrics import CONTROLLER_FAMILIES
 DOCS = Path(__file__).parents[2] / "docs"
 RESERVED = {"instance", "job", "le", "quantile"}
 BLOCKS = {
-    ("metrics.md", "metrics"): docs.agent_families,
-    ("metrics.md", "controller"): docs.controller_families,
-    ("samples.md", "readers"): docs.readers,
-    ("samples.md", "samples"): docs.sample_names,
+    ("metrics.md", "metrics"): metrics.agent_families,
+    ("metrics.md", "controller"): metrics.controller_families,
+    ("samples.md", "readers"): metrics.readers,
+    ("samples.md", "samples"): metrics.sample_names,
 }
 
 
@@ -49,7 +50,7 @@ def test_a_family_is_named_and_explained(family: Family) -> None:
     assert re.fullmatch(r"[^\n\\]{5,140}\.", family.help)
     assert family.use.endswith(".")
     assert family.source
-    assert family in CONTROLLER or docs.topic_of(family)
+    assert family in CONTROLLER or metrics.topic_of(family)
 
 
 def test_a_family_has_one_origin() -> None:
@@ -64,3 +65,9 @@ def test_a_family_has_one_origin() -> None:
 def test_only_counters_end_in_total(family: Family) -> None:
     assert (family.type == "counter") == family.name.endswith("_total")
     assert all(number.counter == (family.type == "counter") for number in family.measurements)
+
+
+def test_a_family_without_a_topic_is_reported_with_the_table_to_extend() -> None:
+    family = next(iter(CATALOG.values()))
+    with pytest.raises(ValueError, match=r"add 'weather' to a topic of TOPICS in hack/docs/metrics.py"):
+        metrics.topic_of(replace(family, name="nodeagent_weather_celsius"))

@@ -1,22 +1,22 @@
-/* A stand-in for libnvidia-ml.so.1: what nodeagent asks of NVML, answered from a control file.
+/* A stand-in for libnvidia-ml.so.1: the NVML calls of nodeagent, answered from a control file.
  *
- * NVML_STANDIN names the file. It is read anew at every call, so that a test changes the machine while it
- * is watched, by replacing the file. One word and its fields a line:
+ * NVML_STANDIN is the path of the file. Every call reads it, so that a test can change the machine at any time by
+ * replacing the file. Each line is a word and its fields:
  *
  *   driver 580.95.05
  *   gpu <index> <uuid> <minor> <bus id> <bytes> <mig 0|1> <lost 0|1> <recovery action, -1: unknown> <events> <name>
  *   fail <function> <nvmlReturn> [index]     that call fails, for that GPU or for all
- *   hang <function>                          that call does not return while the line stands
- *   event <sequence> <index> <type> <data>   told once to each event set that was created before it
+ *   hang <function>                          that call does not return while the file has the line
+ *   event <sequence> <index> <type> <data>   sent once to each event set that was created before it
  *   vital <index> <name> <value>             a number, by the names below; without it: NOT_SUPPORTED
  *   field <index> <id>/<scope> <type> <value>  a field value and its nvmlValueType; without it: NOT_SUPPORTED
  *   text <index> <name> <text>               serial, vbios
  *   process <index> <pid> <bytes>            computes on that GPU
  *
- * Layouts are those of nvml.h as nvidia-ml-py declares them. Two habits of the driver are kept on purpose:
- * waiting on a set in which a GPU is lost fails at once, every time; a lost GPU does not tell its UUID.
- * Shutting down while another thread waits aborts: the real one is undefined there.
- * -DOLD_DRIVER leaves out what r418 did not export, and what the agent can do without beside it.
+ * The layouts are those of nvml.h as declared by nvidia-ml-py. The stand-in copies two properties of the driver:
+ * a wait on a set with a lost GPU fails at once, every time; a lost GPU does not return its UUID.
+ * A shutdown while another thread waits aborts the process: the real one is undefined there.
+ * -DOLD_DRIVER omits the functions that r418 does not export, and others that the agent does not need.
  */
 #include <stdatomic.h>
 #include <stdio.h>
@@ -146,7 +146,7 @@ static int text(Device *device, const char *name, char *out, unsigned length) {
     return told("text", device->index, name, out, length) ? OK : NOT_SUPPORTED;
 }
 
-/* What every call does first: the rules of the control file, for a GPU (or -1) that is asked about. */
+/* The first step of every call: apply the rules of the control file for a GPU (or -1 for none). */
 static int enter(Machine *m, const char *call, int index) {
     for (;;) {
         int hang = 0;

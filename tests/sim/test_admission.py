@@ -438,7 +438,7 @@ async def test_the_devices_of_a_removed_pod_are_freed_at_the_next_search(node):
     a, b = PodSpec.single("a", {NIC: 2}), PodSpec.single("b", {NIC: 2})
     await node.kubelet.admit(a)
     node.kubelet.remove(a)
-    assert len(node.kubelet.allocated(NIC)) == 2, "nothing tells the plugin, and nothing is freed yet"
+    assert len(node.kubelet.allocated(NIC)) == 2, "the plugin gets no call, and no device is freed yet"
     assert (await node.kubelet.admit(b)).admitted
 
 
@@ -454,7 +454,7 @@ async def test_the_scheduler_counts_an_unhealthy_device_in_use_twice(node):
     assert node.kubelet.insufficient(PodSpec.single("b", {NIC: 2})) == (NIC,)
 
 
-# What others are told.
+# The podresources API.
 
 
 async def test_resource_health_is_the_plugins_latest_health_of_each_device(node):

@@ -312,7 +312,7 @@ async def test_a_killed_kubelet_leaves_its_socket_and_breaks_every_stream(kubele
     with socket.socket(socket.AF_UNIX) as probe, pytest.raises(ConnectionRefusedError):
         probe.connect(str(kubelet.socket))
     await plugin.until(lambda: plugin.streams == 0)
-    assert kubelet.capacity() == {NIC: 8}, "the Node keeps what it was last told"
+    assert kubelet.capacity() == {NIC: 8}, "the Node keeps its latest values"
 
 
 async def test_after_a_restart_known_resources_count_zero_until_their_plugin_returns(kubelet, plugin):

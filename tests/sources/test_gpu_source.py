@@ -52,8 +52,8 @@ class Machine:
         (devices / address).symlink_to(f"../../../devices/pci0000:15/{bridge}/{address}")
 
 
-class Heard:
-    """What the inventory would hear: the latest facts, and why there are none."""
+class Published:
+    """The latest published GPUs, or the reason of the silence."""
 
     def __init__(self):
         self.gpus = None
@@ -62,10 +62,10 @@ class Heard:
         self.samples = []
         self.facts = None
 
-    def sampled(self, samples):
+    def take_samples(self, samples):
         self.samples.append(samples)
 
-    def state(self, all_gpus):
+    def publish(self, all_gpus):
         self.gpus, self.silent = all_gpus, None
         self.news.set()
 
@@ -97,18 +97,20 @@ def machine(tmp_path):
 
 @contextlib.asynccontextmanager
 async def watching(driver, root, state_file=None, **settings):
-    heard = Heard()
+    published = Published()
     pace = {"interval_s": 0.05, "vitals_s": 0.05, "absent_s": 0.05, "timeout_s": 5.0}
     pace |= {name: settings.pop(name) for name in pace if name in settings}
     health = HealthService(state_file=state_file)
-    heard.facts = GpuPublisher(health)
-    heard.facts.publish_to(heard.state, heard.sampled)
+    published.facts = GpuPublisher(health)
+    published.facts.publish_to(published.publish, published.take_samples)
     storing = asyncio.create_task(health.run())
     settings["pace"] = gpu_source.Pace(**pace)
-    task = asyncio.create_task(gpu_source.watch(driver, Tree(root), heard.facts, heard.silence, **settings))
-    task.add_done_callback(lambda _: heard.news.set())
+    task = asyncio.create_task(
+        gpu_source.watch(driver, Tree(root), published.facts, published.silence, **settings)
+    )
+    task.add_done_callback(lambda _: published.news.set())
     try:
-        yield heard
+        yield published
     finally:
         for ended in (task, storing):
             ended.cancel()
@@ -123,9 +125,9 @@ def on(machine, **settings):
 async def test_gpus_are_published_with_their_numa_node_and_pci_path(machine):
     machine.place("0000:1b:00.0", "0000:15:01.0", 1)
     machine.place("0000:1c:00.0", "0000:15:02.0", -1)
-    async with on(machine) as heard:
-        await heard.keys("", "")
-    first, second = heard.gpus
+    async with on(machine) as published:
+        await published.keys("", "")
+    first, second = published.gpus
     assert (first.numa_node, first.pci_path) == (1, ("pci0000:15", "0000:15:01.0", "0000:1b:00.0"))
     assert (second.numa_node, second.pci_path[-1]) == (None, "0000:1c:00.0")
     assert (first.uuid, first.minor, first.memory_mib, first.health) == ("GPU-0", 0, 81559, HEALTHY)
@@ -133,43 +135,43 @@ async def test_gpus_are_published_with_their_numa_node_and_pci_path(machine):
 
 async def test_a_gpu_that_left_sysfs_keeps_its_place(machine):
     machine.place("0000:1b:00.0", "0000:15:01.0", 1)
-    async with on(machine) as heard:
-        await heard.keys("", "")
+    async with on(machine) as published:
+        await published.keys("", "")
         (machine.root / "sys/bus/pci/devices/0000:1b:00.0").unlink()
         machine.set(recorded(0, lost=True), recorded(1))
-        await heard.keys("gpu_lost", "")
-    assert heard.gpus[0].numa_node == 1
+        await published.keys("gpu_lost", "")
+    assert published.gpus[0].numa_node == 1
 
 
 async def test_an_unreadable_numa_node_is_unknown_alone(machine):
     machine.place("0000:1b:00.0", "0000:15:01.0", "rubbish")
-    async with on(machine) as heard:
-        await heard.keys("", "")
-    assert heard.gpus[0].numa_node is None
+    async with on(machine) as published:
+        await published.keys("", "")
+    assert published.gpus[0].numa_node is None
 
 
 async def test_an_xid_is_published_and_counted_each_time_and_a_reset_clears_it(machine):
-    async with on(machine, interval_s=60) as heard:
-        await heard.keys("", "")
+    async with on(machine, interval_s=60) as published:
+        await published.keys("", "")
         machine.events = [{"sequence": 1, "uuid": "GPU-1", "xid": 79}] * 1
         machine.set(recorded(0), recorded(1))
-        await heard.keys("", "xid_79")
-        assert not heard.gpus[1].health.allocatable
+        await published.keys("", "xid_79")
+        assert not published.gpus[1].health.allocatable
         machine.events += [{"sequence": 2, "uuid": "GPU-1", "xid": 79}]
         machine.set(recorded(0), recorded(1, recovery_action="gpu_reset"))
-        await heard.keys("", "recovery_gpu_reset xid_79")
+        await published.keys("", "recovery_gpu_reset xid_79")
         machine.set(recorded(0), recorded(1))
-        await heard.keys("", "")
-    assert heard.facts.xids == {("GPU-1", 79): 2}
+        await published.keys("", "")
+    assert published.facts.xids == {("GPU-1", 79): 2}
 
 
 async def test_a_missing_gpu_stays_as_lost_and_recovers(machine):
-    async with on(machine) as heard:
-        await heard.keys("", "")
+    async with on(machine) as published:
+        await published.keys("", "")
         machine.set(recorded(0))
-        await heard.keys("", "gpu_lost")
+        await published.keys("", "gpu_lost")
         machine.set(recorded(0), recorded(1), recorded(2))
-        await heard.keys("", "", "")
+        await published.keys("", "", "")
 
 
 async def test_an_absent_driver_is_logged_once_and_a_later_one_found(tmp_path, caplog):
@@ -181,47 +183,49 @@ async def test_an_absent_driver_is_logged_once_and_a_later_one_found(tmp_path, c
             looked.release()
             super().open()
 
-    async with watching(lambda: Looking(tmp_path), tmp_path, absent_s=0.01) as heard:
-        await heard.until(lambda: heard.gpus == ())
+    async with watching(lambda: Looking(tmp_path), tmp_path, absent_s=0.01) as published:
+        await published.until(lambda: published.gpus == ())
         for _ in range(3):
             assert await asyncio.to_thread(looked.acquire, timeout=5)
         assert caplog.text.count("There is no GPU driver") == 1
         machine = Machine(tmp_path)
         machine.set(recorded(0))
-        await heard.keys("")
+        await published.keys("")
 
 
 async def test_a_hint_finds_a_new_driver_at_once(tmp_path):
     hints = asyncio.Event()
-    async with watching(lambda: RecordedGpuDriver(tmp_path), tmp_path, absent_s=3600, hints=hints) as heard:
-        await heard.until(lambda: heard.gpus == ())
+    async with watching(
+        lambda: RecordedGpuDriver(tmp_path), tmp_path, absent_s=3600, hints=hints
+    ) as published:
+        await published.until(lambda: published.gpus == ())
         Machine(tmp_path).set(recorded(0))
         hints.set()
-        await heard.keys("")
+        await published.keys("")
 
 
 @pytest.mark.parametrize("broken", ["{", '{"failure": {"call": "list", "error": "Unknown Error"}}'])
 async def test_a_failing_driver_is_silent_and_its_gpus_stay(machine, broken):
-    async with on(machine) as heard:
-        await heard.keys("", "")
+    async with on(machine) as published:
+        await published.keys("", "")
         machine.write(broken)
-        await heard.until(lambda: heard.silent is not None)
-        assert [gpu.health.state for gpu in heard.gpus] == [State.UNKNOWN] * 2
-        assert all(gpu.health.allocatable for gpu in heard.gpus)
+        await published.until(lambda: published.silent is not None)
+        assert [gpu.health.state for gpu in published.gpus] == [State.UNKNOWN] * 2
+        assert all(gpu.health.allocatable for gpu in published.gpus)
         machine.set(recorded(0), recorded(1))
-        await heard.keys("", "")
+        await published.keys("", "")
 
 
 async def test_a_failing_wait_changes_no_health(machine):
     readings = []
-    async with on(machine) as heard:
-        await heard.keys("", "")
+    async with on(machine) as published:
+        await published.keys("", "")
         machine.set(recorded(0), recorded(1), failure={"call": "wait", "error": "Unknown Error"})
         for _ in range(4):
-            heard.news.clear()
+            published.news.clear()
             async with asyncio.timeout(10):
-                await heard.news.wait()
-            readings.append((heard.silent, [gpu.health for gpu in heard.gpus]))
+                await published.news.wait()
+            readings.append((published.silent, [gpu.health for gpu in published.gpus]))
         machine.events = [{"sequence": 1, "uuid": "GPU-0", "xid": 48}]
     assert readings == [(None, [HEALTHY, HEALTHY])] * 4
 
@@ -229,11 +233,11 @@ async def test_a_failing_wait_changes_no_health(machine):
 async def test_a_gpu_without_a_uuid_is_left_out_and_logged_once(machine, caplog):
     caplog.set_level(logging.INFO)
     machine.set(recorded(0), {"index": 1, "fault": "Unknown Error"}, recorded(2, memory_mib=None))
-    async with on(machine) as heard:
-        await heard.keys("")
+    async with on(machine) as published:
+        await published.keys("")
         for _ in range(3):
-            heard.news.clear()
-            await heard.news.wait()
+            published.news.clear()
+            await published.news.wait()
     assert caplog.text.count("A GPU without a UUID is not offered") == 1
     assert caplog.text.count("A GPU is not offered") == 1
 
@@ -244,45 +248,45 @@ async def test_a_gpu_without_a_uuid_is_left_out_and_logged_once(machine, caplog)
 async def test_measured_values_are_published_as_samples_and_judged(machine):
     values = {"gpu_celsius": 40, "gpu_row_remap_failed": 0, "gpu_nvlink_up/17": 1}
     machine.set(recorded(0, values=values, texts={"gpu_serial": "1"}), recorded(1))
-    async with on(machine) as heard:
-        await heard.keys("", "")
-        await heard.until(lambda: heard.samples)
+    async with on(machine) as published:
+        await published.keys("", "")
+        await published.until(lambda: published.samples)
         machine.events = [{"sequence": n, "uuid": "GPU-0", "xid": 13} for n in (1, 2)]
         machine.set(recorded(0, values=values | {"gpu_row_remap_failed": 1}), recorded(1))
-        await heard.keys("remap_failed", "")
-        assert not heard.gpus[0].health.allocatable
-    told = heard.samples
-    first, second = told[0]
+        await published.keys("remap_failed", "")
+        assert not published.gpus[0].health.allocatable
+    batches = published.samples
+    first, second = batches[0]
     assert (first.device, first.source, second.device) == ("GPU-0", Source.GPU, "GPU-1")
     assert first.values == values
-    assert told[-1][0].values == values | {"gpu_row_remap_failed": 1, "gpu_xids/13": 2}
+    assert batches[-1][0].values == values | {"gpu_row_remap_failed": 1, "gpu_xids/13": 2}
     assert first.texts == {
         "gpu_serial": "1",
         "gpu_driver": "580.95.05",
         "gpu_recovery_action": "none",
     }
     assert 0 < first.at <= time.clock_gettime(time.CLOCK_BOOTTIME)
-    assert all(measurement(name) for sample in told[0] for name in sample.values)
+    assert all(measurement(name) for sample in batches[0] for name in sample.values)
 
 
 async def test_impossible_values_are_dropped_and_logged_once(machine, caplog):
     absurd = {"gpu_pcie_width": 2**32 - 1, "gpu_celsius": -300, "gpu_nvlink_up/x": 1, "rm -rf": 1}
     machine.set(recorded(0, values=absurd | {"gpu_memory_celsius": 41}))
-    async with on(machine) as heard:
-        await heard.until(lambda: len(heard.samples) > 3)
-    assert [sample.values for sample in heard.samples[-1]] == [{"gpu_memory_celsius": 41}]
+    async with on(machine) as published:
+        await published.until(lambda: len(published.samples) > 3)
+    assert [sample.values for sample in published.samples[-1]] == [{"gpu_memory_celsius": 41}]
     assert caplog.text.count("Implausible GPU values dropped") == 1
     assert all(repr(name) in caplog.text for name in absurd)
 
 
 async def test_a_failing_measurement_costs_nothing_else_and_is_logged_once(machine, caplog):
     machine.set(recorded(0), recorded(1), failure={"call": "vitals", "error": "Unknown Error"})
-    async with on(machine) as heard:
-        await heard.keys("", "")
+    async with on(machine) as published:
+        await published.keys("", "")
         for _ in range(10):
-            heard.news.clear()
-            await heard.news.wait()
-        assert heard.silent is None
+            published.news.clear()
+            await published.news.wait()
+        assert published.silent is None
     assert caplog.text.count("The GPUs cannot be measured") == 1
 
 
@@ -296,9 +300,9 @@ async def test_memory_is_reported_by_container_and_never_by_process(machine):
         {"pid": pid, "memory_bytes": size} for pid, size in ((11, 5), (12, 7), (13, 9), (14, 1), (13, None))
     ]
     machine.set(recorded(0, processes=used), recorded(1, processes=[]))
-    async with on(machine) as heard:
-        await heard.until(lambda: heard.samples)
-    first, second = heard.samples[0]
+    async with on(machine) as published:
+        await published.until(lambda: published.samples)
+    first, second = published.samples[0]
     assert first.values == {
         "gpu_processes": 5,
         f"gpu_container_memory_bytes/{inner}": 12,
@@ -309,21 +313,21 @@ async def test_memory_is_reported_by_container_and_never_by_process(machine):
 
 
 async def test_an_event_triggers_a_measurement_too(machine):
-    async with on(machine, interval_s=3600, vitals_s=3600) as heard:
-        await heard.keys("", "")
-        await heard.until(lambda: heard.samples)
+    async with on(machine, interval_s=3600, vitals_s=3600) as published:
+        await published.keys("", "")
+        await published.until(lambda: published.samples)
         machine.set(recorded(0, values={"gpu_row_remap_pending": 1}), recorded(1))
-        await heard.keys("remap_pending", "")
+        await published.keys("remap_pending", "")
 
 
 async def test_an_unavailable_gpu_is_unhealthy_alone(machine):
-    async with on(machine) as heard:
-        await heard.keys("", "")
+    async with on(machine) as published:
+        await published.keys("", "")
         machine.events = [{"sequence": 1, "uuid": "GPU-1", "xid": None, "unavailable": True}]
         machine.set(recorded(0), recorded(1, recovery_action="gpu_reset"))
-        await heard.keys("", "recovery_gpu_reset gpu_unavailable")
+        await published.keys("", "recovery_gpu_reset gpu_unavailable")
         machine.set(recorded(0), recorded(1))
-        await heard.keys("", "")
+        await published.keys("", "")
 
 
 async def test_a_driver_that_hangs_in_a_measurement_is_used_without_it(tmp_path, caplog):
@@ -333,24 +337,24 @@ async def test_a_driver_that_hangs_in_a_measurement_is_used_without_it(tmp_path,
         hung.append(Scripted(hold=("vitals",)))
         return hung[-1]
 
-    async with watching(make, tmp_path, timeout_s=0.1) as heard:
-        await heard.keys("")
-        await heard.until(lambda: len(hung) > 1 and hung[1].listed > 3)
-        assert (heard.silent, heard.samples) == (None, [])
+    async with watching(make, tmp_path, timeout_s=0.1) as published:
+        await published.keys("")
+        await published.until(lambda: len(hung) > 1 and hung[1].listed > 3)
+        assert (published.silent, published.samples) == (None, [])
         assert len(hung) == 2
-        for one in hung:
-            one.release.set()
+        for driver in hung:
+            driver.release.set()
     assert "nothing is measured for 600 s" in caplog.text
 
 
 async def test_each_gpu_is_explained_and_counted_for_metrics(machine):
     values = {"gpu_row_remap_failed": 1, "gpu_pcie_width": 16, "gpu_pcie_width_max": 16}
-    async with on(machine) as heard:
-        await heard.keys("", "")
+    async with on(machine) as published:
+        await published.keys("", "")
         machine.set(recorded(0, values=values), recorded(1))
-        await heard.keys("remap_failed", "")
-        first, second = heard.facts.health.explain()
-        figures = heard.facts.health.figures()
+        await published.keys("remap_failed", "")
+        first, second = published.facts.health.explain()
+        figures = published.facts.health.figures()
     assert (first.name, first.state, first.allocatable) == ("GPU0", State.UNHEALTHY, False)
     assert {rule.phase for rule in second.rules} == {"unknown"}
     phases = {rule.rule: rule.phase for rule in first.rules}
@@ -372,12 +376,12 @@ async def test_nothing_is_measured_while_a_measurement_hangs(tmp_path, monkeypat
         made.append(Scripted(hold=("vitals",) if not made else ()))
         return made[-1]
 
-    async with watching(make, tmp_path, timeout_s=0.1, vitals_s=0.01) as heard:
-        await heard.keys("")
-        await heard.until(lambda: len(made) > 1 and made[1].listed > 5)
-        assert heard.samples == []
+    async with watching(make, tmp_path, timeout_s=0.1, vitals_s=0.01) as published:
+        await published.keys("")
+        await published.until(lambda: len(made) > 1 and made[1].listed > 5)
+        assert published.samples == []
         made[0].release.set()
-        await heard.until(lambda: heard.samples)
+        await published.until(lambda: published.samples)
     assert len(made) == 2
 
 
@@ -388,47 +392,47 @@ async def test_a_fault_outlives_a_restart_and_a_reset_meanwhile_clears_it(machin
     folder = tmp_path / "state"
     state_file = StateFile.open(folder)
     writing = asyncio.create_task(state_file.run())
-    async with on(machine, state_file=state_file) as heard:
-        await heard.keys("", "")
+    async with on(machine, state_file=state_file) as published:
+        await published.keys("", "")
         machine.events = [{"sequence": 1, "uuid": "GPU-1", "xid": 79}]
         machine.set(recorded(0, values={"gpu_nvlink_up/12": 1}), recorded(1, recovery_action="gpu_reset"))
-        await heard.keys("", "recovery_gpu_reset xid_79")
+        await published.keys("", "recovery_gpu_reset xid_79")
     writing.cancel()
     await asyncio.wait([writing])
-    async with on(machine, state_file=StateFile.open(folder)) as heard:
-        await heard.keys("", "recovery_gpu_reset xid_79")
+    async with on(machine, state_file=StateFile.open(folder)) as published:
+        await published.keys("", "recovery_gpu_reset xid_79")
     machine.set(recorded(0), recorded(1))
-    async with on(machine, state_file=StateFile.open(folder)) as heard:
-        await heard.keys("", "")
+    async with on(machine, state_file=StateFile.open(folder)) as published:
+        await published.keys("", "")
 
 
 async def test_another_boot_starts_without_faults(machine, tmp_path):
     state_file = StateFile.open(tmp_path / "state")
     writing = asyncio.create_task(state_file.run())
-    async with on(machine, state_file=state_file) as heard:
-        await heard.keys("", "")
+    async with on(machine, state_file=state_file) as published:
+        await published.keys("", "")
         machine.events = [{"sequence": 1, "uuid": "GPU-1", "xid": 79}]
         machine.set(recorded(0), recorded(1))
-        await heard.keys("", "xid_79")
+        await published.keys("", "xid_79")
     writing.cancel()
     await asyncio.wait([writing])
     file = tmp_path / "state" / "health.json"
     file.write_text(file.read_text().replace(boot_id(), "0b5a4c8e-0000-4000-8000-000000000000"))
-    async with on(machine, state_file=StateFile.open(tmp_path / "state")) as heard:
-        await heard.keys("", "")
+    async with on(machine, state_file=StateFile.open(tmp_path / "state")) as published:
+        await published.keys("", "")
 
 
 async def test_a_driver_that_is_silent_after_a_restart_keeps_the_health(machine, tmp_path):
     state_file = StateFile.none()
-    async with on(machine, state_file=state_file) as heard:
-        await heard.keys("", "")
+    async with on(machine, state_file=state_file) as published:
+        await published.keys("", "")
         machine.events = [{"sequence": 1, "uuid": "GPU-1", "xid": 79}]
         machine.set(recorded(0), recorded(1))
-        await heard.keys("", "xid_79")
+        await published.keys("", "xid_79")
     machine.set(failure={"call": "list", "error": "Unknown Error"})
-    async with on(machine, state_file=state_file) as heard:
-        await heard.until(lambda: heard.silent is not None)
-    assert [gpu.health.allocatable for gpu in heard.gpus] == [True, False]
+    async with on(machine, state_file=state_file) as published:
+        await published.until(lambda: published.silent is not None)
+    assert [gpu.health.allocatable for gpu in published.gpus] == [True, False]
 
 
 async def test_a_quiet_machine_writes_the_state_file_once(machine):
@@ -441,9 +445,9 @@ async def test_a_quiet_machine_writes_the_state_file_once(machine):
             if section == GPU_SECTION:
                 changes.append(self._sections.get(section) is not before)
 
-    async with on(machine, state_file=CountingStateFile(None, None)) as heard:
-        await heard.keys("", "")
-        await heard.until(lambda: len(changes) > 10)
+    async with on(machine, state_file=CountingStateFile(None, None)) as published:
+        await published.keys("", "")
+        await published.until(lambda: len(changes) > 10)
     assert changes.count(True) == 1
 
 
@@ -492,11 +496,11 @@ class Scripted:
 async def test_a_call_that_hangs_is_abandoned_reported_and_replaced(tmp_path, call):
     hung, sound = Scripted(hold=(call,)), Scripted()
     drivers = iter([hung, sound])
-    async with watching(lambda: next(drivers), tmp_path, timeout_s=0.1) as heard:
-        await heard.until(lambda: heard.silent is not None)
-        assert f"in {call}" in heard.silent
+    async with watching(lambda: next(drivers), tmp_path, timeout_s=0.1) as published:
+        await published.until(lambda: published.silent is not None)
+        assert f"in {call}" in published.silent
         assert gpu_source.stuck_threads() == 1
-        await heard.keys("")
+        await published.keys("")
         hung.release.set()
         assert await asyncio.to_thread(hung.closed.wait, 10)
 
@@ -504,9 +508,9 @@ async def test_a_call_that_hangs_is_abandoned_reported_and_replaced(tmp_path, ca
 async def test_a_close_that_hangs_is_abandoned_too(tmp_path):
     hung, sound = Scripted(hold=("close",), error=DriverError("Unknown Error")), Scripted()
     drivers = iter([hung, sound])
-    async with watching(lambda: next(drivers), tmp_path, timeout_s=0.1) as heard:
-        await heard.until(lambda: heard.silent is not None and "in close" in heard.silent)
-        await heard.keys("")
+    async with watching(lambda: next(drivers), tmp_path, timeout_s=0.1) as published:
+        await published.until(lambda: published.silent is not None and "in close" in published.silent)
+        await published.keys("")
         hung.release.set()
 
 
@@ -514,13 +518,13 @@ async def test_results_of_an_abandoned_session_are_dropped(tmp_path):
     hung, sound = Scripted(hold=("list",)), Scripted()
     hung.gpus = lambda: (hung.enter("list"), (GpuReading(9, "GPU-9", 9, "old", "0000:ff:00.0", 1),))[1]
     drivers = iter([hung, sound])
-    async with watching(lambda: next(drivers), tmp_path, timeout_s=0.1) as heard:
-        await heard.keys("")
+    async with watching(lambda: next(drivers), tmp_path, timeout_s=0.1) as published:
+        await published.keys("")
         hung.release.set()
         assert await asyncio.to_thread(hung.closed.wait, 10)
-        heard.news.clear()
-        await heard.news.wait()
-        assert [gpu.uuid for gpu in heard.gpus] == ["GPU-0"]
+        published.news.clear()
+        await published.news.wait()
+        assert [gpu.uuid for gpu in published.gpus] == ["GPU-0"]
 
 
 async def test_hung_threads_are_bounded_and_one_that_returns_makes_room(tmp_path, monkeypatch):
@@ -532,37 +536,37 @@ async def test_hung_threads_are_bounded_and_one_that_returns_makes_room(tmp_path
         made.append(Scripted(hold=("open",) if len(made) < gpu_source.STUCK_MAX else ()))
         return made[-1]
 
-    async with watching(make, tmp_path, timeout_s=0.02) as heard:
-        await heard.until(lambda: gpu_source.stuck_threads() == gpu_source.STUCK_MAX)
+    async with watching(make, tmp_path, timeout_s=0.02) as published:
+        await published.until(lambda: gpu_source.stuck_threads() == gpu_source.STUCK_MAX)
         with pytest.raises(TimeoutError):  # five pauses long, no other is made
             async with asyncio.timeout(0.1):
-                await heard.keys("")
+                await published.keys("")
         assert len(made) == gpu_source.STUCK_MAX
         made[0].release.set()
-        await heard.keys("")
-        for one in made[: gpu_source.STUCK_MAX]:
-            one.release.set()
-            assert await asyncio.to_thread(one.closed.wait, 10)
+        await published.keys("")
+        for driver in made[: gpu_source.STUCK_MAX]:
+            driver.release.set()
+            assert await asyncio.to_thread(driver.closed.wait, 10)
 
 
 async def test_a_hint_triggers_a_reading_of_a_running_session(tmp_path):
     driver, hints = Scripted(), asyncio.Event()
-    async with watching(lambda: driver, tmp_path, interval_s=3600, hints=hints) as heard:
-        await heard.keys("")
+    async with watching(lambda: driver, tmp_path, interval_s=3600, hints=hints) as published:
+        await published.keys("")
         hints.set()
-        await heard.until(lambda: driver.listed == 2)
+        await published.until(lambda: driver.listed == 2)
 
 
 async def test_ending_the_source_ends_its_thread(tmp_path):
     driver = Scripted()
-    async with watching(lambda: driver, tmp_path) as heard:
-        await heard.keys("")
+    async with watching(lambda: driver, tmp_path) as published:
+        await published.keys("")
     assert await asyncio.to_thread(driver.closed.wait, 10)
 
 
 async def test_a_defect_in_the_driver_reaches_the_supervisor(tmp_path, monkeypatch):
-    told, defects = threading.Event(), []
-    monkeypatch.setattr(threading, "excepthook", lambda why: (defects.append(why.exc_type), told.set()))
+    reported, defects = threading.Event(), []
+    monkeypatch.setattr(threading, "excepthook", lambda why: (defects.append(why.exc_type), reported.set()))
     with pytest.raises(RuntimeError, match="thread that talks to the GPU driver died"):
         await gpu_source.watch(
             lambda: Scripted(error=ZeroDivisionError()),
@@ -570,5 +574,5 @@ async def test_a_defect_in_the_driver_reaches_the_supervisor(tmp_path, monkeypat
             GpuPublisher(HealthService()),
             lambda _: None,
         )
-    assert await asyncio.to_thread(told.wait, 10)
+    assert await asyncio.to_thread(reported.wait, 10)
     assert defects == [ZeroDivisionError]

@@ -26,12 +26,12 @@ def vf(parent: Function, index: int) -> Function:
     )
 
 
-def link(one: Function, *, up: bool | None = True, speed: int | None = 400_000, route: bool = False) -> Link:
+def link(nic: Function, *, up: bool | None = True, speed: int | None = 400_000, route: bool = False) -> Link:
     state = None if up is None else "up" if up else "down"
     return Link(
-        one.netdev or "",
-        one.pci_address,
-        f"02:00:00:00:00:{one.pci_address[5:7]}",
+        nic.netdev or "",
+        nic.pci_address,
+        f"02:00:00:00:00:{nic.pci_address[5:7]}",
         True,
         up,
         state,
@@ -50,8 +50,8 @@ class Bench:
         self.engine = NicJudge(settings)
         self.now = 1000.0
         self.pfs = [pf(number) for number in range(1, count + 1)]
-        self.links = {one.pci_address: link(one, up=up) for one in self.pfs}
-        self.functions = [one for each in self.pfs for one in (each, vf(each, 0), vf(each, 1))]
+        self.links = {nic.pci_address: link(nic, up=up) for nic in self.pfs}
+        self.functions = [function for nic in self.pfs for function in (nic, vf(nic, 0), vf(nic, 1))]
         self.structural: tuple[Function, ...] = ()
         self.judged: tuple[Function, ...] = ()
 
@@ -64,8 +64,8 @@ class Bench:
         return self.wait(0)
 
     def set(self, number: int = 1, at: float | None = None, **known: object) -> Bench:
-        one = self.pfs[number - 1]
-        self.links[one.pci_address] = replace(self.links[one.pci_address], **known)  # type: ignore[arg-type]
+        address = self.pfs[number - 1].pci_address
+        self.links[address] = replace(self.links[address], **known)  # type: ignore[arg-type]
         return self.look(at)
 
     def up(self, number: int = 1, at: float | None = None) -> Bench:
@@ -95,11 +95,11 @@ class Bench:
 
     def health(self, number: int = 1) -> Health:
         address = self.pfs[number - 1].pci_address
-        return next(one.health for one in self.judged if one.pci_address == address)
+        return next(function.health for function in self.judged if function.pci_address == address)
 
     def vfs(self, number: int = 1) -> list[Health]:
         address = self.pfs[number - 1].pci_address
-        return [one.health for one in self.judged if one.parent == address]
+        return [function.health for function in self.judged if function.parent == address]
 
     def reasons(self, number: int = 1) -> list[str]:
         return [reason.key for reason in self.health(number).reasons]
@@ -108,7 +108,9 @@ class Bench:
         return [self.health(number).allocatable for number in range(1, len(self.pfs) + 1)]
 
     def explained(self) -> tuple[DeviceView, ...]:
-        return explain_nics(self.engine, {one.pci_address: one.health for one in self.judged}, self.now)
+        return explain_nics(
+            self.engine, {function.pci_address: function.health for function in self.judged}, self.now
+        )
 
 
 def with_rules(*rules: RuleSettings, **more: object) -> HealthSettings:

@@ -252,7 +252,7 @@ async def test_an_idle_connection_is_closed_for_a_new_one() -> None:
 async def test_a_slow_connection_is_closed_for_a_new_one(
     beginning: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or 32 silent connections keep the kubelet's probes out, and the agent is restarted."""
+    """Otherwise 32 idle connections keep the kubelet's probes out, and the agent is restarted."""
     monkeypatch.setattr(server, "CONNECTIONS_MAX", 4)
     huge: Callable[[str], Page] = lambda _accept: Page(200, b"x" * 20_000_000)  # noqa: E731
     async with serving({**PAGES, "/huge": huge}) as port:
@@ -271,7 +271,7 @@ async def test_a_slow_connection_is_closed_for_a_new_one(
 
 
 async def knocked(port: int) -> bool:
-    """Whether somebody opened: a probe is tried again after a refusal, and so is this, twice."""
+    """Whether the connection is accepted; after a refusal it is retried twice, as a probe is."""
     for _ in range(3):
         try:
             return (await ask(port, HEALTHZ))[1] == b"ok\n"
@@ -321,7 +321,7 @@ async def test_a_host_without_an_address_is_fatal_and_names_the_setting() -> Non
             await WebServer({}).run("x" * 64, 0)
 
 
-async def test_a_port_in_use_is_fatal_and_says_how_to_find_its_owner() -> None:
+async def test_a_port_in_use_is_fatal_and_shows_how_to_find_its_owner() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(Fatal, match=rf"cannot listen on 127.0.0.1:{port}.*ss -ltnp.*--listen"):

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from nodeagent.health.explain import DeviceView, RuleView
 from nodeagent.health.rule import Rule, clears, threshold
-from nodeagent.health.xids import FATAL, IGNORE, WATCH
 from nodeagent.text_table import remarks, section
 
 
@@ -96,26 +95,3 @@ def seconds(count: float) -> str:
         if count >= 2 * size:
             return f"{count / size:.3g} {unit}"
     return f"{count:.3g} s"
-
-
-def rules_markdown(rules: Iterable[Rule]) -> str:
-    """Return the table of docs/health.md."""
-    lines = ["| rule | state | kubelet | enter | clear | window | meaning |", "|---|---|---|---|---|---|---|"]
-    for rule in rules:
-        key, state, kubelet, enter, enter_for, clear, clear_for, window, _ = rule_row(rule)
-        enter += f" for {enter_for}" if rule.enter_for_s else ""
-        clear += f" for {clear_for}" if rule.clear_for_s else ""
-        lines.append(
-            f"| `{key}` | {state} | {kubelet} | {enter} | {clear} | {window} | {rule.meaning} *{rule.origin}* |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def xids_markdown() -> str:
-    """Return the table of XIDs of docs/gpu-health.md."""
-    lines = ["| XID | effect | meaning |", "|---|---|---|"]
-    for effect, table in (("fatal", FATAL), ("watch", WATCH)):
-        lines += [f"| {xid} | {effect} | {meaning} |" for xid, meaning in sorted(table.items())]
-    ignored = "The application caused it, or it has no effect on the GPU's hardware."
-    lines.append(f"| {', '.join(map(str, sorted(IGNORE)))} | ignore | {ignored} |")
-    return "\n".join(lines) + "\n"

@@ -4,11 +4,14 @@ It serves the real gRPC interfaces on real sockets (``device-plugins/kubelet.soc
 ``pod-resources/kubelet.sock`` under one directory). Its sets, orders, races and leaks are those of kubelet 1.36. It
 runs no container: an admitted pod counts as started with the answers of the plugins.
 
-It lacks: a scheduler beyond ``insufficient``, the predicates after the allocation ("OutOf<resource>"), the status
-period of the Node (about two seconds; here the Node changes at once), CPU and memory hints, the pod scope of the
-Topology Manager, DRA, CPUs and memory in podresources, the kubelet's checkpoint checksum, fsnotify on
-plugins_registry (it polls), the bounded channel of health updates, and the re-allocation of PreStartContainer after a
-reboot.
+It lacks:
+
+* a scheduler beyond ``insufficient``, and the predicates after the allocation ("OutOf<resource>");
+* the status period of the Node (about two seconds; here the Node changes at once);
+* CPU and memory hints, the pod scope of the Topology Manager, and DRA;
+* CPUs and memory in podresources, and the kubelet's checkpoint checksum;
+* fsnotify on plugins_registry (it polls), and the bounded channel of health updates;
+* the re-allocation of PreStartContainer after a reboot.
 """
 
 from nodeagent.sim.kubelet.daemon import Kubelet

@@ -1,7 +1,7 @@
 """The kubelet's podresources server: which container holds which devices.
 
-As the kubelet does, it writes one entry for each device and NUMA node, searches for ended pods at each request, answers
-at most 100 requests a second, and lists no pod between a restart and the first list of pods.
+As the kubelet does, it writes one entry for each device and NUMA node, and searches for ended pods at each request. It
+answers at most 100 requests a second. Between a restart and the first list of pods it lists no pod.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The tables of ``docs/metrics.md`` and ``docs/samples.md``, made from the measurements and families. Pure."""
+"""The tables of ``docs/metrics.md`` and ``docs/samples.md``, made from the measurements and families."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
+from hack.docs.markdown import table
 from nodeagent.measurements.family import Family, Measurement
 from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import MEASUREMENTS, RECORDED_ONLY, TEXTS
@@ -51,7 +52,7 @@ READERS: dict[Source, tuple[str, str, str]] = {
     Source.VF: ("RTM_GETLINK of one PF", f"{_RATES.vf_seconds:g} s", "-"),
     Source.GPU: ("NVML", "15 s (`gpu.health.readSeconds`)", "-"),
 }
-"""Of each reader: the interface that it reads, how often, and what it needs."""
+"""The interface, the interval and the required capability of each reader."""
 
 _UNITS = {
     "bytes_per_second": "bytes/s",
@@ -68,7 +69,7 @@ _UNITS = {
 
 
 def agent_families() -> str:
-    """A table of families for each topic."""
+    """Return a table of families for each topic."""
     return "\n".join(
         f"### {topic}\n\n{_family_table(family for family in CATALOG.values() if topic_of(family) == topic)}"
         for topic in TOPICS
@@ -76,7 +77,7 @@ def agent_families() -> str:
 
 
 def controller_families() -> str:
-    """One table."""
+    """Return the families of the controller in one table."""
     return _table(
         ("name", "labels", "type, unit", "meaning", "what to do with it"),
         ((*_cells(family)[:4], family.use) for family in CONTROLLER_FAMILIES.families()),
@@ -84,12 +85,12 @@ def controller_families() -> str:
 
 
 def topic_of(family: Family) -> str:
-    """Raises ``ValueError`` if ``TOPICS`` lacks the first word of the name."""
+    """Return the heading. Raises ``ValueError`` if ``TOPICS`` lacks the first word of the name."""
     word = family.name.split("_")[1]
     for topic, words in TOPICS.items():
         if word in words:
             return topic
-    raise ValueError(f"{family.name}: add {word!r} to a topic of TOPICS")
+    raise ValueError(f"{family.name}: add {word!r} to a topic of TOPICS in hack/docs/metrics.py")
 
 
 def _family_table(families: Iterable[Family]) -> str:
@@ -112,7 +113,7 @@ def _cells(family: Family) -> tuple[str, ...]:
 
 
 def readers() -> str:
-    """A table of the readers."""
+    """Return a table of the readers."""
     return _table(
         ("source", "reads", "every", "needs"),
         ((f"`{source}`", *READERS[source]) for source in Source),
@@ -120,7 +121,7 @@ def readers() -> str:
 
 
 def sample_names() -> str:
-    """A table of sample names for each reader, and one of the names that only recordings have."""
+    """Return a table of sample names for each reader, and one of the names that only recordings have."""
     recorded = _table(
         ("name", "meaning"), ((f"`{name}`", meaning) for name, meaning in RECORDED_ONLY.items())
     )
@@ -155,7 +156,7 @@ def _sample_table(source: Source) -> str:
 
 
 def unit_of(measurement: Measurement) -> str:
-    """The unit at the end of a sample's name; other numbers are counts, flags or ratios."""
+    """Return the unit at the end of a sample's name; other numbers are counts, flags or ratios."""
     return next(
         (f", {unit}" for suffix, unit in _UNITS.items() if f"_{suffix}_" in f"_{measurement.name}_"),
         "",
@@ -163,14 +164,7 @@ def unit_of(measurement: Measurement) -> str:
 
 
 def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    return "".join(_lines(heads, rows))
-
-
-def _lines(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
-    yield f"| {' | '.join(heads)} |\n"
-    yield "|" + "---|" * len(heads) + "\n"
-    for cells in rows:
-        yield "| " + " | ".join(map(_cell, cells)) + " |\n"
+    return table(heads, (tuple(map(_cell, cells)) for cells in rows))
 
 
 def _cell(text: str) -> str:
