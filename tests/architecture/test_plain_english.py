@@ -247,7 +247,7 @@ def problems(text: Text) -> Iterator[Finding]:
         for match in WORD.finditer(sentence):
             advice = list(WORDS.values())[int(str(match.lastgroup)[1:])]
             yield Finding(text, sentence, f"{match[0]!r}: {advice}")
-        count = len(sentence.split())
+        count = len(re.findall(r"\S*[^\W\d]\S*", sentence))  # without numbers
         if text.prose and count > WORDS_MAX:
             yield Finding(text, sentence, f"{count} words in a sentence, {WORDS_MAX} at most")
 
