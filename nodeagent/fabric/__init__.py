@@ -18,8 +18,7 @@ A plan goes through these modules, in this order:
 
     nodelinks, reports    a report as written by a node, and its compact form
     hypernode             Volcano's object
-    fabric_settings,
-    topology_file         the configuration; known cabling
+    fabric_settings       the settings; ``topology_file`` has the known cabling
     inputs                the latest state of all objects
     published, foreign    the published tree; HyperNodes of other owners
     switch_keys, switches the keys of switches; which announcements come from one switch

@@ -21,7 +21,7 @@ from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology, load_topology
 
 
 class SourceError(Exception):
-    """The input of the plan cannot be read. The message says what to give."""
+    """The input of the plan cannot be read. The message contains the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
