@@ -3,7 +3,7 @@
 A setting is a field ``Annotated[type, setting("meaning", ...)]`` of a ``Settings`` struct. The loader, the commented
 default, the JSON schema and the table in the docs are made from these structs:
 
-* In the file the field's name is in camelCase. The name says the unit.
+* In the file the field's name is in camelCase. The name contains the unit.
 * Absent is ``None``. Lists are tuples and mean sets.
 * A default suits a plain node; a setting that changes hardware does nothing by default.
 """

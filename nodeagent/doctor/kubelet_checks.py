@@ -48,7 +48,7 @@ TOPIC = Topic(
         ),
         "agent": FACT,
         "agent_absent": Advice(
-            "No agent of ours serves this node now.",
+            "nodeagent does not serve this node now.",
             "nothing before the agent is installed; afterwards check the log of its pod",
         ),
         "plugins": FACT,
@@ -69,7 +69,7 @@ TOPIC = Topic(
         ),
         "device_promised_twice": Advice(
             "The scheduler counts the device under both names and assigns it to pods of both.",
-            "remove the device from the other plugin's selection, or from ours",
+            "remove the device from the other plugin's selection, or from nodeagent's",
         ),
         "podresources": FACT,
         "podresources_absent": Advice(
@@ -271,12 +271,12 @@ def _claims(facts: KubeletFacts, config: Config, snapshot: Snapshot) -> Iterator
             if foreign:
                 yield TOPIC.fix(
                     "resource_claimed",
-                    f"{resource} has {len(foreign)} devices that are not ours: {shortened(foreign, 2)}",
+                    f"{resource} has {len(foreign)} devices of another plugin: {shortened(foreign, 2)}",
                 )
             elif ids and not facts.locked:
                 yield TOPIC.fix(
                     "resource_claimed",
-                    f"{resource} has {count(len(ids), 'device')} but no agent of ours runs",
+                    f"{resource} has {count(len(ids), 'device')} but nodeagent does not run",
                 )
             continue
         twice: dict[str, list[str]] = {}

@@ -41,7 +41,7 @@ TOPIC = Topic(
         ),
         "boot_id": FACT,
         "boot_id_unreadable": Advice(
-            "The boot ID tells the agent whether the machine has rebooted. Without it, state that is saved "
+            "By the boot ID the agent detects a reboot. Without it, state that is saved "
             "for one boot is lost when the agent restarts.",
             "run on a kernel with /proc/sys, and in a container that has /proc",
         ),

@@ -9,7 +9,7 @@ import msgspec
 from nodeagent.config.setting import Settings, setting
 
 RATE_MAX_S = 600
-"""What is older than 15 minutes is no longer shown."""
+"""Values older than 15 minutes are not shown."""
 
 Every = Annotated[float, msgspec.Meta(ge=1, le=RATE_MAX_S)]
 

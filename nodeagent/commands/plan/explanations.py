@@ -22,7 +22,7 @@ _WEAKEST_OF = 64
 
 
 class UnknownNameError(Exception):
-    """The input has nothing with this name. The message says how to list the names."""
+    """The input has nothing with this name. The message contains the command that lists the names."""
 
 
 def explain(preview: Preview, name: str) -> str:
