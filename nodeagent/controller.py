@@ -310,8 +310,7 @@ class Controller:
             switches=self.switches,
             marks=self.marks,
         )
-        content_type = negotiate(accept)
-        return Page(200, render(shown, content_type != PLAIN).encode(), content_type)
+        return Page(200, *render(shown, openmetrics=negotiate(accept) != PLAIN))
 
     def _healthz(self, _accept: str) -> Page:
         return Page(200, b"ok\n")

@@ -52,7 +52,7 @@ def load_fabric(text: str, *, name: str) -> FabricConfig:
 def _conflicts(config: FabricConfig) -> Iterator[Conflict]:
     for i, entry in enumerate(config.fabrics):
         if entry == FabricSelect(fabric=entry.fabric):
-            yield Conflict((("fabrics", i),), 'matches every link; write nodes: ["*"] if this is meant')
+            yield Conflict((("fabrics", i),), 'matches every link; if this is meant, write nodes: ["*"]')
     for conflict in switch_conflicts(config.switches):
         yield conflict.below("switches")
     for conflict in min_links_conflicts(config.nodes, config.min_links):

@@ -180,7 +180,7 @@ class Discovery:
             unreadable=facts.unreadable,
         )
         self._gpu_hint.set()
-        self._lldp_hint.make()
+        self._lldp_hint.request()
 
     async def _watch_gpus(self) -> None:
         settings = self._config.gpu
@@ -199,7 +199,7 @@ class Discovery:
 
     async def _watch_paths(self) -> None:
         while True:
-            paths = await asyncio.to_thread(host_paths.look, self._tree, self._config.cdi.directory)
+            paths = await asyncio.to_thread(host_paths.find, self._tree, self._config.cdi.directory)
             self._inventory.publish("paths", paths=paths)
             await asyncio.sleep(self._config.scan_seconds)
 

@@ -29,7 +29,7 @@ class Limits(NamedTuple):
 
 
 class LimitError(yaml.MarkedYAMLError):
-    """The text passes a limit; ``problem`` names the limit, ``problem_mark`` the place."""
+    """The text passes a limit; ``problem`` and ``problem_mark`` are the limit and the place."""
 
     def __init__(self, problem: str, event: Any = None) -> None:
         super().__init__(problem=problem, problem_mark=None if event is None else event.start_mark)

@@ -1,6 +1,6 @@
 """Compare the tree of a file with a settings struct: the values that fit, and a fault for each that does not.
 
-msgspec stops at its first error and reports no line. This module walks the tree by msgspec's own type information.
+msgspec stops at its first error and reports no lines. This module walks the tree by msgspec's own type information.
 The type of a setting decides how a plain scalar is read: a text is taken as written, so that it needs no quotes; a
 number is plain decimal; a boolean is one of YAML 1.1's words. A quoted scalar is text.
 """
@@ -37,7 +37,7 @@ INVALID: Final = _Invalid()
 
 @functools.cache
 def struct_type(settings: type[Settings]) -> inspect.StructType:
-    """Return msgspec's description of a struct: fields, types and bounds."""
+    """msgspec's information on a struct: its fields, types and bounds."""
     type_ = inspect.type_info(settings)
     assert isinstance(type_, inspect.StructType)
     return type_

@@ -156,7 +156,7 @@ def _tasks(target: Target, where: ClusterOptions) -> dict[str, ReadTask]:
         # The process that it starts has the usual time and must end first.
         "gpus": ReadTask(lambda: gpu_checks.read(target), usual + margin),
         "runtime": ReadTask(lambda: runtime_checks.read(target), usual),
-        "paths": ReadTask(lambda: host_paths.look(target.tree, target.config.cdi.directory), usual),
+        "paths": ReadTask(lambda: host_paths.find(target.tree, target.config.cdi.directory), usual),
         "kubelet": ReadTask(lambda: kubelet_checks.read(target), usual),
         "lldp": ReadTask(lambda: lldp_checks.read(target), usual + target.wait_s),
     }

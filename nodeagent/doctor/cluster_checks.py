@@ -63,7 +63,7 @@ TOPIC = Topic(
         ),
         "hypernodes_foreign": Advice(
             "HyperNodes of another owner with our nodes put these nodes into two places of the tree.",
-            "remove them, or exclude their nodes from those of nodeagent; the controller refuses to write overlapping "
+            "remove them, or exclude their nodes from the fabric; the controller refuses to write overlapping "
             "HyperNodes",
         ),
         "node": FACT,

@@ -69,7 +69,7 @@ class NodeFacts:
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
     """``error``: nothing could be read. ``served``: version and plurals of each group; ``None``: not served.
-    ``other``: the served versions where nodeagent's is not served. ``checked``: roles whose rights were reviewed.
+    ``other``: the served versions where the expected one is missing. ``checked``: roles whose rights were reviewed.
     ``absent``: name of the Node if it does not exist. ``hidden``: objects that may not be read.
     """
 
@@ -228,7 +228,7 @@ class _ClusterReader:
         return None if len(self._hidden) > hidden else report is not None
 
     async def _foreign(self) -> dict[str, int]:
-        """Return the number of HyperNodes of other owners, by source."""
+        """The number of HyperNodes of other owners, by source."""
         try:
             listed = await self._client.list(HYPERNODES.partial, labels=f"{SOURCE_LABEL}!={OURS}")
         except ApiError as error:

@@ -48,7 +48,7 @@ TOPIC = Topic(
         ),
         "agent": FACT,
         "agent_absent": Advice(
-            "nodeagent does not serve this node now.",
+            "No nodeagent serves this node now.",
             "nothing before the agent is installed; afterwards check the log of its pod",
         ),
         "plugins": FACT,
@@ -271,12 +271,12 @@ def _claims(facts: KubeletFacts, config: Config, snapshot: Snapshot) -> Iterator
             if foreign:
                 yield TOPIC.fix(
                     "resource_claimed",
-                    f"{resource} has {len(foreign)} devices of another plugin: {shortened(foreign, 2)}",
+                    f"{resource} has {len(foreign)} devices that are not of this agent: {shortened(foreign, 2)}",
                 )
             elif ids and not facts.locked:
                 yield TOPIC.fix(
                     "resource_claimed",
-                    f"{resource} has {count(len(ids), 'device')} but nodeagent does not run",
+                    f"{resource} has {count(len(ids), 'device')} but no nodeagent runs",
                 )
             continue
         twice: dict[str, list[str]] = {}

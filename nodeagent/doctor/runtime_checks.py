@@ -29,7 +29,7 @@ TOPIC = Topic(
     {
         "runtime": FACT,
         "runtime_unseen": Advice(
-            "The container runtime's own configuration shows whether CDI is enabled. It cannot be read from "
+            "The container runtime's own configuration determines whether CDI is enabled. It cannot be read from "
             "here.",
             "run the doctor on the host itself, or mount the host's /etc and /run below --root",
         ),

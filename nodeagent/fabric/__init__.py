@@ -17,7 +17,8 @@ computes the plan in a thread. ``compute`` is all of that in one call.
 A plan goes through these modules, in this order:
 
     nodelinks, reports    a report as written by a node, and its compact form
-    hypernode, rules      Volcano's object; the configuration
+    hypernode             Volcano's object
+    fabric_settings       the settings; ``topology_file`` and ``known_topology`` hold the known cabling
     inputs                the latest state of all objects
     published, foreign    the published tree; HyperNodes of other owners
     cabling_pattern       nodes with identical cabling

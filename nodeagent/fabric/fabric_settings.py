@@ -221,7 +221,7 @@ class FabricRules(Settings, frozen=True, kw_only=True):
     min_links: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=128)],
         setting(
-            "Minimum number of links up. Nodes with fewer are reported, and marked as `nodes` says; 0: no "
+            "Minimum number of links up. Nodes with fewer are reported, and marked according to `nodes`; 0: no "
             "minimum."
         ),
     ] = 0

@@ -1,7 +1,7 @@
 """The tier-1 objects: their nodes and their annotations.
 
-Annotations grow by what is reported. They shrink only when nothing is missing: a switch that no report mentions stays
-listed while a node of the object has a link without a neighbor.
+Annotations gain every reported switch. A switch that no report mentions any more stays listed while a node of the
+object has a link without a neighbor.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class LeafObjects:
         )
 
     def _fit(self, name: str, members: set[str], old: HyperNode | None) -> tuple[str, ...]:
-        """As many nodes as etcd takes in one object; nodes that are published in it come first."""
+        """As many nodes as fit into one object in etcd; nodes that are published in it come first."""
         if old is not None and len(old.nodes) == len(members) and members.issuperset(old.nodes):
             return old.nodes
         nodes = tuple(sorted(members))

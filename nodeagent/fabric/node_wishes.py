@@ -35,7 +35,7 @@ class NodeWishes:
         self._rules, self._levels, self._votes, self._names = rules, levels, votes, names
         self._placed, self._foreign, self._before = placed, foreign, before
         self._waited, self._now = waiting, now
-        self._forced = {node: told.name for told in levels.topology.groups for node in told.nodes}
+        self._forced = {node: group.name for group in levels.topology.groups for node in group.nodes}
         self.wishes: dict[str, str | None] = {}
         self.leaving: list[str] = []
         self.unplaced: dict[str, str] = {}

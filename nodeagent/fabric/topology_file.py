@@ -1,4 +1,4 @@
-"""The topology file: cabling that the operator knows and LLDP need not, or cannot, find.
+"""The topology file: known cabling, which LLDP need not, or cannot, find.
 
 The file has priority over LLDP, so it must be consistent. An unlisted switch, uplinks in a circle, and a node or a
 switch in two groups are refused, each with its line.
@@ -91,7 +91,7 @@ def load_topology(text: str, *, name: str) -> Topology:
 
 
 def switch_key(name: str) -> str:
-    """What the fabric calls a switch that is written so."""
+    """The key of a switch with this name in the file."""
     kind, _, chassis = name.partition(":")
     if kind == "chassis" and ":" in chassis:
         return chassis_key(chassis.replace(":", "=", 1))

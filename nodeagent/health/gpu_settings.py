@@ -135,7 +135,7 @@ class GpuSettings(Settings, frozen=True, kw_only=True):
 
 
 def gpu_health_conflicts(health: GpuHealthSettings) -> Iterator[Conflict]:
-    """Faults that would clear sooner than they are raised: a swinging value would toggle them for ever."""
+    """Faults that would clear sooner than they are raised: a swinging value would toggle them without end."""
     for clear, hold in (
         ("clear_seconds", "nvlink_down_seconds"),
         ("clear_seconds", "fabric_seconds"),

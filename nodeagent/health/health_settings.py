@@ -103,14 +103,14 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
     expected: Annotated[
         tuple[ExpectedLinks, ...],
         setting(
-            "Links that must be up. Other links are judged once they were up, or when most links with the "
+            "Links that must be up. Other links are evaluated once they were up, or when most links with the "
             "same role were.",
             max_length=64,
             example=EXAMPLE_EXPECTED,
         ),
     ] = ()
     unused: Annotated[
-        tuple[Glob, ...], listed("Globs on the netdev's name or the PCI address of PFs that are not judged.")
+        tuple[Glob, ...], listed("Globs on the netdev's name or the PCI address of PFs without evaluation.")
     ] = ()
     rules: Annotated[
         tuple[RuleSettings, ...],
@@ -180,6 +180,6 @@ def _complaints(settings: RuleSettings) -> Iterator[tuple[str, str]]:
 def _looser(rule: Rule) -> str:
     beyond, most = ("below", "least") if rule.below else ("above", "most")
     return (
-        f"clear would be {rule.clear:g}, {beyond} enter, {rule.enter:g}: the fault would toggle for ever; "
+        f"clear would be {rule.clear:g}, {beyond} enter, {rule.enter:g}: the fault would toggle without end; "
         f"clear must be at {most} {rule.enter:g}"
     )

@@ -58,10 +58,15 @@ class ComputedFamilies(Generic[Shown]):
     def families(self) -> tuple[Family, ...]:
         return tuple(family for family, _read in self._declared)
 
+    def series(self, shown: Shown) -> Iterator[tuple[Family, Iterable[Series]]]:
+        """Each family with its series."""
+        for family, read in self._declared:
+            yield family, read(shown)
+
     def lines(self, shown: Shown, series_max: int) -> Iterator[tuple[Family, str, int]]:
         """The lines of each family, which may be empty, and how many series were left out."""
-        for family, read in self._declared:
-            yield family, *lines_of(family, read(shown), series_max)
+        for family, series in self.series(shown):
+            yield family, *lines_of(family, series, series_max)
 
 
 FACT_FAMILIES = ComputedFamilies[FactIndex]()

@@ -1,4 +1,4 @@
-"""The controller's metrics: a few families, whatever the size of the cluster, computed at each scrape."""
+"""The controller's metrics: few families for any size of cluster, computed at each scrape by ``prometheus_client``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from functools import partial
 from typing import Any, Protocol
 
 import msgspec
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.exposition import generate_latest as generate_text
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPENMETRICS_TYPE
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.registry import Collector, CollectorRegistry
 
 from nodeagent import __version__
 from nodeagent.fabric.outcome import AnomalyKind, PlanOutcome
 from nodeagent.metrics.computed_family import ComputedFamilies
-from nodeagent.metrics.text_format import Series, header
-
-SERIES_MAX = 10_000
-"""Per family. The labels are from closed sets, so no family comes near it."""
+from nodeagent.metrics.text_format import Series
 
 
 class PlanProgress(Protocol):
@@ -67,14 +70,28 @@ CONTROLLER_FAMILIES = ComputedFamilies[ControllerInput]()
 _family = partial(CONTROLLER_FAMILIES.family, source="the controller")
 
 
-def render(shown: ControllerInput, openmetrics: bool) -> str:
-    """The page. Families without series are left out."""
-    parts = [
-        header(family, openmetrics) + lines
-        for family, lines, _dropped in CONTROLLER_FAMILIES.lines(shown, SERIES_MAX)
-        if lines
-    ]
-    return "".join((*parts, "# EOF\n" if openmetrics else ""))
+class _Families(Collector):
+    def __init__(self, shown: ControllerInput) -> None:
+        self._shown = shown
+
+    def collect(self) -> Iterator[Metric]:
+        for family, series in CONTROLLER_FAMILIES.series(self._shown):
+            kind = CounterMetricFamily if family.type == "counter" else GaugeMetricFamily
+            metric = kind(family.base, family.help, labels=family.labels)
+            for labels, number in series:
+                metric.add_metric(labels, number)
+            if metric.samples:
+                yield metric
+
+
+def render(shown: ControllerInput, openmetrics: bool) -> tuple[bytes, str]:
+    """The page and its content type. Families without series are left out."""
+    registry = CollectorRegistry()
+    registry.register(_Families(shown))
+    if openmetrics:
+        page: bytes = generate_openmetrics(registry)  # type: ignore[no-untyped-call]
+        return page, OPENMETRICS_TYPE
+    return generate_text(registry), CONTENT_TYPE_PLAIN_0_0_4
 
 
 @_family("build_info", "version", help="The version; always 1.", use="Follow a rollout.")

@@ -9,7 +9,7 @@ import msgspec
 from nodeagent.config.setting import Settings, setting
 
 RATE_MAX_S = 600
-"""Values older than 15 minutes are not shown."""
+"""A sample older than 15 minutes is not shown, so that intervals must be shorter."""
 
 Every = Annotated[float, msgspec.Meta(ge=1, le=RATE_MAX_S)]
 

@@ -38,7 +38,7 @@ _VERSIONED = "libnvidia-gpucomp.so."  # has no soname of its own: the file is na
 _PROGRAM = "/usr/bin/nvidia-smi"
 
 
-def look(tree: Tree, cdi_folder: str) -> HostPaths:
+def find(tree: Tree, cdi_folder: str) -> HostPaths:
     """Scan once. ``cdi_folder`` has this agent's own spec, which is read too."""
     return HostPaths(
         gpu_nodes=tuple(node for node in GPU_NODES if tree.exists(node)),

@@ -23,7 +23,7 @@ from nodeagent.health.structural import NO_FAULTS, Faults, find_faults
 from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree, natural_order
 from nodeagent.model import Function, Link, Rdma
 from nodeagent.sources.default_route import default_route_netdevs
-from nodeagent.sources.pf_links import links, read_links
+from nodeagent.sources.pf_links import read_links, sweep_links
 from nodeagent.sources.scan_hints import ScanHint, forward
 
 _PCI = "/sys/bus/pci/devices"
@@ -218,7 +218,7 @@ def _scan(
 
 
 def _sweep(tree: Tree, before: PciFacts, present: tuple[Function, ...]) -> PciFacts:
-    now = links(tree, present, before.links)
+    now = sweep_links(tree, present, before.links)
     if now == before.links:
         return before
     functions, faults = find_faults(present, now, before.functions)

@@ -21,7 +21,7 @@ _SPEED_UNKNOWN = 0xFFFF_FFFF  # -1 as drivers with an unsigned speed print it
 _PORT_ACTIVE = "4"  # of "4: ACTIVE" (enum ib_port_state)
 
 
-def links(tree: Tree, functions: Iterable[Function], before: Iterable[Link]) -> tuple[Link, ...]:
+def sweep_links(tree: Tree, functions: Iterable[Function], before: Iterable[Link]) -> tuple[Link, ...]:
     """Read the links again, with three small files for each.
 
     Only values that a carrier event changes are read; a new link, or one whose carrier changed, is read in full.
@@ -38,7 +38,7 @@ def read_links(
     default_route: frozenset[str],
     known: dict[str, Link] | None = None,
 ) -> tuple[Link, ...]:
-    """The links of the PFs, sorted by name; with ``known`` (by PCI address) at the cost of ``links``."""
+    """The links of the PFs, sorted by name; with ``known`` (by PCI address) at the cost of ``sweep_links``."""
     read = []
     for pf in functions:
         name = pf.netdev

@@ -18,7 +18,7 @@ class ScanRequest:
     def __init__(self) -> None:
         self._requested = asyncio.Event()
 
-    def make(self) -> None:
+    def request(self) -> None:
         self._requested.set()
 
     async def wait(self) -> None:

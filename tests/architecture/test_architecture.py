@@ -171,12 +171,12 @@ def test_an_import_loads_no_package_that_it_does_not_use(module: str, costs: set
 
 
 def test_the_help_lists_every_verb() -> None:
-    """A verb is declared by a function ``add`` or ``add_<verb>`` in ``nodeagent/commands``."""
+    """A function with the parameter ``add`` alone declares a verb."""
     declared = {
         (".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), node.name)
         for path in SOURCES
         if path.is_relative_to(ROOT / "nodeagent/commands")
         for node in tree(path).body
-        if isinstance(node, ast.FunctionDef) and re.fullmatch(r"add(_[a-z]+)?", node.name)
+        if isinstance(node, ast.FunctionDef) and [arg.arg for arg in node.args.args] == ["add"]
     }
     assert declared == {(verb.__module__, verb.__name__) for verb in VERBS}

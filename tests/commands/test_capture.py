@@ -76,7 +76,7 @@ def facts(root: Path) -> object:
     finally:
         driver.close()
     places = [nvml_session.place(tree, reading.pci_address or "") for reading in readings]
-    return pci_source.scan(tree), host_paths.look(tree, CDI), readings, version, places
+    return pci_source.scan(tree), host_paths.find(tree, CDI), readings, version, places
 
 
 def test_a_capture_shows_the_same_facts_as_the_machine(root: Path, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_capture_can_be_captured(root: Path, tmp_path: Path) -> None:
 def test_the_real_machine_can_be_captured(tmp_path: Path) -> None:
     capture(Path("/"), tmp_path / "c", scramble=False)
     assert pci_source.scan(Tree(tmp_path / "c")) == pci_source.scan(Tree("/"))
-    assert host_paths.look(Tree(tmp_path / "c"), CDI) == host_paths.look(Tree("/"), CDI)
+    assert host_paths.find(Tree(tmp_path / "c"), CDI) == host_paths.find(Tree("/"), CDI)
     assert is_recorded(Tree(tmp_path / "c")), "else a replay would query the local driver"
 
 
@@ -216,7 +216,7 @@ def secrets_of(root: Path) -> list[str]:
 def test_a_gpu_has_one_new_uuid_everywhere(root: Path, tmp_path: Path) -> None:
     capture(root, tmp_path / "c", scramble=True)
     uuids = [gpu["uuid"] for gpu in json.loads((tmp_path / "c/.nodeagent/gpus.json").read_text())["gpus"]]
-    assert host_paths.look(Tree(tmp_path / "c"), CDI).vendor_gpus == {uuids[0]}
+    assert host_paths.find(Tree(tmp_path / "c"), CDI).vendor_gpus == {uuids[0]}
     assert len(set(uuids)) == 2
 
 

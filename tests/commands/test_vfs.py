@@ -30,8 +30,8 @@ from nodeagent.kinds.resource_settings import PfSelect, VfsEntry
 from nodeagent.kube import podresources_pb2 as pb
 from nodeagent.sim.machine import Machine
 from nodeagent.sources import pci_source
-from tests.host.test_netlink_events import Namespace
 from tests.support import drawn_trees
+from tests.support.namespaces import NamespaceThread
 
 FIRST, SECOND = "0000:18:00.0", "0000:9a:00.0"
 
@@ -331,7 +331,7 @@ def test_a_kubelet_without_an_answer_is_noted_and_prevents_no_change(near: Path)
 @pytest.mark.needs("ip")
 def test_a_vf_that_is_up_with_an_address_is_used(tmp_path: Path) -> None:
     try:
-        namespace = Namespace()
+        namespace = NamespaceThread()
     except PermissionError:
         pytest.skip("needs root: only root may make a network namespace")
     with closing(namespace):

@@ -1,7 +1,7 @@
 """Read the agent's configuration: accepted files, and the exact text of every fault.
 
-``golden/config-faults.txt`` holds the bad files, each followed by its faults: a line ``=== title``,
-the file, a line ``---->``, the faults. ``NODEAGENT_GOLDEN=write`` writes the current faults, for review.
+``golden/config-faults.txt`` holds bad files and their faults, side by side: a line ``=== title``, the file, a line
+``---->``, the faults. ``NODEAGENT_GOLDEN=write`` writes the present faults, for review.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def complaints(text: str) -> str:
 
 
 @pytest.mark.parametrize("title", blocks())
-def test_a_bad_file_is_refused_with_its_exact_faults(title: str) -> None:
+def test_a_bad_file_is_refused_with_the_exact_text(title: str) -> None:
     text, expected = blocks()[title]
     said = complaints(text)
     if os.environ.get("NODEAGENT_GOLDEN") == "write":
@@ -105,7 +105,7 @@ def test_a_conflict_with_a_faulty_value_is_reported_after_its_correction() -> No
         + "vfs:\n- {select: {netdevs: [a]}, count: x, minTxRateMbps: 9, maxTxRateMbps: 5, vfIndexes: [9]}\n"
     )
     assert [fault.path for fault in faults(text)] == ["vfs[0].count"]
-    # Faults of the rates show only when the count is valid: they are compared with it.
+    # The rates do not depend on the count, but the entry is invalid without it.
     assert [fault.path for fault in faults(text.replace("count: x", "count: 8"))] == [
         "vfs[0].minTxRateMbps",
         "vfs[0].vfIndexes[0]",
@@ -236,7 +236,7 @@ def test_anchors_aliases_and_merge_keys_are_read() -> None:
         # The two halves of each PF's VFs.
         "resources:\n- {kind: vf, select: {vfIndexes: [0-3]}}\n"
         "- {kind: vf, name: b, select: {vfIndexes: [4-7]}}\n",
-        # Only a machine shows whether these select the same GPU.
+        # Whether these select the same GPU depends on the machine.
         "resources:\n- {kind: gpu-mem, select: {models: ['*H100*']}}\n"
         "- {kind: gpu, select: {models: ['*A100*']}}\n",
         "resources:\n- {kind: gpu-mem, select: {indexes: [0]}}\n"

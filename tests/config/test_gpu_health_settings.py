@@ -52,7 +52,7 @@ def test_every_setting_reaches_the_rules():
     }
 
 
-def test_the_guard_of_the_settings_applies_to_nics_and_gpus():
+def test_the_guard_of_the_settings_covers_nics_and_gpus():
     service = HealthService(HealthSettings(guard=GuardSettings(share=0.25, seconds=7)))
     for judge in (service.nics, service.gpus):
         assert (judge._guard.share, judge._guard.seconds) == (0.25, 7)

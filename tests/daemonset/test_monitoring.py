@@ -57,7 +57,9 @@ def fabric() -> frozenset[str]:
     writes = Counter({("create", "ok"): 1})
     asked = SimpleNamespace(reads=Counter({"ok": 1}), states=Counter({"silent": 1}), round_s=1.0, rounds=1)
     shown = ControllerInput(progress, {}, writes, Counter({"ok": 1}), {}, leading=True, switches=asked)
-    return frozenset(re.findall(r"^(nodeagent_\w+)", render(shown, openmetrics=False), re.MULTILINE))
+    return frozenset(
+        re.findall(r"^(nodeagent_\w+)", render(shown, openmetrics=False)[0].decode(), re.MULTILINE)
+    )
 
 
 def exposed() -> set[str]:

@@ -85,7 +85,7 @@ async def test_plugins_with_our_names_or_our_devices_are_found() -> None:
     told = {(one.key, one.what) for one in report.findings}
     assert (
         "resource_claimed",
-        "two-gpus-and-two-nics/gpu-mem has 1 devices of another plugin: foreign-0",
+        "two-gpus-and-two-nics/gpu-mem has 1 devices that are not of this agent: foreign-0",
     ) in told
     twice = sorted(what for key, what in told if key == "device_promised_twice")
     assert [what.split(" both ")[0] for what in twice] == [

@@ -58,7 +58,7 @@ def test_a_chassis_id_for_each_port_is_one_switch() -> None:
     assert not outcome.anomalies
 
 
-def test_two_switches_with_one_name_are_told_apart_by_chassis_id() -> None:
+def test_two_switches_with_one_name_are_identified_by_chassis_id() -> None:
     cables = {
         **{f"n{i}": (End("leaf-x", f"swp{i}", chassis="aa"),) for i in range(4)},
         **{f"m{i}": (End("leaf-x", f"swp{i}", chassis="bb"),) for i in range(4)},

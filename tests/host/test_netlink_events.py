@@ -1,17 +1,14 @@
 """Events of the kernel that runs the tests, in a network namespace of the test."""
 
 import asyncio
-import ctypes
 import fcntl
 import os
 import socket
 import struct
 import subprocess
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
 
@@ -20,43 +17,14 @@ from nodeagent.host.netlink.kernel_events import LinkEvents, NetlinkError, Ueven
 from nodeagent.host.sysfs import Tree
 from nodeagent.sources.pci_source import PciFacts, watch
 from tests.support.drawn_trees import Link, Machine
+from tests.support.namespaces import NamespaceThread
 from tests.support.needs import lack, need
-
-T = TypeVar("T")
-_CLONE_NEWNET = 0x4000_0000
-
-
-class Namespace:
-    """A thread in a network namespace of its own; both end together.
-
-    A socket always belongs to the namespace in which it was made, so any thread can use it.
-    """
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1)
-        self.run(self._enter)
-
-    def run(self, function: Callable[..., T], *args: Any) -> T:
-        return self._thread.submit(function, *args).result()
-
-    def ip(self, command: str) -> None:
-        """Run ip in the namespace: a child of the thread is in it too."""
-        self.run(lambda: subprocess.run(["ip", *command.split()], check=True))
-
-    def close(self) -> None:
-        self._thread.shutdown()
-
-    @staticmethod
-    def _enter() -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.unshare(_CLONE_NEWNET) != 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 @pytest.fixture
-def namespace() -> Iterator[Namespace]:
+def namespace() -> Iterator[NamespaceThread]:
     need("root", "ip")
-    with closing(Namespace()) as namespace:
+    with closing(NamespaceThread()) as namespace:
         yield namespace
 
 
@@ -78,7 +46,7 @@ async def quiet(events: LinkEvents | Uevents) -> bool:
     return False
 
 
-async def test_a_link_that_is_added_changed_or_removed_wakes(namespace: Namespace) -> None:
+async def test_a_link_that_is_added_changed_or_removed_wakes(namespace: NamespaceThread) -> None:
     with namespace.run(LinkEvents) as events:
         for command in (
             "link add d0 type veth peer name p0",
@@ -93,7 +61,7 @@ async def test_a_link_that_is_added_changed_or_removed_wakes(namespace: Namespac
         assert events.resyncs == 0
 
 
-async def test_carrier_lost_at_the_other_end_wakes(namespace: Namespace) -> None:
+async def test_carrier_lost_at_the_other_end_wakes(namespace: NamespaceThread) -> None:
     namespace.ip("link add v0 type veth peer name v1")
     namespace.ip("link set v0 up")
     namespace.ip("link set v1 up")
@@ -104,7 +72,7 @@ async def test_carrier_lost_at_the_other_end_wakes(namespace: Namespace) -> None
         assert await waiting
 
 
-async def test_a_burst_of_events_wakes_once(namespace: Namespace) -> None:
+async def test_a_burst_of_events_wakes_once(namespace: NamespaceThread) -> None:
     with namespace.run(LinkEvents) as events:
         for n in range(10):
             namespace.ip(f"link add d{n} type veth peer name p{n}")
@@ -112,15 +80,15 @@ async def test_a_burst_of_events_wakes_once(namespace: Namespace) -> None:
         assert await quiet(events)
 
 
-async def test_events_of_another_namespace_do_not_wake(namespace: Namespace) -> None:
-    with closing(Namespace()) as other, other.run(LinkEvents) as events:
+async def test_events_of_another_namespace_do_not_wake(namespace: NamespaceThread) -> None:
+    with closing(NamespaceThread()) as other, other.run(LinkEvents) as events:
         namespace.ip("link add d0 type veth peer name p0")
         assert await quiet(events)
         other.ip("link add d0 type veth peer name p0")
         assert await woken(events)
 
 
-async def test_addresses_and_routes_do_not_wake(namespace: Namespace) -> None:
+async def test_addresses_and_routes_do_not_wake(namespace: NamespaceThread) -> None:
     namespace.ip("link set lo up")
     with namespace.run(LinkEvents) as events:
         namespace.ip("address add 192.0.2.1/32 dev lo")
@@ -128,7 +96,7 @@ async def test_addresses_and_routes_do_not_wake(namespace: Namespace) -> None:
         assert await quiet(events)
 
 
-async def test_dropped_messages_wake_and_are_counted(namespace: Namespace) -> None:
+async def test_dropped_messages_wake_and_are_counted(namespace: NamespaceThread) -> None:
     with namespace.run(LinkEvents) as events:
         events.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # the kernel makes it its least
         namespace.ip("link add d0 type veth peer name p0")
@@ -142,14 +110,14 @@ async def test_dropped_messages_wake_and_are_counted(namespace: Namespace) -> No
         assert await woken(events), "the socket continues after an overrun"
 
 
-async def test_device_events_wake_by_subsystem(namespace: Namespace) -> None:
+async def test_device_events_wake_by_subsystem(namespace: NamespaceThread) -> None:
     with namespace.run(Uevents) as net, namespace.run(Uevents, frozenset({"infiniband"})) as infiniband:
         namespace.ip("link add d0 type veth peer name p0")
         assert await woken(net)
         assert await quiet(infiniband)
 
 
-async def test_dropped_device_events_wake_for_any_subsystem(namespace: Namespace) -> None:
+async def test_dropped_device_events_wake_for_any_subsystem(namespace: NamespaceThread) -> None:
     with namespace.run(Uevents, frozenset({"infiniband"})) as events:
         events.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         for n in range(5):
@@ -188,7 +156,7 @@ class Tap:
 
 
 @pytest.fixture
-def taps(namespace: Namespace, tmp_path: Path) -> Iterator[list[Tap]]:
+def taps(namespace: NamespaceThread, tmp_path: Path) -> Iterator[list[Tap]]:
     """Two taps as the links of two PFs, on a machine whose netdevs are the kernel's own."""
     need("tun")
     machine = Machine(tmp_path)
@@ -213,7 +181,7 @@ def taps(namespace: Namespace, tmp_path: Path) -> Iterator[list[Tap]]:
 
 
 async def test_a_second_lost_link_is_published_before_the_kernel_announces_it(
-    namespace: Namespace, taps: list[Tap], tmp_path: Path
+    namespace: NamespaceThread, taps: list[Tap], tmp_path: Path
 ) -> None:
     """Linkwatch holds the second announcement back until a second after the first (0.91 s measured)."""
     published: asyncio.Queue[PciFacts] = asyncio.Queue()

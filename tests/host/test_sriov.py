@@ -15,17 +15,17 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from nodeagent.host import sriov
 from nodeagent.host.sriov import SriovError, VfNetlink, VfSettings, is_open, vf_settings
 from nodeagent.host.sysfs import Tree, is_live
-from tests.host.test_netlink_events import Namespace
 from tests.support.drawn_trees import grow
+from tests.support.namespaces import NamespaceThread
 
 PF = "0000:18:00.0"
 
 
 @pytest.fixture
-def namespace() -> Iterator[Namespace]:
+def namespace() -> Iterator[NamespaceThread]:
     """A namespace with a pair of veths; ``pf0`` is one of them."""
     try:
-        namespace = Namespace()
+        namespace = NamespaceThread()
     except PermissionError:
         pytest.skip("needs root: only root may make a network namespace")
     with closing(namespace):
@@ -34,7 +34,7 @@ def namespace() -> Iterator[Namespace]:
 
 
 @pytest.fixture
-def live(namespace: Namespace, tmp_path: Path) -> Iterator[Tree]:
+def live(namespace: NamespaceThread, tmp_path: Path) -> Iterator[Tree]:
     """The sysfs of the namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
     (tmp_path / "sys").mkdir()
@@ -46,7 +46,7 @@ def live(namespace: Namespace, tmp_path: Path) -> Iterator[Tree]:
 
 @pytest.mark.needs("root")
 @pytest.mark.needs("ip")
-def test_set_mtu_changes_the_kernels_mtu(namespace: Namespace, live: Tree) -> None:
+def test_set_mtu_changes_the_kernels_mtu(namespace: NamespaceThread, live: Tree) -> None:
     sriov.set_mtu(live, PF, "pf0", 4000)
     assert live.integer("/sys/class/net/pf0/mtu") == 4000
 
@@ -64,7 +64,9 @@ def test_an_unsupported_mtu_is_an_error_with_file_and_errno(live: Tree) -> None:
 
 @pytest.mark.needs("root")
 @pytest.mark.needs("ip")
-def test_a_netdev_without_vfs_has_no_settings_and_accepts_none(namespace: Namespace, live: Tree) -> None:
+def test_a_netdev_without_vfs_has_no_settings_and_accepts_none(
+    namespace: NamespaceThread, live: Tree
+) -> None:
     def ask() -> None:
         with VfNetlink(live) as links:
             assert links.vfs("pf0") == {}
@@ -87,7 +89,7 @@ def test_a_netdev_without_vfs_has_no_settings_and_accepts_none(namespace: Namesp
 
 @pytest.mark.needs("root")
 @pytest.mark.needs("ip")
-def test_addresses_exclude_the_kernels_own(namespace: Namespace, live: Tree) -> None:
+def test_addresses_exclude_the_kernels_own(namespace: NamespaceThread, live: Tree) -> None:
     namespace.ip("link set far0 up")
     namespace.ip("link set pf0 up")  # and now it has a link-local one
 
@@ -103,8 +105,10 @@ def test_addresses_exclude_the_kernels_own(namespace: Namespace, live: Tree) -> 
 
 @pytest.mark.needs("root")
 @pytest.mark.needs("ip")
-def test_a_netdev_of_the_same_name_in_another_namespace_is_an_error(namespace: Namespace, live: Tree) -> None:
-    with closing(Namespace()) as other:
+def test_a_netdev_of_the_same_name_in_another_namespace_is_an_error(
+    namespace: NamespaceThread, live: Tree
+) -> None:
+    with closing(NamespaceThread()) as other:
 
         def ask() -> None:
             with VfNetlink(live) as links, pytest.raises(SriovError, match="hostNetwork: true"):
@@ -118,7 +122,7 @@ def test_a_netdev_of_the_same_name_in_another_namespace_is_an_error(namespace: N
 @pytest.mark.needs("root")
 @pytest.mark.needs("ip")
 def test_the_long_address_of_infiniband_matches_its_netdev(
-    namespace: Namespace, live: Tree, tmp_path: Path
+    namespace: NamespaceThread, live: Tree, tmp_path: Path
 ) -> None:
     index, mac = live.text("/sys/class/net/pf0/ifindex"), live.text("/sys/class/net/pf0/address")
     shown = {"ifindex": f"{index}", "address": f"{mac}" + ":00" * 14}

@@ -35,6 +35,10 @@ def full_input() -> ControllerInput:
     )
 
 
+def page(shown: ControllerInput, *, openmetrics: bool) -> str:
+    return render(shown, openmetrics=openmetrics)[0].decode()
+
+
 def samples(text: str) -> dict[str, float]:
     """The value of each series, by its text."""
     return {
@@ -45,24 +49,24 @@ def samples(text: str) -> dict[str, float]:
 
 
 def test_every_family_with_a_value_is_on_the_page_with_its_type_and_help() -> None:
-    page = {family.name: family for family in read_openmetrics(render(full_input(), openmetrics=True))}
+    shown = {family.name: family for family in read_openmetrics(page(full_input(), openmetrics=True))}
     without_series = {"nodeagent_fabric_hypernodes"}  # no node, no HyperNode
     for family in CONTROLLER_FAMILIES.families():
         if family.name not in without_series:
-            assert page[family.base].type == family.type
-            assert page[family.base].documentation == family.help
+            assert shown[family.base].type == family.type
+            assert shown[family.base].documentation == family.help
 
 
 def test_both_formats_have_the_same_values() -> None:
     shown = full_input()
-    openmetrics = render(shown, openmetrics=True)
+    openmetrics = page(shown, openmetrics=True)
     assert openmetrics.endswith("# EOF\n")
-    assert samples(render(shown, openmetrics=False)) == samples(openmetrics)
-    assert len(list(read_text(render(shown, openmetrics=False)))) == len(list(read_openmetrics(openmetrics)))
+    assert samples(page(shown, openmetrics=False)) == samples(openmetrics)
+    assert len(list(read_text(page(shown, openmetrics=False)))) == len(list(read_openmetrics(openmetrics)))
 
 
 def test_the_values_of_a_leader() -> None:
-    values = samples(render(full_input(), openmetrics=False))
+    values = samples(page(full_input(), openmetrics=False))
     expected = {
         f'nodeagent_build_info{{version="{__version__}"}}': 1,
         "nodeagent_controller_leader": 1,
@@ -74,11 +78,11 @@ def test_the_values_of_a_leader() -> None:
         "nodeagent_fabric_breaker_open": 0,
         'nodeagent_watch_objects{resource="nodes"}': 2,
         'nodeagent_watch_age_seconds{resource="nodes"}': 1.5,
-        'nodeagent_watch_lists_total{resource="nodes",cause="expired"}': 2,
-        'nodeagent_controller_writes_total{verb="create",object="hypernode",result="ok"}': 4,
-        'nodeagent_controller_writes_total{verb="patch",object="node",result="conflict"}': 1,
-        'nodeagent_controller_writes_total{verb="apply",object="node-condition",result="ok"}': 1,
-        'nodeagent_controller_writes_total{verb="patch",object="node-taint",result="ok"}': 2,
+        'nodeagent_watch_lists_total{cause="expired",resource="nodes"}': 2,
+        'nodeagent_controller_writes_total{object="hypernode",result="ok",verb="create"}': 4,
+        'nodeagent_controller_writes_total{object="node",result="conflict",verb="patch"}': 1,
+        'nodeagent_controller_writes_total{object="node-condition",result="ok",verb="apply"}': 1,
+        'nodeagent_controller_writes_total{object="node-taint",result="ok",verb="patch"}': 2,
         'nodeagent_fabric_marked_nodes{mark="taint"}': 2,
         "nodeagent_fabric_spared_nodes": 3,
         'nodeagent_switch_reads_total{result="ok"}': 6,
@@ -94,7 +98,7 @@ def test_the_values_of_a_leader() -> None:
 def test_a_replica_that_does_not_lead_has_no_fabric_and_no_switches() -> None:
     idle = SimpleNamespace(outcome=None, plans=0, plan_s=0.0, suppressed=0)
     values = samples(
-        render(ControllerInput(idle, {}, Counter(), Counter(), {}, leading=False), openmetrics=False)
+        page(ControllerInput(idle, {}, Counter(), Counter(), {}, leading=False), openmetrics=False)
     )
     assert values["nodeagent_controller_leader"] == 0
     assert not [name for name in values if name.startswith(("nodeagent_fabric_nodes", "nodeagent_switch"))]

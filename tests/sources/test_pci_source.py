@@ -13,7 +13,7 @@ from nodeagent.health.structural import Fault
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.model import Function, Rdma
 from nodeagent.sources.pci_source import PciFacts, Sweep, keep_pod_values, scan, watch
-from nodeagent.sources.pf_links import links
+from nodeagent.sources.pf_links import sweep_links
 from nodeagent.sources.scan_hints import ScanHint, ScanRequest
 from tests.support.drawn_trees import BROKEN, Link, Machine, grow, routes
 
@@ -376,21 +376,21 @@ def test_a_removed_function_is_not_kept(machine: Machine) -> None:
 def test_a_sweep_equals_the_scan_if_nothing_changed(machine: Machine) -> None:
     machine.draw("/proc/net/route", routes("enp26s0f0np0"))
     facts = scanned(machine)
-    assert links(Tree(machine.root), facts.functions, facts.links) == facts.links
+    assert sweep_links(Tree(machine.root), facts.functions, facts.links) == facts.links
 
 
 def test_a_sweep_reads_carrier_admin_state_and_removed_netdevs(machine: Machine) -> None:
     facts, tree = scanned(machine), Tree(machine.root)
     path = f"{machine.folders[PF]}/net/enp26s0f0np0"
     machine.draw(path, {"carrier": "0", "operstate": "down"})
-    (down,) = links(tree, facts.functions, facts.links)
+    (down,) = sweep_links(tree, facts.functions, facts.links)
     assert (down.carrier, down.operstate) == (False, "down")
     machine.draw(path, {"carrier": "1", "operstate": "up", "speed": "200000"})
-    assert [link.speed_mbps for link in links(tree, facts.functions, (down,))] == [200_000]
+    assert [link.speed_mbps for link in sweep_links(tree, facts.functions, (down,))] == [200_000]
     machine.draw(path, {"flags": "0x1002"})
-    assert [link.admin_up for link in links(tree, facts.functions, facts.links)] == [False]
+    assert [link.admin_up for link in sweep_links(tree, facts.functions, facts.links)] == [False]
     machine.move_away("enp26s0f0np0")
-    assert links(tree, facts.functions, facts.links) == ()
+    assert sweep_links(tree, facts.functions, facts.links) == ()
 
 
 # The loop
@@ -452,7 +452,7 @@ async def test_a_scan_request_publishes_new_facts_before_the_interval_ends(
 ) -> None:
     published, request = await start()
     machine.draw(f"{machine.folders[PF]}/sriov_numvfs", "5")
-    request.make()
+    request.request()
     assert (await published.get()).functions[0].num_vfs == 5
 
 
@@ -467,7 +467,7 @@ async def test_the_interval_alone_publishes_new_facts(machine: Machine, start: S
 
 async def test_the_sweep_finds_a_carrier_lost_after_the_hint(machine: Machine, start: Start) -> None:
     published, request = await start(sweep=Sweep(scan_gap_s=3600.0))
-    request.make()
+    request.request()
     machine.draw(f"{machine.folders[PF]}/net/enp26s0f0np0/mtu", "1500")  # a sweep does not read this
     await asyncio.sleep(0.1)  # the hint is handled, and the second loss has no hint
     machine.draw(f"{machine.folders[PF]}/net/enp26s0f0np0/carrier", "0")
@@ -481,7 +481,7 @@ async def test_the_sweep_finds_a_carrier_lost_after_the_hint(machine: Machine, s
 async def test_a_missing_vf_stays_missing_when_a_sweep_finds_a_change(machine: Machine, start: Start) -> None:
     published, request = await start()
     machine.vanish("0000:1a:00.1")
-    request.make()
+    request.request()
     facts = await published.get()
     carrier = "1"
     for _ in range(3):
@@ -493,7 +493,7 @@ async def test_a_missing_vf_stays_missing_when_a_sweep_finds_a_change(machine: M
 
 async def test_a_sweep_without_a_change_publishes_nothing(start: Start) -> None:
     published, request = await start(sweep=Sweep(scan_gap_s=3600.0))
-    request.make()
+    request.request()
     await asyncio.sleep(0.1)
     assert published.empty()
 
@@ -501,7 +501,7 @@ async def test_a_sweep_without_a_change_publishes_nothing(start: Start) -> None:
 async def test_a_burst_of_a_hundred_hints_causes_one_scan(start: Start) -> None:
     published, request = await start()
     for _ in range(100):
-        request.make()
+        request.request()
         await asyncio.sleep(0)
     await published.get()
     await asyncio.sleep(0.05)
@@ -513,13 +513,13 @@ async def test_a_pf_that_comes_back_has_no_fault(machine: Machine, start: Start)
     link = machine.root / f"sys/bus/pci/devices/{PF}"
     target = link.readlink()
     link.unlink()
-    request.make()
+    request.request()
     facts = await published.get()
     while len(facts.unreadable) == 0:
         facts = await published.get()
     assert faults(facts) == [[Fault.DEVICE_MISSING], [], []]
     link.symlink_to(target)
-    request.make()
+    request.request()
     while faults(facts)[0]:
         facts = await published.get()
     assert faults(facts) == [[], [], []]
@@ -547,11 +547,11 @@ async def test_a_hanging_driver_does_not_block_the_loop(machine: Machine, start:
         10, path.write_text, ["16\n"]
     )  # a blocked loop fails the test instead of hanging it
     rescue.start()
-    request.make()
+    request.request()
     ticks = 0
     while ticks < 50:
         await asyncio.sleep(0.01)
-        request.make()
+        request.request()
         ticks += 1
     scans = [thread for thread in threading.enumerate() if thread.name.startswith("asyncio_")]
     rescue.cancel()

@@ -1,17 +1,50 @@
-"""A real lldpd as the switch, in a network namespace of the test."""
+"""Network namespaces for tests: a thread in one, and a real lldpd as the switch."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 
 from nodeagent.sim.netns import Netns, veth
 
-__all__ = ["Lldpd", "Netns", "veth"]
+__all__ = ["Lldpd", "NamespaceThread", "Netns", "veth"]
+
+T = TypeVar("T")
+_CLONE_NEWNET = 0x4000_0000
+
+
+class NamespaceThread:
+    """A thread in a network namespace of its own; both end together.
+
+    A socket always belongs to the namespace in which it was made, so any thread can use it.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self.run(self._enter)
+
+    def run(self, function: Callable[..., T], *args: Any) -> T:
+        return self._thread.submit(function, *args).result()
+
+    def ip(self, command: str) -> None:
+        """Run ip in the namespace: a child of the thread is in it too."""
+        self.run(lambda: subprocess.run(["ip", *command.split()], check=True))
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    @staticmethod
+    def _enter() -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(_CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 class Lldpd:

@@ -183,7 +183,7 @@ async def polling(
     settings = SwitchesSettings(credentials=str(tmp_path), **{**values, **more})  # type: ignore[arg-type]
     poller = SwitchPoller(settings, SnmpReader(SnmpSettings(version="v2c"), timeout_s=3), made, lambda: None)
     with rig.controller.entered():
-        yield poller, made, lambda: dict(made.inputs.heard)
+        yield poller, made, lambda: dict(made.inputs.switch_uplinks)
 
 
 async def test_two_leaves_below_one_spine_become_a_tier(rig: Rig, tmp_path: Path):

@@ -65,7 +65,7 @@ def capture(root: Path, directory: Path, *, scramble: bool) -> str:
     _check_target(directory)
     tree = RecordingTree(root)
     facts = pci_source.scan(tree)
-    host_paths.look(tree, Config().cdi.directory)
+    host_paths.find(tree, Config().cdi.directory)
     readings, why = _capture_gpus(tree)
     _read_more(tree, facts.functions, readings)
     tree.files[SAMPLES] = _samples(tree, facts.functions)

@@ -22,7 +22,7 @@ from nodeagent.fabric.topology_file import load_topology
 
 
 class SourceError(Exception):
-    """The input of the plan cannot be read. The message names the accepted input."""
+    """The input of the plan cannot be read. The message contains the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
