@@ -60,7 +60,7 @@ def reported_devices(snapshot: Snapshot) -> tuple[ReportedDevice, ...]:
 def affected_pods(snapshot: Snapshot, offered: Offered) -> tuple[AffectedPod, ...]:
     """The pods that hold devices which are no longer allocatable.
 
-    A held device that no longer exists counts as failed, unless a source is silent.
+    A held device that no longer exists counts as failed, unless a source has failed.
     """
     held: dict[tuple[str, str, str], set[str]] = {}
     for holding in snapshot.holdings or ():

@@ -3,7 +3,7 @@
 Rules:
 
 * All three are levels: they are derived from the facts, and written where they differ from the last write. A
-  condition is also written every five minutes, so that a current one can be told from one of a stopped agent.
+  condition is also written every five minutes, so that its age shows whether the agent still runs.
 * A link counts as down after 30 s and as unknown after five minutes, so that the restart of a switch or of the
   agent changes nothing. Until it counts as unknown, its last known state stands. A state that an earlier agent
   has published counts at once.

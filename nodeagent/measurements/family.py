@@ -23,7 +23,7 @@ SCOPE_LABELS = {
     "pf": ("pf", "vf", "pci_address"),
     "gpu": ("gpu",),
 }
-"""The first label of a family says what a series is about; these labels together identify it."""
+"""The labels that together identify the subject of a series, by the first label of the family."""
 _UNITS = frozenset(("bytes", "seconds", "celsius", "volts", "watts", "amperes", "ratio"))
 
 

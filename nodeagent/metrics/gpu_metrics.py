@@ -59,7 +59,7 @@ def gpu_health_state(facts: FactIndex) -> Iterator[Series]:
     "gpu,reason,severity",
     help="1 for each reason that is active.",
     source=FROM_RULES,
-    use="The reason's section in docs/runbook.md says what to do.",
+    use="The reason's section in docs/runbook.md has the remedy.",
 )
 def gpu_health_reason(facts: FactIndex) -> Iterator[Series]:
     for gpu in facts.snapshot.gpus:

@@ -104,7 +104,7 @@ def link_health_state(facts: FactIndex) -> Iterator[Series]:
     "device,reason,severity",
     help="1 for each reason that is active; a warning does not change the state.",
     source=FROM_RULES,
-    use="Several may be active at once; docs/runbook.md says what to do about each.",
+    use="Several may be active at once; docs/runbook.md has the remedy for each.",
 )
 def link_health_reason(facts: FactIndex) -> Iterator[Series]:
     for pf in facts.pfs:

@@ -1,8 +1,8 @@
 """A simulated fabric: nodes in scalable units, a leaf switch for each rail of each unit, and their cables.
 
 No frames are sent. A node's LLDP neighbors and links are returned as facts of the model. A switch is a name and a
-chassis ID; a replaced switch has the same name and another ID. There are no TTLs: a silent neighbor is stale at
-once.
+chassis ID; a replaced switch has the same name and another ID. There are no TTLs: a neighbor that
+sends no frames is stale at once.
 
 The fabric includes storage and management networks with switches that all units share, because these must not
 affect the tree.

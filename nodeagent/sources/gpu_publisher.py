@@ -1,8 +1,8 @@
 """The facts and figures of the GPUs, collected over all sessions with the driver.
 
-The health service judges what a session reads; this module adds the place of each GPU, counts XIDs, keeps the newest
+The health service evaluates what a session reads; this module adds the place of each GPU, counts XIDs, keeps the newest
 samples, and publishes the GPUs with their health. It outlives the sessions and their task, so that the end of one
-neither changes the health of a GPU nor forgets it.
+neither changes nor loses the health of a GPU.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The source of GPU facts: run sessions with the driver and pass their results on.
 
 Each session with the driver is a thread (``nvml_session.py``). A session that does not answer in time is abandoned:
-the source becomes silent and reports the call, the rest of the agent continues, the process can still end, and after
-growing pauses another session starts. There is one active session at a time. At most ``STUCK_MAX`` abandoned threads
-may hang; then the next session waits until one returns. A session that hung in a measurement does not silence the
-source: the next sessions measure nothing for ``VITALS_REST_S``, and for as long as it hangs.
+the source is marked as failed with the name of the call, and after growing pauses another session starts. The rest of
+the agent continues, and the process can still end. There is one active session at a time. At most ``STUCK_MAX``
+abandoned threads may hang; then the next session waits until one returns. A session that hung in a measurement does
+not mark the source as failed: the next sessions measure nothing for ``VITALS_REST_S``, and for as long as it hangs.
 
 ``GpuPublisher`` keeps the results over all sessions.
 """

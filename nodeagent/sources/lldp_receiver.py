@@ -7,7 +7,7 @@
   namespace: a PCI link as long as its function exists, any other for ``AWAY_S``.
 * A change is published at once, and the next one after ``PUBLISH_GAP_S`` at the earliest: a flood of changes wakes
   the other parts of the agent at most 50 times a second.
-* This source decides when a link is silent. Consumers of the facts read no clock.
+* This source decides when a link has received no frame for too long. Consumers of the facts read no clock.
 """
 
 from __future__ import annotations

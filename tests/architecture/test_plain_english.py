@@ -302,6 +302,7 @@ def test_it_finds_what_is_not(
         ("a.md", "The label `silent` and\n\n```\nnobody\n```\n"),
         ("a.md", "<!-- x: begin -->\nnobody\n<!-- x: end -->\n"),
         ("a.py", f'x = "{" ".join(["word"] * 60)}"'),
+        ("a.md", f"| {', '.join(map(str, range(60)))} | ignored |"),
     ],
 )
 def test_it_leaves_out_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, source: str) -> None:

@@ -22,7 +22,7 @@ def test_links_and_gpus_are_reported_and_pods_that_hold_a_failed_one_are_affecte
     ]
 
 
-def test_a_held_device_that_is_gone_has_failed_unless_a_source_is_silent():
+def test_a_held_device_that_is_gone_has_failed_unless_a_source_fails():
     gone = snapshot([None])
     assert [pod.device.health.reasons[0].key for pod in affected_pods(gone, offered(gone))] == [
         "device_missing"

@@ -89,7 +89,7 @@ def test_a_fault_that_came_and_went_during_an_outage_is_written():
     assert write_due(ledger, 11) == [("Recovered", 1)]
 
 
-def test_a_gpu_whose_driver_becomes_silent_has_not_recovered():
+def test_a_gpu_whose_driver_stops_answering_has_not_recovered():
     ledger = NoticeLedger()
 
     def observe(made, now):
@@ -106,7 +106,7 @@ def test_a_gpu_whose_driver_becomes_silent_has_not_recovered():
     assert write_due(ledger, 4) == [("Recovered", 1), ("Recovered", 1)]
 
 
-def test_a_missing_device_has_not_recovered_when_a_source_becomes_silent():
+def test_a_missing_device_has_not_recovered_when_a_source_fails():
     ledger = NoticeLedger()
     gone = snapshot([None])
     quiet = structs.replace(gone, silent=(Silence("pci", "hangs"),))

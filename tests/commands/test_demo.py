@@ -211,7 +211,7 @@ fabric compute
 │  ├─ n-009
 │  ├─ n-010
 │  ├─ n-012
-│  └─ n-013  (nic0 silent)
+│  └─ n-013  (nic0 down)
 └─ b (leaf): s4, s5
    ├─ n-014
    ├─ n-015
@@ -221,7 +221,7 @@ fabric compute
         "├─ a (leaf): s0 … s3 (4 switches)",
         "│  ├─ n-008 … n-010  (3 nodes)",
         "│  ├─ n-012",
-        "│  └─ n-013  (nic0 silent)",
+        "│  └─ n-013  (nic0 down)",
         "└─ b (leaf): s4, s5",
         "   └─ n-014 … n-016  (3 nodes)",
     ]

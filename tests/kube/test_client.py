@@ -99,7 +99,7 @@ async def test_a_list_is_of_one_moment(server, client):
     assert int(version) == server.store.version - 2
 
 
-async def test_a_list_with_expired_tokens_starts_again_and_at_last_has_one_page(server, client):
+async def test_a_list_with_expired_tokens_starts_again_and_finally_has_one_page(server, client):
     for i in range(6):
         server.put(node(f"gpu-{i}"))
     seen = []

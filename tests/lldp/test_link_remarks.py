@@ -34,7 +34,7 @@ def keys(side: LinkSide, *neighbors: Neighbor) -> list[tuple[str, str]]:
         (None, None, "off on the switch port"),
     ],
 )
-def test_a_silent_port_has_its_likely_reason_by_driver(driver, device, reason):
+def test_a_port_without_lldp_has_its_likely_reason_by_driver(driver, device, reason):
     (remark,) = find_remarks([LinkSide("swp1", "0000:1a:00.0", driver, device, silent=True)], ())
     assert remark.key == "silent_port"
     assert remark.detail.startswith("carrier, but no LLDP for 65 s: ")

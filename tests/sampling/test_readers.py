@@ -274,7 +274,7 @@ def test_two_pfs_on_one_module_each_get_their_own_lanes():
         "0000:1c:00.0": list(range(8)),
     }
     assert all(lane.rx_power for lane in found["0000:1a:00.0"].lanes.values()), (
-        "the other port's dark is not ours"
+        "a dark lane of one port is not a lane of the other"
     )
     assert not any(lane.rx_power for lane in found["0000:1b:00.0"].lanes.values())
 

@@ -53,7 +53,7 @@ class Machine:
 
 
 class Published:
-    """The latest published GPUs, or the reason of the silence."""
+    """The latest published GPUs, or the reason why the source failed."""
 
     def __init__(self):
         self.gpus = None
@@ -205,7 +205,7 @@ async def test_a_hint_finds_a_new_driver_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("broken", ["{", '{"failure": {"call": "list", "error": "Unknown Error"}}'])
-async def test_a_failing_driver_is_silent_and_its_gpus_stay(machine, broken):
+async def test_a_failing_driver_fails_the_source_and_its_gpus_stay(machine, broken):
     async with on(machine) as published:
         await published.keys("", "")
         machine.write(broken)
@@ -245,7 +245,7 @@ async def test_a_gpu_without_a_uuid_is_left_out_and_logged_once(machine, caplog)
 # Vitals
 
 
-async def test_measured_values_are_published_as_samples_and_judged(machine):
+async def test_measured_values_are_published_as_samples_and_evaluated(machine):
     values = {"gpu_celsius": 40, "gpu_row_remap_failed": 0, "gpu_nvlink_up/17": 1}
     machine.set(recorded(0, values=values, texts={"gpu_serial": "1"}), recorded(1))
     async with on(machine) as published:
@@ -422,7 +422,7 @@ async def test_another_boot_starts_without_faults(machine, tmp_path):
         await published.keys("", "")
 
 
-async def test_a_driver_that_is_silent_after_a_restart_keeps_the_health(machine, tmp_path):
+async def test_a_driver_without_an_answer_after_a_restart_keeps_the_health(machine, tmp_path):
     state_file = StateFile.none()
     async with on(machine, state_file=state_file) as published:
         await published.keys("", "")

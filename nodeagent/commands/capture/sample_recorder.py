@@ -107,7 +107,7 @@ def header(
     macs: Mapping[str, str | None],
     gpus: Sequence[Subject] = (),
 ) -> Header:
-    """``macs`` are the permanent addresses that the kernel knows, by PCI address."""
+    """Return the header. ``macs``: the permanent MAC addresses from the kernel, by PCI address."""
     by_device = {link.pci_address: link for link in links}
     return Header(
         agent=__version__,

@@ -53,7 +53,7 @@ def ask(config: Config, listen: str | None) -> tuple[DeviceView, ...] | None:
         return None
     except (OSError, http.client.HTTPException) as error:
         raise CheckupError(
-            f"the agent at {host}:{port} does not answer: {error}; where it speaks TLS, give its own configuration "
+            f"the agent at {host}:{port} does not answer: {error}; if it uses TLS, give its own configuration "
             "with --config"
         ) from error
     finally:
@@ -65,7 +65,7 @@ def ask(config: Config, listen: str | None) -> tuple[DeviceView, ...] | None:
             + (
                 ""
                 if config.web.client_ca_file is None
-                else "; it wants a client certificate of its clientCaFile"
+                else "; it requires a client certificate of its clientCaFile"
             )
         )
     try:

@@ -27,11 +27,11 @@ READ_S = 5.0
 
 
 class RecordedDriver:
-    """The GPUs that the header of a recording names, through the judge of the agent.
+    """Apply the agent's GPU rules to the GPUs that the header of a recording names.
 
     A recording contains readings, events and measured values of the driver (``capture/sample_recorder.py``). The names
-    in a sample tell them apart. A recording of measured values alone is judged too. The agent judges events again at
-    each reading, so call ``step`` for every moment of the recording.
+    in a sample tell them apart. The rules also work on measured values alone. The agent applies them to events again
+    at each reading, so call ``step`` for every moment of the recording.
     """
 
     def __init__(self, subjects: Iterable[Subject], settings: GpuSettings, guard: GuardSettings) -> None:
@@ -60,7 +60,7 @@ class RecordedDriver:
         if of_gpus:
             self._sampled_at = self.now
         due = self.now - max((gpu.read_at for gpu in self._judge.gpus.values()), default=0.0) >= READ_S
-        # Without samples for some time the driver is silent, and a silent driver is not read: no fault ends.
+        # Without samples for some time the driver does not answer, and its GPUs are not read: no fault ends.
         gap_s = self._judge.settings.health.gap_s
         answers = self._sampled_at is not None and self.now - self._sampled_at <= gap_s
         if not of_gpus and not (answers and due):
@@ -107,7 +107,7 @@ def _is_measured(sample: Sample) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A change of the health of one PF or GPU. ``before`` is ``None`` at its first verdict."""
+    """A change of the health of one PF or GPU. ``before`` is ``None`` for its first health."""
 
     at: float
     device: str

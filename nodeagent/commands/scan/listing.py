@@ -250,7 +250,7 @@ def _affinity_section(view: MachineView) -> str:
 
 
 def _reasons(view: MachineView) -> str:
-    """Sentences about faults, remarks, silent sources and unreadable files."""
+    """Return sentences about faults, remarks, failed sources and unreadable files."""
     snapshot = view.snapshot
     lines = [
         f"{name}: {health.state}: {reason.key}: {reason.detail}"
@@ -258,7 +258,7 @@ def _reasons(view: MachineView) -> str:
         for reason in health.reasons
     ]
     lines += [f"{remark.link}: {remark.key}: {remark.detail}" for remark in snapshot.remarks]
-    lines += [f"source {silence.source} is silent: {silence.reason}" for silence in snapshot.silent]
+    lines += [f"source {silence.source} has failed: {silence.reason}" for silence in snapshot.silent]
     lines += [f"unreadable: {sentence}" for sentence in snapshot.unreadable]
     lines += [f"{'cannot be offered' if t.fatal else 'note'}: {t.message}" for t in view.troubles]
     return remarks("REASONS", lines)

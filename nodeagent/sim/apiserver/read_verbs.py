@@ -38,7 +38,7 @@ _labels = msgspec.json.Decoder(_Labeled)
 
 
 def selector(labels: str, fields: str) -> Selector | None:
-    """A function that tells whether an encoded object is selected; ``None`` selects all."""
+    """Return a function that decides whether an encoded object is selected; ``None`` selects all."""
     tests = [_label(term) for term in _terms(labels)]
     wanted = [_field(term) for term in _terms(fields)]
     if not tests and not wanted:

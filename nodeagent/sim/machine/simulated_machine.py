@@ -300,7 +300,7 @@ class Machine(GpuActions):
             while True:
                 folders = {root + folder for folder in self._kernel.writable_folders()}
                 for folder in folders - watched:
-                    # A mutation in another thread may just have removed the folder; the next round knows.
+                    # A mutation in another thread may just have removed the folder; the next round skips it.
                     with suppress(InotifyError):
                         watch.add(folder, IN_CLOSE_WRITE)
                         watched.add(folder)
