@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from nodeagent.commands.demo.control_plane import CONTROLLER, DemoCluster
+from nodeagent.commands.demo.demo_steps import DemoError
 from nodeagent.commands.demo.fabric_show import FabricShow
 from nodeagent.commands.demo.fold import fold
 from nodeagent.commands.demo.request_log import RequestLog
-from nodeagent.commands.demo.run import DemoError
 from nodeagent.kube.access import kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, LEASES
