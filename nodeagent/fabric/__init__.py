@@ -21,7 +21,8 @@ A plan goes through these modules, in this order:
     fabric_settings       the settings; ``topology_file`` has the known cabling
     inputs                the latest state of all objects
     published, foreign    the published tree; HyperNodes of other owners
-    switch_keys, switches the keys of switches; which announcements come from one switch
+    switch_keys,
+    switch_names          the keys of switches; which announcements come from one switch
     groups, votes         which switches make one leaf group, and which group a node's links vote for
     naming                the names of HyperNodes: which group is which published object
     node_wishes           where each node should be

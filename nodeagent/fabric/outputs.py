@@ -13,7 +13,7 @@ from nodeagent.fabric.leaf_objects import LeafObjects
 from nodeagent.fabric.node_wishes import NodeWishes
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind, Overlap, PlanOutcome, UnplacedNode
 from nodeagent.fabric.placement import Placement
-from nodeagent.fabric.switches import SwitchNames
+from nodeagent.fabric.switch_names import SwitchNames
 from nodeagent.fabric.tiers import UpperTiers
 from nodeagent.fabric.writes import order
 

@@ -24,7 +24,7 @@ from nodeagent.fabric.outputs import make_outcome
 from nodeagent.fabric.placement import Placement, place
 from nodeagent.fabric.published import PublishedTree
 from nodeagent.fabric.reports import SwitchAnnouncement
-from nodeagent.fabric.switches import SwitchNames
+from nodeagent.fabric.switch_names import SwitchNames
 from nodeagent.fabric.tiers import UpperTiers
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 from nodeagent.fabric.uplinks import KnownSwitch, known_switches

@@ -11,7 +11,7 @@ from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.groups import CablingPattern, SwitchGraph, SwitchGroup, count_votes
 from nodeagent.fabric.inputs import Levels
 from nodeagent.fabric.published import PublishedTree
-from nodeagent.fabric.switches import SwitchNames
+from nodeagent.fabric.switch_names import SwitchNames
 
 
 class LinkVotes:

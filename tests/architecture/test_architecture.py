@@ -9,6 +9,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -38,6 +39,15 @@ PURE = (
     "kubelet/device_list.py",
     "kubelet/registration_state.py",
 )
+VERB_OF_A_ROOM = "a verb that starts or shows this room or module"
+REPEATED = {
+    "config": VERB_OF_A_ROOM,
+    "controller": VERB_OF_A_ROOM,
+    "doctor": VERB_OF_A_ROOM,
+    "health": VERB_OF_A_ROOM,
+    "kubelet": "the agent's side of the kubelet's API, and its stand-in in sim/",
+}
+"""Names of modules that repeat, and why."""
 LATER = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|X{3}|HA" + r"CK)\b")
 
 SOURCES = sorted(path for path in (ROOT / "nodeagent").rglob("*.py") if "_pb2" not in path.name)
@@ -86,6 +96,26 @@ def test_a_file_has_at_most_400_lines() -> None:
     assert long == set(LONG), (
         "split the file, or enter it in LONG with the reason; remove entries that are short now"
     )
+
+
+def test_a_class_name_is_unique() -> None:
+    modules = defaultdict(set)
+    for path in SOURCES:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef):
+                modules[node.name].add(name(path))
+    assert not {class_name: sorted(files) for class_name, files in modules.items() if len(files) > 1}
+
+
+def test_a_module_name_is_unique() -> None:
+    """A package counts too."""
+    modules = defaultdict(list)
+    for path in SOURCES:
+        if path.name != "__main__.py":
+            modules[path.parent.name if path.name == "__init__.py" else path.stem].append(name(path))
+    repeated = {module: files for module, files in modules.items() if len(files) > 1}
+    assert repeated.keys() == REPEATED.keys(), repeated
+    assert all(len(files) == 2 for files in repeated.values()), repeated
 
 
 def test_no_file_holds_a_todo() -> None:

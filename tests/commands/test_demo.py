@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from nodeagent.commands.demo.control_plane import CONTROLLER, DemoCluster, RequestLog
+from nodeagent.commands.demo.demo_steps import DemoError
 from nodeagent.commands.demo.fabric_show import FabricShow, fold
-from nodeagent.commands.demo.run import DemoError
 from nodeagent.kube.access import kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, LEASES

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.cluster.node_report import NodeReporter, Rails
-from nodeagent.commands.demo.run import DemoError, command, free_port, printed, running, tail
+from nodeagent.commands.demo.demo_steps import DemoError, command, free_port, printed, running, tail
 from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient

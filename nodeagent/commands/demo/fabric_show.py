@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from nodeagent.commands.demo.control_plane import LEASE_S, DemoCluster
-from nodeagent.commands.demo.run import DemoError, DemoSteps
+from nodeagent.commands.demo.demo_steps import DemoError, DemoSteps
 from nodeagent.sim.machine import Machine
 from nodeagent.sim.simulated_fabric import Fabric
 
