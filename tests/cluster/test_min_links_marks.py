@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from nodeagent.cluster.cluster_settings import NodesSettings
 from nodeagent.cluster.min_links_marks import CHECK_AGAIN_S, CONDITION, TAINT, MinLinksMarker
-from nodeagent.cluster.min_links_settings import NodesSettings
 from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric.fabric_settings import HysteresisSettings
