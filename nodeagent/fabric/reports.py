@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from nodeagent.fabric.fabric_settings import FabricRules, FabricSelect
 from nodeagent.fabric.nodelinks import LinkNeighbor, NodeLink, NodeLinks
-from nodeagent.one_line import one_line
+from nodeagent.plain_text import one_line
 
 LINKS_MAX = 128
 TEXT_MAX = 1100

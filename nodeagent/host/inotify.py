@@ -21,8 +21,6 @@ from msgspec import Struct
 from nodeagent.host.fd import wait_readable
 
 # include/uapi/linux/inotify.h
-IN_MODIFY = 0x002
-IN_ATTRIB = 0x004
 IN_CLOSE_WRITE = 0x008
 IN_MOVED_FROM = 0x040
 IN_MOVED_TO = 0x080
@@ -33,7 +31,6 @@ IN_MOVE_SELF = 0x800
 IN_UNMOUNT = 0x2000
 IN_Q_OVERFLOW = 0x4000
 IN_IGNORED = 0x8000
-IN_ISDIR = 0x4000_0000
 _IN_ONLYDIR = 0x0100_0000
 
 NAMES = IN_CREATE | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from nodeagent.one_line import one_line
+from nodeagent.plain_text import one_line
 
 GONE = 410
 TEXT_MAX = 500

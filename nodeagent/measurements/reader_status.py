@@ -1,4 +1,4 @@
-"""The state of one reader: its last reading, its errors, its age. Metric names call it a collector."""
+"""The state of one reader: its last reading and its errors. Metric names call it a collector."""
 
 from __future__ import annotations
 

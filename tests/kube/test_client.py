@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 import pytest
 
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient, ApiError
-from nodeagent.kube.resource import CRDS, HYPERNODES, LEASES, NODELINKS, NODES, PODS, Meta
+from nodeagent.kube.resource import HYPERNODES, LEASES, NODELINKS, NODES, PODS, Meta, Resource
 from nodeagent.sim.apiserver import ApiServer
 
 
@@ -369,7 +370,10 @@ async def test_control_characters_of_a_server_message_are_escaped(server, client
 
 
 async def test_the_paths_of_crds_hypernodes_and_pods(server, client):
-    assert (await client.list(CRDS)).items == []
+    crds: Resource[Any] = Resource(
+        "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False, dict
+    )
+    assert (await client.list(crds)).items == []
     await client.apply(HYPERNODES, {"metadata": {"name": "t1"}, "spec": {"tier": 1, "members": []}})
     assert (await client.list(HYPERNODES)).items[0]["spec"]["tier"] == 1
     assert (await client.list(PODS, fields="spec.nodeName=gpu-0")).items == []

@@ -18,9 +18,8 @@ from nodeagent.health.structural import find_faults
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import HEALTHY, Function, Gpu, Health, Link
-from nodeagent.one_line import one_line
+from nodeagent.plain_text import one_line, section
 from nodeagent.rfc3339 import rfc3339
-from nodeagent.text_table import section
 
 READ_S = 5.0
 """The agent's interval between readings."""

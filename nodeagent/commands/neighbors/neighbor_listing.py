@@ -23,13 +23,13 @@ from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sysfs import Tree
 from nodeagent.lldp.link_remarks import OWN_FRAMES, SILENT, SILENT_AFTER_S, find_remarks
 from nodeagent.model import Function, Neighbor, Remark
+from nodeagent.plain_text import columns
 from nodeagent.sources import lldp_source, lldpd_client
 from nodeagent.sources.link_selection import SelectedLink, select
 from nodeagent.sources.lldp_receiver import LldpReceiver, ReceivingLink
 from nodeagent.sources.pci_source import scan
 from nodeagent.sources.source_settings import LinkSelect, LldpSettings
 from nodeagent.supervise import beside
-from nodeagent.text_table import columns
 
 WAIT_S = 35.0
 """A little more than the 30 s between two frames of a switch."""

@@ -8,8 +8,7 @@ from nodeagent.commands.plan.preview import Preview
 from nodeagent.fabric.groups import SwitchGroup
 from nodeagent.fabric.hypernode import DERIVED_FROM, HyperNode
 from nodeagent.fabric.reports import CompactReport, shown
-from nodeagent.one_line import one_line
-from nodeagent.text_table import columns
+from nodeagent.plain_text import columns, one_line
 
 _DERIVED = {
     "topology-file": "the topology file joins them",

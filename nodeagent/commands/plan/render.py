@@ -11,8 +11,7 @@ from typing import Any
 
 from nodeagent.fabric.hypernode import DERIVED_FROM, HyperNode, render
 from nodeagent.fabric.outcome import Overlap, PlanOutcome
-from nodeagent.one_line import one_line
-from nodeagent.text_table import remarks, section
+from nodeagent.plain_text import one_line, remarks, section
 
 # Text that every YAML parser reads as a string without quotes.
 _PLAIN = re.compile(r"[a-z][a-z0-9/-]*(\.[a-z0-9/-]+)*")

@@ -12,7 +12,6 @@ from nodeagent.fabric.reports import shown
 
 AnomalyKinds = dict[tuple[str, str], str]
 """By node and link."""
-FORMATS = ("tree", "dot", "mermaid", "json")
 
 
 def draw(preview: Preview, form: str) -> str:

@@ -21,9 +21,9 @@ from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.model import Devices, Function, Gpu, Health, Link, Snapshot
 from nodeagent.offer import Offer, Trouble
+from nodeagent.plain_text import remarks, section
 from nodeagent.sources.link_selection import select
 from nodeagent.supervise import beside
-from nodeagent.text_table import remarks, section
 
 
 @dataclass(frozen=True, slots=True)
