@@ -1,1 +1,1 @@
-"""The health of NICs and GPUs: rules, judges and their service. ``service`` and ``state_file`` alone are not pure."""
+"""The health of NICs and GPUs: rules, engines and their service. ``service`` and ``state_file`` alone are not pure."""

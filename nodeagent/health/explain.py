@@ -55,7 +55,7 @@ class DeviceView(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def explain_nics(judge: NicJudge, health: dict[str, Health], now: float) -> tuple[DeviceView, ...]:
-    """Return the views of all PFs, the gravest first. ``health`` is the last verdict, by PCI address."""
+    """Return the views of all PFs, the gravest first. ``health``: the last result, by PCI address."""
     views = []
     for nic in judge.nics.values():
         nic.ask(now)

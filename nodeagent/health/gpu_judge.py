@@ -1,6 +1,6 @@
-"""The judge of the node's GPUs: events, readings and measured values in, the health of every GPU out. Pure.
+"""The rule engine of the node's GPUs: events, readings and measured values in, the health of every GPU out. Pure.
 
-* Evidence is about one GPU. An error of the driver as a whole, and its silence, make no GPU Unhealthy.
+* Evidence is about one GPU. An error of the whole driver, or no answer from it, makes no GPU Unhealthy.
 * A GPU that was once known stays known while the agent lives: a pod may hold it.
 * Equal facts give equal answers: a reason contains nothing that counts or ages.
 """
@@ -72,7 +72,7 @@ class GpuJudge:
     def _sort(self) -> None:
         self.gpus = dict(sorted(self.gpus.items(), key=lambda entry: (entry[1].index, entry[0])))
 
-    # --- the verdict ----------------------------------------------------------------------------------
+    # --- evaluation -----------------------------------------------------------------------------------
 
     def judge(self, now: float) -> dict[str, Health]:
         """Return the health of every GPU, by UUID. The driver answers."""
@@ -101,7 +101,7 @@ class GpuJudge:
         return {uuid: self.health(uuid) for uuid in self.gpus}
 
     def health(self, uuid: str) -> Health:
-        """Return the last verdict. A GPU from the state file without one has its recorded faults."""
+        """Return the last health. A GPU from the state file without one has its recorded faults."""
         health = self._health.get(uuid)
         health = self.gpus[uuid].health() if health is None else health
         return health if self._silent is None else unknown(health, self._silent)

@@ -7,11 +7,15 @@
 * The text of a reason is the value at which the fault started. It changes only where the fault itself changes (which
   NVLinks are down): a growing number would publish a new fact at each reading.
 
-Defaults, where our own: 600 s to clear, 60 s for PCIe, 30 s for the fabric. Others: more than 512 rows remapped for
-uncorrectable errors and any failed remap (Azure's node health checks); a pending remap needs a reset (NVIDIA, GPU
-memory error management); one uncorrectable SRAM error and the SRAM threshold flag (same, "RMA policy"); an NVLink
-down for 30 s; a narrow PCIe link for 10 s (DGX health checks); a slow one for 15 minutes of load, because an idle
-GPU slows its link down and trains it again many times a minute.
+Defaults of nodeagent: 600 s to clear, 60 s for PCIe, 30 s for the fabric and for an NVLink that is down. A slow PCIe
+link counts after 15 minutes of load, because an idle GPU slows its link down and trains it again many times a minute.
+
+Defaults with a source:
+
+* more than 512 rows remapped for uncorrectable errors, and any failed remap: Azure's node health checks
+* a pending remap needs a reset: NVIDIA, GPU memory error management
+* one uncorrectable SRAM error, and the SRAM threshold flag: the same, "RMA policy"
+* a narrow PCIe link for 10 s: DGX health checks
 """
 
 from __future__ import annotations
@@ -102,7 +106,7 @@ LOST = Rule(
     state=State.UNHEALTHY,
     measure=_measure_lost,
     withdraws=True,
-    limit="the driver says so",
+    limit="reported by the driver",
     clears="the driver lists it again",
     witnesses=_BY_READING,
 )
@@ -122,8 +126,8 @@ def recovery_rule(action: str) -> Rule:
         state=State.UNHEALTHY,
         measure=_measure_recovery,
         withdraws=True,
-        limit="the driver says so",
-        clears="the driver no longer asks for it",
+        limit="reported by the driver",
+        clears="the driver no longer requests it",
         witnesses=_BY_READING,
     )
 
@@ -286,7 +290,7 @@ def measured_rules(limits: GpuHealthSettings, *, mig: bool = False) -> tuple[Rul
             MeasuredFault.SRAM_THRESHOLD,
             _flag(
                 "gpu_sram_threshold_exceeded",
-                "The driver says that the GPU's SRAM errors passed their threshold; the GPU is to be replaced.",
+                "The driver reports that the GPU's SRAM errors passed their threshold; the GPU is to be replaced.",
             ),
             "set",
         ),

@@ -143,7 +143,7 @@ class GpuState(JudgedDevice):
     def _view(self) -> GpuView:
         return GpuView(self.reading, self.measured_values, self.links)
 
-    # --- the verdict ----------------------------------------------------------------------------------
+    # --- evaluation -----------------------------------------------------------------------------------
 
     @property
     def measured_rules(self) -> tuple[Rule, ...]:
@@ -192,7 +192,7 @@ class GpuState(JudgedDevice):
         return frozenset().union(*(rule.witnesses for rule in rules))
 
     def health(self) -> Health:
-        """Return the verdict before the guard. MIG is not a fault: such a GPU is healthy, but MIG distributes its
+        """Return the health before the guard. MIG is not a fault: such a GPU is healthy, but MIG distributes its
         memory, so it cannot be sliced as well."""
         reasons = [Reason(fault.rule.key, fault.hold.said) for fault in self.active]
         state = gravest(fault.rule.state for fault in self.active)

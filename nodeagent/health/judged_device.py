@@ -48,7 +48,7 @@ class DeviceFigures(msgspec.Struct, frozen=True):
 
 
 class JudgedDevice:
-    """What a PF and a GPU have in common."""
+    """The state that a PF and a GPU have in common."""
 
     kind: Literal["nic", "gpu"]
     watched = False

@@ -1,4 +1,4 @@
-"""The judge of the node's NICs: facts and samples in, the health of every PF and VF out. Pure.
+"""The rule engine of the node's NICs: facts and samples in, the health of every PF and VF out. Pure.
 
 * It reads no clock: every call brings ``now`` (CLOCK_BOOTTIME in seconds), and ``due`` is the time of the next useful
   call. A clock that steps back stands still here.
@@ -50,8 +50,8 @@ class NicJudge:
         self._guard = Guard(self.settings.guard.share, self.settings.guard.seconds)
         self._records: dict[str, NicRecord] = {}
         self._applied: dict[str, tuple[NicContext, bool, bool]] = {}
-        """What the rest of the node contributed to the last verdict on each PF, its gate included. Without a change
-        and without news the PF is not judged again."""
+        """The influence of the rest of the node on the last evaluation of each PF, its gate included. A PF without a
+        change of it and without news is not evaluated again."""
         self._judged: dict[str, tuple[Function, Health, Function]] = {}
 
     # --- inputs ---------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class NicJudge:
         return nic
 
     def take_samples(self, samples: Iterable[Sample]) -> bool:
-        """Return whether any has news of a link, which is judged at once. Only samples of PFs are used."""
+        """Return whether any has news of a link, which is evaluated at once. Only samples of PFs are used."""
         damping = self._damping()
         urgent = False
         for sample in samples:
@@ -100,7 +100,7 @@ class NicJudge:
 
     @property
     def has_news(self) -> bool:
-        """Whether samples since the last verdict may change it. Changes by time are in ``due``."""
+        """Whether samples since the last evaluation may change the health. Changes by time are in ``due``."""
         return any(nic.stirred or nic.history.changed or nic.history.counted for nic in self.nics.values())
 
     def take_roles(self, roles: Mapping[str, str]) -> None:
@@ -123,7 +123,7 @@ class NicJudge:
         """The record of each PF, and restored records of PFs that have not appeared since."""
         return {**self._records, **{address: nic.record() for address, nic in self.nics.items()}}
 
-    # --- the verdict ----------------------------------------------------------------------------------
+    # --- evaluation -----------------------------------------------------------------------------------
 
     def judge(self, now: float) -> tuple[Function, ...]:
         """Return all functions with their health, in the order of the facts."""
@@ -146,7 +146,7 @@ class NicJudge:
         return tuple(self._with_health(function, health) for function in self._functions)
 
     def due(self) -> float | None:
-        """When to judge again if there is no news before."""
+        """Return the time of the next evaluation if there is no news before."""
         moments = [*(nic.next_at for nic in self.nics.values()), *self._guard.due()]
         return min((moment for moment in moments if moment is not None and moment > self.now), default=None)
 

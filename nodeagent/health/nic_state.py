@@ -38,7 +38,7 @@ STRUCTURAL = frozenset({"device_missing", "driver_unbound", "admin_down", "carri
 
 
 class NicContext(NamedTuple):
-    """What the rest of the node contributes to the verdict on one PF."""
+    """The influence of the rest of the node on the health of one PF."""
 
     expected_mbps: float | None = None
     cabled_right: bool | None = None
@@ -57,11 +57,11 @@ class NicState(JudgedDevice):
         self._faults: frozenset[str] | None = None
         """Their keys; ``None`` before the first facts."""
         self.stirred = True
-        """There is news since the last verdict that any rule may depend on."""
+        """There is news since the last evaluation that any rule may depend on."""
         self.sampled = False
-        """There was a sample since the last verdict, perhaps without news."""
+        """There was a sample since the last evaluation, perhaps without news."""
         self.next_at: float | None = None
-        """When time alone may change the verdict."""
+        """The time at which the health may change without news."""
         self.netdev: str | None = None
         """The last known name of its netdev."""
         self._rules = rules
@@ -97,7 +97,7 @@ class NicState(JudgedDevice):
         self.netdev = link.netdev if link is not None else self.netdev
 
     def take_sample(self, sample: Sample, half_life_s: float, reuse: float) -> bool:
-        """Return whether the sample has news of the link, which is judged at once. Counters can wait."""
+        """Return whether the sample has news of the link, which is evaluated at once. Counters can wait."""
         self.sampled = True
         on_link = sample.source in _LINK_SOURCES
         before = self._link_levels() if on_link else ()
@@ -240,7 +240,7 @@ class NicState(JudgedDevice):
             witnesses.add(Source.RDMA.value)
         return frozenset(witnesses)
 
-    # --- the verdict ----------------------------------------------------------------------------------
+    # --- evaluation -----------------------------------------------------------------------------------
 
     def step(self, context: NicContext, *, whole: bool = True) -> None:
         """Apply the rules. ``whole``: all of them. Otherwise only those that counters or time may have changed."""
@@ -329,7 +329,7 @@ class NicState(JudgedDevice):
         return f"{self.name} has " + ("a port that is not active" if infiniband else "no carrier")
 
     def _due(self, now: float) -> float | None:
-        """When the verdict may change without news."""
+        """Return the time at which the health may change without news."""
         moments: list[float | None] = [self.history.stale_at(), self.uncounted_until]
         for rule in self._rules:
             hold = self.holds.get(rule.key)

@@ -1,9 +1,9 @@
-"""The health service: pass facts, samples and driver readings to the judges, and publish health when it changes.
+"""The health service: pass facts, samples and driver readings to the rule engines, and publish health when it changes.
 
-All timers of health are here: holds expire, penalties decay, data becomes stale. The judge of the NICs returns when
-the next verdict is due, and ``run`` judges then. Facts and GPU events are judged in the call that brings them, so that
-a lost carrier and an XID reach the kubelet without delay; so are samples with news of a link. Other samples arrive
-source by source within milliseconds and are judged together, ``GATHER_S`` after the first.
+All timers of health are here: holds expire, penalties decay, data becomes stale. ``NicJudge`` returns the time of
+the next evaluation, and ``run`` evaluates then. Facts and GPU events are evaluated in the call that brings them, so
+that a lost carrier and an XID reach the kubelet without delay; so are samples with news of a link. Other samples
+arrive source by source within milliseconds and are evaluated together, ``GATHER_S`` after the first.
 
 Belongs to one event loop. Times are CLOCK_BOOTTIME.
 """
@@ -40,7 +40,7 @@ NIC_SECTION = "nic"
 GPU_SECTION = "gpu"
 GATHER_S = 0.1
 _LEAST_S = 0.01
-"""Between two verdicts that only time requires."""
+"""Between two evaluations that only time requires."""
 
 
 class HealthService:
@@ -71,7 +71,7 @@ class HealthService:
         self._logged: set[str] = set()
         """Names in the cabling plan that were logged as unknown."""
         self._gathered_at: float | None = None
-        """When the samples since the last verdict are due."""
+        """When the samples since the last evaluation are due."""
         self._wake = asyncio.Event()
         if self._with_gpus:
             self._restore_gpus()
@@ -81,7 +81,7 @@ class HealthService:
         self._publish_functions = publish
 
     async def run(self) -> None:
-        """Judge the NICs when a verdict is due, and update the state file, until cancelled. The records are encoded
+        """Evaluate the NICs when this is due, and update the state file, until cancelled. The records are encoded
         here, so that a fact does not wait for it."""
         try:
             while True:
@@ -151,7 +151,7 @@ class HealthService:
         self._log_unknown_names()
 
     def judge_nics(self) -> None:
-        """Judge now, and publish the functions if their health has changed."""
+        """Evaluate now, and publish the functions if their health has changed."""
         before = self._functions
         if self._judge() != before:
             self._publish_functions(self._functions)
@@ -210,7 +210,7 @@ class HealthService:
         readings: Sequence[GpuReading] | None = None,
         vitals: Iterable[GpuVitals] = (),
     ) -> None:
-        """Judge the GPUs after events, a reading of all GPUs, and measured values of some."""
+        """Evaluate the GPUs after events, a reading of all GPUs, and measured values of some."""
         now = self._clock()
         self.gpus.take_events(events, now)
         if readings is not None:

@@ -62,13 +62,13 @@ async def test_the_hold_outlives_a_restart_of_the_kubelet_and_of_the_agent() -> 
         assert n.kubelet.allocatable()[NIC0] == 0
         await n.stop_agent()
         if boot_id() is None:
-            pytest.skip("the kernel does not tell of its boot")
+            pytest.skip("the kernel has no boot ID")
         await n.start_agent(n.configure(held(3600)))
         await n.allocatable(NIC1, 4)
         assert keys(n, PF0) == ["carrier_down"]
         assert not (await n.kubelet.admit(PodSpec.single("one", {NIC0: 1}))).admitted
         n.configure(held(0))
-        await n.allocatable(NIC0, 4)  # a reload judges by the new rules
+        await n.allocatable(NIC0, 4)  # a reload applies the new rules
 
 
 async def test_one_witness_does_not_withdraw_most_devices(caplog: pytest.LogCaptureFixture) -> None:
@@ -78,7 +78,7 @@ async def test_one_witness_does_not_withdraw_most_devices(caplog: pytest.LogCapt
         n.machine.set_link(0, up=False)
         await n.allocatable(NIC0, 0)
         n.machine.set_link(1, up=False)
-        await n.allocatable(NIC1, 0)  # when a sample has said the same, or the fault has stood for a second
+        await n.allocatable(NIC1, 0)  # when a sample confirms it, or the fault has been active for a second
         lines = [
             one.getMessage() for one in caplog.records if "The health of a NIC is now down" in one.message
         ]

@@ -86,7 +86,7 @@ def test_an_event_names_one_gpu_and_is_never_held_back() -> None:
     assert offered(guard, 10, *[Device((XID_79,))] * 8) == 0
 
 
-def test_the_first_verdict_is_not_guarded() -> None:
+def test_the_first_evaluation_is_not_guarded() -> None:
     assert offered(gpu_guard(), 0, *[Device((LOST,))] * 8) == 0
 
 

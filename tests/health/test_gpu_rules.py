@@ -75,7 +75,7 @@ def test_every_fault_ends_at_once_after_a_reset_that_repaired_it(key, bad):
     bench = GpuBench().tick().for_s(900, **bad).read(recovery_action="gpu_reset").tick(**bad)
     assert bench.reasons() == ["recovery_gpu_reset", key]
     bench.read()
-    assert bench.reasons() == [key]  # nobody has looked yet
+    assert bench.reasons() == [key]  # not evaluated yet
     assert bench.tick().health() == HEALTHY
 
 

@@ -1,4 +1,4 @@
-"""Hostile machines, restarts at bad moments and failing sources before the judge of NICs."""
+"""Hostile machines, restarts at bad moments and failing sources before the rule engine of NICs."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_default_route_that_moves_clears_no_fault() -> None:
     assert bench.wait(59).health().allocatable is False
     assert bench.wait(1).health().allocatable is True
     assert bench.set(1, speed_mbps=200_000).wait(60).reasons() == [], (
-        "and the way to the world is judged no more"
+        "the NIC of the default route is no longer evaluated"
     )
 
 
@@ -227,7 +227,7 @@ _SAID = st.dictionaries(st.sampled_from(_NAMES), _ABSURD | st.floats(0, 1e6), ma
         st.tuples(st.sampled_from(sorted(Source)), _SAID, st.sampled_from([0.0, 1, 60, 4000])), max_size=12
     )
 )
-def test_any_samples_give_a_verdict(
+def test_any_samples_give_a_health_state(
     steps: list[tuple[Source, dict[str, float], float]],
 ) -> None:
     bench = Bench(2).look()

@@ -1,4 +1,4 @@
-"""The judge of NICs: holds, damping, gate, majority, guard, and unknown values."""
+"""The rule engine of NICs: holds, damping, gate, majority, guard, and unknown values."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_stale_data_is_a_reason_and_changes_no_device() -> None:
     assert bench.health() == HEALTHY
 
 
-def test_a_source_that_becomes_silent_starts_no_fault() -> None:
+def test_a_source_that_becomes_stale_starts_no_fault() -> None:
     bench = two_up().sample(PCIE, at=1001, pcie_width=16, pcie_expected_width=16)
     bench.sample(PCIE, at=1002, pcie_width=8, pcie_expected_width=16)
     bench.engine.judge(1002 + 400)
@@ -322,7 +322,7 @@ def test_a_restart_during_a_hold_keeps_its_end() -> None:
     assert after.wait(30).allocatable() == [True, True]
 
 
-def test_after_a_restart_a_link_that_was_up_in_this_boot_is_judged() -> None:
+def test_after_a_restart_a_link_that_was_up_in_this_boot_is_evaluated() -> None:
     after = restarted(two_up().down(at=1010)).look(at=1050)
     assert after.health().state is State.DOWN
 
@@ -517,7 +517,7 @@ events = st.one_of(
 
 
 @given(st.lists(events, max_size=30))
-def test_any_history_gives_consistent_verdicts(history: list[Any]) -> None:
+def test_any_history_gives_consistent_health(history: list[Any]) -> None:
     bench = Bench(3).look()
     for what, number, values in history:
         if what == "wait":
@@ -537,7 +537,7 @@ def test_any_history_gives_consistent_verdicts(history: list[Any]) -> None:
         assert due is None or due > bench.engine.now
 
 
-def test_an_empty_node_and_a_pf_without_a_link_are_judged() -> None:
+def test_an_empty_node_and_a_pf_without_a_link_are_evaluated() -> None:
     engine = NicJudge()
     assert engine.judge(1.0) == ()
     assert engine.due() is None
@@ -550,7 +550,7 @@ def test_an_empty_node_and_a_pf_without_a_link_are_judged() -> None:
 def test_no_default_clears_looser_than_it_enters(rule: Any) -> None:
     assert not rule.looser
     assert rule.meaning.endswith(".")
-    assert rule.origin, "every default says where it comes from"
+    assert rule.origin, "every default names its origin"
     assert rule.clear_for_s <= 3600
 
 

@@ -24,7 +24,7 @@ BOOTED = 1_790_000_000.0
 
 def incident() -> Iterator[Sample]:
     """Four links; the second goes at 60 s and returns at 90 s, and flaps from 400 s on; the third runs at half its
-    speed; at 900 s the collector of links falls silent for five minutes."""
+    speed; at 900 s the collector of links stops for five minutes."""
     downs = dict.fromkeys(PFS, 2.0)
     for step in range(400):
         at = 100.0 + 5 * step
@@ -161,7 +161,7 @@ def test_an_xid_ends_by_time_only_while_the_driver_answers() -> None:
 
     silent = (*heard(100, 400, 15), *carrier(400, 2000, 5), *heard(2000, 2100, 15))
     assert judged(*silent) == [(100.0, "GPU4", "xid_79", False), (2000.0, "GPU4", "", True)]
-    short = (*heard(100, 680, 15), *carrier(686, 720, 5))  # its time is over before the driver speaks again
+    short = (*heard(100, 680, 15), *carrier(686, 720, 5))  # its time is over before the driver answers again
     assert judged(*short) == [(100.0, "GPU4", "xid_79", False), (701.0, "GPU4", "", True)]
 
 

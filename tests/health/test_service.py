@@ -42,13 +42,13 @@ async def test_a_hold_ends_by_time_alone() -> None:
     assert judged(judge, UP)[0].health.state is State.DOWN
     async with asyncio.timeout(10):
         assert (await published.get())[0].health == HEALTHY
-    assert published.empty(), "an equal verdict is published to nobody"
+    assert published.empty(), "an equal result is not published"
     running.cancel()
     with suppress(asyncio.CancelledError):
         await running
 
 
-def test_facts_are_judged_in_the_same_call_and_not_published_twice() -> None:
+def test_facts_are_evaluated_in_the_same_call_and_not_published_twice() -> None:
     judge = HealthService(with_rules(), clock=lambda: 1.0)
     published: list[tuple[Function, ...]] = []
     judge.publish_functions(published.append)
@@ -88,7 +88,7 @@ def module_boot_id() -> str:
 
     found = boot_id()
     if found is None:
-        pytest.skip("the kernel does not tell of its boot")
+        pytest.skip("the kernel has no boot ID")
     return found
 
 

@@ -1,4 +1,4 @@
-"""A judge that skips rules without news gives the same verdicts as one that applies all rules."""
+"""A rule engine that skips rules without news gives the same results as one that applies all rules."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def measured(bench: Bench) -> list[dict[str, float]]:
 
 
 @given(_STEPS)
-def test_skipping_rules_changes_no_verdict_value_or_hold(
+def test_skipping_rules_changes_no_health_value_or_hold(
     steps: list[tuple[float, tuple[Source, dict[str, float]] | bool, int]],
 ) -> None:
     thrifty, thorough = Bench().look(), _Thorough().look()

@@ -1,4 +1,4 @@
-"""The structural faults of PFs and VFs, and the health that the judge derives from them."""
+"""The structural faults of PFs and VFs, and the health that ``NicJudge`` derives from them."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ UP = Link(
 
 
 class Judged:
-    """A judge without holds, gate and guard: its health follows the facts of the moment."""
+    """``NicJudge`` without holds, gate and guard: its health follows the facts of the moment."""
 
     def __init__(self) -> None:
         keys = ("device_missing", "carrier_down")
@@ -226,7 +226,7 @@ def test_health_is_consistent_with_the_faults_and_no_function_disappears(history
             {function.pci_address for function in (*functions, *known)}
         )
         assert {reason.key for reasons in faults.values() for reason in reasons} <= closed
-        assert all(function.health == HEALTHY for function in listed), "a source has no verdict"
+        assert all(function.health == HEALTHY for function in listed), "a source derives no health"
         assert find_faults(functions, links, listed) == (listed, faults), "the same facts change no fault"
         known = listed
         judged = node.look(functions, links)
@@ -237,4 +237,4 @@ def test_health_is_consistent_with_the_faults_and_no_function_disappears(history
                 assert not health.allocatable
             own = {reason.key for reason in faults.get(function.pci_address, ())}
             assert own <= {reason.key for reason in health.reasons}
-        assert node.look(functions, links) == judged, "the same facts change no verdict"
+        assert node.look(functions, links) == judged, "the same facts change no health"

@@ -169,7 +169,7 @@ def test_the_gravest_reason_is_first():
     assert bench.reasons() == ["gpu_lost", "recovery_node_reboot", "xid_79", "mig_enabled", "xid_63"]
 
 
-def test_a_silent_driver_withdraws_and_returns_nothing():
+def test_a_driver_without_an_answer_withdraws_and_returns_nothing():
     for health in (HEALTHY, GpuBench(gpu()).xid(1, 79).health()):
         silent = unknown(health, "it hangs")
         assert (silent.state, silent.allocatable) == (State.UNKNOWN, health.allocatable)
