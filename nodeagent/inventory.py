@@ -1,7 +1,7 @@
 """The only mutable object of the agent: the latest snapshot, and a way to wait for a change.
 
-Sources publish whole facts; an equal fact wakes no reader. If a source fails, it is marked as silent: its last facts
-stay, and a ``Silence`` marks them as old. Readers take ``snapshot``, an immutable value that is swapped in one
+Sources publish whole facts; an equal fact wakes no reader. If a source fails, its last facts stay, and
+a ``Silence`` with the reason marks them as old. Readers take ``snapshot``, an immutable value that is swapped in one
 assignment. There is no queue: a slow reader sees the latest snapshot. Belongs to one event loop.
 """
 
