@@ -200,8 +200,8 @@ class History:
             for counter in counters.values():
                 counter.window_s = windows[head]
 
-    def ask(self, now: float) -> None:
-        """Answer as of ``now`` from here on."""
+    def set_time(self, now: float) -> None:
+        """Decide as of ``now`` which sources are fresh."""
         self._now = now
         fresh = {
             source

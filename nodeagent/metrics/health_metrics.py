@@ -94,9 +94,8 @@ GPU_FIGURES: tuple[Family, ...] = (
 )
 def link_health_state(facts: FactIndex) -> Iterator[Series]:
     for pf in facts.pfs:
-        current = State.DOWN if pf.health.state is State.UNHEALTHY else pf.health.state
         for state in _STATES:
-            yield (facts.link_name(pf.pci_address), state.value), current is state
+            yield (facts.link_name(pf.pci_address), state.value), pf.health.state is state
 
 
 @fact_family(

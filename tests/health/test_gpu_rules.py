@@ -40,7 +40,9 @@ def test_the_table_has_one_row_for_each_fault_the_gravest_first():
     assert [row.fault for row in MEASURED_RULES] == list(MeasuredFault)
     assert [row.measure.__name__ for row in MEASURED_RULES] == [fault.value for fault in MeasuredFault]
     for row in MEASURED_RULES:
-        assert row.rule(GpuHealthSettings(), enabled=True).meaning.endswith(".")
+        rule = row.rule(GpuHealthSettings(), enabled=True)
+        assert rule.meaning.endswith(".")
+        assert rule.state in (State.UNHEALTHY, State.DEGRADED)  # the metric of a GPU has no state Down
 
 
 @pytest.mark.parametrize(("key", "bad"), AT_ONCE)

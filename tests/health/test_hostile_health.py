@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nodeagent.health.health_settings import HealthSettings, RuleSettings
-from nodeagent.health.record import LatchedFault, NicRecord
+from nodeagent.health.record import NicFault, NicRecord
 from nodeagent.health.service import NIC_SECTION, HealthService
 from nodeagent.health.state_file import DeviceIdentity, StateFile
 from nodeagent.health.structural import find_faults
@@ -83,8 +83,8 @@ def test_a_firmware_fault_stays_over_a_restart_until_the_log_is_clean() -> None:
 @pytest.mark.parametrize(
     "kept",
     [
-        NicRecord(faults=(LatchedFault("carrier_down", 1e18, 1e18, "x"),)),
-        NicRecord(faults=(LatchedFault("carrier_down", 10.0, 1e18, "x"),)),
+        NicRecord(faults=(NicFault("carrier_down", 1e18, 1e18, "x"),)),
+        NicRecord(faults=(NicFault("carrier_down", 10.0, 1e18, "x"),)),
         NicRecord(penalty=1e300, penalty_at=1e18),
         NicRecord(penalty=-1.0),
         NicRecord(losses=((1e18, 50.0),)),
@@ -249,7 +249,7 @@ class Asked(Bench):
 
     def _stir(self) -> None:
         for nic in self.engine.nics.values():
-            nic.stirred = True
+            nic.has_news = True
 
 
 _PAUSES = st.sampled_from([0.01, 1.0, 5.0, 15.0, 60.0, 700.0])

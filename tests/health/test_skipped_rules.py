@@ -42,7 +42,7 @@ class _Thorough(Bench):
 
     def wait(self, seconds: float) -> Bench:
         for pf in self.engine.nics.values():
-            pf.stirred = True
+            pf.has_news = True
         return super().wait(seconds)
 
 
