@@ -111,7 +111,7 @@ def group_of(
 ) -> SwitchGroup | None:
     """The leaf group with most of a node's links; of equal groups, the one in which the node is published.
 
-    A link without a neighbor counts for the published group: missing frames must not outvote it.
+    A link without a neighbor counts for the published group: missing data must not outvote it.
     """
     best = pattern.best
     if best is None:
