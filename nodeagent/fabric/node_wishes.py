@@ -111,7 +111,7 @@ def group_of(
 ) -> SwitchGroup | None:
     """The leaf group with most of a node's links; of equal groups, the one in which the node is published.
 
-    A link without a neighbor counts for the published group: silence must not outvote it.
+    A link without a neighbor counts for the published group: missing data must not outvote it.
     """
     best = pattern.best
     if best is None:
@@ -119,5 +119,5 @@ def group_of(
     here = names.groups.get(placed.get(node, ""))
     if here is None or here is best:
         return best
-    mine = pattern.votes.get(here, 0) + pattern.silent
+    mine = pattern.votes.get(here, 0) + pattern.links_without_neighbor
     return here if mine >= pattern.votes[best] else best

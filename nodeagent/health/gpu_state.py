@@ -141,7 +141,7 @@ class GpuState(JudgedDevice):
         self._reset = False
 
     def _view(self) -> GpuView:
-        return GpuView(self.reading, self.measured_values, self.links)
+        return GpuView(self.reading, self.measured_values, self.links, self._shared.settings.health)
 
     # --- evaluation -----------------------------------------------------------------------------------
 

@@ -44,9 +44,9 @@ class ApiError(Exception):
     """A call that did not succeed.
 
     ``verb`` is RBAC's word (``list``, ``patch``, …). ``status`` is the HTTP status, ``None`` without a complete
-    answer. ``reason`` is the server's word (``Forbidden``, ``AlreadyExists``, ``Conflict``, ``Expired``, …) or ours
-    (``Timeout``, ``Unreachable``, ``Untrusted``, ``Broken``, ``NoAccess``). ``retry_after_s`` is how long the server
-    asks to wait. ``remedy`` is a sentence or empty.
+    answer. ``reason`` is the server's word (``Forbidden``, ``AlreadyExists``, ``Conflict``, ``Expired``, …) or the
+    client's (``Timeout``, ``Unreachable``, ``Untrusted``, ``Broken``, ``NoAccess``). ``retry_after_s`` is how long the
+    server asks to wait. ``remedy`` is a sentence or empty.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ class Measurement(msgspec.Struct, frozen=True):
     """One number: its name in samples and what it is.
 
     ``per``: the name has a key behind a slash, one series for each (``lane``, ``priority``, ...). ``labels`` are the
-    label values that tell it from the other numbers of its family. The metric is the value times ``scale``.
+    label values that distinguish it from the other numbers of its family. The metric is the value times ``scale``.
     """
 
     name: str

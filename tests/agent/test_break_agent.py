@@ -215,10 +215,10 @@ async def test_a_failed_scan_keeps_missing_devices_and_devices_in_pods() -> None
         devices = n.root / "sys/bus/pci/devices"
         devices.rename(devices.with_name("away"))
         devices.symlink_to("devices")  # a link to itself: not absent but unreadable
-        await n.until(lambda: any(s.source == "pci" for s in n.agent.inventory.snapshot.silent))
+        await n.until(lambda: any(s.source == "pci" for s in n.agent.inventory.snapshot.stale_sources))
         devices.unlink()
         devices.with_name("away").rename(devices)
-        await n.until(lambda: not any(s.source == "pci" for s in n.agent.inventory.snapshot.silent))
+        await n.until(lambda: not any(s.source == "pci" for s in n.agent.inventory.snapshot.stale_sources))
         await asyncio.sleep(0.1)
         assert n.kubelet.allocatable()[NIC0] == 4
         assert n.kubelet.capacity()[NIC1] == 4
@@ -283,7 +283,7 @@ async def test_a_task_that_failed_and_works_again_leaves_no_facts_marked_as_old(
         async with asyncio.timeout(30):
             await again.wait()
             await inventory.changed(0)
-        assert inventory.snapshot.silent == ()
+        assert inventory.snapshot.stale_sources == ()
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -8,6 +8,7 @@ source is checked instead.
 from __future__ import annotations
 
 import ast
+import inspect
 import io
 import re
 import subprocess
@@ -33,7 +34,7 @@ ALLOWED = {
     "The user nobody": "the name of a user in every Unix system",
     "runs as nobody": "the same user",
     "nobody (65532)": "the same user",
-    "silent: ": "a value of the label state of nodeagent_switches",
+    "silent: check address": "a value of the label state of nodeagent_switches",
     '"said":': "a field of state files",
 }
 """Phrases that are removed before a sentence is checked, with the reason."""
@@ -108,7 +109,7 @@ def python(path: str, source: str) -> Iterator[Text]:
             case ast.Expr(value=ast.Constant(value=str(text)) as constant):
                 documentation.add(constant)
                 yield Text(path, node.lineno, text, docstring=True)
-            case ast.Constant(value=str(text)) if node not in documentation and len(text.split()) > 2:
+            case ast.Constant(value=str(text)) if node not in documentation and len(text.split()) > 1:
                 yield Text(path, node.lineno, text, prose=False)
     if "#" in source:
         yield from comments(path, python_comments(source))
@@ -202,7 +203,7 @@ def texts(path: str) -> Iterator[Text]:
 def sentences(text: Text) -> Iterator[str]:
     plain = text.text
     if text.docstring:  # indented blocks are code
-        plain = re.sub(r"\n\n((?:    .*\n|\n)+)", "\n\n", plain)
+        plain = re.sub(r"\n\n((?:    .*\n|\n)+)", "\n\n", inspect.cleandoc(plain))
     plain = re.sub(r"``[^`]*``|`[^`]*`", "X", plain)
     plain = re.sub(r"\]\([^)]*\)", "]", plain)
     for allowed in ALLOWED:
@@ -246,6 +247,8 @@ def test_a_file_is_plain_english(path: str) -> None:
     [
         ("a.py", '"""What it is."""', "starts with 'What'"),
         ("a.py", "# The agent is told\n# of it.", "'told'"),
+        ("a.py", 'def f():\n    """Begin.\n\n    It is told.\n    """', "'told'"),
+        ("a.py", 'x = f"{x} is silent: {y}"', "'silent'"),
         ("a.py", "x = 'the driver speaks again'", "'speaks'"),
         ("a.py", "def test_nobody_is_here(): ...", "'nobody'"),
         ("a.md", "A line\nto whom it concerns.", "'whom'"),

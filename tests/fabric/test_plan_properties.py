@@ -280,7 +280,8 @@ def test_a_plan_depends_on_nothing_but_the_inputs_the_memory_and_the_time(
 ) -> None:
     """The order of inputs, and the states before them, do not matter. Planning again changes nothing.
 
-    Reports, silence, moves, renamed switches, foreign objects, edits, failed writes and restarts come at random.
+    Reports, links without neighbors, moves, renamed switches, foreign objects, edits, failed writes and
+    restarts come at random.
     """
     chance = random.Random(seed)
     cluster, cables = populated(chance, shape, *rules_for(chance))

@@ -153,7 +153,7 @@ def test_the_guarded_health_is_published_and_explained() -> None:
     views = facts.health.explain()
     assert [view.allocatable for view in views] == [False, False, True, True]
     assert [reason.key for reason in views[3].reasons] == ["gpu_lost", "guard"]
-    facts.take_silence("hangs")
+    facts.take_driver_failure("hangs")
     assert [gpu.health.allocatable for gpu in published[-1]] == [False, False, True, True]
 
 

@@ -29,7 +29,7 @@ class RecordedDriver:
     """Apply the agent's GPU rules to the GPUs that the header of a recording names.
 
     A recording contains readings, events and measured values of the driver (``capture/sample_recorder.py``). The names
-    in a sample tell them apart. The rules also work on measured values alone. The agent applies them to events again
+    in a sample distinguish them. The rules also work on measured values alone. The agent applies them to events again
     at each reading, so call ``step`` for every moment of the recording.
     """
 

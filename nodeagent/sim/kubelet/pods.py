@@ -1,4 +1,7 @@
-"""The inputs of the stand-in kubelet and its records, as frozen values. Times are ``time.monotonic``, in seconds."""
+"""The inputs of the stand-in kubelet and its records, as frozen values, and the journal of records.
+
+Times are ``time.monotonic``, in seconds.
+"""
 
 from __future__ import annotations
 
@@ -158,7 +161,7 @@ class StreamEnd:
 
 
 class Journal:
-    """Lists that only grow, and an event at every change."""
+    """The records of the stand-in kubelet: lists that only grow. ``until`` waits for a change without sleeps."""
 
     def __init__(self) -> None:
         self.registrations: list[RegistrationAttempt] = []
