@@ -67,6 +67,7 @@ RESTART_SETTINGS = (
     "links",
     "lldp",
     "cluster",
+    "samples",
 )
 """A change of these takes effect at the next start."""
 

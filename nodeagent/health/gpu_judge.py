@@ -32,6 +32,10 @@ class GpuJudge:
         self._health: dict[str, Health] = {}
         self._driver_failure: str | None = None
 
+    def adopt_guard(self, guard: GuardSettings) -> None:
+        """Apply changed settings of the guard, from the next verdict on."""
+        self._guard.share, self._guard.seconds = guard.share, guard.seconds
+
     def take_events(self, events: Iterable[GpuEvent], now: float) -> None:
         """An event of a GPU that was never read is dropped."""
         for event in events:

@@ -106,6 +106,7 @@ class HealthService:
         """Apply changed settings."""
         if settings != self.nics.settings:
             self.nics.adopt(settings)
+            self.gpus.adopt_guard(settings.guard)
             self.judge_nics()
 
     def judge_functions(

@@ -86,6 +86,16 @@ async def test_a_reload_that_brings_the_first_gpus_brings_their_cdi_spec_too() -
             await n.until((n.root / "var/run/cdi/nodeagent-gpu.json").exists)
 
 
+async def test_a_reload_logs_that_changed_samples_need_a_restart(caplog: pytest.LogCaptureFixture) -> None:
+    async with node() as n:
+        config = n.configure("samples: {moduleSeconds: 60}\n")
+        await n.kubelet.start()
+        await n.start_agent(config)
+        n.configure("samples: {moduleSeconds: 120}\n")
+        needed = "A changed setting takes effect when the agent is restarted. setting=samples"
+        await n.until(lambda: needed in caplog.messages)
+
+
 async def test_a_cdi_spec_that_could_not_be_written_is_written_when_it_can_be() -> None:
     async with node() as n:
         (n.root / "var/run").mkdir(parents=True, exist_ok=True)
