@@ -65,7 +65,7 @@ def unknown_devices(snapshot: Snapshot) -> Callable[[str], bool]:
 
     def unknown(key: str) -> bool:
         state = states.get(key)
-        return state is State.UNKNOWN or (state is None and bool(snapshot.silent))
+        return state is State.UNKNOWN or (state is None and bool(snapshot.stale_sources))
 
     return unknown
 

@@ -197,7 +197,7 @@ class CablingCheck:
 def _has_nodes(part: frozenset[str], voters: Iterable[CablingPattern]) -> bool:
     """The nodes of some pattern have most of their links with a neighbor in this part."""
     return any(
-        2 * sum(key in part for key in pattern.keys) > len(pattern.keys) - pattern.silent
+        2 * sum(key in part for key in pattern.keys) > len(pattern.keys) - pattern.links_without_neighbor
         for pattern in voters
     )
 

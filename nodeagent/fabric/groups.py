@@ -38,7 +38,7 @@ class CablingPattern:
         return len(self.votes) == 1 and "" not in self.keys
 
     @property
-    def silent(self) -> int:
+    def links_without_neighbor(self) -> int:
         """The number of links that have never had a neighbor."""
         return self.keys.count("")
 

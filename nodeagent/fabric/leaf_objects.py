@@ -87,7 +87,7 @@ class LeafObjects:
             lost = [leaf for leaf in old.switches if leaf not in switches and not self._is_elsewhere(leaf)]
             before = old.note(RAILS)
             fewer = before.isdecimal() and int(before) > max(rails, 1)
-            if (lost or fewer) and self._has_silent_link(members):
+            if (lost or fewer) and self._has_link_without_neighbor(members):
                 switches.update(lost)
                 rails = max(rails, int(before)) if fewer else rails
         texts = {ALIASES: ",".join(self._aliases(switches, old)), SWITCHES: ",".join(sorted(switches))}
@@ -100,9 +100,9 @@ class LeafObjects:
         group = self._cabling.home(leaf)
         return group is not None and bool(group.voters or group.forced)
 
-    def _has_silent_link(self, members: Iterable[str]) -> bool:
+    def _has_link_without_neighbor(self, members: Iterable[str]) -> bool:
         patterns = map(self._votes.pattern, members)
-        return any(pattern is None or pattern.silent for pattern in patterns)
+        return any(pattern is None or pattern.links_without_neighbor for pattern in patterns)
 
     def _aliases(self, switches: set[str], old: HyperNode | None) -> list[str]:
         names = self._votes.names

@@ -119,5 +119,5 @@ def group_of(
     here = names.groups.get(placed.get(node, ""))
     if here is None or here is best:
         return best
-    mine = pattern.votes.get(here, 0) + pattern.silent
+    mine = pattern.votes.get(here, 0) + pattern.links_without_neighbor
     return here if mine >= pattern.votes[best] else best

@@ -112,15 +112,13 @@ class UpperTiers:
 
     def _build(self, items: dict[str, TierItem]) -> None:
         below = frozenset(switch for item in items.values() for switch in item.switches)
-        tier, silent = 2, False
+        tier, kept = 2, False
         known: set[str] = set()
         for level in range(2, len(TIER_NAMES) + 1):
             groups = self._groups(items, level, below)
             step = _Tier(self._rules, tier, self._published, self._is_taken, frozenset(known))
-            silent = silent or (not groups and step.keeps_any(items))
-            asserted = (
-                not groups and not silent and self._rules.tiers.assume_full_bisection and len(items) > 1
-            )
+            kept = kept or (not groups and step.keeps_any(items))
+            asserted = not groups and not kept and self._rules.tiers.assume_full_bisection and len(items) > 1
             if asserted:
                 groups = [_UpperGroup(frozenset(), frozenset(items), ASSERTED)]
             placement = Placement()

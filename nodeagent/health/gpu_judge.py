@@ -30,7 +30,11 @@ class GpuJudge:
         # A single GPU is always allowed, whatever its share of the node.
         self._guard = Guard(guard.share, guard.seconds, least=1.0)
         self._health: dict[str, Health] = {}
-        self._silent: str | None = None
+        self._driver_failure: str | None = None
+
+    def adopt_guard(self, guard: GuardSettings) -> None:
+        """Apply changed settings of the guard, from the next verdict on."""
+        self._guard.share, self._guard.seconds = guard.share, guard.seconds
 
     def take_events(self, events: Iterable[GpuEvent], now: float) -> None:
         """An event of a GPU that was never read is dropped."""
@@ -76,7 +80,7 @@ class GpuJudge:
 
     def judge(self, now: float) -> dict[str, Health]:
         """Return the health of every GPU, by UUID. The driver answers."""
-        self._silent = None
+        self._driver_failure = None
         self._guard.judge(self.gpus, {}, now)
         for uuid, gpu in self.gpus.items():
             health = gpu.health()
@@ -93,9 +97,9 @@ class GpuJudge:
         until = f"until a second source confirms them, or for {self._guard.seconds:g} s"
         return Reason("guard", f"{why} {until}", warning=True)
 
-    def fall_silent(self, why: str, now: float) -> dict[str, Health]:
+    def lose_driver(self, why: str, now: float) -> dict[str, Health]:
         """Return the health of every GPU while the driver does not answer."""
-        self._silent = why
+        self._driver_failure = why
         for gpu in self.gpus.values():
             gpu.set_state(State.UNKNOWN, now)
         return {uuid: self.health(uuid) for uuid in self.gpus}
@@ -104,7 +108,7 @@ class GpuJudge:
         """Return the last health. A GPU from the state file without one has its recorded faults."""
         health = self._health.get(uuid)
         health = self.gpus[uuid].health() if health is None else health
-        return health if self._silent is None else unknown(health, self._silent)
+        return health if self._driver_failure is None else unknown(health, self._driver_failure)
 
     # --- over a restart -------------------------------------------------------------------------------
 

@@ -106,6 +106,7 @@ class HealthService:
         """Apply changed settings."""
         if settings != self.nics.settings:
             self.nics.adopt(settings)
+            self.gpus.adopt_guard(settings.guard)
             self.judge_nics()
 
     def judge_functions(
@@ -220,9 +221,9 @@ class HealthService:
             self._log_gpu(uuid, health)
         self._wake.set()
 
-    def silence_gpus(self, why: str) -> None:
+    def lose_gpu_driver(self, why: str) -> None:
         """The driver does not answer: the state is unknown, and what is allocatable does not change."""
-        self.gpus.fall_silent(why, self._clock())
+        self.gpus.lose_driver(why, self._clock())
 
     def _log_gpu(self, uuid: str, health: Health) -> None:
         if health == self._gpu_health.get(uuid):

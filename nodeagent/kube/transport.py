@@ -161,9 +161,9 @@ class Transport:
                     raise TimeoutError(f"no complete answer in time ({size} bytes came)")
             return b"".join(parts)
 
-    def lines(self, call: ApiCall, silence_s: float) -> Iterator[bytes]:
+    def lines(self, call: ApiCall, no_data_s: float) -> Iterator[bytes]:
         """Yield the lines of a streamed answer until it ends. Raises ``ApiError``."""
-        with self._answer(call, silence_s) as answer:
+        with self._answer(call, no_data_s) as answer:
             rest = b""
             while part := answer.read1(CHUNK):
                 *whole, rest = (rest + part).split(b"\n")

@@ -129,11 +129,11 @@ class GpuPublisher:
         self.health.judge_gpus(readings=())
         self._publish(self._gpus())
 
-    def take_silence(self, why: str) -> None:
+    def take_driver_failure(self, why: str) -> None:
         """The driver does not answer."""
         self._status.failed(why)
         self.log_change("driver", f"The GPU driver does not answer; the last facts of its GPUs stay. {why}")
-        self.health.silence_gpus(why)
+        self.health.lose_gpu_driver(why)
         if gpus := self._gpus():
             self._publish(gpus)
 

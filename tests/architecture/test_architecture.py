@@ -9,10 +9,12 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
@@ -157,14 +159,46 @@ def test_pure_rooms_neither_open_nor_print() -> None:
 
 def test_values_are_frozen() -> None:
     """Facts are immutable."""
+    classes = [node for node in tree(ROOT / "nodeagent" / "model.py").body if isinstance(node, ast.ClassDef)]
+    bases = {node.name: [ast.unparse(base) for base in node.bases] for node in classes}
+    structs = [node for node in classes if bases[node.name] == ["msgspec.Struct"]]
+    assert "Snapshot" in bases
+    assert [name for name, of in bases.items() if of not in (["msgspec.Struct"], ["StrEnum"])] == []
     loose = [
         node.name
-        for node in tree(ROOT / "nodeagent" / "model.py").body
-        if isinstance(node, ast.ClassDef)
-        and not node.bases
-        and not any("frozen=True, slots=True" in ast.unparse(one) for one in node.decorator_list)
+        for node in structs
+        if "frozen=True" not in (ast.unparse(keyword) for keyword in node.keywords)
     ]
+    assert structs
     assert not loose
+
+
+def test_each_kind_of_device_stands_in_the_contract_of_kinds() -> None:
+    folder = ROOT / "nodeagent" / "kinds"
+    (protocol,) = (node for node in tree(folder / "__init__.py").body if is_class(node, "DeviceKind"))
+    required = {
+        node.name for node in protocol.body if isinstance(node, ast.FunctionDef) and not node.decorator_list
+    }
+    assert {"devices", "allocate"} <= required
+    kinds = {
+        f"nodeagent.kinds.{path.stem}"
+        for path in folder.glob("*.py")
+        for node in tree(path).body
+        if isinstance(node, ast.ClassDef)
+        and node is not protocol
+        and required <= {method.name for method in node.body if isinstance(method, ast.FunctionDef)}
+    }
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (independent,) = (
+        contract for contract in contracts if contract["name"] == "Kinds are independent of each other"
+    )
+    assert independent["type"] == "independence"
+    assert kinds
+    assert set(independent["modules"]) == kinds
+
+
+def is_class(node: ast.stmt, class_name: str) -> TypeGuard[ast.ClassDef]:
+    return isinstance(node, ast.ClassDef) and node.name == class_name
 
 
 def test_no_test_uses_mock() -> None:

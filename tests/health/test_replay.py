@@ -159,8 +159,8 @@ def test_an_xid_ends_by_time_only_while_the_driver_answers() -> None:
     def carrier(*times: int) -> list[Sample]:
         return [Sample(float(at), PFS[0], Source.LINK, {"carrier": 1}) for at in range(*times)]
 
-    silent = (*heard(100, 400, 15), *carrier(400, 2000, 5), *heard(2000, 2100, 15))
-    assert judged(*silent) == [(100.0, "GPU4", "xid_79", False), (2000.0, "GPU4", "", True)]
+    without_answers = (*heard(100, 400, 15), *carrier(400, 2000, 5), *heard(2000, 2100, 15))
+    assert judged(*without_answers) == [(100.0, "GPU4", "xid_79", False), (2000.0, "GPU4", "", True)]
     short = (*heard(100, 680, 15), *carrier(686, 720, 5))  # its time is over before the driver answers again
     assert judged(*short) == [(100.0, "GPU4", "xid_79", False), (701.0, "GPU4", "", True)]
 

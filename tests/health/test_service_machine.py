@@ -182,9 +182,9 @@ class HealthHistory(RuleBasedStateMachine):
         self.look()
 
     @rule()
-    def silence_driver(self) -> None:
+    def lose_driver(self) -> None:
         before = self.allocatable()
-        self.health.silence_gpus("the driver hangs")
+        self.health.lose_gpu_driver("the driver hangs")
         assert self.allocatable() == before
         assert {self.health.gpus.health(uuid).state for uuid in self.health.gpus.gpus} == {State.UNKNOWN}
 

@@ -171,10 +171,10 @@ def test_the_gravest_reason_is_first():
 
 def test_a_driver_without_an_answer_withdraws_and_returns_nothing():
     for health in (HEALTHY, GpuBench(gpu()).xid(1, 79).health()):
-        silent = unknown(health, "it hangs")
-        assert (silent.state, silent.allocatable) == (State.UNKNOWN, health.allocatable)
-        assert silent.reasons[0].key == "driver_silent"
-        assert silent.reasons[1:] == health.reasons
+        unanswered = unknown(health, "it hangs")
+        assert (unanswered.state, unanswered.allocatable) == (State.UNKNOWN, health.allocatable)
+        assert unanswered.reasons[0].key == "driver_silent"
+        assert unanswered.reasons[1:] == health.reasons
 
 
 def test_events_of_unknown_gpus_and_without_a_gpu_have_no_effect():

@@ -276,7 +276,7 @@ async def test_every_failure_of_the_server_is_an_api_error(server, client, how, 
 
 async def test_a_watch_without_any_data_is_ended(server):
     """Not even a bookmark: a firewall in between may have dropped the connection without a reset."""
-    client = ApiClient(Access(server.url, token=server.token()), silence_s=0.2)
+    client = ApiClient(Access(server.url, token=server.token()), no_data_s=0.2)
     try:
         server.fail("hang", verb="watch")
         async with asyncio.timeout(20), aclosing(client.watch(NODES, resource_version="1")) as events:

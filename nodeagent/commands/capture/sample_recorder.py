@@ -174,8 +174,8 @@ class GpuRecorder(GpuPublisher):
         super().take_absence(why, again_s)
         self.answered.set()
 
-    def take_silence(self, why: str) -> None:
-        super().take_silence(why)
+    def take_driver_failure(self, why: str) -> None:
+        super().take_driver_failure(why)
         self.why = why
         self.answered.set()
 

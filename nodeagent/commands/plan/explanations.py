@@ -76,8 +76,12 @@ def _votes(preview: Preview, node: str, name: str | None) -> Iterator[str]:
         name = plan.names.names.get(group)
         goes = "1 link goes" if votes == 1 else f"{votes} links go"
         yield f"{goes} to the switches around {group.anchor} ({name or 'a group without nodes'})."
-    if pattern.silent:
-        has = "1 link has" if pattern.silent == 1 else f"{pattern.silent} links have"
+    if pattern.links_without_neighbor:
+        has = (
+            "1 link has"
+            if pattern.links_without_neighbor == 1
+            else f"{pattern.links_without_neighbor} links have"
+        )
         yield f"{has} no LLDP neighbor; such links count for the group in which the node is published."
 
 
