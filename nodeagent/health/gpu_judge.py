@@ -33,7 +33,7 @@ class GpuJudge:
         self._driver_failure: str | None = None
 
     def adopt_guard(self, guard: GuardSettings) -> None:
-        """Apply changed settings of the guard, from the next verdict on."""
+        """Apply changed settings of the guard, from the next evaluation on."""
         self._guard.share, self._guard.seconds = guard.share, guard.seconds
 
     def take_events(self, events: Iterable[GpuEvent], now: float) -> None:
@@ -122,5 +122,5 @@ class GpuJudge:
 
 
 def unknown(health: Health, why: str) -> Health:
-    """Return the health of a GPU while its driver does not answer: what is allocatable does not change."""
+    """Return the health of a GPU while its driver does not answer. ``allocatable`` does not change."""
     return Health(State.UNKNOWN, (Reason("driver_silent", why), *health.reasons), health.allocatable)

@@ -1,4 +1,4 @@
-"""The rules of GPUs: on what the driver reports with each reading, and on measured values. Pure.
+"""The rules of GPUs: on the readings of the driver, and on measured values. Pure.
 
 * Time to enter and to clear counts only between two readings of the same kind: hours without a reading are no
   evidence.
@@ -68,7 +68,7 @@ class GpuView(NamedTuple):
     limits: GpuHealthSettings
 
 
-# --- what the driver reports with each reading ------------------------------------------------------------
+# --- readings ---------------------------------------------------------------------------------------------
 
 _BY_READING = frozenset({"reading"})
 _BY_VALUES = frozenset({"vitals"})

@@ -248,7 +248,7 @@ class GpuState(JudgedDevice):
 
 
 def _merge(old: GpuReading, new: GpuReading) -> GpuReading:
-    """Keep the last value of what could not be read. Where everything could be read, ``None`` is the answer."""
+    """Keep the last value of each field that could not be read. In a reading without errors ``None`` is a value."""
     if new.fault is None and not new.lost:
         return new
     kept = {

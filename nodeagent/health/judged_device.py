@@ -60,7 +60,7 @@ class JudgedDevice:
         """The last value of each rule, in its unit."""
         self.state = State.UNKNOWN
         self.changed_at: float | None = None
-        """When the state became what it is."""
+        """When the state last changed."""
         self.transitions: Counter[tuple[str, str]] = Counter()
 
     @property

@@ -240,14 +240,18 @@ class NicJudge:
     def _with_health(self, function: Function, health: Mapping[str, Health]) -> Function:
         address = function.pci_address
         if function.parent is None:
-            verdict = health[address]
+            new_health = health[address]
         else:
-            verdict = self._health_of_vf(function, health.get(function.parent))
+            new_health = self._health_of_vf(function, health.get(function.parent))
         before = self._judged.get(address)
-        if before is not None and before[1] == verdict and (before[0] is function or before[0] == function):
+        if (
+            before is not None
+            and before[1] == new_health
+            and (before[0] is function or before[0] == function)
+        ):
             return before[2]
-        judged = function if function.health == verdict else replace(function, health=verdict)
-        self._judged[address] = (function, verdict, judged)
+        judged = function if function.health == new_health else replace(function, health=new_health)
+        self._judged[address] = (function, new_health, judged)
         return judged
 
     def _health_of_vf(self, vf: Function, pf: Health | None) -> Health:

@@ -1,8 +1,7 @@
 """One PF under rules: its facts and samples, its link, its damping. Pure.
 
 A fact from sysfs has priority over a sample of the same thing: sysfs is read at once after every event. A sample
-stands in where there is no fact (a replay), overrules a fact that is older (a scan that hangs), and is the second
-witness.
+replaces a missing fact (in a replay) and an older fact (when a scan hangs), and it is the second witness.
 """
 
 from __future__ import annotations

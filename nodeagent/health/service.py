@@ -222,7 +222,7 @@ class HealthService:
         self._wake.set()
 
     def lose_gpu_driver(self, why: str) -> None:
-        """The driver does not answer: the state is unknown, and what is allocatable does not change."""
+        """Record that the driver does not answer: the state is unknown, and ``allocatable`` does not change."""
         self.gpus.lose_driver(why, self._clock())
 
     def _log_gpu(self, uuid: str, health: Health) -> None:
@@ -238,7 +238,7 @@ class HealthService:
             ",".join(reason.key for reason in health.reasons) or "none",
         )
 
-    # --- for metrics and people -----------------------------------------------------------------------
+    # --- for metrics and pages ------------------------------------------------------------------------
 
     def explain(self) -> tuple[DeviceView, ...]:
         """Return every PF and GPU with its rules and values."""

@@ -236,18 +236,18 @@ def test_any_samples_give_a_health_state(
         bench.explained()
 
 
-class Asked(Bench):
-    """Every rule is asked at every moment."""
+class AllRulesBench(Bench):
+    """Applies every rule at each evaluation."""
 
     def wait(self, seconds: float) -> Bench:
-        self._stir()
+        self._mark_news()
         until = self.now + seconds
         while (due := self.engine.due()) is not None and due <= until:
             self.judged = self.engine.judge(due)
-            self._stir()
+            self._mark_news()
         return super().wait(seconds)
 
-    def _stir(self) -> None:
+    def _mark_news(self) -> None:
         for nic in self.engine.nics.values():
             nic.has_news = True
 
@@ -267,15 +267,15 @@ _HAPPENS = st.tuples(
 def test_skipped_rules_would_not_change_the_health(
     history: list[tuple[float, int, str, dict[str, float]]],
 ) -> None:
-    benches = (Bench(3).look(), Asked(3).look())
-    for pause, number, what, values in history:
+    benches = (Bench(3).look(), AllRulesBench(3).look())
+    for pause, number, step, values in history:
         for bench in benches:
             bench.now += pause
-            if what in ("up", "down"):
-                bench.up(number) if what == "up" else bench.down(number)
+            if step in ("up", "down"):
+                bench.up(number) if step == "up" else bench.down(number)
             else:
-                bench.take(Source(what), values, number)
-        sparing, asked = (
+                bench.take(Source(step), values, number)
+        with_skips, without_skips = (
             [(function.health, function.pci_address) for function in bench.judged] for bench in benches
         )
-        assert sparing == asked
+        assert with_skips == without_skips

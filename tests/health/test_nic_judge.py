@@ -125,7 +125,7 @@ def test_an_oscillating_value_toggles_once_per_hold(rates: list[float]) -> None:
     assert all(b - a >= 600 for a, b in zip(changes[0::2], changes[1::2], strict=False))
 
 
-# --- what is not known -------------------------------------------------------------------------------------
+# --- unknown values ----------------------------------------------------------------------------------------
 
 
 def test_a_pf_without_a_visible_link_is_unknown_and_keeps_its_devices() -> None:
@@ -170,7 +170,7 @@ def test_a_source_that_becomes_stale_starts_no_fault() -> None:
 def test_a_port_that_was_never_connected_is_unused() -> None:
     bench = Bench(2, up=False).look()
     assert bench.health().state is State.UNUSED
-    assert bench.health().allocatable is False, "there is no link to be offered"
+    assert bench.health().allocatable is False, "it has no link to offer"
     assert bench.reasons() == ["unused"]
     assert bench.up().health() == HEALTHY
     assert bench.down().health().state is State.DOWN, "it was up in this boot"
@@ -313,7 +313,7 @@ def test_a_restart_during_suppression_keeps_the_penalty() -> None:
     assert after.health().allocatable is False
     flaps(after, (1101, 14))
     points = after.engine.nics[after.pfs[0].pci_address].penalty.points
-    assert points > 3500, "and what happened meanwhile is counted"
+    assert points > 3500, "the losses during the restart count"
 
 
 def test_a_restart_during_a_hold_keeps_its_end() -> None:
@@ -335,7 +335,7 @@ def test_one_witness_withdraws_at_most_half_of_the_devices() -> None:
     for number in range(1, 9):
         bench.down(number)
     assert bench.allocatable() == [False] * 4 + [True] * 4
-    assert bench.health(5).state is State.DOWN, "the state is what it is"
+    assert bench.health(5).state is State.DOWN, "the guard does not change the state"
     assert bench.reasons(5) == ["carrier_down", "guard"]
     for number in range(1, 9):
         bench.sample(LINK, number, carrier=0, carrier_down=1)
@@ -519,13 +519,13 @@ events = st.one_of(
 @given(st.lists(events, max_size=30))
 def test_any_history_gives_consistent_health(history: list[Any]) -> None:
     bench = Bench(3).look()
-    for what, number, values in history:
-        if what == "wait":
+    for step, number, values in history:
+        if step == "wait":
             bench.wait(number)
-        elif what == "sample":
+        elif step == "sample":
             bench.take(LINK, values, number)
         else:
-            getattr(bench, what)(number)
+            getattr(bench, step)(number)
         for function in bench.judged:
             health = function.health
             assert health.state in (State.HEALTHY, State.DOWN, State.DEGRADED, State.UNUSED, State.UNKNOWN)

@@ -212,7 +212,7 @@ def test_a_dark_lane_of_a_link_that_is_down_is_no_fault() -> None:
 def test_a_message_of_the_kernel_counts_for_its_window() -> None:
     bench = Bench(2, OPEN).look()
     bench.take(S.KERNEL, {"kernel_events/health_compromised": 3, "kernel_events/high_temperature": 0})
-    assert bench.health() == HEALTHY, "what was there before the agent is the driver's to show"
+    assert bench.health() == HEALTHY, "events before the start of the agent do not count"
     bench.take(
         S.KERNEL, {"kernel_events/health_compromised": 3, "kernel_events/high_temperature": 9}, at=1010
     )
@@ -228,11 +228,11 @@ def test_a_message_of_the_kernel_counts_for_its_window() -> None:
 
 
 def history(*points: tuple[float, float], window: float = 60.0) -> History:
-    made = History({"crc_errors": window})
+    samples = History({"crc_errors": window})
     for at, value in points:
-        made.take(Sample(at, "x", S.LINK, {"crc_errors": value}))
-        made.set_time(at)
-    return made
+        samples.take(Sample(at, "x", S.LINK, {"crc_errors": value}))
+        samples.set_time(at)
+    return samples
 
 
 def test_a_window_ends_at_the_last_sample_and_covers_the_known_time() -> None:
@@ -251,8 +251,8 @@ def test_samples_older_than_the_last_are_ignored() -> None:
 
 
 def test_a_window_of_a_day_needs_no_more_memory_than_a_minute() -> None:
-    made = history(*((5.0 * i, float(i)) for i in range(20_000)), window=86400.0)
-    counter = made._counters["crc_errors"]["crc_errors"]
+    samples = history(*((5.0 * i, float(i)) for i in range(20_000)), window=86400.0)
+    counter = samples._counters["crc_errors"]["crc_errors"]
     assert len(counter._ats) < 70
     added, seconds = counter.over(86400.0)
     assert added / seconds == pytest.approx(0.2)
@@ -260,13 +260,13 @@ def test_a_window_of_a_day_needs_no_more_memory_than_a_minute() -> None:
 
 
 def test_a_value_that_is_no_longer_reported_is_unknown() -> None:
-    made = History({})
-    made.take(Sample(1, "x", S.MODULE, {"module_celsius": 50, "rx_power_watts/0": 1e-3}))
-    made.set_time(1)
-    assert made.level("module_celsius") == 50
-    made.take(Sample(2, "x", S.MODULE, {"rx_power_watts/0": 1e-3}))
-    assert made.level("module_celsius") is None
-    assert made.levels("rx_power_watts") == {"0": 1e-3}
+    samples = History({})
+    samples.take(Sample(1, "x", S.MODULE, {"module_celsius": 50, "rx_power_watts/0": 1e-3}))
+    samples.set_time(1)
+    assert samples.level("module_celsius") == 50
+    samples.take(Sample(2, "x", S.MODULE, {"rx_power_watts/0": 1e-3}))
+    assert samples.level("module_celsius") is None
+    assert samples.levels("rx_power_watts") == {"0": 1e-3}
 
 
 # --- the configuration -------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ class HealthHistory(RuleBasedStateMachine):
         nics = {function.pci_address: function.health.allocatable for function in self.functions}
         return nics | {uuid: self.health.gpus.health(uuid).allocatable for uuid in self.health.gpus.gpus}
 
-    # --- what happens ---------------------------------------------------------------------------------
+    # --- events ---------------------------------------------------------------------------------------
 
     @rule(seconds=st.sampled_from([1.0, 15.0, 70.0, 700.0]))
     def wait(self, seconds: float) -> None:
@@ -197,7 +197,7 @@ class HealthHistory(RuleBasedStateMachine):
         self.health.judge_gpus(vitals=[GpuVitals(f"GPU-{number}", {})])
         assert self.allocatable() == before
 
-    # --- what always holds ----------------------------------------------------------------------------
+    # --- invariants -----------------------------------------------------------------------------------
 
     @invariant()
     def health_is_consistent(self) -> None:
