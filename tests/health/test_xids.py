@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hack.docs.health_rules import xids_table
+from hack.docs.health_rules import gpu_rules_table, xids_table
 from nodeagent.health.gpu_judge import unknown
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.xids import FATAL, IGNORE, WATCH, Severity, severity
@@ -19,12 +19,16 @@ from tests.support.judged_gpus import GpuBench, gpu
 SETTINGS = GpuSettings(xid_clear_seconds=600)
 
 
-def test_the_documented_xids_are_those_of_the_code():
+@pytest.mark.parametrize(
+    ("name", "table"), [("xids", xids_table), ("gpu rules", gpu_rules_table)], ids=["xids", "gpu-rules"]
+)
+def test_the_documented_tables_are_those_of_the_code(name, table):
     """``NODEAGENT_GOLDEN=write`` writes them."""
     page = Path(__file__).parents[2] / "docs/gpu-health.md"
-    head, mark, rest = page.read_text().partition("<!-- xids -->\n")
+    head, mark, rest = page.read_text().partition(f"<!-- {name} -->\n")
     _, end, tail = rest.partition("<!-- end -->\n")
-    text = f"{head}{mark}{xids_table()}{end}{tail}"
+    text = f"{head}{mark}{table()}{end}{tail}"
+    assert end, f"the markers of {name} are gone"
     if os.environ.get("NODEAGENT_GOLDEN") == "write":
         page.write_text(text)
     assert page.read_text() == text
