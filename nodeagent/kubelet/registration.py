@@ -312,7 +312,7 @@ class DevicePlugins:
                 self._wake.set()
 
         resource.stream_lost = False
-        resource.apply(Event.SERVED)  # before the kubelet can answer
+        resource.apply(Event.SERVED, kubelet=kubelet)  # before the kubelet can answer
         try:
             await plugin.start(
                 self._folder / _socket_name(plugin.resource, self._folder),

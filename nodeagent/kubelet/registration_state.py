@@ -81,9 +81,9 @@ class Registration(msgspec.Struct, frozen=True):
     def after(
         self, event: Event, now: float, *, kubelet: KubeletId | None = None, reason: str = ""
     ) -> Registration:
-        """Return the state that follows. ``ACCEPTED``, ``FAILED`` and ``SOCKET_TOUCHED`` name the kubelet,
-        ``FAILED``, ``LOST``, ``KUBELET_GONE`` and ``BLOCKED`` the reason. An event that does not concern the
-        stage changes nothing."""
+        """Return the state that follows. ``ACCEPTED``, ``FAILED``, ``SERVED`` and ``SOCKET_TOUCHED`` name the
+        kubelet, ``FAILED``, ``LOST``, ``KUBELET_GONE`` and ``BLOCKED`` the reason. An event that does not concern
+        the stage changes nothing."""
         match event, self.stage:
             case Event.ACCEPTED, _:
                 state = self._with(kubelet)
@@ -103,8 +103,8 @@ class Registration(msgspec.Struct, frozen=True):
                 return replace(self, stage=Stage.CLOSING, reason=reason, settle_s=settle_s)
             case Event.CLOSED, Stage.CLOSING:
                 return replace(self, stage=Stage.SETTLING, not_before=now + self.settle_s)
-            case Event.SERVED, Stage.SETTLING | Stage.REFUSED:
-                return replace(self, stage=Stage.UNREGISTERED)
+            case Event.SERVED, Stage.UNREGISTERED | Stage.SETTLING | Stage.REFUSED:
+                return replace(self._with(kubelet), stage=Stage.UNREGISTERED)
             case Event.KUBELET_GONE, Stage.REGISTERED:
                 return replace(self, stage=Stage.UNREGISTERED, reason=reason)
             case Event.SOCKET_TOUCHED, Stage.REGISTERED:

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -501,6 +501,14 @@ async def test_a_resource_that_is_offered_again_keeps_its_ids_and_avoids_the_rac
         assert w.kubelet.capacity()["example.com/a"] == 3
 
 
+async def open_and_cancel_stream(path: Path) -> None:
+    options = (("grpc.use_local_subchannel_pool", 1),)
+    async with grpc.aio.insecure_channel(f"unix:{path}", options=options) as channel:
+        stream = channel.unary_stream("/v1beta1.DevicePlugin/ListAndWatch")(b"")
+        await stream.read()
+        stream.cancel()
+
+
 class FickleKubelet:
     """Accepts every registration, and closes the stream before it answers Register."""
 
@@ -519,11 +527,7 @@ class FickleKubelet:
         await self.server.start()
 
     async def _register(self, request: bytes, _context: object) -> bytes:
-        path = self.socket.parent / pb.RegisterRequest.FromString(request).endpoint
-        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
-            stream = channel.unary_stream("/v1beta1.DevicePlugin/ListAndWatch")(b"")
-            await stream.read()
-            stream.cancel()
+        await open_and_cancel_stream(self.socket.parent / pb.RegisterRequest.FromString(request).endpoint)
         await asyncio.sleep(0.02)
         self.registered += 1
         return b""
@@ -540,3 +544,26 @@ async def test_a_stream_lost_inside_register_is_noticed_at_once_and_the_pauses_g
             assert 3 <= kubelet.registered <= 5  # after 0, 0.1, 0.3, 0.7 and 1.5 s
         finally:
             await kubelet.server.stop(None)
+
+
+async def test_a_stream_lost_before_the_kubelets_answer_pauses_before_the_next_socket() -> None:
+    """In ``plugins_registry`` each new socket makes the kubelet dial: without a pause this would be a busy loop."""
+    async with world(watched=True) as w:
+        folder = w.kubelet.plugins_registry
+        folder.mkdir(parents=True)
+        w.plugins.update([Lamps("example.com/a")], Snapshot())
+        w.run()
+        dialed: set[int] = set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                while True:
+                    for path in folder.glob("*.sock"):
+                        try:
+                            created = path.stat().st_ctime_ns
+                        except FileNotFoundError:  # the plugin has removed it meanwhile
+                            continue
+                        if created not in dialed:
+                            dialed.add(created)
+                            await open_and_cancel_stream(path)
+                    await asyncio.sleep(0.002)
+        assert 2 <= len(dialed) <= 10

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from nodeagent.kubelet import registration, registration_state
-from nodeagent.kubelet.registration_state import PAUSE_MAX_S, STEADY_S, Event, KubeletId, Registration, Stage
+from nodeagent.kubelet.registration_state import (
+    PAUSE_MAX_S,
+    SETTLE_S,
+    STEADY_S,
+    Event,
+    KubeletId,
+    Registration,
+    Stage,
+)
 from nodeagent.model import Snapshot
 from tests.kubelet.test_registration import Lamps, World
 
@@ -234,3 +242,11 @@ TestKubeletLife = KubeletLife.TestCase
 TestKubeletLife.settings = LIFE
 TestWatchedKubeletLife = WatchedKubeletLife.TestCase
 TestWatchedKubeletLife.settings = LIFE
+
+
+def test_a_stream_lost_before_the_answer_pauses_only_for_the_same_kubelet() -> None:
+    served = Registration().after(Event.SERVED, 5.0, kubelet=OLD)
+    settling = served.after(Event.LOST, 6.0, reason="lost").after(Event.CLOSED, 6.0)
+    assert not settling.due(OLD, 6.0)
+    assert settling.due(OLD, 6.0 + SETTLE_S)
+    assert settling.due(NEW, 6.0)
