@@ -6,9 +6,9 @@ Every size runs in a process of its own, so that its memory is that of this size
 nodes and 8 leaves. Reports are built as structs, so JSON decoding is not measured. The first plan has an empty tree;
 its writes and labels are applied, and then the same inputs are planned again. Every plan is computed from all inputs.
 
-Columns: the number of plans; reading all reports, and the first plan; minimum and median CPU time of the plans, their
-median wall time; copying the inputs, which happens in the controller's event loop; memory after the plans, at its peak
-and before. The machine may be shared, so CPU time counts.
+The columns are the number of plans, the time to read all reports, and the first plan. Then come the minimum and median
+CPU time of a plan, and its median wall time. Copying is the copy of the inputs, in the controller's event loop. Memory
+is that after the plans, at its peak, and before. The machine may be shared, so CPU time counts.
 """
 
 from __future__ import annotations

@@ -67,6 +67,7 @@ RESTART_SETTINGS = (
     "links",
     "lldp",
     "cluster",
+    "samples",
 )
 """A change of these takes effect at the next start."""
 
@@ -191,7 +192,7 @@ class Agent:
         await holdings.watch(
             self._options.kubelet_dir / "pod-resources" / "kubelet.sock",
             lambda holdings: self.inventory.publish("pods", holdings=holdings),
-            partial(self.inventory.silence, "pods"),
+            partial(self.inventory.mark_stale, "pods"),
             self._read_pods,
         )
 

@@ -38,7 +38,7 @@ from nodeagent.cluster.node_labels import LabelResult, NodeLabeler
 from nodeagent.config.formats import host_port
 from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import Planner, PlanOutcome
-from nodeagent.fabric.known_topology import NO_TOPOLOGY, Topology
+from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import Lease, NotLeading, lead

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated
 
-from nodeagent.cluster.min_links_settings import NodesSettings, min_links_conflicts
+from nodeagent.cluster.cluster_settings import NodesSettings, min_links_conflicts
 from nodeagent.config import formats
 from nodeagent.config.faults import Conflict
 from nodeagent.config.setting import setting

@@ -142,7 +142,7 @@ class DeviceOffering:
         sources = {kind.source, "pci"} if self.config.resource_prefix == "auto" else {kind.source}
         for source in sorted(sources):
             if not self._inventory.has_published(source):
-                return _silence(source, snapshot)
+                return _why_missing(source, snapshot)
         return None
 
     def _unnamed(self, snapshot: Snapshot) -> Iterator[str]:
@@ -150,7 +150,7 @@ class DeviceOffering:
         if not self._inventory.has_published("pci"):
             for entry in self.config.resources:
                 if "{" in entry.name:
-                    yield f"{entry.name}: {_silence('pci', snapshot)}"
+                    yield f"{entry.name}: {_why_missing('pci', snapshot)}"
 
     async def _write_cdi_specs(self, snapshot: Snapshot) -> None:
         """Write the specs before the kubelet gets the devices. A disk that hangs must not delay bad news for it."""
@@ -177,8 +177,8 @@ class DeviceOffering:
         return [trouble.message for trouble in offer.troubles(self._inventory.snapshot) if trouble.fatal]
 
 
-def _silence(source: str, snapshot: Snapshot) -> str:
-    reasons = (entry.reason for entry in snapshot.silent if entry.source == source)
+def _why_missing(source: str, snapshot: Snapshot) -> str:
+    reasons = (entry.reason for entry in snapshot.stale_sources if entry.source == source)
     return next(reasons, f"{source} are not known yet")
 
 

@@ -138,7 +138,7 @@ class Discovery:
         """Run every source until cancelled."""
         async with asyncio.TaskGroup() as group:
             for name, source in self._sources().items():
-                failed = partial(self._inventory.silence, name) if name in FACT_SOURCES else None
+                failed = partial(self._inventory.mark_stale, name) if name in FACT_SOURCES else None
                 group.create_task(keep(name, source, failed=failed), name=name)
 
     def _sources(self) -> dict[str, Callable[[], Awaitable[None]]]:
@@ -188,7 +188,7 @@ class Discovery:
             lambda: driver(self._tree, settings),
             self._tree,
             self._gpu_facts,
-            partial(self._inventory.silence, "gpus"),
+            partial(self._inventory.mark_stale, "gpus"),
             pace=gpu_source.Pace(timeout_s=settings.timeout_seconds, vitals_s=settings.health.read_seconds),
             hints=self._gpu_hint,
         )
@@ -258,8 +258,8 @@ async def first_facts(inventory: Inventory, timeout_s: float = FIRST_FACTS_S) ->
         async with asyncio.timeout(timeout_s):
             while True:
                 snapshot = inventory.snapshot
-                silent = {entry.source for entry in snapshot.silent}
-                if all(inventory.has_published(source) or source in silent for source in FIRST_SOURCES):
+                stale = {entry.source for entry in snapshot.stale_sources}
+                if all(inventory.has_published(source) or source in stale for source in FIRST_SOURCES):
                     return
                 await inventory.changed(snapshot.revision)
     except TimeoutError:

@@ -1,8 +1,8 @@
 """The only mutable object of the agent: the latest snapshot, and a way to wait for a change.
 
-Sources publish whole facts; an equal fact wakes no reader. If a source fails, it is marked as silent: its last facts
-stay, and a ``Silence`` marks them as old. Readers take ``snapshot``, an immutable value that is swapped in one
-assignment. There is no queue: a slow reader sees the latest snapshot. Belongs to one event loop.
+Sources publish whole facts; an equal fact wakes no reader. If a source fails, its last facts stay, and a
+``StaleSource`` marks them as old. Readers take ``snapshot``, an immutable value that is swapped in one assignment.
+There is no queue: a slow reader sees the latest snapshot. Belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from nodeagent.model import Silence, Snapshot
+from nodeagent.model import Snapshot, StaleSource
 
 
 class Inventory:
@@ -25,14 +25,14 @@ class Inventory:
         """Replace these parts of the snapshot; its facts are current. Return whether anything changed."""
         first = source not in self._published
         self._published.add(source)
-        silent = tuple(entry for entry in self.snapshot.silent if entry.source != source)
-        return self._update({**facts, "silent": silent}, wake=first)
+        stale = tuple(entry for entry in self.snapshot.stale_sources if entry.source != source)
+        return self._update({**facts, "stale_sources": stale}, wake=first)
 
-    def silence(self, source: str, reason: str) -> bool:
+    def mark_stale(self, source: str, reason: str) -> bool:
         """Mark the facts of the source as old, with the reason. They stay in the snapshot."""
-        others = [entry for entry in self.snapshot.silent if entry.source != source]
-        silent = tuple(sorted([*others, Silence(source, reason)], key=lambda entry: entry.source))
-        return self._update({"silent": silent}, wake=False)
+        others = [entry for entry in self.snapshot.stale_sources if entry.source != source]
+        stale = tuple(sorted([*others, StaleSource(source, reason)], key=lambda entry: entry.source))
+        return self._update({"stale_sources": stale}, wake=False)
 
     def has_published(self, source: str) -> bool:
         """Whether the source has ever published a fact. Before that, "no devices" would be a guess."""

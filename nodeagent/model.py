@@ -199,8 +199,8 @@ class HostPaths(msgspec.Struct, frozen=True):
     driver_files: tuple[Mount, ...] = ()
 
 
-class Silence(msgspec.Struct, frozen=True):
-    """A source that cannot publish at present. Its last facts stay, and nothing is derived from its failure."""
+class StaleSource(msgspec.Struct, frozen=True):
+    """A source that cannot publish at present. Its last facts stay, and no health is derived from its failure."""
 
     source: str
     reason: str
@@ -224,7 +224,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     paths: HostPaths = HostPaths()
     neighbors: tuple[Neighbor, ...] = ()
     remarks: tuple[Remark, ...] = ()
-    silent: tuple[Silence, ...] = ()
+    stale_sources: tuple[StaleSource, ...] = ()
     unreadable: tuple[str, ...] = ()
 
 

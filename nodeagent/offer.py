@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
+from typing import assert_never
 
 import msgspec
 
@@ -139,6 +140,8 @@ class Offer:
                 yield self._gpu_memory(entry, snapshot, taken)
             case GpuResource():
                 yield self._whole_gpus(entry, snapshot, taken)
+            case _:
+                assert_never(entry)
 
     def _resource(self, name: str, snapshot: Snapshot) -> str:
         return f"{prefix(self.config, snapshot.product)}/{name}"

@@ -116,8 +116,15 @@ def readers() -> str:
     """Return a table of the readers."""
     return _table(
         ("source", "reads", "every", "needs"),
-        ((f"`{source}`", *READERS[source]) for source in Source),
+        ((f"`{source}`", *_reader(source)) for source in Source),
     )
+
+
+def _reader(source: Source) -> tuple[str, str, str]:
+    """Return the cells of a reader. Raises ``ValueError`` if ``READERS`` lacks it."""
+    if source not in READERS:
+        raise ValueError(f"{source!r}: add it to READERS in hack/docs/metrics.py")
+    return READERS[source]
 
 
 def sample_names() -> str:

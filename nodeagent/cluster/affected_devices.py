@@ -60,7 +60,7 @@ def reported_devices(snapshot: Snapshot) -> tuple[ReportedDevice, ...]:
 def affected_pods(snapshot: Snapshot, offered: Offered) -> tuple[AffectedPod, ...]:
     """The pods that hold devices which are no longer allocatable.
 
-    A held device that no longer exists counts as failed, unless a source is silent.
+    A held device that no longer exists counts as failed, unless a source has failed.
     """
     held: dict[tuple[str, str, str], set[str]] = {}
     for holding in snapshot.holdings or ():
@@ -79,7 +79,7 @@ def affected_pods(snapshot: Snapshot, offered: Offered) -> tuple[AffectedPod, ..
             if pod_ids and not devices.health.allocatable and devices.health.state not in QUIET:
                 device = _held_device(devices, parents.get(devices.parent), pod_ids)
                 affected.append(AffectedPod(namespace, pod, resource, tuple(sorted(pod_ids)), device))
-        if remaining and offered_devices and not snapshot.silent:
+        if remaining and offered_devices and not snapshot.stale_sources:
             name = min(remaining)
             missing = ReportedDevice(name, name, False, MISSING)
             affected.append(AffectedPod(namespace, pod, resource, tuple(sorted(remaining)), missing))

@@ -64,7 +64,7 @@ def node_access(settings: ClusterSettings, node_name: str | None) -> NodeAccess 
 
 
 class AgentOffer(Protocol):
-    """What the agent offers now, and the rail of each PF."""
+    """The resources that the agent offers now, and the rail of each PF."""
 
     @property
     def offered(self) -> Sequence[DeviceKind]: ...

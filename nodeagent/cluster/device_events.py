@@ -60,12 +60,12 @@ def notices(snapshot: Snapshot, node: str, offered: Offered) -> tuple[Notice, ..
 
 
 def unknown_devices(snapshot: Snapshot) -> Callable[[str], bool]:
-    """A function that tells whether the state of a device is unknown at this moment."""
+    """Return a function that returns whether the state of a device is unknown in this snapshot."""
     states = {device.key: device.health.state for device in reported_devices(snapshot)}
 
     def unknown(key: str) -> bool:
         state = states.get(key)
-        return state is State.UNKNOWN or (state is None and bool(snapshot.silent))
+        return state is State.UNKNOWN or (state is None and bool(snapshot.stale_sources))
 
     return unknown
 

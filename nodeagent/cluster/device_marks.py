@@ -3,7 +3,7 @@
 Rules:
 
 * All three are levels: they are derived from the facts, and written where they differ from the last write. A
-  condition is also written every five minutes, so that a current one can be told from one of a stopped agent.
+  condition is also written every five minutes, so that its age shows whether the agent still runs.
 * A link counts as down after 30 s and as unknown after five minutes, so that the restart of a switch or of the
   agent changes nothing. Until it counts as unknown, its last known state stands. A state that an earlier agent
   has published counts at once.
@@ -64,11 +64,11 @@ class StateTimes:
     """Each device in its last state other than unknown."""
 
     def marks(
-        self, devices: Sequence[ReportedDevice], now: float, *, silent: str | None = None
+        self, devices: Sequence[ReportedDevice], now: float, *, stale: str | None = None
     ) -> DeviceMarks:
-        """The marks for these devices. ``silent``: why nothing new is known of the links."""
+        """The marks for these devices. ``stale``: why the facts of the links are old."""
         current = {(device.key, device.health.state) for device in devices}
-        if silent:
+        if stale:
             current.add(("", State.UNKNOWN))
         # A device that was not listed for a while starts again: nothing is known of the time between.
         self.known = {device.key: self.known[device.key] for device in devices if device.key in self.known}
@@ -77,7 +77,7 @@ class StateTimes:
         devices = [self._settled(device, now) for device in devices]
         links = [device for device in devices if device.link]
         gpus = [device for device in devices if not device.link]
-        unknown = silent if silent and now - self.since["", State.UNKNOWN] >= UNKNOWN_S else None
+        unknown = stale if stale and now - self.since["", State.UNKNOWN] >= UNKNOWN_S else None
         conditions = [
             self._condition(type_, noun, group, now, unknown if type_ == LINK else None)
             for type_, noun, group in ((LINK, "links", links), (GPU, "GPUs", gpus))
@@ -111,7 +111,7 @@ class StateTimes:
         return now - self.since[device.key, state] >= _DELAYS.get(state, 0.0)
 
     def _condition(
-        self, type_: str, noun: str, group: Sequence[ReportedDevice], now: float, silent: str | None
+        self, type_: str, noun: str, group: Sequence[ReportedDevice], now: float, stale: str | None
     ) -> NodeCondition:
         counted = [device for device in group if self._counts(device, now)]
         for state, reason in _REASONS.items():
@@ -121,8 +121,8 @@ class StateTimes:
                 message = f"{len(bad)} of {len(group)} {noun} {verb} {state.value}: {_listed(bad)}"
                 return NodeCondition(type_, "False", reason, shortened(message))
         unknown = [device for device in counted if device.health.state is State.UNKNOWN]
-        if silent is not None or unknown:
-            why = silent or f"{len(unknown)} of {len(group)} {noun}: {_listed(unknown)}"
+        if stale is not None or unknown:
+            why = stale or f"{len(unknown)} of {len(group)} {noun}: {_listed(unknown)}"
             return NodeCondition(type_, "Unknown", "Unknown", shortened(f"no current data: {why}"))
         warned = [
             device for device in group if device.health.reasons and device.health.state is State.HEALTHY
@@ -170,19 +170,23 @@ class DeviceMarker:
     async def _mark(self, snapshot: Snapshot) -> float:
         """Write one mark that differs. Return the seconds until there is more to do."""
         now = time.monotonic()
-        silent = next(
-            (f"{silence.source}: {silence.reason}" for silence in snapshot.silent if silence.source == "pci"),
+        stale = next(
+            (
+                f"{source.source}: {source.reason}"
+                for source in snapshot.stale_sources
+                if source.source == "pci"
+            ),
             None,
         )
         devices = reported_devices(snapshot)
-        marks = self._times.marks(devices, now, silent=silent)
+        marks = self._times.marks(devices, now, stale=stale)
         if (wait := max(self._retry.wait_s(now), self._rate.wait_s(now))) > 0:
             return wait
         try:
             if not self._read:
                 await self._read_marks(devices)
                 self._read = True
-                marks = self._times.marks(devices, now, silent=silent)
+                marks = self._times.marks(devices, now, stale=stale)
             wrote = await self._write(marks, now)
         except ApiError as error:
             return self._retry.failed(error, now)

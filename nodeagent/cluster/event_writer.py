@@ -67,7 +67,7 @@ class Notice:
 
 @dataclass(slots=True)
 class NoticeRecord:
-    """What is known about the Event of one notice. Times are Unix seconds, except ``written_at``.
+    """The state of the Event of one notice. Times are Unix seconds, except ``written_at``.
 
     ``count``: how often the notice began. ``written``: the count of the last write. ``at_start``: the notice stood
     at the first observation, so that an earlier process may have written it. ``before``: the count of that Event.

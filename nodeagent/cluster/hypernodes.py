@@ -14,7 +14,7 @@ Rules of the condition:
 * It is written when the overlap begins and when it ends, and not between: up to Volcano 1.15.1, each write to a
   HyperNode rebuilds a part of the scheduler's tree, even a write to the status alone.
 * It is applied server-side to ``/status`` by a field manager of its own. A HyperNode's conditions are one list
-  without keys: where another owner has conditions, theirs stay and ours is left out. ``status.nodeCount`` is never
+  without keys: where another owner has conditions, theirs stay and none is written. ``status.nodeCount`` is never
   written.
 * A few are written at a time, so that the tree and the labels do not wait.
 """
@@ -178,7 +178,9 @@ class OverlapMarker:
         self._marked = None
 
     async def mark(self, overlapping: Mapping[str, Sequence[str]], existing: Collection[str]) -> float | None:
-        """Let exactly the ``overlapping`` HyperNodes of ours have the condition; ``existing`` are all HyperNodes.
+        """Let exactly the ``overlapping`` HyperNodes of this controller have the condition.
+
+        ``existing``: all HyperNodes.
 
         Return the seconds until there is more to do, if there is.
         """

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
-from nodeagent.cluster.min_links_settings import NodesSettings
+from nodeagent.cluster.cluster_settings import NodesSettings
 from nodeagent.cluster.node_marks import STORED_NODES, NodeCondition, NodeMarks, NodeTaint, StoredNode
 from nodeagent.cluster.retry import FailureLog
 from nodeagent.kube.client import ApiClient, ApiError

@@ -1,6 +1,6 @@
 """Read and write conditions, taints and labels of Nodes without touching those of other owners.
 
-* Conditions: server-side apply by a field manager of our own. A condition that the manager no longer applies is
+* Conditions: server-side apply by nodeagent's own field manager. A condition that the manager no longer applies is
   removed; all others stay.
 * Taints: one list without owners. It is read, changed and written back under the version that was read; after a
   conflict this is repeated.
@@ -60,7 +60,7 @@ class _NodeStatus(msgspec.Struct):
 
 
 class StoredNode(msgspec.Struct):
-    """The marks of a Node, whoever has set them."""
+    """The marks of a Node, of every owner."""
 
     metadata: Meta
     spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
@@ -92,7 +92,7 @@ class NodeMarks:
         return await self._client.get(STORED_NODES, name)
 
     async def set_conditions(self, name: str, conditions: Sequence[NodeCondition]) -> None:
-        """Let exactly these be our conditions on the Node; none removes ours."""
+        """Apply exactly these conditions to the Node; an empty list removes nodeagent's."""
         now = rfc3339(time.time())
         body: Json = {"metadata": {"name": name}}
         if conditions:

@@ -177,7 +177,7 @@ def _place(link: NodeLink) -> tuple[bool, int, str]:
 def body(links: NodeLinks, owner: NodeClaim | None) -> dict[str, Any]:
     """The object to apply: the report, a summary for `kubectl get`, and the Node as owner.
 
-    A printer column is a JSONPath and cannot count; hence the summary.
+    The summary exists because a printer column is a JSONPath and cannot count.
     """
     up = sum(link.state not in (State.DOWN.value, State.UNKNOWN.value) for link in links.links)
     switches = {

@@ -16,7 +16,7 @@ from nodeagent.host.netlink.kernel_events import LinkEvents, NetlinkError
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.packet import PacketError
 from nodeagent.lldp import link_remarks as odd
-from nodeagent.lldp.link_remarks import LinkSide, silence_reason
+from nodeagent.lldp.link_remarks import LinkSide, missing_frames_reason
 from nodeagent.lldp.lldpd_json import LldpdError
 from nodeagent.model import Function, Neighbor, Remark
 from nodeagent.sources import lldp_source
@@ -157,7 +157,7 @@ def findings(facts: LldpFacts, config: Config) -> Iterator[Finding]:
     else:
         yield from _heard(facts)
     for remark in facts.remarks:
-        if remark.key != odd.SILENT:
+        if remark.key != odd.NO_NEIGHBOR:
             yield TOPIC.warn("lldp_odd", f"{remark.link}: {remark.detail}")
 
 
@@ -173,9 +173,9 @@ def _heard(facts: LldpFacts) -> Iterator[Finding]:
         )
     by_reason: dict[str, list[str]] = {}
     for near in unheard:
-        by_reason.setdefault(silence_reason(replace(near, link="NETDEV", pci_address="ADDRESS")), []).append(
-            near.link
-        )
+        by_reason.setdefault(
+            missing_frames_reason(replace(near, link="NETDEV", pci_address="ADDRESS")), []
+        ).append(near.link)
     for reason, links in by_reason.items():
         what = f"{shortened(links)} received no LLDP in {facts.waited_s:g} s"
         if facts.waited_s < INTERVAL_S:

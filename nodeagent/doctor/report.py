@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from nodeagent.doctor.finding import Finding, Level, Topic, count
-from nodeagent.one_line import one_line
+from nodeagent.plain_text import one_line
 
 VERSION = 1
 """Version of the JSON format. Fields and keys may be added under one number, but never change their meaning."""

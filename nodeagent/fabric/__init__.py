@@ -17,13 +17,14 @@ computes the plan in a thread. ``compute`` is all of that in one call.
 A plan goes through these modules, in this order:
 
     nodelinks, reports    a report as written by a node, and its compact form
-    hypernode, rules      Volcano's object; the configuration
+    hypernode             Volcano's object
+    fabric_settings       the settings; ``topology_file`` has the known cabling
     inputs                the latest state of all objects
     published, foreign    the published tree; HyperNodes of other owners
-    cabling_pattern       nodes with identical cabling
-    switches              which announcements come from one switch
+    switch_keys,
+    switch_names          the keys of switches; which announcements come from one switch
     groups, votes         which switches make one leaf group, and which group a node's links vote for
-    naming                which group is which published object
+    naming                the names of HyperNodes: which group is which published object
     node_wishes           where each node should be
     placement             when a move takes effect
     anomalies             what is wrong with the cabling

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from nodeagent.fabric.cabling_pattern import CablingPattern
-from nodeagent.fabric.groups import SwitchGroup
+from nodeagent.fabric.groups import CablingPattern, SwitchGroup
 from nodeagent.fabric.naming import GroupNames
 from nodeagent.fabric.node_wishes import group_of
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind
@@ -61,7 +60,7 @@ class CablingCheck:
         of = self._votes.graph.of
         columns: dict[CablingPattern, list[tuple[str, ...]]] = {}
         for pattern in self._votes.patterns:
-            columns[pattern] = list(zip(*[one.ports for one in pattern.nodes.values()], strict=True))
+            columns[pattern] = list(zip(*[report.ports for report in pattern.nodes.values()], strict=True))
         for leaf, group in of.items():
             places = self._places(leaf)
             if (rail := _rail(places)) is not None:
@@ -158,14 +157,14 @@ class CablingCheck:
         explained: set[str],
     ) -> Iterator[Anomaly]:
         """Links to the switch of another rail. Adds their rails to ``explained``."""
-        meant, found = {rail for rail, _ in wrong_rails}, {rail for _, rail in wrong_rails}
+        meant, actual = {rail for rail, _ in wrong_rails}, {rail for _, rail in wrong_rails}
         for i, slot in enumerate(pattern.shape):
             key, link = pattern.keys[i], shown(slot.link)
             rail = self.rail.get(key, slot.rail)
             if not key or (slot.rail, rail) not in wrong_rails or slot.rail in explained:
                 continue
             explained.add(slot.rail)
-            if rail in meant and slot.rail in found:
+            if rail in meant and slot.rail in actual:
                 message = (
                     f"{link} of {node} is cabled to {key}, the switch of rail {shown(rail)}: swap it with the cable of "
                     "that rail"
@@ -198,7 +197,7 @@ class CablingCheck:
 def _has_nodes(part: frozenset[str], voters: Iterable[CablingPattern]) -> bool:
     """The nodes of some pattern have most of their links with a neighbor in this part."""
     return any(
-        2 * sum(key in part for key in pattern.keys) > len(pattern.keys) - pattern.silent
+        2 * sum(key in part for key in pattern.keys) > len(pattern.keys) - pattern.links_without_neighbor
         for pattern in voters
     )
 
@@ -212,7 +211,7 @@ def _rail(places: Sequence[LinkPlace]) -> str | None:
     for pattern, i in places:
         rail = pattern.shape[i].rail
         counts[rail] = counts.get(rail, 0) + len(pattern.nodes)
-    rail, most = max(counts.items(), key=lambda one: one[1])
+    rail, most = max(counts.items(), key=lambda item: item[1])
     return rail if most >= 3 * (sum(counts.values()) - most) else None
 
 

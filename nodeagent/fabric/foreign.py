@@ -67,7 +67,7 @@ class ForeignHyperNodes:
     def overlaps(
         self, nodes: Iterable[str], children: Iterable[str], labels: Mapping[str, Mapping[str, str]] | None
     ) -> tuple[Overlap, ...]:
-        """What they hold of these nodes, and of these HyperNodes of ours, which have a parent of ours too."""
+        """The foreign HyperNodes that hold some of these nodes, or some of these children of nodeagent's HyperNodes."""
         held: dict[str, list[str]] = {}
         for node in nodes if self.selects else (node for node in nodes if node in self._nodes):
             for name in self.holders(node, None if labels is None else labels.get(node)):

@@ -4,13 +4,43 @@
   of joined switches are one group. A member is a node with its leaf switches, or in a higher tier a group with its
   uplinks.
 * Exactly half supports both answers. The published tree decides then; without one, the switches are joined.
+* Nodes with identical cabling are counted together, so that a sum over 100,000 nodes is one over a few thousand
+  patterns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
-from nodeagent.fabric.cabling_pattern import CablingPattern
+from nodeagent.fabric.reports import CompactReport, Shape
+
+
+class CablingPattern:
+    """All nodes with identical cabling: their reports share one ``shape``.
+
+    ``keys[i]`` is the switch of ``shape[i]``, empty for a link without a neighbor. ``leaves`` are these switches,
+    sorted and each once. ``votes`` counts the links into each group; ``best`` is the group with most of them.
+    """
+
+    __slots__ = ("best", "keys", "leaves", "nodes", "shape", "votes")
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.nodes: dict[str, CompactReport] = {}
+        self.keys: tuple[str, ...] = ()
+        self.leaves: tuple[str, ...] = ()
+        self.votes: dict[SwitchGroup, int] = {}
+        self.best: SwitchGroup | None = None
+
+    @property
+    def unanimous(self) -> bool:
+        """Every link has a neighbor, and all of them are in one group."""
+        return len(self.votes) == 1 and "" not in self.keys
+
+    @property
+    def links_without_neighbor(self) -> int:
+        """The number of links that have never had a neighbor."""
+        return self.keys.count("")
 
 
 class SwitchGroup:
@@ -82,27 +112,27 @@ class SwitchGraph:
         """The number of links into a group."""
         return sum(self._degree.get(leaf, 0) for leaf in group.leaves)
 
-    def overlap(self, one: str, other: str) -> tuple[int, int]:
+    def overlap(self, leaf: str, other: str) -> tuple[int, int]:
         """How many members have both switches, and how many have either."""
-        both = self._common.get(one, {}).get(other, 0)
-        return both, self._degree.get(one, 0) + self._degree.get(other, 0) - both
+        both = self._common.get(leaf, {}).get(other, 0)
+        return both, self._degree.get(leaf, 0) + self._degree.get(other, 0) - both
 
     def reach(self, start: str, *, strictly: bool = False) -> tuple[tuple[str, ...], bool]:
         """All switches that chains of joins reach, sorted, and whether one of these joins is exactly half.
 
         ``strictly`` leaves out joins of exactly half.
         """
-        found, todo, tied = {start}, [start], False
+        reached, todo, tied = {start}, [start], False
         common, degree, static = self._common, self._degree, self._static
         while todo:
             leaf = todo.pop()
             if leaf in static:
-                todo += (other for other in static[leaf] if other in degree and other not in found)
-                found.update(todo)
+                todo += (other for other in static[leaf] if other in degree and other not in reached)
+                reached.update(todo)
                 continue
             mine = degree[leaf]
             for other, shared in common[leaf].items():
-                if other in found:
+                if other in reached:
                     continue
                 surplus = 3 * shared - mine - degree[other]
                 if surplus < 0 or other in static:
@@ -111,9 +141,9 @@ class SwitchGraph:
                     if strictly or self._apart(leaf, other):
                         continue
                     tied = True
-                found.add(other)
+                reached.add(other)
                 todo.append(other)
-        return tuple(sorted(found)), tied
+        return tuple(sorted(reached)), tied
 
 
 def count_votes(
@@ -133,8 +163,3 @@ def count_votes(
     most = max(votes.values())
     equals = [group for group, count in votes.items() if count == most]
     return votes, min(equals, key=lambda group: (-weight(group), group.anchor))
-
-
-def distinct(groups: Iterable[SwitchGroup]) -> list[SwitchGroup]:
-    """Each group once, in the given order."""
-    return list(dict.fromkeys(groups))

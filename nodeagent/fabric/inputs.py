@@ -1,4 +1,4 @@
-"""The planner's inputs: the latest state of every report, Node and HyperNode, and what switches hear above them."""
+"""The planner's inputs: the latest state of every report, Node and HyperNode, and the uplinks of switches."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.hypernode import TIER_NAMES, HyperNode, Texts
-from nodeagent.fabric.known_topology import Topology
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.reports import CompactReport, InternPool, RefusedReportError, ReportReader
+from nodeagent.fabric.topology_file import Topology
 
 
 class KnownLabels(NamedTuple):
@@ -22,7 +22,7 @@ class KnownLabels(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """The inputs at one moment. No mapping in it changes any more, so a thread may read it."""
+    """The inputs at one moment. Its mappings never change, so a thread may read them."""
 
     reports: Mapping[str, CompactReport]
     refused: Mapping[str, str]
@@ -47,7 +47,7 @@ class Levels:
 
 
 class Inputs:
-    """Keeps the latest state of each object. Storing one computes nothing but the compact form of a report."""
+    """Keeps the latest state of each object. Only the compact form of a report is computed here."""
 
     def __init__(self, rules: FabricRules, topology: Topology) -> None:
         self._topology = topology
@@ -61,8 +61,8 @@ class Inputs:
         self.nodes: dict[str, KnownLabels] = {}
         self.own: dict[str, HyperNode] = {}
         self.foreign: dict[str, HyperNode] = {}
-        self.heard: dict[str, tuple[str, ...]] = {}
-        self.heard_by_key = False
+        self.switch_uplinks: dict[str, tuple[str, ...]] = {}
+        self.uplinks_by_key = False
 
     def report(self, name: str, links: NodeLinks | None) -> None:
         if links is None:
@@ -93,14 +93,14 @@ class Inputs:
         if hypernode is not None:
             (self.own if hypernode.ours else self.foreign)[name] = hypernode
 
-    def uplinks(self, heard: Mapping[str, tuple[str, ...]], *, by_key: bool) -> None:
-        self.heard, self.heard_by_key = dict(heard), by_key
+    def uplinks(self, uplinks: Mapping[str, tuple[str, ...]], *, by_key: bool) -> None:
+        self.switch_uplinks, self.uplinks_by_key = dict(uplinks), by_key
 
     def is_node(self, name: str) -> bool:
         return _is_node(name, self.reports, self.nodes)
 
     def levels(self) -> Levels:
-        """A copy that later changes do not reach. The values in it are never changed, only replaced."""
+        """A copy for one plan. It shares its values with the inputs, which replace values and never change them."""
         return Levels(
             self.reports.copy(),
             self.refused.copy(),
@@ -108,8 +108,8 @@ class Inputs:
             self.own.copy(),
             self.foreign.copy(),
             self._topology,
-            self.heard,
-            self.heard_by_key,
+            self.switch_uplinks,
+            self.uplinks_by_key,
         )
 
 

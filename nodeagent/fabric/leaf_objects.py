@@ -1,7 +1,7 @@
 """The tier-1 objects: their nodes and their annotations.
 
-Annotations grow by what is reported. They shrink only when nothing is missing: a switch that no report mentions stays
-listed while a node of the object has a link without a neighbor.
+Annotations gain every reported switch. A switch that no report mentions any more stays listed while a node of the
+object has a link without a neighbor.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class LeafObjects:
         )
 
     def _fit(self, name: str, members: set[str], old: HyperNode | None) -> tuple[str, ...]:
-        """As many nodes as etcd takes in one object; nodes that are published in it come first."""
+        """As many nodes as fit into one object in etcd; nodes that are published in it come first."""
         if old is not None and len(old.nodes) == len(members) and members.issuperset(old.nodes):
             return old.nodes
         nodes = tuple(sorted(members))
@@ -87,7 +87,7 @@ class LeafObjects:
             lost = [leaf for leaf in old.switches if leaf not in switches and not self._is_elsewhere(leaf)]
             before = old.note(RAILS)
             fewer = before.isdecimal() and int(before) > max(rails, 1)
-            if (lost or fewer) and self._has_silent_link(members):
+            if (lost or fewer) and self._has_link_without_neighbor(members):
                 switches.update(lost)
                 rails = max(rails, int(before)) if fewer else rails
         texts = {ALIASES: ",".join(self._aliases(switches, old)), SWITCHES: ",".join(sorted(switches))}
@@ -100,9 +100,9 @@ class LeafObjects:
         group = self._cabling.home(leaf)
         return group is not None and bool(group.voters or group.forced)
 
-    def _has_silent_link(self, members: Iterable[str]) -> bool:
+    def _has_link_without_neighbor(self, members: Iterable[str]) -> bool:
         patterns = map(self._votes.pattern, members)
-        return any(pattern is None or pattern.silent for pattern in patterns)
+        return any(pattern is None or pattern.links_without_neighbor for pattern in patterns)
 
     def _aliases(self, switches: set[str], old: HyperNode | None) -> list[str]:
         names = self._votes.names

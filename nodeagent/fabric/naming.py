@@ -1,12 +1,24 @@
-"""Which leaf group is which published object: a name outlives the switch that it was derived from."""
+"""The names of HyperNodes: which leaf group is which published object.
+
+A HyperNode is named once, after the first switch of its group at that time. It keeps the name as long as the group can
+be recognized: by the members that it shares with a published object, then by the switches, then by the name. Names
+contain no index, because an index changes when groups are added.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import TypeVar
 
 from nodeagent.fabric.groups import SwitchGroup
-from nodeagent.fabric.names import match, name_of
 from nodeagent.fabric.published import PublishedTree
+from nodeagent.fabric.switch_keys import digest
+
+NAME_MAX = 63
+_SLUG_MAX = 30
+
+G = TypeVar("G", bound=Hashable)
 
 Claims = dict[str, tuple[int, int]]
 """By published name, how many members and how many switches a group shares with that object."""
@@ -66,3 +78,35 @@ def member_claims(members: Iterable[str], placed: Mapping[str, str]) -> Claims:
     counts: dict[str, int] = {}
     _add(counts, map(placed.get, members))
     return {name: (count, 0) for name, count in counts.items()}
+
+
+def name_of(fabric: str, tier: int, anchor: str, taken: Callable[[str], bool]) -> str:
+    """A free name of at most 63 characters: ``nodeagent-t<tier>-<anchor>-<digest>``."""
+    slug = re.sub(r"[^a-z0-9]+", "-", anchor.lower())[:_SLUG_MAX].strip("-") or "group"
+    for salt in range(1000):
+        mark = f"{fabric}|{anchor}" + (f"|{salt}" if salt else "")
+        name = f"nodeagent-t{tier}-{slug}-{digest(mark)}"
+        if not taken(name):
+            return name
+    raise AssertionError(f"all names for {slug} are taken")
+
+
+def match(claims: Mapping[G, Mapping[str, tuple[int, int]]], order: Callable[[G], str]) -> dict[G, str]:
+    """The published name of each group. ``claims[group][name]`` counts (shared members, shared switches).
+
+    The largest claim wins first. Every group and every name is matched at most once.
+    """
+    ranked = [
+        (-members, -switches, name, order(group), group)
+        for group, names in claims.items()
+        for name, (members, switches) in names.items()
+        if members or switches
+    ]
+    ranked.sort(key=lambda claim: claim[:4])
+    matched: dict[G, str] = {}
+    used: set[str] = set()
+    for _, _, name, _, group in ranked:
+        if group not in matched and name not in used:
+            matched[group] = name
+            used.add(name)
+    return matched

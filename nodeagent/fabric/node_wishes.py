@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nodeagent.fabric.cabling_pattern import CablingPattern
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.foreign import ForeignHyperNodes
-from nodeagent.fabric.groups import SwitchGroup
+from nodeagent.fabric.groups import CablingPattern, SwitchGroup
 from nodeagent.fabric.inputs import Levels
 from nodeagent.fabric.naming import GroupNames
 from nodeagent.fabric.placement import Placement
@@ -35,7 +34,7 @@ class NodeWishes:
         self._rules, self._levels, self._votes, self._names = rules, levels, votes, names
         self._placed, self._foreign, self._before = placed, foreign, before
         self._waited, self._now = waiting, now
-        self._forced = {node: told.name for told in levels.topology.groups for node in told.nodes}
+        self._forced = {node: group.name for group in levels.topology.groups for node in group.nodes}
         self.wishes: dict[str, str | None] = {}
         self.leaving: list[str] = []
         self.unplaced: dict[str, str] = {}
@@ -112,7 +111,7 @@ def group_of(
 ) -> SwitchGroup | None:
     """The leaf group with most of a node's links; of equal groups, the one in which the node is published.
 
-    A link without a neighbor counts for the published group: silence must not outvote it.
+    A link without a neighbor counts for the published group: missing data must not outvote it.
     """
     best = pattern.best
     if best is None:
@@ -120,5 +119,5 @@ def group_of(
     here = names.groups.get(placed.get(node, ""))
     if here is None or here is best:
         return best
-    mine = pattern.votes.get(here, 0) + pattern.silent
+    mine = pattern.votes.get(here, 0) + pattern.links_without_neighbor
     return here if mine >= pattern.votes[best] else best

@@ -64,7 +64,7 @@ class TreeWrite:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """A foreign HyperNode that holds nodes of ours, or lists HyperNodes of ours as children."""
+    """A foreign HyperNode that holds nodes or HyperNodes which nodeagent has placed."""
 
     name: str
     source: str | None

@@ -13,7 +13,7 @@ from nodeagent.fabric.leaf_objects import LeafObjects
 from nodeagent.fabric.node_wishes import NodeWishes
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind, Overlap, PlanOutcome, UnplacedNode
 from nodeagent.fabric.placement import Placement
-from nodeagent.fabric.switches import SwitchNames
+from nodeagent.fabric.switch_names import SwitchNames
 from nodeagent.fabric.tiers import UpperTiers
 from nodeagent.fabric.writes import order
 
@@ -36,13 +36,13 @@ def make_outcome(
     wanted = {**leaves.objects, **tiers.objects}
     trimmed = {node: name for name, left_out in leaves.trimmed.items() for node in left_out}
     chains = _label_chains(rules, leaves, tiers)
-    placements = (nodes, *tiers.placements.values())
+    placements = (nodes, *tiers.active)
     ends = [placement.next_at(now, rules.hysteresis) for placement in placements]
     ends += [since + rules.hysteresis.settle_seconds for since in wishes.waiting.values()]
     overlaps = _overlaps(rules, levels, foreign, nodes.place, tiers.parent)
     is_blocked = bool(overlaps) and rules.foreign == "refuse"
     return PlanOutcome(
-        hypernodes=tuple(sorted(wanted.values(), key=lambda one: (one.tier, one.name))),
+        hypernodes=tuple(sorted(wanted.values(), key=lambda hypernode: (hypernode.tier, hypernode.name))),
         labels=_labels(nodes.place, chains, trimmed),
         relabel=_relabel(levels, nodes.place, chains),
         anomalies=tuple(sorted([*cabling.anomalies, *names.anomalies, *_oversized(leaves, tiers)])),
@@ -84,7 +84,7 @@ def _labels(
 
 
 def _relabel(levels: Levels, place: Mapping[str, str], chains: Mapping[str, Texts]) -> dict[str, Patch]:
-    """What to patch on each Node. Equal patches are one mapping."""
+    """The label patch of each Node with wrong labels. Equal patches are one mapping."""
     patches: dict[tuple[Texts, Texts], Patch] = {}
     relabel: dict[str, Patch] = {}
     good: tuple[Texts, Texts] = ((), ())
@@ -144,14 +144,14 @@ def _overlaps(
 ) -> tuple[Overlap, ...]:
     if not foreign or rules.foreign != "refuse":
         return ()
-    labels = {node: dict(one.every) for node, one in levels.nodes.items()} if foreign.selects else None
+    labels = {node: dict(known.every) for node, known in levels.nodes.items()} if foreign.selects else None
     return foreign.overlaps(place, parent, labels)
 
 
 def _overlapping(
     published: Mapping[str, HyperNode], overlaps: tuple[Overlap, ...]
 ) -> dict[str, tuple[str, ...]]:
-    """Which foreign HyperNodes overlap each of ours."""
+    """The foreign HyperNodes that overlap each published HyperNode of nodeagent."""
     holders: dict[str, list[str]] = {}
     for overlap in overlaps:
         for member in overlap.members:
@@ -159,10 +159,10 @@ def _overlapping(
     if not holders:
         return {}
     overlapping = {
-        name: {other for member in (name, *one.nodes) for other in holders.get(member, ())}
-        for name, one in published.items()
+        name: {holder for member in (name, *hypernode.nodes) for holder in holders.get(member, ())}
+        for name, hypernode in published.items()
     }
-    return {name: tuple(sorted(others)) for name, others in sorted(overlapping.items()) if others}
+    return {name: tuple(sorted(names)) for name, names in sorted(overlapping.items()) if names}
 
 
 def _below_min_links(rules: FabricRules, levels: Levels) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """When a move takes effect: where every member should be, and since when it should be elsewhere.
 
-* Silence changes nothing: a published member about which nothing is known stays where it is.
+* Missing data changes nothing: a published member about which nothing is known stays where it is.
 * A new member is placed at once. A published member moves after its new place has been wanted for ``move_s``.
 * If too many members would move or too many objects would disappear at once, nothing moves for ``hold_s``.
 * A member that no longer exists leaves after ``grace_s``.

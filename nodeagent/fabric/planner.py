@@ -15,7 +15,6 @@ from nodeagent.fabric.fabric_settings import IMMEDIATE, FabricRules
 from nodeagent.fabric.foreign import ForeignHyperNodes
 from nodeagent.fabric.hypernode import HyperNode
 from nodeagent.fabric.inputs import Inputs, Levels
-from nodeagent.fabric.known_topology import NO_TOPOLOGY, Topology
 from nodeagent.fabric.leaf_objects import LeafObjects
 from nodeagent.fabric.naming import GroupNames
 from nodeagent.fabric.node_wishes import NodeWishes
@@ -25,15 +24,16 @@ from nodeagent.fabric.outputs import make_outcome
 from nodeagent.fabric.placement import Placement, place
 from nodeagent.fabric.published import PublishedTree
 from nodeagent.fabric.reports import SwitchAnnouncement
-from nodeagent.fabric.switches import SwitchNames
+from nodeagent.fabric.switch_names import SwitchNames
 from nodeagent.fabric.tiers import UpperTiers
+from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 from nodeagent.fabric.uplinks import KnownSwitch, known_switches
 from nodeagent.fabric.votes import LinkVotes
 
 
 @dataclass(frozen=True, slots=True)
 class PlanMemory:
-    """What a plan hands to the next one: the placements, new nodes that wait and since when, and the chassis record.
+    """The input of a plan from the plan before: placements, waiting nodes and since when, and the chassis record.
 
     A planner that starts without it makes the same tree, but moves wait for their full time again.
     """
@@ -77,21 +77,23 @@ def compute_plan(rules: FabricRules, levels: Levels, memory: PlanMemory, now: fl
         for name, leaf in leaves.objects.items()
         if rules.foreign == "refuse" or not foreign.parents(name)
     }
-    heard = _heard(levels, votes.names)
-    tiers = UpperTiers(rules, levels.topology, switches, heard, published, levels.is_taken, memory.tiers, now)
+    uplinks = _uplinks_by_key(levels, votes.names)
+    tiers = UpperTiers(
+        rules, levels.topology, switches, uplinks, published, levels.is_taken, memory.tiers, now
+    )
     outcome = make_outcome(rules, levels, foreign, votes.names, wishes, nodes, cabling, leaves, tiers, now)
     kept = PlanMemory(nodes, tiers.placements, wishes.waiting, votes.names.record)
     return Plan(rules, levels, published, votes, names, nodes, cabling, tiers, outcome, kept)
 
 
-def _heard(levels: Levels, names: SwitchNames) -> dict[str, tuple[str, ...]]:
-    """The uplinks of each switch by key. Nodes are not uplinks: a leaf hears the nodes below it too."""
-    heard = {
+def _uplinks_by_key(levels: Levels, names: SwitchNames) -> dict[str, tuple[str, ...]]:
+    """The uplinks of each switch by key. Nodes are left out: they are LLDP neighbors of leaf switches too."""
+    uplinks = {
         switch: tuple(up for up in ups if not levels.is_node(up)) for switch, ups in levels.uplinks.items()
     }
     if levels.uplinks_by_key:
-        return heard
-    return {names.key_of(switch): tuple(map(names.key_of, ups)) for switch, ups in heard.items()}
+        return uplinks
+    return {names.key_of(switch): tuple(map(names.key_of, ups)) for switch, ups in uplinks.items()}
 
 
 class Planner:
@@ -119,11 +121,11 @@ class Planner:
         """A HyperNode of any owner, as the API server has it; ``None``: it has been deleted."""
         self.inputs.hypernode(name, hypernode)
 
-    def uplinks(self, heard: Mapping[str, tuple[str, ...]], *, by_key: bool = False) -> None:
+    def uplinks(self, uplinks: Mapping[str, tuple[str, ...]], *, by_key: bool = False) -> None:
         """The switches above each switch, all that are known at present: by system name, or by the keys of
         ``switches`` and of ``fabric.uplinks``.
         """
-        self.inputs.uplinks(heard, by_key=by_key)
+        self.inputs.uplinks(uplinks, by_key=by_key)
 
     def switches(self) -> tuple[KnownSwitch, ...]:
         """The leaf switches in the reports, as of the last plan, by key."""

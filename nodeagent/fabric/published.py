@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from nodeagent.fabric.hypernode import ALIASES, TIER_NAMES, HyperNode
-from nodeagent.fabric.names import short
+from nodeagent.fabric.switch_keys import short
 
 
 class PublishedMembers:
@@ -27,12 +27,12 @@ class PublishedMembers:
                 if first != name:
                     self._several.setdefault(member, {first}).add(name)
 
-    def apart(self, one: str, other: str) -> bool:
-        """Both are published, but no object lists both."""
-        here, there = self.placed.get(one), self.placed.get(other)
-        if here is None or there is None or here == there:
+    def apart(self, member: str, other: str) -> bool:
+        """Both members are published, but no object lists both."""
+        first, second = self.placed.get(member), self.placed.get(other)
+        if first is None or second is None or first == second:
             return False
-        return self._several.get(one, {here}).isdisjoint(self._several.get(other, {there}))
+        return self._several.get(member, {first}).isdisjoint(self._several.get(other, {second}))
 
 
 class PublishedTree:
@@ -43,16 +43,16 @@ class PublishedTree:
     """
 
     def __init__(self, objects: Mapping[str, HyperNode]) -> None:
-        leaves = [one for _, one in sorted(objects.items()) if one.tier == 1]
+        leaves = [leaf for _, leaf in sorted(objects.items()) if leaf.tier == 1]
         self.objects = objects
-        self.tiers = {1: PublishedMembers((one.name, one.nodes) for one in leaves)}
+        self.tiers = {1: PublishedMembers((leaf.name, leaf.nodes) for leaf in leaves)}
         for tier in range(2, len(TIER_NAMES) + 1):
-            uppers = [one for one in objects.values() if one.tier == tier]
-            self.tiers[tier] = PublishedMembers((one.name, one.children) for one in uppers)
-        self.switches = PublishedMembers((one.name, one.switches) for one in leaves)
+            uppers = [upper for upper in objects.values() if upper.tier == tier]
+            self.tiers[tier] = PublishedMembers((upper.name, upper.children) for upper in uppers)
+        self.switches = PublishedMembers((leaf.name, leaf.switches) for leaf in leaves)
         self.aliases: dict[str, str] = {}
-        for one in leaves:
-            self.aliases.update(parse_aliases(one))
+        for leaf in leaves:
+            self.aliases.update(parse_aliases(leaf))
 
 
 def parse_aliases(hypernode: HyperNode | None) -> dict[str, str]:

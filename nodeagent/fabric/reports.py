@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from nodeagent.fabric.fabric_settings import FabricRules, FabricSelect
 from nodeagent.fabric.nodelinks import LinkNeighbor, NodeLink, NodeLinks
-from nodeagent.one_line import one_line
+from nodeagent.plain_text import one_line
 
 LINKS_MAX = 128
 TEXT_MAX = 1100
@@ -33,7 +33,7 @@ class RefusedReportError(ValueError):
 
 
 class SwitchAnnouncement(NamedTuple):
-    """What a switch announces of itself, without the port: one value for all links to that switch."""
+    """The LLDP announcement of a switch, without the port: one value for all links to that switch."""
 
     name: str
     chassis: str
@@ -179,11 +179,11 @@ def _check(name: str, links: NodeLinks) -> None:
         raise RefusedReportError("has a node name that is not valid in Kubernetes")
     if len(links.links) > LINKS_MAX:
         raise RefusedReportError(f"lists {len(links.links)} links; at most {LINKS_MAX} are accepted")
-    seen: set[str] = set()
+    names: set[str] = set()
     for link in links.links:
-        if link.name in seen:
+        if link.name in names:
             raise RefusedReportError(f"lists the link {shown(link.name)} twice")
-        seen.add(link.name)
+        names.add(link.name)
         if max(map(len, _texts(link))) > TEXT_MAX:
             raise RefusedReportError(f"has a text of more than {TEXT_MAX} characters at {shown(link.name)}")
 

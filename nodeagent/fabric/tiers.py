@@ -1,6 +1,6 @@
 """The tiers above the leaves: the join rule again, with groups in place of nodes and uplinks in place of links.
 
-Sources of uplinks, the most trusted first: the topology file, what switches hear above them, a pattern on the names of
+Sources of uplinks, the most trusted first: the topology file, the LLDP neighbors of switches, a pattern on the names of
 leaf switches, and the assertion that all groups are one.
 
 * A tier that joins nothing is left out, because each tier costs the scheduler a copy of all nodes.
@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.groups import SwitchGraph, SwitchGroup, count_votes
 from nodeagent.fabric.hypernode import DERIVED_FROM, TIER_NAMES, HyperNode, labels_of, tier_name
-from nodeagent.fabric.known_topology import Topology
-from nodeagent.fabric.names import match, name_of
-from nodeagent.fabric.naming import member_claims
+from nodeagent.fabric.naming import match, member_claims, name_of
 from nodeagent.fabric.outcome import Breaker
 from nodeagent.fabric.placement import Placement, place
 from nodeagent.fabric.published import PublishedTree
+from nodeagent.fabric.topology_file import Topology
 
-FILE, HEARD, PATTERN, ASSERTED = "topology-file", "spine-lldp", "name-pattern", "assume-full-bisection"
+FILE, LLDP, PATTERN, ASSERTED = "topology-file", "spine-lldp", "name-pattern", "assume-full-bisection"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +48,13 @@ class _UpperGroup:
 
 
 class UplinkSources:
-    """What is known to be above each switch."""
+    """The known uplinks of each switch, with their source."""
 
-    def __init__(self, rules: FabricRules, topology: Topology, heard: Mapping[str, tuple[str, ...]]) -> None:
+    def __init__(
+        self, rules: FabricRules, topology: Topology, uplinks: Mapping[str, tuple[str, ...]]
+    ) -> None:
         self._patterns = tuple(map(re.compile, rules.tiers.name_patterns))
-        self._by_switch = ((FILE, topology.uplinks), (HEARD, heard))
+        self._by_switch = ((FILE, topology.uplinks), (LLDP, uplinks))
 
     def above(self, item: TierItem, tier: int, below: frozenset[str]) -> tuple[frozenset[str], str]:
         """The switches above an item (or names that stand for them), and the source.
@@ -78,54 +79,60 @@ class UplinkSources:
 
 
 class UpperTiers:
-    """Tiers 2 and 3. ``objects`` by name, ``parent`` of each HyperNode below, and the ``placements`` by tier."""
+    """Tiers 2 and 3: ``objects`` by name, and the ``parent`` of each HyperNode below.
+
+    ``placements`` are for the next plan, by level of uplinks. ``active`` are those of the tiers that are not left out.
+    """
 
     def __init__(
         self,
         rules: FabricRules,
         topology: Topology,
         leaves: Mapping[str, frozenset[str]],
-        heard: Mapping[str, tuple[str, ...]],
+        uplinks: Mapping[str, tuple[str, ...]],
         published: PublishedTree,
         is_taken: Callable[[str], bool],
         before: Mapping[int, Placement],
         now: float,
     ) -> None:
-        """``leaves`` are the tier-1 HyperNodes with their switches; ``before`` are the placements of the last plan."""
+        """``leaves`` are the tier-1 HyperNodes with their switches. ``before`` are the last plan's ``placements``."""
         self._rules, self._published, self._is_taken, self._now = rules, published, is_taken, now
-        self._uplinks = UplinkSources(rules, topology, heard)
+        self._uplinks = UplinkSources(rules, topology, uplinks)
         self._before = before
         self.objects: dict[str, HyperNode] = {}
         self.parent: dict[str, str] = {}
         self.placements: dict[int, Placement] = {}
+        self.active: list[Placement] = []
         self._build({name: TierItem(switches, switches) for name, switches in leaves.items()})
 
     @property
     def breaker(self) -> Breaker | None:
-        breakers = (one.breaker for _, one in sorted(self.placements.items()))
+        breakers = (placement.breaker for placement in self.active)
         return next((breaker for breaker in breakers if breaker is not None), None)
 
     def _build(self, items: dict[str, TierItem]) -> None:
         below = frozenset(switch for item in items.values() for switch in item.switches)
-        tier, silent = 2, False
+        tier, kept = 2, False
+        known: set[str] = set()
         for level in range(2, len(TIER_NAMES) + 1):
             groups = self._groups(items, level, below)
-            step = _Tier(self._rules, tier, self._published, self._is_taken)
-            silent = silent or (not groups and step.keeps_any(items))
-            asserted = (
-                not groups and not silent and self._rules.tiers.assume_full_bisection and len(items) > 1
-            )
+            step = _Tier(self._rules, tier, self._published, self._is_taken, frozenset(known))
+            kept = kept or (not groups and step.keeps_any(items))
+            asserted = not groups and not kept and self._rules.tiers.assume_full_bisection and len(items) > 1
             if asserted:
                 groups = [_UpperGroup(frozenset(), frozenset(items), ASSERTED)]
-            placement = None
+            placement = Placement()
             if step.joins(items, groups):
-                before = self._before.get(tier, Placement())
+                before = self._before.get(level, Placement())
                 placement = step.place(items, groups, before, self._now, asserted=asserted)
-            children = _invert({} if placement is None else placement.place)
-            if placement is None or all(len(names) < 2 for names in children.values()):
+                # Kept for a tier that is left out too: until that is written, its moves must not wait again.
+                self.placements[level] = placement
+            children = _invert(placement.place)
+            if all(len(names) < 2 for names in children.values()):
                 items = _pass_through(items, groups)
+                known.update(*(group.members for group in groups))
                 continue
-            self.placements[tier] = placement
+            self.active.append(placement)
             items = self._raise(items, children, step, tier)
             below |= frozenset(switch for item in items.values() for switch in item.switches)
             tier += 1
@@ -144,7 +151,7 @@ class UpperTiers:
             _, best = count_votes(switches, graph.of, graph.weight)
             if best is not None:
                 members.setdefault(best, []).append(name)
-        trust = (FILE, HEARD, PATTERN)
+        trust = (FILE, LLDP, PATTERN)
         return [
             _UpperGroup(
                 frozenset(group.leaves),
@@ -180,23 +187,29 @@ class _Tier:
     """One tier while it is built: the names of its groups, and the places of its children."""
 
     def __init__(
-        self, rules: FabricRules, tier: int, published: PublishedTree, is_taken: Callable[[str], bool]
+        self,
+        rules: FabricRules,
+        tier: int,
+        published: PublishedTree,
+        is_taken: Callable[[str], bool],
+        known: frozenset[str],
     ) -> None:
+        """``known`` are items with uplinks of a lower level, which did not join them."""
         self._rules, self._tier = rules, tier
         self._published = published.objects
         self._members = published.tiers[tier]
-        self._is_taken = is_taken
+        self._is_taken, self._known = is_taken, known
         self._group: dict[str, _UpperGroup] = {}
 
     def joins(self, items: Mapping[str, TierItem], groups: list[_UpperGroup]) -> bool:
-        """The tier joins some items, or keeps items whose switches have become silent."""
+        """The tier joins some items, or keeps items whose uplinks are no longer reported."""
         known = frozenset[str]().union(*(group.members for group in groups))
         return any(len(group.members) > 1 for group in groups) or any(
             item not in known and self._keeps(item) for item in items
         )
 
     def keeps_any(self, items: Mapping[str, TierItem]) -> bool:
-        """Some item was joined by LLDP and its switches are silent now: that is no reason to assert one group."""
+        """Some item was joined by LLDP, and its uplinks are not reported now. Then one group must not be asserted."""
         return any(map(self._keeps, items))
 
     def source(self, name: str) -> str:
@@ -236,7 +249,9 @@ class _Tier:
     def _keeps(self, item: str) -> bool:
         """The item stays where uplinks from LLDP have put it, as long as nothing else is known."""
         here = self._members.placed.get(item)
-        return here is not None and self._published[here].note(DERIVED_FROM) == HEARD
+        return (
+            here is not None and item not in self._known and self._published[here].note(DERIVED_FROM) == LLDP
+        )
 
 
 def _never_apart(_one: str, _other: str) -> bool:

@@ -6,15 +6,15 @@ switch in two groups are refused, each with its line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from nodeagent.config import formats
 from nodeagent.config.faults import Conflict, Path, did_you_mean, quote
 from nodeagent.config.setting import Settings, listed, setting
 from nodeagent.config.settings_file import read_settings
-from nodeagent.fabric.known_topology import StaticGroup, Topology
-from nodeagent.fabric.names import chassis_key, full
+from nodeagent.fabric.switch_keys import chassis_key, full
 
 _VALUES_MAX = 500_000
 _MANY = 100_000
@@ -29,6 +29,26 @@ NodeName = Annotated[
         digits=True,
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class StaticGroup:
+    """A known leaf group: its switches, and nodes that belong to it whatever LLDP reports."""
+
+    name: str
+    switches: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The content of the topology file: the uplinks of each switch by its key, and leaf groups."""
+
+    uplinks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    groups: tuple[StaticGroup, ...] = ()
+
+
+NO_TOPOLOGY = Topology()
 
 
 class SwitchEntry(Settings, frozen=True, kw_only=True):

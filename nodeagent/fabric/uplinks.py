@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from nodeagent.fabric.names import chassis_key, full, short
 from nodeagent.fabric.reports import SwitchAnnouncement
+from nodeagent.fabric.switch_keys import chassis_key, full, short
 
 MANAGEMENT_PORTS = ("mgmt*", "Mgmt*", "management*", "Management*", "eth0", "em0", "me0", "fxp0", "oob*")
 
@@ -72,14 +72,17 @@ def find_uplinks(
 
     ``leaves`` keep their keys. They may appear as uplinks of each other; the tiers leave out such peer links.
     """
-    accepted = {key: [one for one in heard if rule.accepts(one)] for key, heard in sorted(neighbors.items())}
-    every = [neighbor for heard in accepted.values() for neighbor in heard]
+    accepted = {
+        key: [neighbor for neighbor in received if rule.accepts(neighbor)]
+        for key, received in sorted(neighbors.items())
+    }
+    every = [neighbor for received in accepted.values() for neighbor in received]
     keys = _NeighborKeys(every, rule.generic_names, leaves)
     uplinks: dict[str, tuple[str, ...]] = {}
     by_key: dict[str, list[SwitchNeighbor]] = {}
-    for key, heard in accepted.items():
-        uplinks[key] = tuple(sorted({keys.of(neighbor) for neighbor in heard} - {key}))
-        for neighbor in heard:
+    for key, received in accepted.items():
+        uplinks[key] = tuple(sorted({keys.of(neighbor) for neighbor in received} - {key}))
+        for neighbor in received:
             by_key.setdefault(keys.of(neighbor), []).append(neighbor)
     return uplinks, {key: _known(key, same) for key, same in sorted(by_key.items())}
 
@@ -110,9 +113,9 @@ def _forms(name: str) -> tuple[str, ...]:
 def _known(key: str, same: Collection[SwitchNeighbor] | Collection[SwitchAnnouncement]) -> KnownSwitch:
     return KnownSwitch(
         key,
-        tuple(sorted({one.name for one in same if one.name})),
-        tuple(sorted({one.chassis for one in same})),
-        tuple(sorted({address for one in same for address in one.addresses})),
+        tuple(sorted({peer.name for peer in same if peer.name})),
+        tuple(sorted({peer.chassis for peer in same})),
+        tuple(sorted({address for peer in same for address in peer.addresses})),
     )
 
 

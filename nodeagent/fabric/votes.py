@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from nodeagent.fabric.cabling_pattern import CablingPattern
 from nodeagent.fabric.fabric_settings import FabricRules
-from nodeagent.fabric.groups import SwitchGraph, SwitchGroup, count_votes
+from nodeagent.fabric.groups import CablingPattern, SwitchGraph, SwitchGroup, count_votes
 from nodeagent.fabric.inputs import Levels
 from nodeagent.fabric.published import PublishedTree
-from nodeagent.fabric.switches import SwitchNames
+from nodeagent.fabric.switch_names import SwitchNames
 
 
 class LinkVotes:
@@ -68,19 +67,19 @@ class LinkVotes:
             self.graph.add(pattern.leaves, len(pattern.nodes))
 
     def _static_groups(self, levels: Levels) -> dict[str, SwitchGroup]:
-        """A group of the topology file whose switches nobody reports has no switches here."""
+        """The groups of the topology file. One whose switches are in no report has no switches here."""
         of = self.graph.of
-        name_of = {leaf: told.name for told in levels.topology.groups for leaf in told.switches}
+        entries = levels.topology.groups
+        name_of = {leaf: entry.name for entry in entries for leaf in entry.switches}
         for group in self.groups:
             group.static = name_of.get(group.leaves[0], "")
-        found: dict[str, SwitchGroup] = {}
-        for told in levels.topology.groups:
-            group = next(
-                (of[leaf] for leaf in told.switches if leaf in of), SwitchGroup((), static=told.name)
-            )
-            group.forced = tuple(node for node in told.nodes if levels.exists(node))
-            found[told.name] = group
-        return found
+        static: dict[str, SwitchGroup] = {}
+        for entry in entries:
+            known = (of[leaf] for leaf in entry.switches if leaf in of)
+            group = next(known, SwitchGroup((), static=entry.name))
+            group.forced = tuple(node for node in entry.nodes if levels.exists(node))
+            static[entry.name] = group
+        return static
 
     def _count(self) -> None:
         for pattern in self._patterns.values():

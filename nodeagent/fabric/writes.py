@@ -50,7 +50,7 @@ class _Sequence:
 
     def _add_parents(self) -> None:
         """Let an unchanged parent release a child that is deleted and created again."""
-        uppers = sorted((one for one in self._published.values() if one.children), key=_height)
+        uppers = sorted((upper for upper in self._published.values() if upper.children), key=_height)
         gone = {name for name, kept in self._kept.items() if kept is None}
         for upper in uppers:
             if upper.name in self._kept or gone.isdisjoint(upper.children):

@@ -164,8 +164,8 @@ def _paused(view: NicView, name: str) -> Measured | None:
     if not shares:
         return None
     worst = max(shares, key=lambda priority: shares[priority])
-    said = f"{percent(shares[worst])} of the time on priority {worst}"
-    return Measured(shares[worst], said, by(Source.DRIVER.value))
+    text = f"{percent(shares[worst])} of the time on priority {worst}"
+    return Measured(shares[worst], text, by(Source.DRIVER.value))
 
 
 def host_stall(view: NicView) -> Measured | None:

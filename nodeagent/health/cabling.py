@@ -10,7 +10,7 @@ from nodeagent.model import Neighbor
 
 
 class PlanError(Exception):
-    """The plan cannot be read; the message says where and what is wrong."""
+    """The plan cannot be read; the message names the place and the cause."""
 
 
 class Port(msgspec.Struct, frozen=True):

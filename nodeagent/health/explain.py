@@ -55,10 +55,10 @@ class DeviceView(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def explain_nics(judge: NicJudge, health: dict[str, Health], now: float) -> tuple[DeviceView, ...]:
-    """Return the views of all PFs, the gravest first. ``health`` is the last verdict, by PCI address."""
+    """Return the views of all PFs, the gravest first. ``health``: the last result, by PCI address."""
     views = []
     for nic in judge.nics.values():
-        nic.ask(now)
+        nic.set_time(now)
         view = _device(nic, nic.address, nic.netdev or nic.address, health.get(nic.address, Health()), now)
         silent = tuple(source.value for source in nic.history.stale())
         views.append(msgspec.structs.replace(view, silent=silent))
@@ -118,11 +118,11 @@ def _rule(rule: Rule, measured: Measured | None, hold: Hold | None, now: float) 
         phase=phase,
         state=rule.state,
         withdraws=rule.withdraws,
-        measured=None if measured is None else measured.said,
+        measured=None if measured is None else measured.text,
         value=None if measured is None or math.isnan(measured.value) else measured.value,
         threshold=(measured.limit if measured is not None else None) or threshold(rule),
         for_s=None if began is None else max(0.0, now - began),
         in_s=None if due is None or math.isinf(due) else max(0.0, due - now),
-        began=hold.said if hold is not None and active else None,
+        began=hold.text if hold is not None and active else None,
         clears=clears(rule) if active else None,
     )

@@ -1,6 +1,6 @@
-"""The judge of the node's GPUs: events, readings and measured values in, the health of every GPU out. Pure.
+"""The rule engine of the node's GPUs: events, readings and measured values in, the health of every GPU out. Pure.
 
-* Evidence is about one GPU. An error of the driver as a whole, and its silence, make no GPU Unhealthy.
+* Evidence is about one GPU. An error of the whole driver, or no answer from it, makes no GPU Unhealthy.
 * A GPU that was once known stays known while the agent lives: a pod may hold it.
 * Equal facts give equal answers: a reason contains nothing that counts or ages.
 """
@@ -30,7 +30,11 @@ class GpuJudge:
         # A single GPU is always allowed, whatever its share of the node.
         self._guard = Guard(guard.share, guard.seconds, least=1.0)
         self._health: dict[str, Health] = {}
-        self._silent: str | None = None
+        self._driver_failure: str | None = None
+
+    def adopt_guard(self, guard: GuardSettings) -> None:
+        """Apply changed settings of the guard, from the next evaluation on."""
+        self._guard.share, self._guard.seconds = guard.share, guard.seconds
 
     def take_events(self, events: Iterable[GpuEvent], now: float) -> None:
         """An event of a GPU that was never read is dropped."""
@@ -72,11 +76,11 @@ class GpuJudge:
     def _sort(self) -> None:
         self.gpus = dict(sorted(self.gpus.items(), key=lambda entry: (entry[1].index, entry[0])))
 
-    # --- the verdict ----------------------------------------------------------------------------------
+    # --- evaluation -----------------------------------------------------------------------------------
 
     def judge(self, now: float) -> dict[str, Health]:
         """Return the health of every GPU, by UUID. The driver answers."""
-        self._silent = None
+        self._driver_failure = None
         self._guard.judge(self.gpus, {}, now)
         for uuid, gpu in self.gpus.items():
             health = gpu.health()
@@ -93,18 +97,18 @@ class GpuJudge:
         until = f"until a second source confirms them, or for {self._guard.seconds:g} s"
         return Reason("guard", f"{why} {until}", warning=True)
 
-    def fall_silent(self, why: str, now: float) -> dict[str, Health]:
+    def lose_driver(self, why: str, now: float) -> dict[str, Health]:
         """Return the health of every GPU while the driver does not answer."""
-        self._silent = why
+        self._driver_failure = why
         for gpu in self.gpus.values():
             gpu.set_state(State.UNKNOWN, now)
         return {uuid: self.health(uuid) for uuid in self.gpus}
 
     def health(self, uuid: str) -> Health:
-        """Return the last verdict. A GPU from the state file without one has its recorded faults."""
+        """Return the last health. A GPU from the state file without one has its recorded faults."""
         health = self._health.get(uuid)
         health = self.gpus[uuid].health() if health is None else health
-        return health if self._silent is None else unknown(health, self._silent)
+        return health if self._driver_failure is None else unknown(health, self._driver_failure)
 
     # --- over a restart -------------------------------------------------------------------------------
 
@@ -118,5 +122,5 @@ class GpuJudge:
 
 
 def unknown(health: Health, why: str) -> Health:
-    """Return the health of a GPU while its driver does not answer: what is allocatable does not change."""
+    """Return the health of a GPU while its driver does not answer. ``allocatable`` does not change."""
     return Health(State.UNKNOWN, (Reason("driver_silent", why), *health.reasons), health.allocatable)

@@ -1,4 +1,4 @@
-"""The rules of GPUs: on what the driver reports with each reading, and on measured values. Pure.
+"""The rules of GPUs: on the readings of the driver, and on measured values. Pure.
 
 * Time to enter and to clear counts only between two readings of the same kind: hours without a reading are no
   evidence.
@@ -7,19 +7,23 @@
 * The text of a reason is the value at which the fault started. It changes only where the fault itself changes (which
   NVLinks are down): a growing number would publish a new fact at each reading.
 
-Defaults, where our own: 600 s to clear, 60 s for PCIe, 30 s for the fabric. Others: more than 512 rows remapped for
-uncorrectable errors and any failed remap (Azure's node health checks); a pending remap needs a reset (NVIDIA, GPU
-memory error management); one uncorrectable SRAM error and the SRAM threshold flag (same, "RMA policy"); an NVLink
-down for 30 s; a narrow PCIe link for 10 s (DGX health checks); a slow one for 15 minutes of load, because an idle
-GPU slows its link down and trains it again many times a minute.
+Defaults of nodeagent: 600 s to clear, 60 s for PCIe, 30 s for the fabric and for an NVLink that is down. A slow PCIe
+link counts after 15 minutes of load, because an idle GPU slows its link down and trains it again many times a minute.
+
+Defaults with a source:
+
+* more than 512 rows remapped for uncorrectable errors, and any failed remap: Azure's node health checks
+* a pending remap needs a reset: NVIDIA, GPU memory error management
+* one uncorrectable SRAM error, and the SRAM threshold flag: the same, "RMA policy"
+* a narrow PCIe link for 10 s: DGX health checks
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from nodeagent.health.rule import Measure, Measured, Rule
 from nodeagent.host.gpu_driver import GpuReading
@@ -56,14 +60,15 @@ UNREADABLE_AFTER_S = 30.0
 
 class GpuView(NamedTuple):
     """One GPU as the measures of its rules read it. ``values`` are the last measured ones, ``links`` the NVLinks
-    that were up in this boot."""
+    that were up in this boot. ``limits`` are the thresholds of the measured values."""
 
     reading: GpuReading
     values: Mapping[str, float]
     links: frozenset[int]
+    limits: GpuHealthSettings
 
 
-# --- what the driver reports with each reading ------------------------------------------------------------
+# --- readings ---------------------------------------------------------------------------------------------
 
 _BY_READING = frozenset({"reading"})
 _BY_VALUES = frozenset({"vitals"})
@@ -102,7 +107,7 @@ LOST = Rule(
     state=State.UNHEALTHY,
     measure=_measure_lost,
     withdraws=True,
-    limit="the driver says so",
+    limit="reported by the driver",
     clears="the driver lists it again",
     witnesses=_BY_READING,
 )
@@ -122,8 +127,8 @@ def recovery_rule(action: str) -> Rule:
         state=State.UNHEALTHY,
         measure=_measure_recovery,
         withdraws=True,
-        limit="the driver says so",
-        clears="the driver no longer asks for it",
+        limit="reported by the driver",
+        clears="the driver no longer requests it",
         witnesses=_BY_READING,
     )
 
@@ -157,57 +162,100 @@ def nvlinks_up(values: Mapping[str, float]) -> set[int]:
     return {link for link, up in _nvlink_states(values).items() if up}
 
 
-def _flag(name: str, sentence: str) -> Measure:
-    def measure(view: GpuView) -> Measured | None:
-        value = view.values.get(name)
-        if value is None:
-            return None
-        return Measured(value, "set" if value else "not set", bad=value == 1, sentence=sentence)
-
-    return measure
+def _flag(view: GpuView, name: str, sentence: str) -> Measured | None:
+    value = view.values.get(name)
+    if value is None:
+        return None
+    return Measured(value, "set" if value else "not set", bad=value == 1, sentence=sentence)
 
 
-def _count(name: str, unit: str, enter: float, sentence: str) -> Measure:
-    def measure(view: GpuView) -> Measured | None:
-        value = view.values.get(name)
-        if value is None:
-            return None
-        return Measured(
-            value,
-            f"{value:g} {_plural(unit, value)}",
-            bad=value >= enter,
-            sentence=sentence.format(value=value, least=enter),
-        )
-
-    return measure
+def _count(view: GpuView, name: str, unit: str, least: float, sentence: str) -> Measured | None:
+    """``least``: the fault starts at this count."""
+    value = view.values.get(name)
+    if value is None:
+        return None
+    return Measured(
+        value,
+        _number(value, unit),
+        bad=value >= least,
+        sentence=sentence.format(value=value, least=least),
+    )
 
 
-def _plural(unit: str, count: float) -> str:
-    return unit if count == 1 else f"{unit}s"
+def _number(count: float, unit: str) -> str:
+    return f"{count:g} {unit}" if count == 1 else f"{count:g} {unit}s"
 
 
-def _nvlinks(required: int | None) -> Measure:
-    def measure(view: GpuView) -> Measured | None:
-        states = _nvlink_states(view.values)
-        if not states:
-            return None
-        up = sum(states.values())
-        if required is not None:
-            sentence = f"{up} NVLinks are up where {required} should be."
-            return Measured(max(0, required - up), f"{up} up", bad=up < required, sentence=sentence)
-        # A link that the driver does not report now is evidence in neither direction.
-        down = sorted(link for link in view.links if states.get(link) is False)
-        if not down and not states.keys() >= view.links:
-            return None
-        names = ", ".join(map(str, down))
-        verb = "is" if len(down) == 1 else "are"
-        sentence = f"NVLink{'s' * (len(down) > 1)} {names} {verb} down; {up} are up."
-        return Measured(len(down), f"{up} up, {len(down)} down", bad=bool(down), sentence=sentence)
-
-    return measure
+def _too_many_rows(limits: GpuHealthSettings) -> int:
+    return limits.remapped_rows + 1
 
 
-def _measure_width(view: GpuView) -> Measured | None:
+def remap_failed(view: GpuView) -> Measured | None:
+    """A row of the memory could not be remapped."""
+    return _flag(view, "gpu_row_remap_failed", "A bad row of the GPU's memory could not be remapped.")
+
+
+def remap_limit(view: GpuView) -> Measured | None:
+    """Too many rows of the memory were remapped for uncorrectable errors."""
+    sentence = (
+        "{value:g} rows of the GPU's memory were remapped for uncorrectable errors; {least:g} are too many."
+    )
+    return _count(view, "gpu_remapped_uncorrectable", "row", _too_many_rows(view.limits), sentence)
+
+
+def sram_uncorrectable(view: GpuView) -> Measured | None:
+    """The SRAM met uncorrectable errors since the last reset."""
+    sentence = "The GPU met {value:g} uncorrectable SRAM errors since it was reset; {least:g} is too many."
+    return _count(view, "gpu_ecc_uncorrectable_sram", "error", view.limits.sram_uncorrectable, sentence)
+
+
+def sram_threshold(view: GpuView) -> Measured | None:
+    """The driver reports that the SRAM errors passed its own threshold."""
+    sentence = (
+        "The driver reports that the GPU's SRAM errors passed their threshold; the GPU is to be replaced."
+    )
+    return _flag(view, "gpu_sram_threshold_exceeded", sentence)
+
+
+def nvlink_down(view: GpuView) -> Measured | None:
+    """An NVLink that was up in this boot is down, or fewer NVLinks than required are up."""
+    states = _nvlink_states(view.values)
+    if not states:
+        return None
+    up, required = sum(states.values()), view.limits.nvlinks
+    if required is not None:
+        sentence = f"{up} NVLinks are up where {required} should be."
+        return Measured(max(0, required - up), f"{up} up", bad=up < required, sentence=sentence)
+    # A link that the driver does not report now is evidence in neither direction.
+    down = sorted(link for link in view.links if states.get(link) is False)
+    if not down and not states.keys() >= view.links:
+        return None
+    names = ", ".join(map(str, down))
+    verb = "is" if len(down) == 1 else "are"
+    sentence = f"NVLink{'s' * (len(down) > 1)} {names} {verb} down; {up} are up."
+    return Measured(len(down), f"{up} up, {len(down)} down", bad=bool(down), sentence=sentence)
+
+
+def fabric_unhealthy(view: GpuView) -> Measured | None:
+    """The NVLink fabric has no sound route to the GPU."""
+    return _flag(view, "gpu_fabric_route_unhealthy", "The NVLink fabric has no sound route to this GPU.")
+
+
+def remap_pending(view: GpuView) -> Measured | None:
+    """A row of the memory is remapped at the next reset."""
+    return _flag(
+        view, "gpu_row_remap_pending", "A bad row of the GPU's memory is remapped at its next reset."
+    )
+
+
+def fabric_degraded(view: GpuView) -> Measured | None:
+    """The NVLink fabric gives the GPU less than its bandwidth."""
+    sentence = "The NVLink fabric gives this GPU less than its bandwidth."
+    return _flag(view, "gpu_fabric_degraded_bandwidth", sentence)
+
+
+def pcie_width(view: GpuView) -> Measured | None:
+    """The PCIe link has fewer lanes than the GPU and its slot support."""
     width, most = view.values.get("gpu_pcie_width"), view.values.get("gpu_pcie_width_max")
     if width is None or most is None:
         return None
@@ -215,8 +263,11 @@ def _measure_width(view: GpuView) -> Measured | None:
     return Measured(width, words, bad=width < most, sentence=f"The PCIe link has {words}.")
 
 
-def _measure_speed(view: GpuView) -> Measured | None:
-    """A slow link counts only under load; a link at full speed is good at any time."""
+def pcie_speed(view: GpuView) -> Measured | None:
+    """Under load the PCIe link runs as a lower generation than the GPU and its slot support.
+
+    A link at full speed is good at any time.
+    """
     values = view.values
     generation, most = values.get("gpu_pcie_generation"), values.get("gpu_pcie_generation_max")
     if generation is None or most is None:
@@ -230,106 +281,89 @@ def _measure_speed(view: GpuView) -> Measured | None:
     )
 
 
-def measured_rules(limits: GpuHealthSettings, *, mig: bool = False) -> tuple[Rule, ...]:
-    """Return the rules on measured values, the gravest first."""
-    rows, errors = limits.remapped_rows + 1, limits.sram_uncorrectable
-    links = "any that was up is down" if limits.nvlinks is None else f"< {limits.nvlinks} up"
-    off = {*limits.ignore, *(OFF_IN_MIG_MODE if mig else ())}
+class MeasuredRow(NamedTuple):
+    """One rule on a measured value, before the settings apply.
 
-    def rule(fault: MeasuredFault, measure: Measure, limit: str, enter_s: float = 0.0, **more: Any) -> Rule:
-        withdraws = fault in limits.unhealthy
-        clear_s = more.pop("clear_for_s", limits.clear_seconds)
+    ``limit`` is the threshold in words. ``enter_setting`` and ``clear_setting`` name the settings with the time to
+    enter and the time to clear.
+    """
+
+    fault: MeasuredFault
+    measure: Measure
+    limit: str | Callable[[GpuHealthSettings], str]
+    enter_setting: str | None = None
+    clear_setting: str = "clear_seconds"
+    follows: bool = False
+    patient: bool = False
+
+    def rule(self, limits: GpuHealthSettings, *, enabled: bool) -> Rule:
+        """Return the rule with the thresholds and times of the settings."""
+        limit = self.limit if isinstance(self.limit, str) else self.limit(limits)
+        enter_s: float = getattr(limits, self.enter_setting) if self.enter_setting else 0.0
+        clear_s: float = getattr(limits, self.clear_setting)
+        withdraws = self.fault in limits.unhealthy
         return Rule(
-            key=fault.value,
+            key=self.fault.value,
             state=State.UNHEALTHY if withdraws else State.DEGRADED,
-            measure=measure,
+            measure=self.measure,
             withdraws=withdraws,
             enter_for_s=enter_s,
             clear_for_s=clear_s,
-            enabled=fault not in off,
+            enabled=enabled,
             limit=limit + (f" for {enter_s:g} s" if enter_s else ""),
             clears=f"clean for {clear_s:g} s, or clean after a reset",
             gap_s=limits.gap_s,
             resets=True,
             witnesses=_BY_VALUES,
-            **more,
+            follows=self.follows,
+            patient=self.patient,
         )
 
-    return (
-        rule(
-            MeasuredFault.REMAP_FAILED,
-            _flag("gpu_row_remap_failed", "A bad row of the GPU's memory could not be remapped."),
-            "set",
-        ),
-        rule(
-            MeasuredFault.REMAP_LIMIT,
-            _count(
-                "gpu_remapped_uncorrectable",
-                "row",
-                rows,
-                "{value:g} rows of the GPU's memory were remapped for uncorrectable errors; "
-                "{least:g} are too many.",
-            ),
-            f"≥ {rows:g} {_plural('row', rows)}",
-        ),
-        rule(
-            MeasuredFault.SRAM_UNCORRECTABLE,
-            _count(
-                "gpu_ecc_uncorrectable_sram",
-                "error",
-                errors,
-                "The GPU met {value:g} uncorrectable SRAM errors since it was reset; {least:g} is too many.",
-            ),
-            f"≥ {errors:g} {_plural('error', errors)}",
-        ),
-        rule(
-            MeasuredFault.SRAM_THRESHOLD,
-            _flag(
-                "gpu_sram_threshold_exceeded",
-                "The driver says that the GPU's SRAM errors passed their threshold; the GPU is to be replaced.",
-            ),
-            "set",
-        ),
-        rule(
-            MeasuredFault.NVLINK_DOWN,
-            _nvlinks(limits.nvlinks),
-            links,
-            limits.nvlink_down_seconds,
-            follows=True,
-        ),
-        rule(
-            MeasuredFault.FABRIC_UNHEALTHY,
-            _flag("gpu_fabric_route_unhealthy", "The NVLink fabric has no sound route to this GPU."),
-            "set",
-            limits.fabric_seconds,
-        ),
-        rule(
-            MeasuredFault.REMAP_PENDING,
-            _flag("gpu_row_remap_pending", "A bad row of the GPU's memory is remapped at its next reset."),
-            "set",
-        ),
-        rule(
-            MeasuredFault.FABRIC_DEGRADED,
-            _flag(
-                "gpu_fabric_degraded_bandwidth", "The NVLink fabric gives this GPU less than its bandwidth."
-            ),
-            "set",
-            limits.fabric_seconds,
-        ),
-        rule(
-            MeasuredFault.PCIE_WIDTH,
-            _measure_width,
-            "less than possible",
-            limits.pcie_width_seconds,
-            clear_for_s=limits.pcie_clear_seconds,
-            follows=True,
-        ),
-        rule(
-            MeasuredFault.PCIE_SPEED,
-            _measure_speed,
-            "less than possible under load",
-            limits.pcie_speed_seconds,
-            clear_for_s=limits.pcie_clear_seconds,
-            patient=True,
-        ),
-    )
+
+def _limit_of_rows(limits: GpuHealthSettings) -> str:
+    return f"≥ {_number(_too_many_rows(limits), 'row')}"
+
+
+def _limit_of_errors(limits: GpuHealthSettings) -> str:
+    return f"≥ {_number(limits.sram_uncorrectable, 'error')}"
+
+
+def _limit_of_nvlinks(limits: GpuHealthSettings) -> str:
+    return "any that was up is down" if limits.nvlinks is None else f"< {limits.nvlinks} up"
+
+
+MEASURED_RULES: tuple[MeasuredRow, ...] = (
+    MeasuredRow(MeasuredFault.REMAP_FAILED, remap_failed, "set"),
+    MeasuredRow(MeasuredFault.REMAP_LIMIT, remap_limit, _limit_of_rows),
+    MeasuredRow(MeasuredFault.SRAM_UNCORRECTABLE, sram_uncorrectable, _limit_of_errors),
+    MeasuredRow(MeasuredFault.SRAM_THRESHOLD, sram_threshold, "set"),
+    MeasuredRow(
+        MeasuredFault.NVLINK_DOWN, nvlink_down, _limit_of_nvlinks, "nvlink_down_seconds", follows=True
+    ),
+    MeasuredRow(MeasuredFault.FABRIC_UNHEALTHY, fabric_unhealthy, "set", "fabric_seconds"),
+    MeasuredRow(MeasuredFault.REMAP_PENDING, remap_pending, "set"),
+    MeasuredRow(MeasuredFault.FABRIC_DEGRADED, fabric_degraded, "set", "fabric_seconds"),
+    MeasuredRow(
+        MeasuredFault.PCIE_WIDTH,
+        pcie_width,
+        "less than possible",
+        "pcie_width_seconds",
+        "pcie_clear_seconds",
+        follows=True,
+    ),
+    MeasuredRow(
+        MeasuredFault.PCIE_SPEED,
+        pcie_speed,
+        "less than possible under load",
+        "pcie_speed_seconds",
+        "pcie_clear_seconds",
+        patient=True,
+    ),
+)
+"""The gravest first; the reasons of a GPU have this order."""
+
+
+def measured_rules(limits: GpuHealthSettings, *, mig: bool = False) -> tuple[Rule, ...]:
+    """Return the rules on measured values with the settings applied, the gravest first."""
+    off = {*limits.ignore, *(OFF_IN_MIG_MODE if mig else ())}
+    return tuple(row.rule(limits, enabled=row.fault not in off) for row in MEASURED_RULES)

@@ -26,7 +26,7 @@ from nodeagent.health.gpu_rules import (
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.hold import Hold
 from nodeagent.health.judged_device import DeviceFigures, JudgedDevice, gravest
-from nodeagent.health.record import Chart, GpuRecord, MeasuredHold, XidFault
+from nodeagent.health.record import GpuRecord, MeasuredHold, MeasuredRecord, XidFault
 from nodeagent.health.rule import Measured, Rule
 from nodeagent.health.xids import NO_EVENT, Severity, event, severity, xid_rule
 from nodeagent.host.gpu_driver import GpuReading, GpuVitals
@@ -141,9 +141,9 @@ class GpuState(JudgedDevice):
         self._reset = False
 
     def _view(self) -> GpuView:
-        return GpuView(self.reading, self.measured_values, self.links)
+        return GpuView(self.reading, self.measured_values, self.links, self._shared.settings.health)
 
-    # --- the verdict ----------------------------------------------------------------------------------
+    # --- evaluation -----------------------------------------------------------------------------------
 
     @property
     def measured_rules(self) -> tuple[Rule, ...]:
@@ -192,9 +192,9 @@ class GpuState(JudgedDevice):
         return frozenset().union(*(rule.witnesses for rule in rules))
 
     def health(self) -> Health:
-        """Return the verdict before the guard. MIG is not a fault: such a GPU is healthy, but MIG distributes its
+        """Return the health before the guard. MIG is not a fault: such a GPU is healthy, but MIG distributes its
         memory, so it cannot be sliced as well."""
-        reasons = [Reason(fault.rule.key, fault.hold.said) for fault in self.active]
+        reasons = [Reason(fault.rule.key, fault.hold.text) for fault in self.active]
         state = gravest(fault.rule.state for fault in self.active)
         if self.in_doubt:
             slight = sum(fault.rule.withdraws and fault.rule is not MIG_ENABLED for fault in self.active)
@@ -210,7 +210,7 @@ class GpuState(JudgedDevice):
 
     def record(self) -> GpuRecord:
         holds = [
-            MeasuredHold(MeasuredFault(rule.key), detail=hold.said, since=hold.since)
+            MeasuredHold(MeasuredFault(rule.key), detail=hold.text, since=hold.since)
             for rule in self.measured_rules
             if (hold := self.holds.get(rule.key)) is not None and hold.active
         ]
@@ -221,7 +221,7 @@ class GpuState(JudgedDevice):
             tuple(faults),
             self.lost,
             self._unreadable_since(),
-            Chart(tuple(holds), tuple(sorted(self.links))),
+            MeasuredRecord(tuple(holds), tuple(sorted(self.links))),
             self._reset,
         )
 
@@ -235,12 +235,12 @@ class GpuState(JudgedDevice):
     @classmethod
     def restore(cls, record: GpuRecord, rules: GpuRules) -> GpuState:
         gpu = cls(structs.replace(record.reading, lost=record.lost), record.read_at, rules)
-        gpu.links, gpu._reset = frozenset(record.chart.links), record.reset
+        gpu.links, gpu._reset = frozenset(record.measured.links), record.reset
         for fault in record.faults:
             if severity(fault.xid, rules.settings) is not Severity.IGNORE:
                 gpu._latch(fault.xid, fault.at)
-        for hold in record.chart.holds:
-            gpu.holds[hold.mark] = Hold(active=True, since=hold.since, said=hold.detail)
+        for hold in record.measured.holds:
+            gpu.holds[hold.fault] = Hold(active=True, since=hold.since, text=hold.detail)
         if record.unreadable_since is not None:
             gpu.holds[rules.unreadable.key] = Hold(since=record.unreadable_since)
         gpu._step_reading(record.read_at)
@@ -248,7 +248,7 @@ class GpuState(JudgedDevice):
 
 
 def _merge(old: GpuReading, new: GpuReading) -> GpuReading:
-    """Keep the last value of what could not be read. Where everything could be read, ``None`` is the answer."""
+    """Keep the last value of each field that could not be read. In a reading without errors ``None`` is a value."""
     if new.fault is None and not new.lost:
         return new
     kept = {

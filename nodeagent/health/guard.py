@@ -2,7 +2,7 @@
 
 * A device with two witnesses against it becomes Unhealthy at once, whatever its share.
 * A fault that has lasted for the guard's time counts as a second witness. So the guard delays and never forbids.
-* The first verdict on a device after the agent's start is not guarded.
+* The first evaluation of a device after the agent's start is not guarded.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ Hold = Annotated[float, msgspec.Meta(ge=0, le=SECONDS_MAX)]
 Window = Annotated[float, msgspec.Meta(ge=1, le=SECONDS_MAX)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Speed = Annotated[int, msgspec.Meta(ge=1, le=100_000_000)]
-_NEGATIVE_UNITS = ("°C above the limit", "dB above the limit")
 
 
 class RuleSettings(Settings, frozen=True, kw_only=True):
@@ -155,16 +154,16 @@ def _complaints(settings: RuleSettings) -> Iterator[tuple[str, str]]:
             continue
         if not before.has_threshold:
             yield key, f"{settings.rule} is {before.unit} and has no {key}; only its times can be changed"
-        elif value < 0 and before.unit not in _NEGATIVE_UNITS:
+        elif value < 0 and not before.may_be_negative:
             yield key, f"must be at least 0 {before.unit}, is {value:g}"
     if settings.window_seconds is not None and before.window_s is None:
         yield "windowSeconds", f"{settings.rule} uses the present value and has no window"
-    if settings.rule == "flapping_daily" and settings.window_seconds is not None:
-        yield "windowSeconds", "flapping_daily counts over a day; remove windowSeconds"
-    if settings.rule == "flapping" and settings.clear is not None and settings.clear <= 0:
+    if before.decays == "losses" and settings.window_seconds is not None:
+        yield "windowSeconds", f"{settings.rule} counts over a day; remove windowSeconds"
+    if before.decays == "penalty" and settings.clear is not None and settings.clear <= 0:
         yield "clear", "must be more than 0: a penalty that decays by half never reaches 0"
     changed = apply(before, settings)
-    if settings.rule == "flapping" and 0 < changed.clear <= changed.enter:
+    if before.decays == "penalty" and 0 < changed.clear <= changed.enter:
         most = ceiling(changed.clear, changed.window_s or 1.0)
         if most <= changed.enter:
             yield (

@@ -7,7 +7,7 @@
 * A window ends at the last sample, not at the present: between samples nothing is known.
 * A window is kept in steps of a 32nd of its length, so a day needs no more memory than a minute.
 * A sample that is older than the last one of its source is ignored.
-* The values of a silent source are stale, and count as unknown.
+* The values of a source without new samples become stale, and count as unknown.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _CARELESS_FROM = 100.0
 _SETTLED = 2
 """After so many further samples an unchanged counter has the same count in each window."""
 STALE_GAPS = 5
-"""A source is silent after this many of its own periods …"""
+"""A source is stale after this many of its own periods …"""
 STALE_MIN_S = 30.0
 """… and not before this: a busy node may delay any of them for a moment."""
 STALE_FIRST_S = 300.0
 """For a source with one sample, whose period is unknown: five periods of the slowest."""
-_JUDGED = frozenset(Source) - {Source.STATE, Source.PAUSE, Source.VF, Source.GPU}
-"""The sources that rules use. The metrics show the silence of the others."""
+_EVALUATED = frozenset(Source) - {Source.STATE, Source.PAUSE, Source.VF, Source.GPU}
+"""The sources that rules use. The metrics show the staleness of the others."""
 _ON_EVENT = frozenset({Source.KERNEL})
 """The kernel log has entries only on events, so it is never stale."""
 
@@ -200,8 +200,8 @@ class History:
             for counter in counters.values():
                 counter.window_s = windows[head]
 
-    def ask(self, now: float) -> None:
-        """Answer as of ``now`` from here on."""
+    def set_time(self, now: float) -> None:
+        """Decide as of ``now`` which sources are fresh."""
         self._now = now
         fresh = {
             source
@@ -215,10 +215,12 @@ class History:
         return source in self._fresh
 
     def stale(self) -> tuple[Source, ...]:
-        """The sources that had samples and are silent now."""
+        """Return the sources that had samples and are stale now."""
         if len(self._fresh) == len(self._at):
             return ()
-        return tuple(source for source in sorted(self._at) if source in _JUDGED and source not in self._fresh)
+        return tuple(
+            source for source in sorted(self._at) if source in _EVALUATED and source not in self._fresh
+        )
 
     def stale_at(self) -> float | None:
         """When the next source becomes stale without a sample."""

@@ -26,7 +26,7 @@ class Hold(msgspec.Struct):
     """One rule on one device.
 
     ``since``: while the fault is active, when it started; before, since when the value is bad. ``good_since``: since
-    when the value of an active fault is good. ``said``: the text of the reason, constant as long as the fault is.
+    when the value of an active fault is good. ``text``: the text of the reason, constant as long as the fault is.
     ``read_at`` and ``paused`` serve rules with ``gap_s``: the last known value, and whether it was followed by an
     unknown one.
     """
@@ -34,7 +34,7 @@ class Hold(msgspec.Struct):
     active: bool = False
     since: float | None = None
     good_since: float | None = None
-    said: str = ""
+    text: str = ""
     read_at: float | None = None
     paused: bool = False
 
@@ -80,7 +80,7 @@ class Hold(msgspec.Struct):
             self.since = now
         if now >= self.since + rule.enter_for_s:
             self.active, self.since, self.good_since = True, now, None
-            self.said = _sentence(rule, measured)
+            self.text = _sentence(rule, measured)
 
     def _leave(self, rule: Rule, measured: Measured, now: float, *, reset: bool) -> None:
         if rule.latched:
@@ -89,7 +89,7 @@ class Hold(msgspec.Struct):
         if not rule.good(measured):
             self.good_since = None
             if rule.follows:
-                self.said = _sentence(rule, measured)
+                self.text = _sentence(rule, measured)
             return
         if self.good_since is None:
             self.good_since = now
@@ -104,7 +104,7 @@ class Hold(msgspec.Struct):
 
     def end(self) -> None:
         """End the fault."""
-        self.active, self.since, self.good_since, self.said = False, None, None, ""
+        self.active, self.since, self.good_since, self.text = False, None, None, ""
 
     def interrupt(self) -> None:
         """Restart the time to clear: the value was bad in between."""
@@ -122,7 +122,7 @@ def _sentence(rule: Rule, measured: Measured) -> str:
     if measured.sentence is not None:
         return measured.sentence
     limit = measured.limit or (f"{rule.enter:g} {rule.unit}" if rule.has_threshold else None)
-    return measured.said if limit is None else f"{measured.said}, limit {limit}"
+    return measured.text if limit is None else f"{measured.text}, limit {limit}"
 
 
 def ceiling(reuse: float, half_life_s: float) -> float:

@@ -48,7 +48,7 @@ class DeviceFigures(msgspec.Struct, frozen=True):
 
 
 class JudgedDevice:
-    """What a PF and a GPU have in common."""
+    """The state that a PF and a GPU have in common."""
 
     kind: Literal["nic", "gpu"]
     watched = False
@@ -60,7 +60,7 @@ class JudgedDevice:
         """The last value of each rule, in its unit."""
         self.state = State.UNKNOWN
         self.changed_at: float | None = None
-        """When the state became what it is."""
+        """When the state last changed."""
         self.transitions: Counter[tuple[str, str]] = Counter()
 
     @property

@@ -166,8 +166,8 @@ def post_fec_errors(view: NicView) -> Measured | None:
         return None
     errors, seconds = counted
     ratio = errors / seconds / bits
-    said = f"{ratio:.1e} ({errors:.0f} errors in {seconds:.0f} s)"
-    return Measured(ratio, said, by(Source.DRIVER.value), enough=errors >= POST_FEC_LEAST)
+    text = f"{ratio:.1e} ({errors:.0f} errors in {seconds:.0f} s)"
+    return Measured(ratio, text, by(Source.DRIVER.value), enough=errors >= POST_FEC_LEAST)
 
 
 def fec_uncorrectable(view: NicView) -> Measured | None:

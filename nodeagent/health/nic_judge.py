@@ -1,4 +1,4 @@
-"""The judge of the node's NICs: facts and samples in, the health of every PF and VF out. Pure.
+"""The rule engine of the node's NICs: facts and samples in, the health of every PF and VF out. Pure.
 
 * It reads no clock: every call brings ``now`` (CLOCK_BOOTTIME in seconds), and ``due`` is the time of the next useful
   call. A clock that steps back stands still here.
@@ -23,11 +23,11 @@ from nodeagent.health import cabling
 from nodeagent.health.guard import Guard
 from nodeagent.health.health_settings import ExpectedLinks, HealthSettings
 from nodeagent.health.judged_device import gravest
-from nodeagent.health.nic_rules import effective
-from nodeagent.health.nic_state import STRUCTURAL, NicContext, NicState
+from nodeagent.health.nic_rules import damping, effective
+from nodeagent.health.nic_state import NicContext, NicState
 from nodeagent.health.record import NicRecord
 from nodeagent.health.rule import Rule
-from nodeagent.health.structural import NO_FAULTS, Fault, Faults
+from nodeagent.health.structural import NO_FAULTS, Fault, Faults, sentence
 from nodeagent.measurements.sample import Sample
 from nodeagent.model import HEALTHY, Function, Gpu, Health, Link, Neighbor, Reason, State
 
@@ -50,8 +50,8 @@ class NicJudge:
         self._guard = Guard(self.settings.guard.share, self.settings.guard.seconds)
         self._records: dict[str, NicRecord] = {}
         self._applied: dict[str, tuple[NicContext, bool, bool]] = {}
-        """What the rest of the node contributed to the last verdict on each PF, its gate included. Without a change
-        and without news the PF is not judged again."""
+        """The influence of the rest of the node on the last evaluation of each PF, its gate included. A PF without a
+        change of it and without news is not evaluated again."""
         self._judged: dict[str, tuple[Function, Health, Function]] = {}
 
     # --- inputs ---------------------------------------------------------------------------------------
@@ -60,9 +60,9 @@ class NicJudge:
         """Apply changed settings. An active fault stays until its rule clears it or is gone."""
         self.settings, self.rules = settings, effective(settings.rules)
         self._guard.share, self._guard.seconds = settings.guard.share, settings.guard.seconds
-        damping = self._damping()
+        rule = damping(self.rules)
         for nic in self.nics.values():
-            nic.penalty.cap(damping.window_s or 1.0, damping.clear)
+            nic.penalty.cap(rule.window_s or 1.0, rule.clear)
             nic.follow_rules(self.rules)
 
     def take_facts(
@@ -83,25 +83,23 @@ class NicJudge:
             nic = self.nics[function.pci_address] = NicState(function, self.rules)
             if (record := self._records.pop(function.pci_address, None)) is not None:
                 nic.restore(record, self.now)
-                nic.penalty.cap(self._damping().window_s or 1.0, self._damping().clear)
+                rule = damping(self.rules)
+                nic.penalty.cap(rule.window_s or 1.0, rule.clear)
         return nic
 
     def take_samples(self, samples: Iterable[Sample]) -> bool:
-        """Return whether any has news of a link, which is judged at once. Only samples of PFs are used."""
-        damping = self._damping()
+        """Return whether any has news of a link, which is evaluated at once. Only samples of PFs are used."""
+        rule = damping(self.rules)
         urgent = False
         for sample in samples:
             if (nic := self.nics.get(sample.device)) is not None:
-                urgent |= nic.take_sample(sample, damping.window_s or 1.0, damping.clear)
+                urgent |= nic.take_sample(sample, rule.window_s or 1.0, rule.clear)
         return urgent
-
-    def _damping(self) -> Rule:
-        return next(rule for rule in self.rules if rule.key == "flapping")
 
     @property
     def has_news(self) -> bool:
-        """Whether samples since the last verdict may change it. Changes by time are in ``due``."""
-        return any(nic.stirred or nic.history.changed or nic.history.counted for nic in self.nics.values())
+        """Whether samples since the last evaluation may change the health. Changes by time are in ``due``."""
+        return any(nic.has_news or nic.history.changed or nic.history.counted for nic in self.nics.values())
 
     def take_roles(self, roles: Mapping[str, str]) -> None:
         """PFs of one role are compared with each other. By PCI address."""
@@ -123,21 +121,21 @@ class NicJudge:
         """The record of each PF, and restored records of PFs that have not appeared since."""
         return {**self._records, **{address: nic.record() for address, nic in self.nics.items()}}
 
-    # --- the verdict ----------------------------------------------------------------------------------
+    # --- evaluation -----------------------------------------------------------------------------------
 
     def judge(self, now: float) -> tuple[Function, ...]:
         """Return all functions with their health, in the order of the facts."""
         self.now = now = max(now, self.now)
         for nic in self.nics.values():
-            nic.look(now)
+            nic.refresh(now)
         self._apply_gate()
         speeds = self._expected_speeds()
         for nic in self.nics.values():
             context = NicContext(speeds.get(nic.address), *self._compare_cabling(nic))
             applied = context, nic.watched, nic.unused
-            whole = nic.stirred or applied != self._applied.get(nic.address)
-            if whole or nic.sampled or (nic.next_at is not None and now >= nic.next_at):
-                nic.step(context, whole=whole)
+            all_rules = nic.has_news or applied != self._applied.get(nic.address)
+            if all_rules or nic.sampled or (nic.next_at is not None and now >= nic.next_at):
+                nic.step(context, all_rules=all_rules)
                 self._applied[nic.address] = applied
         devices = Counter(function.parent for function in self._functions if function.parent is not None)
         weights = {address: max(1, devices[address]) for address in self.nics}
@@ -146,7 +144,7 @@ class NicJudge:
         return tuple(self._with_health(function, health) for function in self._functions)
 
     def due(self) -> float | None:
-        """When to judge again if there is no news before."""
+        """Return the time of the next evaluation if there is no news before."""
         moments = [*(nic.next_at for nic in self.nics.values()), *self._guard.due()]
         return min((moment for moment in moments if moment is not None and moment > self.now), default=None)
 
@@ -226,11 +224,11 @@ class NicJudge:
             reasons.append(
                 Reason("unused", f"{nic.name} has had no link since the boot, and none is expected")
             )
-        elif nic.unseen:
+        elif nic.link_unknown:
             state = gravest((state, State.UNKNOWN))
-            unseen = nic.structural(Fault.LINK_UNSEEN)
-            why = unseen.detail if unseen else f"{nic.name} does not report whether it has carrier"
-            reasons.append(Reason("link_unseen", why))
+            reason = nic.structural_reason(Fault.LINK_UNSEEN)
+            why = reason.detail if reason else sentence(Fault.LINK_UNSEEN, nic.function, nic.netdev)
+            reasons.append(Reason(Fault.LINK_UNSEEN.value, why))
         elif nic.watched and (stale := nic.history.stale()):
             names = ", ".join(stale)
             reasons.append(Reason("data_stale", f"{nic.name}: no new samples from {names}", warning=True))
@@ -242,14 +240,18 @@ class NicJudge:
     def _with_health(self, function: Function, health: Mapping[str, Health]) -> Function:
         address = function.pci_address
         if function.parent is None:
-            verdict = health[address]
+            new_health = health[address]
         else:
-            verdict = self._health_of_vf(function, health.get(function.parent))
+            new_health = self._health_of_vf(function, health.get(function.parent))
         before = self._judged.get(address)
-        if before is not None and before[1] == verdict and (before[0] is function or before[0] == function):
+        if (
+            before is not None
+            and before[1] == new_health
+            and (before[0] is function or before[0] == function)
+        ):
             return before[2]
-        judged = function if function.health == verdict else replace(function, health=verdict)
-        self._judged[address] = (function, verdict, judged)
+        judged = function if function.health == new_health else replace(function, health=new_health)
+        self._judged[address] = (function, new_health, judged)
         return judged
 
     def _health_of_vf(self, vf: Function, pf: Health | None) -> Health:
@@ -287,6 +289,4 @@ def roles(functions: Iterable[Function], gpus: Iterable[Gpu]) -> dict[str, str]:
 
 def keys(rules: Sequence[Rule]) -> frozenset[str]:
     """Return every key that a reason of a PF may have."""
-    return frozenset(
-        {rule.key for rule in rules} | STRUCTURAL | {"guard", "unused", "link_unseen", "data_stale"}
-    )
+    return frozenset({rule.key for rule in rules} | {"guard", "unused", "link_unseen", "data_stale"})

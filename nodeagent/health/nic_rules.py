@@ -26,8 +26,8 @@ _PRIO_TX, _PRIO_RX = ("prio_tx_pause_seconds",), ("prio_rx_pause_seconds",)
 _STALLS = ("pcie_stalled_read_seconds", "pcie_stalled_write_seconds")
 
 DEFAULTS: tuple[Rule, ...] = (
-    _rule(_DOWN, link_rules.device_missing, clear_for_s=60, withdraws=True),
-    _rule(_DOWN, link_rules.driver_unbound, withdraws=True),
+    _rule(_DOWN, link_rules.device_missing, clear_for_s=60, withdraws=True, on_facts=True, ungated=True),
+    _rule(_DOWN, link_rules.driver_unbound, withdraws=True, on_facts=True, ungated=True),
     _rule(
         _DOWN,
         link_rules.firmware_fatal,
@@ -36,8 +36,8 @@ DEFAULTS: tuple[Rule, ...] = (
         withdraws=True,
         counters=("kernel_events",),
     ),
-    _rule(_DOWN, link_rules.admin_down, withdraws=True),
-    _rule(_DOWN, link_rules.carrier_down, clear_for_s=60, withdraws=True),
+    _rule(_DOWN, link_rules.admin_down, withdraws=True, on_facts=True),
+    _rule(_DOWN, link_rules.carrier_down, clear_for_s=60, withdraws=True, on_facts=True, by_losses=True),
     _rule(
         _DEGRADED,
         link_rules.flapping,
@@ -47,6 +47,8 @@ DEFAULTS: tuple[Rule, ...] = (
         window_s=600,
         withdraws=True,
         counters=("carrier_down",),
+        by_losses=True,
+        decays="penalty",
     ),
     _rule(
         _DEGRADED,
@@ -56,6 +58,8 @@ DEFAULTS: tuple[Rule, ...] = (
         clear=2,
         window_s=86400,
         counters=("carrier_down",),
+        by_losses=True,
+        decays="losses",
     ),
     _rule(
         _DEGRADED,
@@ -114,6 +118,7 @@ DEFAULTS: tuple[Rule, ...] = (
         _DEGRADED,
         adapter_rules.optics_temperature,
         unit="°C above the limit",
+        may_be_negative=True,
         enter=0,
         clear=-3,
         clear_for_s=600,
@@ -122,6 +127,7 @@ DEFAULTS: tuple[Rule, ...] = (
         _DEGRADED,
         adapter_rules.optics_rx_power,
         unit="dB above the limit",
+        may_be_negative=True,
         enter=0,
         clear=0.5,
         enter_for_s=300,
@@ -207,6 +213,7 @@ DEFAULTS: tuple[Rule, ...] = (
         _WARN,
         adapter_rules.optics_temperature_warning,
         unit="°C above the limit",
+        may_be_negative=True,
         enter=0,
         clear=-3,
         clear_for_s=600,
@@ -215,6 +222,7 @@ DEFAULTS: tuple[Rule, ...] = (
         _WARN,
         adapter_rules.optics_rx_power_warning,
         unit="dB above the limit",
+        may_be_negative=True,
         enter=0,
         clear=0.5,
         enter_for_s=300,
@@ -314,6 +322,11 @@ def default(key: str) -> Rule:
         if rule.key == key:
             return rule
     raise KeyError(key)
+
+
+def damping(rules: Sequence[Rule]) -> Rule:
+    """Return the rule on the penalty of lost carriers. Its window is the half-life of the penalty."""
+    return next(rule for rule in rules if rule.decays == "penalty")
 
 
 def windows(rules: Sequence[Rule]) -> dict[str, float]:

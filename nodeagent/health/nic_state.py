@@ -1,8 +1,7 @@
 """One PF under rules: its facts and samples, its link, its damping. Pure.
 
 A fact from sysfs has priority over a sample of the same thing: sysfs is read at once after every event. A sample
-stands in where there is no fact (a replay), overrules a fact that is older (a scan that hangs), and is the second
-witness.
+replaces a missing fact (in a replay) and an older fact (when a scan hangs), and it is the second witness.
 """
 
 from __future__ import annotations
@@ -13,32 +12,26 @@ from typing import NamedTuple
 from nodeagent.health.history import STALE_MIN_S, History
 from nodeagent.health.hold import Hold, Penalty
 from nodeagent.health.judged_device import DeviceFigures, JudgedDevice
-from nodeagent.health.nic_rules import windows
+from nodeagent.health.nic_rules import damping, windows
 from nodeagent.health.nic_view import SYSFS, NicView
-from nodeagent.health.record import SPEED_MAX_MBPS, LatchedFault, NicRecord
+from nodeagent.health.record import SPEED_MAX_MBPS, NicFault, NicRecord
 from nodeagent.health.rule import Measured, Rule
-from nodeagent.health.structural import Fault
+from nodeagent.health.structural import Fault, name_of, sentence
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function, Link, Reason, State
 
 DAY_S = 86400.0
 _OLDER_S = 2.0
 """Facts that are older than a sample by more than this were not read after the event that the sample shows."""
-_LOSS_RULES = frozenset({"carrier_down", "flapping", "flapping_daily"})
-"""The end of these faults depends on the number of lost carriers."""
 _LOSSES_MAX = 64
 """Far more than a day's worth of any sensible threshold; older losses are dropped."""
-_DAMPING = ("flapping", "flapping_daily")
-"""The values of these rules change by time alone."""
 _LINK_LEVELS = ("admin_up", "carrier", "rdma_port_active", "speed_mbps")
 _LINK_SOURCES = frozenset({Source.LINK, Source.MODES, Source.RDMA})
 """The sources of these levels."""
-STRUCTURAL = frozenset({"device_missing", "driver_unbound", "admin_down", "carrier_down"})
-"""Rules on facts. They apply to a PF that has not passed the gate too."""
 
 
 class NicContext(NamedTuple):
-    """What the rest of the node contributes to the verdict on one PF."""
+    """The influence of the rest of the node on the health of one PF."""
 
     expected_mbps: float | None = None
     cabled_right: bool | None = None
@@ -56,12 +49,12 @@ class NicState(JudgedDevice):
         """Its structural faults."""
         self._faults: frozenset[str] | None = None
         """Their keys; ``None`` before the first facts."""
-        self.stirred = True
-        """There is news since the last verdict that any rule may depend on."""
+        self.has_news = True
+        """A fact or a sample since the last evaluation may change the value of any rule."""
         self.sampled = False
-        """There was a sample since the last verdict, perhaps without news."""
+        """A sample has arrived since the last evaluation, perhaps without news."""
         self.next_at: float | None = None
-        """When time alone may change the verdict."""
+        """The time at which the health may change without news."""
         self.netdev: str | None = None
         """The last known name of its netdev."""
         self._rules = rules
@@ -89,15 +82,15 @@ class NicState(JudgedDevice):
         unchanged = function == self.function and link == self.link and faults == self.reasons
         if unchanged and self._faults is not None:
             # A scan that is newer than the last sample has priority again.
-            self.stirred = self.stirred or self._up != before
+            self.has_news = self.has_news or self._up != before
             return
-        self.stirred = True
+        self.has_news = True
         self.function, self.link, self.reasons = function, link, faults
         self._faults = frozenset(reason.key for reason in faults)
         self.netdev = link.netdev if link is not None else self.netdev
 
     def take_sample(self, sample: Sample, half_life_s: float, reuse: float) -> bool:
-        """Return whether the sample has news of the link, which is judged at once. Counters can wait."""
+        """Return whether the sample has news of the link, which is evaluated at once. Counters can wait."""
         self.sampled = True
         on_link = sample.source in _LINK_SOURCES
         before = self._link_levels() if on_link else ()
@@ -105,14 +98,14 @@ class NicState(JudgedDevice):
         if "carrier_down" in sample.values:
             self.uncounted_until = 0.0
         if losses > 0:
-            self.stirred = True
+            self.has_news = True
             self.penalty.add(losses, sample.at, half_life_s, reuse)
             self.losses = [loss for loss in self.losses if loss[0] > sample.at - DAY_S][-_LOSSES_MAX:]
             self.losses.append((sample.at, losses))
             if (hold := self.holds.get("carrier_down")) is not None:
                 hold.interrupt()
         changed = on_link and self._link_levels() != before
-        self.stirred = self.stirred or changed
+        self.has_news = self.has_news or changed
         return losses > 0 or changed
 
     def _link_levels(self) -> tuple[float | bool | None, ...]:
@@ -121,7 +114,7 @@ class NicState(JudgedDevice):
     def follow_rules(self, rules: Sequence[Rule]) -> None:
         self._rules = rules
         self.history.follow(windows(rules))
-        self.stirred = True
+        self.has_news = True
 
     # --- its present state ----------------------------------------------------------------------------
 
@@ -139,9 +132,9 @@ class NicState(JudgedDevice):
 
     @property
     def name(self) -> str:
-        return f"PF {self.address}" + (f" ({self.netdev})" if self.netdev else "")
+        return name_of(self.function, self.netdev)
 
-    def structural(self, fault: Fault) -> Reason | None:
+    def structural_reason(self, fault: Fault) -> Reason | None:
         return next((reason for reason in self.reasons if reason.key == fault.value), None)
 
     def _has(self, *faults: Fault) -> bool:
@@ -197,20 +190,20 @@ class NicState(JudgedDevice):
         return down and not self.watched and (not self.once_up or self.unused)
 
     @property
-    def unseen(self) -> bool:
-        """Its link state is unknown."""
+    def link_unknown(self) -> bool:
+        """The state of its link is unknown."""
         gone = self._has(Fault.DEVICE_MISSING, Fault.DRIVER_UNBOUND)
         return not gone and self.admin_up is not False and self.carrier is None
 
-    def ask(self, now: float) -> None:
-        """Read the history as of ``now`` from here on."""
+    def set_time(self, now: float) -> None:
+        """Read the history as of ``now``."""
         self._now = now
-        self.history.ask(now)
+        self.history.set_time(now)
 
-    def look(self, now: float) -> None:
-        """As ``ask``, and keep the best values of this boot."""
-        self.ask(now)
-        self.stirred |= self.history.changed
+    def refresh(self, now: float) -> None:
+        """As ``set_time``, and keep the best values of this boot."""
+        self.set_time(now)
+        self.has_news |= self.history.changed
         if self.carrier:
             self.once_up = True
             if self.speed_mbps is not None:
@@ -240,17 +233,17 @@ class NicState(JudgedDevice):
             witnesses.add(Source.RDMA.value)
         return frozenset(witnesses)
 
-    # --- the verdict ----------------------------------------------------------------------------------
+    # --- evaluation -----------------------------------------------------------------------------------
 
-    def step(self, context: NicContext, *, whole: bool = True) -> None:
-        """Apply the rules. ``whole``: all of them. Otherwise only those that counters or time may have changed."""
+    def step(self, context: NicContext, *, all_rules: bool = True) -> None:
+        """Apply all rules, or only those whose value counters or time may have changed."""
         self.context, now = context, self._now
         view = self.view(context)
         self.expected_mbps = view.expected_mbps
         for rule in self._rules:
-            if not (whole or self._may_change(rule)):
+            if not (all_rules or self._may_change(rule)):
                 continue
-            if not (rule.enabled and self.applies(rule.key)):
+            if not (rule.enabled and self.applies(rule)):
                 self.holds.pop(rule.key, None)
                 self.values.pop(rule.key, None)
                 continue
@@ -259,11 +252,11 @@ class NicState(JudgedDevice):
                 self.values.pop(rule.key, None)
             else:
                 self.values[rule.key] = measured.value
-            if rule.key in _LOSS_RULES and now < self.uncounted_until and self.is_active(rule.key):
+            if rule.by_losses and now < self.uncounted_until and self.is_active(rule.key):
                 continue
             self.step_rule(rule, measured, now)
         self.next_at = self._due(now)
-        self.stirred = self.sampled = self.history.changed = False
+        self.has_news = self.sampled = self.history.changed = False
         self.history.counted.clear()
 
     def _may_change(self, rule: Rule) -> bool:
@@ -272,28 +265,28 @@ class NicState(JudgedDevice):
             return True
         if rule.key not in self.values and self.history.follows(rule.counters):
             return True  # a counter has no rate until it was read for some time
-        damping = rule.key in _DAMPING and self.penalty.points > 0
-        return damping or not self.history.counted.isdisjoint(rule.counters)
+        decaying = rule.decays is not None and self.penalty.points > 0
+        return decaying or not self.history.counted.isdisjoint(rule.counters)
 
     def measure(self, rule: Rule, view: NicView) -> Measured | None:
         view.window_s = rule.window_s or 0.0
-        if rule.key == "flapping":
+        if rule.decays == "penalty":
             view.penalty = self.penalty.now(self._now, view.window_s or 1.0)
         return rule.measure(view)
 
     def measure_all(self) -> Iterator[tuple[Rule, Measured | None]]:
         view = self.view(self.context)
         for rule in self._rules:
-            applies = rule.enabled and self.applies(rule.key)
+            applies = rule.enabled and self.applies(rule)
             yield rule, self.measure(rule, view) if applies else None
 
-    def applies(self, key: str) -> bool:
-        if key in ("device_missing", "driver_unbound"):
+    def applies(self, rule: Rule) -> bool:
+        if rule.ungated:
             return True
-        if key in STRUCTURAL:
+        if rule.on_facts:
             return self.watched or (self.once_up and not self.unused)
         # Default routes come and go: a fault that is active when the route arrives stays until it clears.
-        stays = self.default_route and not self.unused and self.is_active(key)
+        stays = self.default_route and not self.unused and self.is_active(rule.key)
         return self.watched or stays
 
     def witnesses(self) -> frozenset[str]:
@@ -311,39 +304,29 @@ class NicState(JudgedDevice):
         return super().over and not self.idle
 
     def reason(self, rule: Rule, hold: Hold) -> Reason:
-        detail = f"{self.name}: {hold.said}"
-        if rule.key in STRUCTURAL:
-            detail = self._sentence(rule.key)
+        detail = f"{self.name}: {hold.text}"
+        if rule.on_facts:
+            detail = sentence(Fault(rule.key), self.function, self.netdev)
             if rule.clear_for_s:
                 detail += f" (held until {rule.clear_for_s:g} s after its end)"
         return Reason(rule.key, detail, warning=rule.state is State.HEALTHY)
 
-    def _sentence(self, key: str) -> str:
-        if key == "device_missing":
-            return f"PF {self.address} is missing"
-        if key == "driver_unbound":
-            return f"PF {self.address} has no driver"
-        if key == "admin_down":
-            return f"{self.name} is set down; ip link set {self.netdev} up"
-        infiniband = self.function.link_type == "infiniband"
-        return f"{self.name} has " + ("a port that is not active" if infiniband else "no carrier")
-
     def _due(self, now: float) -> float | None:
-        """When the verdict may change without news."""
+        """Return the time at which the health may change without news."""
         moments: list[float | None] = [self.history.stale_at(), self.uncounted_until]
         for rule in self._rules:
             hold = self.holds.get(rule.key)
             if hold is None:
                 continue
             moments.append(hold.due(rule))
-            if hold.active and rule.key == "flapping":
+            if hold.active and rule.decays == "penalty":
                 moments.append(self.penalty.reaches(rule.clear, rule.window_s or 1.0))
-            if hold.active and rule.key == "flapping_daily":
+            if hold.active and rule.decays == "losses":
                 moments += [at + DAY_S for at, _ in self.losses]
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
     def figures(self, now: float) -> DeviceFigures:
-        half_life_s = next((rule.window_s for rule in self._rules if rule.key == "flapping"), None)
+        half_life_s = damping(self._rules).window_s
         values: Mapping[str, float] = dict(self.values)
         if self.expected_mbps is not None:
             values = {**values, "expected_speed_mbps": self.expected_mbps}
@@ -354,7 +337,7 @@ class NicState(JudgedDevice):
 
     def record(self) -> NicRecord:
         faults = [
-            LatchedFault(key, hold.since or 0.0, hold.good_since, hold.said)
+            NicFault(key, hold.since or 0.0, hold.good_since, hold.text)
             for key, hold in self.holds.items()
             if hold.active
         ]
@@ -376,4 +359,4 @@ class NicState(JudgedDevice):
             self.history.resume("carrier_down", record.downs, now)
             self.uncounted_until = now + STALE_MIN_S
         for fault in record.faults:
-            self.holds[fault.rule] = Hold(True, fault.since, fault.good_since, fault.said)
+            self.holds[fault.rule] = Hold(True, fault.since, fault.good_since, fault.text)

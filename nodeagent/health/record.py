@@ -1,5 +1,7 @@
 """The part of a device's state that survives a restart of the agent, in the form of the state file. Pure.
 
+The names of three fields differ from those in the file, which earlier versions of the agent read too.
+
 * Active faults survive, with their texts. The time to enter or to clear of a measured fault starts again.
 * Times are CLOCK_BOOTTIME, so a record is only valid in the same boot.
 * A record that is impossible (a time in the future, a negative count) is not used.
@@ -19,13 +21,13 @@ SPEED_MAX_MBPS = 100_000_000.0
 """A higher speed means that the driver does not know it (ethtool's SPEED_UNKNOWN is 0xffffffff)."""
 
 
-class LatchedFault(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An active fault of a PF."""
+class NicFault(msgspec.Struct, frozen=True, omit_defaults=True, rename={"text": "said"}):
+    """An active fault of a PF. ``text`` is the text of its reason."""
 
     rule: str
     since: float
     good_since: float | None = None
-    said: str = ""
+    text: str = ""
 
 
 class NicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -37,7 +39,7 @@ class NicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     losses: tuple[tuple[float, float], ...] = ()
     once_up: bool = False
     best_mbps: float | None = None
-    faults: tuple[LatchedFault, ...] = ()
+    faults: tuple[NicFault, ...] = ()
 
     def is_possible(self, now: float) -> bool:
         times = [self.penalty_at, *(at for at, _ in self.losses)]
@@ -56,10 +58,11 @@ class XidFault(msgspec.Struct, frozen=True):
     at: float
 
 
-class MeasuredHold(msgspec.Struct, frozen=True):
-    """An active fault of a GPU by its measured values. ``bad``, ``at`` and ``held_s`` keep the form of the file."""
+class MeasuredHold(msgspec.Struct, frozen=True, rename={"fault": "mark"}):
+    """An active fault of a GPU by its measured values. ``bad``, ``at`` and ``held_s`` are not used; earlier versions
+    of the file have them."""
 
-    mark: MeasuredFault
+    fault: MeasuredFault
     bad: bool = True
     at: float | None = None
     held_s: float = 0.0
@@ -67,14 +70,14 @@ class MeasuredHold(msgspec.Struct, frozen=True):
     since: float | None = None
 
 
-class Chart(msgspec.Struct, frozen=True):
-    """``links`` are the NVLinks that were up in this boot."""
+class MeasuredRecord(msgspec.Struct, frozen=True):
+    """The active faults of a GPU by its measured values. ``links`` are the NVLinks that were up in this boot."""
 
     holds: tuple[MeasuredHold, ...] = ()
     links: tuple[int, ...] = ()
 
 
-class GpuRecord(msgspec.Struct, frozen=True):
+class GpuRecord(msgspec.Struct, frozen=True, rename={"measured": "chart"}):
     """``reading`` holds the UUID, and of every other field the last value that the driver reported. ``reset``: the
     GPU was reset, and its measured values were not read since."""
 
@@ -83,7 +86,7 @@ class GpuRecord(msgspec.Struct, frozen=True):
     faults: tuple[XidFault, ...] = ()
     lost: bool = False
     unreadable_since: float | None = None
-    chart: Chart = Chart()
+    measured: MeasuredRecord = MeasuredRecord()
     reset: bool = False
 
     @property

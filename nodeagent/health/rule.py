@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -23,7 +23,7 @@ YES_OR_NO = "yes or no"
 
 
 class Measured(NamedTuple):
-    """One value of a device, NaN where there is no number. ``said`` is the value in words, ``limit`` the device's own
+    """One value of a device, NaN where there is no number. ``text`` is the value in words, ``limit`` the device's own
     limit in words.
 
     ``witnesses`` name the sources of the value. ``enough`` is false when too few events are behind it to start a
@@ -32,7 +32,7 @@ class Measured(NamedTuple):
     """
 
     value: float
-    said: str
+    text: str
     witnesses: frozenset[str] = frozenset()
     limit: str | None = None
     enough: bool = True
@@ -54,7 +54,12 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     ``gap_s``: only time between two known values counts, and only if they are at most so far apart; ``None``: time
     counts by the clock. ``patient``: an unknown value pauses the time to enter instead of restarting it. ``follows``:
     the text of the reason follows the value. ``resets``: the first good value after a reset ends the fault.
-    ``latched``: an event starts the fault; it ends ``clear_for_s`` after the last event.
+    ``latched``: an event starts the fault; it ends ``clear_for_s`` after the last event. ``may_be_negative``: the
+    thresholds may be less than 0.
+
+    Rules of PFs. ``on_facts``: the value is a fact, and the rule also applies to a PF outside the gate that was up in
+    this boot; with ``ungated`` it applies to every PF. ``by_losses``: the end of the fault depends on the number of
+    lost carriers. ``decays``: the value decreases by time alone; it is the penalty, or the losses of the last day.
     """
 
     key: str
@@ -77,6 +82,11 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     follows: bool = False
     resets: bool = False
     latched: bool = False
+    may_be_negative: bool = False
+    on_facts: bool = False
+    ungated: bool = False
+    by_losses: bool = False
+    decays: Literal["penalty", "losses"] | None = None
     witnesses: frozenset[str] = frozenset()
 
     @property

@@ -1,9 +1,9 @@
-"""The health service: pass facts, samples and driver readings to the judges, and publish health when it changes.
+"""The health service: pass facts, samples and driver readings to the rule engines, and publish health when it changes.
 
-All timers of health are here: holds expire, penalties decay, data becomes stale. The judge of the NICs returns when
-the next verdict is due, and ``run`` judges then. Facts and GPU events are judged in the call that brings them, so that
-a lost carrier and an XID reach the kubelet without delay; so are samples with news of a link. Other samples arrive
-source by source within milliseconds and are judged together, ``GATHER_S`` after the first.
+All timers of health are here: holds expire, penalties decay, data becomes stale. ``NicJudge`` returns the time of
+the next evaluation, and ``run`` evaluates then. Facts and GPU events are evaluated in the call that brings them, so
+that a lost carrier and an XID reach the kubelet without delay; so are samples with news of a link. Other samples
+arrive source by source within milliseconds and are evaluated together, ``GATHER_S`` after the first.
 
 Belongs to one event loop. Times are CLOCK_BOOTTIME.
 """
@@ -40,7 +40,7 @@ NIC_SECTION = "nic"
 GPU_SECTION = "gpu"
 GATHER_S = 0.1
 _LEAST_S = 0.01
-"""Between two verdicts that only time requires."""
+"""Between two evaluations that only time requires."""
 
 
 class HealthService:
@@ -71,7 +71,7 @@ class HealthService:
         self._logged: set[str] = set()
         """Names in the cabling plan that were logged as unknown."""
         self._gathered_at: float | None = None
-        """When the samples since the last verdict are due."""
+        """When the samples since the last evaluation are due."""
         self._wake = asyncio.Event()
         if self._with_gpus:
             self._restore_gpus()
@@ -81,7 +81,7 @@ class HealthService:
         self._publish_functions = publish
 
     async def run(self) -> None:
-        """Judge the NICs when a verdict is due, and update the state file, until cancelled. The records are encoded
+        """Evaluate the NICs when this is due, and update the state file, until cancelled. The records are encoded
         here, so that a fact does not wait for it."""
         try:
             while True:
@@ -106,6 +106,7 @@ class HealthService:
         """Apply changed settings."""
         if settings != self.nics.settings:
             self.nics.adopt(settings)
+            self.gpus.adopt_guard(settings.guard)
             self.judge_nics()
 
     def judge_functions(
@@ -151,7 +152,7 @@ class HealthService:
         self._log_unknown_names()
 
     def judge_nics(self) -> None:
-        """Judge now, and publish the functions if their health has changed."""
+        """Evaluate now, and publish the functions if their health has changed."""
         before = self._functions
         if self._judge() != before:
             self._publish_functions(self._functions)
@@ -210,7 +211,7 @@ class HealthService:
         readings: Sequence[GpuReading] | None = None,
         vitals: Iterable[GpuVitals] = (),
     ) -> None:
-        """Judge the GPUs after events, a reading of all GPUs, and measured values of some."""
+        """Evaluate the GPUs after events, a reading of all GPUs, and measured values of some."""
         now = self._clock()
         self.gpus.take_events(events, now)
         if readings is not None:
@@ -220,9 +221,9 @@ class HealthService:
             self._log_gpu(uuid, health)
         self._wake.set()
 
-    def silence_gpus(self, why: str) -> None:
-        """The driver does not answer: the state is unknown, and what is allocatable does not change."""
-        self.gpus.fall_silent(why, self._clock())
+    def lose_gpu_driver(self, why: str) -> None:
+        """Record that the driver does not answer: the state is unknown, and ``allocatable`` does not change."""
+        self.gpus.lose_driver(why, self._clock())
 
     def _log_gpu(self, uuid: str, health: Health) -> None:
         if health == self._gpu_health.get(uuid):
@@ -237,7 +238,7 @@ class HealthService:
             ",".join(reason.key for reason in health.reasons) or "none",
         )
 
-    # --- for metrics and people -----------------------------------------------------------------------
+    # --- for metrics and pages ------------------------------------------------------------------------
 
     def explain(self) -> tuple[DeviceView, ...]:
         """Return every PF and GPU with its rules and values."""

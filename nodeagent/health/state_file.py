@@ -143,7 +143,7 @@ class StateFile:
             except OSError as error:
                 if not self._failed:
                     log.warning(
-                        "The state file cannot be written, so a restart of the agent forgets faults; mount a "
+                        "The state file cannot be written, so a restart of the agent loses faults; mount a "
                         "writable folder there or set health.stateDirectory. file=%s reason=%r",
                         self._path,
                         error.strerror,

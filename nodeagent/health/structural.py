@@ -62,45 +62,60 @@ def find_faults(
 
 def _of_pf(pf: Function, link: Link | None) -> tuple[Reason, ...]:
     if pf.driver is None:
-        return (_reason(Fault.DRIVER_UNBOUND, f"{_name(pf)} has no driver"),)
+        return (_reason(Fault.DRIVER_UNBOUND, pf),)
     if link is None:
-        why = f"{_name(pf)} shows no link here: {pf.driver} has none, or it is in another network namespace"
-        return (_reason(Fault.LINK_UNSEEN, why),)
-    name = f"{_name(pf)} ({link.netdev})"
-    infiniband = pf.link_type == "infiniband"
-    if not link.admin_up and not infiniband:
-        return (_reason(Fault.ADMIN_DOWN, f"{name} is set down; ip link set {link.netdev} up"),)
+        why = f"{name_of(pf)} shows no link here: {pf.driver} has none, or it is in another network namespace"
+        return (Reason(Fault.LINK_UNSEEN.value, why),)
+    if not link.admin_up and pf.link_type != "infiniband":
+        return (_reason(Fault.ADMIN_DOWN, pf, link.netdev),)
     carrier = link.carrier
     if carrier is None and link.operstate not in (None, "unknown"):
         carrier = link.operstate == "up"
     if carrier is None:
-        return (_reason(Fault.LINK_UNSEEN, f"{name} does not report whether it has carrier"),)
+        return (_reason(Fault.LINK_UNSEEN, pf, link.netdev),)
     if not carrier:
-        state = "has a port that is not active" if infiniband else "has no carrier"
-        return (_reason(Fault.CARRIER_DOWN, f"{name} {state}"),)
+        return (_reason(Fault.CARRIER_DOWN, pf, link.netdev),)
     return ()
 
 
 def _of_vf(vf: Function, *, has_pf: bool) -> tuple[Reason, ...]:
     reasons = []
     if not has_pf:
-        reasons.append(_reason(Fault.DEVICE_MISSING, f"PF {vf.parent} of {_name(vf)} is missing"))
+        reasons.append(Reason(Fault.DEVICE_MISSING.value, f"PF {vf.parent} of {name_of(vf)} is missing"))
     if vf.driver is None:
-        reasons.append(_reason(Fault.DRIVER_UNBOUND, f"{_name(vf)} has no driver"))
+        reasons.append(_reason(Fault.DRIVER_UNBOUND, vf))
     return tuple(reasons)
 
 
 def _missing(function: Function, present: Mapping[str, Function]) -> Reason:
-    detail = f"{_name(function)} is missing"
+    detail = sentence(Fault.DEVICE_MISSING, function)
     pf = present.get(function.parent) if function.parent else None
     if pf is not None:
         detail += f"; its PF has {pf.num_vfs or 0} VFs now"
-    return _reason(Fault.DEVICE_MISSING, detail)
+    return Reason(Fault.DEVICE_MISSING.value, detail)
 
 
-def _name(function: Function) -> str:
-    return f"{'PF' if function.parent is None else 'VF'} {function.pci_address}"
+def _reason(fault: Fault, function: Function, netdev: str | None = None) -> Reason:
+    return Reason(fault.value, sentence(fault, function, netdev))
 
 
-def _reason(fault: Fault, detail: str) -> Reason:
-    return Reason(fault.value, detail)
+def name_of(function: Function, netdev: str | None = None) -> str:
+    kind = "PF" if function.parent is None else "VF"
+    return f"{kind} {function.pci_address}" + (f" ({netdev})" if netdev else "")
+
+
+def sentence(fault: Fault, function: Function, netdev: str | None = None) -> str:
+    """Return the text of the reason of a fault. ``netdev`` is the last known netdev of a PF."""
+    name = name_of(function, netdev)
+    match fault:
+        case Fault.DEVICE_MISSING:
+            return f"{name_of(function)} is missing"
+        case Fault.DRIVER_UNBOUND:
+            return f"{name_of(function)} has no driver"
+        case Fault.ADMIN_DOWN:
+            return f"{name} is set down" + (f"; ip link set {netdev} up" if netdev else "")
+        case Fault.CARRIER_DOWN:
+            infiniband = function.link_type == "infiniband"
+            return f"{name} has {'a port that is not active' if infiniband else 'no carrier'}"
+        case Fault.LINK_UNSEEN:
+            return f"{name} does not report whether it has carrier"

@@ -123,7 +123,7 @@ def event(xid: int | None) -> Measured:
     if xid is None:
         sentence = "The driver has given this GPU up as unavailable; reset it or reboot the node."
     else:
-        meaning = FATAL.get(xid) or WATCH.get(xid) or "NVIDIA's Xid catalog tells what it means."
+        meaning = FATAL.get(xid) or WATCH.get(xid) or "NVIDIA's Xid catalog has its meaning."
         sentence = f"XID {xid}: {meaning}"
     return Measured(1.0, "", sentence=sentence)
 

@@ -1,7 +1,7 @@
 """The values that a GPU driver returns: NVML (``host/nvml.py``) or a recording (``host/recorded_gpus.py``).
 
 A reading may be partial: a field that could not be read is ``None``, and ``fault`` has the reason. These values
-carry no verdict; ``health/`` derives it.
+contain no health state; ``health/`` derives it.
 
 Both drivers offer ``open``, ``close``, ``version``, ``gpus``, ``vitals`` and ``wait``. They belong to the thread
 that opened them and raise only ``DriverError``.

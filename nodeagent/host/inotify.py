@@ -1,7 +1,7 @@
 """Watch folders by inotify on the event loop.
 
 A change is a hint to read, never a fact: several events for one name come as one ``FolderChange``. When the kernel
-dropped events (``overflow``), read everything watched again.
+dropped events (``IN_Q_OVERFLOW``), read everything watched again.
 
 A folder that is deleted, moved away or unmounted is reported once as ``gone`` and is no longer watched: its path may
 mean another folder from then on. ``add`` it again when it is back. Watch the folder of a file, not the file: a
@@ -21,8 +21,6 @@ from msgspec import Struct
 from nodeagent.host.fd import wait_readable
 
 # include/uapi/linux/inotify.h
-IN_MODIFY = 0x002
-IN_ATTRIB = 0x004
 IN_CLOSE_WRITE = 0x008
 IN_MOVED_FROM = 0x040
 IN_MOVED_TO = 0x080
@@ -33,7 +31,6 @@ IN_MOVE_SELF = 0x800
 IN_UNMOUNT = 0x2000
 IN_Q_OVERFLOW = 0x4000
 IN_IGNORED = 0x8000
-IN_ISDIR = 0x4000_0000
 _IN_ONLYDIR = 0x0100_0000
 
 NAMES = IN_CREATE | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO
@@ -55,17 +52,12 @@ class InotifyError(Exception):
 class FolderChange(Struct, frozen=True):
     """A change of ``name`` in ``folder``; ``mask`` has all its ``IN_`` bits.
 
-    ``name`` is empty for the folder itself. Both are empty on overflow.
+    ``name`` is empty for the folder itself. Both are empty with ``IN_Q_OVERFLOW``: the kernel dropped events.
     """
 
     folder: str
     name: str
     mask: int
-
-    @property
-    def overflow(self) -> bool:
-        """Events were lost: read everything again."""
-        return bool(self.mask & IN_Q_OVERFLOW)
 
     @property
     def gone(self) -> bool:

@@ -32,21 +32,11 @@ class _Process(msgspec.Struct, frozen=True):
     memory_bytes: int | None = None
 
 
-class _Gpu(msgspec.Struct, frozen=True):
-    """The fields of a ``GpuReading`` and of its ``GpuVitals``."""
+class _Gpu(GpuReading, frozen=True):
+    """A ``GpuReading`` and the ``GpuVitals`` of the same GPU."""
 
-    index: int
-    uuid: str | None = None
-    minor: int | None = None
-    name: str | None = None
-    pci_address: str | None = None
-    memory_mib: int | None = None
-    mig: bool = False
-    lost: bool = False
-    recovery_action: str | None = None
-    fault: str | None = None
-    values: dict[str, float] = {}
-    texts: dict[str, str] = {}
+    values: dict[str, float] = msgspec.field(default_factory=dict)
+    texts: dict[str, str] = msgspec.field(default_factory=dict)
     processes: tuple[_Process, ...] | None = None
 
 
@@ -108,18 +98,7 @@ class RecordedGpuDriver:
         recording = self._load()
         recording.fail("list")
         return tuple(
-            GpuReading(
-                index=gpu.index,
-                uuid=gpu.uuid,
-                minor=gpu.minor,
-                name=gpu.name,
-                pci_address=gpu.pci_address,
-                memory_mib=gpu.memory_mib,
-                mig=gpu.mig,
-                recovery_action=gpu.recovery_action,
-                lost=gpu.lost,
-                fault=gpu.fault,
-            )
+            GpuReading(*(getattr(gpu, field) for field in GpuReading.__struct_fields__))
             for gpu in sorted(recording.gpus, key=lambda gpu: gpu.index)
         )
 

@@ -18,7 +18,7 @@ from typing import Protocol
 from nodeagent.affinity import affinity
 from nodeagent.cdi import CdiDevices
 from nodeagent.model import Allocation, Devices, Function, Gpu, Health, Holding, Snapshot
-from nodeagent.one_line import one_line
+from nodeagent.plain_text import one_line
 
 _SHOWN_MAX = 63  # characters: the longest device id that the kubelet's own documentation allows
 _NAMED_MAX = 3

@@ -96,8 +96,8 @@ def size_conflicts(
     """Entries of kind gpu-mem whose device list the kubelet would refuse.
 
     The memories are those of the node's GPUs in the driver's order, or ``None`` where no machine is known. Without
-    GPUs only ``indexes`` and the number of ``uuids`` can be applied. The agent, which knows the GPUs, calls
-    ``list_refusal`` for each kind.
+    GPUs only ``indexes`` and the number of ``uuids`` can be applied. The agent has the facts of the GPUs and
+    calls ``list_refusal`` for each kind.
     """
     assumed = gpu_memories_mib is None
     machine = f"assumed: {len(ASSUMED_MIB)} GPUs of {ASSUMED_MIB[0]} MiB" if assumed else "this machine"

@@ -43,7 +43,7 @@ WATCH_S = (300, 600)
 """The time after which the server ends a watch: random, so that the watches of many nodes do not end together."""
 GRACE_S = 30.0
 """How much longer than the server the client keeps a watch."""
-SILENCE_S = 150.0
+NO_DATA_S = 150.0
 """The server sends a bookmark each minute; a watch without data for so long is broken."""
 RETRY_AFTER_S = 1.0
 
@@ -83,10 +83,10 @@ class ApiClient:
         manager: str = "nodeagent",
         timeout_s: float = TIMEOUT_S,
         guard: Callable[[], float] | None = None,
-        silence_s: float = SILENCE_S,
+        no_data_s: float = NO_DATA_S,
     ) -> None:
         self.access = access
-        self._silence_s = silence_s
+        self._no_data_s = no_data_s
         self.manager = manager
         self._timeout_s = timeout_s
         self._guard = guard
@@ -198,7 +198,7 @@ class ApiClient:
 
         request = self._request("watch", "GET", resource, namespace, query=query)
         call = self._call(request, seconds + GRACE_S)
-        stream = WatchStream(self._opened(), call, self._decoder(resource.struct), self._silence_s)
+        stream = WatchStream(self._opened(), call, self._decoder(resource.struct), self._no_data_s)
         self._watches.add(stream)
         stream.start()
         try:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from nodeagent.one_line import one_line
+from nodeagent.plain_text import one_line
 
 GONE = 410
 TEXT_MAX = 500
@@ -44,9 +44,9 @@ class ApiError(Exception):
     """A call that did not succeed.
 
     ``verb`` is RBAC's word (``list``, ``patch``, …). ``status`` is the HTTP status, ``None`` without a complete
-    answer. ``reason`` is the server's word (``Forbidden``, ``AlreadyExists``, ``Conflict``, ``Expired``, …) or ours
-    (``Timeout``, ``Unreachable``, ``Untrusted``, ``Broken``, ``NoAccess``). ``retry_after_s`` is how long the server
-    asks to wait. ``remedy`` is a sentence or empty.
+    answer. ``reason`` is the server's word (``Forbidden``, ``AlreadyExists``, ``Conflict``, ``Expired``, …) or the
+    client's (``Timeout``, ``Unreachable``, ``Untrusted``, ``Broken``, ``NoAccess``). ``retry_after_s`` is how long the
+    server asks to wait. ``remedy`` is a sentence or empty.
     """
 
     def __init__(

@@ -171,7 +171,7 @@ class Lease:
     # --- one attempt ----------------------------------------------------------------------------------
 
     async def _try(self) -> None:
-        """Renew the lease if it is ours, take it if it is free, or read who has it."""
+        """Renew the lease if this process holds it, take it if it is free, or read who has it."""
         if self._seen is None or self._seen.spec.holder_identity != self.identity:
             await self._look()
         began = self._clock()
@@ -246,7 +246,7 @@ class Lease:
 
 
 async def lead(lease: Lease, work: Callable[[], Awaitable[object]]) -> None:
-    """Wait for the lease, run ``work`` while it is held, and start again, for ever.
+    """Wait for the lease, run ``work`` while it is held, and repeat this until cancelled.
 
     ``work`` is cancelled when the lease is lost; its end and its exceptions end ``lead``. When ``lead`` ends or is
     cancelled, the lease is released after ``work`` has ended.

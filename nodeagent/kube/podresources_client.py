@@ -5,7 +5,7 @@ Rules:
 * The kubelet answers with one entry for each device and NUMA node, in no order. A ``Holding`` joins the entries of
   one resource of one container: each device once, sorted.
 * Shortly after a kubelet restart the list can be EMPTY although pods hold devices. The caller decides whether to use
-  an empty answer, because it knows when the kubelet started.
+  an empty answer, because only the caller has the start time of the kubelet.
 * Every failure is a ``PodResourcesError`` that names the socket and the cause.
 """
 

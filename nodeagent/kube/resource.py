@@ -99,6 +99,3 @@ HYPERNODES: Resource[Json] = Resource(
     "topology.volcano.sh", "v1alpha1", "hypernodes", "HyperNode", False, dict
 )
 NODELINKS: Resource[Json] = Resource("nodeagent.io", "v1alpha1", "nodelinks", "NodeLinks", True, dict)
-CRDS: Resource[Json] = Resource(
-    "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False, dict
-)

@@ -117,14 +117,8 @@ class _Plain(HTTPConnection):
         super().request(*args, **more)
 
 
-class _Secure(HTTPSConnection):
-    def connect(self) -> None:
-        _attach(self)
-        super().connect()
-
-    def request(self, *args: Any, **more: Any) -> None:
-        _attach(self)
-        super().request(*args, **more)
+class _Secure(_Plain, HTTPSConnection):
+    pass
 
 
 def _attach(connection: HTTPConnection) -> None:
@@ -167,9 +161,9 @@ class Transport:
                     raise TimeoutError(f"no complete answer in time ({size} bytes came)")
             return b"".join(parts)
 
-    def lines(self, call: ApiCall, silence_s: float) -> Iterator[bytes]:
+    def lines(self, call: ApiCall, no_data_s: float) -> Iterator[bytes]:
         """Yield the lines of a streamed answer until it ends. Raises ``ApiError``."""
-        with self._answer(call, silence_s) as answer:
+        with self._answer(call, no_data_s) as answer:
             rest = b""
             while part := answer.read1(CHUNK):
                 *whole, rest = (rest + part).split(b"\n")

@@ -35,14 +35,14 @@ class WatchStream(Generic[T]):
     """Created, started and read in one event loop."""
 
     def __init__(
-        self, transport: Transport, call: ApiCall, decoder: msgspec.json.Decoder[T], silence_s: float
+        self, transport: Transport, call: ApiCall, decoder: msgspec.json.Decoder[T], no_data_s: float
     ) -> None:
         self.ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._transport = transport
         self._call = call
         self._decoder = decoder
-        self._silence_s = silence_s
+        self._no_data_s = no_data_s
         self._events: deque[WatchEvent[T] | Exception | None] = deque()
         self._more = asyncio.Event()
         self._room = threading.Semaphore(AHEAD)
@@ -72,7 +72,7 @@ class WatchStream(Generic[T]):
     def _read(self) -> None:
         end: Exception | None = None
         try:
-            for line in self._transport.lines(self._call, self._silence_s):
+            for line in self._transport.lines(self._call, self._no_data_s):
                 if line:
                     self._room.acquire()
                     if self._call.aborted:

@@ -49,7 +49,7 @@ async def offered(socket: Path) -> dict[str, tuple[str, ...]]:
 async def watch(
     socket: Path,
     publish: Callable[[tuple[Holding, ...]], object],
-    silence: Callable[[str], object],
+    mark_stale: Callable[[str], object],
     read_now: asyncio.Event,
     *,
     interval_s: float = INTERVAL_S,
@@ -62,20 +62,20 @@ async def watch(
     client = PodResources(socket)
     known: tuple[Holding, ...] | None = None
     empty_since: float | None = None
-    silent = False
+    failing = False
     try:
         while True:
             try:
                 holdings = await client.list()
             except PodResourcesError as error:
-                if not silent:
+                if not failing:
                     log.warning("The holdings of pods cannot be read. reason=%r", str(error))
-                silent = True
-                silence(str(error))
+                failing = True
+                mark_stale(str(error))
             else:
-                if silent:
+                if failing:
                     log.info("The holdings of pods are read again.")
-                silent = False
+                failing = False
                 now = time.monotonic()
                 if holdings or known == ():
                     empty_since = None

@@ -153,7 +153,7 @@ class SliceSizes:
                 size,
                 configured,
             )
-        cause = next((f": {entry.reason}" for entry in snapshot.silent if entry.source == "pods"), "")
+        cause = next((f": {entry.reason}" for entry in snapshot.stale_sources if entry.source == "pods"), "")
         return (
             f"its slices are to change from {size} to {configured} MiB, "
             f"and what pods hold is not known yet{cause}"

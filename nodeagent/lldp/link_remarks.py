@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from nodeagent.lldp.neighbor_table import find_crowded, find_duplicates
 from nodeagent.model import Ets, Neighbor, Remark
 
-SILENT_AFTER_S = 65.0
+NO_NEIGHBOR_AFTER_S = 65.0
 """Two transmission intervals of 802.1AB (msgTxInterval, 30 s) and 5 s for delays."""
 
-SILENT = "silent_port"
+NO_NEIGHBOR = "silent_port"
 OWN_FRAMES = "own_frames"
 FLOODED = "flooded"
 FRAME_SIZE = "frame_size_mismatch"
@@ -22,7 +22,7 @@ PFC = "pfc_mismatch"
 ETS = "ets_mismatch"
 DUPLICATE = "duplicate_neighbor"
 CROWDED = "several_neighbors"
-KEYS = (SILENT, OWN_FRAMES, FLOODED, FRAME_SIZE, PFC, ETS, DUPLICATE, CROWDED)
+KEYS = (NO_NEIGHBOR, OWN_FRAMES, FLOODED, FRAME_SIZE, PFC, ETS, DUPLICATE, CROWDED)
 
 # NVIDIA's PCI device IDs of the BlueField NICs, 1 to 3.
 _BLUEFIELD = frozenset({"a2d2", "a2d6", "a2dc"})
@@ -45,9 +45,9 @@ _BLUEFIELD_REASON = (
 
 @dataclass(frozen=True, slots=True)
 class LinkSide:
-    """The node's side of a link. ``silent``: it has carrier, and no neighbor for ``SILENT_AFTER_S``; ``malformed``:
-    why the latest frame could not be decoded; ``own_frames``: frames of the node itself came in within
-    ``SILENT_AFTER_S``. ``pfc`` and ``ets`` as in ``Neighbor``, ``None`` if they cannot be read.
+    """The node's side of a link. ``without_neighbor``: it has carrier, and no neighbor for ``NO_NEIGHBOR_AFTER_S``;
+    ``malformed``: why the latest frame could not be decoded; ``own_frames``: frames of the node itself came in
+    within ``NO_NEIGHBOR_AFTER_S``. ``pfc`` and ``ets`` as in ``Neighbor``, ``None`` if they cannot be read.
     """
 
     link: str
@@ -55,7 +55,7 @@ class LinkSide:
     driver: str | None = None
     device: str | None = None
     mtu: int | None = None
-    silent: bool = False
+    without_neighbor: bool = False
     malformed: str | None = None
     own_frames: bool = False
     flooded: bool = False
@@ -83,7 +83,7 @@ def name_of(neighbor: Neighbor) -> str:
     return f"{neighbor.system_name or neighbor.chassis_id.value} {neighbor.port_id.value}"
 
 
-def silence_reason(side: LinkSide) -> str:
+def missing_frames_reason(side: LinkSide) -> str:
     """The likely reason, by driver, why no LLDP arrives."""
     if side.device in _BLUEFIELD:
         return _BLUEFIELD_REASON
@@ -96,21 +96,21 @@ def _reception(side: LinkSide) -> Iterable[Remark]:
     if side.flooded:
         detail = "more LLDP frames come in than any switch sends; most are not decoded"
         yield Remark(side.link, FLOODED, detail)
-    if side.silent and side.own_frames:
+    if side.without_neighbor and side.own_frames:
         detail = (
             "only this node's own LLDP frames come in: a loop, or another agent of this host sends through a VF, a "
             "representor or a software netdev; a neighbor with this node's name or MAC counts as the node itself"
         )
         yield Remark(side.link, OWN_FRAMES, detail)
-    elif side.silent and side.malformed is not None:
+    elif side.without_neighbor and side.malformed is not None:
         detail = (
             f"carrier, but the received LLDP frames are malformed ({side.malformed}): check the switch; "
             f"tcpdump -i {side.link} -w - ether proto 0x88cc | nodeagent decode -"
         )
-        yield Remark(side.link, SILENT, detail)
-    elif side.silent:
-        detail = f"carrier, but no LLDP for {SILENT_AFTER_S:.0f} s: {silence_reason(side)}"
-        yield Remark(side.link, SILENT, detail)
+        yield Remark(side.link, NO_NEIGHBOR, detail)
+    elif side.without_neighbor:
+        detail = f"carrier, but no LLDP for {NO_NEIGHBOR_AFTER_S:.0f} s: {missing_frames_reason(side)}"
+        yield Remark(side.link, NO_NEIGHBOR, detail)
 
 
 def _mismatches(side: LinkSide, neighbor: Neighbor) -> Iterable[Remark]:

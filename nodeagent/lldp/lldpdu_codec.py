@@ -12,10 +12,8 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from nodeagent.lldp.basic_tlvs import BASIC
 from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, LldpError, Med, Organizational, PortId, Reserved
-from nodeagent.lldp.organizational_tlvs import ORGANIZATIONAL
-from nodeagent.lldp.tlv_spec import TlvSpec
+from nodeagent.lldp.optional_tlvs import BASIC, ORGANIZATIONAL, TlvSpec
 
 _ORGANIZATIONAL = 127
 _ORGANIZATIONAL_HEADER = _ORGANIZATIONAL << 9

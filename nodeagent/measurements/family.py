@@ -16,14 +16,14 @@ FamilyType = Literal["gauge", "counter", "histogram"]
 FROM_RULES = "the rules"
 """The source of values that the health rules compute."""
 
-_SCOPE_LABELS = {
+SCOPE_LABELS = {
     "device": ("device",),
     "rdma_device": ("rdma_device", "port"),
     "pci_address": ("pci_address",),
     "pf": ("pf", "vf", "pci_address"),
     "gpu": ("gpu",),
 }
-"""The first label of a family says what a series is about; these labels together identify it."""
+"""The labels that together identify the subject of a series, by the first label of the family."""
 _UNITS = frozenset(("bytes", "seconds", "celsius", "volts", "watts", "amperes", "ratio"))
 
 
@@ -31,7 +31,7 @@ class Measurement(msgspec.Struct, frozen=True):
     """One number: its name in samples and what it is.
 
     ``per``: the name has a key behind a slash, one series for each (``lane``, ``priority``, ...). ``labels`` are the
-    label values that tell it from the other numbers of its family. The metric is the value times ``scale``.
+    label values that distinguish it from the other numbers of its family. The metric is the value times ``scale``.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Family(msgspec.Struct, frozen=True):
     @property
     def scope(self) -> tuple[str, ...]:
         """The labels that identify what a series is about."""
-        return _SCOPE_LABELS.get(self.labels[0], self.labels[:1])
+        return SCOPE_LABELS.get(self.labels[0], self.labels[:1])
 
 
 def row(
@@ -106,7 +106,7 @@ def row(
 ) -> Family:
     """A family that samples feed. ``measured``: sample name, meaning, and values of the labels that are left.
 
-    The agent runs this 124 times before it registers, so ``unfilled_labels`` checks the rows in the tests only.
+    The agent runs this 124 times before it registers, so only the tests check that the rows fill their labels.
     """
     counter = noun.endswith("_total")
     return Family(
@@ -123,18 +123,4 @@ def row(
                 for name, meaning, *values in measured
             ]
         ),
-    )
-
-
-def unfilled_labels(family: Family) -> tuple[str, ...]:
-    """The sample names whose series would not have a value for each label of the family."""
-    return tuple(
-        measurement.name
-        for measurement in family.measurements
-        if family.labels[0] not in _SCOPE_LABELS
-        # A VF's key is one of the labels that identify it.
-        or len(family.scope)
-        + (measurement.per is not None and family.scope[0] != "pf")
-        + len(measurement.labels)
-        != len(family.labels)
     )

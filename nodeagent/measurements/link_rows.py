@@ -147,7 +147,7 @@ _ERRORS = tuple(
         Source.LINK,
         (name, "IFLA_STATS64"),
         help=f"{meaning}.",
-        use="Should not grow on a link between a node and its leaf; if it does, the error kind tells the cause.",
+        use="Should not grow on a link between a node and its leaf; if it does, the error kind shows the cause.",
         peers=f"{peer} of node_network_*",
     )
     for noun, name, meaning, peer in (

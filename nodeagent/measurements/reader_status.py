@@ -1,4 +1,4 @@
-"""The state of one reader: its last reading, its errors, its age. Metric names call it a collector."""
+"""The state of one reader: its last reading and its errors. Metric names call it a collector."""
 
 from __future__ import annotations
 
@@ -31,10 +31,6 @@ class ReaderStatus(msgspec.Struct):
     def up(self) -> bool:
         """Whether the last reading succeeded and no reading hangs."""
         return self.succeeded_at is not None and self.reason is None and not self.hanging
-
-    def age(self, now: float) -> float | None:
-        """Seconds since the last success."""
-        return None if self.succeeded_at is None else now - self.succeeded_at
 
     def succeeded(self, now: float, duration_s: float | None) -> bool:
         """Note a success. Returns whether the reader had failed before."""

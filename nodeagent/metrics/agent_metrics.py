@@ -92,7 +92,7 @@ def resource_devices(shown: ScrapeInput) -> Iterator[Series]:
     use="Its last facts stay valid; the log gives the reason: alert NodeAgentSourceSilent.",
 )
 def source_silent(shown: ScrapeInput) -> Iterator[Series]:
-    for entry in shown.snapshot.silent:
+    for entry in shown.snapshot.stale_sources:
         yield (entry.source,), 1
 
 

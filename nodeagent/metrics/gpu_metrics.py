@@ -50,8 +50,7 @@ def gpu_info(facts: FactIndex) -> Iterator[Series]:
 def gpu_health_state(facts: FactIndex) -> Iterator[Series]:
     for gpu in facts.snapshot.gpus:
         for state in (State.HEALTHY, State.DEGRADED, State.UNHEALTHY, State.UNKNOWN):
-            current = State.UNHEALTHY if gpu.health.state is State.DOWN else gpu.health.state
-            yield (str(gpu.index), state.value), current is state
+            yield (str(gpu.index), state.value), gpu.health.state is state
 
 
 @fact_family(
@@ -59,7 +58,7 @@ def gpu_health_state(facts: FactIndex) -> Iterator[Series]:
     "gpu,reason,severity",
     help="1 for each reason that is active.",
     source=FROM_RULES,
-    use="The reason's section in docs/runbook.md says what to do.",
+    use="The reason's section in docs/runbook.md has the remedy.",
 )
 def gpu_health_reason(facts: FactIndex) -> Iterator[Series]:
     for gpu in facts.snapshot.gpus:

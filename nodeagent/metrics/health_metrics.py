@@ -94,9 +94,8 @@ GPU_FIGURES: tuple[Family, ...] = (
 )
 def link_health_state(facts: FactIndex) -> Iterator[Series]:
     for pf in facts.pfs:
-        current = State.DOWN if pf.health.state is State.UNHEALTHY else pf.health.state
         for state in _STATES:
-            yield (facts.link_name(pf.pci_address), state.value), current is state
+            yield (facts.link_name(pf.pci_address), state.value), pf.health.state is state
 
 
 @fact_family(
@@ -104,7 +103,7 @@ def link_health_state(facts: FactIndex) -> Iterator[Series]:
     "device,reason,severity",
     help="1 for each reason that is active; a warning does not change the state.",
     source=FROM_RULES,
-    use="Several may be active at once; docs/runbook.md says what to do about each.",
+    use="Several may be active at once; docs/runbook.md has the remedy for each.",
 )
 def link_health_reason(facts: FactIndex) -> Iterator[Series]:
     for pf in facts.pfs:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from errno import EINVAL, ENODEV, EOPNOTSUPP
 
 from nodeagent.host import pcie_link
+from nodeagent.host.clock import boottime
 from nodeagent.host.ethtool import DriverInfo, Ethtool, EthtoolError
 from nodeagent.host.netlink.devlink import Devlink
 from nodeagent.host.netlink.message import NetlinkAbsentError, NetlinkError, NetlinkRefusedError
@@ -16,7 +17,15 @@ from nodeagent.host.sysfs import OpenAttributes, SysfsError, Tree
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function, Rdma
 from nodeagent.sampling.driver_counters import RDMA, DriverCounters, rdma_values
-from nodeagent.sampling.reader import RETRY_S, PfNetdevs, PlainReader, SysfsReader, boottime, measured
+from nodeagent.sampling.reader import (
+    RETRY_S,
+    LazySocket,
+    NetlinkReader,
+    PfNetdevs,
+    PlainReader,
+    SysfsReader,
+    measured,
+)
 
 log = logging.getLogger(__name__)
 
@@ -71,24 +80,22 @@ class DriverReader(PlainReader):
 class RdmaReader(SysfsReader):
     """State, GIDs and traffic from sysfs; hardware counters over netlink if ``live``, that is, of this machine."""
 
-    def __init__(self, tree: Tree, *, live: bool) -> None:
+    def __init__(self, tree: Tree, *, live: bool, connect: Callable[[], RdmaCounters] = RdmaCounters) -> None:
         super().__init__(Source.RDMA, OpenAttributes(tree))
         self.ports = RdmaPorts(self.attributes)
         self._live = live
-        self._counters: RdmaCounters | None = None
+        self._socket = LazySocket(connect)
         self._netlink_again_at = 0.0
         self._gids_again_at = 0.0
         self._devices: frozenset[str] = frozenset()
 
     @property
     def overruns(self) -> int:
-        return self._counters.overruns if self._counters else 0
+        return self._socket.overruns
 
     def close(self) -> None:
         super().close()
-        if self._counters is not None:
-            self._counters.close()
-            self._counters = None
+        self._socket.close()
 
     def read(self, pfs: Sequence[Function]) -> list[Sample]:
         now = boottime()
@@ -147,9 +154,9 @@ class RdmaReader(SysfsReader):
         return Sample(now, device, Source.RDMA, values, {name: text for name, text in texts.items() if text})
 
     def _hardware(self, device: str, index: int | None) -> dict[str, int]:
-        if self._counters is not None and index is not None:
+        if index is not None:
             try:
-                return self._counters.read(index)
+                return self._socket.get().read(index)
             except NetlinkRefusedError as error:
                 if error.code not in (EOPNOTSUPP, EINVAL, ENODEV):
                     raise
@@ -160,9 +167,7 @@ class RdmaReader(SysfsReader):
         if not self._live or now < self._netlink_again_at:
             return {}
         try:
-            if self._counters is None:
-                self._counters = RdmaCounters()
-            return self._counters.devices()
+            return self._socket.get().devices()
         except NetlinkError:
             self._netlink_again_at = now + RETRY_S
             return {}
@@ -190,36 +195,25 @@ class PcieReader(SysfsReader):
         return Sample(now, pf.pci_address, Source.PCIE, values) if values else None
 
 
-class DevlinkReader(PlainReader):
+class DevlinkReader(NetlinkReader[Devlink]):
     """Health reporters of the function and of its ports, by the reporter's name."""
 
     def __init__(self, connect: Callable[[], Devlink] = Devlink) -> None:
-        super().__init__(Source.DEVLINK)
-        self._connect = connect
-        self._devlink: Devlink | None = None
+        super().__init__(Source.DEVLINK, LazySocket(connect))
         self._absent_until = 0.0
-
-    @property
-    def overruns(self) -> int:
-        return self._devlink.overruns if self._devlink else 0
-
-    def close(self) -> None:
-        if self._devlink is not None:
-            self._devlink.close()
-            self._devlink = None
 
     def read(self, pfs: Sequence[Function]) -> list[Sample]:
         now = boottime()
         if now < self._absent_until:
             return []
         try:
-            self._devlink = self._devlink or self._connect()
+            devlink = self._socket.get()
         except NetlinkAbsentError:
             self._absent_until = now + RETRY_S
             return []
         wanted = {pf.pci_address for pf in pfs}
         values_of: dict[str, dict[str, float]] = {}
-        for reporter in self._devlink.reporters():
+        for reporter in devlink.reporters():
             name = reporter.name
             if reporter.pci_address in wanted and name:
                 values = values_of.setdefault(reporter.pci_address, {})

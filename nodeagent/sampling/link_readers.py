@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from errno import ENODEV, EOPNOTSUPP
 from typing import Generic, TypeVar
 
+from nodeagent.host.clock import boottime
 from nodeagent.host.netlink import ethtool_messages as ethtool
 from nodeagent.host.netlink.message import NetlinkError, NetlinkRefusedError
 from nodeagent.host.netlink.netdevs import NetdevCounters, Netdevs, VfTraffic
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function
-from nodeagent.sampling.reader import RETRY_S, PfNetdevs, PlainReader, SkippedDevices, boottime, measured
+from nodeagent.sampling.reader import RETRY_S, LazySocket, NetlinkReader, PfNetdevs, measured
 
 A = TypeVar("A", bound=ethtool.PortAnswer)
 
@@ -30,28 +31,16 @@ _STATS64 = (
 """The first 24 counters of struct rtnl_link_stats64."""
 
 
-class LinkReader(PlainReader):
+class LinkReader(NetlinkReader[Netdevs]):
     """One RTM_GETLINK dump. Notes the current netdev of each PF in ``pf_netdevs``."""
 
     def __init__(self, pf_netdevs: PfNetdevs) -> None:
-        super().__init__(Source.LINK)
+        super().__init__(Source.LINK, LazySocket(Netdevs))
         self._pf_netdevs = pf_netdevs
-        self._netdevs: Netdevs | None = None
-
-    @property
-    def overruns(self) -> int:
-        return self._netdevs.overruns if self._netdevs else 0
-
-    def close(self) -> None:
-        if self._netdevs is not None:
-            self._netdevs.close()
-            self._netdevs = None
 
     def read(self, pfs: Sequence[Function]) -> list[Sample]:
-        if self._netdevs is None:
-            self._netdevs = Netdevs()
         now = boottime()
-        readings = self._netdevs.counters()
+        readings = self._socket.get().counters()
         by_name = {counters.netdev.name: counters for counters in readings}
         by_ifindex = {counters.netdev.ifindex: counters for counters in readings}
         before = self._pf_netdevs.ifindex
@@ -84,55 +73,25 @@ def link_values(reading: NetdevCounters) -> dict[str, float]:
     return values
 
 
-class SharedSocket:
-    """The socket of the ethtool family, which several readers share. It opens with the first query."""
-
-    def __init__(self) -> None:
-        self._socket: ethtool.EthtoolSocket | None = None
-
-    def get(self) -> ethtool.EthtoolSocket:
-        if self._socket is None:
-            self._socket = ethtool.EthtoolSocket()
-        return self._socket
-
-    @property
-    def overruns(self) -> int:
-        return self._socket.overruns if self._socket else 0
-
-    def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-
-
 ValuesAndTexts = tuple[dict[str, float], dict[str, str]]
 
 
-class EthtoolReader(Generic[A]):
+class EthtoolReader(NetlinkReader[ethtool.EthtoolSocket], Generic[A]):
     """One query of ethtool netlink; ``convert`` makes values and texts of an answer."""
 
     def __init__(
         self,
         source: Source,
         pf_netdevs: PfNetdevs,
-        socket: SharedSocket,
+        socket: LazySocket[ethtool.EthtoolSocket],
         query: ethtool.PortQuery[A],
         convert: Callable[[A], ValuesAndTexts],
     ) -> None:
-        self.source = source
-        self.skipped = SkippedDevices(source)
+        super().__init__(source, socket)
         self._pf_netdevs = pf_netdevs
-        self._socket = socket
         self._query = query
         self._convert = convert
         self._dump_again_at = 0.0
-
-    @property
-    def overruns(self) -> int:
-        return self._socket.overruns
-
-    def close(self) -> None:
-        self._socket.close()
 
     def read(self, pfs: Sequence[Function]) -> list[Sample]:
         now = boottime()
@@ -185,7 +144,7 @@ def ethtool_readers(
     EthtoolReader[ethtool.PauseCounters],
 ]:
     """Readers that share one socket, so they run in one thread."""
-    socket = SharedSocket()
+    socket = LazySocket(ethtool.EthtoolSocket)
     return (
         EthtoolReader(Source.MODES, pf_netdevs, socket, ethtool.MODES, _modes),
         EthtoolReader(Source.STATE, pf_netdevs, socket, ethtool.STATE, _state),
@@ -221,35 +180,22 @@ def _pause(pause: ethtool.PauseCounters) -> ValuesAndTexts:
     return measured(rx_pause_frames=pause.rx_frames, tx_pause_frames=pause.tx_frames), {}
 
 
-class VfReader(PlainReader):
+class VfReader(NetlinkReader[Netdevs]):
     """VF traffic as the PFs count it. It also covers VFs whose netdevs are in pods."""
 
     def __init__(self, pf_netdevs: PfNetdevs) -> None:
-        super().__init__(Source.VF)
+        super().__init__(Source.VF, LazySocket(Netdevs))
         self._pf_netdevs = pf_netdevs
-        self._netdevs: Netdevs | None = None
-
-    @property
-    def overruns(self) -> int:
-        return self._netdevs.overruns if self._netdevs else 0
-
-    def close(self) -> None:
-        if self._netdevs is not None:
-            self._netdevs.close()
-            self._netdevs = None
 
     def read(self, pfs: Sequence[Function]) -> list[Sample]:
-        if self._netdevs is None:
-            self._netdevs = Netdevs()
         with_vfs = [pf for pf in pfs if pf.num_vfs and pf.pci_address in self._pf_netdevs.ifindex]
         return self.read_each(with_vfs, self._read_pf, NetlinkError, frozenset((ENODEV,)))
 
     def _read_pf(self, pf: Function, now: float) -> Sample | None:
-        assert self._netdevs is not None
         ifindex = self._pf_netdevs.ifindex.get(pf.pci_address)
         if ifindex is None:
             return None  # the link reader, in its own thread, no longer lists the PF
-        vfs = self._netdevs.vfs(ifindex)
+        vfs = self._socket.get().vfs(ifindex)
         values = vf_values(vfs)
         texts = {f"vf_{name}/{vf.index}": text for vf in vfs for name, text in vf.setup.items()}
         return Sample(now, pf.pci_address, Source.VF, values, texts) if values else None

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
+from nodeagent.host.clock import boottime
 from nodeagent.host.ethtool import EthtoolError
 from nodeagent.host.kmsg import KernelLogError
 from nodeagent.host.netlink.message import NetlinkError
+from nodeagent.host.netlink.socket import NetlinkSocket
 from nodeagent.host.sysfs import OpenAttributes, SysfsError
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function
 
 log = logging.getLogger(__name__)
 
+S = TypeVar("S", bound=NetlinkSocket)
+
 READ_ERRORS = (NetlinkError, SysfsError, EthtoolError, KernelLogError, OSError)
 """Errors that end one reading of one reader. Other readers continue."""
 
 RETRY_S = 600.0
 """A skipped device is tried again after this time."""
-
-
-def boottime() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class SkippedDevices:
@@ -149,6 +148,43 @@ class SysfsReader(PlainReader):
 
     def close(self) -> None:
         self.attributes.close()
+
+
+class LazySocket(Generic[S]):
+    """A netlink socket that opens at its first use. Readers that share one run in one thread."""
+
+    def __init__(self, connect: Callable[[], S]) -> None:
+        self._connect = connect
+        self._socket: S | None = None
+
+    def get(self) -> S:
+        if self._socket is None:
+            self._socket = self._connect()
+        return self._socket
+
+    @property
+    def overruns(self) -> int:
+        return self._socket.overruns if self._socket else 0
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+class NetlinkReader(PlainReader, Generic[S]):
+    """A reader of one netlink socket."""
+
+    def __init__(self, source: Source, socket: LazySocket[S]) -> None:
+        super().__init__(source)
+        self._socket = socket
+
+    @property
+    def overruns(self) -> int:
+        return self._socket.overruns
+
+    def close(self) -> None:
+        self._socket.close()
 
 
 def measured(**values: float | None) -> dict[str, float]:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from nodeagent.host import recorded_gpus
+from nodeagent.host.clock import boottime
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
@@ -27,7 +28,7 @@ from nodeagent.sampling.adapter_readers import DevlinkReader, DriverReader, Pcie
 from nodeagent.sampling.kernel_log import KernelLogReader
 from nodeagent.sampling.latest_samples import LatestSamples
 from nodeagent.sampling.link_readers import LinkReader, VfReader, ethtool_readers
-from nodeagent.sampling.reader import READ_ERRORS, PfNetdevs, SampleReader, boottime
+from nodeagent.sampling.reader import READ_ERRORS, PfNetdevs, SampleReader
 from nodeagent.sampling.recorded_samples import RecordedSamplesReader
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sampling.transceiver_reader import TransceiverReader

@@ -7,28 +7,21 @@ from dataclasses import replace
 from errno import ENODEV, EOPNOTSUPP, EPERM
 
 from nodeagent.host import eeprom
+from nodeagent.host.clock import boottime
+from nodeagent.host.netlink import ethtool_messages as ethtool
 from nodeagent.host.netlink.message import NetlinkError, NetlinkRefusedError
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.transceiver_rows import LIMIT_LEVELS
 from nodeagent.model import Function
-from nodeagent.sampling.link_readers import SharedSocket
-from nodeagent.sampling.reader import PfNetdevs, PlainReader, boottime, measured
+from nodeagent.sampling.reader import LazySocket, NetlinkReader, PfNetdevs, measured
 
 
-class TransceiverReader(PlainReader):
+class TransceiverReader(NetlinkReader[ethtool.EthtoolSocket]):
     """Reads the EEPROM over a slow bus. The kernel requires CAP_NET_ADMIN."""
 
     def __init__(self, pf_netdevs: PfNetdevs) -> None:
-        super().__init__(Source.MODULE)
+        super().__init__(Source.MODULE, LazySocket(ethtool.EthtoolSocket))
         self._pf_netdevs = pf_netdevs
-        self._socket = SharedSocket()
-
-    @property
-    def overruns(self) -> int:
-        return self._socket.overruns
-
-    def close(self) -> None:
-        self._socket.close()
 
     def read(self, pfs: Sequence[Function]) -> list[Sample]:
         read_at: dict[str, float] = {}

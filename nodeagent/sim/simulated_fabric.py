@@ -1,8 +1,8 @@
 """A simulated fabric: nodes in scalable units, a leaf switch for each rail of each unit, and their cables.
 
 No frames are sent. A node's LLDP neighbors and links are returned as facts of the model. A switch is a name and a
-chassis ID; a replaced switch has the same name and another ID. There are no TTLs: a silent neighbor is stale at
-once.
+chassis ID; a replaced switch has the same name and another ID. There are no TTLs: a neighbor that
+sends no frames is stale at once.
 
 The fabric includes storage and management networks with switches that all units share, because these must not
 affect the tree.
@@ -49,7 +49,7 @@ class Fabric:
         self._cables: dict[tuple[str, str], LeafPort] = {}
         self._used: Counter[str] = Counter()
         self._boxes: Counter[str] = Counter()
-        self._silent: set[str] = set()
+        self._without_frames: set[str] = set()
         self.nodes: list[str] = []
         for number in range(nodes):
             self.add(number * self.units // nodes)
@@ -78,12 +78,12 @@ class Fabric:
         self._cables[node, self.rails[rail]] = self._free(switch)
         return before.switch if before else ""
 
-    def silence(self, switch: str) -> None:
+    def stop_frames(self, switch: str) -> None:
         """Turn a switch off, as in a reboot or power loss: no carrier, no LLDP."""
-        self._silent.add(switch)
+        self._without_frames.add(switch)
 
     def boot(self, switch: str) -> None:
-        self._silent.discard(switch)
+        self._without_frames.discard(switch)
 
     def replace(self, switch: str) -> tuple[str, str]:
         """Replace a switch; the new one has its name and cables. Returns both chassis IDs."""
@@ -108,7 +108,7 @@ class Fabric:
         functions: list[Function] = []
         links: list[Link] = []
         for place, (address, up) in enumerate(self._links.items()):
-            down = self._cables[node, address].switch in self._silent
+            down = self._cables[node, address].switch in self._without_frames
             link = replace(up, carrier=False, operstate="down", speed_mbps=None) if down else up
             links.append(replace(link, mac=f"02:00:{number >> 8:02x}:{number & 0xFF:02x}:00:{place:02x}"))
             function = self._functions[address]
@@ -129,7 +129,7 @@ class Fabric:
                 system_name=port.switch,
                 port_description=f"to {node}",
                 management_addresses=(self._address(port.switch),),
-                stale=port.switch in self._silent,
+                stale=port.switch in self._without_frames,
                 confirmed=True,
             )
 

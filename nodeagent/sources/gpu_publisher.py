@@ -1,8 +1,8 @@
 """The facts and figures of the GPUs, collected over all sessions with the driver.
 
-The health service judges what a session reads; this module adds the place of each GPU, counts XIDs, keeps the newest
+The health service evaluates what a session reads; this module adds the place of each GPU, counts XIDs, keeps the newest
 samples, and publishes the GPUs with their health. It outlives the sessions and their task, so that the end of one
-neither changes the health of a GPU nor forgets it.
+neither changes nor loses the health of a GPU.
 """
 
 from __future__ import annotations
@@ -129,11 +129,11 @@ class GpuPublisher:
         self.health.judge_gpus(readings=())
         self._publish(self._gpus())
 
-    def take_silence(self, why: str) -> None:
+    def take_driver_failure(self, why: str) -> None:
         """The driver does not answer."""
         self._status.failed(why)
         self.log_change("driver", f"The GPU driver does not answer; the last facts of its GPUs stay. {why}")
-        self.health.silence_gpus(why)
+        self.health.lose_gpu_driver(why)
         if gpus := self._gpus():
             self._publish(gpus)
 

@@ -1,10 +1,10 @@
 """The source of GPU facts: run sessions with the driver and pass their results on.
 
 Each session with the driver is a thread (``nvml_session.py``). A session that does not answer in time is abandoned:
-the source becomes silent and reports the call, the rest of the agent continues, the process can still end, and after
-growing pauses another session starts. There is one active session at a time. At most ``STUCK_MAX`` abandoned threads
-may hang; then the next session waits until one returns. A session that hung in a measurement does not silence the
-source: the next sessions measure nothing for ``VITALS_REST_S``, and for as long as it hangs.
+the source is marked as failed with the name of the call, and after growing pauses another session starts. The rest of
+the agent continues, and the process can still end. There is one active session at a time. At most ``STUCK_MAX``
+abandoned threads may hang; then the next session waits until one returns. A session that hung in a measurement does
+not mark the source as failed: the next sessions measure nothing for ``VITALS_REST_S``, and for as long as it hangs.
 
 ``GpuPublisher`` keeps the results over all sessions.
 """
@@ -51,15 +51,15 @@ async def watch(
     driver: Callable[[], Driver],
     tree: Tree,
     publisher: GpuPublisher,
-    silence: Callable[[str], object],
+    mark_stale: Callable[[str], object],
     *,
     pace: Pace | None = None,
     hints: asyncio.Event | None = None,
 ) -> None:
-    """Run sessions until cancelled. ``driver`` makes a new driver for each session. ``silence`` takes the reason
+    """Run sessions until cancelled. ``driver`` makes a new driver for each session. ``mark_stale`` takes the reason
     when the driver does not answer. A hint requests a reading: a running session reads within ``WAIT_S``, and a pause
     between sessions ends at once."""
-    sessions = _Sessions(driver, tree, publisher, silence, pace or Pace())
+    sessions = _Sessions(driver, tree, publisher, mark_stale, pace or Pace())
     hinting = asyncio.create_task(sessions.follow_hints(hints)) if hints is not None else None
     try:
         await sessions.run()
@@ -76,14 +76,14 @@ class _Sessions:
         driver: Callable[[], Driver],
         tree: Tree,
         publisher: GpuPublisher,
-        silence: Callable[[str], object],
+        mark_stale: Callable[[str], object],
         pace: Pace,
     ) -> None:
-        self.driver, self.tree, self.publisher, self.silence, self.pace = (
+        self.driver, self.tree, self.publisher, self.mark_stale, self.pace = (
             driver,
             tree,
             publisher,
-            silence,
+            mark_stale,
             pace,
         )
         self.vitals_from = 0.0
@@ -135,8 +135,8 @@ class _Sessions:
                 self.publisher.log_change(end.call, again)
                 await self._pause(min(backoff.next_s(), self.pace.interval_s))
             else:
-                self.publisher.take_silence(str(end.error))
-                self.silence(str(end.error))
+                self.publisher.take_driver_failure(str(end.error))
+                self.mark_stale(str(end.error))
                 await self._pause(backoff.next_s())
 
     async def _follow(self, session: Session) -> SessionEnd:

@@ -7,7 +7,7 @@
   namespace: a PCI link as long as its function exists, any other for ``AWAY_S``.
 * A change is published at once, and the next one after ``PUBLISH_GAP_S`` at the earliest: a flood of changes wakes
   the other parts of the agent at most 50 times a second.
-* This source decides when a link is silent. Consumers of the facts read no clock.
+* This source decides when a link has received no frame for too long. Consumers of the facts read no clock.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from nodeagent.host.clock import boottime
 from nodeagent.host.netlink.dcb import UNKNOWN_DCB, DcbSettings
 from nodeagent.host.netlink.netdevs import Netdev
 from nodeagent.host.packet import LldpSocket, PacketError
-from nodeagent.lldp.link_remarks import SILENT_AFTER_S, LinkSide, find_remarks
+from nodeagent.lldp.link_remarks import NO_NEIGHBOR_AFTER_S, LinkSide, find_remarks
 from nodeagent.lldp.neighbor_table import FrameOutcome, NeighborEntry, NeighborTable, OwnIdentity
 from nodeagent.model import Function, Neighbor, Remark
 from nodeagent.sources.link_selection import SelectedLink
@@ -97,7 +97,7 @@ class LldpReceiver:
         *,
         names: Iterable[str] = (),
         announcement: NodeAnnouncement | None = None,
-        silent_after_s: float = SILENT_AFTER_S,
+        no_neighbor_after_s: float = NO_NEIGHBOR_AFTER_S,
     ) -> None:
         self.rescan = asyncio.Event()
         self.updated = asyncio.Event()
@@ -107,7 +107,7 @@ class LldpReceiver:
         self.remarks: tuple[Remark, ...] = ()
         self._publish_change = publish
         self._names = frozenset(names)
-        self._silent_after_s = silent_after_s
+        self._no_neighbor_after_s = no_neighbor_after_s
         self._sender = LldpSender(announcement) if announcement else None
         self._loop = asyncio.get_running_loop()
         self._published_at = _NEVER
@@ -127,7 +127,7 @@ class LldpReceiver:
 
     def last_received(self) -> dict[str, float]:
         """The time of the last frame of a neighbor by link, CLOCK_BOOTTIME."""
-        offset = time.clock_gettime(time.CLOCK_BOOTTIME) - self._loop.time()
+        offset = boottime() - self._loop.time()
         times: dict[str, float] = {}
         for entry in self.table.entries():
             link = entry.neighbor.link
@@ -274,7 +274,7 @@ class LldpReceiver:
             if self.table.neighbors() is not self.neighbors:
                 self._schedule_publish()
         elif outcome is FrameOutcome.OWN:
-            if now - link.own_at > self._silent_after_s:
+            if now - link.own_at > self._no_neighbor_after_s:
                 self._schedule_publish()
             link.own_at = now
         elif outcome in _FLOOD:
@@ -290,8 +290,8 @@ class LldpReceiver:
         times = [self.table.next_expiry() or float("inf")]
         for link in self.links.values():
             if link.up_at is not None:
-                times.append(link.quiet_since() + self._silent_after_s)
-            times += (link.flooded_at + FLOOD_CLEARS_S, link.own_at + self._silent_after_s)
+                times.append(link.quiet_since() + self._no_neighbor_after_s)
+            times += (link.flooded_at + FLOOD_CLEARS_S, link.own_at + self._no_neighbor_after_s)
         self._timer_at = min((at for at in times if at > now), default=float("inf"))
         if self._timer is not None:
             self._timer.cancel()
@@ -331,16 +331,18 @@ class LldpReceiver:
 
     def _side(self, link: ReceivingLink, now: float, live: bool) -> LinkSide:
         function = link.selected.function
-        silent = link.up_at is not None and not live and now >= link.quiet_since() + self._silent_after_s
+        without_neighbor = (
+            link.up_at is not None and not live and now >= link.quiet_since() + self._no_neighbor_after_s
+        )
         return LinkSide(
             link=link.name,
             pci_address=link.selected.pci_address,
             driver=link.selected.driver,
             device=function.device if function else None,
             mtu=link.selected.netdev.mtu,
-            silent=silent,
-            malformed=self.table.last_error(link.name) if silent else None,
-            own_frames=link.up_at is not None and now - link.own_at < self._silent_after_s,
+            without_neighbor=without_neighbor,
+            malformed=self.table.last_error(link.name) if without_neighbor else None,
+            own_frames=link.up_at is not None and now - link.own_at < self._no_neighbor_after_s,
             flooded=now - link.flooded_at < FLOOD_CLEARS_S,
             pfc=link.dcb.pfc,
             ets=link.dcb.ets,

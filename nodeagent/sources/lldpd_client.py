@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from nodeagent.host.netlink.netdevs import Netdev, Netdevs
-from nodeagent.lldp.link_remarks import SILENT_AFTER_S, LinkSide, find_remarks
+from nodeagent.lldp.link_remarks import NO_NEIGHBOR_AFTER_S, LinkSide, find_remarks
 from nodeagent.lldp.lldpd_json import LldpdError, keep_stale, neighbors_of
 from nodeagent.model import Function, Neighbor
 from nodeagent.sources.link_selection import SelectedLink, select
@@ -86,14 +86,14 @@ async def watch(
             up = {link.name for link in links if link.netdev.carrier}
             quiet = up - {neighbor.link for neighbor in current}
             quiet_since = {name: quiet_since.get(name, now()) for name in quiet}
-            limit = now() - SILENT_AFTER_S
-            silent = {name for name, since in quiet_since.items() if since <= limit}
-            sides = [side_of(link, silent=link.name in silent) for link in links]
+            limit = now() - NO_NEIGHBOR_AFTER_S
+            without_neighbor = {name for name, since in quiet_since.items() if since <= limit}
+            sides = [side_of(link, without_neighbor=link.name in without_neighbor) for link in links]
             publish(neighbors, find_remarks(sides, neighbors))
             await asyncio.sleep(interval_s)
 
 
-def side_of(link: SelectedLink, *, silent: bool) -> LinkSide:
+def side_of(link: SelectedLink, *, without_neighbor: bool) -> LinkSide:
     function = link.function
     return LinkSide(
         link=link.name,
@@ -101,5 +101,5 @@ def side_of(link: SelectedLink, *, silent: bool) -> LinkSide:
         driver=link.driver,
         device=function.device if function else None,
         mtu=link.netdev.mtu,
-        silent=silent,
+        without_neighbor=without_neighbor,
     )

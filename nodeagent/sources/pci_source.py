@@ -133,7 +133,7 @@ class Sweep(Struct, frozen=True):
     """How the links are read again after a hint.
 
     The kernel announces the first carrier change at once and delays further ones by up to a second (linkwatch),
-    but sysfs shows them immediately: so the sweep goes on for ``for_s``. ``gap_s`` is the least time between two
+    but sysfs shows them immediately: so the sweep continues for ``for_s``. ``gap_s`` is the least time between two
     readings of the links, ``scan_gap_s`` between two scans, for any number of hints.
     """
 

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from nodeagent.backoff import jittered
-from nodeagent.fabric.names import full, short
 from nodeagent.fabric.reports import shown
+from nodeagent.fabric.switch_keys import full, short
 from nodeagent.fabric.uplinks import KnownSwitch, SwitchNeighbor, UplinkRule, find_uplinks, is_same
 from nodeagent.switches.credentials import SwitchCredentials, read_credentials
 from nodeagent.switches.switch_reading import SwitchError, SwitchReading

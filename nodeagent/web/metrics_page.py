@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 
+from nodeagent.host.clock import boottime
 from nodeagent.metrics.exposition import Exposition
 from nodeagent.metrics.scrape_input import ScrapeInput
 from nodeagent.metrics.text_format import PLAIN, negotiate
@@ -26,7 +26,7 @@ class MetricsPage:
 
     async def _pieces(self, openmetrics: bool) -> AsyncIterator[bytes]:
         async with self._rendering:
-            now = time.clock_gettime(time.CLOCK_BOOTTIME)
+            now = boottime()
             for piece in self._exposition.pieces(self._collect(), openmetrics, now):
                 yield piece.encode()
                 await asyncio.sleep(0)

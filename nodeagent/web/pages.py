@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nodeagent import supervise
 from nodeagent.config.formats import host_port
+from nodeagent.host.clock import boottime
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
@@ -129,7 +130,7 @@ class Pages:
             overruns=nics.overruns(),
             last_lldp=nics.last_lldp(),
             stuck_threads=sources.stuck_threads(),
-            boot_unix=time.time() - time.clock_gettime(time.CLOCK_BOOTTIME),
+            boot_unix=time.time() - boottime(),
             certificate=(self.access.ends_at or 0.0, self.access.fresh)
             if settings.certificate_file
             else None,

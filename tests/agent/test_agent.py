@@ -322,12 +322,12 @@ async def test_a_failing_driver_silences_the_gpu_source_and_the_nics_continue(
         n.machine.fail_driver("wait", "Unknown Error")
         await n.until(lambda: "A call of the GPU driver failed" in caplog.text)
         n.machine.fail_driver("list", "Unknown Error")
-        await n.until(lambda: any(s.source == "gpus" for s in n.agent.inventory.snapshot.silent))
+        await n.until(lambda: any(s.source == "gpus" for s in n.agent.inventory.snapshot.stale_sources))
         assert n.kubelet.allocatable()[MEMORY] == 158  # neither makes a device unhealthy
         n.machine.set_link(1, up=False)
         await n.allocatable(NIC1, 0)
         n.machine.heal_driver()
-        await n.until(lambda: not n.agent.inventory.snapshot.silent)
+        await n.until(lambda: not n.agent.inventory.snapshot.stale_sources)
         n.machine.raise_xid(0, 79)
         await n.allocatable(MEMORY, 79)
 

@@ -86,6 +86,16 @@ async def test_a_reload_that_brings_the_first_gpus_brings_their_cdi_spec_too() -
             await n.until((n.root / "var/run/cdi/nodeagent-gpu.json").exists)
 
 
+async def test_a_reload_logs_that_changed_samples_need_a_restart(caplog: pytest.LogCaptureFixture) -> None:
+    async with node() as n:
+        config = n.configure("samples: {moduleSeconds: 60}\n")
+        await n.kubelet.start()
+        await n.start_agent(config)
+        n.configure("samples: {moduleSeconds: 120}\n")
+        needed = "A changed setting takes effect when the agent is restarted. setting=samples"
+        await n.until(lambda: needed in caplog.messages)
+
+
 async def test_a_cdi_spec_that_could_not_be_written_is_written_when_it_can_be() -> None:
     async with node() as n:
         (n.root / "var/run").mkdir(parents=True, exist_ok=True)
@@ -205,10 +215,10 @@ async def test_a_failed_scan_keeps_missing_devices_and_devices_in_pods() -> None
         devices = n.root / "sys/bus/pci/devices"
         devices.rename(devices.with_name("away"))
         devices.symlink_to("devices")  # a link to itself: not absent but unreadable
-        await n.until(lambda: any(s.source == "pci" for s in n.agent.inventory.snapshot.silent))
+        await n.until(lambda: any(s.source == "pci" for s in n.agent.inventory.snapshot.stale_sources))
         devices.unlink()
         devices.with_name("away").rename(devices)
-        await n.until(lambda: not any(s.source == "pci" for s in n.agent.inventory.snapshot.silent))
+        await n.until(lambda: not any(s.source == "pci" for s in n.agent.inventory.snapshot.stale_sources))
         await asyncio.sleep(0.1)
         assert n.kubelet.allocatable()[NIC0] == 4
         assert n.kubelet.capacity()[NIC1] == 4
@@ -273,7 +283,7 @@ async def test_a_task_that_failed_and_works_again_leaves_no_facts_marked_as_old(
         async with asyncio.timeout(30):
             await again.wait()
             await inventory.changed(0)
-        assert inventory.snapshot.silent == ()
+        assert inventory.snapshot.stale_sources == ()
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

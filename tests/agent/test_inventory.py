@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from nodeagent.inventory import Inventory
-from nodeagent.model import Gpu, Silence
+from nodeagent.model import Gpu, StaleSource
 
 GPU = Gpu("GPU-a", 0, 0, "H100", "0000:1b:00.0", 81559, 0)
 
@@ -40,12 +40,12 @@ async def test_the_first_facts_of_a_source_wake_even_if_they_are_empty() -> None
 async def test_a_failed_source_keeps_its_facts_and_a_reason_until_it_publishes() -> None:
     inventory = Inventory()
     inventory.publish("gpus", gpus=(GPU,))
-    assert inventory.silence("gpus", "NVML hangs in wait")
-    assert not inventory.silence("gpus", "NVML hangs in wait")
+    assert inventory.mark_stale("gpus", "NVML hangs in wait")
+    assert not inventory.mark_stale("gpus", "NVML hangs in wait")
     assert inventory.snapshot.gpus == (GPU,)
-    assert inventory.snapshot.silent == (Silence("gpus", "NVML hangs in wait"),)
+    assert inventory.snapshot.stale_sources == (StaleSource("gpus", "NVML hangs in wait"),)
     inventory.publish("gpus", gpus=(GPU,))
-    assert inventory.snapshot.silent == ()
+    assert inventory.snapshot.stale_sources == ()
 
 
 async def test_a_cancelled_reader_leaves_no_waiter() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from nodeagent.cluster.affected_devices import affected_pods, reported_devices
-from nodeagent.model import Health, Silence, State
+from nodeagent.model import Health, StaleSource, State
 from tests.support.cluster_node import DOWN, GPU_LOST, offered, snapshot
 
 
@@ -22,12 +22,12 @@ def test_links_and_gpus_are_reported_and_pods_that_hold_a_failed_one_are_affecte
     ]
 
 
-def test_a_held_device_that_is_gone_has_failed_unless_a_source_is_silent():
+def test_a_held_device_that_is_gone_has_failed_unless_a_source_fails():
     gone = snapshot([None])
     assert [pod.device.health.reasons[0].key for pod in affected_pods(gone, offered(gone))] == [
         "device_missing"
     ]
-    quiet = replace(gone, silent=(Silence("pci", "hangs"),))
+    quiet = replace(gone, stale_sources=(StaleSource("pci", "hangs"),))
     assert affected_pods(quiet, offered(quiet)) == ()
     unknown = replace(gone, holdings=None)
     assert affected_pods(unknown, offered(unknown)) == ()

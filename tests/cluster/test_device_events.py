@@ -14,7 +14,7 @@ from nodeagent.backoff import Backoff, RateLimit
 from nodeagent.cluster.device_events import DeviceEvents, notices, unknown_devices
 from nodeagent.cluster.event_writer import BURST, HOURLY_S, PER_S, EventTarget, Notice, NoticeLedger
 from nodeagent.inventory import Inventory
-from nodeagent.model import Holding, Silence
+from nodeagent.model import Holding, StaleSource
 from tests.support.cluster_node import (
     DEGRADED,
     DOWN,
@@ -89,7 +89,7 @@ def test_a_fault_that_came_and_went_during_an_outage_is_written():
     assert write_due(ledger, 11) == [("Recovered", 1)]
 
 
-def test_a_gpu_whose_driver_becomes_silent_has_not_recovered():
+def test_a_gpu_whose_driver_stops_answering_has_not_recovered():
     ledger = NoticeLedger()
 
     def observe(made, now):
@@ -106,10 +106,10 @@ def test_a_gpu_whose_driver_becomes_silent_has_not_recovered():
     assert write_due(ledger, 4) == [("Recovered", 1), ("Recovered", 1)]
 
 
-def test_a_missing_device_has_not_recovered_when_a_source_becomes_silent():
+def test_a_missing_device_has_not_recovered_when_a_source_fails():
     ledger = NoticeLedger()
     gone = snapshot([None])
-    quiet = structs.replace(gone, silent=(Silence("pci", "hangs"),))
+    quiet = structs.replace(gone, stale_sources=(StaleSource("pci", "hangs"),))
     for made in (gone, quiet):
         ledger.observe(notices(made, "n", offered(made)), 0, 0, unknown_devices(made))
         assert write_due(ledger, 0) == ([("DeviceFailed", 1)] if made is gone else [])

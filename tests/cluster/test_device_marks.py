@@ -23,8 +23,8 @@ from tests.support.cluster_node import (
 )
 
 
-def conditions(times, made, now, silent=None):
-    marks = times.marks(reported_devices(made), now, silent=silent)
+def conditions(times, made, now, stale=None):
+    marks = times.marks(reported_devices(made), now, stale=stale)
     return [(one.type.partition("/")[2], one.status, one.reason, one.message) for one in marks.conditions]
 
 

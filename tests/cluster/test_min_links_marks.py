@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from nodeagent.cluster.cluster_settings import NodesSettings
 from nodeagent.cluster.min_links_marks import CHECK_AGAIN_S, CONDITION, TAINT, MinLinksMarker
-from nodeagent.cluster.min_links_settings import NodesSettings
 from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric.fabric_settings import HysteresisSettings
@@ -298,7 +298,7 @@ async def test_the_leader_marks_nodes_below_the_minimum_and_counts_them_in_its_m
                 lambda: taints("node-00") == [{"key": TAINT.key, "effect": "NoSchedule"}], "the taint"
             )
             assert taints("node-01") == []
-            line = 'nodeagent_fabric_marked_nodes{mark="taint"} 1\n'
+            line = 'nodeagent_fabric_marked_nodes{mark="taint"} 1.0\n'
             await until(lambda: line in controller._metrics("").body.decode(), "the metric")
             server.put(nodelinks("node-00", ["leaf0", "leaf1"]))
             await until(lambda: taints("node-00") == [], "the taint to go")

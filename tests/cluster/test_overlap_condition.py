@@ -1,4 +1,4 @@
-"""The condition on HyperNodes that overlap with somebody else's, against the stand-in API server."""
+"""The condition on HyperNodes that overlap with those of another owner, against the stand-in API server."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def stage() -> AsyncIterator[tuple[ApiServer, OverlapMarker]]:
 
 async def test_the_condition_comes_and_goes_with_the_overlap_and_the_count_of_nodes_stays() -> None:
     async with stage() as (server, overlaps):
-        for _ in range(3):  # said again it is not written again
+        for _ in range(3):  # an equal mark is not written again
             assert await overlaps.mark({"leaf-00": ("ufm-1", "ufm-2")}, NAMES) is None
         (condition,) = status(server, "leaf-00")["conditions"]
         assert (condition["type"], condition["status"], condition["reason"]) == (
@@ -158,7 +158,7 @@ async def lead(server: ApiServer, config: FabricConfig) -> tuple[Controller, asy
 
 
 @pytest.mark.parametrize("on", [True, False])
-async def test_the_controller_marks_those_of_ours_that_overlap_where_it_is_asked_to(on: bool) -> None:
+async def test_the_controller_marks_its_overlapping_hypernodes_only_if_configured(on: bool) -> None:
     async with cluster() as server:
         controller, task = await lead(server, structs.replace(RULES, overlap_condition=on))
         try:

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from nodeagent import discovery
 from nodeagent.agent_config import Config
 from nodeagent.cli import main
-from nodeagent.commands.capture.machine_capture import CaptureError, capture
-from nodeagent.commands.capture.recording_tree import RecordingTree
+from nodeagent.commands.capture.machine_capture import CaptureError, RecordingTree, capture
 from nodeagent.commands.capture.scrambler import Scrambler
 from nodeagent.commands.vfs import apply
 from nodeagent.host.recorded_gpus import RecordedGpuDriver

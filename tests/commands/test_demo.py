@@ -15,11 +15,9 @@ from typing import Any
 
 import pytest
 
-from nodeagent.commands.demo.control_plane import CONTROLLER, DemoCluster
-from nodeagent.commands.demo.fabric_show import FabricShow
-from nodeagent.commands.demo.fold import fold
-from nodeagent.commands.demo.request_log import RequestLog
-from nodeagent.commands.demo.run import DemoError
+from nodeagent.commands.demo.control_plane import CONTROLLER, DemoCluster, RequestLog
+from nodeagent.commands.demo.demo_steps import DemoError
+from nodeagent.commands.demo.fabric_show import FabricShow, fold
 from nodeagent.kube.access import kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, LEASES
@@ -213,7 +211,7 @@ fabric compute
 │  ├─ n-009
 │  ├─ n-010
 │  ├─ n-012
-│  └─ n-013  (nic0 silent)
+│  └─ n-013  (nic0 down)
 └─ b (leaf): s4, s5
    ├─ n-014
    ├─ n-015
@@ -223,7 +221,7 @@ fabric compute
         "├─ a (leaf): s0 … s3 (4 switches)",
         "│  ├─ n-008 … n-010  (3 nodes)",
         "│  ├─ n-012",
-        "│  └─ n-013  (nic0 silent)",
+        "│  └─ n-013  (nic0 down)",
         "└─ b (leaf): s4, s5",
         "   └─ n-014 … n-016  (3 nodes)",
     ]

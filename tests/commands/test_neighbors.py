@@ -85,9 +85,9 @@ async def test_a_short_wait_prints_its_length_instead_of_a_reason(links, root):
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
-async def test_a_link_that_is_silent_for_long_has_a_likely_reason(links, root):
+async def test_a_link_without_frames_for_long_has_a_likely_reason(links, root):
     async with asyncio.timeout(10):
-        result = await neighbor_listing.read_once(SWP, QUIET, root, wait_s=0.3, silent_after_s=0.1)
+        result = await neighbor_listing.read_once(SWP, QUIET, root, wait_s=0.3, no_neighbor_after_s=0.1)
     assert [row.state for row in result.rows] == ["silent", "silent", "down"]
     assert (
         "swp1: carrier, but no LLDP for 65 s: LLDP is most likely off on the switch port"

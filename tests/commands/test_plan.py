@@ -32,7 +32,7 @@ def objects(cables: Cables) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def reports(tmp_path: Path) -> Path:
-    """Two scalable units of four nodes, one cable wrong, one link silent."""
+    """Two scalable units of four nodes, one wrong cable, one link without a neighbor."""
     cables = rails(2, 4)
     cables["su000-n000"] = (End("su001-leaf-r0", "swp60"), *cables["su000-n000"][1:])
     cables["su001-n003"] = (*cables["su001-n003"][:7], None)
@@ -95,7 +95,7 @@ def test_the_objects_that_a_user_expects(
     (tmp_path / "links.yaml").write_text(yaml.safe_dump_all(objects(cables)))
     (tmp_path / "fabric.yaml").write_text(BISECTION)
     current = GOLDEN / f"hypernodes-{name}.yaml"
-    # What put the spine into the second is heard by leaf switches, and they are silent here.
+    # Only leaf switches report the spine of the second tree, and this input has no reports of switches.
     common = ("--from", tmp_path / "links.yaml", "--fabric", tmp_path / "fabric.yaml")
     plan = json.loads(says(capsys, "plan", "--json", *common, "--current", current))
     assert plan["writes"] == []
@@ -152,7 +152,7 @@ def test_a_folder_and_the_standard_input(
     folder.mkdir()
     for i, one in enumerate(json.loads(reports.read_text())["items"]):
         (folder / f"{i}.yaml").write_text(yaml.safe_dump(one))
-    (folder / "notes.txt").write_text("{ this is read by nobody")
+    (folder / "notes.txt").write_text("{ this file is not read")
     whole = says(capsys, "plan", "--json", "--from", reports)
     assert says(capsys, "plan", "--json", "--from", folder) == whole
     done = subprocess.run(
@@ -299,7 +299,7 @@ def test_a_file_that_is_none_is_refused(
 
 
 @pytest.mark.parametrize("text", ["", "---\n", "null", "[]", "{}"])
-def test_nothing_in_is_nothing_out_and_says_so(
+def test_an_empty_input_gives_an_empty_plan_with_a_note(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "in.yaml"
@@ -310,9 +310,11 @@ def test_nothing_in_is_nothing_out_and_says_so(
     assert "no NodeLinks" in err
 
 
-def test_what_is_unknown_is_said(reports: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "nobody", "--from", str(reports)]) == 1
-    assert "nobody is not a node, switch or HyperNode" in capsys.readouterr().err
+def test_an_unknown_name_or_path_is_named_in_the_error(
+    reports: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", "nothing", "--from", str(reports)]) == 1
+    assert "nothing is not a node, switch or HyperNode" in capsys.readouterr().err
     assert main(["plan", "--from", "/nowhere/at/all"]) == 1
     assert "/nowhere/at/all" in capsys.readouterr().err
 

@@ -79,7 +79,7 @@ async def test_a_kind_that_the_cluster_does_not_have_is_one_without_objects(serv
     assert objects.notes == ["the cluster has no kind HyperNode: is its CRD installed?"]
 
 
-async def test_who_may_not_list_hears_what_is_missing_and_sees_no_half_of_a_fabric(server: ApiServer):
+async def test_a_missing_list_permission_is_an_error_and_no_partial_fabric(server: ApiServer):
     server.fail("403", resource="nodes")
     with pytest.raises(ApiError, match="list nodes"):
         await cluster_reading.read(access(server))

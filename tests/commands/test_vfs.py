@@ -141,7 +141,7 @@ def test_vfs_with_a_configured_driver_never_get_another(root: Path, machine: Mac
     pf = of(apply.apply(config(entry(3, driver="vfio-pci")), root))
     assert pf.changes == ("sriov_numvfs 4 → 0", "sriov_numvfs 0 → 3", "driver none → vfio-pci (VFs 0-2)")
     assert drivers(pf) == ["vfio-pci"] * 3
-    # The last write; the simulated kernel reads it in a thread of its own, and tells nobody when.
+    # The last write; the simulated kernel reads it in its own thread, without an event.
     patience = time.monotonic() + 10
     while not machine.nic(FIRST).autoprobe and time.monotonic() < patience:
         time.sleep(0.005)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import re
 import subprocess
 import sys
 from collections import Counter
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +21,8 @@ from msgspec.structs import replace
 
 from nodeagent.controller import Progress
 from nodeagent.fabric import compute
+from nodeagent.health import gpu_judge, gpu_rules, gpu_state, xids
+from nodeagent.health.gpu_rules import RECOVERY_PREFIX, MeasuredFault
 from nodeagent.health.nic_judge import keys
 from nodeagent.health.nic_rules import DEFAULTS
 from nodeagent.metrics.catalog import CATALOG
@@ -110,8 +115,37 @@ def test_an_alert_has_a_summary_a_description_and_a_runbook_link(alert: str) -> 
 
 def test_the_runbook_covers_every_alert_and_every_reason_and_nothing_else() -> None:
     assert set(re.findall(r"^### (\w+)$", RUNBOOK, re.M)) == rules("alert").keys()
-    told = set(re.findall(r"`([a-z_]+)`", RUNBOOK.partition("## Reasons")[2].partition("## Links")[0]))
-    assert keys(DEFAULTS) - told == set()
+    section = RUNBOOK.partition("## Reasons")[2].partition("## Links")[0]
+    cells = re.findall(r"^\| (`.*?) \|", section, re.M)
+    named = {name for cell in cells for name in re.findall(r"`([a-z_]+\*?)`", cell)}
+    reasons = keys(DEFAULTS) | gpu_reasons()
+    assert not {reason for reason in reasons if not any(fnmatchcase(reason, pattern) for pattern in named)}
+    assert not {pattern for pattern in named if not any(fnmatchcase(reason, pattern) for reason in reasons)}
+
+
+def gpu_reasons() -> set[str]:
+    """Return every key that a reason of a GPU may have; a key with a number or an action ends in ``*``."""
+    found = {fault.value for fault in MeasuredFault} | {f"{RECOVERY_PREFIX}*"}
+    for module in (gpu_judge, gpu_rules, gpu_state, xids):
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "Reason":
+                found |= texts(node.args[0])
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "Rule":
+                (key,) = (keyword.value for keyword in node.keywords if keyword.arg == "key")
+                found |= texts(key)
+    assert {"gpu_lost", "gpu_unavailable", "driver_silent", "mig_enabled", "xid_*"} <= found
+    return found
+
+
+def texts(expression: ast.expr) -> set[str]:
+    match expression:
+        case ast.Constant(value=str(text)):
+            return {text}
+        case ast.IfExp(body=body, orelse=orelse):
+            return texts(body) | texts(orelse)
+        case ast.JoinedStr(values=[ast.Constant(value=str(text)), *_]):
+            return {f"{text}*"}
+    return set()
 
 
 def test_rules_and_panels_query_existing_metrics() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from hack.docs.settings import settings_table
 from nodeagent import cli
 from nodeagent.agent_config import Config
+from nodeagent.commands import VERBS
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -35,6 +37,14 @@ def test_the_commands_of_the_readme_exist(capsys: pytest.CaptureFixture[str]) ->
             cli._parser().parse_args([*line.split(), "--help"])
         assert end.value.code == 0, line
     assert "usage: nodeagent" in capsys.readouterr().out
+
+
+def test_the_readme_lists_every_verb() -> None:
+    commands = README.read_text().partition("\n# Reference\n")[2].partition("\n## Commands\n")[2]
+    listed = re.findall(r"^nodeagent ([a-z]+)", commands.partition("\n## ")[0], re.M)
+    (verbs,) = (one for one in cli._parser()._actions if isinstance(one, argparse._SubParsersAction))
+    assert len(verbs.choices) == len(VERBS)
+    assert set(verbs.choices) == set(listed)
 
 
 @pytest.mark.parametrize(

@@ -389,8 +389,10 @@ def test_disabled_parts_have_no_findings() -> None:
     }
     assert levels(lldp_checks.findings(lldp_checks.LldpFacts(), no_lldp)) == {"ok"}
     assert levels(gpu_checks.findings(of_gpus(answer=None), config("gpu: {driver: none}\n"))) == {"ok"}
-    silent = config("kubelet: {podResources: false}\n")
-    assert levels(kubelet_checks.findings(replace(SERVING, podresources=False), silent, None)) == {"ok"}
+    without_podresources = config("kubelet: {podResources: false}\n")
+    assert levels(
+        kubelet_checks.findings(replace(SERVING, podresources=False), without_podresources, None)
+    ) == {"ok"}
 
 
 def test_missing_frames_are_explained_by_the_driver_s_firmware() -> None:

@@ -294,7 +294,7 @@ def test_a_narrow_terminal_gets_wrapped_and_indented_lines() -> None:
 
 
 def test_equal_advice_is_printed_once() -> None:
-    findings = [Finding("machine", "k", Level.FIX, what, "because", "mend it") for what in ("a", "b", "c")]
+    findings = [Finding("machine", "k", Level.FIX, what, "because", "correct it") for what in ("a", "b", "c")]
     told = report.as_table(doctor.TOPICS, findings)
     assert told.count("because") == 1
     assert told.index("because") > told.index("fix   k  c")

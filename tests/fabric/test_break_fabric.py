@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import NodeLinks
+from nodeagent.fabric.planner import Plan
 from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
@@ -75,6 +77,54 @@ async def impatient(
     finally:
         task.cancel()
         await asyncio.wait((task,))
+
+
+class BlockedPlan:
+    """Blocks the thread of the first plan with a certain node, until ``release``."""
+
+    def __init__(self, controller: Controller, node: str) -> None:
+        self._inputs, self._node = controller.planner.inputs, node
+        self._prepare = controller.planner.prepare
+        self.started, self._released = threading.Event(), threading.Event()
+        controller.planner.prepare = self._blocking  # type: ignore[method-assign]
+
+    def release(self) -> None:
+        self._released.set()
+
+    def _blocking(self, now: float) -> Callable[[], Plan]:
+        compute = self._prepare(now)
+        if self._node not in self._inputs.nodes or self._node not in self._inputs.reports:
+            return compute
+
+        def run() -> Plan:
+            self.started.set()
+            assert self._released.wait(20), "the event loop does not run during a plan"
+            return compute()
+
+        return run
+
+
+async def test_the_event_loop_runs_during_a_plan_and_changed_hypernodes_stop_its_writes():
+    """Another writer puts the node into the second group while the plan computes that it belongs to the first."""
+    async with cluster() as server:
+        async with running(server) as first:
+            await until(lambda: first.labels.writes["ok"] == 8)
+        rules = TreeRules(server)
+        async with impatient(server) as controller:
+            plan = BlockedPlan(controller, "node-04")
+            await until(lambda: controller.progress.plans)
+            node(server, "node-04")
+            server.put(nodelinks("node-04", leaves(0)))
+            await until(plan.started.is_set)
+            (other,) = (one for one in server.objects("hypernodes") if SECOND[0] in str(one["spec"]))
+            member = {"type": "Node", "selector": {"exactMatch": {"name": "node-04"}}}
+            other["spec"]["members"].append(member)
+            version = server.put(other)["metadata"]["resourceVersion"]
+            versions = controller.cluster.hypernodes.objects
+            await until(lambda: versions[other["metadata"]["name"]] == version)
+            plan.release()
+            await until(lambda: groups(server) == [[*FIRST, "node-04"], SECOND])
+            assert not rules.broken
 
 
 async def test_a_stalled_watch_puts_no_node_into_two_hypernodes():

@@ -150,6 +150,20 @@ def test_the_hold_ends_when_the_moves_are_no_longer_wanted() -> None:
     assert cluster.outcome.waiting == 0
 
 
+def test_a_replica_that_leads_again_holds_and_waits_for_the_full_time() -> None:
+    cluster = grown(4, 16)
+    cluster.hear({f"su000-n{i:03}": rails(1, 32, first=2)[f"su002-n{16 + i:03}"] for i in range(14)})
+    cluster.step(61)
+    assert cluster.outcome.breaker
+    cluster.planner.forget_times()
+    cluster.step(HOUR)
+    assert cluster.outcome.breaker
+    assert cluster.outcome.breaker.since == cluster.now
+    assert cluster.outcome.next_at == cluster.now + 60
+    assert cluster.step(299) == 0
+    assert cluster.step(1) == 2
+
+
 def test_new_nodes_are_placed_while_moves_are_held() -> None:
     cluster = grown(4, 16)
     cluster.hear({f"su000-n{i:03}": rails(1, 32, first=2)[f"su002-n{16 + i:03}"] for i in range(14)})

@@ -15,9 +15,9 @@ from nodeagent.fabric import FabricRules, Planner, PlanOutcome
 from nodeagent.fabric import hypernode as hypernodes
 from nodeagent.fabric.fabric_settings import HysteresisSettings, TierSettings
 from nodeagent.fabric.hypernode import HyperNode, render
-from nodeagent.fabric.known_topology import NO_TOPOLOGY, StaticGroup, Topology
 from nodeagent.fabric.nodelinks import NodeLink, NodeLinks
 from nodeagent.fabric.planner import Plan
+from nodeagent.fabric.topology_file import NO_TOPOLOGY, StaticGroup, Topology
 from tests.support.fabrics import SHAPES, Cables, End, Row, links
 from tests.support.volcano_rules import VolcanoTree
 
@@ -280,7 +280,8 @@ def test_a_plan_depends_on_nothing_but_the_inputs_the_memory_and_the_time(
 ) -> None:
     """The order of inputs, and the states before them, do not matter. Planning again changes nothing.
 
-    Reports, silence, moves, renamed switches, foreign objects, edits, failed writes and restarts come at random.
+    Reports, links without neighbors, moves, renamed switches, foreign objects, edits, failed writes and
+    restarts come at random.
     """
     chance = random.Random(seed)
     cluster, cables = populated(chance, shape, *rules_for(chance))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from nodeagent.fabric import IMMEDIATE, AnomalyKind, FabricRules, PlanOutcome, compute
-from nodeagent.fabric.names import NAME_MAX, chassis_key, name_of, plain
+from nodeagent.fabric.naming import NAME_MAX, name_of
+from nodeagent.fabric.switch_keys import chassis_key, plain
 from tests.support.fabrics import Cables, Cluster, End, links, partition, rails
 
 NOW = FabricRules(hysteresis=IMMEDIATE)
@@ -58,7 +59,7 @@ def test_a_chassis_id_for_each_port_is_one_switch() -> None:
     assert not outcome.anomalies
 
 
-def test_two_switches_with_one_name_are_told_apart_by_chassis_id() -> None:
+def test_two_switches_with_one_name_are_identified_by_chassis_id() -> None:
     cables = {
         **{f"n{i}": (End("leaf-x", f"swp{i}", chassis="aa"),) for i in range(4)},
         **{f"m{i}": (End("leaf-x", f"swp{i}", chassis="bb"),) for i in range(4)},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nodeagent.fabric import IMMEDIATE, FabricRules, PlanOutcome
 from nodeagent.fabric.fabric_settings import HysteresisSettings, TierSettings
-from nodeagent.fabric.known_topology import StaticGroup, Topology
+from nodeagent.fabric.topology_file import StaticGroup, Topology
 from tests.support.fabrics import Cluster, End, rails, single
 
 NOW = FabricRules(hysteresis=IMMEDIATE)
@@ -125,6 +125,21 @@ def test_a_group_recabled_to_other_spines_moves_after_the_move_time() -> None:
     assert cluster.step(59) == 0
     assert cluster.rest(1) > 0
     assert above(cluster.outcome, 2) == {frozenset({"su000"}), frozenset({"su001", "su002", "su003"})}
+
+
+def test_a_tier_that_joins_nothing_after_a_move_is_deleted_though_the_first_write_fails() -> None:
+    cluster = Cluster(FabricRules())
+    cluster.planner.uplinks({"tor000": ("spine0",), "tor001": ("spine0",), "tor002": ("spine1",)})
+    cluster.hear(single(3, 3))
+    cluster.rest()
+    assert above(cluster.outcome, 2) == {frozenset({"r000", "r001"}), frozenset({"r002"})}
+    cluster.planner.uplinks({"tor000": ("spine0",), "tor001": ("spine2",)})
+    assert cluster.step() == cluster.step(59) == 0
+    assert cluster.outcome.waiting == 1
+    assert cluster.step(1, lambda place: True) == 0
+    assert {write.verb for write in cluster.outcome.writes} == {"delete"}
+    assert cluster.rest() == 2
+    assert not above(cluster.outcome, 2)
 
 
 def test_a_peer_link_is_not_an_uplink() -> None:

@@ -63,7 +63,7 @@ def test_one_chassis_id_for_each_port_is_one_switch():
     assert set(uplinks_of(neighbors).values()) == {("spine",)}
 
 
-def test_two_uplinks_with_one_name_are_told_apart():
+def test_two_uplinks_with_one_name_are_two_switches():
     several = {
         "a": [neighbor("spine", 1, "1"), neighbor("spine", 1, "2")],
         "b": [neighbor("spine", 2, "3"), neighbor("spine", 2, "4")],
@@ -75,7 +75,7 @@ def test_two_uplinks_with_one_name_are_told_apart():
         assert uplinks["a"] == ("chassis:mac:02:00:00:00:00:01",)
 
 
-def test_the_domain_is_kept_only_where_it_tells_switches_apart():
+def test_the_domain_is_kept_only_where_it_separates_switches():
     neighbors = {
         "a": [neighbor("spine.pod1")],
         "b": [neighbor("spine.pod2")],
@@ -145,7 +145,7 @@ def test_capabilities_are_read_in_both_bit_orders():
     assert forwards(b"\x20\x00") is True
     assert forwards(b"\x01") is False  # station only
     assert forwards(b"\x00\x14") is True  # as in the frame: bridge and router
-    assert forwards(b"\x00\x80") is False  # a C-VLAN component alone, as the MIB says
+    assert forwards(b"\x00\x80") is False  # a C-VLAN component alone, as the MIB defines it
     assert forwards(b"") is None
     assert forwards(None) is None
 

@@ -34,7 +34,12 @@ async def ready(n: Node, config: str) -> None:
 def keys(n: Node, pci_address: str) -> list[str]:
     assert n.agent is not None
     functions = n.agent.inventory.snapshot.functions
-    return [r.key for one in functions if one.pci_address == pci_address for r in one.health.reasons]
+    return [
+        reason.key
+        for function in functions
+        if function.pci_address == pci_address
+        for reason in function.health.reasons
+    ]
 
 
 async def test_the_kubelet_gets_unhealthy_at_once_and_healthy_after_the_hold() -> None:
@@ -62,13 +67,13 @@ async def test_the_hold_outlives_a_restart_of_the_kubelet_and_of_the_agent() -> 
         assert n.kubelet.allocatable()[NIC0] == 0
         await n.stop_agent()
         if boot_id() is None:
-            pytest.skip("the kernel does not tell of its boot")
+            pytest.skip("the kernel has no boot ID")
         await n.start_agent(n.configure(held(3600)))
         await n.allocatable(NIC1, 4)
         assert keys(n, PF0) == ["carrier_down"]
         assert not (await n.kubelet.admit(PodSpec.single("one", {NIC0: 1}))).admitted
         n.configure(held(0))
-        await n.allocatable(NIC0, 4)  # a reload judges by the new rules
+        await n.allocatable(NIC0, 4)  # a reload applies the new rules
 
 
 async def test_one_witness_does_not_withdraw_most_devices(caplog: pytest.LogCaptureFixture) -> None:
@@ -78,9 +83,11 @@ async def test_one_witness_does_not_withdraw_most_devices(caplog: pytest.LogCapt
         n.machine.set_link(0, up=False)
         await n.allocatable(NIC0, 0)
         n.machine.set_link(1, up=False)
-        await n.allocatable(NIC1, 0)  # when a sample has said the same, or the fault has stood for a second
+        await n.allocatable(NIC1, 0)  # when a sample confirms it, or the fault has been active for a second
         lines = [
-            one.getMessage() for one in caplog.records if "The health of a NIC is now down" in one.message
+            record.getMessage()
+            for record in caplog.records
+            if "The health of a NIC is now down" in record.message
         ]
         assert any(PF1 in line for line in lines)
 
@@ -112,11 +119,11 @@ async def test_the_page_and_the_command_explain_health(
         assert status == 200
         first = json.loads(body)[0]
         assert (first["device"], first["state"], first["allocatable"]) == (PF0, "down", False)
-        rule = next(one for one in first["rules"] if one["rule"] == "carrier_down")
+        rule = next(rule for rule in first["rules"] if rule["rule"] == "carrier_down")
         assert (rule["phase"], rule["measured"]) == ("clearing", "carrier")
         assert rule["clears"] == "when it ends, for 3600 s"
         assert 3500 < rule["inS"] <= 3600
-        assert any(one["kind"] == "gpu" for one in json.loads(body))
+        assert any(view["kind"] == "gpu" for view in json.loads(body))
         verb = ["health", "--listen", f"127.0.0.1:{n.port}"]
         assert await asyncio.to_thread(main, verb) == 0
         output = capsys.readouterr()
@@ -141,13 +148,13 @@ def test_the_command_reads_the_machine_without_an_agent(
     assert main(["health", "--root", str(root), "nobody"]) == 1
     assert "enp154s0np0" in capsys.readouterr().err
     assert main(["health", "--root", str(root), "--json"]) == 0
-    assert {one["kind"] for one in json.loads(capsys.readouterr().out)} == {"nic", "gpu"}
+    assert {view["kind"] for view in json.loads(capsys.readouterr().out)} == {"nic", "gpu"}
     assert main(["health", "replay"]) == 2
     assert main(["health", "a", "b"]) == 2
 
 
 async def test_faults_by_samples_reach_the_kubelet_and_end() -> None:
-    """Flaps (counted by the kernel, whatever was seen of them), a PCIe link that came up narrow, dead firmware."""
+    """Flaps that only the kernel counted, a PCIe link with too few lanes, and failed firmware."""
     config = (
         "health:\n  rules:\n"
         "  - {rule: carrier_down, clearForSeconds: 0}\n"

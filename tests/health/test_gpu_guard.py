@@ -11,6 +11,7 @@ from nodeagent.health.gpu_judge import GpuJudge
 from nodeagent.health.gpu_rules import LOST, MIG_ENABLED, measured_rules
 from nodeagent.health.gpu_settings import GpuHealthSettings, GpuSettings
 from nodeagent.health.guard import Guard
+from nodeagent.health.health_settings import GuardSettings, HealthSettings
 from nodeagent.health.service import HealthService
 from nodeagent.health.xids import xid_rule
 from nodeagent.host.gpu_driver import GpuReading
@@ -86,7 +87,7 @@ def test_an_event_names_one_gpu_and_is_never_held_back() -> None:
     assert offered(guard, 10, *[Device((XID_79,))] * 8) == 0
 
 
-def test_the_first_verdict_is_not_guarded() -> None:
+def test_the_first_evaluation_is_not_guarded() -> None:
     assert offered(gpu_guard(), 0, *[Device((LOST,))] * 8) == 0
 
 
@@ -152,5 +153,19 @@ def test_the_guarded_health_is_published_and_explained() -> None:
     views = facts.health.explain()
     assert [view.allocatable for view in views] == [False, False, True, True]
     assert [reason.key for reason in views[3].reasons] == ["gpu_lost", "guard"]
-    facts.take_silence("hangs")
+    facts.take_driver_failure("hangs")
     assert [gpu.health.allocatable for gpu in published[-1]] == [False, False, True, True]
+
+
+def test_a_changed_guard_applies_to_gpus_at_the_next_reading() -> None:
+    facts = GpuPublisher(HealthService())
+    published: list[tuple[Gpu, ...]] = []
+    facts.publish_to(published.append)
+    readings = tuple(
+        GpuReading(number, UUIDS[number], number, "H100", f"0000:2{number}:00.0", 81559)
+        for number in range(4)
+    )
+    facts.take_reading(DriverReading("550", readings, {}))
+    facts.health.adopt(HealthSettings(guard=GuardSettings(share=1.0, seconds=7.0)))
+    facts.take_reading(DriverReading("550", (), {}))
+    assert [gpu.health.allocatable for gpu in published[-1]] == [False] * 4

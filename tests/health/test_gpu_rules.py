@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.health.gpu_rules import MeasuredFault
+from nodeagent.health.gpu_rules import MEASURED_RULES, MeasuredFault
 from nodeagent.health.gpu_settings import GpuHealthSettings
 from nodeagent.health.record import GpuRecord, XidFault
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
@@ -34,6 +34,15 @@ ALL = [*AT_ONCE, *((key, bad) for key, bad, _ in HELD)]
 def test_a_sound_gpu_is_healthy_and_every_fault_is_tested_here():
     assert GpuBench().for_s(3600).health() == HEALTHY
     assert {key for key, _ in ALL} == {fault.value for fault in MeasuredFault}
+
+
+def test_the_table_has_one_row_for_each_fault_the_gravest_first():
+    assert [row.fault for row in MEASURED_RULES] == list(MeasuredFault)
+    assert [row.measure.__name__ for row in MEASURED_RULES] == [fault.value for fault in MeasuredFault]
+    for row in MEASURED_RULES:
+        rule = row.rule(GpuHealthSettings(), enabled=True)
+        assert rule.meaning.endswith(".")
+        assert rule.state in (State.UNHEALTHY, State.DEGRADED)  # the metric of a GPU has no state Down
 
 
 @pytest.mark.parametrize(("key", "bad"), AT_ONCE)
@@ -75,7 +84,7 @@ def test_every_fault_ends_at_once_after_a_reset_that_repaired_it(key, bad):
     bench = GpuBench().tick().for_s(900, **bad).read(recovery_action="gpu_reset").tick(**bad)
     assert bench.reasons() == ["recovery_gpu_reset", key]
     bench.read()
-    assert bench.reasons() == [key]  # nobody has looked yet
+    assert bench.reasons() == [key]  # not evaluated yet
     assert bench.tick().health() == HEALTHY
 
 

@@ -1,4 +1,4 @@
-"""A GPU's verdict with everything behind it: measured, threshold, since when, what would clear it."""
+"""The explanation of a GPU's health: measured value, threshold, start, and the condition that clears it."""
 
 from nodeagent.health.explain import explain_gpus
 from nodeagent.health.gpu_rules import MeasuredFault

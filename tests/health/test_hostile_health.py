@@ -1,4 +1,4 @@
-"""Hostile machines, restarts at bad moments and failing sources before the judge of NICs."""
+"""Hostile machines, restarts at bad moments and failing sources before the rule engine of NICs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nodeagent.health.health_settings import HealthSettings, RuleSettings
-from nodeagent.health.record import LatchedFault, NicRecord
+from nodeagent.health.record import NicFault, NicRecord
 from nodeagent.health.service import NIC_SECTION, HealthService
 from nodeagent.health.state_file import DeviceIdentity, StateFile
 from nodeagent.health.structural import find_faults
@@ -83,8 +83,8 @@ def test_a_firmware_fault_stays_over_a_restart_until_the_log_is_clean() -> None:
 @pytest.mark.parametrize(
     "kept",
     [
-        NicRecord(faults=(LatchedFault("carrier_down", 1e18, 1e18, "x"),)),
-        NicRecord(faults=(LatchedFault("carrier_down", 10.0, 1e18, "x"),)),
+        NicRecord(faults=(NicFault("carrier_down", 1e18, 1e18, "x"),)),
+        NicRecord(faults=(NicFault("carrier_down", 10.0, 1e18, "x"),)),
         NicRecord(penalty=1e300, penalty_at=1e18),
         NicRecord(penalty=-1.0),
         NicRecord(losses=((1e18, 50.0),)),
@@ -169,7 +169,7 @@ def test_a_default_route_that_moves_clears_no_fault() -> None:
     assert bench.wait(59).health().allocatable is False
     assert bench.wait(1).health().allocatable is True
     assert bench.set(1, speed_mbps=200_000).wait(60).reasons() == [], (
-        "and the way to the world is judged no more"
+        "the NIC of the default route is no longer evaluated"
     )
 
 
@@ -227,7 +227,7 @@ _SAID = st.dictionaries(st.sampled_from(_NAMES), _ABSURD | st.floats(0, 1e6), ma
         st.tuples(st.sampled_from(sorted(Source)), _SAID, st.sampled_from([0.0, 1, 60, 4000])), max_size=12
     )
 )
-def test_any_samples_give_a_verdict(
+def test_any_samples_give_a_health_state(
     steps: list[tuple[Source, dict[str, float], float]],
 ) -> None:
     bench = Bench(2).look()
@@ -236,20 +236,20 @@ def test_any_samples_give_a_verdict(
         bench.explained()
 
 
-class Asked(Bench):
-    """Every rule is asked at every moment."""
+class AllRulesBench(Bench):
+    """Applies every rule at each evaluation."""
 
     def wait(self, seconds: float) -> Bench:
-        self._stir()
+        self._mark_news()
         until = self.now + seconds
         while (due := self.engine.due()) is not None and due <= until:
             self.judged = self.engine.judge(due)
-            self._stir()
+            self._mark_news()
         return super().wait(seconds)
 
-    def _stir(self) -> None:
+    def _mark_news(self) -> None:
         for nic in self.engine.nics.values():
-            nic.stirred = True
+            nic.has_news = True
 
 
 _PAUSES = st.sampled_from([0.01, 1.0, 5.0, 15.0, 60.0, 700.0])
@@ -267,15 +267,15 @@ _HAPPENS = st.tuples(
 def test_skipped_rules_would_not_change_the_health(
     history: list[tuple[float, int, str, dict[str, float]]],
 ) -> None:
-    benches = (Bench(3).look(), Asked(3).look())
-    for pause, number, what, values in history:
+    benches = (Bench(3).look(), AllRulesBench(3).look())
+    for pause, number, step, values in history:
         for bench in benches:
             bench.now += pause
-            if what in ("up", "down"):
-                bench.up(number) if what == "up" else bench.down(number)
+            if step in ("up", "down"):
+                bench.up(number) if step == "up" else bench.down(number)
             else:
-                bench.take(Source(what), values, number)
-        sparing, asked = (
+                bench.take(Source(step), values, number)
+        with_skips, without_skips = (
             [(function.health, function.pci_address) for function in bench.judged] for bench in benches
         )
-        assert sparing == asked
+        assert with_skips == without_skips

@@ -1,4 +1,4 @@
-"""The judge of NICs: holds, damping, gate, majority, guard, and unknown values."""
+"""The rule engine of NICs: holds, damping, gate, majority, guard, and unknown values."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_an_oscillating_value_toggles_once_per_hold(rates: list[float]) -> None:
     assert all(b - a >= 600 for a, b in zip(changes[0::2], changes[1::2], strict=False))
 
 
-# --- what is not known -------------------------------------------------------------------------------------
+# --- unknown values ----------------------------------------------------------------------------------------
 
 
 def test_a_pf_without_a_visible_link_is_unknown_and_keeps_its_devices() -> None:
@@ -157,7 +157,7 @@ def test_stale_data_is_a_reason_and_changes_no_device() -> None:
     assert bench.health() == HEALTHY
 
 
-def test_a_source_that_becomes_silent_starts_no_fault() -> None:
+def test_a_source_that_becomes_stale_starts_no_fault() -> None:
     bench = two_up().sample(PCIE, at=1001, pcie_width=16, pcie_expected_width=16)
     bench.sample(PCIE, at=1002, pcie_width=8, pcie_expected_width=16)
     bench.engine.judge(1002 + 400)
@@ -170,7 +170,7 @@ def test_a_source_that_becomes_silent_starts_no_fault() -> None:
 def test_a_port_that_was_never_connected_is_unused() -> None:
     bench = Bench(2, up=False).look()
     assert bench.health().state is State.UNUSED
-    assert bench.health().allocatable is False, "there is no link to be offered"
+    assert bench.health().allocatable is False, "it has no link to offer"
     assert bench.reasons() == ["unused"]
     assert bench.up().health() == HEALTHY
     assert bench.down().health().state is State.DOWN, "it was up in this boot"
@@ -313,7 +313,7 @@ def test_a_restart_during_suppression_keeps_the_penalty() -> None:
     assert after.health().allocatable is False
     flaps(after, (1101, 14))
     points = after.engine.nics[after.pfs[0].pci_address].penalty.points
-    assert points > 3500, "and what happened meanwhile is counted"
+    assert points > 3500, "the losses during the restart count"
 
 
 def test_a_restart_during_a_hold_keeps_its_end() -> None:
@@ -322,7 +322,7 @@ def test_a_restart_during_a_hold_keeps_its_end() -> None:
     assert after.wait(30).allocatable() == [True, True]
 
 
-def test_after_a_restart_a_link_that_was_up_in_this_boot_is_judged() -> None:
+def test_after_a_restart_a_link_that_was_up_in_this_boot_is_evaluated() -> None:
     after = restarted(two_up().down(at=1010)).look(at=1050)
     assert after.health().state is State.DOWN
 
@@ -335,7 +335,7 @@ def test_one_witness_withdraws_at_most_half_of_the_devices() -> None:
     for number in range(1, 9):
         bench.down(number)
     assert bench.allocatable() == [False] * 4 + [True] * 4
-    assert bench.health(5).state is State.DOWN, "the state is what it is"
+    assert bench.health(5).state is State.DOWN, "the guard does not change the state"
     assert bench.reasons(5) == ["carrier_down", "guard"]
     for number in range(1, 9):
         bench.sample(LINK, number, carrier=0, carrier_down=1)
@@ -517,15 +517,15 @@ events = st.one_of(
 
 
 @given(st.lists(events, max_size=30))
-def test_any_history_gives_consistent_verdicts(history: list[Any]) -> None:
+def test_any_history_gives_consistent_health(history: list[Any]) -> None:
     bench = Bench(3).look()
-    for what, number, values in history:
-        if what == "wait":
+    for step, number, values in history:
+        if step == "wait":
             bench.wait(number)
-        elif what == "sample":
+        elif step == "sample":
             bench.take(LINK, values, number)
         else:
-            getattr(bench, what)(number)
+            getattr(bench, step)(number)
         for function in bench.judged:
             health = function.health
             assert health.state in (State.HEALTHY, State.DOWN, State.DEGRADED, State.UNUSED, State.UNKNOWN)
@@ -537,7 +537,7 @@ def test_any_history_gives_consistent_verdicts(history: list[Any]) -> None:
         assert due is None or due > bench.engine.now
 
 
-def test_an_empty_node_and_a_pf_without_a_link_are_judged() -> None:
+def test_an_empty_node_and_a_pf_without_a_link_are_evaluated() -> None:
     engine = NicJudge()
     assert engine.judge(1.0) == ()
     assert engine.due() is None
@@ -550,7 +550,7 @@ def test_an_empty_node_and_a_pf_without_a_link_are_judged() -> None:
 def test_no_default_clears_looser_than_it_enters(rule: Any) -> None:
     assert not rule.looser
     assert rule.meaning.endswith(".")
-    assert rule.origin, "every default says where it comes from"
+    assert rule.origin, "every default names its origin"
     assert rule.clear_for_s <= 3600
 
 

@@ -12,6 +12,7 @@ from nodeagent.config.faults import ConfigError
 from nodeagent.health.health_settings import GuardSettings, HealthSettings, RuleSettings
 from nodeagent.health.history import History
 from nodeagent.health.nic_rules import DEFAULTS, KEYS, default, effective
+from nodeagent.health.structural import Fault
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import HEALTHY, State
 from tests.support.judged_machine import Bench, with_rules
@@ -211,7 +212,7 @@ def test_a_dark_lane_of_a_link_that_is_down_is_no_fault() -> None:
 def test_a_message_of_the_kernel_counts_for_its_window() -> None:
     bench = Bench(2, OPEN).look()
     bench.take(S.KERNEL, {"kernel_events/health_compromised": 3, "kernel_events/high_temperature": 0})
-    assert bench.health() == HEALTHY, "what was there before the agent is the driver's to show"
+    assert bench.health() == HEALTHY, "events before the start of the agent do not count"
     bench.take(
         S.KERNEL, {"kernel_events/health_compromised": 3, "kernel_events/high_temperature": 9}, at=1010
     )
@@ -227,11 +228,11 @@ def test_a_message_of_the_kernel_counts_for_its_window() -> None:
 
 
 def history(*points: tuple[float, float], window: float = 60.0) -> History:
-    made = History({"crc_errors": window})
+    samples = History({"crc_errors": window})
     for at, value in points:
-        made.take(Sample(at, "x", S.LINK, {"crc_errors": value}))
-        made.ask(at)
-    return made
+        samples.take(Sample(at, "x", S.LINK, {"crc_errors": value}))
+        samples.set_time(at)
+    return samples
 
 
 def test_a_window_ends_at_the_last_sample_and_covers_the_known_time() -> None:
@@ -250,8 +251,8 @@ def test_samples_older_than_the_last_are_ignored() -> None:
 
 
 def test_a_window_of_a_day_needs_no_more_memory_than_a_minute() -> None:
-    made = history(*((5.0 * i, float(i)) for i in range(20_000)), window=86400.0)
-    counter = made._counters["crc_errors"]["crc_errors"]
+    samples = history(*((5.0 * i, float(i)) for i in range(20_000)), window=86400.0)
+    counter = samples._counters["crc_errors"]["crc_errors"]
     assert len(counter._ats) < 70
     added, seconds = counter.over(86400.0)
     assert added / seconds == pytest.approx(0.2)
@@ -259,13 +260,13 @@ def test_a_window_of_a_day_needs_no_more_memory_than_a_minute() -> None:
 
 
 def test_a_value_that_is_no_longer_reported_is_unknown() -> None:
-    made = History({})
-    made.take(Sample(1, "x", S.MODULE, {"module_celsius": 50, "rx_power_watts/0": 1e-3}))
-    made.ask(1)
-    assert made.level("module_celsius") == 50
-    made.take(Sample(2, "x", S.MODULE, {"rx_power_watts/0": 1e-3}))
-    assert made.level("module_celsius") is None
-    assert made.levels("rx_power_watts") == {"0": 1e-3}
+    samples = History({})
+    samples.take(Sample(1, "x", S.MODULE, {"module_celsius": 50, "rx_power_watts/0": 1e-3}))
+    samples.set_time(1)
+    assert samples.level("module_celsius") == 50
+    samples.take(Sample(2, "x", S.MODULE, {"rx_power_watts/0": 1e-3}))
+    assert samples.level("module_celsius") is None
+    assert samples.levels("rx_power_watts") == {"0": 1e-3}
 
 
 # --- the configuration -------------------------------------------------------------------------------------
@@ -337,3 +338,12 @@ def test_an_impossible_setting_is_refused_with_its_line_and_the_remedy(text: str
 def test_a_rule_is_changed_in_one_place() -> None:
     with pytest.raises(ConfigError, match=r"already changed by health.rules\[0\]"):
         settings("  - {rule: crc_errors, enter: 1}\n  - {rule: crc_errors, clear: 0}\n")
+
+
+def test_every_rule_gives_a_state_of_a_link_and_the_fields_of_losses_fit_together() -> None:
+    """The metric of a link has no state Unhealthy, which GPUs alone have."""
+    assert {rule.state for rule in DEFAULTS} == {State.DOWN, State.DEGRADED, State.MISCABLED, State.HEALTHY}
+    assert [rule.key for rule in DEFAULTS if rule.decays == "penalty"] == ["flapping"]
+    assert all(rule.by_losses and rule.window_s for rule in DEFAULTS if rule.decays is not None)
+    assert all(rule.on_facts for rule in DEFAULTS if rule.ungated)
+    assert {rule.key for rule in DEFAULTS if rule.on_facts} == set(Fault) - {Fault.LINK_UNSEEN}

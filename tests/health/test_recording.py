@@ -37,7 +37,7 @@ def read(data: bytes) -> tuple[Header, list[Sample]]:
 
 @given(st.lists(samples, max_size=5))
 def test_a_recording_is_read_as_it_was_written(recorded):
-    data = encode(HEADER) + b"".join(encode(one) for one in recorded)
+    data = encode(HEADER) + b"".join(encode(sample) for sample in recorded)
     assert read(data) == (HEADER, recorded)
 
 

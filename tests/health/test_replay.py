@@ -24,7 +24,7 @@ BOOTED = 1_790_000_000.0
 
 def incident() -> Iterator[Sample]:
     """Four links; the second goes at 60 s and returns at 90 s, and flaps from 400 s on; the third runs at half its
-    speed; at 900 s the collector of links falls silent for five minutes."""
+    speed; at 900 s the collector of links stops for five minutes."""
     downs = dict.fromkeys(PFS, 2.0)
     for step in range(400):
         at = 100.0 + 5 * step
@@ -72,7 +72,7 @@ def test_every_transition_is_printed_as_reviewed(recording: Path, capsys: pytest
         golden.write_text(output)
     assert output == golden.read_text()
     assert main(["health", "replay", str(recording)]) == 0
-    assert capsys.readouterr().out == output, "the samples hold all the time there is"
+    assert capsys.readouterr().out == output, "only the samples contain times"
 
 
 def test_thresholds_can_be_tuned_on_a_recording(
@@ -85,7 +85,7 @@ def test_thresholds_can_be_tuned_on_a_recording(
     )
     assert main(["health", "replay", str(recording), "--config", str(config), "--json"]) == 0
     changes = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    reasons = {reason["key"] for one in changes for reason in one["after"]["reasons"]}
+    reasons = {reason["key"] for change in changes for reason in change["after"]["reasons"]}
     assert "carrier_down" in reasons
     assert not reasons & {"speed_reduced", "flapping"}
 
@@ -102,7 +102,7 @@ def test_samples_of_devices_that_are_not_in_the_header_are_ignored(recording: Pa
     with recording.open("rb") as lines:
         header, samples = decode(lines)
         strangers = [Sample(1.0, "GPU-1", Source.GPU, {"gpu_celsius": 40}), *samples]
-    assert {one.device for one in replay(header, strangers, HealthSettings())} <= set(PFS)
+    assert {change.device for change in replay(header, strangers, HealthSettings())} <= set(PFS)
 
 
 # --- GPUs ------------------------------------------------------------------------------------------------
@@ -119,11 +119,12 @@ def links_up(at: float, *up: int) -> Sample:
 
 
 def judged(*samples: Sample) -> list[tuple[float, str, str, bool]]:
-    return [brief(one) for one in replay(CARDS, samples, HealthSettings())]
+    return [brief(change) for change in replay(CARDS, samples, HealthSettings())]
 
 
-def brief(one: Transition) -> tuple[float, str, str, bool]:
-    return one.at, one.name, ",".join(reason.key for reason in one.after.reasons), one.after.allocatable
+def brief(change: Transition) -> tuple[float, str, str, bool]:
+    reasons = ",".join(reason.key for reason in change.after.reasons)
+    return change.at, change.name, reasons, change.after.allocatable
 
 
 def test_measured_faults_of_a_gpu_start_and_end_as_in_the_agent() -> None:
@@ -136,14 +137,14 @@ def test_measured_faults_of_a_gpu_start_and_end_as_in_the_agent() -> None:
 
 
 def test_an_xid_ends_with_the_reset_that_the_driver_asked_for() -> None:
-    said = {"gpu_lost": 0.0, "gpu_mig": 0.0}
+    values = {"gpu_lost": 0.0, "gpu_mig": 0.0}
     assert judged(
-        gpus(10.0, said, gpu_recovery_action="none"),
+        gpus(10.0, values, gpu_recovery_action="none"),
         gpus(12.0, {"gpu_xids/79": 1, "gpu_xids/13": 4}),
-        gpus(15.0, said, gpu_recovery_action="gpu_reset"),
-        gpus(20.0, said, gpu_recovery_action="gpu_reset"),
-        gpus(25.0, said, gpu_recovery_action="none"),
-        gpus(30.0, said | {"gpu_lost": 1.0}),
+        gpus(15.0, values, gpu_recovery_action="gpu_reset"),
+        gpus(20.0, values, gpu_recovery_action="gpu_reset"),
+        gpus(25.0, values, gpu_recovery_action="none"),
+        gpus(30.0, values | {"gpu_lost": 1.0}),
     ) == [
         (12.0, "GPU4", "xid_79", False),
         (15.0, "GPU4", "recovery_gpu_reset,xid_79", False),
@@ -153,25 +154,26 @@ def test_an_xid_ends_with_the_reset_that_the_driver_asked_for() -> None:
 
 
 def test_an_xid_ends_by_time_only_while_the_driver_answers() -> None:
-    def heard(*times: int) -> list[Sample]:
+    def with_answers(*times: int) -> list[Sample]:
         return [gpus(float(at), {"gpu_celsius": 40, "gpu_xids/79": 1}) for at in range(*times)]
 
     def carrier(*times: int) -> list[Sample]:
         return [Sample(float(at), PFS[0], Source.LINK, {"carrier": 1}) for at in range(*times)]
 
-    silent = (*heard(100, 400, 15), *carrier(400, 2000, 5), *heard(2000, 2100, 15))
-    assert judged(*silent) == [(100.0, "GPU4", "xid_79", False), (2000.0, "GPU4", "", True)]
-    short = (*heard(100, 680, 15), *carrier(686, 720, 5))  # its time is over before the driver speaks again
+    without_answers = (*with_answers(100, 400, 15), *carrier(400, 2000, 5), *with_answers(2000, 2100, 15))
+    assert judged(*without_answers) == [(100.0, "GPU4", "xid_79", False), (2000.0, "GPU4", "", True)]
+    # The time to clear is over before the driver answers again.
+    short = (*with_answers(100, 680, 15), *carrier(686, 720, 5))
     assert judged(*short) == [(100.0, "GPU4", "xid_79", False), (701.0, "GPU4", "", True)]
 
 
 def test_the_loss_of_all_gpus_is_guarded_as_in_the_agent() -> None:
-    def said(at: float, lost: float) -> list[Sample]:
+    def reading(at: float, lost: float) -> list[Sample]:
         return [
             Sample(at, card.device, Source.GPU, {"gpu_lost": lost, "gpu_mig": 0}) for card in CARDS.devices
         ]
 
-    output = judged(*said(10, 0), *(one for at in range(15, 85, 5) for one in said(at, 1)))
+    output = judged(*reading(10, 0), *(sample for at in range(15, 85, 5) for sample in reading(at, 1)))
     assert output == [
         (15.0, "GPU4", "gpu_lost", False),
         (15.0, "GPU5", "gpu_lost,guard", True),

@@ -42,18 +42,18 @@ async def test_a_hold_ends_by_time_alone() -> None:
     assert judged(judge, UP)[0].health.state is State.DOWN
     async with asyncio.timeout(10):
         assert (await published.get())[0].health == HEALTHY
-    assert published.empty(), "an equal verdict is published to nobody"
+    assert published.empty(), "an equal result is not published"
     running.cancel()
     with suppress(asyncio.CancelledError):
         await running
 
 
-def test_facts_are_judged_in_the_same_call_and_not_published_twice() -> None:
+def test_facts_are_evaluated_in_the_same_call_and_not_published_twice() -> None:
     judge = HealthService(with_rules(), clock=lambda: 1.0)
     published: list[tuple[Function, ...]] = []
     judge.publish_functions(published.append)
     judged(judge, UP)
-    assert [one.health.allocatable for one in judged(judge, DOWN)] == [False, False, True, True]
+    assert [function.health.allocatable for function in judged(judge, DOWN)] == [False, False, True, True]
     assert published == []
     judge.take_samples([Sample(1.0, PFS[1].pci_address, Source.LINK, {"carrier": 1})])
     assert published == []
@@ -86,10 +86,10 @@ async def test_a_fault_outlives_the_agent_and_does_not_apply_to_another_card(tmp
 def module_boot_id() -> str:
     from nodeagent.health.state_file import boot_id
 
-    found = boot_id()
-    if found is None:
-        pytest.skip("the kernel does not tell of its boot")
-    return found
+    boot = boot_id()
+    if boot is None:
+        pytest.skip("the kernel has no boot ID")
+    return boot
 
 
 def test_a_change_of_health_is_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -97,7 +97,7 @@ def test_a_change_of_health_is_one_log_line(caplog: pytest.LogCaptureFixture) ->
     judge = HealthService(with_rules(RuleSettings(rule="carrier_down", clear_for_seconds=0)))
     for links in (UP, UP, DOWN, DOWN, UP, UP):
         judged(judge, links)
-    lines = [one.getMessage() for one in caplog.records]
+    lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 2
     assert "now down. pci=0000:01:00.0 netdev=eth1 devices=Unhealthy before=healthy" in lines[0]
     assert "now healthy" in lines[1]
@@ -117,7 +117,7 @@ def test_unknown_names_of_the_plan_are_logged_once(caplog: pytest.LogCaptureFixt
     neighbor = Neighbor("eth1", Identifier("mac", "02:00:00:00:00:99"), Identifier("ifname", "1"), "leaf-1")
     for _ in range(3):
         judge.take_neighbors([neighbor])
-    lines = [one.getMessage() for one in caplog.records]
+    lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 2
     assert "a link that this node does not have. link='eth7'" in lines[0]
     assert "switch='leaf-9' link='eth1'" in lines[1]
@@ -134,8 +134,8 @@ def test_pfs_behind_the_switch_of_a_gpu_have_another_role() -> None:
     assert set(judge.nics.role_of.values()) == {"15b3:1021 other"}
     judge.take_gpus([gpu])
     assert sorted(judge.nics.role_of.values()) == ["15b3:1021 compute", "15b3:1021 other"]
-    found = roles([near, far], (gpu,))
-    assert found == {near.pci_address: "15b3:1021 compute", far.pci_address: "15b3:1021 other"}
+    role_of = roles([near, far], (gpu,))
+    assert role_of == {near.pci_address: "15b3:1021 compute", far.pci_address: "15b3:1021 other"}
 
 
 # --- the plan's file ---------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ class HealthHistory(RuleBasedStateMachine):
         nics = {function.pci_address: function.health.allocatable for function in self.functions}
         return nics | {uuid: self.health.gpus.health(uuid).allocatable for uuid in self.health.gpus.gpus}
 
-    # --- what happens ---------------------------------------------------------------------------------
+    # --- events ---------------------------------------------------------------------------------------
 
     @rule(seconds=st.sampled_from([1.0, 15.0, 70.0, 700.0]))
     def wait(self, seconds: float) -> None:
@@ -182,9 +182,9 @@ class HealthHistory(RuleBasedStateMachine):
         self.look()
 
     @rule()
-    def silence_driver(self) -> None:
+    def lose_driver(self) -> None:
         before = self.allocatable()
-        self.health.silence_gpus("the driver hangs")
+        self.health.lose_gpu_driver("the driver hangs")
         assert self.allocatable() == before
         assert {self.health.gpus.health(uuid).state for uuid in self.health.gpus.gpus} == {State.UNKNOWN}
 
@@ -197,7 +197,7 @@ class HealthHistory(RuleBasedStateMachine):
         self.health.judge_gpus(vitals=[GpuVitals(f"GPU-{number}", {})])
         assert self.allocatable() == before
 
-    # --- what always holds ----------------------------------------------------------------------------
+    # --- invariants -----------------------------------------------------------------------------------
 
     @invariant()
     def health_is_consistent(self) -> None:

@@ -1,4 +1,4 @@
-"""A judge that skips rules without news gives the same verdicts as one that applies all rules."""
+"""A rule engine that skips rules without news gives the same results as one that applies all rules."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _STEPS = st.lists(
 )
 
 
-class _Thorough(Bench):
-    """Every rule of every PF is asked each time."""
+class _AllRulesBench(Bench):
+    """Applies every rule of every PF at each evaluation."""
 
     def wait(self, seconds: float) -> Bench:
         for pf in self.engine.nics.values():
-            pf.stirred = True
+            pf.has_news = True
         return super().wait(seconds)
 
 
@@ -50,7 +50,7 @@ HALF_LIFE_S = 600.0
 
 
 def measured(bench: Bench) -> list[dict[str, float]]:
-    """The penalty decays by itself and was asked for at different times, so both are asked for it now."""
+    """Return the values of the rules. The penalty decays by time alone, so it is computed for the same moment."""
     return [
         pf.values | {"flapping": round(pf.penalty.now(bench.engine.now, HALF_LIFE_S), 6)}
         for pf in bench.engine.nics.values()
@@ -58,20 +58,20 @@ def measured(bench: Bench) -> list[dict[str, float]]:
 
 
 @given(_STEPS)
-def test_skipping_rules_changes_no_verdict_value_or_hold(
+def test_skipping_rules_changes_no_health_value_or_hold(
     steps: list[tuple[float, tuple[Source, dict[str, float]] | bool, int]],
 ) -> None:
-    thrifty, thorough = Bench().look(), _Thorough().look()
+    with_skips, without_skips = Bench().look(), _AllRulesBench().look()
     for seconds, step, times in steps:
         for _ in range(times):
-            for bench in (thrifty, thorough):
+            for bench in (with_skips, without_skips):
                 bench.wait(seconds)
                 if isinstance(step, bool):
                     bench.up() if step else bench.down()
                 else:
                     bench.take(*step)
-            assert thrifty.judged == thorough.judged
-            assert measured(thrifty) == measured(thorough)
-            assert [pf.holds for pf in thrifty.engine.nics.values()] == [
-                pf.holds for pf in thorough.engine.nics.values()
+            assert with_skips.judged == without_skips.judged
+            assert measured(with_skips) == measured(without_skips)
+            assert [pf.holds for pf in with_skips.engine.nics.values()] == [
+                pf.holds for pf in without_skips.engine.nics.values()
             ]

@@ -1,4 +1,4 @@
-"""The structural faults of PFs and VFs, and the health that the judge derives from them."""
+"""The structural faults of PFs and VFs, and the health that ``NicJudge`` derives from them."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ UP = Link(
 
 
 class Judged:
-    """A judge without holds, gate and guard: its health follows the facts of the moment."""
+    """``NicJudge`` without holds, gate and guard: its health follows the facts of the moment."""
 
     def __init__(self) -> None:
         keys = ("device_missing", "carrier_down")
@@ -65,7 +65,7 @@ def keys(function: Function) -> list[str]:
     return [reason.key for reason in function.health.reasons]
 
 
-def verdicts(functions: tuple[Function, ...]) -> list[tuple[State, bool]]:
+def states(functions: tuple[Function, ...]) -> list[tuple[State, bool]]:
     return [(function.health.state, function.health.allocatable) for function in functions]
 
 
@@ -90,7 +90,7 @@ def test_only_health_changes() -> None:
 )
 def test_a_fault_of_a_pf_applies_to_its_vfs(change: dict[str, Any], key: str) -> None:
     judged = judge(ALL, [replace(UP, **change)])
-    assert verdicts(judged) == [(State.DOWN, False)] * 3
+    assert states(judged) == [(State.DOWN, False)] * 3
     assert [keys(function) for function in judged] == [[key]] * 3
     assert all("PF 0000:1a:00.0 (eth0)" in function.health.reasons[0].detail for function in judged)
 
@@ -125,9 +125,7 @@ def test_on_infiniband_an_ipoib_netdev_that_is_set_down_is_no_fault(
 def test_a_vf_in_the_namespace_of_a_pod_is_healthy() -> None:
     judged = Judged()
     judged.look((PF, VF), [UP])
-    assert (
-        verdicts(judged.look((PF, replace(VF, netdev=None, rdma=None)), [UP])) == [(State.HEALTHY, True)] * 2
-    )
+    assert states(judged.look((PF, replace(VF, netdev=None, rdma=None)), [UP])) == [(State.HEALTHY, True)] * 2
 
 
 @pytest.mark.parametrize("allocatable", [True, False])
@@ -137,29 +135,29 @@ def test_a_pf_without_a_visible_link_is_unknown_and_keeps_its_devices(allocatabl
     moved = (replace(PF, netdev=None), VF, GUEST)
     judged = node.look(moved, [])
     known = [] if allocatable else ["carrier_down"]
-    assert verdicts(judged) == [(State.UNKNOWN if allocatable else State.DOWN, allocatable)] * 3
+    assert states(judged) == [(State.UNKNOWN if allocatable else State.DOWN, allocatable)] * 3
     assert [keys(function) for function in judged] == [[*known, Fault.LINK_UNSEEN]] * 3
     assert node.look(moved, []) == judged
 
 
 def test_a_link_that_was_never_visible_is_unknown_and_allocatable() -> None:
-    assert verdicts(judge(ALL, [])) == [(State.UNKNOWN, True)] * 3
+    assert states(judge(ALL, [])) == [(State.UNKNOWN, True)] * 3
 
 
 def test_a_carrier_that_the_kernel_does_not_report_is_unknown() -> None:
     judged = judge(ALL, [replace(UP, carrier=None, operstate="unknown")])
-    assert verdicts(judged) == [(State.UNKNOWN, True)] * 3
+    assert states(judged) == [(State.UNKNOWN, True)] * 3
 
 
 def test_a_pf_without_a_driver_is_down() -> None:
     judged = judge([replace(PF, driver=None, netdev=None), VF], [])
-    assert verdicts(judged) == [(State.DOWN, False)] * 2
+    assert states(judged) == [(State.DOWN, False)] * 2
     assert keys(judged[1]) == [Fault.DRIVER_UNBOUND]
 
 
 def test_a_vf_without_a_driver_is_down_alone() -> None:
     judged = judge((PF, replace(VF, driver=None), GUEST), [UP])
-    assert verdicts(judged) == [(State.HEALTHY, True), (State.DOWN, False), (State.HEALTHY, True)]
+    assert states(judged) == [(State.HEALTHY, True), (State.DOWN, False), (State.HEALTHY, True)]
     assert judged[1].health.reasons == (Reason("driver_unbound", "VF 0000:1a:00.1 has no driver"),)
 
 
@@ -176,7 +174,7 @@ def test_the_gravest_reason_is_first_and_outweighs_an_unknown_link() -> None:
 
 def test_a_vf_without_its_pf_is_down() -> None:
     (judged,) = judge([VF], [])
-    assert verdicts((judged,)) == [(State.DOWN, False)]
+    assert states((judged,)) == [(State.DOWN, False)]
     assert keys(judged) == [Fault.DEVICE_MISSING]
 
 
@@ -185,7 +183,7 @@ def test_a_missing_function_stays_listed_until_it_returns() -> None:
     node.look(ALL, [UP])
     gone = node.look((PF, VF), [UP])
     assert [function.pci_address for function in gone] == [function.pci_address for function in ALL]
-    assert verdicts(gone) == [(State.HEALTHY, True), (State.HEALTHY, True), (State.DOWN, False)]
+    assert states(gone) == [(State.HEALTHY, True), (State.HEALTHY, True), (State.DOWN, False)]
     assert gone[2].health.reasons[0].detail == "VF 0000:1a:00.2 is missing; its PF has 2 VFs now"
     assert node.look((PF, VF), [UP]) == gone
     assert node.look(ALL, [UP]) == ALL
@@ -196,7 +194,7 @@ def test_a_missing_pf_takes_its_vfs_down() -> None:
     node.look(ALL, [UP])
     judged = node.look([VF], [])
     assert [set(keys(function)) for function in judged] == [{Fault.DEVICE_MISSING}] * 3
-    assert verdicts(judged) == [(State.DOWN, False)] * 3
+    assert states(judged) == [(State.DOWN, False)] * 3
 
 
 facts = st.tuples(
@@ -226,7 +224,7 @@ def test_health_is_consistent_with_the_faults_and_no_function_disappears(history
             {function.pci_address for function in (*functions, *known)}
         )
         assert {reason.key for reasons in faults.values() for reason in reasons} <= closed
-        assert all(function.health == HEALTHY for function in listed), "a source has no verdict"
+        assert all(function.health == HEALTHY for function in listed), "a source derives no health"
         assert find_faults(functions, links, listed) == (listed, faults), "the same facts change no fault"
         known = listed
         judged = node.look(functions, links)
@@ -237,4 +235,4 @@ def test_health_is_consistent_with_the_faults_and_no_function_disappears(history
                 assert not health.allocatable
             own = {reason.key for reason in faults.get(function.pci_address, ())}
             assert own <= {reason.key for reason in health.reasons}
-        assert node.look(functions, links) == judged, "the same facts change no verdict"
+        assert node.look(functions, links) == judged, "the same facts change no health"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hack.docs.health_rules import xids_table
+from hack.docs.health_rules import gpu_rules_table, xids_table
 from nodeagent.health.gpu_judge import unknown
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.xids import FATAL, IGNORE, WATCH, Severity, severity
@@ -19,12 +19,16 @@ from tests.support.judged_gpus import GpuBench, gpu
 SETTINGS = GpuSettings(xid_clear_seconds=600)
 
 
-def test_the_documented_xids_are_those_of_the_code():
+@pytest.mark.parametrize(
+    ("name", "table"), [("xids", xids_table), ("gpu rules", gpu_rules_table)], ids=["xids", "gpu-rules"]
+)
+def test_the_documented_tables_are_those_of_the_code(name, table):
     """``NODEAGENT_GOLDEN=write`` writes them."""
     page = Path(__file__).parents[2] / "docs/gpu-health.md"
-    head, mark, rest = page.read_text().partition("<!-- xids -->\n")
+    head, mark, rest = page.read_text().partition(f"<!-- {name} -->\n")
     _, end, tail = rest.partition("<!-- end -->\n")
-    text = f"{head}{mark}{xids_table()}{end}{tail}"
+    text = f"{head}{mark}{table()}{end}{tail}"
+    assert end, f"the markers of {name} are gone"
     if os.environ.get("NODEAGENT_GOLDEN") == "write":
         page.write_text(text)
     assert page.read_text() == text
@@ -169,12 +173,12 @@ def test_the_gravest_reason_is_first():
     assert bench.reasons() == ["gpu_lost", "recovery_node_reboot", "xid_79", "mig_enabled", "xid_63"]
 
 
-def test_a_silent_driver_withdraws_and_returns_nothing():
+def test_a_driver_without_an_answer_withdraws_and_returns_nothing():
     for health in (HEALTHY, GpuBench(gpu()).xid(1, 79).health()):
-        silent = unknown(health, "it hangs")
-        assert (silent.state, silent.allocatable) == (State.UNKNOWN, health.allocatable)
-        assert silent.reasons[0].key == "driver_silent"
-        assert silent.reasons[1:] == health.reasons
+        unanswered = unknown(health, "it hangs")
+        assert (unanswered.state, unanswered.allocatable) == (State.UNKNOWN, health.allocatable)
+        assert unanswered.reasons[0].key == "driver_silent"
+        assert unanswered.reasons[1:] == health.reasons
 
 
 def test_events_of_unknown_gpus_and_without_a_gpu_have_no_effect():

@@ -107,7 +107,7 @@ async def test_dropped_messages_wake_and_are_counted(namespace: NamespaceThread)
         while not await quiet(events):
             pass
         namespace.ip("link del d0")
-        assert await woken(events), "the socket goes on after an overrun"
+        assert await woken(events), "the socket continues after an overrun"
 
 
 async def test_device_events_wake_by_subsystem(namespace: NamespaceThread) -> None:

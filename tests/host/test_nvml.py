@@ -395,22 +395,21 @@ from nodeagent.health.service import HealthService
 from nodeagent.sources.gpu_publisher import GpuPublisher
 
 async def main():
-    heard = asyncio.Queue()
     def state(all_gpus):
-        said = (
+        gpus = (
             f"{gpu.uuid}={gpu.health.state}:{','.join(reason.key for reason in gpu.health.reasons)}"
             for gpu in all_gpus
         )
-        print("state", *said, flush=True)
-    def silence(why):
-        print("silence", why, flush=True)
+        print("state", *gpus, flush=True)
+    def failed(reason):
+        print("failed", reason, flush=True)
     facts = GpuPublisher(HealthService())
     facts.publish_to(state)
     watching = asyncio.create_task(gpu_source.watch(
-        Nvml, Tree(sys.argv[1]), facts, silence,
+        Nvml, Tree(sys.argv[1]), facts, failed,
         pace=gpu_source.Pace(timeout_s=0.3, interval_s=0.2, vitals_s=0.2, absent_s=0.1)))
-    told = await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
-    while "freed" in told and gpu_source.stuck_threads():
+    command = await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    while "freed" in command and gpu_source.stuck_threads():
         await asyncio.sleep(0.01)
     print("stuck", gpu_source.stuck_threads(), flush=True)
     watching.cancel()
@@ -437,10 +436,10 @@ class Agent:
         for line in self.child.stdout:
             if text in line:
                 return line.strip()
-        raise AssertionError(f"the agent ended before it said {text!r}")
+        raise AssertionError(f"the agent ended before it printed {text!r}")
 
-    def end(self, told=""):
-        self.child.stdin.write(f"{told}\n")
+    def end(self, command=""):
+        self.child.stdin.write(f"{command}\n")
         self.child.stdin.close()
         stuck = self.until("stuck")
         self.child.stdout.close()
@@ -480,7 +479,7 @@ def test_end_to_end_a_lost_gpu_affects_only_itself_and_recovers(agent, machine):
     machine.set(gpu(0), gpu(1))
     agent.until("GPU-0=healthy: GPU-1=healthy:")
     machine.set(gpu(0), gpu(1), "fail nvmlInitWithFlags 9", "fail nvmlDeviceGetCount_v2 1")
-    agent.until("silence nvmlDeviceGetCount")
+    agent.until("failed nvmlDeviceGetCount")
     agent.until("GPU-0=unhealthy:gpu_lost GPU-1=unhealthy:gpu_lost")
     machine.set(gpu(0), gpu(1))
     agent.until("GPU-0=healthy: GPU-1=healthy:")
@@ -499,7 +498,7 @@ def test_end_to_end_a_failed_wait_causes_no_fault(agent, machine):
 
 
 @pytest.mark.parametrize("call", ["nvmlInitWithFlags", "nvmlDeviceGetMemoryInfo", "nvmlEventSetWait_v2"])
-def test_a_hanging_call_makes_the_source_silent_and_does_not_block_the_exit(agent, machine, call):
+def test_a_hanging_call_fails_the_source_and_does_not_block_the_exit(agent, machine, call):
     agent.until("GPU-0=healthy: GPU-1=healthy:")
     machine.set(gpu(0), gpu(1), f"hang {call}", "fail nvmlDeviceGetName 1" if "Init" in call else "")
     agent.until("GPU-0=unknown:driver_silent GPU-1=unknown:driver_silent")

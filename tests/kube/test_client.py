@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 import pytest
 
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient, ApiError
-from nodeagent.kube.resource import CRDS, HYPERNODES, LEASES, NODELINKS, NODES, PODS, Meta
+from nodeagent.kube.resource import HYPERNODES, LEASES, NODELINKS, NODES, PODS, Meta, Resource
 from nodeagent.sim.apiserver import ApiServer
 
 
@@ -99,7 +100,7 @@ async def test_a_list_is_of_one_moment(server, client):
     assert int(version) == server.store.version - 2
 
 
-async def test_a_list_with_expired_tokens_starts_again_and_at_last_has_one_page(server, client):
+async def test_a_list_with_expired_tokens_starts_again_and_finally_has_one_page(server, client):
     for i in range(6):
         server.put(node(f"gpu-{i}"))
     seen = []
@@ -275,7 +276,7 @@ async def test_every_failure_of_the_server_is_an_api_error(server, client, how, 
 
 async def test_a_watch_without_any_data_is_ended(server):
     """Not even a bookmark: a firewall in between may have dropped the connection without a reset."""
-    client = ApiClient(Access(server.url, token=server.token()), silence_s=0.2)
+    client = ApiClient(Access(server.url, token=server.token()), no_data_s=0.2)
     try:
         server.fail("hang", verb="watch")
         async with asyncio.timeout(20), aclosing(client.watch(NODES, resource_version="1")) as events:
@@ -369,7 +370,10 @@ async def test_control_characters_of_a_server_message_are_escaped(server, client
 
 
 async def test_the_paths_of_crds_hypernodes_and_pods(server, client):
-    assert (await client.list(CRDS)).items == []
+    crds: Resource[Any] = Resource(
+        "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False, dict
+    )
+    assert (await client.list(crds)).items == []
     await client.apply(HYPERNODES, {"metadata": {"name": "t1"}, "spec": {"tier": 1, "members": []}})
     assert (await client.list(HYPERNODES)).items[0]["spec"]["tier"] == 1
     assert (await client.list(PODS, fields="spec.nodeName=gpu-0")).items == []

@@ -10,7 +10,7 @@ import pytest
 
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kubelet.slice_sizes import NAME, SliceSizes
-from nodeagent.model import Holding, Silence, Snapshot
+from nodeagent.model import Holding, Snapshot, StaleSource
 from nodeagent.sim.kubelet import PodSpec
 from tests.support.running_agent import Node, node
 
@@ -117,8 +117,8 @@ def sizes(tmp_path: Path) -> SliceSizes:
 
 
 def test_the_reason_of_a_failed_podresources_source_is_named(tmp_path: Path) -> None:
-    silent = Snapshot(silent=(Silence("pods", "no socket"),))
-    told = sizes(tmp_path).settle(KIND, silent, pod_resources=True)
+    stale = Snapshot(stale_sources=(StaleSource("pods", "no socket"),))
+    told = sizes(tmp_path).settle(KIND, stale, pod_resources=True)
     assert isinstance(told, str)
     assert told.endswith("what pods hold is not known yet: no socket")
 

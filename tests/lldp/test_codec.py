@@ -9,7 +9,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nodeagent.lldp.basic_tlvs import BASIC
 from nodeagent.lldp.describe import describe
 from nodeagent.lldp.escaping import object_identifier, plain, printable
 from nodeagent.lldp.ethernet import GROUPS, NEAREST_BRIDGE, build_frame, parse_frame
@@ -35,7 +34,7 @@ from nodeagent.lldp.lldpdu import (
     capability_words,
 )
 from nodeagent.lldp.lldpdu_codec import decode, encode
-from nodeagent.lldp.organizational_tlvs import ORGANIZATIONAL
+from nodeagent.lldp.optional_tlvs import BASIC, ORGANIZATIONAL
 
 SPECS = (*BASIC, *ORGANIZATIONAL)
 

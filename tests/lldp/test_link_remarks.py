@@ -34,8 +34,8 @@ def keys(side: LinkSide, *neighbors: Neighbor) -> list[tuple[str, str]]:
         (None, None, "off on the switch port"),
     ],
 )
-def test_a_silent_port_has_its_likely_reason_by_driver(driver, device, reason):
-    (remark,) = find_remarks([LinkSide("swp1", "0000:1a:00.0", driver, device, silent=True)], ())
+def test_a_port_without_lldp_has_its_likely_reason_by_driver(driver, device, reason):
+    (remark,) = find_remarks([LinkSide("swp1", "0000:1a:00.0", driver, device, without_neighbor=True)], ())
     assert remark.key == "silent_port"
     assert remark.detail.startswith("carrier, but no LLDP for 65 s: ")
     assert reason in remark.detail
@@ -43,7 +43,7 @@ def test_a_silent_port_has_its_likely_reason_by_driver(driver, device, reason):
 
 def test_a_port_with_malformed_frames_has_their_error_as_reason():
     (remark,) = find_remarks(
-        [LinkSide("swp1", driver="ice", silent=True, malformed="no chassis ID at byte 14")], ()
+        [LinkSide("swp1", driver="ice", without_neighbor=True, malformed="no chassis ID at byte 14")], ()
     )
     assert remark.key == "silent_port"
     assert "are malformed (no chassis ID at byte 14)" in remark.detail
@@ -51,8 +51,8 @@ def test_a_port_with_malformed_frames_has_their_error_as_reason():
 
 
 def test_a_port_with_only_own_frames_has_another_remark():
-    assert keys(LinkSide("swp1", silent=True, own_frames=True)) == [("swp1", "own_frames")]
-    assert keys(LinkSide("swp1", silent=False, own_frames=True)) == []
+    assert keys(LinkSide("swp1", without_neighbor=True, own_frames=True)) == [("swp1", "own_frames")]
+    assert keys(LinkSide("swp1", without_neighbor=False, own_frames=True)) == []
 
 
 def test_a_flood_is_a_remark():
@@ -103,7 +103,7 @@ def test_stale_neighbors_cause_no_remark():
 
 
 def test_remarks_are_sorted_and_equal_for_equal_facts():
-    sides = [LinkSide("swp2", silent=True), LinkSide("swp1", silent=True, flooded=True)]
+    sides = [LinkSide("swp2", without_neighbor=True), LinkSide("swp1", without_neighbor=True, flooded=True)]
     first = find_remarks(sides, ())
     assert [(remark.link, remark.key) for remark in first] == [
         ("swp1", "flooded"),

@@ -333,7 +333,7 @@ class AnyHistory(RuleBasedStateMachine):
         self.table.expire(self.now)
 
     @rule(link=st.sampled_from(["eth0", "eth1"]))
-    def silence(self, link):
+    def lose_neighbor(self, link):
         self.table.mark_stale(link)
 
     @invariant()

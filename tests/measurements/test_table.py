@@ -9,11 +9,25 @@ import pytest
 
 from nodeagent.health import adapter_rules, gpu_rules, link_rules
 from nodeagent.health.nic_rules import DEFAULTS
-from nodeagent.measurements.family import Family, row, unfilled_labels
+from nodeagent.measurements.family import SCOPE_LABELS, Family, row
 from nodeagent.measurements.gpu_rows import GPU_ROWS
 from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import MEASUREMENTS, NIC_ROWS, TEXTS, by_name, by_sample_name, measurement
 from nodeagent.metrics.catalog import CATALOG, SAMPLED
+
+
+def unfilled_labels(family: Family) -> tuple[str, ...]:
+    """The sample names whose series would not have a value for each label of the family."""
+    return tuple(
+        measurement.name
+        for measurement in family.measurements
+        if family.labels[0] not in SCOPE_LABELS
+        # A VF's key is one of the labels that identify it.
+        or len(family.scope)
+        + (measurement.per is not None and family.scope[0] != "pf")
+        + len(measurement.labels)
+        != len(family.labels)
+    )
 
 
 def test_a_row_fills_its_labels_and_no_name_appears_twice() -> None:

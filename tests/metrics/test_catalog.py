@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from hack.docs import metrics
 from nodeagent.measurements.family import Family
+from nodeagent.measurements.sample import Source
 from nodeagent.metrics.catalog import CATALOG, SAMPLED
 from nodeagent.metrics.computed_family import FACT_FAMILIES, LIVE_FAMILIES
 from nodeagent.metrics.controller_metrics import CONTROLLER_FAMILIES
@@ -71,3 +72,11 @@ def test_a_family_without_a_topic_is_reported_with_the_table_to_extend() -> None
     family = next(iter(CATALOG.values()))
     with pytest.raises(ValueError, match=r"add 'weather' to a topic of TOPICS in hack/docs/metrics.py"):
         metrics.topic_of(replace(family, name="nodeagent_weather_celsius"))
+
+
+def test_a_source_without_a_description_is_reported_with_the_table_to_extend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(metrics.READERS, Source.VF)
+    with pytest.raises(ValueError, match=r"VF.*: add it to READERS in hack/docs/metrics.py"):
+        metrics.readers()

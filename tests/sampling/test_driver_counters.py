@@ -65,6 +65,13 @@ def test_every_translated_name_is_in_the_table():
         assert measurement(f"kernel_events/{pattern}")
 
 
+def test_every_measurement_of_driver_statistics_is_a_translation():
+    translated = {*_PLAIN.values(), *(word for _, word, _ in _NUMBERED)}
+    declared = {name for name, datum in MEASUREMENTS.items() if datum.source is Source.DRIVER}
+    assert len(declared) > 20
+    assert declared - translated == set()
+
+
 def test_other_statistics_are_ignored():
     assert sample_name("rx_prio3_pause\n") is None
     assert sample_name("") is None

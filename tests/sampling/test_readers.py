@@ -17,7 +17,7 @@ from nodeagent.measurements.sample import Source
 from nodeagent.model import Function, Rdma
 from nodeagent.sampling.adapter_readers import DevlinkReader, RdmaReader
 from nodeagent.sampling.link_readers import VfReader
-from nodeagent.sampling.reader import PfNetdevs
+from nodeagent.sampling.reader import LazySocket, PfNetdevs
 from nodeagent.sampling.transceiver_reader import TransceiverReader, own_lanes
 from nodeagent.sampling.worker_thread import WorkerThread
 from tests.host.test_adapter import PF, PORT, machine
@@ -127,7 +127,8 @@ class Counters:
 
 def test_only_pfs_with_vfs_are_queried_for_vf_traffic():
     reader = VfReader(PfNetdevs({PF: 1, B: 2, "c": 3, "d": 4}))
-    reader._netdevs = Counters({1: (VfTraffic(0, 1, 2, 3, 4, 5, None, {"trust": "on"}),), 3: EIO, 4: ENODEV})
+    answers = {1: (VfTraffic(0, 1, 2, 3, 4, 5, None, {"trust": "on"}),), 3: EIO, 4: ENODEV}
+    reader._socket = LazySocket(lambda: Counters(answers))
     pfs = [pf(num_vfs=1), pf(B, num_vfs=0), pf("c", num_vfs=8), pf("d", num_vfs=1)]
     (sample,) = reader.read(pfs)
     assert sample.values == {
@@ -155,8 +156,7 @@ class Reporters:
 
 
 def test_reporters_of_a_function_and_of_its_ports_are_added_by_name():
-    reader = DevlinkReader()
-    reader._devlink = Reporters()
+    reader = DevlinkReader(Reporters)
     (sample,) = reader.read([pf()])
     assert sample.device == PF
     assert sample.values == {
@@ -201,8 +201,8 @@ def test_hardware_counters_come_over_netlink_or_else_from_files(tmp_path):
     made = machine(tmp_path, link_layer="Ethernet", phys_state="5: LinkUp")
     made.draw(f"{PORT}/ports/1/counters/port_rcv_data", "25")
     made.draw(f"{PORT}/ports/1/hw_counters/out_of_sequence", "8")
-    reader = RdmaReader(Tree(made.root), live=True)
-    reader._counters = family = RdmaFamily()
+    family = RdmaFamily()
+    reader = RdmaReader(Tree(made.root), live=True, connect=lambda: family)
     (sample,) = reader.read([pf(rdma="mlx5_0"), pf(B)])
     assert sample.values == {"rdma_port_active": 1, "rdma_rx_bytes": 100, "rdma_out_of_sequence": 7}
     assert sample.texts["rdma_device"] == "mlx5_0"
@@ -274,7 +274,7 @@ def test_two_pfs_on_one_module_each_get_their_own_lanes():
         "0000:1c:00.0": list(range(8)),
     }
     assert all(lane.rx_power for lane in found["0000:1a:00.0"].lanes.values()), (
-        "the other port's dark is not ours"
+        "a dark lane of one port is not a lane of the other"
     )
     assert not any(lane.rx_power for lane in found["0000:1b:00.0"].lanes.values())
 

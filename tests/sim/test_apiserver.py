@@ -1,4 +1,4 @@
-"""The stand-in API server, asked by the official client, which it must not be able to tell from the real one."""
+"""The stand-in API server, read by the official client: its answers are those of a real one."""
 
 from __future__ import annotations
 

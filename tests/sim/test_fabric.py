@@ -63,10 +63,10 @@ def test_no_two_nodes_share_a_port_after_any_move():
     assert {one.kind for one in planned(reports(made)).anomalies} <= {"foreign-leaf"}
 
 
-def test_a_silent_switch_is_a_link_without_carrier_and_a_stale_neighbor():
+def test_a_switch_that_fails_is_a_link_without_carrier_and_a_stale_neighbor():
     made = fabric(4)
     before = reports(made)
-    made.silence(made.leaf(0, 2))
+    made.stop_frames(made.leaf(0, 2))
     link = reports(made, before)["gpu-001"].links[2]
     assert (link.state, link.reasons, link.speed_mbps) == ("down", ("carrier_down",), None)
     assert link.neighbor is not None

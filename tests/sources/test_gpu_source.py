@@ -53,11 +53,11 @@ class Machine:
 
 
 class Published:
-    """The latest published GPUs, or the reason of the silence."""
+    """The latest published GPUs, or the reason why the source failed."""
 
     def __init__(self):
         self.gpus = None
-        self.silent = None
+        self.failure = None
         self.news = asyncio.Event()
         self.samples = []
         self.facts = None
@@ -66,11 +66,11 @@ class Published:
         self.samples.append(samples)
 
     def publish(self, all_gpus):
-        self.gpus, self.silent = all_gpus, None
+        self.gpus, self.failure = all_gpus, None
         self.news.set()
 
-    def silence(self, why):
-        self.silent = why
+    def mark_stale(self, why):
+        self.failure = why
         self.news.set()
 
     async def until(self, true):
@@ -85,7 +85,7 @@ class Published:
         def keys():
             return [" ".join(reason.key for reason in gpu.health.reasons) for gpu in self.gpus or ()]
 
-        await self.until(lambda: self.silent is None and keys() == list(expected))
+        await self.until(lambda: self.failure is None and keys() == list(expected))
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ async def watching(driver, root, state_file=None, **settings):
     storing = asyncio.create_task(health.run())
     settings["pace"] = gpu_source.Pace(**pace)
     task = asyncio.create_task(
-        gpu_source.watch(driver, Tree(root), published.facts, published.silence, **settings)
+        gpu_source.watch(driver, Tree(root), published.facts, published.mark_stale, **settings)
     )
     task.add_done_callback(lambda _: published.news.set())
     try:
@@ -205,11 +205,11 @@ async def test_a_hint_finds_a_new_driver_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("broken", ["{", '{"failure": {"call": "list", "error": "Unknown Error"}}'])
-async def test_a_failing_driver_is_silent_and_its_gpus_stay(machine, broken):
+async def test_a_failing_driver_fails_the_source_and_its_gpus_stay(machine, broken):
     async with on(machine) as published:
         await published.keys("", "")
         machine.write(broken)
-        await published.until(lambda: published.silent is not None)
+        await published.until(lambda: published.failure is not None)
         assert [gpu.health.state for gpu in published.gpus] == [State.UNKNOWN] * 2
         assert all(gpu.health.allocatable for gpu in published.gpus)
         machine.set(recorded(0), recorded(1))
@@ -225,7 +225,7 @@ async def test_a_failing_wait_changes_no_health(machine):
             published.news.clear()
             async with asyncio.timeout(10):
                 await published.news.wait()
-            readings.append((published.silent, [gpu.health for gpu in published.gpus]))
+            readings.append((published.failure, [gpu.health for gpu in published.gpus]))
         machine.events = [{"sequence": 1, "uuid": "GPU-0", "xid": 48}]
     assert readings == [(None, [HEALTHY, HEALTHY])] * 4
 
@@ -245,7 +245,7 @@ async def test_a_gpu_without_a_uuid_is_left_out_and_logged_once(machine, caplog)
 # Vitals
 
 
-async def test_measured_values_are_published_as_samples_and_judged(machine):
+async def test_measured_values_are_published_as_samples_and_evaluated(machine):
     values = {"gpu_celsius": 40, "gpu_row_remap_failed": 0, "gpu_nvlink_up/17": 1}
     machine.set(recorded(0, values=values, texts={"gpu_serial": "1"}), recorded(1))
     async with on(machine) as published:
@@ -286,7 +286,7 @@ async def test_a_failing_measurement_costs_nothing_else_and_is_logged_once(machi
         for _ in range(10):
             published.news.clear()
             await published.news.wait()
-        assert published.silent is None
+        assert published.failure is None
     assert caplog.text.count("The GPUs cannot be measured") == 1
 
 
@@ -340,7 +340,7 @@ async def test_a_driver_that_hangs_in_a_measurement_is_used_without_it(tmp_path,
     async with watching(make, tmp_path, timeout_s=0.1) as published:
         await published.keys("")
         await published.until(lambda: len(hung) > 1 and hung[1].listed > 3)
-        assert (published.silent, published.samples) == (None, [])
+        assert (published.failure, published.samples) == (None, [])
         assert len(hung) == 2
         for driver in hung:
             driver.release.set()
@@ -422,7 +422,7 @@ async def test_another_boot_starts_without_faults(machine, tmp_path):
         await published.keys("", "")
 
 
-async def test_a_driver_that_is_silent_after_a_restart_keeps_the_health(machine, tmp_path):
+async def test_a_driver_without_an_answer_after_a_restart_keeps_the_health(machine, tmp_path):
     state_file = StateFile.none()
     async with on(machine, state_file=state_file) as published:
         await published.keys("", "")
@@ -431,7 +431,7 @@ async def test_a_driver_that_is_silent_after_a_restart_keeps_the_health(machine,
         await published.keys("", "xid_79")
     machine.set(failure={"call": "list", "error": "Unknown Error"})
     async with on(machine, state_file=state_file) as published:
-        await published.until(lambda: published.silent is not None)
+        await published.until(lambda: published.failure is not None)
     assert [gpu.health.allocatable for gpu in published.gpus] == [True, False]
 
 
@@ -497,8 +497,8 @@ async def test_a_call_that_hangs_is_abandoned_reported_and_replaced(tmp_path, ca
     hung, sound = Scripted(hold=(call,)), Scripted()
     drivers = iter([hung, sound])
     async with watching(lambda: next(drivers), tmp_path, timeout_s=0.1) as published:
-        await published.until(lambda: published.silent is not None)
-        assert f"in {call}" in published.silent
+        await published.until(lambda: published.failure is not None)
+        assert f"in {call}" in published.failure
         assert gpu_source.stuck_threads() == 1
         await published.keys("")
         hung.release.set()
@@ -509,7 +509,7 @@ async def test_a_close_that_hangs_is_abandoned_too(tmp_path):
     hung, sound = Scripted(hold=("close",), error=DriverError("Unknown Error")), Scripted()
     drivers = iter([hung, sound])
     async with watching(lambda: next(drivers), tmp_path, timeout_s=0.1) as published:
-        await published.until(lambda: published.silent is not None and "in close" in published.silent)
+        await published.until(lambda: published.failure is not None and "in close" in published.failure)
         await published.keys("")
         hung.release.set()
 

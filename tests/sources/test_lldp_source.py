@@ -69,13 +69,13 @@ async def running(
     *netdevs: str,
     names: tuple[str, ...] = (),
     announcement: NodeAnnouncement | None = None,
-    silent_after_s: float = link_remarks.SILENT_AFTER_S,
+    no_neighbor_after_s: float = link_remarks.NO_NEIGHBOR_AFTER_S,
 ):
     """Run the receiver in a namespace. This thread and the threads that it starts are in the namespace too."""
     agent = Agent()
     with ns.entered(), LinkEvents() as events:
         agent.receiver = LldpReceiver(
-            agent.publish, names=names, announcement=announcement, silent_after_s=silent_after_s
+            agent.publish, names=names, announcement=announcement, no_neighbor_after_s=no_neighbor_after_s
         )
         working = asyncio.create_task(
             run_receiver(agent.receiver, LinkSelect(netdevs=netdevs), tuple, [events])
@@ -406,8 +406,10 @@ async def test_a_link_with_carrier_and_no_lldp_is_a_remark_until_a_frame_arrives
     near, far = wire
     veth(near, "swp2", far, "b1")
     far.ip("link set b1 down")
-    async with running(near, "swp*", silent_after_s=0.3) as agent:
-        await agent.until(lambda: [(f.link, f.key) for f in agent.remarks] == [("swp1", link_remarks.SILENT)])
+    async with running(near, "swp*", no_neighbor_after_s=0.3) as agent:
+        await agent.until(
+            lambda: [(f.link, f.key) for f in agent.remarks] == [("swp1", link_remarks.NO_NEIGHBOR)]
+        )
         far.ip("link set b1 up")
         await agent.until(lambda: [f.link for f in agent.remarks] == ["swp1", "swp2"])
         with far.raw("b0") as switch:
@@ -419,7 +421,7 @@ async def test_a_link_with_carrier_and_no_lldp_is_a_remark_until_a_frame_arrives
 
 async def test_a_link_with_malformed_frames_has_a_remark_with_the_reason(wire):
     near, far = wire
-    async with running(near, "swp*", silent_after_s=0.3) as agent:
+    async with running(near, "swp*", no_neighbor_after_s=0.3) as agent:
         await has_socket(agent, "swp1")
         with far.raw("b0") as switch:
             switch.send(announce("leaf-1")[:14] + bytes(46))
@@ -440,12 +442,12 @@ async def test_a_neighbor_with_a_mac_of_this_node_is_removed(wire):
 
 async def test_a_link_with_only_own_frames_has_a_remark_while_they_arrive(wire):
     near, far = wire
-    async with running(near, "swp*", names=("node-7",), silent_after_s=0.5) as agent:
+    async with running(near, "swp*", names=("node-7",), no_neighbor_after_s=0.5) as agent:
         await has_socket(agent, "swp1")
         with far.raw("b0") as switch:
             switch.send(announce("node-7"))
             await agent.until(lambda: [f.key for f in agent.remarks] == [link_remarks.OWN_FRAMES])
-            await agent.until(lambda: [f.key for f in agent.remarks] == [link_remarks.SILENT])
+            await agent.until(lambda: [f.key for f in agent.remarks] == [link_remarks.NO_NEIGHBOR])
             switch.send(announce("node-7"))
             await agent.until(lambda: [f.key for f in agent.remarks] == [link_remarks.OWN_FRAMES])
 

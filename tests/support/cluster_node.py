@@ -53,13 +53,13 @@ HELD = (
 )
 
 
-def snapshot(links=(), gpus=(), holdings=HELD, silent=()):
+def snapshot(links=(), gpus=(), holdings=HELD, stale=()):
     functions = [one for n, health in enumerate(links) for one in (pf(n, health), vf(n, health))]
     return Snapshot(
         functions=tuple(sorted(functions, key=lambda f: f.pci_address)),
         gpus=tuple(gpu(n, health) for n, health in enumerate(gpus)),
         holdings=holdings,
-        silent=silent,
+        stale_sources=stale,
     )
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from nodeagent.fabric import FabricRules, Planner, PlanOutcome
 from nodeagent.fabric import hypernode as hypernodes
 from nodeagent.fabric.hypernode import render
-from nodeagent.fabric.known_topology import NO_TOPOLOGY, Topology
 from nodeagent.fabric.nodelinks import LinkNeighbor, Metadata, NodeLink, NodeLinks, ReportedId
+from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 from tests.support.volcano_rules import VolcanoTree
 
 

@@ -1,4 +1,4 @@
-"""A judge of GPUs and the driver before it: readings, events and measured values made by hand, and a set clock."""
+"""``GpuJudge`` with a driver before it: readings, events and values made by hand, and a set clock."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def measured(**changes: float | None) -> dict[str, float]:
 
 
 class GpuBench:
-    """GPUs that are read and measured as a test says. The guard is off: each verdict is that of its GPU alone."""
+    """GPUs with the readings and values of a test. The guard is off: each health state depends on its GPU alone."""
 
     def __init__(
         self, *readings: GpuReading, settings: GpuSettings | None = None, every: float = 15.0

@@ -1,4 +1,4 @@
-"""A judge and the machine before it: PFs, links and samples made by hand, and a clock that only tests move."""
+"""``NicJudge`` with a machine before it: PFs, links and samples made by hand, and a clock that only tests move."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Bench:
         self.judged: tuple[Function, ...] = ()
 
     def look(self, at: float | None = None) -> Bench:
-        """A look of the pci source, and the verdict on it."""
+        """Take the facts of one scan, and evaluate them."""
         self.now = self.now if at is None else at
         self.structural, faults = find_faults(self.functions, self.links.values(), self.structural)
         self.engine.now = max(self.engine.now, self.now)
@@ -85,7 +85,7 @@ class Bench:
         return self.wait(0)
 
     def wait(self, seconds: float) -> Bench:
-        """Time passes, and the engine is asked whenever it wants to be."""
+        """Let time pass, and evaluate the rules whenever they are due."""
         until = self.now + seconds
         while (due := self.engine.due()) is not None and due <= until:
             self.judged = self.engine.judge(due)

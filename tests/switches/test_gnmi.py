@@ -214,7 +214,7 @@ async def test_a_hanging_switch_does_not_delay_the_others(tmp_path: Path):
         async with asyncio.timeout(20):
             await poller.round()
             await poller.round()
-        assert made.inputs.heard == {"leaf1": ("spine1", "spine2")}
+        assert made.inputs.switch_uplinks == {"leaf1": ("spine1", "spine2")}
         assert told == [1], "equal uplinks are not passed again"
         assert poller.reads == {"ok": 2, "timeout": 2}
         assert "leaf2" in poller.errors

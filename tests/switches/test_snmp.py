@@ -183,7 +183,7 @@ async def polling(
     settings = SwitchesSettings(credentials=str(tmp_path), **{**values, **more})  # type: ignore[arg-type]
     poller = SwitchPoller(settings, SnmpReader(SnmpSettings(version="v2c"), timeout_s=3), made, lambda: None)
     with rig.controller.entered():
-        yield poller, made, lambda: dict(made.inputs.heard)
+        yield poller, made, lambda: dict(made.inputs.switch_uplinks)
 
 
 async def test_two_leaves_below_one_spine_become_a_tier(rig: Rig, tmp_path: Path):
@@ -194,7 +194,7 @@ async def test_two_leaves_below_one_spine_become_a_tier(rig: Rig, tmp_path: Path
         assert len(root.children) == 2
         assert ("nodeagent.io/derived-from", "spine-lldp") in root.annotations
         assert poller.reads["ok"] == 2
-        # The spine reports an address outside the networks, or does not answer there: only the spine is silent.
+        # The spine reports an address outside the networks, or does not answer there: only the spine has no reading.
         assert poller.states["read"] == 2
 
 
@@ -219,7 +219,7 @@ async def test_an_answer_of_another_switch_is_rejected(rig: Rig, tmp_path: Path)
         assert "answers as leaf2" in poller.errors["leaf1"]
 
 
-async def test_a_silent_switch_keeps_its_last_reading_and_is_logged_once(
+async def test_a_switch_that_stops_answering_keeps_its_last_reading_and_is_logged_once(
     rig: Rig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.INFO)

@@ -119,7 +119,7 @@ def test_the_age_of_gpu_values_is_shown_too() -> None:
     assert collector() == [("gpu", True, 0.25, 10.0, 0)]
     facts.take_vitals(DriverVitals(25.0, (), why="GPU is lost"))
     assert collector() == [("gpu", False, 0.25, 10.0, 1)]
-    facts.take_silence("it hangs")
+    facts.take_driver_failure("it hangs")
     assert collector() == [("gpu", False, 0.25, 10.0, 2)]
     facts.take_vitals(DriverVitals(40.0, (), seconds=0.5))
     assert collector() == [("gpu", True, 0.5, 40.0, 2)]

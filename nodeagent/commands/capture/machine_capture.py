@@ -18,6 +18,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 import tempfile
 import threading
 from collections.abc import Callable
@@ -29,11 +30,10 @@ import msgspec
 
 from nodeagent import __version__, discovery
 from nodeagent.agent_config import Config
-from nodeagent.commands.capture.recording_tree import RecordingTree
 from nodeagent.commands.capture.scrambler import Scrambler
 from nodeagent.host import recorded_gpus
 from nodeagent.host.gpu_driver import DriverError, GpuReading, GpuVitals
-from nodeagent.host.sysfs import NET, UNREADABLE, SysfsScan, Tree
+from nodeagent.host.sysfs import NET, UNREADABLE, SysfsError, SysfsScan, Tree
 from nodeagent.measurements.sample import Sample
 from nodeagent.model import Function
 from nodeagent.sampling.recorded_samples import PATH as SAMPLES
@@ -230,3 +230,90 @@ def _write_files(tree: RecordingTree, part: str, scramble: Callable[[str], str])
         place(path).write_bytes(text.encode("utf-8", "surrogateescape"))
     for path, target in sorted(tree.links.items()):
         place(path).symlink_to(scramble(target))
+
+
+class RecordingTree(Tree):
+    """Record each file, folder and link that a scan reads, so that the capture holds exactly these.
+
+    Paths are resolved. Paths below ``/proc`` are not, because links there point to the process that reads them.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.files: dict[str, bytes] = {}
+        self.links: dict[str, str] = {}
+        self.folders: set[str] = set()
+        self.unreadable: dict[str, int] = {}
+        super().__init__(root)  # it reads files too
+
+    def data(self, path: str) -> bytes | None:
+        place = self._place(path)
+        try:
+            content = super().data(path)
+        except SysfsError as error:
+            self._broken(place, error)
+            raise
+        if content is not None:
+            self.files[place] = content
+        return content
+
+    def names(self, path: str) -> tuple[str, ...]:
+        place = self._place(path)
+        try:
+            names = super().names(path)
+        except SysfsError as error:
+            self._broken(place, error)
+            raise
+        if Path(self._prefix + place).is_dir():
+            self.folders.add(place)
+        for name in names if place.startswith("/sys/") else ():
+            below = Path(self._prefix + place, name)
+            if below.is_symlink():
+                self._readlink(f"{place}/{name}")
+            elif below.is_dir():
+                self.folders.add(f"{place}/{name}")
+        return names
+
+    def exists(self, path: str) -> bool:
+        self._touch(path)
+        return super().exists(path)
+
+    def link(self, path: str) -> str | None:
+        name = super().link(path)
+        if name is not None:
+            folder, _, last = path.rpartition("/")
+            self._readlink(f"{self._place(folder)}/{last}")
+        return name
+
+    def real(self, path: str) -> str | None:
+        self._touch(path)
+        return super().real(path)
+
+    def _touch(self, path: str) -> None:
+        place = self._place(path)
+        try:
+            mode = os.lstat(self._prefix + place).st_mode
+        except OSError:
+            return
+        if stat.S_ISDIR(mode):
+            self.folders.add(place)
+        else:
+            self.files.setdefault(place, b"")
+
+    def _place(self, path: str) -> str:
+        return path if path.startswith("/proc/") else self._resolve(path)
+
+    def _resolve(self, path: str) -> str:
+        return self._walk(path)  # this records every link of the path
+
+    def _readlink(self, here: str) -> str:
+        target = super()._readlink(here)
+        if not here.startswith("/proc/"):
+            self.links[here] = (
+                os.path.relpath(target, os.path.dirname(here)) if target.startswith("/") else target
+            )
+        return target
+
+    def _broken(self, place: str, error: SysfsError) -> None:
+        cause = error.__cause__
+        self.unreadable[place] = (cause.errno if isinstance(cause, OSError) else None) or errno.EIO
+        self._touch(place)

@@ -11,19 +11,86 @@ import contextlib
 import json
 import shutil
 from asyncio.subprocess import Process
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nodeagent.cluster.node_report import NodeReporter, Rails
-from nodeagent.commands.demo.request_log import RequestLog, UserWrites
-from nodeagent.commands.demo.run import DemoError, command, free_port, printed, running, tail
+from nodeagent.commands.demo.demo_steps import DemoError, command, free_port, printed, running, tail
 from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient
-from nodeagent.sim.apiserver import ApiServer
+from nodeagent.sim.apiserver import ApiServer, RequestRecord
 from nodeagent.sim.apiserver.tls import Certificates
 from nodeagent.sim.simulated_fabric import Fabric
+
+WRITES = ("create", "update", "patch", "delete")
+SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class UserWrites:
+    """The successful writes in their order, and the ``refused`` ones."""
+
+    done: tuple[RequestRecord, ...]
+    refused: tuple[RequestRecord, ...]
+
+    def names(self, verb: str, resource: str) -> list[str]:
+        return [
+            request.name or ""
+            for request in self.done
+            if (request.verb, request.resource) == (verb, resource)
+        ]
+
+    @property
+    def kinds(self) -> dict[tuple[str, str], int]:
+        """The number of writes by verb and resource."""
+        counts: dict[tuple[str, str], int] = {}
+        for request in self.done:
+            key = request.verb, request.resource
+            counts[key] = counts.get(key, 0) + 1
+        return counts
+
+    def lines(self) -> list[str]:
+        """One line for each verb and resource: the count, and the names if they are few."""
+        lines = []
+        for (verb, resource), count in self.kinds.items():
+            names = sorted(set(self.names(verb, resource)) - {""})
+            few = f": {', '.join(names)}" if 0 < len(names) <= SHOWN else ""
+            lines.append(f"{count} {verb} {resource}{few}")
+        lines += [
+            f"refused with {request.status}: {request.verb} {request.resource} {request.name}"
+            for request in self.refused
+        ]
+        return lines or ["nothing"]
+
+
+class RequestLog:
+    """The API server's log of requests: the writes of a user since ``mark``."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self._server = server
+        self._mark = 0
+
+    def mark(self) -> None:
+        """Start a step: ``written`` returns the requests from now on."""
+        self._mark = len(self._server.requests)
+
+    def written(self, user: str) -> UserWrites:
+        """The writes of this user since the mark, except those of Leases."""
+        writes = [
+            request for request in self._since() if request.user == user and request.resource != "leases"
+        ]
+        return UserWrites(
+            tuple(request for request in writes if 200 <= request.status < 300),
+            tuple(request for request in writes if not 200 <= request.status < 300),
+        )
+
+    def _since(self) -> Iterable[RequestRecord]:
+        requests: Sequence[RequestRecord] = self._server.requests
+        return (request for request in requests[self._mark :] if request.verb in WRITES)
+
 
 NAMESPACE = "nodeagent"
 AGENT = f"system:serviceaccount:{NAMESPACE}:nodeagent"

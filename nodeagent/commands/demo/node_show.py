@@ -16,7 +16,15 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from nodeagent.agent_config import Config
-from nodeagent.commands.demo.run import DemoError, DemoSteps, command, free_port, printed, running, tail
+from nodeagent.commands.demo.demo_steps import (
+    DemoError,
+    DemoSteps,
+    command,
+    free_port,
+    printed,
+    running,
+    tail,
+)
 from nodeagent.commands.scan.listing import as_table, scan_once
 from nodeagent.model import Devices
 from nodeagent.sim.kubelet import Admission, Kubelet, PodSpec

@@ -12,9 +12,9 @@ import signal
 import tempfile
 from pathlib import Path
 
+from nodeagent.commands.demo.demo_steps import DemoError
 from nodeagent.commands.demo.fabric_show import FabricShow
 from nodeagent.commands.demo.node_show import NodeShow, write
-from nodeagent.commands.demo.run import DemoError
 
 __all__ = ["DemoError", "main", "write"]
 

@@ -74,10 +74,10 @@ def _show(options: argparse.Namespace, config: Config, device: str | None) -> in
     here = options.root == Path("/") or options.listen is not None
     if options.watch:
         return asyncio.run(_watch(options, config, device, here))
-    views = answers.ask(config, options.listen) if here else None
+    views = answers.fetch(config, options.listen) if here else None
     if views is None:
         print(f"nodeagent: {ALONE}", file=sys.stderr)
-        views = asyncio.run(answers.look(config, options.root))
+        views = asyncio.run(answers.read_machine(config, options.root))
     _print(options, views, device)
     return GOOD
 

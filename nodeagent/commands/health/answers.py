@@ -1,4 +1,4 @@
-"""Ask the agent on this machine for its health page, or read the machine for a moment."""
+"""Fetch the health page of the agent on this machine, or read the machine for a moment."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from nodeagent.health.explain import DeviceView
 from nodeagent.inventory import Inventory
 from nodeagent.sources.gpu_publisher import GpuPublisher
 
-ASK_S = 5.0
-LOOK_S = 2.0
+FETCH_S = 5.0
+READ_S = 2.0
 """Long enough for every source to publish once."""
 Views = Callable[[], tuple[DeviceView, ...]]
 _VIEWS = msgspec.json.Decoder(tuple[DeviceView, ...])
 
 
-class CheckupError(Exception):
+class HealthQueryError(Exception):
     """The agent does not answer; the message contains the reason and the remedy."""
 
 
-def ask(config: Config, listen: str | None) -> tuple[DeviceView, ...] | None:
-    """Return the answer of the running agent; ``None`` when none runs. Raises ``CheckupError``."""
+def fetch(config: Config, listen: str | None) -> tuple[DeviceView, ...] | None:
+    """Return the answer of the running agent; ``None`` when none runs. Raises ``HealthQueryError``."""
     address = listen or config.listen
     if address is None:
         return None
     host, port = host_port(address)
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - not bound here
-    connection = http.client.HTTPConnection(host, port, timeout=ASK_S)
+    connection = http.client.HTTPConnection(host, port, timeout=FETCH_S)
     if config.web.certificate_file is not None:
         # The agent runs on this host, and its certificate is for another name than 127.0.0.1.
         context = ssl.create_default_context()
@@ -44,7 +44,7 @@ def ask(config: Config, listen: str | None) -> tuple[DeviceView, ...] | None:
         if config.web.client_ca_file is not None:
             # The certificate of the agent; its authority decides whether it serves as a client certificate too.
             context.load_cert_chain(config.web.certificate_file, config.web.key_file)
-        connection = http.client.HTTPSConnection(host, port, timeout=ASK_S, context=context)
+        connection = http.client.HTTPSConnection(host, port, timeout=FETCH_S, context=context)
     try:
         connection.request("GET", "/health", headers=_token(config))
         answer = connection.getresponse()
@@ -52,27 +52,27 @@ def ask(config: Config, listen: str | None) -> tuple[DeviceView, ...] | None:
     except ConnectionRefusedError:
         return None
     except (OSError, http.client.HTTPException) as error:
-        raise CheckupError(
-            f"the agent at {host}:{port} does not answer: {error}; where it speaks TLS, give its own configuration "
+        raise HealthQueryError(
+            f"the agent at {host}:{port} does not answer: {error}; if it uses TLS, give its own configuration "
             "with --config"
         ) from error
     finally:
         connection.close()
     if answer.status != 200:
-        raise CheckupError(
+        raise HealthQueryError(
             f"the agent at {host}:{port} answers {answer.status} {answer.reason}; give its own configuration with "
             "--config, or its address with --listen"
             + (
                 ""
                 if config.web.client_ca_file is None
-                else "; it wants a client certificate of its clientCaFile"
+                else "; it requires a client certificate of its clientCaFile"
             )
         )
     try:
         return _VIEWS.decode(body)
     except msgspec.MsgspecError as error:
-        raise CheckupError(
-            f"what answers at {host}:{port} is no nodeagent of this version: {error}"
+        raise HealthQueryError(
+            f"the server at {host}:{port} is not a nodeagent of this version: {error}"
         ) from error
 
 
@@ -83,15 +83,15 @@ def _token(config: Config) -> dict[str, str]:
     return {"Authorization": f"Bearer {lines[0]}"} if lines else {}
 
 
-async def look(config: Config, root: Path) -> tuple[DeviceView, ...]:
-    """Read the machine for ``LOOK_S``, without the state file."""
-    async with _ShortLook(config, root) as views:
+async def read_machine(config: Config, root: Path) -> tuple[DeviceView, ...]:
+    """Read the machine for ``READ_S``, without the state file."""
+    async with _RunningSources(config, root) as views:
         return views()
 
 
 @dataclass(slots=True)
-class _ShortLook:
-    """All sources of the machine, running while it is open."""
+class _RunningSources:
+    """All sources of the machine. They run inside the ``async with`` block."""
 
     config: Config
     root: Path
@@ -106,7 +106,7 @@ class _ShortLook:
         )
         watching = asyncio.create_task(sources.run())
         self._tasks.append(watching)
-        await asyncio.wait((watching,), timeout=LOOK_S)
+        await asyncio.wait((watching,), timeout=READ_S)
         if watching.done():
             await watching
         return lambda: _VIEWS.decode(gpu_publisher.health.explain_json())
@@ -120,24 +120,24 @@ class _ShortLook:
 async def watch(
     config: Config, root: Path, listen: str | None, *, here: bool = True
 ) -> AsyncIterator[tuple[DeviceView, ...]]:
-    """Yield once a second the answer of the agent, or without one (or not ``here``) the result of a look."""
-    if here and (views := await asyncio.to_thread(ask, config, listen)) is not None:
+    """Yield the health once a second: from the agent, or from the machine if no agent answers or not ``here``."""
+    if here and (views := await asyncio.to_thread(fetch, config, listen)) is not None:
         while True:
             yield views or ()
             await asyncio.sleep(1.0)
-            views = await asyncio.to_thread(ask, config, listen)
+            views = await asyncio.to_thread(fetch, config, listen)
             if views is None:
-                raise CheckupError("the agent has ended")
-    async with _ShortLook(config, root) as views_now:
+                raise HealthQueryError("the agent has ended")
+    async with _RunningSources(config, root) as views_now:
         while True:
             yield views_now()
             await asyncio.sleep(1.0)
 
 
 def find(views: Sequence[DeviceView], name: str) -> DeviceView:
-    """Find a device by PCI address, netdev, UUID or name (GPU0). Raises ``CheckupError``."""
+    """Find a device by PCI address, netdev, UUID or name (GPU0). Raises ``HealthQueryError``."""
     for view in views:
         if name in (view.device, view.name):
             return view
     known = ", ".join(view.name for view in views) or "none"
-    raise CheckupError(f"no device is called {name!r} here; there are: {known}")
+    raise HealthQueryError(f"no device is called {name!r} here; there are: {known}")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from nodeagent.health.explain import DeviceView, RuleView
 from nodeagent.health.rule import Rule, clears, threshold
-from nodeagent.text_table import remarks, section
+from nodeagent.plain_text import remarks, section
 
 
 def as_table(views: Sequence[DeviceView]) -> str:

@@ -21,15 +21,15 @@ from nodeagent.host.netlink.dcb import DcbSocket
 from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sysfs import Tree
-from nodeagent.lldp.link_remarks import OWN_FRAMES, SILENT, SILENT_AFTER_S, find_remarks
+from nodeagent.lldp.link_remarks import NO_NEIGHBOR, NO_NEIGHBOR_AFTER_S, OWN_FRAMES, find_remarks
 from nodeagent.model import Function, Neighbor, Remark
+from nodeagent.plain_text import columns
 from nodeagent.sources import lldp_source, lldpd_client
 from nodeagent.sources.link_selection import SelectedLink, select
 from nodeagent.sources.lldp_receiver import LldpReceiver, ReceivingLink
 from nodeagent.sources.pci_source import scan
 from nodeagent.sources.source_settings import LinkSelect, LldpSettings
 from nodeagent.supervise import beside
-from nodeagent.text_table import columns
 
 WAIT_S = 35.0
 """A little more than the 30 s between two frames of a switch."""
@@ -82,7 +82,7 @@ async def read_once(
     root: Path,
     wait_s: float = WAIT_S,
     progress: Callable[[str], object] = lambda _line: None,
-    silent_after_s: float = SILENT_AFTER_S,
+    no_neighbor_after_s: float = NO_NEIGHBOR_AFTER_S,
 ) -> NeighborListing:
     """Receive until every link with carrier has a neighbor, or for ``wait_s``.
 
@@ -91,7 +91,7 @@ async def read_once(
     """
     if settings.source == "lldpd":
         return await _read_lldpd(wanted, settings, _functions(root))
-    async with _receiving(wanted, root, silent_after_s) as (receiver, change):
+    async with _receiving(wanted, root, no_neighbor_after_s) as (receiver, change):
         listing = _listing(receiver)
         progress(_progress(listing, wait_s))
         with contextlib.suppress(TimeoutError):
@@ -125,13 +125,15 @@ def _functions(root: Path) -> tuple[Function, ...]:
 
 @asynccontextmanager
 async def _receiving(
-    wanted: LinkSelect, root: Path, silent_after_s: float = SILENT_AFTER_S
+    wanted: LinkSelect, root: Path, no_neighbor_after_s: float = NO_NEIGHBOR_AFTER_S
 ) -> AsyncIterator[tuple[LldpReceiver, Callable[[], Awaitable[None]]]]:
     """A receiver that has read the netdevs once, and a function that waits for the next change."""
     changed = asyncio.Event()
     # Only MACs identify the node's own frames here. With the host's name, a test switch on the same host would
     # count as the node itself, because lldpd announces the host's name.
-    receiver = LldpReceiver(lambda _neighbors, _remarks: changed.set(), silent_after_s=silent_after_s)
+    receiver = LldpReceiver(
+        lambda _neighbors, _remarks: changed.set(), no_neighbor_after_s=no_neighbor_after_s
+    )
     with LinkEvents() as events, DcbSocket() as dcb:
         work = lldp_source.run_receiver(receiver, wanted, lambda: _functions(root), [events], dcb=dcb.read)
         async with beside(work, receiver.updated.wait()) as working:
@@ -155,8 +157,8 @@ async def _read_lldpd(
     by_link: dict[str, list[AgedNeighbor]] = {}
     for neighbor in answer:
         by_link.setdefault(neighbor.link, []).append(AgedNeighbor(neighbor))
-    rows = [_row(link, tuple(by_link.get(link.name, ())), None, silent=False) for link in links]
-    sides = [lldpd_client.side_of(link, silent=False) for link in links]
+    rows = [_row(link, tuple(by_link.get(link.name, ())), None, without_neighbor=False) for link in links]
+    sides = [lldpd_client.side_of(link, without_neighbor=False) for link in links]
     names = {row.link for row in rows}
     return NeighborListing(
         tuple(rows), find_remarks(sides, [neighbor for neighbor in answer if neighbor.link in names])
@@ -165,7 +167,7 @@ async def _read_lldpd(
 
 def _listing(receiver: LldpReceiver) -> NeighborListing:
     now = asyncio.get_running_loop().time()
-    silent = {remark.link for remark in receiver.remarks if remark.key in (SILENT, OWN_FRAMES)}
+    without_neighbor = {remark.link for remark in receiver.remarks if remark.key in (NO_NEIGHBOR, OWN_FRAMES)}
     rows = []
     for name, link in sorted(receiver.links.items()):
         neighbors = tuple(
@@ -174,7 +176,7 @@ def _listing(receiver: LldpReceiver) -> NeighborListing:
             )
             for entry in receiver.entries(name)
         )
-        rows.append(_row(link.selected, neighbors, link, silent=name in silent))
+        rows.append(_row(link.selected, neighbors, link, without_neighbor=name in without_neighbor))
     return NeighborListing(tuple(rows), receiver.remarks)
 
 
@@ -183,7 +185,7 @@ def _row(
     neighbors: tuple[AgedNeighbor, ...],
     link: ReceivingLink | None,
     *,
-    silent: bool,
+    without_neighbor: bool,
 ) -> LinkRow:
     if link is not None and link.away_at is not None:
         state = "away"
@@ -196,7 +198,7 @@ def _row(
     elif neighbors:
         state = "stale"
     else:
-        state = "silent" if silent else "unheard"
+        state = "silent" if without_neighbor else "unheard"
     error = link.error if link else None
     return LinkRow(selected.name, selected.pci_address, selected.driver, state, neighbors, error)
 
@@ -254,7 +256,7 @@ def as_table(listing: NeighborListing) -> str:
     lines = [cells for row in listing.rows for cells in _lines(row)]
     notes = [
         f"{row.link}: no LLDP in {listing.waited_s:g} s, which proves little: a switch sends every 30 s; "
-        f"--wait {SILENT_AFTER_S + 1:.0f} is long enough to decide"
+        f"--wait {NO_NEIGHBOR_AFTER_S + 1:.0f} is long enough to decide"
         for row in listing.rows
         if row.state == "unheard" and listing.waited_s is not None
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from nodeagent.commands.plan.objects import Objects, add_object, keep_latest
+from nodeagent.commands.plan.objects import Objects, keep_latest, store_object
 from nodeagent.kube.access import Access, in_cluster, kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Partial, Resource
@@ -29,7 +29,7 @@ async def read(cluster: Access) -> Objects:
             documents: list[Any] = []
             await _list_into(documents, client, resource, objects)
             for document in documents:
-                add_object({"kind": resource.kind, **document}, objects)
+                store_object({"kind": resource.kind, **document}, objects)
         nodes: list[Partial] = []
         await _list_into(nodes, client, NODES.partial, objects)
     finally:

@@ -8,8 +8,7 @@ from nodeagent.commands.plan.preview import Preview
 from nodeagent.fabric.groups import SwitchGroup
 from nodeagent.fabric.hypernode import DERIVED_FROM, HyperNode
 from nodeagent.fabric.reports import CompactReport, shown
-from nodeagent.one_line import one_line
-from nodeagent.text_table import columns
+from nodeagent.plain_text import columns, one_line
 
 _DERIVED = {
     "topology-file": "the topology file joins them",
@@ -22,7 +21,7 @@ _WEAKEST_OF = 64
 
 
 class UnknownNameError(Exception):
-    """The input has nothing with this name. The message says how to list the names."""
+    """The input has nothing with this name. The message shows how to list the names."""
 
 
 def explain(preview: Preview, name: str) -> str:
@@ -50,7 +49,7 @@ def _node(preview: Preview, node: str) -> Iterator[str]:
         yield f"The node {node} is in no HyperNode."
     else:
         yield f"The node {node} is in {name}{_parents(preview, name)}."
-    yield from (f"Reason: {one.reason}." for one in plan.outcome.unplaced if one.node == node)
+    yield from (f"Reason: {unplaced.reason}." for unplaced in plan.outcome.unplaced if unplaced.node == node)
     here = plan.published.tiers[1].placed.get(node)
     if here is not None and here != name:
         yield f"It is published in {here} now, and moves when its report has been stable for `moveSeconds`."
@@ -77,8 +76,12 @@ def _votes(preview: Preview, node: str, name: str | None) -> Iterator[str]:
         name = plan.names.names.get(group)
         goes = "1 link goes" if votes == 1 else f"{votes} links go"
         yield f"{goes} to the switches around {group.anchor} ({name or 'a group without nodes'})."
-    if pattern.silent:
-        has = "1 link has" if pattern.silent == 1 else f"{pattern.silent} links have"
+    if pattern.links_without_neighbor:
+        has = (
+            "1 link has"
+            if pattern.links_without_neighbor == 1
+            else f"{pattern.links_without_neighbor} links have"
+        )
         yield f"{has} no LLDP neighbor; such links count for the group in which the node is published."
 
 
@@ -107,7 +110,7 @@ def _switch(preview: Preview, key: str) -> Iterator[str]:
     name = None if home is None else plan.names.names.get(home)
     yield f"The switch {key} belongs to {name or 'no HyperNode'}."
     chassis = sorted({announcement.chassis for announcement, of in votes.names.keys.items() if of == key})
-    yield f"It announces the chassis ID {', '.join(shown(one.partition('=')[2]) for one in chassis[:4])}."
+    yield f"It announces the chassis ID {', '.join(shown(text.partition('=')[2]) for text in chassis[:4])}."
     for current, of in sorted(votes.names.renamed.items()):
         if of == key:
             yield f"Its name is {current} now; the chassis ID is the same."
@@ -132,8 +135,8 @@ def _switch(preview: Preview, key: str) -> Iterator[str]:
     yield from columns(("NODE", "LINK", "PORT", "LLDP"), sorted(rows))
 
 
-def _common_nodes(preview: Preview, one: str, other: str) -> str:
-    both, either = preview.plan.votes.graph.overlap(one, other)
+def _common_nodes(preview: Preview, leaf: str, other: str) -> str:
+    both, either = preview.plan.votes.graph.overlap(leaf, other)
     joined = "joined" if 2 * both >= either else "joined through other switches"
     if not both:
         joined = "joined by the topology file or through other switches"
@@ -195,11 +198,11 @@ def _weakest_pair(preview: Preview, group: SwitchGroup) -> tuple[str, str] | Non
     """The two switches with the smallest share of common nodes, among the first of the group."""
     weakest: tuple[float, str, str] | None = None
     leaves = group.leaves[:_WEAKEST_OF]
-    for i, one in enumerate(leaves):
+    for i, leaf in enumerate(leaves):
         for other in leaves[i + 1 :]:
-            both, either = preview.plan.votes.graph.overlap(one, other)
+            both, either = preview.plan.votes.graph.overlap(leaf, other)
             if both and (weakest is None or both / either < weakest[0]):
-                weakest = (both / either, one, other)
+                weakest = (both / either, leaf, other)
     return None if weakest is None else weakest[1:]
 
 

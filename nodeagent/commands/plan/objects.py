@@ -48,7 +48,7 @@ def read(source: str) -> Objects:
     objects = Objects()
     for name, raw in _texts(source):
         for document, lax in _documents(name, raw):
-            _add_all(document, objects, lax=lax)
+            _store_all(document, objects, lax=lax)
     keep_latest(objects)
     return objects
 
@@ -131,7 +131,7 @@ def _yaml(raw: bytes) -> Iterator[Any]:
             yield value
 
 
-def _add_all(document: Any, objects: Objects, *, lax: bool) -> None:
+def _store_all(document: Any, objects: Objects, *, lax: bool) -> None:
     todo: list[Any] = [document]
     while todo:
         value = todo.pop()
@@ -142,7 +142,7 @@ def _add_all(document: Any, objects: Objects, *, lax: bool) -> None:
             if isinstance(items, list) and (not isinstance(kind, str) or kind.endswith("List")):
                 todo += _with_kind(items, kind)
             else:
-                add_object(value, objects, lax=lax)
+                store_object(value, objects, lax=lax)
         elif value is not None:
             objects.ignored += 1
 
@@ -154,8 +154,8 @@ def _with_kind(items: list[Any], kind: Any) -> Iterator[Any]:
         yield {"kind": of, **item} if of and isinstance(item, dict) and "kind" not in item else item
 
 
-def add_object(document: dict[str, Any], objects: Objects, *, lax: bool = False) -> None:
-    """Add one object of any kind; ``lax`` if all its scalars are text."""
+def store_object(document: dict[str, Any], objects: Objects, *, lax: bool = False) -> None:
+    """Store one object of any kind; ``lax`` if all its scalars are text."""
     kind = document.get("kind")
     if kind == nodelinks.KIND or (kind in (None, "") and "nodeName" in document):
         try:

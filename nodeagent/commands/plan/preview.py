@@ -16,13 +16,12 @@ from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.fabric import IMMEDIATE, HyperNode, Planner, PlanOutcome
 from nodeagent.fabric.fabric_settings import FabricRules, HysteresisSettings
-from nodeagent.fabric.known_topology import NO_TOPOLOGY, Topology
 from nodeagent.fabric.planner import Plan
-from nodeagent.fabric.topology_file import load_topology
+from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology, load_topology
 
 
 class SourceError(Exception):
-    """The input of the plan cannot be read. The message says what to give."""
+    """The input of the plan cannot be read. The message contains the remedy."""
 
 
 @dataclass(frozen=True, slots=True)

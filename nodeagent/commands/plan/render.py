@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from nodeagent.fabric.hypernode import HyperNode, render
+from nodeagent.fabric.hypernode import DERIVED_FROM, HyperNode, render
 from nodeagent.fabric.outcome import Overlap, PlanOutcome
-from nodeagent.one_line import one_line
-from nodeagent.text_table import remarks, section
+from nodeagent.plain_text import one_line, remarks, section
 
 # Text that every YAML parser reads as a string without quotes.
 _PLAIN = re.compile(r"[a-z][a-z0-9/-]*(\.[a-z0-9/-]+)*")
@@ -26,25 +25,25 @@ def as_json(outcome: PlanOutcome) -> str:
 
 def document(outcome: PlanOutcome) -> dict[str, Any]:
     return {
-        "hypernodes": [render(one) for one in outcome.hypernodes],
+        "hypernodes": [render(hypernode) for hypernode in outcome.hypernodes],
         "labels": {node: dict(sorted(labels.items())) for node, labels in sorted(outcome.labels.items())},
         "anomalies": [
             {
-                "kind": str(one.kind),
-                "node": one.node or None,
-                "link": one.link or None,
-                "switch": one.switch or None,
-                "message": one.message,
+                "kind": str(anomaly.kind),
+                "node": anomaly.node or None,
+                "link": anomaly.link or None,
+                "switch": anomaly.switch or None,
+                "message": anomaly.message,
             }
-            for one in outcome.anomalies
+            for anomaly in outcome.anomalies
         ],
-        "unplaced": [{"node": one.node, "reason": one.reason} for one in outcome.unplaced],
-        "writes": [{"verb": one.verb, "object": render(one.object)} for one in outcome.writes],
+        "unplaced": [{"node": unplaced.node, "reason": unplaced.reason} for unplaced in outcome.unplaced],
+        "writes": [{"verb": write.verb, "object": render(write.object)} for write in outcome.writes],
     }
 
 
 def as_yaml(hypernodes: Iterable[HyperNode]) -> str:
-    return "---\n".join("".join(f"{line}\n" for line in lines(one)) for one in hypernodes)
+    return "---\n".join("".join(f"{line}\n" for line in lines(hypernode)) for hypernode in hypernodes)
 
 
 def lines(hypernode: HyperNode) -> Iterator[str]:
@@ -69,9 +68,9 @@ def lines(hypernode: HyperNode) -> Iterator[str]:
 
 def as_diff(published: Mapping[str, HyperNode], outcome: PlanOutcome) -> str:
     """The changes of each object, in the format of ``diff -u``."""
-    wanted = {one.name: one for one in outcome.hypernodes}
+    wanted = {hypernode.name: hypernode for hypernode in outcome.hypernodes}
     out: list[str] = []
-    names = sorted(wanted.keys() | {name for name, one in published.items() if one.ours})
+    names = sorted(wanted.keys() | {name for name, hypernode in published.items() if hypernode.ours})
     for name in names:
         old, new = published.get(name), wanted.get(name)
         if old is not None and new is not None and old.same(new):
@@ -89,30 +88,35 @@ def as_diff(published: Mapping[str, HyperNode], outcome: PlanOutcome) -> str:
 
 
 def as_table(outcome: PlanOutcome) -> str:
-    kinds = Counter(str(one.kind) for one in outcome.anomalies)
+    kinds = Counter(str(anomaly.kind) for anomaly in outcome.anomalies)
     parts = [
         section(
             "HyperNodes",
             ("TIER", "NAME", "MEMBERS", "SWITCHES"),
             [
                 (
-                    f"{one.tier} {one.tier_name}",
-                    one.name,
-                    str(len(one.nodes) + len(one.children)),
-                    _some(one.switches) or one.note("nodeagent.io/derived-from"),
+                    f"{hypernode.tier} {hypernode.tier_name}",
+                    hypernode.name,
+                    str(len(hypernode.nodes) + len(hypernode.children)),
+                    _some(hypernode.switches) or hypernode.note(DERIVED_FROM),
                 )
-                for one in outcome.hypernodes
+                for hypernode in outcome.hypernodes
             ],
         ),
         remarks(
             f"Anomalies: {', '.join(f'{count} {kind}' for kind, count in sorted(kinds.items()))}",
-            [f"{one.kind}: {one.message}" for one in outcome.anomalies],
+            [f"{anomaly.kind}: {anomaly.message}" for anomaly in outcome.anomalies],
         ),
-        remarks("Unplaced", [f"{one.node or '(no name)'}: {one.reason}" for one in outcome.unplaced]),
-        remarks("Not written", [overlap_sentence(one) for one in outcome.overlaps]),
+        remarks(
+            "Unplaced",
+            [f"{unplaced.node or '(no name)'}: {unplaced.reason}" for unplaced in outcome.unplaced],
+        ),
+        remarks("Not written", list(map(overlap_sentence, outcome.overlaps))),
     ]
     if outcome.writes:
-        rows = [(str(i), one.verb, one.object.name, one.reason) for i, one in enumerate(outcome.writes, 1)]
+        rows = [
+            (str(i), write.verb, write.object.name, write.reason) for i, write in enumerate(outcome.writes, 1)
+        ]
         parts.append(section("Writes, in this order", ("", "VERB", "HYPERNODE", "WHY"), rows))
     else:
         parts.append("Nothing to write.\n")

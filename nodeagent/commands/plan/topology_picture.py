@@ -12,7 +12,6 @@ from nodeagent.fabric.reports import shown
 
 AnomalyKinds = dict[tuple[str, str], str]
 """By node and link."""
-FORMATS = ("tree", "dot", "mermaid", "json")
 
 
 def draw(preview: Preview, form: str) -> str:
@@ -28,12 +27,12 @@ def draw(preview: Preview, form: str) -> str:
 def _document(preview: Preview) -> dict[str, Any]:
     outcome, wanted = preview.outcome, preview.wanted
     kinds = {(anomaly.node, anomaly.link): str(anomaly.kind) for anomaly in outcome.anomalies}
-    roots = [one for one in outcome.hypernodes if one.name not in preview.plan.tiers.parent]
+    roots = [hypernode for hypernode in wanted.values() if hypernode.name not in preview.plan.tiers.parent]
     roots.sort(key=lambda hypernode: (-hypernode.tier, hypernode.name))
     return {
         "fabric": preview.plan.rules.fabric,
         "hypernodes": [_branch(preview, root, wanted, kinds) for root in roots],
-        "unplaced": [{"node": one.node, "reason": one.reason} for one in outcome.unplaced],
+        "unplaced": [{"node": unplaced.node, "reason": unplaced.reason} for unplaced in outcome.unplaced],
     }
 
 
@@ -78,8 +77,8 @@ def _links(preview: Preview, node: str, kinds: AnomalyKinds) -> Iterator[dict[st
 def _tree(document: dict[str, Any]) -> str:
     lines = [f"fabric {document['fabric']}"]
     lines += _below(document["hypernodes"], "")
-    for one in document["unplaced"]:
-        lines.append(f"unplaced: {one['node'] or '(no name)'}: {one['reason']}")
+    for unplaced in document["unplaced"]:
+        lines.append(f"unplaced: {unplaced['node'] or '(no name)'}: {unplaced['reason']}")
     return "\n".join(lines)
 
 
@@ -111,7 +110,9 @@ def _dot(document: dict[str, Any]) -> str:
     lines = ["graph fabric {", "  rankdir=TB;", "  node [shape=box];"]
     for branch in document["hypernodes"]:
         lines += _cluster(branch, "  ")
-    lines += (f"  {one} -- {other} [label={label}];" for one, other, label in _edges(document, _dot_string))
+    lines += (
+        f"  {switch} -- {node} [label={label}];" for switch, node, label in _edges(document, _dot_string)
+    )
     return "\n".join([*lines, "}"])
 
 
@@ -148,11 +149,11 @@ def _mermaid(document: dict[str, Any]) -> str:
     lines = ["flowchart TB"]
     for branch in document["hypernodes"]:
         lines += _subgraph(branch, "  ", identity)
-    for one, other, label in _edges(document, str):
-        for end in (one, other):
+    for switch, node, label in _edges(document, str):
+        for end in (switch, node):
             if end not in names:
                 lines.append(f"  {identity(end)}{_mermaid_label(end.partition(' ')[2], '([', '])')}")
-        lines.append(f"  {identity(one)} ---|{_mermaid_label(label)}| {identity(other)}")
+        lines.append(f"  {identity(switch)} ---|{_mermaid_label(label)}| {identity(node)}")
     return "\n".join(lines)
 
 

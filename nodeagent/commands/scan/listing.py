@@ -21,9 +21,9 @@ from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.model import Devices, Function, Gpu, Health, Link, Snapshot
 from nodeagent.offer import Offer, Trouble
+from nodeagent.plain_text import remarks, section
 from nodeagent.sources.link_selection import select
 from nodeagent.supervise import beside
-from nodeagent.text_table import remarks, section
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ async def scan_once(config: Config, root: Path, wait_s: float = 0.0) -> MachineV
 
 def _without_neighbor(config: Config, snapshot: Snapshot) -> set[str]:
     """The links with carrier and without a neighbor; empty if the LLDP source cannot work."""
-    if any(silence.source == "lldp" for silence in snapshot.silent):
+    if any(source.source == "lldp" for source in snapshot.stale_sources):
         return set()
     with Netdevs() as netdevs:
         links = select(config.links.select, netdevs.read(), snapshot.functions)
@@ -123,7 +123,7 @@ def as_json(view: MachineView) -> str:
             "neighbors": [to_builtins(neighbor) for neighbor in snapshot.neighbors],
             "findings": [to_builtins(remark) for remark in snapshot.remarks],
             "troubles": [to_builtins(trouble) for trouble in view.troubles],
-            "silent": [to_builtins(silence) for silence in snapshot.silent],
+            "silent": [to_builtins(source) for source in snapshot.stale_sources],
             "unreadable": list(snapshot.unreadable),
         },
         ensure_ascii=True,
@@ -250,7 +250,7 @@ def _affinity_section(view: MachineView) -> str:
 
 
 def _reasons(view: MachineView) -> str:
-    """Sentences about faults, remarks, silent sources and unreadable files."""
+    """Return sentences about faults, remarks, failed sources and unreadable files."""
     snapshot = view.snapshot
     lines = [
         f"{name}: {health.state}: {reason.key}: {reason.detail}"
@@ -258,7 +258,7 @@ def _reasons(view: MachineView) -> str:
         for reason in health.reasons
     ]
     lines += [f"{remark.link}: {remark.key}: {remark.detail}" for remark in snapshot.remarks]
-    lines += [f"source {silence.source} is silent: {silence.reason}" for silence in snapshot.silent]
+    lines += [f"source {source.source} has failed: {source.reason}" for source in snapshot.stale_sources]
     lines += [f"unreadable: {sentence}" for sentence in snapshot.unreadable]
     lines += [f"{'cannot be offered' if t.fatal else 'note'}: {t.message}" for t in view.troubles]
     return remarks("REASONS", lines)

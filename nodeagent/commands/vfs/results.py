@@ -12,7 +12,7 @@ from msgspec import to_builtins
 from nodeagent.commands.vfs.provision_pf import spell
 from nodeagent.host.sriov import VfSettings
 from nodeagent.model import Function
-from nodeagent.text_table import remarks, section
+from nodeagent.plain_text import remarks, section
 
 
 class PfState(StrEnum):

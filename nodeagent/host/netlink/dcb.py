@@ -10,7 +10,6 @@ from __future__ import annotations
 import socket
 import struct
 from errno import EINVAL, ENODEV, EOPNOTSUPP
-from typing import Self
 
 from msgspec import Struct
 
@@ -40,23 +39,17 @@ class DcbSettings(Struct, frozen=True):
 UNKNOWN_DCB = DcbSettings()
 
 
-class DcbSocket:
+class DcbSocket(NetlinkSocket):
     """A socket of the network namespace in which it was made; use it from one thread at a time."""
 
     def __init__(self) -> None:
-        self._socket = NetlinkSocket(socket.NETLINK_ROUTE, "DCB")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.close()
+        super().__init__(socket.NETLINK_ROUTE, "DCB")
 
     def read(self, netdev: str) -> DcbSettings:
         name = netdev.encode("utf-8", "surrogateescape") + b"\0"
         body = struct.pack("=BBH", socket.AF_UNSPEC, _CMD_IEEE_GET, 0) + attribute(_ATTR_IFNAME, name)
         try:
-            return ieee_of(self._socket.ask(_GETDCB, body))
+            return ieee_of(self.ask(_GETDCB, body))
         except NetlinkRefusedError as refusal:
             if refusal.code in (EOPNOTSUPP, ENODEV, EINVAL):
                 return UNKNOWN_DCB

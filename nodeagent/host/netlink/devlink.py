@@ -6,8 +6,6 @@ Constants: include/uapi/linux/devlink.h.
 
 from __future__ import annotations
 
-from typing import Self
-
 from msgspec import Struct
 
 from nodeagent.host.netlink.message import attributes, number, text
@@ -33,27 +31,14 @@ class HealthReporter(Struct, frozen=True):
     recoveries: int
 
 
-class Devlink:
+class Devlink(GenericSocket):
     """A socket of the network namespace in which it was made, for one thread at a time."""
 
     def __init__(self) -> None:
-        self._socket = GenericSocket("devlink")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._socket.close()
-
-    @property
-    def overruns(self) -> int:
-        return self._socket.overruns
+        super().__init__("devlink")
 
     def reporters(self) -> list[HealthReporter]:
-        return self._socket.dump(_REPORTER_GET, b"", reporter_of)
+        return self.dump_command(_REPORTER_GET, b"", reporter_of)
 
 
 def reporter_of(payload: bytes) -> HealthReporter:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Generic, Self, TypeVar
+from typing import Generic, TypeVar
 
 from msgspec import Struct
 
@@ -195,32 +195,19 @@ FEC = PortQuery("FEC", _FEC_GET, _COMPACT_BITSETS | _STATISTICS, fec_of)
 PAUSE = PortQuery("pause", _PAUSE_GET, _STATISTICS, pause_of)
 
 
-class EthtoolSocket:
+class EthtoolSocket(GenericSocket):
     """A socket of the network namespace in which it was made, for one thread at a time."""
 
     def __init__(self) -> None:
-        self._socket = GenericSocket("ethtool")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._socket.close()
-
-    @property
-    def overruns(self) -> int:
-        return self._socket.overruns
+        super().__init__("ethtool")
 
     def all(self, query: PortQuery[A]) -> list[A]:
         """The answers of all netdevs whose driver has one. Raises ``NetlinkRefusedError`` where a driver fails."""
-        return self._socket.dump(query.command, _header(None, query.flags), query.read)
+        return self.dump_command(query.command, _header(None, query.flags), query.read)
 
     def one(self, query: PortQuery[A], ifindex: int) -> A:
         """Raises ``NetlinkRefusedError``: EOPNOTSUPP where the driver has no answer."""
-        return query.read(self._socket.ask(query.command, _header(ifindex, query.flags)))
+        return query.read(self.ask_command(query.command, _header(ifindex, query.flags)))
 
     def eeprom(self, ifindex: int, i2c: int, page: int, offset: int, length: int) -> bytes:
         """Part of a page of a module's EEPROM. Needs CAP_NET_ADMIN; takes milliseconds on a slow bus."""
@@ -233,7 +220,7 @@ class EthtoolSocket:
                 attribute(6, u8(i2c)),
             )
         )
-        attrs = attributes(self._socket.ask(_EEPROM_GET, body), HEADER_BYTES)
+        attrs = attributes(self.ask_command(_EEPROM_GET, body), HEADER_BYTES)
         data = attrs.get(7, b"")
         if len(data) != length:
             raise NetlinkError(f"the module returned {len(data)} of {length} bytes of page {page}")

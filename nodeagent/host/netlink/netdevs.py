@@ -12,7 +12,6 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Self
 
 from msgspec import Struct
 
@@ -117,39 +116,26 @@ class VfTraffic(Struct, frozen=True):
     setup: Mapping[str, str]
 
 
-class Netdevs:
+class Netdevs(NetlinkSocket):
     """A socket of the network namespace in which it was made; use it from one thread at a time."""
 
     def __init__(self) -> None:
-        self._socket = NetlinkSocket(socket.NETLINK_ROUTE, "netdevs", _ANSWER_MAX)
-        self._dump = _request(0, _FILTER_SKIP_STATISTICS)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._socket.close()
-
-    @property
-    def overruns(self) -> int:
-        return self._socket.overruns
+        super().__init__(socket.NETLINK_ROUTE, "netdevs", _ANSWER_MAX)
+        self._all_netdevs = _request(0, _FILTER_SKIP_STATISTICS)
 
     def read(self) -> tuple[Netdev, ...]:
         """All netdevs, sorted by name."""
         return tuple(
-            sorted(self._socket.dump(_GETLINK, self._dump, netdev_of), key=lambda netdev: netdev.name)
+            sorted(self.dump(_GETLINK, self._all_netdevs, netdev_of), key=lambda netdev: netdev.name)
         )
 
     def counters(self) -> list[NetdevCounters]:
         """All netdevs with their counters, in the kernel's order."""
-        return self._socket.dump(_GETLINK, self._dump, counters_of)
+        return self.dump(_GETLINK, self._all_netdevs, counters_of)
 
     def vfs(self, ifindex: int) -> tuple[VfTraffic, ...]:
         """The traffic of a PF's VFs, by index. Raises ``NetlinkRefusedError``."""
-        return vfs_of(self._socket.ask(_GETLINK, _request(ifindex, _FILTER_VF)))
+        return vfs_of(self.ask(_GETLINK, _request(ifindex, _FILTER_VF)))
 
 
 def _request(ifindex: int, mask: int) -> bytes:

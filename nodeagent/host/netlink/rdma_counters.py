@@ -5,8 +5,6 @@ Needs no capability. Constants: include/uapi/rdma/rdma_netlink.h.
 
 from __future__ import annotations
 
-from typing import Self
-
 from nodeagent.host.netlink.message import attribute, attributes, listed, number, text, u32
 from nodeagent.host.netlink.socket import NetlinkSocket
 
@@ -17,36 +15,23 @@ _DEV_INDEX, _DEV_NAME, _PORT = 1, 2, 3
 _COUNTERS, _COUNTER, _NAME, _VALUE = 80, 81, 82, 83
 
 
-class RdmaCounters:
+class RdmaCounters(NetlinkSocket):
     """A socket of the network namespace in which it was made, for one thread at a time.
 
     Raises ``NetlinkError`` where this kernel has no RDMA.
     """
 
     def __init__(self) -> None:
-        self._socket = NetlinkSocket(_PROTOCOL, "RDMA counters")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._socket.close()
-
-    @property
-    def overruns(self) -> int:
-        return self._socket.overruns
+        super().__init__(_PROTOCOL, "RDMA counters")
 
     def devices(self) -> dict[str, int]:
         """The index of each RDMA device, by name."""
-        return {name: index for index, name in self._socket.dump(_GET, b"", device_of)}
+        return {name: index for index, name in self.dump(_GET, b"", device_of)}
 
     def read(self, index: int, port: int = 1) -> dict[str, int]:
         """Counters by the driver's names. Raises ``NetlinkRefusedError``: EOPNOTSUPP or EINVAL without any."""
         body = attribute(_DEV_INDEX, u32(index)) + attribute(_PORT, u32(port))
-        return counters_of(self._socket.ask(_STAT_GET, body))
+        return counters_of(self.ask(_STAT_GET, body))
 
 
 def device_of(payload: bytes) -> tuple[int, str]:

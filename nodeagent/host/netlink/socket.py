@@ -140,40 +140,27 @@ class NetlinkSocket:
         self.overruns += 1
 
 
-class GenericSocket:
+class GenericSocket(NetlinkSocket):
     """A socket for one generic netlink family; ``version`` is the family's own.
 
     Raises ``NetlinkAbsentError`` where this kernel has no such family.
     """
 
     def __init__(self, family: str, version: int = 1) -> None:
-        self._socket = NetlinkSocket(_GENERIC, family)
+        super().__init__(_GENERIC, family)
         self._version = version
         try:
-            self._kind = _resolve(self._socket, family)
+            self._kind = _resolve(self, family)
         except NetlinkError:
-            self._socket.close()
+            self.close()
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._socket.close()
-
-    @property
-    def overruns(self) -> int:
-        return self._socket.overruns
-
-    def dump(self, command: int, body: bytes, read: Callable[[bytes], T]) -> list[T]:
+    def dump_command(self, command: int, body: bytes, read: Callable[[bytes], T]) -> list[T]:
         """``read`` gets payloads whose attributes begin at ``HEADER_BYTES``. Raises ``NetlinkRefusedError``."""
-        return self._socket.dump(self._kind, self._message(command, body), read)
+        return self.dump(self._kind, self._message(command, body), read)
 
-    def ask(self, command: int, body: bytes) -> bytes:
-        return self._socket.ask(self._kind, self._message(command, body))
+    def ask_command(self, command: int, body: bytes) -> bytes:
+        return self.ask(self._kind, self._message(command, body))
 
     def _message(self, command: int, body: bytes) -> bytes:
         return _HEADER.pack(command, self._version, 0) + body

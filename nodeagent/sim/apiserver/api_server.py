@@ -201,9 +201,15 @@ class ApiServer:
     ) -> None:
         """Let the next ``times`` matching requests fail, after ``skip`` of them; ``None``: all of them.
 
-        ``how`` is a status ("500", "429", "403", …), ``hang`` (no answer), ``drip`` (an endless answer, a byte now and
-        then), ``half`` (half of the body), ``close`` (the connection ends), ``lost`` (executed, but the connection ends
-        before the answer), ``deny`` (an admission webhook refuses) or ``webhook`` (the webhook cannot be reached).
+        ``how`` is a status ("500", "429", "403", …) or one of these:
+
+        * ``hang``: no answer
+        * ``drip``: an endless answer, a byte now and then
+        * ``half``: half of the body
+        * ``close``: the connection ends
+        * ``lost``: the request is executed, but the connection ends before the answer
+        * ``deny``: an admission webhook refuses
+        * ``webhook``: the webhook cannot be reached
         """
         self._faults.rules.append(
             InjectedFault(how, verb, resource, name, times, retry_after_s, message, skip)

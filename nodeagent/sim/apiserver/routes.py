@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from nodeagent.sim.apiserver import authorization
-from nodeagent.sim.apiserver.api_discovery import discovery_document
 from nodeagent.sim.apiserver.http import HttpAnswer, HttpRequest
 from nodeagent.sim.apiserver.read_verbs import list_body, requested_view, watch_events
 from nodeagent.sim.apiserver.request_target import REVIEWS, SELF_REVIEWS, RequestTarget
-from nodeagent.sim.apiserver.resource_types import ApiKind
+from nodeagent.sim.apiserver.resource_types import ApiKind, discovery_document
 from nodeagent.sim.apiserver.responses import ApiRefusedError
 from nodeagent.sim.apiserver.store import Store, encode, key_of
 from nodeagent.sim.apiserver.write_verbs import WriteOptions, WriteVerbs

@@ -12,13 +12,13 @@ from pathlib import Path
 from nodeagent.model import Allocation
 from nodeagent.sim.kubelet.admission import PodAdmitter
 from nodeagent.sim.kubelet.device_manager import HEALTHY, DeviceManager
-from nodeagent.sim.kubelet.journal import Journal
 from nodeagent.sim.kubelet.plugin_clients import PluginClients
 from nodeagent.sim.kubelet.podresources_server import PodResourcesServer
 from nodeagent.sim.kubelet.pods import (
     Admission,
     AdmissionError,
     Container,
+    Journal,
     KubeletPanic,
     ListedDevice,
     PodSpec,

@@ -22,9 +22,8 @@ from pathlib import Path
 from nodeagent.kube import deviceplugin_pb2 as pb
 from nodeagent.sim.kubelet import checkpoint
 from nodeagent.sim.kubelet.checkpoint import WITHOUT_NUMA, Held, Holdings
-from nodeagent.sim.kubelet.journal import Journal
 from nodeagent.sim.kubelet.plugin_clients import PluginClient
-from nodeagent.sim.kubelet.pods import DeviceListUpdate, KubeletPanic, PodSpec
+from nodeagent.sim.kubelet.pods import DeviceListUpdate, Journal, KubeletPanic, PodSpec
 
 HEALTHY = "Healthy"
 

@@ -20,8 +20,7 @@ from google.protobuf.message import Message
 
 from nodeagent.kube import deviceplugin_pb2 as pb
 from nodeagent.sim.kubelet import protocol
-from nodeagent.sim.kubelet.journal import Journal
-from nodeagent.sim.kubelet.pods import AdmissionError, PluginCall, RegistrationAttempt, StreamEnd
+from nodeagent.sim.kubelet.pods import AdmissionError, Journal, PluginCall, RegistrationAttempt, StreamEnd
 
 VERSION = "v1beta1"
 PRE_START_S = 30.0

@@ -1,16 +1,67 @@
-"""Events and faults of the GPUs of a simulated machine."""
+"""The GPUs of a simulated machine: the answers of their driver, and the events and faults that a test causes."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from typing import Literal
 
-from nodeagent.sim.machine import gpu_vitals
-from nodeagent.sim.machine.driver_events import GpuDriver
+from nodeagent.sim.machine.blueprint import DriverVersions
+from nodeagent.sim.machine.hardware_values import EccMemory, reset_gpu_values
 from nodeagent.sim.machine.kernel import Kernel
-from nodeagent.sim.machine.state import SimulatedGpu
+from nodeagent.sim.machine.state import Device, SimulatedGpu
 
 RecoveryAction = Literal["none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset"]
 Call = Literal["init", "wait", "list", "vitals"]
+_EVENTS_KEPT = 64
+
+
+class GpuDriver:
+    """The driver's answers, in the form of ``/.nodeagent/gpus.json``. ``failure`` makes a call fail:
+    ``{"call": ..., "error": ...}``."""
+
+    def __init__(self, driver: DriverVersions | None) -> None:
+        self._driver = driver
+        self.failure: dict[str, str] | None = None
+        self._events: deque[dict[str, str | int | bool | None]] = deque(maxlen=_EVENTS_KEPT)
+        self._sequence = 0
+
+    def add_event(self, uuid: str, xid: int | None) -> None:
+        """Add an XID event; ``None`` means that the GPU is unavailable."""
+        self._sequence += 1
+        event: dict[str, str | int | bool | None] = {"sequence": self._sequence, "uuid": uuid, "xid": xid}
+        self._events.append(event if xid is not None else event | {"unavailable": True})
+
+    def facts(self, devices: Iterable[Device]) -> dict[str, object]:
+        driver = self._driver
+        gpus = []
+        for device in devices:
+            facts = device.gpu
+            assert facts is not None
+            # A GPU bound to another driver is not listed; a removed one is still listed, as lost.
+            if device.driver == device.natural or (not device.present and facts.lost):
+                gpus.append(
+                    {
+                        "uuid": facts.uuid,
+                        "index": facts.index,
+                        "minor": facts.index,
+                        "name": facts.part.name,
+                        "pci_address": device.address,
+                        "memory_mib": facts.part.memory_mib,
+                        "mig": facts.mig,
+                        "lost": facts.lost,
+                        "recovery_action": facts.recovery_action,
+                        "values": facts.values,
+                        "texts": facts.texts,
+                    }
+                )
+        return {
+            "driver_version": driver.version if driver else None,
+            "cuda_version": driver.cuda_version if driver else None,
+            "failure": self.failure,
+            "gpus": gpus,
+            "events": list(self._events),
+        }
 
 
 class GpuActions:
@@ -52,7 +103,7 @@ class GpuActions:
         self._settle()
 
     def ecc(
-        self, gpu: int | str, uncorrectable: int = 0, correctable: int = 0, memory: gpu_vitals.Memory = "sram"
+        self, gpu: int | str, uncorrectable: int = 0, correctable: int = 0, memory: EccMemory = "sram"
     ) -> None:
         """Add ECC errors since the last reset."""
         values = self._facts(gpu).values
@@ -89,7 +140,7 @@ class GpuActions:
         """Reset like ``nvidia-smi --gpu-reset``: no recovery action is left, and volatile counters are zero."""
         facts = self._facts(gpu)
         facts.recovery_action, facts.lost = "none", False
-        gpu_vitals.reset(facts.values)
+        reset_gpu_values(facts.values)
         self._settle()
 
     def lose_gpu(self, gpu: int | str) -> None:

@@ -30,9 +30,8 @@ from msgspec.structs import replace
 from nodeagent.host.inotify import IN_CLOSE_WRITE, NAMES, FolderWatch, InotifyError
 from nodeagent.sim.machine import sample_files, sysfs_files
 from nodeagent.sim.machine.blueprint import Model, NicPart, load
-from nodeagent.sim.machine.driver_events import GpuDriver
 from nodeagent.sim.machine.files import MachineFiles
-from nodeagent.sim.machine.gpu_faults import GpuActions
+from nodeagent.sim.machine.gpu_faults import GpuActions, GpuDriver
 from nodeagent.sim.machine.kernel import Kernel, MachineError, refuse
 from nodeagent.sim.machine.state import VFIO, Device, SimulatedNetdev
 
@@ -301,7 +300,7 @@ class Machine(GpuActions):
             while True:
                 folders = {root + folder for folder in self._kernel.writable_folders()}
                 for folder in folders - watched:
-                    # A mutation in another thread may just have removed the folder; the next round knows.
+                    # A mutation in another thread may just have removed the folder; the next round skips it.
                     with suppress(InotifyError):
                         watch.add(folder, IN_CLOSE_WRITE)
                         watched.add(folder)

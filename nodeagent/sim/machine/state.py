@@ -6,7 +6,6 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from nodeagent.sim.machine import gpu_vitals
 from nodeagent.sim.machine.blueprint import (
     PCIE,
     GpuLine,
@@ -18,7 +17,7 @@ from nodeagent.sim.machine.blueprint import (
     addresses,
     vf_address,
 )
-from nodeagent.sim.machine.hardware_faults import Hardware
+from nodeagent.sim.machine.hardware_values import Hardware, healthy_gpu_values
 
 VFIO = "vfio-pci"
 
@@ -235,7 +234,7 @@ def _gpu(model: Model, line: GpuLine, index: int) -> Device:
             line.uuid or f"GPU-{model.draw(f'gpu/{index}')}",
             part,
             line.mig,
-            values=gpu_vitals.healthy_values(part),
+            values=healthy_gpu_values(part),
             texts={"gpu_serial": f"16549{index:08d}", "gpu_vbios": "96.00.74.00.01"},
         ),
     )

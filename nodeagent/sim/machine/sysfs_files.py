@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from nodeagent.sim.machine.blueprint import Model
 from nodeagent.sim.machine.files import FOLDER, Entry, Symlink
-from nodeagent.sim.machine.hardware_faults import RDMA_FILES
+from nodeagent.sim.machine.hardware_values import RDMA_FILES
 from nodeagent.sim.machine.state import Device, SimulatedNetdev, SimulatedRdma, octets
 
 BUS = "/sys/bus/pci"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.one_line import one_line
+from nodeagent.plain_text import one_line
 
 
 @given(st.text(st.characters()), st.one_of(st.none(), st.integers(1, 40)), st.booleans())

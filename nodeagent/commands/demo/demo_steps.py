@@ -1,4 +1,4 @@
-"""What both demos use: numbered steps, and the start of the real programs."""
+"""Shared by both demos: numbered steps, and the start of the real programs."""
 
 from __future__ import annotations
 

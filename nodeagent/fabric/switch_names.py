@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from nodeagent.fabric.cabling_pattern import CablingPattern
-from nodeagent.fabric.names import chassis_key, full, short
+from nodeagent.fabric.groups import CablingPattern
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind
 from nodeagent.fabric.reports import SwitchAnnouncement, shown
+from nodeagent.fabric.switch_keys import chassis_key, full, short
 
 _RECORD_SPARE = 4096
 
@@ -66,8 +66,9 @@ class SwitchNames:
     def key_of(self, name: str) -> str:
         """The key of the switch that uses this system name."""
         whole = full(name)
-        same = [one for one in self._by_name.get(short(whole), ()) if full(one.name) == whole]
-        return min((self.keys[one] for one in same), default=short(whole))
+        announcements = self._by_name.get(short(whole), ())
+        keys = (self.keys[announcement] for announcement in announcements if full(announcement.name) == whole)
+        return min(keys, default=short(whole))
 
     def _index(self, patterns: Iterable[CablingPattern]) -> None:
         users = self._patterns
@@ -109,7 +110,7 @@ class SwitchNames:
                         named.append(_NamedSwitch(distinct_name, same))
                     else:
                         self._assign(same, None)
-                        chosen.update((one.chassis, chassis_key(one.chassis)) for one in same)
+                        chosen.update((part.chassis, chassis_key(part.chassis)) for part in same)
         for switch in _join_by_chassis(named):
             key = self._key(switch)
             for part in switch:
@@ -123,7 +124,7 @@ class SwitchNames:
             self._assign((announcement,), known)
 
     def _is_plain(self, name: str, announcements: Collection[SwitchAnnouncement]) -> bool:
-        """Nearly every switch: one name and one chassis ID, and neither has ever gone with another."""
+        """Nearly every switch: one name and one chassis ID, and neither is known with another."""
         if len(announcements) != 1 or name in self._aliases:
             return False
         (announcement,) = announcements
@@ -173,7 +174,10 @@ class SwitchNames:
         )
         two = sum(chassis in current for chassis in several) > 1 or _overlap(current.values())
         if not two and not recorded_apart and len(current) > 1 and several:
-            addresses = [{a for one in by_chassis[c] for a in one.addresses} for c in current]
+            addresses = [
+                {address for announcement in by_chassis[chassis] for address in announcement.addresses}
+                for chassis in current
+            ]
             two = all(addresses) and not set.intersection(*addresses)
         if two or recorded_apart:
             listed = ", ".join(shown(chassis.partition("=")[2]) for chassis in sorted(by_chassis)[:4])
@@ -211,8 +215,8 @@ class SwitchNames:
 
     def _key(self, switch: list[_NamedSwitch]) -> str:
         names = {part.name for part in switch}
-        chassis = {one.chassis for part in switch for one in part.announcements}
-        recorded = {self.record.get(one, "") for one in chassis}
+        chassis = {announcement.chassis for part in switch for announcement in part.announcements}
+        recorded = {self.record.get(chassis_id, "") for chassis_id in chassis}
         known = {key for key in recorded if key and not key.startswith("chassis:")}
         # The record is newer than the aliases on published objects, which a write may not have reached yet.
         known = known or {self._aliases[name] for name in names if name in self._aliases}
@@ -222,8 +226,9 @@ class SwitchNames:
     def _has_moved(self, name: str, chassis: Collection[str]) -> bool:
         """A switch uses this name now that was not known by it before."""
         return any(
-            one.chassis not in chassis and (one.chassis in self._new or self.record.get(one.chassis) != name)
-            for one in self._by_name.get(short(name), ())
+            other.chassis not in chassis
+            and (other.chassis in self._new or self.record.get(other.chassis) != name)
+            for other in self._by_name.get(short(name), ())
         )
 
     def _trim_record(self) -> None:

@@ -1,0 +1,48 @@
+"""The keys of switches: their names and chassis IDs in safe characters."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import lru_cache
+
+_KEY_MAX = 120
+_ADDRESS = re.compile(r"[0-9.]+|.*:.*")
+_UNSAFE = re.compile(r"[^a-z0-9._-]")
+
+
+def plain(text: str) -> str:
+    """Convert to lower case, and percent-encode everything but letters, digits and ``._-``.
+
+    A long text is cut and ends in a digest of the whole.
+    """
+    safe = _UNSAFE.sub(_percent_encode, text.strip().lower())
+    if len(safe) <= _KEY_MAX:
+        return safe
+    return f"{safe[: _KEY_MAX - 9]}-{digest(text)}"
+
+
+@lru_cache(maxsize=1 << 15)
+def full(name: str) -> str:
+    """The key of a system name, with its domain."""
+    return plain(name).rstrip(".")
+
+
+@lru_cache(maxsize=1 << 15)
+def short(name: str) -> str:
+    """A key without its domain. An address stays whole."""
+    return name if _ADDRESS.fullmatch(name) else name.partition(".")[0] or name
+
+
+def chassis_key(chassis: str) -> str:
+    """The key of a switch that is known by its chassis ID alone. No system name has a key of this form."""
+    subtype, _, value = chassis.partition("=")
+    return f"chassis:{plain(subtype)}:{plain(value).replace('%3a', ':')}"
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+
+
+def _percent_encode(match: re.Match[str]) -> str:
+    return "".join(f"%{octet:02x}" for octet in match[0].encode("utf-8", "surrogatepass"))
