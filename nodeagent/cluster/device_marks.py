@@ -70,14 +70,10 @@ class StateTimes:
         current = {(device.key, device.health.state) for device in devices}
         if stale:
             current.add(("", State.UNKNOWN))
-        kept = {
-            (device.key, self.known[device.key].health.state)
-            for device in devices
-            if device.key in self.known
-        }
-        self.since = {
-            key: self.since.get(key, now) for key in (*current, *kept) if key in current or key in self.since
-        }
+        # A device that was not listed for a while starts again: nothing is known of the time between.
+        self.known = {device.key: self.known[device.key] for device in devices if device.key in self.known}
+        kept = {(key, device.health.state) for key, device in self.known.items()}
+        self.since = {key: self.since.get(key, now) for key in current | kept}
         devices = [self._settled(device, now) for device in devices]
         links = [device for device in devices if device.link]
         gpus = [device for device in devices if not device.link]

@@ -25,6 +25,8 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from nodeagent.health.rule import Measure, Measured, Rule
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.model import State
@@ -281,7 +283,7 @@ def pcie_speed(view: GpuView) -> Measured | None:
     )
 
 
-class MeasuredRow(NamedTuple):
+class MeasuredRow(msgspec.Struct, frozen=True):
     """One rule on a measured value, before the settings apply.
 
     ``limit`` is the threshold in words. ``enter_setting`` and ``clear_setting`` name the settings with the time to

@@ -13,7 +13,7 @@ from nodeagent.config.setting import Seconds, Settings, listed, setting, wire
 from nodeagent.health.gpu_rules import MeasuredFault
 
 if TYPE_CHECKING:
-    FaultKey = str
+    FaultKey = str  # mypy accepts only a Literal whose values stand in the source
 else:
     FaultKey = Literal[tuple(fault.value for fault in MeasuredFault)]
 

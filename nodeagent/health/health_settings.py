@@ -14,7 +14,7 @@ from nodeagent.health.nic_rules import KEYS, default
 from nodeagent.health.rule import Rule, apply
 
 if TYPE_CHECKING:
-    RuleKey = str
+    RuleKey = str  # mypy accepts only a Literal whose values stand in the source
 else:
     RuleKey = Literal[KEYS]
 

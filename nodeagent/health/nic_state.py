@@ -102,7 +102,7 @@ class NicState(JudgedDevice):
             self.penalty.add(losses, sample.at, half_life_s, reuse)
             self.losses = [loss for loss in self.losses if loss[0] > sample.at - DAY_S][-_LOSSES_MAX:]
             self.losses.append((sample.at, losses))
-            if (hold := self.holds.get("carrier_down")) is not None:
+            if (hold := self.holds.get(Fault.CARRIER_DOWN)) is not None:
                 hold.interrupt()
         changed = on_link and self._link_levels() != before
         self.has_news = self.has_news or changed

@@ -84,6 +84,15 @@ def test_a_faulty_device_that_becomes_unknown_keeps_its_fault_for_five_minutes()
     assert [one[1] for one in conditions(times, snapshot([None], [None]), 332)] == ["True", "True"]
 
 
+def test_a_device_that_comes_back_as_unknown_has_no_earlier_state():
+    times = StateTimes()
+    conditions(times, snapshot([DOWN], [GPU_LOST]), 0)
+    conditions(times, snapshot([], []), 30)
+    back = snapshot([UNKNOWN], [GPU_UNKNOWN])
+    assert [one[1] for one in conditions(times, back, 60)] == ["True", "True"]
+    assert [one[1] for one in conditions(times, back, 360)] == ["Unknown", "Unknown"]
+
+
 def test_a_node_without_links_has_no_conditions():
     assert StateTimes().marks((), 0).conditions == ()
 

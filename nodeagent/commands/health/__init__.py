@@ -45,13 +45,13 @@ def add(add: Add) -> None:
     parser.add_argument(
         "--listen", type=address, metavar="[HOST]:PORT", help="where the agent serves (default: `listen:`)"
     )
-    parser.add_argument("what", nargs="*", metavar="DEVICE | rules | replay FILE", help="see above")
+    parser.add_argument("target", nargs="*", metavar="DEVICE | rules | replay FILE", help="see above")
 
 
 def _health(options: argparse.Namespace) -> int:
     config = load(options.config)
     log_to_stderr("warning")
-    match options.what:
+    match options.target:
         case []:
             return _show(options, config, None)
         case ["rules"]:
