@@ -74,13 +74,13 @@ class Config(Settings, frozen=True, kw_only=True):
         ),
     ] = (VfResource(), GpuMemResource())
     kubelet: Annotated[
-        KubeletSettings, setting("How the agent registers with the kubelet and learns what pods hold.")
+        KubeletSettings, setting("How the agent registers with the kubelet and reads what pods hold.")
     ] = KubeletSettings()
     cdi: Annotated[CdiSettings, setting("Container Device Interface specs.")] = CdiSettings()
     gpu: Annotated[GpuSettings, setting("How the agent finds and watches GPUs.")] = GpuSettings()
     links: Annotated[LinksSettings, setting("Which netdevs are links.")] = LinksSettings()
     lldp: Annotated[
-        LldpSettings, setting("How the agent learns the switch port at the other end of each link.")
+        LldpSettings, setting("How the agent reads the switch port at the other end of each link.")
     ] = LldpSettings()
     health: Annotated[
         HealthSettings, setting("Rules for the health of NICs, and a guard for NICs and GPUs.")

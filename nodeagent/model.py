@@ -26,7 +26,7 @@ class State(StrEnum):
     UNHEALTHY = "unhealthy"
     UNKNOWN = "unknown"
     UNUSED = "unused"
-    """No link since the boot, and none is expected: not offered, and no reason for an alert."""
+    """No link since the boot, and none is expected: Unhealthy for the kubelet, and no reason for an alert."""
 
 
 class Reason(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ FORBIDDEN_S = 600.0
 
 
 class ApiRetry:
-    """When a part may call the API server again. ``problem`` is the sentence to log, without its full stop."""
+    """Decide when a task may call the API server again. ``problem`` is the sentence to log, without its full stop."""
 
     def __init__(self, problem: str) -> None:
         self._problem = problem
@@ -40,7 +40,7 @@ class ApiRetry:
 
     def succeeded(self) -> None:
         if self.reason is not None:
-            log.info("%s: this is over.", self._problem)
+            log.info("Recovered: %s.", self._problem)
         self.reason, self._until = None, float("-inf")
         self._backoff.reset()
 

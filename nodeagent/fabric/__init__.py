@@ -25,7 +25,7 @@ A plan goes through these modules, in this order:
     switch_names          the keys of switches; which announcements come from one switch
     groups, votes         which switches make one leaf group, and which group a node's links vote for
     naming                the names of HyperNodes: which group is which published object
-    node_wishes           where each node should be
+    desired_places        where each node should be
     placement             when a move takes effect
     anomalies             what is wrong with the cabling
     leaf_objects, tiers   the HyperNodes of tier 1, and of the tiers above

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from nodeagent.fabric.desired_places import group_of
 from nodeagent.fabric.groups import CablingPattern, SwitchGroup
 from nodeagent.fabric.naming import GroupNames
-from nodeagent.fabric.node_wishes import group_of
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind
 from nodeagent.fabric.reports import CompactReport, shown
 from nodeagent.fabric.votes import LinkVotes

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from nodeagent.fabric.anomalies import CablingCheck
+from nodeagent.fabric.desired_places import DesiredPlaces
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.foreign import ForeignHyperNodes
 from nodeagent.fabric.hypernode import BYTES_MAX, HyperNode, Texts, size_of
 from nodeagent.fabric.inputs import Levels
 from nodeagent.fabric.leaf_objects import LeafObjects
-from nodeagent.fabric.node_wishes import NodeWishes
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind, Overlap, PlanOutcome, UnplacedNode
 from nodeagent.fabric.placement import Placement
 from nodeagent.fabric.switch_names import SwitchNames
@@ -25,7 +25,7 @@ def make_outcome(
     levels: Levels,
     foreign: ForeignHyperNodes,
     names: SwitchNames,
-    wishes: NodeWishes,
+    desired: DesiredPlaces,
     nodes: Placement,
     cabling: CablingCheck,
     leaves: LeafObjects,
@@ -38,7 +38,7 @@ def make_outcome(
     chains = _label_chains(rules, leaves, tiers)
     placements = (nodes, *tiers.active)
     ends = [placement.next_at(now, rules.hysteresis) for placement in placements]
-    ends += [since + rules.hysteresis.settle_seconds for since in wishes.waiting.values()]
+    ends += [since + rules.hysteresis.settle_seconds for since in desired.waiting.values()]
     overlaps = _overlaps(rules, levels, foreign, nodes.place, tiers.parent)
     is_blocked = bool(overlaps) and rules.foreign == "refuse"
     return PlanOutcome(
@@ -46,7 +46,7 @@ def make_outcome(
         labels=_labels(nodes.place, chains, trimmed),
         relabel=_relabel(levels, nodes.place, chains),
         anomalies=tuple(sorted([*cabling.anomalies, *names.anomalies, *_oversized(leaves, tiers)])),
-        unplaced=_unplaced(wishes.unplaced, trimmed),
+        unplaced=_unplaced(desired.unplaced, trimmed),
         writes=() if is_blocked else order(levels.own, wanted, _differing(levels.own, wanted)),
         overlaps=overlaps,
         overlapping=_overlapping(levels.own, overlaps),

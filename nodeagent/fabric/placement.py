@@ -1,9 +1,9 @@
 """When a move takes effect: where every member should be, and since when it should be elsewhere.
 
 * Missing data changes nothing: a published member about which nothing is known stays where it is.
-* A new member is placed at once. A published member moves after its new place has been wanted for ``move_s``.
-* If too many members would move or too many objects would disappear at once, nothing moves for ``hold_s``.
-* A member that no longer exists leaves after ``grace_s``.
+* A new member is placed at once. A published member moves after its new place has been the same for ``move_seconds``.
+* If too many members would move or too many objects would disappear at once, nothing moves for ``hold_seconds``.
+* A member that no longer exists leaves after ``grace_seconds``.
 
 The same rules hold for nodes in leaf groups and for groups in the tiers above.
 """
@@ -45,7 +45,7 @@ class Placement:
 def place(
     before: Placement,
     published: PublishedMembers,
-    wishes: Mapping[str, str | None],
+    desired: Mapping[str, str | None],
     leaving: Iterable[str],
     times: HysteresisSettings,
     now: float,
@@ -54,33 +54,33 @@ def place(
 ) -> Placement:
     """The placement after ``before``.
 
-    ``wishes`` is where each existing member should be, ``None`` if nothing is known of it. A member without a wish is
-    in no object. ``leaving`` are members that no longer exist. ``at_once``: moves do not wait.
+    ``desired`` is the object of each existing member, ``None`` if nothing is known of it. A member that is not in
+    ``desired`` is in no object. ``leaving`` are members that no longer exist. ``at_once``: moves do not wait.
     """
     placed = published.placed
     places = {
-        member: here for member, wish in wishes.items() if (here := placed.get(member, wish)) is not None
+        member: here for member, target in desired.items() if (here := placed.get(member, target)) is not None
     }
     pending: dict[str, tuple[str, float]] = {}
     for member, here in places.items():
-        wish = wishes[member]
-        if wish is not here and wish is not None and wish != here:
+        target = desired[member]
+        if target is not here and target is not None and target != here:
             known = before.pending.get(member)
-            since = known[1] if known is not None and known[0] == wish else now
-            pending[member] = (wish, float("-inf") if at_once else since)
+            since = known[1] if known is not None and known[0] == target else now
+            pending[member] = (target, float("-inf") if at_once else since)
     gone = {member: before.gone.get(member, now) for member in leaving if member in placed}
     places.update((member, placed[member]) for member in gone)
     ripe: dict[str, str | None] = {
-        member: wish for member, (wish, since) in pending.items() if now - since >= times.move_seconds
+        member: target for member, (target, since) in pending.items() if now - since >= times.move_seconds
     }
     ripe.update((member, None) for member, since in gone.items() if now - since >= times.grace_seconds)
     held_since, breaker = _hold(before, published, len(pending) + len(gone), ripe, times, now)
     if breaker is None:
-        for member, wish in ripe.items():
-            if wish is None:
+        for member, target in ripe.items():
+            if target is None:
                 del places[member]
             else:
-                places[member] = wish
+                places[member] = target
     return Placement(places, pending, gone, held_since, breaker)
 
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from nodeagent.fabric.anomalies import CablingCheck
+from nodeagent.fabric.desired_places import DesiredPlaces
 from nodeagent.fabric.fabric_settings import IMMEDIATE, FabricRules
 from nodeagent.fabric.foreign import ForeignHyperNodes
 from nodeagent.fabric.hypernode import HyperNode
 from nodeagent.fabric.inputs import Inputs, Levels
 from nodeagent.fabric.leaf_objects import LeafObjects
 from nodeagent.fabric.naming import GroupNames
-from nodeagent.fabric.node_wishes import NodeWishes
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.outcome import PlanOutcome
 from nodeagent.fabric.outputs import make_outcome
@@ -68,8 +68,8 @@ def compute_plan(rules: FabricRules, levels: Levels, memory: PlanMemory, now: fl
     votes = LinkVotes(rules, levels, published, memory.chassis)
     groups = [*votes.groups, *votes.static_groups.values()]
     names = GroupNames(rules.fabric, groups, published, levels.is_taken)
-    wishes = NodeWishes(rules, levels, votes, names, placed, foreign, memory.nodes, memory.waiting, now)
-    nodes = place(memory.nodes, published.tiers[1], wishes.wishes, wishes.leaving, rules.hysteresis, now)
+    desired = DesiredPlaces(rules, levels, votes, names, placed, foreign, memory.nodes, memory.waiting, now)
+    nodes = place(memory.nodes, published.tiers[1], desired.desired, desired.leaving, rules.hysteresis, now)
     cabling = CablingCheck(votes, names, placed)
     leaves = LeafObjects(rules.fabric, votes, cabling, names, nodes.place, levels.own)
     switches = {
@@ -81,8 +81,8 @@ def compute_plan(rules: FabricRules, levels: Levels, memory: PlanMemory, now: fl
     tiers = UpperTiers(
         rules, levels.topology, switches, uplinks, published, levels.is_taken, memory.tiers, now
     )
-    outcome = make_outcome(rules, levels, foreign, votes.names, wishes, nodes, cabling, leaves, tiers, now)
-    kept = PlanMemory(nodes, tiers.placements, wishes.waiting, votes.names.record)
+    outcome = make_outcome(rules, levels, foreign, votes.names, desired, nodes, cabling, leaves, tiers, now)
+    kept = PlanMemory(nodes, tiers.placements, desired.waiting, votes.names.record)
     return Plan(rules, levels, published, votes, names, nodes, cabling, tiers, outcome, kept)
 
 

@@ -11,7 +11,7 @@ _ADDRESS = re.compile(r"[0-9.]+|.*:.*")
 _UNSAFE = re.compile(r"[^a-z0-9._-]")
 
 
-def plain(text: str) -> str:
+def safe_key(text: str) -> str:
     """Convert to lower case, and percent-encode everything but letters, digits and ``._-``.
 
     A long text is cut and ends in a digest of the whole.
@@ -25,7 +25,7 @@ def plain(text: str) -> str:
 @lru_cache(maxsize=1 << 15)
 def full(name: str) -> str:
     """The key of a system name, with its domain."""
-    return plain(name).rstrip(".")
+    return safe_key(name).rstrip(".")
 
 
 @lru_cache(maxsize=1 << 15)
@@ -37,7 +37,7 @@ def short(name: str) -> str:
 def chassis_key(chassis: str) -> str:
     """The key of a switch that is known by its chassis ID alone. No system name has a key of this form."""
     subtype, _, value = chassis.partition("=")
-    return f"chassis:{plain(subtype)}:{plain(value).replace('%3a', ':')}"
+    return f"chassis:{safe_key(subtype)}:{safe_key(value).replace('%3a', ':')}"
 
 
 def digest(text: str) -> str:

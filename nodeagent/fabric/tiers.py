@@ -243,8 +243,8 @@ class _Tier:
             )
             self._group[name] = group
             targets.update(dict.fromkeys(group.members, name))
-        wishes = {item: targets.get(item) for item in items if item in targets or self._keeps(item)}
-        return place(before, self._members, wishes, (), self._rules.hysteresis, now, at_once=asserted)
+        desired = {item: targets.get(item) for item in items if item in targets or self._keeps(item)}
+        return place(before, self._members, desired, (), self._rules.hysteresis, now, at_once=asserted)
 
     def _keeps(self, item: str) -> bool:
         """The item stays where uplinks from LLDP have put it, as long as nothing else is known."""

@@ -122,23 +122,23 @@ def unknown(resource: str, ids: Iterable[str]) -> Refused:
 
 
 def unhealthy(resource: str, name: str, health: Health) -> Refused:
-    why = f": {shown(health.reasons[0].detail)}" if health.reasons else ""
-    return Refused(f"{resource}: {shown(name)} is {health.state}{why}", invalid=False)
+    why = f": {ascii_name(health.reasons[0].detail)}" if health.reasons else ""
+    return Refused(f"{resource}: {ascii_name(name)} is {health.state}{why}", invalid=False)
 
 
 def held_by(resource: str, name: str, holding: Holding) -> Refused:
-    by = f"{shown(holding.namespace)}/{shown(holding.pod)} through {shown(holding.resource)}"
-    return Refused(f"{resource}: {shown(name)} is held by {by}", invalid=False)
+    by = f"{ascii_name(holding.namespace)}/{ascii_name(holding.pod)} through {ascii_name(holding.resource)}"
+    return Refused(f"{resource}: {ascii_name(name)} is held by {by}", invalid=False)
 
 
 def named(ids: Iterable[str]) -> str:
     """Return the first few IDs, printable: a client of the socket may send anything."""
     names = tuple(ids)
     more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
-    return ", ".join(shown(name) for name in nsmallest(_NAMED_MAX, names)) + more
+    return ", ".join(ascii_name(name) for name in nsmallest(_NAMED_MAX, names)) + more
 
 
-def shown(text: str) -> str:
+def ascii_name(text: str) -> str:
     """Return the text, printable and short."""
     return one_line(text, _SHOWN_MAX, ascii_only=True)
 

@@ -65,7 +65,7 @@ class LeaseClient(Protocol):
 
 
 def boot_time() -> float:
-    """Seconds since the machine booted, including the time that it slept."""
+    """Seconds since the machine booted, including the time that it slept. ``kube`` may not import ``host.clock``."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

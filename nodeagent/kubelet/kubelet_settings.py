@@ -8,7 +8,7 @@ from nodeagent.config.setting import AbsolutePath, Settings, setting
 
 
 class KubeletSettings(Settings, frozen=True, kw_only=True):
-    """How the agent registers with the kubelet and learns what pods hold."""
+    """How the agent registers with the kubelet and reads what pods hold."""
 
     registration: Annotated[
         Literal["socket", "plugins_registry"],

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from nodeagent.lldp.escaping import family_word, mac, object_identifier, plain, printable
+from nodeagent.lldp.escaping import family_word, mac, object_identifier, printable, valid_unicode
 from nodeagent.lldp.ethernet import Frame
 from nodeagent.lldp.lldpdu import (
     ALGORITHM_WORDS,
@@ -69,14 +69,14 @@ def _described(packet: Packet, frame: Frame) -> Json:
 def describe(pdu: Lldpdu) -> Json:
     """The object of one LLDPDU; keys in the order of the standard's TLVs."""
     output: Json = {
-        "chassis_id": {"subtype": pdu.chassis_id.word, "value": plain(pdu.chassis_id.text)},
-        "port_id": {"subtype": pdu.port_id.word, "value": plain(pdu.port_id.text)},
+        "chassis_id": {"subtype": pdu.chassis_id.word, "value": valid_unicode(pdu.chassis_id.text)},
+        "port_id": {"subtype": pdu.port_id.word, "value": valid_unicode(pdu.port_id.text)},
         "ttl": pdu.ttl,
     }
     for name in ("port_description", "system_name", "system_description"):
         text = getattr(pdu, name)
         if text is not None:
-            output[name] = plain(text)
+            output[name] = valid_unicode(text)
     if pdu.capabilities is not None:
         output["capabilities"] = {
             "supported": list(capability_words(pdu.capabilities.supported)),
@@ -109,7 +109,7 @@ def _ieee(pdu: Lldpdu) -> Json:
             {"id": item.vid, "supported": item.supported, "enabled": item.enabled} for item in pdu.ppvids
         ]
     if pdu.vlans:
-        output["vlans"] = [{"id": item.vid, "name": plain(item.name)} for item in pdu.vlans]
+        output["vlans"] = [{"id": item.vid, "name": valid_unicode(item.name)} for item in pdu.vlans]
     aggregation = pdu.link_aggregation or pdu.link_aggregation_8023
     if aggregation is not None:
         output["link_aggregation"] = _aggregation(aggregation)
@@ -172,7 +172,7 @@ def _escaped(text: str) -> str:
 def _management(value: ManagementAddress) -> Json:
     output: Json = {
         "family": family_word(value.family),
-        "address": plain(value.text),
+        "address": valid_unicode(value.text),
         "interface": {
             "subtype": INTERFACE_WORDS.get(value.interface_subtype, str(value.interface_subtype)),
             "number": value.interface_number,
@@ -233,5 +233,5 @@ def _med(value: Med) -> Json:
     for item in fields(value)[1:]:
         text = getattr(value, item.name)
         if text is not None:
-            output[item.name] = plain(text)
+            output[item.name] = valid_unicode(text)
     return output

@@ -36,7 +36,7 @@ def printable(text: str) -> str:
     return "".join(map(_escaped, text))
 
 
-def plain(text: str) -> str:
+def valid_unicode(text: str) -> str:
     """Convert to valid Unicode for JSON, which has its own escapes for control characters: only bytes that are
     not UTF-8 become ``\\xff``. Trailing NULs are removed, as in ``printable``.
     """
@@ -54,7 +54,7 @@ def address(family: int, raw: bytes) -> str:
     if family == 2 and len(raw) == 16:
         return str(ipaddress.IPv6Address(raw))
     if family == 16:
-        return plain(text_of(raw))
+        return valid_unicode(text_of(raw))
     return raw.hex(":")
 
 

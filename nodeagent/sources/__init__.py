@@ -1,1 +1,1 @@
-"""Each source watches one part of the world and states whole facts."""
+"""Each source watches one part of the machine and publishes all its facts."""

@@ -39,7 +39,8 @@ NOWHERE: Place = (None, ())
 
 
 class Driver(Protocol):
-    """``host.nvml.Nvml`` or ``host.recorded.Recorded``; every call blocks and may raise ``DriverError``."""
+    """``host.nvml.Nvml`` or ``host.recorded_gpus.RecordedGpuDriver``. Each call blocks, and may raise
+    ``DriverError``."""
 
     def open(self) -> None: ...
     def close(self) -> None: ...

@@ -33,7 +33,7 @@ class LinksSettings(Settings, frozen=True, kw_only=True):
 
 
 class LldpSettings(Settings, frozen=True, kw_only=True):
-    """How the agent learns the switch port at the other end of each link."""
+    """How the agent reads the switch port at the other end of each link."""
 
     source: Annotated[
         Literal["socket", "lldpd", "none"],

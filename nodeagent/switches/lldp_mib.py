@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from nodeagent.fabric.uplinks import SwitchNeighbor
-from nodeagent.lldp.escaping import plain, text_of
+from nodeagent.lldp.escaping import text_of, valid_unicode
 from nodeagent.lldp.lldpdu import CHASSIS_WORDS, PORT_WORDS, ChassisId, PortId
 from nodeagent.switches.switch_reading import NEIGHBORS_MAX, TEXT_MAX, SwitchReading
 
@@ -108,15 +108,15 @@ def _chassis(subtype: Value, raw: Value) -> str:
     if subtype not in CHASSIS_WORDS or not isinstance(raw, bytes) or not raw or not isinstance(subtype, int):
         return ""
     identifier = ChassisId(subtype, raw[:255])
-    return f"{identifier.word}={plain(identifier.text)}"
+    return f"{identifier.word}={valid_unicode(identifier.text)}"
 
 
 def _port(subtype: Value, raw: Value) -> str:
     if subtype not in PORT_WORDS or not isinstance(raw, bytes) or not isinstance(subtype, int):
         return ""
     identifier = PortId(subtype, raw[:255])
-    return f"{identifier.word}={plain(identifier.text)}"
+    return f"{identifier.word}={valid_unicode(identifier.text)}"
 
 
 def _text(value: Value) -> str:
-    return plain(text_of(value[:255]))[:TEXT_MAX] if isinstance(value, bytes) else ""
+    return valid_unicode(text_of(value[:255]))[:TEXT_MAX] if isinstance(value, bytes) else ""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from nodeagent.fabric.uplinks import SwitchNeighbor
-from nodeagent.lldp.escaping import plain
+from nodeagent.lldp.escaping import valid_unicode
 from nodeagent.lldp.lldpdu import CHASSIS_WORDS, PORT_WORDS
 from nodeagent.switches.switch_reading import NEIGHBORS_MAX, TEXT_MAX, SwitchError, SwitchReading
 
@@ -158,5 +158,9 @@ def _text(value: Any) -> str:
     if isinstance(value, bytes):
         value = value.decode("utf-8", "surrogateescape")
     return (
-        plain(value)[:TEXT_MAX] if isinstance(value, str) else "" if value is None else str(value)[:TEXT_MAX]
+        valid_unicode(value)[:TEXT_MAX]
+        if isinstance(value, str)
+        else ""
+        if value is None
+        else str(value)[:TEXT_MAX]
     )

@@ -43,7 +43,7 @@ class UplinkPlanner(Protocol):
 
     def switches(self) -> tuple[KnownSwitch, ...]: ...
     def is_node(self, name: str) -> bool: ...
-    def uplinks(self, heard: Mapping[str, tuple[str, ...]], *, by_key: bool = False) -> None: ...
+    def uplinks(self, uplinks: Mapping[str, tuple[str, ...]], *, by_key: bool = False) -> None: ...
 
 
 class SwitchReader(Protocol):
@@ -88,7 +88,7 @@ class SwitchPoller:
     async def run(self) -> None:
         """Poll in rounds until cancelled. A round starts early when a new switch becomes known."""
         while True:
-            await self.round()
+            await self.poll_once()
             left_s = jittered(self._settings.interval_seconds, 0.9, 1.1)
             while left_s > 0 and not self._has_new_switch():
                 await asyncio.sleep(min(CHECK_S, left_s))
@@ -97,23 +97,23 @@ class SwitchPoller:
     def _has_new_switch(self) -> bool:
         return any(known.key not in self._polled for known in self._planner.switches()[:SWITCHES_MAX])
 
-    async def round(self) -> None:
+    async def poll_once(self) -> None:
         """Read all switches once, and pass changed uplinks to the planner."""
         started = time.monotonic()
         leaves = {known.key: known for known in self._planner.switches()[:SWITCHES_MAX]}
         self._polled = frozenset(leaves)
         # A mounted Secret is in memory: eight small reads do not block the loop.
         credentials = read_credentials(self._settings.credentials)
-        reading = _Round(self, credentials, self._last)
-        await reading.read(leaves.values())
-        ups, above = find_uplinks(reading.neighbors(leaves), self._above, leaves.values())
+        poll_round = _Round(self, credentials, self._last)
+        await poll_round.read_all(leaves.values())
+        ups, above = find_uplinks(poll_round.neighbors(leaves), self._above, leaves.values())
         uppers = {key: known for key, known in above.items() if key not in leaves}
         if self._settings.upwards and uppers:
-            await reading.read(list(uppers.values())[:SWITCHES_MAX])
-            ups, _ = find_uplinks(reading.neighbors(leaves | uppers), self._above, leaves.values())
+            await poll_round.read_all(list(uppers.values())[:SWITCHES_MAX])
+            ups, _ = find_uplinks(poll_round.neighbors(leaves | uppers), self._above, leaves.values())
         self._last = {key: self._last[key] for key in self._last.keys() & (leaves.keys() | uppers.keys())}
-        self._log_changes(reading.errors)
-        self.states = reading.states
+        self._log_changes(poll_round.errors)
+        self.states = poll_round.states
         self.round_s = time.monotonic() - started
         self.rounds += 1
         if ups != self._uplinks and (ups or self._uplinks):
@@ -122,7 +122,9 @@ class SwitchPoller:
             log.info("Uplinks of the switches changed. switches=%d", len(ups))
             self._changed()
 
-    async def read(self, known: KnownSwitch, address: str, credentials: SwitchCredentials) -> SwitchReading:
+    async def read_switch(
+        self, known: KnownSwitch, address: str, credentials: SwitchCredentials
+    ) -> SwitchReading:
         """Read one switch at one address. Raises ``SwitchError``."""
         try:
             async with asyncio.timeout(self._settings.timeout_seconds):
@@ -186,7 +188,7 @@ class _Round:
         self.states: Counter[str] = Counter()
         self.errors: dict[str, str] = {}
 
-    async def read(self, known: Iterable[KnownSwitch]) -> None:
+    async def read_all(self, known: Iterable[KnownSwitch]) -> None:
         async with asyncio.TaskGroup() as group:
             for switch in known:
                 group.create_task(self._read_one(switch))
@@ -202,7 +204,7 @@ class _Round:
         async with self._slots:
             for address in addresses:
                 try:
-                    self._last[known.key] = await self._poller.read(known, address, self._credentials)
+                    self._last[known.key] = await self._poller.read_switch(known, address, self._credentials)
                 except SwitchError as error:
                     self._poller.reads[error.result] += 1
                     self.errors[known.key] = str(error)

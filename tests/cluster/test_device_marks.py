@@ -23,9 +23,12 @@ from tests.support.cluster_node import (
 )
 
 
-def conditions(times, made, now, stale=None):
-    marks = times.marks(reported_devices(made), now, stale=stale)
-    return [(one.type.partition("/")[2], one.status, one.reason, one.message) for one in marks.conditions]
+def conditions(times, facts, now, stale=None):
+    marks = times.marks(reported_devices(facts), now, stale=stale)
+    return [
+        (condition.type.partition("/")[2], condition.status, condition.reason, condition.message)
+        for condition in marks.conditions
+    ]
 
 
 def test_a_link_counts_as_down_after_30_s_and_the_worst_state_is_the_reason():
@@ -53,8 +56,8 @@ def test_a_link_counts_as_down_after_30_s_and_the_worst_state_is_the_reason():
         ("GpuHealthy", "False", "Unhealthy",
          "1 of 1 GPUs is unhealthy: GPU 0 (GPU-0), XID 79: the GPU has fallen off the bus"),
     ]  # fmt: skip
-    calm = snapshot([None, WARNED])
-    assert conditions(times, calm, 32)[0] == (
+    healthy = snapshot([None, WARNED])
+    assert conditions(times, healthy, 32)[0] == (
         "LinkHealthy", "True", "Healthy",
         "2 links are healthy; warnings: ens1np0 (0000:11:00.0), 71 °C of 70 °C",
     )  # fmt: skip
@@ -62,9 +65,9 @@ def test_a_link_counts_as_down_after_30_s_and_the_worst_state_is_the_reason():
 
 def test_unknown_is_published_after_five_minutes():
     times = StateTimes()
-    blind = snapshot([UNKNOWN, None])
-    assert conditions(times, blind, 0)[0][1:3] == ("True", "Healthy")
-    assert conditions(times, blind, 300)[0][1:3] == ("Unknown", "Unknown")
+    unknown = snapshot([UNKNOWN, None])
+    assert conditions(times, unknown, 0)[0][1:3] == ("True", "Healthy")
+    assert conditions(times, unknown, 300)[0][1:3] == ("Unknown", "Unknown")
     assert conditions(times, snapshot([None]), 301, "pci: hangs")[0][1:3] == ("True", "Healthy")
     assert conditions(times, snapshot([None]), 601, "pci: hangs")[0] == (
         "LinkHealthy", "Unknown", "Unknown", "no current data: pci: hangs",
@@ -74,14 +77,20 @@ def test_unknown_is_published_after_five_minutes():
 def test_a_faulty_device_that_becomes_unknown_keeps_its_fault_for_five_minutes():
     times = StateTimes()
     conditions(times, snapshot([DOWN], [GPU_LOST]), 0)
-    assert [one[1] for one in conditions(times, snapshot([DOWN], [GPU_LOST]), 30)] == ["False", "False"]
-    blind = snapshot([UNKNOWN], [GPU_UNKNOWN])
-    assert [one[1:3] for one in conditions(times, blind, 31)] == [
+    assert [condition[1] for condition in conditions(times, snapshot([DOWN], [GPU_LOST]), 30)] == [
+        "False",
+        "False",
+    ]
+    unknown = snapshot([UNKNOWN], [GPU_UNKNOWN])
+    assert [condition[1:3] for condition in conditions(times, unknown, 31)] == [
         ("False", "LinkDown"), ("False", "Unhealthy"),
     ]  # fmt: skip
-    assert times.marks(reported_devices(blind), 32).down == 1
-    assert [one[1] for one in conditions(times, blind, 331)] == ["Unknown", "Unknown"]
-    assert [one[1] for one in conditions(times, snapshot([None], [None]), 332)] == ["True", "True"]
+    assert times.marks(reported_devices(unknown), 32).down == 1
+    assert [condition[1] for condition in conditions(times, unknown, 331)] == ["Unknown", "Unknown"]
+    assert [condition[1] for condition in conditions(times, snapshot([None], [None]), 332)] == [
+        "True",
+        "True",
+    ]
 
 
 def test_a_device_that_comes_back_as_unknown_has_no_earlier_state():
@@ -197,7 +206,7 @@ async def test_a_missing_right_for_the_taint_does_not_block_the_conditions(serve
     running(DeviceMarker(client, inventory, "gpu-0", taint_at(1)).run())
     await server.until(lambda: server.counts["patch", "nodes/status"])
     conditions = server.find("nodes", "gpu-0")["status"]["conditions"]
-    assert [one["reason"] for one in conditions] == ["Degraded"]
+    assert [condition["reason"] for condition in conditions] == ["Degraded"]
     assert "The taint of the Node cannot be written" in caplog.text
 
 

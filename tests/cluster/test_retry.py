@@ -1,4 +1,4 @@
-"""Calls to the API server that fail: logged once, retried later each time."""
+"""Calls to the API server that fail: one log line, and waits that grow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from nodeagent.cluster.retry import ApiRetry, FailureLog
 from nodeagent.kube.failure import ApiError
 
 
-def test_the_first_failure_is_logged_and_each_wait_is_longer(caplog):
+def test_the_first_failure_is_logged_and_the_waits_grow(caplog):
     retry = ApiRetry("It does not work")
     error = ApiError("patch", "/x", 500, "InternalError", "no")
     waits = [retry.failed(error, 0) for _ in range(8)]

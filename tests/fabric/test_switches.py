@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nodeagent.fabric import IMMEDIATE, AnomalyKind, FabricRules, PlanOutcome, compute
 from nodeagent.fabric.naming import NAME_MAX, name_of
-from nodeagent.fabric.switch_keys import chassis_key, plain
+from nodeagent.fabric.switch_keys import chassis_key, safe_key
 from tests.support.fabrics import Cables, Cluster, End, links, partition, rails
 
 NOW = FabricRules(hysteresis=IMMEDIATE)
@@ -147,8 +147,8 @@ def test_hostile_names_become_safe_and_distinct_keys() -> None:
 
 
 def test_names_are_safe_unique_and_short() -> None:
-    assert plain("Leaf-01") == "leaf-01"
-    assert plain("a,b\n") == "a%2cb"
+    assert safe_key("Leaf-01") == "leaf-01"
+    assert safe_key("a,b\n") == "a%2cb"
     assert chassis_key("mac=AA:bb") == "chassis:mac:aa:bb"
     first = name_of("compute", 1, "x" * 300, lambda name: False)
     second = name_of("compute", 1, "x" * 300, lambda name: name == first)

@@ -212,8 +212,8 @@ async def test_a_hanging_switch_does_not_delay_the_others(tmp_path: Path):
         )
         poller = SwitchPoller(settings, HalfHanging(), made, lambda: told.append(1))
         async with asyncio.timeout(20):
-            await poller.round()
-            await poller.round()
+            await poller.poll_once()
+            await poller.poll_once()
         assert made.inputs.switch_uplinks == {"leaf1": ("spine1", "spine2")}
         assert told == [1], "equal uplinks are not passed again"
         assert poller.reads == {"ok": 2, "timeout": 2}

@@ -188,7 +188,7 @@ async def polling(
 
 async def test_two_leaves_below_one_spine_become_a_tier(rig: Rig, tmp_path: Path):
     async with polling(rig, tmp_path) as (poller, made, heard):
-        await poller.round()
+        await poller.poll_once()
         assert heard() == {"leaf1": ("spine1",), "leaf2": ("spine1",)}
         (root,) = [one for one in made.plan(1.0).hypernodes if one.tier == 2]
         assert len(root.children) == 2
@@ -200,20 +200,20 @@ async def test_two_leaves_below_one_spine_become_a_tier(rig: Rig, tmp_path: Path
 
 async def test_only_configured_networks_are_polled(rig: Rig, tmp_path: Path):
     async with polling(rig, tmp_path, networks=("10.77.1.0/24",)) as (poller, _, heard):
-        await poller.round()
+        await poller.poll_once()
         assert heard() == {"leaf1": ("spine1",)}
         assert poller.states["no-address"] >= 1
         assert poller.reads["ok"] == 1
     configured = (SwitchAddress(switch="LEAF2.example", address="10.77.2.2"),)
     async with polling(rig, tmp_path, networks=(), addresses=configured) as (poller, _, heard):
-        await poller.round()
+        await poller.poll_once()
         assert heard() == {"leaf2": ("spine1",)}
 
 
 async def test_an_answer_of_another_switch_is_rejected(rig: Rig, tmp_path: Path):
     configured = (SwitchAddress(switch="leaf1", address="10.77.2.2"),)
     async with polling(rig, tmp_path, addresses=configured) as (poller, _, heard):
-        await poller.round()
+        await poller.poll_once()
         assert heard() == {"leaf2": ("spine1",)}
         assert poller.reads["other-switch"] == 1
         assert "answers as leaf2" in poller.errors["leaf1"]
@@ -224,12 +224,12 @@ async def test_a_switch_that_stops_answering_keeps_its_last_reading_and_is_logge
 ):
     caplog.set_level(logging.INFO)
     async with polling(rig, tmp_path, timeout_seconds=1.0, upwards=False) as (poller, _, heard):
-        await poller.round()
+        await poller.poll_once()
         before = heard()
         rig.leaf["leaf2"].stop_agent()
         try:
-            await poller.round()
-            await poller.round()
+            await poller.poll_once()
+            await poller.poll_once()
             assert heard() == before == {"leaf1": ("spine1",), "leaf2": ("spine1",)}
             assert poller.states == {"read": 1, "silent": 1}
             assert poller.errors.keys() == {"leaf2"}
@@ -245,7 +245,7 @@ async def test_a_switch_that_stops_answering_keeps_its_last_reading_and_is_logge
         async with asyncio.timeout(60):
             # lldpd reconnects to its master by itself; until then the SNMP agent has no LLDP.
             while poller.errors:
-                await poller.round()
+                await poller.poll_once()
                 await asyncio.sleep(0.1)
         assert heard() == before
         assert "Switches answer again" in caplog.text
@@ -254,11 +254,11 @@ async def test_a_switch_that_stops_answering_keeps_its_last_reading_and_is_logge
 async def test_credentials_are_read_in_each_round_and_may_be_missing(rig: Rig, tmp_path: Path):
     async with polling(rig, tmp_path, upwards=False) as (poller, _, heard):
         (tmp_path / "community").unlink()
-        await poller.round()
+        await poller.poll_once()
         assert "community does not exist" in poller.errors["leaf1"]
         assert heard() == {}
         (tmp_path / "community").write_text(COMMUNITY)
-        await poller.round()
+        await poller.poll_once()
         assert heard().keys() == {"leaf1", "leaf2"}
         assert not poller.errors
 
@@ -291,7 +291,7 @@ async def test_the_leader_polls_and_a_tier_appears_in_the_cluster(rig: Rig, tmp_
             await until(lambda: [one for one in server.objects("hypernodes") if one["spec"]["tier"] == 2])
             await until(lambda: controller.switches is not None and controller.switches.rounds)
             text = controller._metrics("").body.decode()
-            assert 'nodeagent_switches{state="read"} 2\n' in text
+            assert 'nodeagent_switches{state="read"} 2.0\n' in text
             assert 'nodeagent_switch_reads_total{result="ok"}' in text
             for found in server.objects("nodelinks") + server.objects("hypernodes"):
                 assert COMMUNITY not in str(found)

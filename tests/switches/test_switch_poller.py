@@ -104,7 +104,7 @@ def test_parallel_reads_are_limited_and_a_hanging_switch_does_not_delay_others()
     async def one() -> float:
         settings = SwitchesSettings(networks=("10.0.0.0/8",), parallel=8, timeout_seconds=5.0)
         poller = SwitchPoller(settings, network, planner, lambda: None)
-        await poller.round()
+        await poller.poll_once()
         assert poller.reads == {"ok": 90, "timeout": 10}
         assert poller.states == {"read": 90, "silent": 10, "no-address": 1}
         return asyncio.get_running_loop().time()
@@ -123,7 +123,7 @@ def test_the_upper_switches_are_read_for_their_uplinks():
 
     async def one(upwards: bool) -> None:
         settings = SwitchesSettings(networks=("10.0.0.0/8",), upwards=upwards)
-        await SwitchPoller(settings, network, planner, lambda: None).round()
+        await SwitchPoller(settings, network, planner, lambda: None).poll_once()
 
     virtual_time.run(one(True))
     virtual_time.run(one(False))
@@ -142,7 +142,7 @@ def test_several_addresses_are_tried_in_order_but_only_in_allowed_networks():
 
     async def one() -> SwitchPoller:
         poller = SwitchPoller(SwitchesSettings(networks=("10.0.0.0/24",)), network, planner, lambda: None)
-        await poller.round()
+        await poller.poll_once()
         return poller
 
     poller = virtual_time.run(one())
@@ -156,12 +156,12 @@ def test_a_removed_switch_is_dropped_and_one_without_lldp_changes_nothing():
 
     async def rounds() -> None:
         poller = SwitchPoller(ANYWHERE, network, planner, lambda: None)
-        await poller.round()
+        await poller.poll_once()
         network.answers["10.0.0.1"] = SwitchReading("", "", ())
-        await poller.round()
+        await poller.poll_once()
         assert poller.reads["no-lldp"] == 1
         planner.known = []
-        await poller.round()
+        await poller.poll_once()
 
     virtual_time.run(rounds())
     assert planner.uplink_calls == [{"leaf1": ("spine1",)}, {}]
@@ -178,7 +178,7 @@ def test_the_log_names_some_of_many_switches_and_escapes_their_names(caplog: pyt
     async def rounds() -> None:
         poller = SwitchPoller(ANYWHERE, network, RecordingPlanner(*known), lambda: None)
         for _ in range(3):
-            await poller.round()
+            await poller.poll_once()
 
     virtual_time.run(rounds())
     assert len(caplog.records) == NAMED_MAX + 1

@@ -246,22 +246,22 @@ class RecordingTree(Tree):
         super().__init__(root)  # it reads files too
 
     def data(self, path: str) -> bytes | None:
-        place = self._place(path)
+        place = self._recorded_path(path)
         try:
             content = super().data(path)
         except SysfsError as error:
-            self._broken(place, error)
+            self._record_error(place, error)
             raise
         if content is not None:
             self.files[place] = content
         return content
 
     def names(self, path: str) -> tuple[str, ...]:
-        place = self._place(path)
+        place = self._recorded_path(path)
         try:
             names = super().names(path)
         except SysfsError as error:
-            self._broken(place, error)
+            self._record_error(place, error)
             raise
         if Path(self._prefix + place).is_dir():
             self.folders.add(place)
@@ -274,22 +274,22 @@ class RecordingTree(Tree):
         return names
 
     def exists(self, path: str) -> bool:
-        self._touch(path)
+        self._record_existence(path)
         return super().exists(path)
 
     def link(self, path: str) -> str | None:
         name = super().link(path)
         if name is not None:
             folder, _, last = path.rpartition("/")
-            self._readlink(f"{self._place(folder)}/{last}")
+            self._readlink(f"{self._recorded_path(folder)}/{last}")
         return name
 
     def real(self, path: str) -> str | None:
-        self._touch(path)
+        self._record_existence(path)
         return super().real(path)
 
-    def _touch(self, path: str) -> None:
-        place = self._place(path)
+    def _record_existence(self, path: str) -> None:
+        place = self._recorded_path(path)
         try:
             mode = os.lstat(self._prefix + place).st_mode
         except OSError:
@@ -299,7 +299,7 @@ class RecordingTree(Tree):
         else:
             self.files.setdefault(place, b"")
 
-    def _place(self, path: str) -> str:
+    def _recorded_path(self, path: str) -> str:
         return path if path.startswith("/proc/") else self._resolve(path)
 
     def _resolve(self, path: str) -> str:
@@ -313,7 +313,7 @@ class RecordingTree(Tree):
             )
         return target
 
-    def _broken(self, place: str, error: SysfsError) -> None:
+    def _record_error(self, place: str, error: SysfsError) -> None:
         cause = error.__cause__
         self.unreadable[place] = (cause.errno if isinstance(cause, OSError) else None) or errno.EIO
-        self._touch(place)
+        self._record_existence(place)

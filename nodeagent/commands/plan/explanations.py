@@ -97,7 +97,16 @@ def _links(preview: Preview, node: str) -> Iterator[str]:
         home = plan.cabling.home(key) if key else None
         group = "" if home is None else plan.names.names.get(home, home.anchor)
         state = _freshness(report, i) if key else ""
-        rows.append((shown(slot.link), shown(slot.rail), key or "none", shown(report.ports[i]), state, group))
+        rows.append(
+            (
+                shown(slot.link),
+                shown(slot.rail),
+                key or "none",
+                shown(report.ports[i]),
+                state,
+                group,
+            )
+        )
     yield ""
     yield from columns(("LINK", "RAIL", "SWITCH", "PORT", "LLDP", "GROUP"), rows)
 
@@ -117,7 +126,7 @@ def _switch(preview: Preview, key: str) -> Iterator[str]:
     if home is not group:
         yield "Its own group has no nodes; it belongs to the group of most nodes that are cabled to it."
     rail = cabling.rail.get(key)
-    yield f"It serves rail {shown(rail)}." if rail else "It serves no rail: its links are of several rails."
+    yield (f"It serves rail {shown(rail)}." if rail else "It serves no rail: its links are of several rails.")
     for other in group.leaves:
         if other != key:
             yield f"With {other}: {_common_nodes(preview, key, other)}."

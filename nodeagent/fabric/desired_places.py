@@ -13,8 +13,8 @@ from nodeagent.fabric.placement import Placement
 from nodeagent.fabric.votes import LinkVotes
 
 
-class NodeWishes:
-    """``wishes`` and ``leaving`` are for ``place``; ``unplaced`` are the reasons of nodes without a place.
+class DesiredPlaces:
+    """``desired`` and ``leaving`` are for ``place``; ``unplaced`` are the reasons of nodes without a place.
 
     ``waiting`` are new nodes that wait for the neighbors of their other links, and since when.
     """
@@ -35,7 +35,7 @@ class NodeWishes:
         self._placed, self._foreign, self._before = placed, foreign, before
         self._waited, self._now = waiting, now
         self._forced = {node: group.name for group in levels.topology.groups for node in group.nodes}
-        self.wishes: dict[str, str | None] = {}
+        self.desired: dict[str, str | None] = {}
         self.leaving: list[str] = []
         self.unplaced: dict[str, str] = {}
         self.waiting: dict[str, float] = {}
@@ -46,7 +46,7 @@ class NodeWishes:
         yielding = bool(self._foreign) and self._rules.foreign == "yield"
         for pattern in self._votes.patterns:
             if pattern.unanimous and pattern.best is not None and not yielding:
-                self.wishes.update(dict.fromkeys(pattern.nodes, self._names.names[pattern.best]))
+                self.desired.update(dict.fromkeys(pattern.nodes, self._names.names[pattern.best]))
             else:
                 for node in pattern.nodes:
                     self._add(node)
@@ -61,7 +61,7 @@ class NodeWishes:
         levels, unplaced = self._levels, self.unplaced
         report = levels.reports.get(node)
         refused = levels.refused.get(node)
-        self.wishes.pop(node, None)
+        self.desired.pop(node, None)
         if refused is not None:
             unplaced[node] = f"its report {refused}"
         if not levels.exists(node):
@@ -75,20 +75,26 @@ class NodeWishes:
             if holders:
                 unplaced[node] = f"the HyperNode {holders[0]} of another owner holds it"
                 return
-        wish = self._wish(node)
+        place = self._desired_place(node)
         is_new = node not in self._placed
-        if wish is not None and is_new and report is not None and report.incomplete and self._waits(node):
+        if (
+            place is not None
+            and is_new
+            and report is not None
+            and report.incomplete
+            and self._record_wait(node)
+        ):
             unplaced[node] = "waiting for LLDP neighbors on its other links"
             return
-        self.wishes[node] = wish
-        if wish is None and is_new and report is not None:
+        self.desired[node] = place
+        if place is None and is_new and report is not None:
             unplaced[node] = (
                 "none of its links has an LLDP neighbor: is LLDP enabled on the switches?"
                 if report.shape
                 else f"it reports no link in the fabric {self._rules.fabric}"
             )
 
-    def _wish(self, node: str) -> str | None:
+    def _desired_place(self, node: str) -> str | None:
         """The object that the topology file or the node's report puts a node in."""
         if (static := self._forced.get(node)) is not None:
             return self._names.names.get(self._votes.static_groups[static])
@@ -96,8 +102,9 @@ class NodeWishes:
         group = None if pattern is None else group_of(node, pattern, self._placed, self._names)
         return None if group is None else self._names.names.get(group)
 
-    def _waits(self, node: str) -> bool:
-        """A new node waits for its other links, at most ``settle_s``."""
+    def _record_wait(self, node: str) -> bool:
+        """Record since when a new node waits for its other links. Return whether it still waits: at most
+        ``settle_seconds``."""
         since = self._waited.get(node, self._now)
         early = node not in self._before.place and self._now - since < self._rules.hysteresis.settle_seconds
         if early and node not in self._forced:
