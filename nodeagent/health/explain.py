@@ -39,8 +39,8 @@ class RuleView(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class DeviceView(msgspec.Struct, frozen=True, rename="camel"):
-    """A PF or a GPU. ``watched``: it has passed the gate, so that a missing link is a fault. ``silent``: the sources
-    whose samples are stale."""
+    """A PF or a GPU. ``watched``: it has passed the gate, so that a missing link is a fault. ``stale_sources``: the
+    sources whose samples are stale, with the JSON key ``silent``."""
 
     device: str
     name: str
@@ -51,7 +51,7 @@ class DeviceView(msgspec.Struct, frozen=True, rename="camel"):
     for_s: float | None
     reasons: tuple[Reason, ...]
     rules: tuple[RuleView, ...] = ()
-    silent: tuple[str, ...] = ()
+    stale_sources: tuple[str, ...] = msgspec.field(default=(), name="silent")
 
 
 def explain_nics(judge: NicJudge, health: dict[str, Health], now: float) -> tuple[DeviceView, ...]:
@@ -60,8 +60,8 @@ def explain_nics(judge: NicJudge, health: dict[str, Health], now: float) -> tupl
     for nic in judge.nics.values():
         nic.set_time(now)
         view = _device(nic, nic.address, nic.netdev or nic.address, health.get(nic.address, Health()), now)
-        silent = tuple(source.value for source in nic.history.stale())
-        views.append(msgspec.structs.replace(view, silent=silent))
+        stale_sources = tuple(source.value for source in nic.history.stale())
+        views.append(msgspec.structs.replace(view, stale_sources=stale_sources))
     return tuple(sorted(views, key=lambda view: (-gravity(view.state), view.device)))
 
 
