@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import grpc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -224,9 +226,22 @@ class KubeletLife(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.runner.run(self.world.end())
         self.runner.run(self.kubelet.stop())
+        del self.world, self.kubelet
+        self.runner.run(collect_servers())
         self.runner.close()
         self.patch.undo()
         self.folder.cleanup()
+
+
+async def collect_servers() -> None:
+    """Free the gRPC servers while their loop is open: the finalizer of a server schedules its shutdown there."""
+    gc.collect()
+    await asyncio.sleep(0.01)
+
+
+grpc.aio.init_grpc_aio()
+"""Keeps the poller thread of grpc.aio. Without this reference the last object that the garbage collector frees joins
+that thread, which waits for streams of loops that the state machines have closed."""
 
 
 class WatchedKubeletLife(KubeletLife):
