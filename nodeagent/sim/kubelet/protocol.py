@@ -58,8 +58,6 @@ class GrpcListener:
 
     def __init__(self, path: Path, handlers: Sequence[grpc.GenericRpcHandler], hidden: Path) -> None:
         self.path = path
-        self._server = grpc.aio.server()
-        self._server.add_generic_rpc_handlers(tuple(handlers))
         self._inner = hidden / f".{os.getpid()}-{next(_numbers)}.sock"
         for name in (self.path, self._inner):
             if len(os.fsencode(name)) > PATH_MAX:
@@ -67,9 +65,12 @@ class GrpcListener:
                     f"{name} is longer than {PATH_MAX} bytes: give the kubelet a shorter directory"
                 )
         self._relay: asyncio.Task[None] | None = None
+        self._server: grpc.aio.Server | None = grpc.aio.server()
+        self._server.add_generic_rpc_handlers(tuple(handlers))
 
     async def start(self, *, listen_delay_s: float = 0.0) -> None:
         """Serve. With a delay, the file exists at once and refuses connections until the delay has passed."""
+        assert self._server is not None, "a stopped listener does not start again"
         self._server.add_insecure_port(f"unix:{self._inner}")
         await self._server.start()
         if listen_delay_s > 0:
@@ -82,13 +83,21 @@ class GrpcListener:
 
     async def stop(self, *, leave_file: bool = False) -> None:
         if self._relay is not None:
-            self._relay.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._relay
-        await self._server.stop(None)
+            await _end(self._relay)
+        # Without this reference the server is freed while its loop is open; its finalizer needs the loop.
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(None)
         self._inner.unlink(missing_ok=True)
         if not leave_file:
             self.path.unlink(missing_ok=True)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait for its end. The traceback of the cancellation keeps only this frame alive."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 async def _relay(bound: socket.socket, inner: Path, delay_s: float) -> None:
