@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(REPOSITORY / "hack/vm"))
 
 STEPS = (
-    "facts", "bare", "apply", "late", "agree", "pod", "vfio", "namespace", "cable", "removed", "unbound",
+    "facts", "bare", "apply", "late", "agree", "pod", "vfio", "namespace", "held", "cable", "removed", "unbound",
     "lldp", "metrics", "doctor", "restart", "bereft", "stop",
 )  # fmt: skip
 
