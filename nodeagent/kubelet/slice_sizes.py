@@ -28,6 +28,7 @@ from nodeagent.health.state_file import SIZE_MAX
 from nodeagent.host.file_writing import replace_file
 from nodeagent.kinds import DeviceKind
 from nodeagent.model import Snapshot
+from nodeagent.regular_file import read_regular
 
 log = logging.getLogger(__name__)
 
@@ -60,9 +61,7 @@ class SliceSizes:
         """Read the file of an earlier agent. Blocks."""
         path = folder / NAME
         try:
-            with path.open("rb") as file:
-                text = file.read(SIZE_MAX + 1)
-            sizes = msgspec.json.decode(text, type=dict[str, int])
+            sizes = msgspec.json.decode(read_regular(path, SIZE_MAX), type=dict[str, int])
             if any(size < 1 for size in sizes.values()):
                 raise ValueError("a size is less than 1 MiB")
         except FileNotFoundError:
