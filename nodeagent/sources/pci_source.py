@@ -252,7 +252,8 @@ def _functions_on_bus(
 def _gpu(sysfs: SysfsScan, address: str) -> GpuFunction | None:
     """``None`` for a GPU of another vendor, and for a VF, which is a virtual GPU that NVML does not list."""
     tree, folder = sysfs.tree, f"{_PCI}/{address}"
-    if sysfs.read(tree.integer, f"{folder}/vendor") != _NVIDIA or sysfs.read(tree.link, f"{folder}/physfn"):
+    is_vf = sysfs.read(tree.link, f"{folder}/physfn") is not None
+    if is_vf or sysfs.read(tree.integer, f"{folder}/vendor") != _NVIDIA:
         return None
     driver = sysfs.read(tree.link, f"{folder}/driver")
     numa_node = sysfs.read(tree.integer, f"{folder}/numa_node")
