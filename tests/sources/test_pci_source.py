@@ -564,3 +564,23 @@ async def test_a_failing_hint_ends_the_watch_with_its_error(machine: Machine) ->
 async def test_a_machine_that_loses_its_sys_ends_the_watch(tmp_path: Path) -> None:
     with pytest.raises(SysfsError, match="has no /sys"):
         await watch(Tree(tmp_path), [], lambda _: None)
+
+
+def test_the_gpus_on_the_bus_are_facts_without_their_audio_functions_switches_and_virtual_gpus(
+    machine: Machine,
+) -> None:
+    nvidia = {"vendor": "0x10de", "device": "0x2330"}
+    machine.function("0000:1c:00.0", **nvidia, **{"class": "0x030200", "numa_node": "1"})
+    machine.drive("0000:1c:00.0", None)
+    machine.function("0000:1d:00.0", **nvidia, **{"class": "0x030000", "numa_node": "-1"})
+    machine.drive("0000:1d:00.0", "nouveau")
+    machine.function("0000:1d:00.1", **nvidia, **{"class": "0x040300"})
+    machine.function("0000:1e:00.0", **nvidia, **{"class": "0x068000"})
+    virtual = machine.function("0000:1c:00.4", **nvidia, **{"class": "0x030200"})
+    machine.draw(f"{virtual}/physfn", Link("../0000:1c:00.0"))
+    gpus = scanned(machine).gpus
+    assert [(gpu.pci_address, gpu.driver, gpu.numa_node) for gpu in gpus] == [
+        ("0000:1c:00.0", None, 1),
+        ("0000:1d:00.0", "nouveau", None),
+    ]
+    assert gpus[0].pci_path[-1] == "0000:1c:00.0"
