@@ -23,7 +23,7 @@ BOOT_S = 3600
 """The first test builds the machine if it must, and boots it, without KVM too."""
 
 STEPS = (
-    "facts", "bare", "apply", "late", "agree", "pod", "vfio", "namespace", "cable", "removed", "unbound",
+    "facts", "bare", "apply", "late", "agree", "pod", "vfio", "namespace", "held", "cable", "removed", "unbound",
     "lldp", "metrics", "doctor", "restart", "bereft", "stop",
 )  # fmt: skip
 
