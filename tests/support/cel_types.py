@@ -13,7 +13,7 @@ server that are easy to miss:
 
 Limits: CEL's C++ checker stands in for the Go checker. Kubernetes' own functions (`url`, `quantity`, `authorizer` …)
 and the type checks of `matchConditions` and parameters are missing; our policies use none. Structs are protobuf
-messages here, so a comparison of two structs of different types may be judged differently.
+messages here, so the result for a comparison of two different structs may differ.
 """
 
 from __future__ import annotations
