@@ -29,6 +29,7 @@ TOPICS = {
         "source",
         "task",
         "collector",
+        "configuration",
         "netlink",
         "series",
         "web",
