@@ -102,7 +102,8 @@ class Agent:
         """Set when the kubelet has the devices and everything is imported."""
         self.inventory = Inventory()
         self.health = discovery.health_service(config, state_file)
-        gpu_publisher = GpuPublisher(self.health)
+        remembered_gpus = discovery.open_remembered_gpus(config.health, options.root)
+        gpu_publisher = GpuPublisher(self.health, remembered_gpus)
         self.sources = discovery.Discovery(
             self.inventory,
             config,
@@ -110,6 +111,7 @@ class Agent:
             node_name=options.node_name,
             gpu_publisher=gpu_publisher,
             sampled=True,
+            stores=True,
         )
         rpc_stats = RpcStats()
         self.plugins = DevicePlugins(

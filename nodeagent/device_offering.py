@@ -134,7 +134,8 @@ class DeviceOffering:
             else:
                 offered.append(settled)
         withheld += self._unnamed(snapshot)
-        self.offered, self.withheld, self.remarks = tuple(offered), tuple(withheld), self._sizes.remarks
+        self.offered, self.withheld = tuple(offered), tuple(withheld)
+        self.remarks = (*self._sizes.remarks, *gpu_remarks(snapshot))
 
     def _missing_source(self, kind: DeviceKind, snapshot: Snapshot) -> str | None:
         """Return why the facts of a kind are not known yet: an empty list would be wrong."""
@@ -175,6 +176,17 @@ class DeviceOffering:
 
     def _fatal(self, offer: Offer) -> list[str]:
         return [trouble.message for trouble in offer.troubles(self._inventory.snapshot) if trouble.fatal]
+
+
+def gpu_remarks(snapshot: Snapshot) -> Iterator[str]:
+    """Yield a sentence about each GPU that is lost, or that no resource can offer, for ``/readyz``."""
+    for gpu in snapshot.gpus:
+        if gpu.lost and gpu.health.reasons:
+            reason = gpu.health.reasons[0]
+            yield f"GPU {gpu.index} ({gpu.uuid}): {reason.key}: {reason.detail}"
+    for unusable in snapshot.unusable_gpus:
+        reason = unusable.health.reasons[0]
+        yield f"GPU at {unusable.place} is not offered: {reason.key}: {reason.detail}"
 
 
 def _why_missing(source: str, snapshot: Snapshot) -> str:
