@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import stat
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from nodeagent.host.file_writing import replace_file
+from nodeagent.regular_file import read_regular
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ class StoredValue(Generic[T]):
         """Return the value of an earlier agent; ``None`` if there is none that can be read. Blocks."""
         self.unreadable = None
         try:
-            text = _regular(self.path)
+            text = read_regular(self.path, SIZE_MAX)
             value = msgspec.json.decode(text, type=self._type)
         except FileNotFoundError:
             return None
@@ -118,16 +117,3 @@ class StoredValue(Generic[T]):
                 reason,
             )
         self.unwritable = reason
-
-
-def _regular(path: Path) -> bytes:
-    """Read a regular file of at most ``SIZE_MAX`` bytes. Raises ``OSError`` and ``ValueError``."""
-    # Without O_NONBLOCK the open itself waits for the writer of a FIFO.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is not a regular file")
-        text = file.read(SIZE_MAX + 1)
-    if len(text) > SIZE_MAX:
-        raise ValueError(f"it is larger than {SIZE_MAX} bytes")
-    return text

@@ -15,6 +15,7 @@ from nodeagent import cdi
 from nodeagent.host.file_writing import replace_file
 from nodeagent.kinds import DeviceKind, gpu_access
 from nodeagent.model import Allocation, Snapshot
+from nodeagent.regular_file import read_regular
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class CdiSpecFiles:
                 continue
             path = self._folder / FILES[name]
             try:
-                if not path.exists() or path.read_text(encoding="utf-8") != text:
+                if not path.exists() or read_regular(path) != text.encode():
                     replace_file(path, text.encode(), mode=0o644)
                     log.info("The CDI spec was written. file=%s", path)
             except OSError as error:

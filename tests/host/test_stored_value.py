@@ -46,9 +46,9 @@ def fifo(path: Path) -> None:
 
 
 OBSTACLES = {
-    "a FIFO": (fifo, "not a regular file"),
+    "a FIFO": (fifo, "put a regular file there"),
     "a folder": (Path.mkdir, "directory"),
-    "a device": (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
+    "a device": (lambda path: path.symlink_to("/dev/zero"), "put a regular file there"),
     "a large file": (lambda path: path.write_bytes(b" " * (SIZE_MAX + 1)), "larger than"),
     "another type": (lambda path: path.write_text('{"a": "b"}'), "int"),
     "no JSON": (lambda path: path.write_bytes(b"\xff"), "malformed"),
