@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from nodeagent.agent_config import Config
 from nodeagent.config.faults import ConfigError, ConfigFault
+from nodeagent.health.gpu_presence import MISMATCH
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
@@ -181,8 +182,8 @@ class DeviceOffering:
 def gpu_remarks(snapshot: Snapshot) -> Iterator[str]:
     """Yield a sentence about each GPU that is lost, or that no resource can offer, for ``/readyz``."""
     for gpu in snapshot.gpus:
-        if gpu.lost and gpu.health.reasons:
-            reason = gpu.health.reasons[0]
+        reason = gpu.health.reasons[0] if gpu.health.reasons else None
+        if reason is not None and (gpu.lost or reason.key == MISMATCH.key):
             yield f"GPU {gpu.index} ({gpu.uuid}): {reason.key}: {reason.detail}"
     for unusable in snapshot.unusable_gpus:
         reason = unusable.health.reasons[0]

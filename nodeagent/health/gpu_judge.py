@@ -1,7 +1,7 @@
 """The rule engine of the node's GPUs: events, readings and measured values in, the health of every GPU out. Pure.
 
 * Evidence is about one GPU. An error of the whole driver, or no answer from it, makes no GPU Unhealthy.
-* A GPU that was once known stays known until another GPU is in its slot or a person forgets it: a pod may hold it.
+* A GPU that was once known stays known until another GPU is in its slot, or a command drops it: a pod may hold it.
 * While a known GPU is missing, the others keep their indexes, although NVML counts without it: a selection by index
   would otherwise move GPUs from one resource to another.
 * Equal facts give equal answers: a reason contains nothing that counts or ages.
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import structs
 
-from nodeagent.health.gpu_rules import Whereabouts
+from nodeagent.health.gpu_presence import Whereabouts
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.gpu_state import GpuRules, GpuState
 from nodeagent.health.guard import Guard
@@ -90,6 +90,12 @@ class GpuJudge:
         self.gpus[uuid] = GpuState(reading, now, self._rules)
         self._known += 1
         return True
+
+    def locate(self, bus: Mapping[str, str | None], now: float) -> None:
+        """Take the GPUs on the PCI bus, which are known for the first time: they explain why a GPU is not listed."""
+        for gpu in self.gpus.values():
+            if not gpu.listed:
+                gpu.take_reading(None, now, self._whereabouts(gpu, bus))
 
     @staticmethod
     def _with_uuid(by_uuid: Mapping[str, GpuReading], uuid: str) -> GpuReading | None:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from nodeagent.health.gpu_presence import BY_READING, Whereabouts
 from nodeagent.health.rule import Measure, Measured, Rule
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.model import State
@@ -60,38 +61,6 @@ UNREADABLE_AFTER_S = 30.0
 """A GPU whose calls fail is first in doubt, and Unhealthy after this time (our own choice)."""
 
 
-DRIVER = "nvidia"
-"""The kernel driver whose GPUs NVML reads."""
-_FOR_GUESTS = ("vfio", "pci-stub", "pciback")
-"""Parts of the names of drivers that keep a function for virtual machines: vfio-pci and its variants, Xen's."""
-
-
-class Whereabouts(NamedTuple):
-    """Where a GPU is that NVML does not list: whether it is on the PCI bus (``None``: unknown), and its driver."""
-
-    on_bus: bool | None = None
-    driver: str | None = None
-
-    @property
-    def for_guests(self) -> bool:
-        """Whether its driver keeps it for virtual machines."""
-        return self.driver is not None and any(part in self.driver for part in _FOR_GUESTS)
-
-    def sentence(self) -> str:
-        """Return why NVML does not list it, with the remedy."""
-        if self.for_guests:
-            return f"This GPU is bound to {self.driver} for virtual machines, so pods cannot get it."
-        if self.on_bus is False:
-            return "This GPU is not on the PCI bus; reseat it or reboot the node."
-        if self.on_bus and self.driver is None:
-            return (
-                "No kernel driver is bound to this GPU; check the kernel log (NVRM), then reset or reseat it."
-            )
-        if self.on_bus and self.driver != DRIVER:
-            return f"This GPU is bound to {self.driver}, so NVML cannot read it; bind it to {DRIVER}."
-        return "The driver no longer reaches this GPU; reset it or reboot the node."
-
-
 class GpuView(NamedTuple):
     """One GPU as the measures of its rules read it. ``values`` are the last measured ones, ``links`` the NVLinks
     that were up in this boot. ``limits`` are the thresholds of the measured values. ``mismatch`` is the sentence about
@@ -107,22 +76,7 @@ class GpuView(NamedTuple):
 
 # --- readings ---------------------------------------------------------------------------------------------
 
-_BY_READING = frozenset({"reading"})
 _BY_VALUES = frozenset({"vitals"})
-
-
-def _measure_lost(view: GpuView) -> Measured:
-    lost = view.reading.lost and not view.whereabouts.for_guests
-    return Measured(float(lost), "", sentence=view.whereabouts.sentence())
-
-
-def _measure_passthrough(view: GpuView) -> Measured:
-    passed = view.reading.lost and view.whereabouts.for_guests
-    return Measured(float(passed), "", sentence=view.whereabouts.sentence())
-
-
-def _measure_mismatch(view: GpuView) -> Measured:
-    return Measured(float(view.mismatch is not None), "", sentence=view.mismatch or "")
 
 
 def _measure_unreadable(view: GpuView) -> Measured:
@@ -148,42 +102,12 @@ def wanted_action(reading: GpuReading) -> str | None:
     return None if reading.recovery_action == "none" else reading.recovery_action
 
 
-LOST = Rule(
-    key="gpu_lost",
-    state=State.UNHEALTHY,
-    measure=_measure_lost,
-    withdraws=True,
-    limit="reported by the driver",
-    clears="the driver lists it again",
-    follows=True,
-    witnesses=_BY_READING,
-)
-PASSTHROUGH = Rule(
-    key="gpu_passthrough",
-    state=State.UNUSED,
-    measure=_measure_passthrough,
-    withdraws=True,
-    limit="bound to vfio-pci",
-    clears="the driver lists it again",
-    follows=True,
-    witnesses=_BY_READING | {"person"},  # a person bound it, so the guard lets it pass
-)
-MISMATCH = Rule(
-    key="driver_version_mismatch",
-    state=State.UNHEALTHY,
-    measure=_measure_mismatch,
-    withdraws=True,
-    limit="library and kernel module differ",
-    clears="their versions are equal",
-    follows=True,
-    witnesses=frozenset({"library", "module"}),  # certain for all GPUs at once, so the guard lets it pass
-)
 MIG_ENABLED = Rule(
     key="mig_enabled",
     state=State.HEALTHY,
     measure=_measure_mig,
     withdraws=True,
-    witnesses=_BY_READING | {"person"},  # a person switched MIG on, so the guard lets it pass
+    witnesses=BY_READING | {"person"},  # a person switched MIG on, so the guard lets it pass
 )
 RECOVERY_PREFIX = "recovery_"
 
@@ -196,16 +120,13 @@ def recovery_rule(action: str) -> Rule:
         withdraws=True,
         limit="reported by the driver",
         clears="the driver no longer requests it",
-        witnesses=_BY_READING,
+        witnesses=BY_READING,
     )
-
-
-UNREADABLE_KEY = "gpu_unreadable"
 
 
 def unreadable_rule(unreadable_after_s: float) -> Rule:
     return Rule(
-        key=UNREADABLE_KEY,
+        key="gpu_unreadable",
         state=State.UNHEALTHY,
         measure=_measure_unreadable,
         withdraws=True,
@@ -213,7 +134,7 @@ def unreadable_rule(unreadable_after_s: float) -> Rule:
         limit=f"for {unreadable_after_s:g} s",
         clears="its calls no longer fail",
         follows=True,
-        witnesses=_BY_READING,
+        witnesses=BY_READING,
     )
 
 

@@ -10,16 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import structs
 
+from nodeagent.health.gpu_presence import LOST, MISMATCH, PASSTHROUGH, Whereabouts
 from nodeagent.health.gpu_rules import (
-    LOST,
     MIG_ENABLED,
-    MISMATCH,
-    PASSTHROUGH,
     RECOVERY_PREFIX,
     UNREADABLE_AFTER_S,
     GpuView,
     MeasuredFault,
-    Whereabouts,
     measured_rules,
     nvlinks_up,
     recovery_rule,

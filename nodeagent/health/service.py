@@ -215,12 +215,14 @@ class HealthService:
         mismatch: str | None = None,
     ) -> None:
         """Evaluate the GPUs after events, a reading of all GPUs, and measured values of some. ``bus`` and ``mismatch``
-        belong to the reading; a mismatch without a reading keeps the driver from answering."""
+        belong to the reading. Without one, ``bus`` is news, and a mismatch keeps the driver from answering."""
         now = self._clock()
         self.gpus.take_events(events, now)
         if readings is not None:
             self.gpus.take_readings(readings, now, bus, mismatch)
             self._log_replaced()
+        elif bus is not None:
+            self.gpus.locate(bus, now)
         elif mismatch is not None:
             self.gpus.take_mismatch(mismatch, now)
         self.gpus.take_vitals(vitals, now)

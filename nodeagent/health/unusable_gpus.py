@@ -10,11 +10,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from nodeagent.health.gpu_rules import DRIVER, LOST, MISMATCH, PASSTHROUGH, UNREADABLE_KEY, Whereabouts
+from nodeagent.health.gpu_presence import DRIVER, LOST, MISMATCH, PASSTHROUGH, Whereabouts
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.model import GpuFunction, Health, Reason, State, UnusableGpu
-
-DRIVER_ABSENT = "driver_absent"
 
 
 class DriverTrouble(msgspec.Struct, frozen=True):
@@ -27,8 +25,9 @@ class DriverTrouble(msgspec.Struct, frozen=True):
     @property
     def health(self) -> Health:
         """A driver that is absent may be loaded later, so the state of its GPUs is unknown."""
-        key, state = (DRIVER_ABSENT, State.UNKNOWN) if self.absent else (MISMATCH.key, State.UNHEALTHY)
-        return Health(state, (Reason(key, self.sentence),), allocatable=False)
+        if self.absent:
+            return Health(State.UNKNOWN, (Reason("driver_absent", self.sentence),), allocatable=False)
+        return _unhealthy(Reason(MISMATCH.key, self.sentence))
 
 
 def find_unusable(
@@ -61,19 +60,19 @@ def find_unusable(
 
 def _of_reading(reading: GpuReading) -> Health:
     if reading.lost:
-        return _unhealthy(LOST.key, Whereabouts().sentence())
+        return _unhealthy(Reason(LOST.key, Whereabouts().sentence()))
     fault = reading.fault
     if fault is None:
         fault = "it reports no UUID" if reading.uuid is None else "it reports no memory size or PCI address"
-    return _unhealthy(UNREADABLE_KEY, f"The driver cannot read this GPU: {fault}.")
+    return _unhealthy(Reason("gpu_unreadable", f"The driver cannot read this GPU: {fault}."))
 
 
 def _of_function(function: GpuFunction, trouble: DriverTrouble | None) -> Health:
     where = Whereabouts(on_bus=True, driver=function.driver)
     if where.for_guests:
         return Health(State.UNUSED, (Reason(PASSTHROUGH.key, where.sentence()),), allocatable=False)
-    return trouble.health if trouble is not None else _unhealthy(LOST.key, where.sentence())
+    return trouble.health if trouble is not None else _unhealthy(Reason(LOST.key, where.sentence()))
 
 
-def _unhealthy(key: str, detail: str) -> Health:
-    return Health(State.UNHEALTHY, (Reason(key, detail),), allocatable=False)
+def _unhealthy(reason: Reason) -> Health:
+    return Health(State.UNHEALTHY, (reason,), allocatable=False)

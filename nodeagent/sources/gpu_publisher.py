@@ -96,6 +96,7 @@ class GpuPublisher:
         not lost before the driver has had time to list it."""
         first, self._functions = self._functions is None, functions
         if first and self._has_driver_news:
+            self.health.judge_gpus(bus=self._bus())
             self._take_all()
 
     def take_reading(self, reading: DriverReading) -> None:

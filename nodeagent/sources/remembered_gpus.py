@@ -65,7 +65,7 @@ class RememberedGpus:
         return remembered
 
     def update(self, gpus: Iterable[Gpu]) -> None:
-        """Remember these GPUs and no others."""
+        """Keep these GPUs and no others."""
         now = tuple(
             RememberedGpu(
                 gpu.uuid,
