@@ -41,9 +41,10 @@ from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.slice_sizes import SliceSizes
+from nodeagent.regular_file import read_regular
 from nodeagent.sources import gpu_source
 from nodeagent.sources.gpu_publisher import GpuPublisher
-from nodeagent.supervise import Fatal, either, keep
+from nodeagent.supervise import Fatal, either, ending_signals, keep
 from nodeagent.web.pages import Pages, PageSources
 
 log = logging.getLogger(__name__)
@@ -240,7 +241,7 @@ async def run(config: Config, options: AgentOptions) -> None:
     agent = Agent(config, options)
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(agent.run())
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ending_signals(signal.SIGINT):
         loop.add_signal_handler(number, task.cancel)
     loop.add_signal_handler(signal.SIGHUP, agent.reload)
     freezing = asyncio.ensure_future(_freeze(agent))
@@ -274,7 +275,7 @@ def _innermost(errors: ExceptionGroup[Exception]) -> Exception:
 
 def _read(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8", errors="surrogateescape")
+        return read_regular(path).decode("utf-8", "surrogateescape")
     except OSError as error:
         log.warning(
             "The configuration cannot be read, the running one stays. file=%s reason=%r", path, str(error)

@@ -17,6 +17,7 @@ from nodeagent import cdi
 from nodeagent.host.file_writing import replace_file
 from nodeagent.kinds import DeviceKind, gpu_access
 from nodeagent.model import Allocation, Snapshot
+from nodeagent.regular_file import read_regular
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class CdiSpecFiles:
             self._specs = specs
 
     def differs(self) -> bool:
-        """Whether a file must be written, as far as memory tells."""
+        """Whether a file lacks its text, as this process wrote it last."""
         return any(self._written.get(name) != text for name, text in self._wanted.items())
 
     def flush(self) -> dict[str, OSError]:
@@ -71,7 +72,8 @@ class CdiSpecFiles:
             for name, text in self._wanted.items():
                 path = self.path(name)
                 try:
-                    if (self._written.get(name) == text and path.exists()) or _content(path) == text:
+                    known = path.exists() if self._written.get(name) == text else _content(path) == text
+                    if known:
                         self._written[name] = text
                         continue
                     replace_file(path, text.encode(), mode=0o644)
@@ -101,6 +103,5 @@ def needed_by(allocation: Allocation) -> frozenset[str]:
 def _content(path: Path) -> str | None:
     """Return the text of a regular file; ``None`` for anything else, which is replaced."""
     with suppress(OSError, ValueError):
-        if path.is_file():
-            return path.read_text(encoding="utf-8")
+        return read_regular(path).decode()
     return None

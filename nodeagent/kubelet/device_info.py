@@ -35,7 +35,7 @@ class DeviceInfoFiles:
     def try_writing(self) -> None:
         """Write a file into the folder and remove it. Blocks; raises ``OSError`` with the name of the folder.
 
-        Free blocks and permissions alone do not tell: quotas, and blocks reserved for root, count too.
+        Free blocks and permissions alone prove nothing: quotas, and blocks reserved for root, count too.
         """
         trial = self.folder / f".nodeagent.{os.getpid()}.trial"
         try:

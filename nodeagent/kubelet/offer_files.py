@@ -103,14 +103,19 @@ class OfferFiles:
             await self._attempt("look", self._look)
         kinds = tuple(kinds)
         self.cdi_specs.update(kinds, snapshot)
-        if not (self.failed.is_set() or self.pause_s == 0 or (self.cdi_specs.differs() and not self._failures)):
+        if not (
+            self.failed.is_set() or self.pause_s == 0 or (self.cdi_specs.differs() and not self._failures)
+        ):
             return
         self.failed.clear()
         needed = frozenset[str]().union(*(kind.needed_files(snapshot) for kind in kinds))
         unwritten = dict(self._unwritten)
         found = await self._attempt("cdi", self.cdi_specs.flush)
         if DEVICE_INFO_FILES in needed:
-            found = {**found, **await self._attempt(DEVICE_INFO_FILES, lambda: self._try_device_info(unwritten))}
+            found = {
+                **found,
+                **await self._attempt(DEVICE_INFO_FILES, lambda: self._try_device_info(unwritten)),
+            }
         for resource, files in unwritten.items():
             if resource not in found and self._unwritten.get(resource) == files:
                 del self._unwritten[resource]
@@ -154,7 +159,10 @@ class OfferFiles:
         before, self._failures = self.unwritable, failures
         for failure in self.unwritable:
             if failure not in before:
-                log.error("The resources that need a file are withheld: it cannot be written. reason=%r", str(failure))
+                log.error(
+                    "The resources that need a file are withheld: it cannot be written. reason=%r",
+                    str(failure),
+                )
         for failure in before:
             if failure.path not in {now.path for now in self.unwritable}:
                 log.info("The file can be written again. file=%s", failure.path)

@@ -14,7 +14,7 @@ class Withheld(msgspec.Struct, frozen=True):
 
     @property
     def named(self) -> bool:
-        """Whether ``resource`` is the whole name, as the kubelet knows it."""
+        """Whether ``resource`` is a whole name, prefix included."""
         return "/" in self.resource
 
 

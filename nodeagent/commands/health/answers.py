@@ -16,9 +16,11 @@ from nodeagent.agent_config import Config
 from nodeagent.config.formats import host_port
 from nodeagent.health.explain import DeviceView
 from nodeagent.inventory import Inventory
+from nodeagent.regular_file import read_regular
 from nodeagent.sources.gpu_publisher import GpuPublisher
 
 FETCH_S = 5.0
+TOKEN_MAX = 1 << 20
 READ_S = 2.0
 """Long enough for every source to publish once."""
 Views = Callable[[], tuple[DeviceView, ...]]
@@ -79,7 +81,7 @@ def fetch(config: Config, listen: str | None) -> tuple[DeviceView, ...] | None:
 def _token(config: Config) -> dict[str, str]:
     if config.web.token_file is None:
         return {}
-    lines = Path(config.web.token_file).read_text().split()
+    lines = read_regular(config.web.token_file, TOKEN_MAX).decode("latin-1").split()
     return {"Authorization": f"Bearer {lines[0]}"} if lines else {}
 
 
