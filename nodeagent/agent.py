@@ -31,12 +31,13 @@ from nodeagent import discovery
 from nodeagent.agent_config import Config, load
 from nodeagent.cluster import agent_tasks
 from nodeagent.config.faults import ConfigError
-from nodeagent.device_offering import DeviceOffering, OfferFiles
+from nodeagent.device_offering import DeviceOffering
 from nodeagent.host.inotify import CONTENT, FolderWatch, InotifyError
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
+from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.slice_sizes import SliceSizes
