@@ -31,19 +31,20 @@ from nodeagent import discovery
 from nodeagent.agent_config import Config, load
 from nodeagent.cluster import agent_tasks
 from nodeagent.config.faults import ConfigError
-from nodeagent.device_offering import DeviceOffering, OfferFiles
+from nodeagent.device_offering import DeviceOffering
 from nodeagent.host.inotify import CONTENT, FolderWatch, InotifyError
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
+from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.slice_sizes import SliceSizes
 from nodeagent.regular_file import read_regular
 from nodeagent.sources import gpu_source
 from nodeagent.sources.gpu_publisher import GpuPublisher
-from nodeagent.supervise import Fatal, either, keep
+from nodeagent.supervise import Fatal, either, ending_signals, keep
 from nodeagent.web.pages import Pages, PageSources
 
 log = logging.getLogger(__name__)
@@ -244,7 +245,7 @@ async def run(config: Config, options: AgentOptions) -> None:
     agent = Agent(config, options)
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(agent.run())
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ending_signals(signal.SIGINT):
         loop.add_signal_handler(number, task.cancel)
     loop.add_signal_handler(signal.SIGHUP, agent.reload)
     freezing = asyncio.ensure_future(_freeze(agent))

@@ -14,6 +14,7 @@ from nodeagent.host.clock import boottime
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
+from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample
 from nodeagent.metrics.scrape_input import DeviceCount, HealthFigures, ScrapeInput
@@ -35,8 +36,13 @@ class Offering(Protocol):
     @property
     def offered(self) -> tuple[DeviceKind, ...]: ...
     @property
-    def withheld(self) -> tuple[str, ...]:
-        """The resources that are not offered, each with the reason."""
+    def withheld(self) -> tuple[Withheld, ...]:
+        """The resources that are not offered."""
+        ...
+
+    @property
+    def unwritable(self) -> tuple[UnwritableFile, ...]:
+        """The files that containers need and that cannot be written."""
         ...
 
     @property
@@ -131,6 +137,8 @@ class Pages:
             reader_statuses=(*nics.reader_statuses(), *gpus.reader_statuses()),
             health_figures=sources.health_figures(),
             statuses=sources.statuses(),
+            withheld=sources.offering.withheld,
+            unwritable=sources.offering.unwritable,
             rpc_stats=sources.rpc_stats,
             restarts=supervise.restarts,
             xids=gpus.xids,
@@ -165,7 +173,7 @@ class Pages:
     def _readyz(self, _accept: str) -> Page:
         offering, statuses = self._sources.offering, self._sources.statuses()
         lines = [_readiness(status) for status in statuses]
-        lines += [f"{reason} (not registered)" for reason in offering.withheld]
+        lines += [f"{entry.resource}: {entry.reason} (not registered)" for entry in offering.withheld]
         lines += offering.remarks
         ready = bool(statuses) and all(status.registered for status in statuses) and not offering.withheld
         text = "".join(f"{line}\n" for line in lines or ["nothing offered yet"])
