@@ -134,6 +134,7 @@ class Agent:
                 statuses=self.plugins.statuses,
                 health_figures=self.health.figures,
                 explained_health=self.health.explain_json,
+                machine_view=lambda: msgspec.json.encode(self.offering.view()),
                 stuck_threads=gpu_source.stuck_threads,
             ),
         )
@@ -157,6 +158,9 @@ class Agent:
         tasks: dict[str, Callable[[], Awaitable[object]]] = {
             "offer": self.offering.run,
             "kubelet": self.plugins.run,
+            "local": partial(
+                self.pages.serve_locally, Tree(self._options.root).path(config.health.state_directory)
+            ),
         }
         if self._options.config_file is not None:
             tasks["config"] = partial(self._follow_config, self._options.config_file)

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-from nodeagent.agent_config import Config
+from nodeagent.agent_config import Config, digest
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
@@ -20,7 +20,7 @@ from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.slice_sizes import SliceSizes
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.model import Snapshot
-from nodeagent.offer import Offer, prefix
+from nodeagent.offer import MachineView, Offer, Trouble, prefix
 from nodeagent.supervise import either
 
 log = logging.getLogger(__name__)
@@ -64,6 +64,20 @@ class DeviceOffering:
     @property
     def unwritable(self) -> tuple[UnwritableFile, ...]:
         return self._files.unwritable
+
+    def view(self) -> MachineView:
+        """The facts of now with the devices that the kubelet is offered."""
+        snapshot = self._inventory.snapshot
+        return MachineView(
+            snapshot,
+            tuple((kind.resource, kind.devices(snapshot)) for kind in self.offered),
+            (
+                *(Trouble(f"{one.resource}: {one.reason}", fatal=True) for one in self.withheld),
+                *(Trouble(remark, fatal=False) for remark in self.remarks),
+                *(trouble for trouble in self._offer.troubles(snapshot) if not trouble.fatal),
+            ),
+            digest(self.config),
+        )
 
     def check(self, name: str) -> None:
         """Raise ``ConfigError`` if the configuration at start cannot work on this machine."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nodeagent import supervise
@@ -18,6 +19,7 @@ from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample
 from nodeagent.metrics.scrape_input import DeviceCount, HealthFigures, ScrapeInput
 from nodeagent.model import Snapshot
+from nodeagent.web import local_socket
 from nodeagent.web.auth import AccessControl
 from nodeagent.web.server import Page, PageHandler, WebServer
 from nodeagent.web.web_settings import WebSettings
@@ -84,6 +86,8 @@ class PageSources(NamedTuple):
     health_figures: Callable[[], Mapping[str, HealthFigures]]
     explained_health: Callable[[], bytes]
     """The health of every PF and GPU with its rules and values, as JSON."""
+    machine_view: Callable[[], bytes]
+    """The facts and the offered devices, as JSON, for ``nodeagent scan``."""
     stuck_threads: Callable[[], int]
 
 
@@ -109,6 +113,10 @@ class Pages:
             group.create_task(server.run(*host_port(listen), listening))
             if self._settings.probe_listen is not None:
                 group.create_task(WebServer(probes).run(*host_port(self._settings.probe_listen)))
+
+    async def serve_locally(self, folder: Path) -> None:
+        """Serve the verbs of this node on a socket in this folder, until cancelled."""
+        await local_socket.serve(folder, {"/health": self._health, "/scan": self._scan})
 
     def _scrape(self, accept: str) -> Page:
         if self._metrics is None:
@@ -154,6 +162,9 @@ class Pages:
 
     def _health(self, _accept: str) -> Page:
         return Page(200, self._sources.explained_health(), "application/json")
+
+    def _scan(self, _accept: str) -> Page:
+        return Page(200, self._sources.machine_view(), "application/json")
 
     def _healthz(self, _accept: str) -> Page:
         """Answer: this proves that the event loop runs."""
