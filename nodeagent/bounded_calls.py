@@ -72,7 +72,7 @@ class BoundedCalls:
     def __init__(self, source: str, limit_s: float, returned: Callable[[], object] = lambda: None) -> None:
         """``returned`` is called when an abandoned call has returned after all."""
         self.source, self.limit_s = source, limit_s
-        self._returned = returned
+        self.returned = returned
         self._call: _Call | None = None
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
@@ -117,7 +117,7 @@ class BoundedCalls:
         if not future.cancelled():
             future.exception()  # an error that comes this late has no reader
             log.info("An abandoned call has returned. source=%s step=%r", self.source, call.step)
-            self._returned()
+            self.returned()
 
 
 def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
