@@ -21,7 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 IDLE_S = 5.0
 LOOK_AGAIN_S = 0.2
-"""A process that was stopped finds every limit exceeded: a call gets this time to go on before it is abandoned."""
+"""A process that was stopped finds every limit exceeded: each call gets this time to continue before it is abandoned."""
 
 
 class Unanswered(TimeoutError):  # noqa: N818 - it says what happened
@@ -56,7 +56,7 @@ class HangingCall(NamedTuple):
 def hanging_calls() -> tuple[HangingCall, ...]:
     now = time.monotonic()
     calls = (HangingCall(call.source, call.step, now - call.since) for call in tuple(_hanging))
-    return tuple(sorted(calls))
+    return tuple(sorted(calls))  # of one source the oldest is the last
 
 
 def enter(step: str) -> None:
@@ -69,10 +69,19 @@ def enter(step: str) -> None:
 class BoundedCalls:
     """The calls of one source. Belongs to one event loop at a time."""
 
-    def __init__(self, source: str, limit_s: float, returned: Callable[[], object] = lambda: None) -> None:
-        """``returned`` is called when an abandoned call has returned after all."""
+    def __init__(
+        self,
+        source: str,
+        limit_s: float,
+        returned: Callable[[], object] = lambda: None,
+        *,
+        alone: bool = True,
+    ) -> None:
+        """``returned`` is called when an abandoned call has returned after all. Unless ``alone``, calls are made
+        although a call of another object of this source hangs."""
         self.source, self.limit_s = source, limit_s
         self.returned = returned
+        self._alone = alone
         self._call: _Call | None = None
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
@@ -80,6 +89,8 @@ class BoundedCalls:
 
         A caller that is cancelled leaves the call to its thread.
         """
+        if self._call is None and self._alone:
+            self._call = self._hanging_elsewhere()
         while (earlier := self._call) is not None and not earlier.over:
             await self._wait(earlier)
         call = self._call = _begin(self.source, partial(work, *arguments))
@@ -91,6 +102,13 @@ class BoundedCalls:
     def hanging(self) -> bool:
         """Whether an abandoned call has not returned."""
         return self._call is not None and self._call in _hanging
+
+    def _hanging_elsewhere(self) -> _Call | None:
+        """The call of an object that a restarted task no longer has."""
+        loop = asyncio.get_running_loop()
+        return next(
+            (call for call in tuple(_hanging) if (call.source, call.loop) == (self.source, loop)), None
+        )
 
     async def _wait(self, call: _Call) -> None:
         """Return when the call has ended. Raises ``Unanswered``."""
@@ -118,6 +136,27 @@ class BoundedCalls:
             future.exception()  # an error that comes this late has no reader
             log.info("An abandoned call has returned. source=%s step=%r", self.source, call.step)
             self.returned()
+
+
+def within(source: str, limit_s: float, work: Callable[[], T]) -> T:
+    """Call ``work`` in a daemon thread and wait for it, without an event loop: for the start of a process. Raises its
+    errors, and ``Unanswered``."""
+    results: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+
+    def make() -> None:
+        try:
+            results.put((work(), None))
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
+            results.put((None, error))
+
+    threading.Thread(target=make, name=source, daemon=True).start()
+    try:
+        result, error = results.get(timeout=limit_s)
+    except Empty:
+        raise Unanswered(source, "", limit_s) from None
+    if error is not None:
+        raise error
+    return cast("T", result)
 
 
 def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:

@@ -27,6 +27,7 @@ TOPICS = {
         "rpcs",
         "kubelet",
         "source",
+        "hanging",
         "task",
         "collector",
         "netlink",

@@ -104,10 +104,7 @@ def source_silent(shown: ScrapeInput) -> Iterator[Series]:
     use="A read of the machine or a write to a disk hangs in the kernel; `/readyz` and the log name it.",
 )
 def hanging_call_seconds(shown: ScrapeInput) -> Iterator[Series]:
-    longest: dict[str, float] = {}
-    for call in shown.hanging:
-        longest[call.source] = max(call.seconds, longest.get(call.source, 0.0))
-    for source, seconds in longest.items():
+    for source, seconds in shown.hanging.items():
         yield (source,), round(seconds, 1)
 
 

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import msgspec
 
-from nodeagent.bounded_calls import HangingCall
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample
@@ -69,8 +68,8 @@ class ScrapeInput(msgspec.Struct, frozen=True):
     dropped: Mapping[str, int] = {}
     """Series left out since the agent started, by family."""
     stuck_threads: int = 0
-    hanging: tuple[HangingCall, ...] = ()
-    """The calls that were abandoned and have not returned."""
+    hanging: Mapping[str, float] = {}
+    """Seconds since the oldest call that hangs began its last step, by source."""
     boot_unix: float = 0.0
     certificate: tuple[float, bool] | None = None
     """Expiry of the web certificate (Unix time), and whether the last load of its files succeeded."""

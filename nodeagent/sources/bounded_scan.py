@@ -44,7 +44,7 @@ class BoundedScan:
                 self._left_out.add(path)
                 self._tree.hanging.add(path)
                 self._calls.returned = partial(self._read_again, path)
-                self._calls = BoundedCalls(self._source, READ_AGAIN_S)
+                self._calls = BoundedCalls(self._source, READ_AGAIN_S, alone=False)
 
     def _read_again(self, path: str) -> None:
         self._left_out.discard(path)

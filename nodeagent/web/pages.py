@@ -131,7 +131,7 @@ class Pages:
             overruns=nics.overruns(),
             last_lldp=nics.last_lldp(),
             stuck_threads=sources.stuck_threads(),
-            hanging=hanging_calls(),
+            hanging={call.source: call.seconds for call in hanging_calls()},
             boot_unix=time.time() - boottime(),
             certificate=(self.access.ends_at or 0.0, self.access.fresh)
             if settings.certificate_file

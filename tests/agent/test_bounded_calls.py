@@ -44,6 +44,9 @@ async def test_a_call_that_hangs_is_abandoned_and_the_next_one_fails_at_once(
     (call,) = (call for call in hanging_calls() if call.source == "disk")
     assert call.step == "/sys/second"
     assert call.seconds > 0.05
+    with pytest.raises(Unanswered):
+        await BoundedCalls("disk", 10).run(lambda: 1)
+    assert await BoundedCalls("disk", 10, alone=False).run(lambda: 1) == 1
     assert await BoundedCalls("other", 10).run(lambda: 1) == 1
     gate.set()
     await asyncio.wait_for(returned.wait(), 30)

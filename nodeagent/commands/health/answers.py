@@ -7,12 +7,14 @@ import http.client
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from nodeagent import discovery
 from nodeagent.agent_config import Config
+from nodeagent.bounded_calls import in_thread
 from nodeagent.config.formats import host_port
 from nodeagent.health.explain import DeviceView
 from nodeagent.inventory import Inventory
@@ -123,11 +125,11 @@ async def watch(
     config: Config, root: Path, listen: str | None, *, here: bool = True
 ) -> AsyncIterator[tuple[DeviceView, ...]]:
     """Yield the health once a second: from the agent, or from the machine if no agent answers or not ``here``."""
-    if here and (views := await asyncio.to_thread(fetch, config, listen)) is not None:
+    if here and (views := await in_thread(partial(fetch, config, listen))) is not None:
         while True:
             yield views or ()
             await asyncio.sleep(1.0)
-            views = await asyncio.to_thread(fetch, config, listen)
+            views = await in_thread(partial(fetch, config, listen))
             if views is None:
                 raise HealthQueryError("the agent has ended")
     async with _RunningSources(config, root) as views_now:
