@@ -32,13 +32,14 @@ from nodeagent.agent_config import Config, load
 from nodeagent.bounded_calls import BoundedCalls
 from nodeagent.cluster import agent_tasks
 from nodeagent.config.faults import ConfigError
-from nodeagent.device_offering import DeviceOffering, OfferFiles
+from nodeagent.device_offering import DeviceOffering
 from nodeagent.ending import end_at
 from nodeagent.host.inotify import CONTENT, FolderWatch, InotifyError
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
+from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.slice_sizes import SliceSizes
@@ -137,6 +138,7 @@ class Agent:
                 statuses=self.plugins.statuses,
                 health_figures=self.health.figures,
                 explained_health=self.health.explain_json,
+                machine_view=lambda: msgspec.json.encode(self.offering.view()),
                 stuck_threads=gpu_source.stuck_threads,
             ),
         )
@@ -160,6 +162,9 @@ class Agent:
         tasks: dict[str, Callable[[], Awaitable[object]]] = {
             "offer": self.offering.run,
             "kubelet": self.plugins.run,
+            "local": partial(
+                self.pages.serve_locally, Tree(self._options.root).path(config.health.state_directory)
+            ),
         }
         if self._options.config_file is not None:
             tasks["config"] = partial(self._follow_config, self._options.config_file)

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 IDLE_S = 5.0
 LOOK_AGAIN_S = 0.2
-"""A process that was stopped finds every limit exceeded: each call gets this time to continue before it is abandoned."""
+"""A process that was stopped finds every limit exceeded: a call gets this time to continue before it is abandoned."""
 
 
 class Unanswered(TimeoutError):  # noqa: N818 - it says what happened
