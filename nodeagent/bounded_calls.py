@@ -113,23 +113,23 @@ class BoundedCalls:
     async def _wait(self, call: _Call) -> None:
         """Return when the call has ended. Raises ``Unanswered``."""
         while not call.future.done():
+            if call in _hanging:
+                raise Unanswered(self.source, call.step, self.limit_s)
             since = call.since
             left_s = since + self.limit_s - time.monotonic()
             await asyncio.wait((call.future,), timeout=max(left_s, LOOK_AGAIN_S))
             if left_s <= 0 and not call.over and call.since == since:
                 self._abandon(call)
-                raise Unanswered(self.source, call.step, self.limit_s)
 
     def _abandon(self, call: _Call) -> None:
-        if call not in _hanging:
-            _hanging.add(call)
-            call.future.add_done_callback(partial(self._came_back, call))
-            log.warning(
-                "A call does not answer; its thread is abandoned. source=%s step=%r after_s=%g",
-                self.source,
-                call.step,
-                self.limit_s,
-            )
+        _hanging.add(call)
+        call.future.add_done_callback(partial(self._came_back, call))
+        log.warning(
+            "A call does not answer; its thread is abandoned. source=%s step=%r after_s=%g",
+            self.source,
+            call.step,
+            self.limit_s,
+        )
 
     def _came_back(self, call: _Call, future: asyncio.Future[Any]) -> None:
         if not future.cancelled():
