@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from nodeagent.agent_config import Config, digest
+from nodeagent.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.health.gpu_presence import MISMATCH
 from nodeagent.inventory import Inventory
@@ -25,6 +26,9 @@ from nodeagent.offer import MachineView, Offer, Trouble, prefix
 from nodeagent.supervise import either
 
 log = logging.getLogger(__name__)
+
+SWEEP_S = 5.0
+"""For the files of an earlier agent."""
 
 
 class DeviceOffering:
@@ -178,8 +182,10 @@ class DeviceOffering:
             for holding in snapshot.holdings
             for id_ in holding.device_ids
         )
-        for name in await asyncio.to_thread(self._files.device_info.remove_stale, f"{head}-", held):
-            log.info("A device-info file of an earlier agent was removed. file=%s", name)
+        sweep = BoundedCalls("stale device-info files", SWEEP_S)
+        with suppress(Unanswered):  # the log has it, and the files harm no pod
+            for name in await sweep.run(self._files.device_info.remove_stale, f"{head}-", tuple(held)):
+                log.info("A device-info file of an earlier agent was removed. file=%s", name)
 
     def _fatal(self, offer: Offer) -> list[str]:
         return [trouble.message for trouble in offer.troubles(self._inventory.snapshot) if trouble.fatal]

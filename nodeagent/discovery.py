@@ -9,11 +9,13 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.agent_config import Config
+from nodeagent.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.health_settings import HealthSettings
 from nodeagent.health.service import HealthService
@@ -25,6 +27,7 @@ from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
 from nodeagent.model import Gpu, Neighbor, Remark
 from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
+from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
 from nodeagent.sources.remembered_gpus import RememberedGpus
@@ -45,6 +48,8 @@ FACT_SOURCES = frozenset({"pci", "gpus", "paths", "lldp"})
 """The sources that publish at every start. If one fails, its facts are marked as old until it publishes again."""
 LATER_S = 0.5
 """Between the first facts and the import of what registration does not need."""
+NETLINK_S = 2.0
+"""The kernel answers in a millisecond, unless a driver holds the RTNL lock."""
 FIRST_FACTS_S = 10.0
 """A driver that hangs must not keep the NICs from the kubelet for longer."""
 
@@ -124,6 +129,10 @@ class Discovery:
         self._last_scan: pci_source.PciFacts | None = None
         """The scan that a restarted PCI source continues from."""
         self._gpu_hint = asyncio.Event()
+        self._readable_again = ScanRequest()
+        self._pci_reads = BoundedScan("pci", self._tree, self._readable_again.request)
+        self._path_reads = BoundedScan("paths", self._tree)
+        self._netlink = BoundedCalls("netlink", NETLINK_S)
         self._lldp_hint = ScanRequest()
 
     # --- for metrics --------------------------------------------------------------------------------
@@ -169,14 +178,16 @@ class Discovery:
 
     async def _watch_pci(self) -> None:
         if not is_recorded(self._tree):
-            self._health.identify_nics(await asyncio.to_thread(permanent_macs))
+            with suppress(Unanswered):  # the identities are for the state file alone
+                self._health.identify_nics(await self._netlink.run(permanent_macs))
         with hints(self._tree) as opened:
             await pci_source.watch(
                 self._tree,
-                opened,
+                [*opened, self._readable_again],
                 self._publish_pci,
                 interval_s=self._config.scan_seconds,
                 before=self._last_scan,
+                reads=self._pci_reads,
             )
 
     def _publish_pci(self, facts: pci_source.PciFacts) -> None:
@@ -213,7 +224,7 @@ class Discovery:
 
     async def _watch_paths(self) -> None:
         while True:
-            paths = await asyncio.to_thread(host_paths.find, self._tree, self._config.cdi.directory)
+            paths = await self._path_reads.run(host_paths.find, self._tree, self._config.cdi.directory)
             self._inventory.publish("paths", paths=paths)
             await asyncio.sleep(self._config.scan_seconds)
 

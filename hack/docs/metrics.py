@@ -31,6 +31,7 @@ TOPICS = {
         "rpcs",
         "kubelet",
         "source",
+        "hanging",
         "task",
         "collector",
         "netlink",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterator
 
 from nodeagent import cdi
@@ -82,9 +81,9 @@ def driver_files(tree: Tree) -> Iterator[Mount]:
 
 def parsed(tree: Tree, path: str) -> object:
     """The content of a CDI spec. Raises ``SysfsError``, ``OSError`` or ``ValueError``."""
-    if os.path.getsize(tree.path(path)) > SPEC_MAX_BYTES:
-        raise ValueError(f"it is longer than {SPEC_MAX_BYTES >> 20} MiB")
     text = tree.text(path) or ""
+    if len(text) > SPEC_MAX_BYTES:
+        raise ValueError(f"it is longer than {SPEC_MAX_BYTES >> 20} MiB")
     try:
         if path.endswith(".json"):
             json_document: object = json.loads(text)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nodeagent import supervise
+from nodeagent.bounded_calls import hanging_calls
 from nodeagent.config.formats import host_port
 from nodeagent.host.clock import boottime
 from nodeagent.inventory import Inventory
@@ -146,6 +147,7 @@ class Pages:
             overruns=nics.overruns(),
             last_lldp=nics.last_lldp(),
             stuck_threads=sources.stuck_threads(),
+            hanging={call.source: call.seconds for call in hanging_calls()},
             boot_unix=time.time() - boottime(),
             certificate=(self.access.ends_at or 0.0, self.access.fresh)
             if settings.certificate_file
@@ -175,6 +177,10 @@ class Pages:
         lines = [_readiness(status) for status in statuses]
         lines += [f"{entry.resource}: {entry.reason} (not registered)" for entry in offering.withheld]
         lines += offering.remarks
+        lines += [
+            f"{call.source}: no answer for {call.seconds:.0f} s{f' in {call.step}' if call.step else ''}"
+            for call in hanging_calls()
+        ]
         ready = bool(statuses) and all(status.registered for status in statuses) and not offering.withheld
         text = "".join(f"{line}\n" for line in lines or ["nothing offered yet"])
         return Page(200 if ready else 503, text.encode())
