@@ -1,7 +1,7 @@
 """The controller's configuration in force, and the parts of the controller that depend on it.
 
 A changed configuration replaces all these parts. The planner keeps reports in the form that its rules ask for, and the
-mirror passes each report on once: so both are made anew, and the mirror reads the cluster again. The lease stays, and
+mirror passes each report on once: so both are replaced, and the new mirror reads the cluster again. The lease stays, and
 the new planner starts from the published tree, with the times and the breaker of its configuration.
 """
 
@@ -69,7 +69,7 @@ class FabricInForce:
 
         self.file = FollowedConfiguration(
             (self._config, self._topology),
-            partial(asyncio.to_thread, read_fabric, file),
+            partial(read_fabric, file),
             lambda read: self._adopt(*read),
             folders,
         )

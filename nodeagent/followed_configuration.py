@@ -1,18 +1,20 @@
 """Follow a configuration file: read it when it changes, and keep the running configuration if it cannot be used.
 
 The kubelet updates a ConfigMap by renaming a link in the folder of the file, so folders are watched. While the file
-cannot be used it is read again after ``RETRY_S`` too: its folder may have been replaced, and its disk may hang.
+cannot be used it is read again after ``RETRY_S`` too: its folder may have been replaced, or the reason of the refusal
+may have ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from nodeagent.bounded_calls import BoundedCalls
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.host.inotify import CONTENT, FolderWatch, InotifyError
 from nodeagent.regular_file import read_regular
@@ -21,6 +23,7 @@ from nodeagent.supervise import Fatal, either
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+READ_S = 2.0
 RETRY_S = 10.0
 
 
@@ -39,16 +42,17 @@ class FollowedConfiguration(Generic[T]):
     def __init__(
         self,
         in_force: T,
-        read: Callable[[], Awaitable[T]],
+        read: Callable[[], T],
         adopt: Callable[[T], object],
         folders: Callable[[], Iterable[Path]],
     ) -> None:
-        """``read`` raises ``ConfigError`` or ``OSError``. ``adopt`` applies another configuration or refuses it with
+        """``read`` may block, and raises ``ConfigError``. ``adopt`` applies another configuration, or refuses it with
         ``ConfigError`` or ``Fatal``. ``folders`` are those of the files, at present.
         """
         self.fault = ""
         self._in_force = in_force
         self._read, self._adopt, self._folders = read, adopt, folders
+        self._reads = BoundedCalls("configuration", READ_S, self.reload)
         self._reload = asyncio.Event()
         self._logged: list[str] = []
 
@@ -75,7 +79,7 @@ class FollowedConfiguration(Generic[T]):
     async def _apply(self) -> None:
         lines: list[str] = []
         try:
-            read = await self._read()
+            read = await self._reads.run(self._read)
             if read != self._in_force:
                 self._adopt(read)
                 self._in_force = read

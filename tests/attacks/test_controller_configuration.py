@@ -1,9 +1,9 @@
 """The controller's ConfigMap changes while it leads: good content, bad content, no content, and a named pipe.
 
 Conditions: a controller leads against the stand-in API server, and its files are swapped as the kubelet swaps a
-ConfigMap. What must hold: good content is in force without a restart and without a change of the leader; bad content
-is refused with its lines, /readyz and the metric show it, and the running configuration stays; many moves at once are
-held as for any other cause.
+ConfigMap. What must hold: good content is in force without a restart and without a change of the leader. Bad content
+is refused with its lines, in the log, on /readyz and in the metric, and the running configuration stays. Many moves at
+once are held.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ async def test_a_fault_that_stays_is_logged_once(
     file.write_text(HEAD)
     reads = 0
 
-    async def read() -> str:
+    def read() -> str:
         nonlocal reads
         reads += 1
         raise OSError("the disk does not answer")
