@@ -11,8 +11,10 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-from nodeagent.agent_config import Config
+from nodeagent.agent_config import Config, digest
+from nodeagent.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.config.faults import ConfigError, ConfigFault
+from nodeagent.health.gpu_presence import MISMATCH
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.offer_files import OfferFiles
@@ -20,10 +22,13 @@ from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.slice_sizes import SliceSizes
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.model import Snapshot
-from nodeagent.offer import Offer, Trouble, prefix
+from nodeagent.offer import MachineView, Offer, Trouble, prefix
 from nodeagent.supervise import either
 
 log = logging.getLogger(__name__)
+
+SWEEP_S = 5.0
+"""For the files of an earlier agent."""
 
 
 class DeviceOffering:
@@ -67,6 +72,20 @@ class DeviceOffering:
     @property
     def unwritable(self) -> tuple[UnwritableFile, ...]:
         return self._files.unwritable
+
+    def view(self) -> MachineView:
+        """The facts of now with the devices that the kubelet is offered."""
+        snapshot = self._inventory.snapshot
+        return MachineView(
+            snapshot,
+            tuple((kind.resource, kind.devices(snapshot)) for kind in self.offered),
+            (
+                *(Trouble(f"{one.resource}: {one.reason}", fatal=True) for one in self.withheld),
+                *(Trouble(remark, fatal=False) for remark in self.remarks),
+                *(trouble for trouble in self.troubles if not trouble.fatal),
+            ),
+            digest(self.config),
+        )
 
     def check(self, name: str) -> None:
         """Raise ``ConfigError`` if the configuration at start cannot work on this machine."""
@@ -131,7 +150,8 @@ class DeviceOffering:
                 offered.append(kind)
             else:
                 withheld.append(Withheld(kind.resource, str(file)))
-        self.offered, self.withheld, self.remarks = tuple(offered), tuple(withheld), self._sizes.remarks
+        self.offered, self.withheld = tuple(offered), tuple(withheld)
+        self.remarks = (*self._sizes.remarks, *gpu_remarks(snapshot))
 
     def _find_troubles(self, snapshot: Snapshot) -> None:
         self.troubles = tuple(
@@ -171,11 +191,24 @@ class DeviceOffering:
             for holding in snapshot.holdings
             for id_ in holding.device_ids
         )
-        for name in await asyncio.to_thread(self._files.device_info.remove_stale, f"{head}-", held):
-            log.info("A device-info file of an earlier agent was removed. file=%s", name)
+        sweep = BoundedCalls("stale device-info files", SWEEP_S)
+        with suppress(Unanswered):  # the log has it, and the files harm no pod
+            for name in await sweep.run(self._files.device_info.remove_stale, f"{head}-", tuple(held)):
+                log.info("A device-info file of an earlier agent was removed. file=%s", name)
 
     def _fatal(self, offer: Offer) -> list[str]:
         return [trouble.message for trouble in offer.troubles(self._inventory.snapshot) if trouble.fatal]
+
+
+def gpu_remarks(snapshot: Snapshot) -> Iterator[str]:
+    """Yield a sentence about each GPU that is lost, or that no resource can offer, for ``/readyz``."""
+    for gpu in snapshot.gpus:
+        reason = gpu.health.reasons[0] if gpu.health.reasons else None
+        if reason is not None and (gpu.lost or reason.key == MISMATCH.key):
+            yield f"GPU {gpu.index} ({gpu.uuid}): {reason.key}: {reason.detail}"
+    for unusable in snapshot.unusable_gpus:
+        reason = unusable.health.reasons[0]
+        yield f"GPU at {unusable.place} is not offered: {reason.key}: {reason.detail}"
 
 
 def _why_missing(source: str, snapshot: Snapshot) -> str:

@@ -31,7 +31,7 @@ from nodeagent.kinds.resource_settings import (
 )
 from nodeagent.kinds.vf import VfPool
 from nodeagent.kinds.whole_gpu import WholeGpus
-from nodeagent.model import Function, Gpu, Health, HostPaths, Link, Snapshot, State
+from nodeagent.model import Devices, Function, Gpu, HostPaths, Link, Snapshot, State
 
 FALLBACK_PREFIX = "nodeagent.io"
 
@@ -39,8 +39,6 @@ FALLBACK_PREFIX = "nodeagent.io"
 _MEANINGLESS = re.compile(
     r"to be filled|default string|system product|not specified|^none$|o\.e\.m|standard pc|virtual|kvm", re.I
 )
-GONE = frozenset({"gpu_lost", "device_missing"})
-"""Reasons of health: the device is not on the bus, or its driver has lost it."""
 PASSTHROUGH = "vfio-pci"
 _GLOB = re.compile(r"[*?\[]")
 
@@ -56,6 +54,18 @@ class Trouble(msgspec.Struct, frozen=True):
     fatal: bool
     ready: bool = True
     source: str = "pci"
+
+
+class MachineView(msgspec.Struct, frozen=True):
+    """The facts of one moment, and the resources that the configuration makes of them.
+
+    ``configuration``: the digest of an agent's configuration; empty if no agent answers.
+    """
+
+    snapshot: Snapshot
+    resources: tuple[tuple[str, tuple[Devices, ...]], ...]
+    troubles: tuple[Trouble, ...]
+    configuration: str = ""
 
 
 def prefix(config: Config, product: str | None) -> str:
@@ -180,11 +190,11 @@ class Offer:
         expect = self.config.expect
         kinds = self.kinds(snapshot)
         if expect.gpus is not None:
-            gone = {gpu.uuid for gpu in snapshot.gpus if _gone(gpu.health)}
+            gone = {gpu.uuid for gpu in snapshot.gpus if gpu.lost}
             offered = {uuid for kind in kinds if kind.source == "gpus" for uuid in kind.hardware(snapshot)}
             yield from _too_few("gpus", expect.gpus, offered, gone)
         if expect.nics is not None:
-            gone = {pf.pci_address for pf in snapshot.functions if _gone(pf.health)}
+            gone = {pf.pci_address for pf in snapshot.functions if _missing(pf)}
             pools = (kind.devices(snapshot) for kind in kinds if kind.source == "pci")
             yield from _too_few("nics", expect.nics, {entry.parent for pool in pools for entry in pool}, gone)
 
@@ -291,8 +301,8 @@ def _too_few(setting: str, expected: int, offered: set[str], gone: set[str]) -> 
         yield Trouble(message, fatal=False, ready=False, source=source)
 
 
-def _gone(health: Health) -> bool:
-    return any(reason.key in GONE for reason in health.reasons)
+def _missing(function: Function) -> bool:
+    return any(reason.key == "device_missing" for reason in function.health.reasons)
 
 
 def selected_pf(select: PfSelect, function: Function) -> bool:

@@ -181,7 +181,8 @@ class GpuResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="gp
 
 
 class ExpectSettings(Settings, frozen=True, kw_only=True):
-    """The devices that a node must offer for its agent to be ready. Without a number, hardware that is seen must be offered."""
+    """The devices that a node must offer for its agent to be ready. Without a number, it must offer some of the
+    hardware that it has."""
 
     gpus: Annotated[
         Annotated[int, msgspec.Meta(ge=1, le=1024)] | None,

@@ -64,6 +64,7 @@ def pages_of(
         statuses=lambda: (),
         health_figures=dict,
         explained_health=lambda: b"[]\n",
+        machine_view=lambda: b"{}\n",
         stuck_threads=lambda: 0,
     )
     return Pages(WebSettings(), sources)
