@@ -560,7 +560,9 @@ def test_a_library_that_fits_the_module_is_loaded_without_a_restart(machine, tmp
 
 
 def test_a_name_that_is_no_text_is_no_fault(nvml, machine):
-    machine.path.write_bytes(gpu(0, name="NVIDIA \udcff\udc85 H100").encode("utf-8", "surrogateescape") + b"\n")
+    machine.path.write_bytes(
+        gpu(0, name="NVIDIA \udcff\udc85 H100").encode("utf-8", "surrogateescape") + b"\n"
+    )
     (reading,) = nvml.gpus()
     assert (reading.fault, reading.name) == (None, "NVIDIA \\xff\\x85 H100")
 
