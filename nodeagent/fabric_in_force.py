@@ -1,8 +1,8 @@
 """The controller's configuration in force, and the parts of the controller that depend on it.
 
 A changed configuration replaces all these parts. The planner keeps reports in the form that its rules ask for, and the
-mirror passes each report on once: so both are replaced, and the new mirror reads the cluster again. The lease stays, and
-the new planner starts from the published tree, with the times and the breaker of its configuration.
+mirror passes each report on once: so both are replaced, and the new mirror reads the cluster again. The lease stays.
+The new planner starts from the published tree, with the times and the breaker of its configuration.
 """
 
 from __future__ import annotations
