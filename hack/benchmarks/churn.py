@@ -175,7 +175,7 @@ class Churn:
         return "\n".join((self.folder / f"{name}.log").read_text(errors="replace").splitlines()[-20:])
 
     def figures(self, name: str) -> dict[str, float]:
-        """What a process uses now."""
+        """The resident memory, threads, descriptors and tasks of a process now."""
         folder = Path(f"/proc/{self.processes[name].pid}")
         status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
         return {
