@@ -30,6 +30,7 @@ import msgspec
 from nodeagent import discovery
 from nodeagent.agent_config import Config, load
 from nodeagent.cluster import agent_tasks
+from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.config.faults import ConfigError
 from nodeagent.device_offering import DeviceOffering, OfferFiles
 from nodeagent.host.inotify import CONTENT, FolderWatch, InotifyError
@@ -96,6 +97,7 @@ class Agent:
         self._config = config
         self._options = options
         self._on_listen = on_listen
+        self.deliveries = Deliveries()
         self._read_pods = asyncio.Event()
         self._reload = asyncio.Event()
         self.settled = asyncio.Event()
@@ -133,6 +135,7 @@ class Agent:
                 health_figures=self.health.figures,
                 explained_health=self.health.explain_json,
                 stuck_threads=gpu_source.stuck_threads,
+                cluster=self.deliveries,
             ),
         )
 
@@ -164,7 +167,7 @@ class Agent:
             tasks["web"] = partial(self.pages.serve, listen, self._on_listen)
         if (access := agent_tasks.node_access(config.cluster, self._options.node_name)) is not None:
             arguments = (config.cluster, access, self.inventory, self.offering, self.settled)
-            tasks["cluster"] = partial(agent_tasks.run, *arguments)
+            tasks["cluster"] = partial(agent_tasks.run, *arguments, self.deliveries)
         return tasks
 
     def reload(self) -> None:

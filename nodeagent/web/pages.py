@@ -15,7 +15,7 @@ from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample
-from nodeagent.metrics.scrape_input import DeviceCount, HealthFigures, ScrapeInput
+from nodeagent.metrics.scrape_input import ClusterWrites, DeviceCount, HealthFigures, ScrapeInput
 from nodeagent.model import Snapshot
 from nodeagent.web.auth import AccessControl
 from nodeagent.web.server import Page, PageHandler, WebServer
@@ -66,6 +66,13 @@ class GpuMeasurements(Protocol):
     def reader_statuses(self) -> Iterable[ReaderStatus]: ...
 
 
+class ClusterState(Protocol):
+    """The writes to the API server, and a remark for each part whose writes fail or are incomplete."""
+
+    def writes(self) -> tuple[ClusterWrites, ...]: ...
+    def remarks(self) -> tuple[str, ...]: ...
+
+
 class PageSources(NamedTuple):
     """The parts of the agent that the pages read."""
 
@@ -79,6 +86,7 @@ class PageSources(NamedTuple):
     explained_health: Callable[[], bytes]
     """The health of every PF and GPU with its rules and values, as JSON."""
     stuck_threads: Callable[[], int]
+    cluster: ClusterState
 
 
 class Pages:
@@ -134,6 +142,7 @@ class Pages:
             certificate=(self.access.ends_at or 0.0, self.access.fresh)
             if settings.certificate_file
             else None,
+            cluster_writes=sources.cluster.writes(),
             rails=sources.offering.rails,
         )
 
@@ -155,7 +164,7 @@ class Pages:
         offering, statuses = self._sources.offering, self._sources.statuses()
         lines = [_readiness(status) for status in statuses]
         lines += [f"{reason} (not registered)" for reason in offering.withheld]
-        lines += offering.remarks
+        lines += (*offering.remarks, *self._sources.cluster.remarks())
         ready = bool(statuses) and all(status.registered for status in statuses) and not offering.withheld
         text = "".join(f"{line}\n" for line in lines or ["nothing offered yet"])
         return Page(200 if ready else 503, text.encode())
