@@ -32,18 +32,20 @@ from nodeagent.agent_config import Config, load
 from nodeagent.cluster import agent_tasks
 from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.config.faults import ConfigError
-from nodeagent.device_offering import DeviceOffering, OfferFiles
+from nodeagent.device_offering import DeviceOffering
 from nodeagent.host.inotify import CONTENT, FolderWatch, InotifyError
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
+from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.slice_sizes import SliceSizes
+from nodeagent.regular_file import read_regular
 from nodeagent.sources import gpu_source
 from nodeagent.sources.gpu_publisher import GpuPublisher
-from nodeagent.supervise import Fatal, either, keep
+from nodeagent.supervise import Fatal, either, ending_signals, keep
 from nodeagent.web.pages import Pages, PageSources
 
 log = logging.getLogger(__name__)
@@ -134,6 +136,7 @@ class Agent:
                 statuses=self.plugins.statuses,
                 health_figures=self.health.figures,
                 explained_health=self.health.explain_json,
+                machine_view=lambda: msgspec.json.encode(self.offering.view()),
                 stuck_threads=gpu_source.stuck_threads,
                 cluster=self.deliveries,
             ),
@@ -158,6 +161,9 @@ class Agent:
         tasks: dict[str, Callable[[], Awaitable[object]]] = {
             "offer": self.offering.run,
             "kubelet": self.plugins.run,
+            "local": partial(
+                self.pages.serve_locally, Tree(self._options.root).path(config.health.state_directory)
+            ),
         }
         if self._options.config_file is not None:
             tasks["config"] = partial(self._follow_config, self._options.config_file)
@@ -242,7 +248,7 @@ async def run(config: Config, options: AgentOptions) -> None:
     agent = Agent(config, options)
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(agent.run())
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ending_signals(signal.SIGINT):
         loop.add_signal_handler(number, task.cancel)
     loop.add_signal_handler(signal.SIGHUP, agent.reload)
     freezing = asyncio.ensure_future(_freeze(agent))
@@ -276,7 +282,7 @@ def _innermost(errors: ExceptionGroup[Exception]) -> Exception:
 
 def _read(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8", errors="surrogateescape")
+        return read_regular(path).decode("utf-8", "surrogateescape")
     except OSError as error:
         log.warning(
             "The configuration cannot be read, the running one stays. file=%s reason=%r", path, str(error)

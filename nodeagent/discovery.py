@@ -177,6 +177,7 @@ class Discovery:
             product=facts.product or snapshot.product,
             functions=self._health.judge_functions(facts.functions, facts.links, facts.faults, snapshot.gpus),
             links=facts.links,
+            gpu_functions=facts.gpus,
             unreadable=facts.unreadable,
         )
         self._gpu_hint.set()

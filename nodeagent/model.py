@@ -74,10 +74,12 @@ HEALTHY = Health()
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """One GPU as its driver reports it.
+    """One GPU as its driver reports it, or as it last did.
 
     ``memory_mib`` is NVML's total, rounded down. ``minor`` is n in ``/dev/nvidia<n>``. ``pci_path`` is
-    the path from the root complex, as ``Function.pci_path``.
+    the path from the root complex, as ``Function.pci_path``. ``lost``: the driver does not list the GPU now, or does
+    not reach it; its slices stay on the kubelet's list. ``index`` is NVML's. While a GPU is lost, the others keep
+    their indexes.
     """
 
     uuid: str
@@ -89,6 +91,26 @@ class Gpu(msgspec.Struct, frozen=True):
     numa_node: int | None
     pci_path: tuple[str, ...] = ()
     health: Health = HEALTHY
+    lost: bool = False
+
+
+class GpuFunction(msgspec.Struct, frozen=True):
+    """A PCI function that is an NVIDIA GPU, whether or not NVML names it. ``driver`` is the bound kernel driver."""
+
+    pci_address: str
+    driver: str | None = None
+    numa_node: int | None = None
+    pci_path: tuple[str, ...] = ()
+
+
+class UnusableGpu(msgspec.Struct, frozen=True):
+    """A GPU that no resource can offer: NVML does not name it, or reports values that cannot be true.
+
+    ``place`` is its PCI address, or ``index 3`` where NVML gives no address. ``health`` has the reason.
+    """
+
+    place: str
+    health: Health
 
 
 class Rdma(msgspec.Struct, frozen=True):
@@ -230,13 +252,16 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     ``revision`` grows by one with each change and is not part of equality in meaning: compare the parts.
     Functions are sorted by PCI address, GPUs by index, links by netdev, holdings by pod,
-    neighbors and remarks by link.
+    neighbors and remarks by link. ``gpu_functions`` are all GPUs of the PCI bus; ``gpus`` are those with a known
+    UUID, the lost ones too; ``unusable_gpus`` are the others, by place.
     ``holdings`` is ``None`` until podresources has answered once.
     """
 
     revision: int = 0
     product: str | None = None
     gpus: tuple[Gpu, ...] = ()
+    gpu_functions: tuple[GpuFunction, ...] = ()
+    unusable_gpus: tuple[UnusableGpu, ...] = ()
     functions: tuple[Function, ...] = ()
     links: tuple[Link, ...] = ()
     holdings: tuple[Holding, ...] | None = None

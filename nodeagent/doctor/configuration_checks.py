@@ -11,6 +11,7 @@ from nodeagent.config.faults import ConfigError
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count
 from nodeagent.model import Snapshot
 from nodeagent.offer import Offer
+from nodeagent.regular_file import read_regular
 
 TOPIC = Topic(
     "configuration",
@@ -53,7 +54,7 @@ def read(path: Path | None) -> ConfigurationFacts:
     if path is None:
         return ConfigurationFacts("the default configuration", Config())
     try:
-        text = path.read_text(encoding="utf-8", errors="surrogateescape")
+        text = read_regular(path).decode("utf-8", "surrogateescape")
     except OSError as error:
         return ConfigurationFacts(str(path), Config(), unreadable=error.strerror or str(error))
     try:

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from nodeagent.host.file_writing import replace_file
+from nodeagent.regular_file import read_regular
 
 log = logging.getLogger(__name__)
 
@@ -156,10 +157,7 @@ class StateFile:
         if self._path is None or self._boot_id is None:
             return
         try:
-            with self._path.open("rb") as file:
-                text = file.read(SIZE_MAX + 1)
-            if len(text) > SIZE_MAX:
-                raise ValueError(f"it is larger than {SIZE_MAX} bytes")
+            text = read_regular(self._path, SIZE_MAX)
             content = msgspec.json.decode(text, type=_File)
             if content.version != _VERSION:
                 raise ValueError(f"it is of version {content.version}, this agent reads {_VERSION}")

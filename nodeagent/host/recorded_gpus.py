@@ -19,6 +19,7 @@ import msgspec
 
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuProcess, GpuReading, GpuVitals
 from nodeagent.host.nvml_vitals import plausible
+from nodeagent.regular_file import read_regular
 
 PATH = "/.nodeagent/gpus.json"
 """The path of the recording in the machine's root."""
@@ -159,7 +160,7 @@ class RecordedGpuDriver:
 
     def _load(self) -> _Recording:
         try:
-            raw = self._path.read_bytes()
+            raw = read_regular(self._path)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise DriverError(
                 f"{PATH} does not exist; this machine has no recorded GPUs", absent=True

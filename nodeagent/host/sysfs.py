@@ -19,13 +19,14 @@ from errno import EINVAL, ENODEV, EOPNOTSUPP
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
+from nodeagent.regular_file import open_regular, read_regular
+
 T = TypeVar("T")
 
 NET = "/sys/class/net"
 
 _LINKS_MAX = 40  # the kernel's own limit (MAXSYMLINKS, include/linux/namei.h)
 _ABSENT = (FileNotFoundError, NotADirectoryError)
-_CHUNK = 65536
 _ATTRIBUTE_MAX = 4096  # an attribute is a page
 
 UNREADABLE = "/.nodeagent/unreadable"
@@ -61,14 +62,7 @@ class Tree:
 
     def data(self, path: str) -> bytes | None:
         try:
-            descriptor = os.open(self._readable(path), os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                raw = os.read(descriptor, _CHUNK)
-                while raw and (more := os.read(descriptor, _CHUNK)):
-                    raw += more
-            finally:
-                os.close(descriptor)
-            return raw
+            return read_regular(self._readable(path))
         except _ABSENT:
             return None
         except OSError as error:
@@ -199,7 +193,7 @@ class OpenAttributes:
         fd = self._open.get(path)
         if fd is None:
             try:
-                fd = self._open[path] = os.open(self.tree.path(path), os.O_RDONLY | os.O_CLOEXEC)
+                fd = self._open[path] = open_regular(self.tree.path(path))
             except _ABSENT:
                 return None
             except OSError as error:

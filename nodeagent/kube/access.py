@@ -21,7 +21,10 @@ from typing import Any
 
 import msgspec
 
+from nodeagent.regular_file import read_regular
+
 SERVICE_ACCOUNT = "var/run/secrets/kubernetes.io/serviceaccount"
+FILE_MAX = 1 << 20
 _PLAIN = {
     "token", "tokenFile", "client-certificate", "client-certificate-data", "client-key", "client-key-data",
 }  # fmt: skip
@@ -62,6 +65,14 @@ class Access:
                 raise AccessError(f"{self.token_file}: the token is empty; is the volume mounted?")
             return f"Bearer {token}"
         return None if self.token is None else f"Bearer {self.token}"
+
+    def authorities(self) -> str | None:
+        """The certificates of the trusted CAs in PEM; reads their file. Raises ``OSError``."""
+        if self.ca_file is None:
+            return self.ca
+        return read_regular(self.ca_file, FILE_MAX).decode(
+            "ascii", "ignore"
+        )  # comments may have other letters
 
 
 def in_cluster(root: Path = Path("/")) -> Access | None:
@@ -191,7 +202,7 @@ def _by_official_client(path: Path | None, context: str | None) -> Access:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path, FILE_MAX).decode()
     except OSError as error:
         raise AccessError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

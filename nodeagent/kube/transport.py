@@ -288,10 +288,8 @@ def _context(access: Access) -> ssl.SSLContext:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     try:
-        if access.ca_file is not None:
-            context.load_verify_locations(cafile=str(access.ca_file))
-        elif access.ca is not None:
-            context.load_verify_locations(cadata=access.ca)
+        if (authorities := access.authorities()) is not None:
+            context.load_verify_locations(cadata=authorities)
         else:
             context.load_default_certs()
         if access.certificate is not None:

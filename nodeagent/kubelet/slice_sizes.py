@@ -15,25 +15,21 @@ a new size with the slices that pods hold; this module does the same over a rest
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import threading
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
-from nodeagent.health.state_file import SIZE_MAX
-from nodeagent.host.file_writing import replace_file
+from nodeagent.host.stored_value import StoredValue
 from nodeagent.kinds import DeviceKind
 from nodeagent.model import Snapshot
 
 log = logging.getLogger(__name__)
 
 NAME = "slices.json"
-WRITE_S = 1.0
-"""A local file is written in a millisecond; a disk that hangs must not delay bad news for the kubelet."""
+_Sizes = dict[str, Annotated[int, msgspec.Meta(ge=1)]]
 
 
 class KeptSize(msgspec.Struct, frozen=True):
@@ -46,36 +42,20 @@ class KeptSize(msgspec.Struct, frozen=True):
 class SliceSizes:
     """MiB of one slice by resource. Belongs to one event loop."""
 
-    def __init__(self, path: Path, in_force: Mapping[str, int]) -> None:
-        self._path = path
-        self.in_force: dict[str, int] = dict(in_force)
+    def __init__(self, path: Path) -> None:
+        self.in_force: dict[str, int] = {}
+        self._file = StoredValue(
+            path, _Sizes, content="slice sizes", loss="a changed sliceMiB is not noticed"
+        )
         self._kept: dict[str, KeptSize] = {}
         self._waiting: set[str] = set()
-        self._written = b""
-        self._complained = False
-        self._writing = threading.Lock()
 
     @classmethod
     def open(cls, folder: Path) -> SliceSizes:
         """Read the file of an earlier agent. Blocks."""
-        path = folder / NAME
-        try:
-            with path.open("rb") as file:
-                text = file.read(SIZE_MAX + 1)
-            sizes = msgspec.json.decode(text, type=dict[str, int])
-            if any(size < 1 for size in sizes.values()):
-                raise ValueError("a size is less than 1 MiB")
-        except FileNotFoundError:
-            return cls(path, {})
-        except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-            log.warning(
-                "The slice sizes of an earlier agent cannot be read; a changed sliceMiB is not noticed. "
-                "file=%s reason=%r",
-                path,
-                str(error),
-            )
-            return cls(path, {})
-        return cls(path, sizes)
+        sizes = cls(folder / NAME)
+        sizes.in_force = sizes._file.read() or {}
+        return sizes
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -134,11 +114,8 @@ class SliceSizes:
     async def save(self, kinds: Iterable[DeviceKind]) -> None:
         """Save the sizes of these kinds. Return when they are on the disk, or cannot be written."""
         self.in_force |= {kind.resource: kind.device_mib for kind in kinds if kind.device_mib is not None}
-        text = msgspec.json.encode(self.in_force, order="sorted") + b"\n"
-        if text != self._written and self.in_force and not self._writing.locked():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(WRITE_S):
-                    await asyncio.to_thread(self._write, text)
+        if self.in_force:
+            await self._file.save(self.in_force)
 
     def _keeps(self, resource: str, configured: int) -> bool:
         kept = self._kept.get(resource)
@@ -158,22 +135,6 @@ class SliceSizes:
             f"its slices are to change from {size} to {configured} MiB, "
             f"and what pods hold is not known yet{cause}"
         )
-
-    def _write(self, text: bytes) -> None:
-        with self._writing:
-            try:
-                replace_file(self._path, text, durable=True)
-            except OSError as error:
-                if not self._complained:
-                    log.warning(
-                        "The slice sizes cannot be written, so a restart with another sliceMiB is not noticed; "
-                        "mount a writable folder there or set health.stateDirectory. file=%s reason=%r",
-                        self._path,
-                        error.strerror,
-                    )
-                self._complained = True
-            else:
-                self._written, self._complained = text, False
 
 
 def _held(resource: str, snapshot: Snapshot) -> int:

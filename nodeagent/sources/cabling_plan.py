@@ -13,6 +13,7 @@ from pathlib import Path
 
 from nodeagent.config.bounded_yaml import Limits, load_document
 from nodeagent.health.cabling import PlanError, Port, of_node
+from nodeagent.regular_file import read_regular
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ async def watch(
     logged = ""
     while True:
         try:
-            text = await asyncio.to_thread(_text, path)
+            text = await asyncio.to_thread(read_regular, path, SIZE_MAX)
             if text != before:
                 plan = await asyncio.to_thread(read, text, node)
                 before = text
@@ -52,11 +53,3 @@ async def watch(
                 log.warning("The cabling plan cannot be read. file=%s reason=%r", path, reason)
             logged = reason
         await asyncio.sleep(interval_s)
-
-
-def _text(path: Path) -> bytes:
-    with path.open("rb") as file:
-        text = file.read(SIZE_MAX + 1)
-    if len(text) > SIZE_MAX:
-        raise PlanError(f"it is larger than {SIZE_MAX} bytes")
-    return text

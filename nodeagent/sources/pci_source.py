@@ -1,4 +1,4 @@
-"""The PCI source: network functions and the links of PFs, from sysfs.
+"""The PCI source: network functions, the links of PFs, and the GPUs on the bus, from sysfs.
 
 ``scan`` reads everything once; ``watch`` is the loop that publishes the facts and their changes. An unreadable file
 affects one function: it keeps its readable values, or is left out if its class is unknown. ``unreadable`` has a
@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from nodeagent.affinity import path_of
 from nodeagent.health.structural import NO_FAULTS, Faults, find_faults
 from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree, natural_order
-from nodeagent.model import Function, Link, Rdma
+from nodeagent.model import Function, GpuFunction, Link, Rdma
 from nodeagent.sources.default_route import default_route_netdevs
 from nodeagent.sources.pf_links import read_links, sweep_links
 from nodeagent.sources.scan_hints import ScanHint, forward
@@ -31,6 +31,9 @@ _VDPA = "/sys/bus/vdpa/devices"
 
 # include/linux/pci_ids.h: Ethernet, InfiniBand, and other network controllers.
 _LINK_TYPES = {0x0200: "ethernet", 0x0207: "infiniband", 0x0280: None}
+# The same file: VGA and 3D controllers, and NVIDIA. NVSwitches (0x0680) and the audio function (0x0403) are no GPUs.
+_GPU_CLASSES = (0x0300, 0x0302)
+_NVIDIA = 0x10DE
 # include/uapi/linux/if_arp.h
 _ARPHRD = {1: "ethernet", 32: "infiniband"}
 
@@ -40,14 +43,15 @@ _VIRTFN = re.compile(r"virtfn(\d+)")
 
 
 class PciFacts(Struct, frozen=True):
-    """One scan. Functions are sorted by PCI address, links by name, sentences alphabetically. ``faults`` are the
-    structural faults of the functions, by PCI address."""
+    """One scan. Functions and GPUs are sorted by PCI address, links by name, sentences alphabetically. ``faults`` are
+    the structural faults of the functions, by PCI address."""
 
     product: str | None = None
     functions: tuple[Function, ...] = ()
     links: tuple[Link, ...] = ()
     unreadable: tuple[str, ...] = ()
     faults: Faults = NO_FAULTS
+    gpus: tuple[GpuFunction, ...] = ()
 
 
 def scan(tree: Tree) -> PciFacts:
@@ -59,7 +63,7 @@ def scan(tree: Tree) -> PciFacts:
     if not tree.exists("/sys"):
         raise SysfsError(f"{tree.root} has no /sys: it is not the root folder of a machine")
     sysfs = SysfsScan(tree)
-    listed = _network_functions(sysfs)
+    listed, gpus = _functions_on_bus(sysfs)
     # PFs first: a PF has the index of each VF, and VFs have its link type.
     index: dict[str, tuple[str, int]] = {}
     for address, (_, names) in listed.items():
@@ -100,7 +104,7 @@ def scan(tree: Tree) -> PciFacts:
     ordered = tuple(functions[address] for address in sorted(functions))
     product = sysfs.read(tree.text, "/sys/class/dmi/id/product_name") or ""
     pf_links = read_links(sysfs, ordered, default_route_netdevs(sysfs))
-    return PciFacts(product.strip() or None, ordered, pf_links, sysfs.problems())
+    return PciFacts(product.strip() or None, ordered, pf_links, sysfs.problems(), gpus=gpus)
 
 
 def keep_pod_values(previous: Iterable[Function], now: Iterable[Function]) -> tuple[Function, ...]:
@@ -225,19 +229,37 @@ def _sweep(tree: Tree, before: PciFacts, present: tuple[Function, ...]) -> PciFa
     return replace(before, links=now, functions=functions, faults=faults)
 
 
-def _network_functions(sysfs: SysfsScan) -> dict[str, tuple[int, tuple[str, ...]]]:
-    """The class, without the interface byte, and the file names of each network function.
+def _functions_on_bus(
+    sysfs: SysfsScan,
+) -> tuple[dict[str, tuple[int, tuple[str, ...]]], tuple[GpuFunction, ...]]:
+    """The class, without the interface byte, and the file names of each network function; and the GPUs.
 
     The hundreds of other PCI devices cost one read each.
     """
     functions = {}
+    gpus = []
     for address in sysfs.tree.names(_PCI):
         code = sysfs.read(sysfs.tree.integer, f"{_PCI}/{address}/class")
         if code is None:
             sysfs.note(f"{address} is left out: it has no class that can be read")
         elif code >> 8 in _LINK_TYPES:
             functions[address] = (code >> 8, sysfs.names(f"{_PCI}/{address}"))
-    return functions
+        elif code >> 8 in _GPU_CLASSES and (gpu := _gpu(sysfs, address)) is not None:
+            gpus.append(gpu)
+    return functions, tuple(gpus)
+
+
+def _gpu(sysfs: SysfsScan, address: str) -> GpuFunction | None:
+    """``None`` for a GPU of another vendor, and for a VF, which is a virtual GPU that NVML does not list."""
+    tree, folder = sysfs.tree, f"{_PCI}/{address}"
+    is_vf = sysfs.read(tree.link, f"{folder}/physfn") is not None
+    if is_vf or sysfs.read(tree.integer, f"{folder}/vendor") != _NVIDIA:
+        return None
+    driver = sysfs.read(tree.link, f"{folder}/driver")
+    numa_node = sysfs.read(tree.integer, f"{folder}/numa_node")
+    real = sysfs.read(tree.real, folder)
+    known = numa_node is not None and numa_node >= 0
+    return GpuFunction(address, driver, numa_node if known else None, path_of(real) if real else ())
 
 
 def _function(

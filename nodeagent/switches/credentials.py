@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from nodeagent.regular_file import read_regular
 from nodeagent.switches.switch_reading import SwitchError
 
 NAMES = (
@@ -61,8 +62,7 @@ def read_credentials(folder: str) -> SwitchCredentials:
     faults: dict[str, str] = {}
     for name in NAMES:
         try:
-            with open(os.path.join(folder, name), "rb") as file:
-                values[name] = file.read(SIZE_MAX)
+            values[name] = read_regular(os.path.join(folder, name), SIZE_MAX)
         except FileNotFoundError:
             continue
         except OSError as error:

@@ -16,6 +16,7 @@ import ssl
 import time
 from pathlib import Path
 
+from nodeagent.regular_file import read_regular
 from nodeagent.rfc3339 import rfc3339
 from nodeagent.web.web_settings import WebSettings
 from nodeagent.web.x509 import CertificateError, ends_at
@@ -123,10 +124,9 @@ class AccessControl:
 
 
 def _read(path: Path) -> bytes:
-    with path.open("rb") as file:
-        text = file.read(FILE_MAX + 1)
-    if not text or len(text) > FILE_MAX:
-        raise CertificateError(f"{path} is {'empty' if not text else 'too large'}")
+    text = read_regular(path, FILE_MAX)
+    if not text:
+        raise CertificateError(f"{path} is empty")
     return text
 
 

@@ -19,6 +19,7 @@ from nodeagent.doctor.finding import Finding, Level
 from nodeagent.host.sysfs import SysfsError
 from nodeagent.sim.machine import Machine
 from tests.commands.test_cli import compare
+from tests.support.dead_files import dead
 from tests.support.drawn_trees import BROKEN, Link, grow
 
 ROOT = Path(__file__).parents[2]
@@ -120,6 +121,7 @@ def test_a_configuration_with_faults_is_a_finding(
 # --- nothing hangs, nothing is changed ------------------------------------------------------------------
 
 
+@pytest.mark.needs("root", "fuse")
 @pytest.mark.parametrize(
     ("file", "check"),
     [
@@ -131,33 +133,43 @@ def test_a_configuration_with_faults_is_a_finding(
 def test_a_hanging_file_is_a_finding_and_the_other_checks_run(
     small: tuple[Machine, Path], file: str, check: str
 ) -> None:
-    """A pipe without a writer blocks its reader as a hanging driver does."""
     _, root = small
     path = root / file
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    os.mkfifo(path)
-    done = subprocess.run(
-        [sys.executable, "-m", "nodeagent", "doctor", "--root", root, "--timeout", "1", "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    path.touch()
+    with dead(path):
+        done = subprocess.run(
+            [sys.executable, "-m", "nodeagent", "doctor", "--root", root, "--timeout", "1", "--json"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
     told = json.loads(done.stdout)["findings"]
     assert f"{check}: no answer within 1 s" in [one["what"] for one in told if one["key"] == "check_hung"]
     assert {"sriov", "driver"} <= {one["key"] for one in told}
     assert done.returncode == 1
 
 
+@pytest.mark.needs("root", "fuse")
 def test_a_configuration_that_hangs_is_a_finding(small: tuple[Machine, Path], tmp_path: Path) -> None:
     _, root = small
-    os.mkfifo(tmp_path / "pipe.yaml")
-    report = doctor.examine(doctor.DoctorOptions(root, tmp_path / "pipe.yaml", timeout_s=0.2))
+    config = tmp_path / "config.yaml"
+    config.touch()
+    with dead(config):
+        report = doctor.examine(doctor.DoctorOptions(root, config, timeout_s=0.2))
     assert report.hung
     assert not report.good
-    # The thread ends with its pipe.
-    os.close(os.open(tmp_path / "pipe.yaml", os.O_WRONLY))
+
+
+def test_a_configuration_that_is_a_pipe_is_refused_with_the_remedy(
+    small: tuple[Machine, Path], tmp_path: Path
+) -> None:
+    _, root = small
+    os.mkfifo(tmp_path / "pipe.yaml")
+    report = doctor.examine(doctor.DoctorOptions(root, tmp_path / "pipe.yaml"))
+    assert not report.hung
+    assert any("it is a named pipe; put a regular file there" in finding.what for finding in report.findings)
 
 
 def test_outcomes_have_the_order_of_the_tasks() -> None:

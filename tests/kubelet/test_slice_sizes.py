@@ -113,7 +113,9 @@ async def test_a_folder_that_cannot_be_written_is_logged_once_and_has_no_other_e
 
 
 def sizes(tmp_path: Path) -> SliceSizes:
-    return SliceSizes(tmp_path / NAME, {"x/mem": 1024})
+    ours = SliceSizes(tmp_path / NAME)
+    ours.in_force["x/mem"] = 1024
+    return ours
 
 
 def test_the_reason_of_a_failed_podresources_source_is_named(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from errno import EIO, EOPNOTSUPP
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sim.machine import Machine
 from nodeagent.sources import pci_source
 from nodeagent.sources.scan_hints import ScanHint
+from tests.support.dead_files import dead
 from tests.support.namespaces import Netns, veth
 from tests.support.tap_devices import Tap
 
@@ -442,11 +443,13 @@ async def test_a_broken_file_of_samples_fails_the_link_reader_and_is_logged_once
     assert sampled.sampler.statuses[Source.PCIE].successes == 3
 
 
+@pytest.mark.needs("root", "fuse")
 async def test_a_reader_that_hangs_is_reported_and_the_others_continue(tmp_path, caplog):
     _, root, functions, nic = machine(tmp_path)
     speed = Path(os.path.realpath(root / f"sys/bus/pci/devices/{nic}")) / "current_link_speed"
-    speed.unlink()
-    os.mkfifo(speed)  # an attribute that blocks
+    speed.write_text("32.0 GT/s PCIe\n")
+    hanging = ExitStack()
+    hanging.enter_context(dead(speed))
     rates = SamplesSettings(
         link_seconds=0.02, pcie_seconds=0.02, rdma_seconds=0.02, kernel_log=False, hang_seconds=0.1
     )
@@ -461,11 +464,7 @@ async def test_a_reader_that_hangs_is_reported_and_the_others_continue(tmp_path,
         )
         assert statuses[Source.PCIE].successes == 0
         assert "not answered" in statuses[Source.PCIE].reason
-        writing = os.open(speed, os.O_WRONLY)
-        speed.unlink()
-        speed.write_text("32.0 GT/s PCIe\n")
-        os.write(writing, b"32.0 GT/s PCIe\n")
-        os.close(writing)
+        hanging.close()
         await sampled.until(lambda _: statuses[Source.PCIE].successes > 0)
         assert not statuses[Source.PCIE].hanging
         assert sampled.value(nic, "pcie_gts") == 32

@@ -1,8 +1,6 @@
 """The PCI source on drawn sysfs trees of real machines."""
 
 import asyncio
-import os
-import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from nodeagent.model import Function, Rdma
 from nodeagent.sources.pci_source import PciFacts, Sweep, keep_pod_values, scan, watch
 from nodeagent.sources.pf_links import sweep_links
 from nodeagent.sources.scan_hints import ScanHint, ScanRequest
+from tests.support.dead_files import dead
 from tests.support.drawn_trees import BROKEN, Link, Machine, grow, routes
 
 PF = "0000:1a:00.0"
@@ -537,29 +536,19 @@ async def test_a_watch_that_continues_an_earlier_one_keeps_its_facts(machine: Ma
         await task
 
 
+@pytest.mark.needs("root", "fuse")
 async def test_a_hanging_driver_does_not_block_the_loop(machine: Machine, start: Start) -> None:
-    """A FIFO without a writer stands for an attribute whose driver never answers."""
     published, request = await start()
     path = machine.root / f"{machine.folders[PF]}/sriov_numvfs".lstrip("/")
-    path.unlink()
-    os.mkfifo(path)
-    rescue = threading.Timer(
-        10, path.write_text, ["16\n"]
-    )  # a blocked loop fails the test instead of hanging it
-    rescue.start()
-    request.request()
-    ticks = 0
-    while ticks < 50:
-        await asyncio.sleep(0.01)
-        request.request()
-        ticks += 1
-    scans = [thread for thread in threading.enumerate() if thread.name.startswith("asyncio_")]
-    rescue.cancel()
-    assert published.empty()
-    assert scans
-    path.write_text("3\n")  # opening it for writing waits for the one reader, and ends the hang
-    path.unlink()
     path.write_text("3\n")
+    with dead(path):
+        request.request()
+        ticks = 0
+        while ticks < 50:
+            await asyncio.sleep(0.01)
+            request.request()
+            ticks += 1
+        assert published.empty()
     assert (await published.get()).functions[0].num_vfs == 3
 
 
@@ -575,3 +564,23 @@ async def test_a_failing_hint_ends_the_watch_with_its_error(machine: Machine) ->
 async def test_a_machine_that_loses_its_sys_ends_the_watch(tmp_path: Path) -> None:
     with pytest.raises(SysfsError, match="has no /sys"):
         await watch(Tree(tmp_path), [], lambda _: None)
+
+
+def test_the_gpus_on_the_bus_are_facts_without_their_audio_functions_switches_and_virtual_gpus(
+    machine: Machine,
+) -> None:
+    nvidia = {"vendor": "0x10de", "device": "0x2330"}
+    machine.function("0000:1c:00.0", **nvidia, **{"class": "0x030200", "numa_node": "1"})
+    machine.drive("0000:1c:00.0", None)
+    machine.function("0000:1d:00.0", **nvidia, **{"class": "0x030000", "numa_node": "-1"})
+    machine.drive("0000:1d:00.0", "nouveau")
+    machine.function("0000:1d:00.1", **nvidia, **{"class": "0x040300"})
+    machine.function("0000:1e:00.0", **nvidia, **{"class": "0x068000"})
+    virtual = machine.function("0000:1c:00.4", **nvidia, **{"class": "0x030200"})
+    machine.draw(f"{virtual}/physfn", Link("../0000:1c:00.0"))
+    gpus = scanned(machine).gpus
+    assert [(gpu.pci_address, gpu.driver, gpu.numa_node) for gpu in gpus] == [
+        ("0000:1c:00.0", None, 1),
+        ("0000:1d:00.0", "nouveau", None),
+    ]
+    assert gpus[0].pci_path[-1] == "0000:1c:00.0"

@@ -18,7 +18,7 @@ from typing import NoReturn
 import pytest
 
 _CLONE_NEWNET = 0x4000_0000
-_MODULES = ("pynvml", "scapy", "kubernetes_validate", "cel", "helm_python", "kubernetes")
+_MODULES = ("pynvml", "scapy", "kubernetes_validate", "cel_expr_python", "helm_python", "kubernetes")
 
 
 @functools.cache
@@ -28,6 +28,8 @@ def missing(tool: str) -> str | None:
         return None if _can_unshare() else "root, who may make network namespaces"
     if tool == "tun":
         return None if os.access("/dev/net/tun", os.R_OK | os.W_OK) else "/dev/net/tun"
+    if tool == "fuse":
+        return None if os.access("/dev/fuse", os.R_OK | os.W_OK) else "/dev/fuse"
     if tool in _MODULES:
         return None if importlib.util.find_spec(tool) else f"the Python module {tool}"
     return None if which(tool) else tool

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from msgspec import structs
 
+from nodeagent.commands.options import text
 from nodeagent.commands.plan.objects import Objects, merged
-from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.fabric import IMMEDIATE, HyperNode, Planner, PlanOutcome
 from nodeagent.fabric.fabric_settings import FabricRules, HysteresisSettings
@@ -45,11 +45,11 @@ def load(file: Path | None) -> tuple[FabricConfig, Topology]:
     """Read the controller's configuration file and its topology file. Raises ``ConfigError``."""
     if file is None:
         return FabricConfig(), NO_TOPOLOGY
-    config = load_fabric(_text(file), name=str(file))
+    config = load_fabric(text(file), name=str(file))
     if config.topology is None:
         return config, NO_TOPOLOGY
     path = file.parent / config.topology
-    return config, load_topology(_text(path), name=str(path))
+    return config, load_topology(text(path), name=str(path))
 
 
 def make_preview(parts: Iterable[Objects], rules: FabricRules, topology: Topology = NO_TOPOLOGY) -> Preview:
@@ -77,11 +77,3 @@ def _notes(objects: Objects, plan: Plan, times: HysteresisSettings) -> Iterable[
     if moves > max(times.hold_nodes, times.hold_share * placed):
         hold_s = times.hold_seconds
         yield f"{moves} of {placed} placed nodes would move: the controller first holds them for {hold_s:g} s"
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError as error:
-        why = f"cannot be read: {error.strerror}"
-        raise ConfigError(str(path), [ConfigFault("", None, None, why)]) from error

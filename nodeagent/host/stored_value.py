@@ -1,0 +1,119 @@
+"""A JSON file that keeps a value over restarts of the agent and over reboots.
+
+* Only a regular file of at most ``SIZE_MAX`` bytes is read; a FIFO or a device in its place is refused, not waited for.
+* A file that cannot be read is one warning that names the loss. ``unreadable`` has the reason, because a damaged file
+  is not the first start of a fresh node.
+* A write replaces the file in one step, in a thread of its own that the process does not wait for. A disk that hangs
+  delays the caller by ``WRITE_S`` at most. A write that fails is logged once, until one succeeds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+
+from nodeagent.host.file_writing import replace_file
+from nodeagent.regular_file import read_regular
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SIZE_MAX = 4 * 1024 * 1024
+"""Far more than the devices of one node need."""
+WRITE_S = 1.0
+"""A local file is written in a millisecond; a disk that hangs must not delay bad news for the kubelet."""
+
+
+class StoredValue(Generic[T]):
+    """One value of a type that msgspec can read. ``save`` belongs to one event loop.
+
+    ``content`` names the value in the logs (``slice sizes``). ``loss`` says what the agent does not notice without it.
+    """
+
+    def __init__(self, path: Path, type_: type[T], *, content: str, loss: str) -> None:
+        self.path = path
+        self.unreadable: str | None = None
+        """Why the file of an earlier agent cannot be read; ``None`` if it was read or does not exist."""
+        self.unwritable: str | None = None
+        """Why the last write failed."""
+        self._type = type_
+        self._content, self._loss = content, loss
+        self._written = b""
+        self._writing: asyncio.Future[None] | None = None
+
+    def read(self) -> T | None:
+        """Return the value of an earlier agent; ``None`` if there is none that can be read. Blocks."""
+        self.unreadable = None
+        try:
+            text = read_regular(self.path, SIZE_MAX)
+            value = msgspec.json.decode(text, type=self._type)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+            self.unreadable = getattr(error, "strerror", None) or str(error)
+            log.warning(
+                "The %s of an earlier agent cannot be read; %s. file=%s reason=%r",
+                self._content,
+                self._loss,
+                self.path,
+                self.unreadable,
+            )
+            return None
+        self._written = text
+        return value
+
+    async def save(self, value: T) -> bool:
+        """Write the value unless the file has it. Return whether it is on the disk now."""
+        text = msgspec.json.encode(value, order="sorted") + b"\n"
+        if text == self._written:
+            return True
+        if self._writing is not None and not self._writing.done():
+            return False  # an earlier write hangs
+        loop = asyncio.get_running_loop()
+        self._writing = writing = loop.create_future()
+
+        def write() -> None:
+            failure = self._write(text)
+            with suppress(RuntimeError):  # the loop ended meanwhile
+                loop.call_soon_threadsafe(self._settle, writing, text, failure)
+
+        threading.Thread(target=write, name=f"write-{self.path.name}", daemon=True).start()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WRITE_S):
+                await asyncio.shield(writing)
+        if not writing.done():
+            self._complain(f"the disk did not answer within {WRITE_S:g} s")
+        return self._written == text
+
+    def _write(self, text: bytes) -> str | None:
+        try:
+            replace_file(self.path, text, durable=True)
+        except OSError as error:
+            return error.strerror or str(error)
+        return None
+
+    def _settle(self, writing: asyncio.Future[None], text: bytes, failure: str | None) -> None:
+        if failure is not None:
+            self._complain(failure)
+        else:
+            self._written, self.unwritable = text, None
+        writing.set_result(None)
+
+    def _complain(self, reason: str) -> None:
+        if self.unwritable is None:
+            log.warning(
+                "The %s cannot be written, so after a restart %s; mount a writable folder there or set "
+                "health.stateDirectory. file=%s reason=%r",
+                self._content,
+                self._loss,
+                self.path,
+                reason,
+            )
+        self.unwritable = reason
