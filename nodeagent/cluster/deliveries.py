@@ -1,4 +1,4 @@
-"""What reaches the API server, for each part of the agent that writes to it: shown by ``/readyz``, metrics and Events.
+"""The state of the writes to the API server, for each part of the agent: for ``/readyz``, metrics and Events.
 
 A part is ``nodelinks``, ``events``, ``marks`` or ``evictions``. No failure here makes the agent unready: devices come
 first.

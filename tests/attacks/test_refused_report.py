@@ -1,8 +1,8 @@
 """The API server refuses a part of a node's report: the rest must be published, and an operator must see the part.
 
-Conditions: a NIC that was never cabled, a NIC that is pulled while the agent runs, a definition in the cluster that is
-older than the agent and lists fewer states and fields, a value beyond a limit of the definition, an API server that
-refuses every report. The node keeps its place in the tree, and ``/readyz``, a metric, an Event and one log line name
+Conditions: a NIC that was never cabled, and one that is pulled while the agent runs. A definition in the cluster that
+is older than the agent and lists fewer states. A value beyond a limit of the definition, and an API server that refuses
+every report. The node keeps its place in the tree, and ``/readyz``, a metric, an Event and one log line name
 what is missing. The agent stays ready: devices come first.
 """
 

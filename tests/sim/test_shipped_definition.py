@@ -1,7 +1,7 @@
 """The stand-in API server has the shipped definition of NodeLinks, and refuses what the definition refuses.
 
 The definition in the package is a copy of daemonset/base/cluster/nodelinks.yaml, because the image has no daemonset/.
-``jsonschema`` is the independent judge of single changes to a report.
+``jsonschema`` checks single changes to a report independently.
 """
 
 from __future__ import annotations
