@@ -19,7 +19,10 @@ TOPICS = {
     "RDMA": ("rdma",),
     "VFs": ("vf", "pf"),
     "Neighbors": ("lldp",),
-    "GPUs": ("gpu",),
+    "GPUs": (
+        "gpu",
+        "gpus",
+    ),
     "Pods and free devices": ("device", "resource"),
     "The agent": (
         "build",
@@ -29,6 +32,7 @@ TOPICS = {
         "rpcs",
         "kubelet",
         "source",
+        "hanging",
         "task",
         "collector",
         "netlink",

@@ -82,3 +82,15 @@ async def test_refusals_are_spaced_out_whatever_the_server_asks_for(server, clie
         evictions.queue.not_before.clear()
         await evictions._evict()
     assert evictions.queue.not_before["default", "b"] - time.monotonic() > 10 * 0.1
+
+
+async def test_a_pod_that_a_policy_refuses_does_not_stop_the_eviction_of_another(server, client, running):
+    """The admission policy of the evictions refuses a protected namespace with 422."""
+    inventory = Inventory()
+    publish(inventory, snapshot([DOWN, DOWN], [None]))
+    assert [one["metadata"]["name"] for one in server.objects("pods")] == ["a", "b"]
+    server.fail("422", resource="pods/eviction", name="a", message="an agent may not evict pods", times=None)
+    evictions = Evictions(client, inventory, offered, 0.01, node="gpu-0")
+    evictions._rate = RateLimit(100, 100)
+    running(evictions.run())
+    await server.until(lambda: [one["metadata"]["name"] for one in server.objects("pods")] == ["a"])
