@@ -6,7 +6,8 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from nodeagent.commands.options import GOOD, Add, address, log_to_stderr, seconds
+from nodeagent.commands.log_lines import log_to_stderr
+from nodeagent.commands.options import GOOD, Add, address, seconds
 
 LEASE_MIN_S, LEASE_MAX_S = 3.0, 3600.0
 """A third of the lease is the time within which a leader's last write must end: at least 1 s."""
