@@ -47,6 +47,9 @@ class DeviceOffering:
         """The resources that are not offered."""
         self.remarks: tuple[str, ...] = ()
         """The resources that are offered in another way than configured."""
+        self.troubles: tuple[Trouble, ...] = ()
+        """The devices that the configuration asks for and that this machine lacks."""
+        self._logged: set[str] = set()
         self._inventory = inventory
         self._plugins = plugins
         self._files = files
@@ -79,7 +82,7 @@ class DeviceOffering:
             (
                 *(Trouble(f"{one.resource}: {one.reason}", fatal=True) for one in self.withheld),
                 *(Trouble(remark, fatal=False) for remark in self.remarks),
-                *(trouble for trouble in self._offer.troubles(snapshot) if not trouble.fatal),
+                *(trouble for trouble in self.troubles if not trouble.fatal),
             ),
             digest(self.config),
         )
@@ -100,7 +103,6 @@ class DeviceOffering:
 
     async def run(self) -> None:
         """Offer the devices now, after each change, and every ``scanSeconds``, until cancelled."""
-        logged: tuple[str, ...] = ()
         while True:
             snapshot = self._inventory.snapshot
             candidates, withheld = self._decide(snapshot)
@@ -109,12 +111,8 @@ class DeviceOffering:
             await self._sizes.save(self.offered)
             self._plugins.update(self.offered, snapshot)
             await asyncio.sleep(0)  # the streams send now; the rest can wait
+            self._find_troubles(snapshot)
             await self._remove_stale_files(snapshot)
-            troubles = tuple(trouble.message for trouble in self._offer.troubles(snapshot))
-            for message in troubles:
-                if message not in logged:
-                    log.warning("A configured resource cannot be offered. reason=%r", message)
-            logged = troubles
             # The timer serves the files: a disk may have space again, a file may have been removed.
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(self._scan_seconds, self._files.pause_s)):
@@ -154,6 +152,17 @@ class DeviceOffering:
                 withheld.append(Withheld(kind.resource, str(file)))
         self.offered, self.withheld = tuple(offered), tuple(withheld)
         self.remarks = (*self._sizes.remarks, *gpu_remarks(snapshot))
+
+    def _find_troubles(self, snapshot: Snapshot) -> None:
+        self.troubles = tuple(
+            trouble
+            for trouble in self._offer.troubles(snapshot)
+            if self._inventory.has_published(trouble.source)
+        )
+        messages = {trouble.message for trouble in self.troubles}
+        for message in sorted(messages - self._logged):
+            log.warning("The node offers less than is configured. reason=%r", message)
+        self._logged = messages
 
     def _missing_source(self, kind: DeviceKind, snapshot: Snapshot) -> str | None:
         """Return why the facts of a kind are not known yet: an empty list would be wrong."""
