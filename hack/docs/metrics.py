@@ -34,6 +34,7 @@ TOPICS = {
         "hanging",
         "task",
         "collector",
+        "configuration",
         "netlink",
         "series",
         "web",

@@ -62,14 +62,9 @@ def load(path: Path | None) -> Config:
 
 def text(path: Path) -> str:
     """The text of a configuration file. Raises ``ConfigError``."""
-    from nodeagent.config.faults import ConfigError, ConfigFault
-    from nodeagent.regular_file import read_regular
+    from nodeagent.followed_configuration import configuration_text
 
-    try:
-        return read_regular(path).decode("utf-8", "surrogateescape")
-    except OSError as error:
-        why = f"cannot be read: {error.strerror}"
-        raise ConfigError(str(path), [ConfigFault("", None, None, why)]) from error
+    return configuration_text(path)
 
 
 def terminal_width() -> int | None:

@@ -83,9 +83,10 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 def _preview(options: argparse.Namespace) -> Preview:
     from nodeagent.commands.plan import objects, preview
+    from nodeagent.fabric_file import read_fabric
 
     log_to_stderr("warning")
-    config, topology = preview.load(options.fabric)
+    config, topology = read_fabric(options.fabric)
     if options.source is None:
         from nodeagent.commands.plan import cluster_reading
 
