@@ -35,6 +35,7 @@ TOPICS = {
         "hanging",
         "task",
         "collector",
+        "configuration",
         "netlink",
         "series",
         "web",

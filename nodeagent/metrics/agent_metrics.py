@@ -136,6 +136,7 @@ def task_restarts(shown: ScrapeInput) -> Iterator[Series]:
 
 
 @live_family(
+<<<<<<< HEAD
     "cluster_writes_total",
     "part,result",
     help="Writes to the API server by the part of the agent that made them, and their result.",
@@ -170,6 +171,15 @@ def cluster_report_left_out(shown: ScrapeInput) -> Iterator[Series]:
     for writes in shown.cluster_writes:
         if writes.part == "nodelinks":
             yield (), len(writes.left_out)
+=======
+    "configuration_in_force",
+    help="1 while the content of the configuration file is in force, 0 while the file is refused or unreadable.",
+    source="the agent",
+    use="0: the running configuration stays; /readyz and the log have the fault.",
+)
+def configuration_in_force(shown: ScrapeInput) -> Iterator[Series]:
+    yield (), not shown.configuration_fault
+>>>>>>> main
 
 
 @live_family(

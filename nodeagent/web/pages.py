@@ -110,6 +110,8 @@ class PageSources(NamedTuple):
     """The health of every PF and GPU with its rules and values, as JSON."""
     machine_view: Callable[[], bytes]
     """The facts and the offered devices, as JSON, for ``nodeagent scan``."""
+    configuration_fault: Callable[[], str]
+    """The first fault of the configuration file; empty while its content is in force."""
     stuck_threads: Callable[[], int]
     cluster: ClusterState
 
@@ -168,6 +170,7 @@ class Pages:
             xid_times=gpus.xid_times,
             overruns=nics.overruns(),
             last_lldp=nics.last_lldp(),
+            configuration_fault=sources.configuration_fault(),
             stuck_threads=sources.stuck_threads(),
             hanging={call.source: call.seconds for call in hanging_calls()},
             boot_unix=time.time() - boottime(),
@@ -202,7 +205,12 @@ class Pages:
         short = [trouble.message for trouble in offering.troubles if not trouble.ready]
         lines += [f"{message} (not ready)" for message in short]
         lines += [*offering.remarks, *(trouble.message for trouble in offering.troubles if trouble.ready)]
+<<<<<<< HEAD
         lines += self._sources.cluster.remarks()
+=======
+        if fault := self._sources.configuration_fault():
+            lines.append(f"configuration: refused, the running one stays: {fault}")
+>>>>>>> main
         lines += [
             f"{call.source}: no answer for {call.seconds:.0f} s{f' in {call.step}' if call.step else ''}"
             for call in hanging_calls()
