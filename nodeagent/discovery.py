@@ -30,6 +30,7 @@ from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session
 from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
+from nodeagent.sources.remembered_gpus import RememberedGpus
 from nodeagent.sources.scan_hints import ScanRequest
 from nodeagent.supervise import keep
 
@@ -68,6 +69,10 @@ def open_state_file(settings: HealthSettings, root: Path) -> StateFile:
     return StateFile.open(Tree(root).path(settings.state_directory))
 
 
+def open_remembered_gpus(settings: HealthSettings, root: Path) -> RememberedGpus:
+    return RememberedGpus.open(Tree(root).path(settings.state_directory))
+
+
 def adopt(health: HealthService, begun: HealthSettings, now: HealthSettings) -> None:
     """Apply changed health settings. ``begun`` are the settings at the start of the agent."""
     for setting in ("cabling_plan", "state_directory"):
@@ -99,8 +104,10 @@ class Discovery:
         node_name: str | None = None,
         gpu_publisher: GpuPublisher | None = None,
         sampled: bool = False,
+        stores: bool = False,
     ) -> None:
-        """``node_name`` is the system name that this node sends to switches. ``sampled``: run the samplers too."""
+        """``node_name`` is the system name that this node sends to switches. ``sampled``: run the samplers too.
+        ``stores``: keep the GPUs for the next start; a single look reads them only."""
         self._tree = Tree(root)
         if not self._tree.exists("/sys"):
             raise SysfsError(
@@ -112,7 +119,10 @@ class Discovery:
         self._sampled = sampled
         self._sampler: Sampler | None = None
         self._lldp_receiver: LldpReceiver | None = None
-        self._gpu_facts = gpu_publisher if gpu_publisher is not None else GpuPublisher(health_service(config))
+        if gpu_publisher is None:
+            gpu_publisher = GpuPublisher(health_service(config), open_remembered_gpus(config.health, root))
+        self._gpu_facts = gpu_publisher
+        self._stores = stores
         self._health = self._gpu_facts.health
         self._health.publish_functions(lambda functions: inventory.publish("health", functions=functions))
         self._gpu_facts.publish_to(self._publish_gpus)
@@ -159,6 +169,7 @@ class Discovery:
             ("paths", True, self._watch_paths),
             ("health", True, self._health.run),
             ("memory", True, self._health.state_file.run),
+            ("gpu-memory", self._stores, self._gpu_facts.remembered.run),
             ("samples", self._sampled, self._sample),
             ("cabling", config.health.cabling_plan is not None, self._watch_cabling_plan),
             ("lldp", receives_lldp(config, self._tree), self._watch_lldp),
@@ -191,6 +202,8 @@ class Discovery:
             gpu_functions=facts.gpus,
             unreadable=facts.unreadable,
         )
+        if self._config.gpu.driver != "none":
+            self._gpu_facts.take_functions(facts.gpus)
         self._gpu_hint.set()
         self._lldp_hint.request()
 
@@ -206,7 +219,7 @@ class Discovery:
         )
 
     def _publish_gpus(self, gpus: tuple[Gpu, ...]) -> None:
-        self._inventory.publish("gpus", gpus=gpus)
+        self._inventory.publish("gpus", gpus=gpus, unusable_gpus=self._gpu_facts.unusable)
         self._health.take_gpus(gpus)
 
     async def _watch_paths(self) -> None:

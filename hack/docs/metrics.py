@@ -19,7 +19,10 @@ TOPICS = {
     "RDMA": ("rdma",),
     "VFs": ("vf", "pf"),
     "Neighbors": ("lldp",),
-    "GPUs": ("gpu",),
+    "GPUs": (
+        "gpu",
+        "gpus",
+    ),
     "Pods and free devices": ("device", "resource"),
     "The agent": (
         "build",
@@ -31,6 +34,7 @@ TOPICS = {
         "hanging",
         "task",
         "collector",
+        "configuration",
         "netlink",
         "series",
         "web",

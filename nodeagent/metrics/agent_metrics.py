@@ -136,6 +136,16 @@ def task_restarts(shown: ScrapeInput) -> Iterator[Series]:
 
 
 @live_family(
+    "configuration_in_force",
+    help="1 while the content of the configuration file is in force, 0 while the file is refused or unreadable.",
+    source="the agent",
+    use="0: the running configuration stays; /readyz and the log have the fault.",
+)
+def configuration_in_force(shown: ScrapeInput) -> Iterator[Series]:
+    yield (), not shown.configuration_fault
+
+
+@live_family(
     "gpu_driver_stuck_threads",
     help="Threads that hang in the GPU driver.",
     source="the agent",

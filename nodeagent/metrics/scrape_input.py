@@ -70,6 +70,7 @@ class ScrapeInput(msgspec.Struct, frozen=True):
     """CLOCK_BOOTTIME of the latest LLDP frame, by netdev."""
     dropped: Mapping[str, int] = {}
     """Series left out since the agent started, by family."""
+    configuration_fault: str = ""
     stuck_threads: int = 0
     hanging: Mapping[str, float] = {}
     """Seconds since the oldest call that hangs began its last step, by source."""

@@ -63,7 +63,8 @@ class _RunningSources:
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def __aenter__(self) -> Views:
-        gpu_publisher = GpuPublisher(discovery.health_service(self.config))
+        remembered = discovery.open_remembered_gpus(self.config.health, self.root)
+        gpu_publisher = GpuPublisher(discovery.health_service(self.config), remembered)
         quiet = msgspec.structs.replace(self.config.lldp, transmit=False)
         config = msgspec.structs.replace(self.config, lldp=quiet)
         sources = discovery.Discovery(
