@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import (
     FAILED,
     GOOD,
@@ -18,7 +19,6 @@ from nodeagent.commands.options import (
     config_option,
     json_option,
     load,
-    log_to_stderr,
 )
 
 if TYPE_CHECKING:

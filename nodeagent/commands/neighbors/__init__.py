@@ -7,6 +7,7 @@ import asyncio
 import sys
 from pathlib import Path
 
+from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import (
     FAILED,
     GOOD,
@@ -14,7 +15,6 @@ from nodeagent.commands.options import (
     config_option,
     json_option,
     load,
-    log_to_stderr,
     seconds,
 )
 
