@@ -136,7 +136,6 @@ def task_restarts(shown: ScrapeInput) -> Iterator[Series]:
 
 
 @live_family(
-<<<<<<< HEAD
     "cluster_writes_total",
     "part,result",
     help="Writes to the API server by the part of the agent that made them, and their result.",
@@ -171,7 +170,9 @@ def cluster_report_left_out(shown: ScrapeInput) -> Iterator[Series]:
     for writes in shown.cluster_writes:
         if writes.part == "nodelinks":
             yield (), len(writes.left_out)
-=======
+
+
+@live_family(
     "configuration_in_force",
     help="1 while the content of the configuration file is in force, 0 while the file is refused or unreadable.",
     source="the agent",
@@ -179,7 +180,6 @@ def cluster_report_left_out(shown: ScrapeInput) -> Iterator[Series]:
 )
 def configuration_in_force(shown: ScrapeInput) -> Iterator[Series]:
     yield (), not shown.configuration_fault
->>>>>>> main
 
 
 @live_family(

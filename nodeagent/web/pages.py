@@ -205,12 +205,9 @@ class Pages:
         short = [trouble.message for trouble in offering.troubles if not trouble.ready]
         lines += [f"{message} (not ready)" for message in short]
         lines += [*offering.remarks, *(trouble.message for trouble in offering.troubles if trouble.ready)]
-<<<<<<< HEAD
         lines += self._sources.cluster.remarks()
-=======
         if fault := self._sources.configuration_fault():
             lines.append(f"configuration: refused, the running one stays: {fault}")
->>>>>>> main
         lines += [
             f"{call.source}: no answer for {call.seconds:.0f} s{f' in {call.step}' if call.step else ''}"
             for call in hanging_calls()
