@@ -54,10 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _explain(error: Exception) -> int:
     """One line (or one for each fault of a configuration) on stderr, and the exit code."""
+    from nodeagent.commands.user_files import UserFileError
     from nodeagent.config.faults import ConfigError
 
     if isinstance(error, ConfigError):
         print(error, file=sys.stderr)
+        return USAGE
+    if isinstance(error, UserFileError):
+        print(f"nodeagent: {error}", file=sys.stderr)
         return USAGE
     known = type(error).__module__.startswith("nodeagent.") or isinstance(error, OSError)
     if not known or logging.getLogger().isEnabledFor(logging.DEBUG):
