@@ -32,7 +32,8 @@ from nodeagent.agent_config import Config, load
 from nodeagent.cluster import agent_tasks
 from nodeagent.config.faults import ConfigError
 from nodeagent.device_offering import DeviceOffering
-from nodeagent.host.inotify import CONTENT, FolderWatch, InotifyError
+from nodeagent.ending import end_at
+from nodeagent.followed_configuration import FollowedConfiguration, configuration_text
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
@@ -41,10 +42,9 @@ from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.slice_sizes import SliceSizes
-from nodeagent.regular_file import read_regular
 from nodeagent.sources import gpu_source
 from nodeagent.sources.gpu_publisher import GpuPublisher
-from nodeagent.supervise import Fatal, either, ending_signals, keep
+from nodeagent.supervise import Fatal, ending_signals, keep
 from nodeagent.web.pages import Pages, PageSources
 
 log = logging.getLogger(__name__)
@@ -99,12 +99,17 @@ class Agent:
         self._options = options
         self._on_listen = on_listen
         self._read_pods = asyncio.Event()
-        self._reload = asyncio.Event()
+        self.file: FollowedConfiguration[Config] | None = None
+        if (path := options.config_file) is not None:
+            self.file = FollowedConfiguration(
+                config, partial(_read_config, path), self._adopt, lambda: [path.parent]
+            )
         self.settled = asyncio.Event()
         """Set when the kubelet has the devices and everything is imported."""
         self.inventory = Inventory()
         self.health = discovery.health_service(config, state_file)
-        gpu_publisher = GpuPublisher(self.health)
+        remembered_gpus = discovery.open_remembered_gpus(config.health, options.root)
+        gpu_publisher = GpuPublisher(self.health, remembered_gpus)
         self.sources = discovery.Discovery(
             self.inventory,
             config,
@@ -112,6 +117,7 @@ class Agent:
             node_name=options.node_name,
             gpu_publisher=gpu_publisher,
             sampled=True,
+            stores=True,
         )
         rpc_stats = RpcStats()
         self.plugins = DevicePlugins(
@@ -135,6 +141,7 @@ class Agent:
                 health_figures=self.health.figures,
                 explained_health=self.health.explain_json,
                 machine_view=lambda: msgspec.json.encode(self.offering.view()),
+                configuration_fault=lambda: self.file.fault if self.file is not None else "",
                 stuck_threads=gpu_source.stuck_threads,
             ),
         )
@@ -162,8 +169,8 @@ class Agent:
                 self.pages.serve_locally, Tree(self._options.root).path(config.health.state_directory)
             ),
         }
-        if self._options.config_file is not None:
-            tasks["config"] = partial(self._follow_config, self._options.config_file)
+        if self.file is not None:
+            tasks["config"] = self.file.run
         if config.kubelet.pod_resources:
             tasks["pods"] = self._watch_pods
         if listen := config.listen if self._options.listen is None else self._options.listen:
@@ -175,7 +182,8 @@ class Agent:
 
     def reload(self) -> None:
         """Read the configuration file now (SIGHUP)."""
-        self._reload.set()
+        if self.file is not None:
+            self.file.reload()
 
     async def _settle(self) -> None:
         """Wait until the kubelet lists our devices, then import what registration does not need.
@@ -202,55 +210,29 @@ class Agent:
             self._read_pods,
         )
 
-    # --- the configuration ----------------------------------------------------------------------------
-
-    async def _follow_config(self, path: Path) -> None:
-        try:
-            with FolderWatch() as watching:
-                # A ConfigMap is swapped by renaming a link in the folder, so the folder is watched.
-                watching.add(path.parent, CONTENT)
-                before = None
-                while True:
-                    text = _read(path)  # at first too: it may have changed while the agent started
-                    if text is not None and text != before:
-                        before = text
-                        self._apply_config(text, str(path))
-                    await either(watching.changes(), self._reload.wait())
-                    self._reload.clear()
-        except InotifyError as error:
-            raise OSError(str(error)) from error
-
-    def _apply_config(self, text: str, name: str) -> None:
-        """Apply a changed configuration, or log why the running one stays."""
-        try:
-            config = load(text, name=name)
-            if config == self.offering.config:
-                return
-            self.offering.replace(config, name)
-        except ConfigError as error:
-            for line in str(error).splitlines():
-                log.error("The changed configuration is refused, the running one stays. fault=%r", line)
-            return
+    def _adopt(self, config: Config) -> None:
+        """Apply a changed configuration. Raises ``ConfigError``."""
+        self.offering.replace(config, str(self._options.config_file))
         for setting in RESTART_SETTINGS:
             if getattr(config, setting) != getattr(self._config, setting):
                 log.warning("A changed setting takes effect when the agent is restarted. setting=%s", setting)
         logging.getLogger().setLevel(config.log.level.upper())
         discovery.adopt(self.health, self._config.health, config.health)
-        log.info("The changed configuration is in force. file=%s", name)
+
+
+def _read_config(path: Path) -> Config:
+    return load(configuration_text(path), name=str(path))
 
 
 async def run(config: Config, options: AgentOptions) -> None:
     """Run an agent until SIGTERM or SIGINT."""
     sys.setswitchinterval(SWITCH_S)
+    end_at(ending_signals(signal.SIGINT))
     agent = Agent(config, options)
-    loop = asyncio.get_running_loop()
-    task = asyncio.ensure_future(agent.run())
-    for number in ending_signals(signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
-    loop.add_signal_handler(signal.SIGHUP, agent.reload)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, agent.reload)
     freezing = asyncio.ensure_future(_freeze(agent))
     try:
-        await task
+        await agent.run()
     except asyncio.CancelledError:
         log.info("Stopped. Devices and pods stay as they are.")
     finally:
@@ -275,13 +257,3 @@ def _innermost(errors: ExceptionGroup[Exception]) -> Exception:
         else:
             flat.append(error)
     return next((error for error in flat if isinstance(error, Fatal | ConfigError)), flat[0])
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return read_regular(path).decode("utf-8", "surrogateescape")
-    except OSError as error:
-        log.warning(
-            "The configuration cannot be read, the running one stays. file=%s reason=%r", path, str(error)
-        )
-        return None

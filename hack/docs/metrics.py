@@ -19,7 +19,10 @@ TOPICS = {
     "RDMA": ("rdma",),
     "VFs": ("vf", "pf"),
     "Neighbors": ("lldp",),
-    "GPUs": ("gpu",),
+    "GPUs": (
+        "gpu",
+        "gpus",
+    ),
     "Pods and free devices": ("device", "resource"),
     "The agent": (
         "build",
@@ -28,8 +31,10 @@ TOPICS = {
         "rpcs",
         "kubelet",
         "source",
+        "hanging",
         "task",
         "collector",
+        "configuration",
         "netlink",
         "series",
         "web",

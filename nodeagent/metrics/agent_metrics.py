@@ -112,6 +112,18 @@ def source_silent(shown: ScrapeInput) -> Iterator[Series]:
 
 
 @live_family(
+    "hanging_call_seconds",
+    "source",
+    help="Time since a call that does not return began.",
+    source="the agent",
+    use="A read of the machine or a write to a disk hangs in the kernel; `/readyz` and the log name it.",
+)
+def hanging_call_seconds(shown: ScrapeInput) -> Iterator[Series]:
+    for source, seconds in shown.hanging.items():
+        yield (source,), round(seconds, 1)
+
+
+@live_family(
     "task_restarts_total",
     "task",
     help="Tasks of the agent that failed and were restarted.",
@@ -121,6 +133,16 @@ def source_silent(shown: ScrapeInput) -> Iterator[Series]:
 def task_restarts(shown: ScrapeInput) -> Iterator[Series]:
     for task, count in sorted(shown.restarts.items()):
         yield (task,), count
+
+
+@live_family(
+    "configuration_in_force",
+    help="1 while the content of the configuration file is in force, 0 while the file is refused or unreadable.",
+    source="the agent",
+    use="0: the running configuration stays; /readyz and the log have the fault.",
+)
+def configuration_in_force(shown: ScrapeInput) -> Iterator[Series]:
+    yield (), not shown.configuration_fault
 
 
 @live_family(

@@ -70,7 +70,10 @@ class ScrapeInput(msgspec.Struct, frozen=True):
     """CLOCK_BOOTTIME of the latest LLDP frame, by netdev."""
     dropped: Mapping[str, int] = {}
     """Series left out since the agent started, by family."""
+    configuration_fault: str = ""
     stuck_threads: int = 0
+    hanging: Mapping[str, float] = {}
+    """Seconds since the oldest call that hangs began its last step, by source."""
     boot_unix: float = 0.0
     certificate: tuple[float, bool] | None = None
     """Expiry of the web certificate (Unix time), and whether the last load of its files succeeded."""

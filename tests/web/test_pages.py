@@ -16,6 +16,7 @@ from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.metrics import agent_metrics
 from nodeagent.model import Health, Holding, State
+from nodeagent.offer import Trouble
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.nvml_session import DriverVitals
 from nodeagent.web.pages import GpuMeasurements, Pages, PageSources, device_counts
@@ -43,6 +44,7 @@ class Offered(NamedTuple):
     offered: tuple[DeviceKind, ...] = ()
     withheld: tuple[Withheld, ...] = ()
     unwritable: tuple[UnwritableFile, ...] = ()
+    troubles: tuple[Trouble, ...] = ()
     remarks: tuple[str, ...] = ()
     rails: Mapping[str, int] = {}
 
@@ -63,6 +65,7 @@ def pages_of(
         health_figures=dict,
         explained_health=lambda: b"[]\n",
         machine_view=lambda: b"{}\n",
+        configuration_fault=lambda: "",
         stuck_threads=lambda: 0,
     )
     return Pages(WebSettings(), sources)

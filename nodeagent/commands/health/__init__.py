@@ -8,6 +8,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import (
     GOOD,
     USAGE,
@@ -16,7 +17,6 @@ from nodeagent.commands.options import (
     config_option,
     json_option,
     load,
-    log_to_stderr,
 )
 
 if TYPE_CHECKING:

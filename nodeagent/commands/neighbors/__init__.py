@@ -6,13 +6,13 @@ import argparse
 import asyncio
 import sys
 
+from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import (
     GOOD,
     Add,
     config_option,
     json_option,
     load,
-    log_to_stderr,
     seconds,
 )
 
