@@ -83,6 +83,13 @@ def test_indexes_follow_the_driver_again_when_every_gpu_is_listed() -> None:
     assert {uuid: gpu.index for uuid, gpu in judge.gpus.items()} == {"GPU-b": 0, "GPU-c": 1, "GPU-new": 2}
 
 
+def test_a_lost_gpu_keeps_its_index_whatever_the_order_of_the_uuids() -> None:
+    judge = GpuJudge()
+    judge.recall([reading(0, "GPU-z"), reading(1, "GPU-a")], 0)
+    judge.take_readings([reading(0, "GPU-a", 1)], 1)
+    assert {uuid: gpu.index for uuid, gpu in judge.gpus.items()} == {"GPU-z": 0, "GPU-a": 1}
+
+
 def test_a_known_gpu_at_the_address_of_a_lost_one_replaces_nothing() -> None:
     judge = GpuJudge()
     judge.recall([reading(0, "GPU-a"), reading(1, "GPU-b")], 0)
