@@ -1,5 +1,5 @@
-"""Whatever an attacker with the token of an agent or the controller changes in a Node or an Event: a change that the
-policies accept touches nothing but the marks of that account, and no Event of another component or node.
+"""Random changes of a Node and random Events, sent with the token of an agent or of the controller. A change that the
+policies accept touches nothing but the marks of that account. No Event of another component or node is accepted.
 
 Hypothesis makes the changes: it removes fields, replaces them by values of any type, and adds entries to lists and
 maps, at any depth. A comparison in Python, written without the policies, decides which changes are harmless.
