@@ -164,7 +164,9 @@ def test_the_configuration_hangs_under_a_running_agent(place: Place) -> None:
     agent.until("Serving metrics")
     place.dead(place.config)
     agent.process.send_signal(signal.SIGHUP)
-    agent.until("The configuration cannot be read, the running one stays.")
+    agent.until(
+        "The changed configuration is refused, the running one stays. fault='configuration: no answer"
+    )
     agent.ends()
 
 
