@@ -30,6 +30,7 @@ import msgspec
 from nodeagent import discovery
 from nodeagent.agent_config import Config, load
 from nodeagent.cluster import agent_tasks
+from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.config.faults import ConfigError
 from nodeagent.device_offering import DeviceOffering
 from nodeagent.ending import end_at
@@ -98,6 +99,7 @@ class Agent:
         self._config = config
         self._options = options
         self._on_listen = on_listen
+        self.deliveries = Deliveries()
         self._read_pods = asyncio.Event()
         self.file: FollowedConfiguration[Config] | None = None
         if (path := options.config_file) is not None:
@@ -143,6 +145,7 @@ class Agent:
                 machine_view=lambda: msgspec.json.encode(self.offering.view()),
                 configuration_fault=lambda: self.file.fault if self.file is not None else "",
                 stuck_threads=gpu_source.stuck_threads,
+                cluster=self.deliveries,
             ),
         )
 
@@ -177,7 +180,7 @@ class Agent:
             tasks["web"] = partial(self.pages.serve, listen, self._on_listen)
         if (access := agent_tasks.node_access(config.cluster, self._options.node_name)) is not None:
             arguments = (config.cluster, access, self.inventory, self.offering, self.settled)
-            tasks["cluster"] = partial(agent_tasks.run, *arguments)
+            tasks["cluster"] = partial(agent_tasks.run, *arguments, self.deliveries)
         return tasks
 
     def reload(self) -> None:

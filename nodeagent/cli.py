@@ -54,11 +54,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _explain(error: Exception) -> int:
     """One line (or one for each fault of a configuration) on stderr, and the exit code."""
+    from nodeagent.commands.user_files import UserFileError
     from nodeagent.config.faults import ConfigError
     from nodeagent.plain_text import one_line
 
     if isinstance(error, ConfigError):
         print("\n".join(map(one_line, str(error).split("\n"))), file=sys.stderr)
+        return USAGE
+    if isinstance(error, UserFileError):
+        print(f"nodeagent: {error}", file=sys.stderr)
         return USAGE
     known = type(error).__module__.startswith("nodeagent.") or isinstance(error, OSError)
     if not known or logging.getLogger().isEnabledFor(logging.DEBUG):
