@@ -87,7 +87,7 @@ class DeviceOffering:
 
     def replace(self, config: Config, name: str) -> None:
         """Apply a changed configuration. Raises ``ConfigError`` and keeps the old one if it cannot work here."""
-        offer = Offer(config, self._offer)
+        offer = Offer(config, before=self._offer)
         # A slice that a pod holds must keep its size.
         snapshot = self._inventory.snapshot
         resized = (self._sizes.refusal(kind, snapshot) for kind in offer.kinds(snapshot))

@@ -27,6 +27,7 @@ from nodeagent.model import Gpu, Neighbor, Remark
 from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
+from nodeagent.sources.nic_identity import PermanentMacs
 from nodeagent.sources.scan_hints import ScanRequest
 from nodeagent.supervise import keep
 
@@ -94,8 +95,11 @@ class Discovery:
         node_name: str | None = None,
         gpu_publisher: GpuPublisher | None = None,
         sampled: bool = False,
+        known_nics: pci_source.PciFacts | None = None,
     ) -> None:
-        """``node_name`` is the system name that this node sends to switches. ``sampled``: run the samplers too."""
+        """``node_name`` is the system name that this node sends to switches. ``sampled``: run the samplers too.
+        ``known_nics`` are NICs that an earlier agent offered; those that are gone are missing.
+        """
         self._tree = Tree(root)
         if not self._tree.exists("/sys"):
             raise SysfsError(
@@ -111,8 +115,11 @@ class Discovery:
         self._health = self._gpu_facts.health
         self._health.publish_functions(lambda functions: inventory.publish("health", functions=functions))
         self._gpu_facts.publish_to(self._publish_gpus)
-        self._last_scan: pci_source.PciFacts | None = None
+        self._last_scan = known_nics
         """The scan that a restarted PCI source continues from."""
+        self._macs = PermanentMacs(None if is_recorded(self._tree) else permanent_macs)
+        self._forgotten_nics: set[str] = set()
+        self._pci_hint = ScanRequest()
         self._gpu_hint = asyncio.Event()
         self._lldp_hint = ScanRequest()
 
@@ -131,6 +138,11 @@ class Discovery:
     def last_lldp(self) -> Mapping[str, float]:
         """Return the CLOCK_BOOTTIME of the latest LLDP frame, by netdev."""
         return self._lldp_receiver.last_received() if self._lldp_receiver is not None else {}
+
+    def forget_nics(self, addresses: Iterable[str]) -> None:
+        """Do not keep these PFs as missing, by PCI address."""
+        self._forgotten_nics.update(addresses)
+        self._pci_hint.request()
 
     # --- the sources --------------------------------------------------------------------------------
 
@@ -157,19 +169,21 @@ class Discovery:
         return {name: source for name, enabled, source in table if enabled}
 
     async def _watch_pci(self) -> None:
-        if not is_recorded(self._tree):
-            self._health.identify_nics(await asyncio.to_thread(permanent_macs))
         with hints(self._tree) as opened:
             await pci_source.watch(
                 self._tree,
-                opened,
+                [*opened, self._pci_hint],
                 self._publish_pci,
                 interval_s=self._config.scan_seconds,
                 before=self._last_scan,
+                macs=self._macs,
+                forgotten=self._forgotten_nics,
             )
 
     def _publish_pci(self, facts: pci_source.PciFacts) -> None:
         self._last_scan = facts
+        present = [function.pci_address for function in facts.functions if not function.missing]
+        self._forgotten_nics.difference_update(present)
         snapshot = self._inventory.snapshot
         self._inventory.publish(
             "pci",

@@ -1,9 +1,10 @@
 """The resources that this node offers: the configuration applied to the facts, as kinds of devices. No I/O.
 
-``Offer`` keeps the rail of each PF, and the netdev that names it, while it lives. If the rails moved when a NIC is
-unplugged, a pod would get another network. A PF that appears later takes the next free rail. A PF counts if it has
-VFs, or if the ``vfs`` section creates VFs on it: so an agent that starts while they are gone assigns the same rails.
-Literal ``pciAddresses`` fix the rails: the rail of a PF is then its place in that list.
+``Offer`` keeps the rail of each NIC, and the netdev that names it, for each name and selection of an entry. If the
+rails moved when a NIC is unplugged, a pod would get another network; ``kinds/rails.py`` has the rules. The first
+numbers are in PCI order, missing NICs included. A NIC counts if it has VFs, or if the ``vfs`` section creates VFs on
+it: so an agent that starts while they are gone assigns the same rails. Literal ``pciAddresses`` fix the rails: the rail
+of a NIC is then its place in that list.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import assert_never
 
 import msgspec
@@ -20,6 +22,7 @@ from nodeagent.agent_config import Config
 from nodeagent.config.formats import index_range
 from nodeagent.kinds import DeviceKind, gpu_access
 from nodeagent.kinds.gpu_memory import GpuMemory
+from nodeagent.kinds.rails import Numbering, Rails, Selection, added, identified, match, nics_of, selection
 from nodeagent.kinds.resource_settings import (
     GpuMemResource,
     GpuResource,
@@ -75,10 +78,13 @@ def prefix(config: Config, product: str | None) -> str:
 class Offer:
     """Applies one configuration to each snapshot in turn."""
 
-    def __init__(self, config: Config, before: Offer | None = None) -> None:
-        """``before`` is the offer that this one replaces: entries with the same selection keep their rails."""
+    def __init__(
+        self, config: Config, numbering: Numbering = MappingProxyType({}), before: Offer | None = None
+    ) -> None:
+        """``numbering`` are the rails of an earlier agent, ``before`` is the offer that this one replaces: entries with
+        the same name and selection keep their rails."""
         self.config = config
-        self._rails: dict[tuple[str, PfSelect], dict[str, int]] = dict(before._rails) if before else {}
+        self.numbering: dict[Selection, Rails] = dict(before.numbering if before else numbering)
         self._netdevs: dict[str, str] = before._netdevs if before else {}
 
     def kinds(self, snapshot: Snapshot) -> tuple[DeviceKind, ...]:
@@ -93,8 +99,19 @@ class Offer:
 
     @property
     def rails(self) -> dict[str, int]:
-        """The rail of each offered PF, by PCI address."""
-        return {address: rail for rails in self._rails.values() for address, rail in rails.items()}
+        """The rail of each offered PF, by PCI address. A missing PF has its last address."""
+        return {
+            rail.pci_address: rail.number
+            for _, rails in self.in_force()
+            for rail in rails
+            if rail.pci_address is not None
+        }
+
+    def in_force(self) -> Iterator[tuple[VfResource, Rails]]:
+        """Yield the entries of VFs with their rails."""
+        for entry in self.config.resources:
+            if isinstance(entry, VfResource):
+                yield entry, self.numbering.get(selection(entry), ())
 
     def troubles(self, snapshot: Snapshot) -> tuple[Trouble, ...]:
         """Return what is wrong with this configuration on this machine."""
@@ -151,9 +168,13 @@ class Offer:
             if function.parent is None and function.netdev is not None:
                 self._netdevs.setdefault(function.pci_address, function.netdev)
         named: dict[str, list[str]] = {} if "{" in entry.name else {entry.name: []}
-        for address, rail in self._numbered(entry, snapshot).items():
-            netdev = self._netdevs.setdefault(address, address.replace(":", "-"))
-            named.setdefault(entry.name.format(rail=rail, netdev=netdev), []).append(address)
+        for rail in self._numbered(entry, snapshot):
+            address = rail.pci_address
+            if address is None and "{netdev}" in entry.name:
+                continue  # its netdev is not known
+            netdev = self._netdevs.setdefault(address, address.replace(":", "-")) if address else ""
+            pfs = named.setdefault(entry.name.format(rail=rail.number, netdev=netdev), [])
+            pfs += [address] if address else []
         for name, pfs in named.items():
             yield VfPool(
                 self._resource(name, snapshot),
@@ -195,29 +216,44 @@ class Offer:
         ours = self.config.cdi.generate and not uuids <= paths.vendor_gpus
         return cdi.GPU_KIND if ours else gpu_access.CDI_KIND
 
-    def _numbered(self, entry: VfResource, snapshot: Snapshot) -> dict[str, int]:
-        """Return the rail of each PF by address, in the order of the rails."""
-        rails = self._rails.setdefault((entry.name, entry.select), {})
-        literal = literal_addresses(entry.select)
+    def _numbered(self, entry: VfResource, snapshot: Snapshot) -> Rails:
+        """Return the rails of an entry, with those of NICs that are new."""
+        key, literal = selection(entry), literal_addresses(entry.select)
         links = {link.pci_address: link for link in snapshot.links}
+        nics = nics_of(snapshot.functions, snapshot.links)
+        rails = self.numbering.get(key, ())
+        rails = identified(rails, nics) if literal else match(rails, nics)
+        numbered = {rail.pci_address for rail in rails}
+        macs = {rail.pci_address: rail.permanent_mac for known in self.numbering.values() for rail in known}
         for function in snapshot.functions:
             address = function.pci_address
-            if function.parent or address in rails or not (function.num_vfs or self._creates_vfs(function)):
+            if (
+                function.parent
+                or address in numbered
+                or not (function.num_vfs or self._creates_vfs(function))
+            ):
                 continue
             link = links.get(address)
             if not selected_pf(entry.select, function) or not _suits(entry, function, link):
                 continue
-            if literal:
-                rails[address] = literal.index(address)
-            else:
-                rails[address] = next(n for n in range(len(rails) + 1) if n not in rails.values())
-        return dict(sorted(rails.items(), key=lambda item: item[1]))
+            mac = nics.get(address) or macs.get(address)
+            rails = added(rails, address, mac, literal.index(address) if literal else None)
+        self.numbering[key] = rails
+        return rails
 
     def _creates_vfs(self, function: Function) -> bool:
         """Whether the ``vfs`` section creates VFs on this PF, which may lack them at present."""
         return bool(function.total_vfs) and any(
             entry.count and selected_pf(entry.select, function) for entry in self.config.vfs
         )
+
+
+def is_selected(config: Config, pf: Function) -> bool:
+    """Whether the configuration offers VFs of this PF, as far as its last values show."""
+    return any(
+        isinstance(entry, VfResource) and selected_pf(entry.select, pf) and _suits(entry, pf, None)
+        for entry in config.resources
+    )
 
 
 def selected_pf(select: PfSelect, function: Function) -> bool:

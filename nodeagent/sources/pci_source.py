@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Set
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,6 +23,7 @@ from nodeagent.health.structural import NO_FAULTS, Faults, find_faults
 from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree, natural_order
 from nodeagent.model import Function, GpuFunction, Link, Rdma
 from nodeagent.sources.default_route import default_route_netdevs
+from nodeagent.sources.nic_identity import PermanentMacs, moved, without
 from nodeagent.sources.pf_links import read_links, sweep_links
 from nodeagent.sources.scan_hints import ScanHint, forward
 
@@ -44,7 +45,8 @@ _VIRTFN = re.compile(r"virtfn(\d+)")
 
 class PciFacts(Struct, frozen=True):
     """One scan. Functions and GPUs are sorted by PCI address, links by name, sentences alphabetically. ``faults`` are
-    the structural faults of the functions, by PCI address."""
+    the structural faults of the functions, by PCI address. ``macs`` are the permanent MAC addresses by the PCI address
+    at which each was seen last, those of missing PFs too."""
 
     product: str | None = None
     functions: tuple[Function, ...] = ()
@@ -52,6 +54,7 @@ class PciFacts(Struct, frozen=True):
     unreadable: tuple[str, ...] = ()
     faults: Faults = NO_FAULTS
     gpus: tuple[GpuFunction, ...] = ()
+    macs: Mapping[str, str] = {}
 
 
 def scan(tree: Tree) -> PciFacts:
@@ -158,46 +161,47 @@ async def watch(
     sweep: Sweep = SWEEP,
     *,
     before: PciFacts | None = None,
+    macs: PermanentMacs | None = None,
+    forgotten: Set[str] = frozenset(),
 ) -> None:
     """Publish the facts and their faults now, after each hint and every ``interval_s``, until cancelled.
 
     After a hint the links are read first, because a lost link is urgent, then the whole machine. Files are read in
     a thread, one reading at a time: drivers may hold a lock for seconds. Each scan is published, a sweep only if it
     differs. Raises the errors of ``scan`` and the hints. ``before`` are the last facts of an earlier watch: with
-    them a restarted watch keeps missing functions and the values that a pod took along.
+    them a restarted watch keeps missing functions and the values that a pod took along. If all its functions are
+    missing, they are those of an earlier agent. ``forgotten``: PCI addresses of PFs that do not stay when they are
+    missing.
     """
     woken = asyncio.Event()
     try:
         async with asyncio.TaskGroup() as group:
             for hint in hints:
                 group.create_task(forward(hint, woken))
-            await _watch(tree, woken, publish, interval_s, sweep, before or PciFacts())
+            scanner = _Scanner(tree, macs or PermanentMacs(), forgotten, before or PciFacts())
+            await _watch(scanner, woken, publish, interval_s, sweep)
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
 
 
 async def _watch(
-    tree: Tree,
+    scanner: _Scanner,
     woken: asyncio.Event,
     publish: Callable[[PciFacts], None],
     interval_s: float,
     sweep: Sweep,
-    facts: PciFacts,
 ) -> None:
     now = asyncio.get_running_loop().time
-    present = facts.functions
     scan_at = sweep_until = now()
     while True:
         if now() >= scan_at:
-            facts, present = await asyncio.to_thread(_scan, tree, facts, present)
-            publish(facts)
+            publish(await asyncio.to_thread(scanner.scan))
             scanned_at = now()
             scan_at = scanned_at + interval_s
         else:
-            swept = await asyncio.to_thread(_sweep, tree, facts, present)
-            if swept is not facts:
-                facts = swept
-                publish(facts)
+            swept = await asyncio.to_thread(scanner.sweep)
+            if swept is not None:
+                publish(swept)
         read_at = now()
         next_at = min(scan_at, read_at + sweep.every_s) if read_at < sweep_until else scan_at
         try:
@@ -211,22 +215,40 @@ async def _watch(
         scan_at = min(scan_at, max(now() + sweep.every_s, scanned_at + sweep.scan_gap_s))
 
 
-def _scan(
-    tree: Tree, before: PciFacts, present: tuple[Function, ...]
-) -> tuple[PciFacts, tuple[Function, ...]]:
-    """A scan with its faults, and the functions in it that are not missing."""
-    now = scan(tree)
-    present = keep_pod_values(present, now.functions)
-    functions, faults = find_faults(present, now.links, before.functions)
-    return replace(now, functions=functions, faults=faults), present
+class _Scanner:
+    """Reads the machine again and compares with the last facts. Its calls block."""
 
+    def __init__(self, tree: Tree, macs: PermanentMacs, forgotten: Set[str], facts: PciFacts) -> None:
+        self._tree, self._macs, self._forgotten = tree, macs, forgotten
+        self._facts = facts
+        self._present = tuple(function for function in facts.functions if not function.missing)
 
-def _sweep(tree: Tree, before: PciFacts, present: tuple[Function, ...]) -> PciFacts:
-    now = sweep_links(tree, present, before.links)
-    if now == before.links:
-        return before
-    functions, faults = find_faults(present, now, before.functions)
-    return replace(before, links=now, functions=functions, faults=faults)
+    def scan(self) -> PciFacts:
+        """Return all facts, with missing functions and faults."""
+        before, now = self._facts, scan(self._tree)
+        links = self._macs.identified(now.links)
+        gone = moved(before.macs, links, now.functions) | self._forgotten
+        if not self._present:
+            # The functions of an earlier agent: the VFs of a PF that is here may be fewer since.
+            known = [function for function in before.functions if function.parent is not None]
+            here = {function.pci_address for function in now.functions}
+            gone |= {function.pci_address for function in known if function.parent in here}
+        self._present = keep_pod_values(self._present, now.functions)
+        functions, faults = find_faults(self._present, links, without(before.functions, gone))
+        macs = {address: mac for address, mac in before.macs.items() if address not in gone}
+        macs |= {link.pci_address: link.permanent_mac for link in links if link.permanent_mac}
+        self._facts = replace(now, functions=functions, links=links, faults=faults, macs=macs)
+        return self._facts
+
+    def sweep(self) -> PciFacts | None:
+        """Read the links alone. Return the facts if they differ."""
+        before = self._facts
+        links = sweep_links(self._tree, self._present, before.links)
+        if links == before.links:
+            return None
+        functions, faults = find_faults(self._present, links, before.functions)
+        self._facts = replace(before, links=links, functions=functions, faults=faults)
+        return self._facts
 
 
 def _functions_on_bus(
