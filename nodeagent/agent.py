@@ -43,7 +43,7 @@ from nodeagent.kubelet.slice_sizes import SliceSizes
 from nodeagent.regular_file import read_regular
 from nodeagent.sources import gpu_source
 from nodeagent.sources.gpu_publisher import GpuPublisher
-from nodeagent.supervise import Fatal, either, keep
+from nodeagent.supervise import Fatal, either, ending_signals, keep
 from nodeagent.web.pages import Pages, PageSources
 
 log = logging.getLogger(__name__)
@@ -240,7 +240,7 @@ async def run(config: Config, options: AgentOptions) -> None:
     agent = Agent(config, options)
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(agent.run())
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ending_signals(signal.SIGINT):
         loop.add_signal_handler(number, task.cancel)
     loop.add_signal_handler(signal.SIGHUP, agent.reload)
     freezing = asyncio.ensure_future(_freeze(agent))

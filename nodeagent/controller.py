@@ -44,7 +44,7 @@ from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import Lease, NotLeading, lead
 from nodeagent.metrics.controller_metrics import ControllerInput, render
 from nodeagent.metrics.text_format import PLAIN, negotiate
-from nodeagent.supervise import Fatal, keep
+from nodeagent.supervise import Fatal, ending_signals, keep
 from nodeagent.switches.switch_poller import SwitchPoller, SwitchReader
 from nodeagent.switches.switch_settings import SwitchesSettings
 from nodeagent.web.server import Page, WebServer
@@ -375,7 +375,7 @@ async def run(
     """Run a controller until SIGTERM or SIGINT, then release the lease."""
     controller = Controller(config, access, settings, topology)
     task = asyncio.ensure_future(controller.run())
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ending_signals(signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     try:
         await task

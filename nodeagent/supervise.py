@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -29,6 +30,16 @@ restarts: Counter[str] = Counter()
 
 class Fatal(Exception):  # noqa: N818 - the usual word; it is not always an error
     """The process cannot continue; the message names the cause and the remedy."""
+
+
+def ending_signals(*unless_ignored: signal.Signals) -> list[signal.Signals]:
+    """Return SIGTERM, and the other signals unless the parent process set them to be ignored.
+
+    A shell starts a background job with SIGINT ignored, and ``nohup`` starts a program with SIGHUP ignored: Ctrl-C and
+    the end of the terminal are then for other processes.
+    """
+    ends = (number for number in unless_ignored if signal.getsignal(number) is not signal.SIG_IGN)
+    return [signal.SIGTERM, *ends]
 
 
 async def keep(

@@ -1,4 +1,4 @@
-"""Fixtures for every test: missing tools, temporary files, and the profiles of Hypothesis.
+"""Fixtures for every test: missing tools, time limits, temporary files, and the profiles of Hypothesis.
 
 Examples have no deadline, because test machines are shared. On a developer's machine every run tries new examples.
 ``--hypothesis-profile=ci`` repeats the same examples, so that CI fails only because of a change.
@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.needs import pytest_runtest_setup
+from tests.support.time_limits import pytest_timeout_set_timer
 
-__all__ = ["pytest_runtest_setup"]
+__all__ = ["pytest_runtest_setup", "pytest_timeout_set_timer"]
 
 # A simulated machine is thousands of small files, which are slow to create on a disk.
 if Path("/dev/shm").is_dir():

@@ -50,6 +50,8 @@ class PodResources:
 
     def __init__(self, socket: Path, *, timeout_s: float = 2.0) -> None:
         self.socket = socket
+        self.pods_listed = 0
+        """Pods in the last answer, those without devices included. 0: the kubelet may have just started."""
         self._timeout_s = timeout_s
         self._channel: grpc.aio.Channel | None = None
         self._calling = asyncio.Lock()  # a failure closes the channel, and must not cancel another call
@@ -60,7 +62,9 @@ class PodResources:
         May be empty shortly after a kubelet restart although pods hold devices.
         """
         async with self._calling:
-            return _holdings(await self._list())
+            answer = await self._list()
+        self.pods_listed = len(answer.pod_resources)
+        return _holdings(answer)
 
     async def offered(self) -> dict[str, tuple[str, ...]]:
         """The device IDs that the kubelet counts, by resource, of all device plugins."""

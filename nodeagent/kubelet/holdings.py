@@ -17,13 +17,14 @@ from pathlib import Path
 from nodeagent.kube.podresources_client import PodResources, PodResourcesError
 from nodeagent.model import Holding
 
-__all__ = ["EMPTY_STANDS_S", "INTERVAL_S", "PodResourcesError", "offered", "once", "watch"]
+__all__ = ["EMPTY_STANDS_S", "INTERVAL_S", "PodResourcesError", "offered", "once", "settled", "watch"]
 
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 30.0
 NOTED_S = 0.5
 """The kubelet lists an allocation after it has the answers for all resources of the container."""
+RETRY_S = 0.5
 EMPTY_STANDS_S = 15.0
 """An empty list was observed 0.3 s after a kubelet's restart; its pods are restored within seconds."""
 
@@ -33,6 +34,30 @@ async def once(socket: Path) -> tuple[Holding, ...]:
     client = PodResources(socket)
     try:
         return await client.list()
+    finally:
+        await client.close()
+
+
+async def settled(socket: Path, wait_s: float) -> tuple[Holding, ...]:
+    """Read the holdings of a kubelet that may be restarting: it does not answer, or lists no pod at all.
+
+    After ``wait_s`` an answer without pods is returned. Raises ``PodResourcesError``.
+    """
+    client = PodResources(socket)
+    deadline = time.monotonic() + wait_s
+    try:
+        while True:
+            left_s = deadline - time.monotonic()
+            try:
+                if not socket.is_socket():
+                    raise PodResourcesError(f"{socket} is no socket; the kubelet makes it when it starts")
+                holdings = await client.list()
+                if client.pods_listed or left_s <= 0:
+                    return holdings
+            except PodResourcesError:
+                if left_s <= 0:
+                    raise
+            await asyncio.sleep(min(RETRY_S, max(0.0, left_s)))
     finally:
         await client.close()
 

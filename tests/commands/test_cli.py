@@ -15,6 +15,7 @@ import pytest
 
 from nodeagent.cli import main
 from nodeagent.sim.machine import Machine
+from tests.support.default_signals import DEFAULT_SIGNALS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -304,7 +305,8 @@ def test_the_demo_shows_everything_and_exits_with_0() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_demo_leaves_no_process_and_no_folder(number: signal.Signals) -> None:
     """A closed terminal sends SIGHUP. The path is short because it has unix sockets."""
-    command = [sys.executable, "-u", "-m", "nodeagent", "demo", "--machine", "two-gpu-two-nic"]
+    command = [*DEFAULT_SIGNALS, sys.executable, "-u", "-m", "nodeagent", "demo"]
+    command += ["--machine", "two-gpu-two-nic"]
     with tempfile.TemporaryDirectory(prefix="na-", dir="/tmp") as folder:
         environment = {**os.environ, "TMPDIR": folder}
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:

@@ -24,6 +24,7 @@ from nodeagent.kube.resource import HYPERNODES, LEASES
 from nodeagent.sim.apiserver import ApiServer
 from nodeagent.sim.machine import Machine
 from nodeagent.sim.simulated_fabric import Fabric
+from tests.support.default_signals import DEFAULT_SIGNALS
 from tests.support.needs import which
 
 DEMO = [sys.executable, "-u", "-m", "nodeagent", "demo"]
@@ -75,7 +76,7 @@ def controller(step: str) -> list[str]:
 def test_a_demo_that_is_ended_in_the_middle_leaves_no_process_and_no_folder(number: signal.Signals):
     with tempfile.TemporaryDirectory(prefix="na-", dir="/tmp") as folder:
         environment = {**os.environ, "TMPDIR": folder}
-        command = [*DEMO, "--nodes", "4"]
+        command = [*DEFAULT_SIGNALS, *DEMO, "--nodes", "4"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
             assert process.stdout is not None
             assert any(line.startswith("2. ") for line in process.stdout)

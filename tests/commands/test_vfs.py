@@ -1,16 +1,19 @@
 """VFs created, configured and left unchanged, on simulated machines that react to writes, and on drawn trees."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from msgspec import structs
 from nodeagent.agent_config import Config
 from nodeagent.cli import main
 from nodeagent.commands.vfs import apply
-from nodeagent.commands.vfs.provision_pf import PfProvisioning, different, spans
+from nodeagent.commands.vfs.provision_pf import PfProvisioning, VfInUseError, different, spans
 from nodeagent.commands.vfs.vf_users import VfUsers
 from nodeagent.commands.vfs.wanted import PfWant, wanted
 from nodeagent.host.sriov import SriovError, VfNetlink, VfSettings
@@ -36,18 +39,53 @@ from tests.support.namespaces import NamespaceThread
 FIRST, SECOND = "0000:18:00.0", "0000:9a:00.0"
 
 
+@contextmanager
+def kubelet(root: Path, *devices: str, first: Iterable[pb.ListPodResourcesResponse] = ()) -> Iterator[None]:
+    """A kubelet's podresources socket with one pod that holds these devices, after the ``first`` answers."""
+    path = root / "var/lib/kubelet/pod-resources/kubelet.sock"
+    path.parent.mkdir(parents=True)
+    answer = pb.ListPodResourcesResponse()
+    container = answer.pod_resources.add(name="worker-0", namespace="train").containers.add(name="main")
+    if devices:
+        container.devices.add(resource_name="nvidia-dgx-h100/nic0", device_ids=devices)
+    answers = chain(first, repeat(answer))
+    handler = grpc.unary_unary_rpc_method_handler(
+        lambda _request, _context: next(answers).SerializeToString()
+    )
+    with ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool)
+        server.add_registered_method_handlers("v1.PodResourcesLister", {"List": handler})
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("v1.PodResourcesLister", {"List": handler}),)
+        )
+        server.add_insecure_port(f"unix:{path}")
+        server.start()
+        try:
+            yield
+        finally:
+            server.stop(None).wait()
+
+
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    """Two PFs with four VFs of sixteen each, and a kernel that reacts."""
+def near() -> Iterator[Path]:
+    """A short path: the path of a unix socket has at most 107 bytes."""
+    folder = Path(tempfile.mkdtemp())
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def machine(near: Path) -> Iterator[Machine]:
+    """Two PFs with four VFs of sixteen each, a kernel that reacts, and a kubelet without pods that hold devices."""
     machine = Machine.load("two-gpu-two-nic")
-    machine.write(tmp_path / "m")
-    with reacting(machine):
+    machine.write(near / "m")
+    with reacting(machine), kubelet(near / "m"):
         yield machine
 
 
 @pytest.fixture
-def root(machine: Machine, tmp_path: Path) -> Path:
-    return tmp_path / "m"
+def root(machine: Machine, near: Path) -> Path:
+    return near / "m"
 
 
 @contextmanager
@@ -189,10 +227,11 @@ def test_a_missing_driver_is_a_failure_with_the_remedy(root: Path) -> None:
     assert drivers(pf) == ["mlx5_core"] * 4
 
 
-def test_a_kernel_that_does_not_react_is_a_failure(tmp_path: Path) -> None:
+def test_a_kernel_that_does_not_react_is_a_failure(near: Path) -> None:
     machine = Machine.load("two-gpu-two-nic")
-    machine.write(tmp_path / "m")
-    outcome = apply.apply(config(entry(6)), tmp_path / "m", wait_s=0.05)
+    machine.write(near / "m")
+    with kubelet(near / "m"):
+        outcome = apply.apply(config(entry(6)), near / "m", wait_s=0.05)
     assert of(outcome).state is apply.PfState.FAILED
     assert of(outcome).reasons == ("0000:18:00.0: the 4 VFs did not disappear within 0.05 s",)
 
@@ -214,12 +253,16 @@ def test_a_root_without_a_machine_is_an_error(tmp_path: Path) -> None:
 # VFs in use
 
 
-def refused(root: Path, wanted: VfsEntry) -> tuple[str, ...]:
-    """The reasons, after a check that this PF is unchanged and the other one is changed."""
+SECOND_ALONE = "not configured"
+
+
+def refused(root: Path, wanted: VfsEntry, second: str = "changed") -> tuple[str, ...]:
+    """The reasons, after a check that this PF is unchanged and the other one is changed, if it is configured."""
     before = files(root / "sys/bus/pci/devices" / FIRST)
-    outcome = apply.apply(config(wanted, entry(5, SECOND)), root)
+    others = () if second == SECOND_ALONE else (entry(5, SECOND),)
+    outcome = apply.apply(config(wanted, *others), root, wait_s=0.7 if second == SECOND_ALONE else 10.0)
     assert not outcome.good
-    assert states(outcome) == {FIRST: "refused", SECOND: "changed"}
+    assert states(outcome) == {FIRST: "refused", SECOND: second}
     assert files(root / "sys/bus/pci/devices" / FIRST) == before
     assert of(outcome).changes == ()
     return of(outcome).reasons
@@ -263,41 +306,10 @@ def test_a_vf_of_vfio_may_be_removed_if_no_program_has_its_group_open(root: Path
     assert refused(root, entry(8)) == (
         "sriov_numvfs 4 → 8 is refused",
         f"0000:18:00.1 (VF 0) is bound to vfio-pci, and it is unknown whether a program "
-        f"has /dev/vfio/{group} open; unbind it first",
+        f"has /dev/vfio/{group} open; unbind it first, or add --force",
     )
     node.with_suffix(".away").rename(node)
     assert states(apply.apply(config(entry(8)), root))[FIRST] == "changed"
-
-
-@contextmanager
-def kubelet(root: Path, device: str) -> Iterator[None]:
-    """A kubelet's podresources socket with one pod that holds one device."""
-    socket = root / "var/lib/kubelet/pod-resources/kubelet.sock"
-    socket.parent.mkdir(parents=True)
-    answer = pb.ListPodResourcesResponse()
-    container = answer.pod_resources.add(name="worker-0", namespace="train").containers.add(name="main")
-    container.devices.add(resource_name="nvidia-dgx-h100/nic0", device_ids=[device])
-    handler = grpc.unary_unary_rpc_method_handler(lambda _request, _context: answer.SerializeToString())
-    with ThreadPoolExecutor(1) as pool:
-        server = grpc.server(pool)
-        server.add_registered_method_handlers("v1.PodResourcesLister", {"List": handler})
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("v1.PodResourcesLister", {"List": handler}),)
-        )
-        server.add_insecure_port(f"unix:{socket}")
-        server.start()
-        try:
-            yield
-        finally:
-            server.stop(None).wait()
-
-
-@pytest.fixture
-def near() -> Iterator[Path]:
-    """A short path: the path of a unix socket has at most 107 bytes."""
-    folder = Path(tempfile.mkdtemp())
-    yield folder
-    shutil.rmtree(folder)
 
 
 def test_a_vf_that_a_pod_holds_keeps_the_count(near: Path) -> None:
@@ -310,21 +322,144 @@ def test_a_vf_that_a_pod_holds_keeps_the_count(near: Path) -> None:
         )
 
 
-def test_a_kubelet_without_an_answer_is_noted_and_prevents_no_change(near: Path) -> None:
+def test_an_existing_vf_is_not_changed_while_no_kubelet_answers(near: Path) -> None:
     machine = Machine.load("two-gpu-two-nic")
     machine.write(near / "m")
-    with kubelet(near / "m", "0000:18:00.2"):
-        pass
-    import socket
-
     path = near / "m/var/lib/kubelet/pod-resources/kubelet.sock"
-    path.unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX) as deaf, reacting(machine):
-        deaf.bind(str(path))
-        outcome = apply.apply(config(entry(8)), near / "m")
+    with reacting(machine):
+        reasons = refused(near / "m", entry(8), SECOND_ALONE)
+        assert reasons[0] == "sriov_numvfs 4 → 8 is refused"
+        assert reasons[1].startswith(f"the pods that hold VFs are unknown: {path} is no socket")
+        assert reasons[1].endswith("start the kubelet, or add --force if no pod holds a VF of this PF")
+        path.parent.mkdir(parents=True)
+        with socket.socket(socket.AF_UNIX) as deaf:
+            deaf.bind(str(path))
+            for wanted in (entry(8), entry(4, mtu=4000), entry(4, driver="vfio-pci")):
+                assert "UNAVAILABLE" in refused(near / "m", wanted, SECOND_ALONE)[1]
+            unchanged = apply.apply(config(entry(4, mtu=9000, driver="mlx5_core")), near / "m", wait_s=0.1)
+            assert states(unchanged)[FIRST] == "unchanged", "nothing differs, so nobody is asked"
+            outcome = apply.apply(config(entry(8)), near / "m", force=True, wait_s=0.3)
     assert states(outcome)[FIRST] == "changed"
-    assert len(outcome.notes) == 1
-    assert outcome.notes[0].startswith(f"the pods that hold VFs are unknown: {path}: ")
+    assert [note.split(":")[0] for note in outcome.notes] == ["the pods that hold VFs are unknown"]
+
+
+def test_vfs_are_created_before_the_kubelet_runs(near: Path) -> None:
+    machine = Machine.load("two-gpu-two-nic")
+    machine.set_vfs(FIRST, 0)
+    machine.write(near / "m")
+    with reacting(machine):
+        outcome = apply.apply(config(entry(4, mtu=4000, driver="vfio-pci")), near / "m")
+    assert states(outcome)[FIRST] == "changed"
+    assert drivers(of(outcome)) == ["vfio-pci"] * 4
+
+
+def test_a_kubelet_that_has_just_started_is_asked_until_it_lists_pods(near: Path) -> None:
+    machine = Machine.load("two-gpu-two-nic")
+    machine.write(near / "m")
+    answers = iter((pb.ListPodResourcesResponse(),))
+    with reacting(machine), kubelet(near / "m", "0000:18:00.2", first=answers):
+        assert refused(near / "m", entry(8))[1].startswith(
+            "0000:18:00.2 (VF 1) is held by pod train/worker-0"
+        )
+
+
+def test_force_changes_no_vf_that_a_pod_holds(near: Path) -> None:
+    machine = Machine.load("two-gpu-two-nic")
+    machine.write(near / "m")
+    with reacting(machine), kubelet(near / "m", "0000:18:00.2"):
+        outcome = apply.apply(config(entry(8)), near / "m", force=True, wait_s=0.3)
+        assert states(outcome)[FIRST] == "refused"
+    machine.move_netdev("0000:18:00.3")
+    with reacting(machine):
+        outcome = apply.apply(config(entry(8)), near / "m", force=True, wait_s=0.1)
+        assert states(outcome)[FIRST] == "refused", "the namespace is known without the kubelet"
+
+
+# Settings of held VFs
+
+
+class KernelSettings(VfNetlink):
+    """The settings of VFs as a kernel keeps them, in memory: no file of a machine has them."""
+
+    def __init__(self, tree: Tree, has: dict[int, VfSettings]) -> None:
+        super().__init__(tree)
+        self.has = has
+        self.messages: list[int] = []
+
+    def vfs(self, netdev: str) -> dict[int, VfSettings]:
+        return dict(self.has)
+
+    def set_vf(self, pf: str, netdev: str, index: int, settings: VfSettings) -> None:
+        self.messages.append(index)
+        new = {name: value for name, value in settings.items() if value is not None}
+        self.has[index] = dataclasses.replace(self.has[index], **new)
+
+    def addresses(self, netdev: str) -> tuple[str, ...]:
+        return ()
+
+
+CNI = VfSettings(trust=False, spoof_check=True, link_state="enable", min_tx_rate_mbps=0, max_tx_rate_mbps=100)
+FREE = VfSettings(trust=False, spoof_check=True, link_state="auto", min_tx_rate_mbps=0, max_tx_rate_mbps=0)
+WANT = VfSettings(trust=True, spoof_check=False, link_state="auto", min_tx_rate_mbps=0, max_tx_rate_mbps=0)
+
+
+def settled(root: Path, has: dict[int, VfSettings], *, force: bool = False, **want: Any) -> PfProvisioning:
+    facts = pci_source.scan(Tree(root))
+    (pf,) = (function for function in facts.functions if function.pci_address == FIRST)
+    link = next(link for link in facts.links if link.pci_address == FIRST)
+    of_pf = tuple(function for function in facts.functions if function.parent == FIRST)
+    tree = Tree(root)
+    kernel = KernelSettings(tree, has)
+    wanted = PfWant(4, settings=dict.fromkeys(range(4), WANT), **want)
+    users = VfUsers(tree, kernel, force=force)
+    work = PfProvisioning(tree, kernel, users, pf, link, of_pf, wanted, 1.0, dry=False)
+    with suppress(VfInUseError):
+        work.run()
+    return work
+
+
+def test_the_settings_of_a_held_vf_stay_and_the_difference_is_listed(near: Path) -> None:
+    """A pod holds VF 1, the netdev of VF 2 is in another namespace. Free VFs are configured."""
+    machine = Machine.load("two-gpu-two-nic")
+    machine.write(near / "m")
+    machine.move_netdev("0000:18:00.3", rdma=False)
+    has = {0: FREE, 1: CNI, 2: CNI, 3: FREE}
+    with reacting(machine), kubelet(near / "m", "0000:18:00.2"):
+        work = settled(near / "m", has, mtu=4000)
+    assert isinstance(work.netlink, KernelSettings)
+    assert work.netlink.messages == [0, 3]
+    assert has == {0: WANT, 1: CNI, 2: CNI, 3: WANT}
+    assert work.changes.sentences() == ("trust off → on (VFs 0,3)", "spoof_check on → off (VFs 0,3)")
+    of_cni = (
+        "trust is off, configured is on; spoof_check is on, configured is off; link_state is enable, "
+        "configured is auto; max_tx_rate_mbps is 100, configured is 0"
+    )
+    pod = "0000:18:00.2 (VF 1) is held by pod train/worker-0 (container main)"
+    away = "0000:18:00.3 (VF 2) has its netdev in another network namespace"
+    assert work.left == [
+        f"mtu is 9000, configured is 4000: {pod}; {away}",
+        f"{of_cni}: {pod}",
+        f"{of_cni}: {away}",
+    ]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_settings_stay_while_nobody_knows_the_pods(near: Path, force: bool) -> None:
+    machine = Machine.load("two-gpu-two-nic")
+    machine.write(near / "m")
+    has = dict.fromkeys(range(4), FREE)
+    work = settled(near / "m", has, force=force)
+    assert has == dict.fromkeys(range(4), WANT if force else FREE)
+    assert bool(work.changes.sentences()) is force
+
+
+def test_held_differences_alone_are_a_state_and_no_failure() -> None:
+    result = apply.VfsResult(
+        (apply.PfResult(pf(), 9000, apply.PfState.HELD, left=("trust is off: it is held",)),)
+    )
+    assert result.good
+    assert "pf0 0000:18:00.0: held: trust is off: it is held" in apply.as_table(result)
+    assert json.loads(apply.as_json(result))["pfs"][0]["left"] == ["trust is off: it is held"]
 
 
 @pytest.mark.needs("root")
@@ -359,9 +494,9 @@ def test_a_vf_of_a_uio_driver_counts_as_used(tmp_path: Path) -> None:
     drawn = drawn_trees.Machine(tmp_path)
     drawn.function(FIRST, sriov_numvfs="1", sriov_totalvfs="8")
     drawn.drive(drawn.vf(FIRST, 0), "uio_pci_generic")
-    outcome = apply.apply(config(entry(2)), tmp_path)
+    outcome = apply.apply(config(entry(2)), tmp_path, wait_s=0.1)
     assert of(outcome).reasons[1] == (
-        "0000:18:00.1 (VF 0) is bound to uio_pci_generic, and its users are unknown; unbind it first"
+        "0000:18:00.1 (VF 0) is bound to uio_pci_generic, and its users are unknown; unbind it first, or add --force"
     )
 
 
@@ -463,7 +598,7 @@ def provision(machine: Machine, root: Path, lives: int = 1 << 30) -> Reacting:
     of_pf = tuple(function for function in facts.functions if function.parent == FIRST)
     tree = Reacting(machine, root, lives)
     want = PfWant(2, mtu=4000, drivers={0: "vfio-pci", 1: "vfio-pci"})
-    PfProvisioning(tree, None, VfUsers(tree, None), pf, link, of_pf, want, 1.0, dry=False).run()
+    PfProvisioning(tree, None, VfUsers(tree, None, force=True), pf, link, of_pf, want, 1.0, dry=False).run()
     machine.apply_writes()
     return tree
 

@@ -4,6 +4,7 @@ them, then again with each verb of each rule removed."""
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -32,7 +33,7 @@ from tests.controller.test_controller import FIRST, RULES, SECOND, leaves, nodel
 from tests.support.admission import NODE, UID, Request, refusals
 from tests.support.manifests import Manifest, built, key, named, of_kind
 
-pytestmark = pytest.mark.needs("kubectl", "cel")
+pytestmark = pytest.mark.needs("kubectl", "cel_expr_python")
 
 AGENT = "system:serviceaccount:nodeagent:nodeagent"
 CONTROLLER = "system:serviceaccount:nodeagent:nodeagent-controller"
@@ -67,8 +68,11 @@ def without(manifests: list[Manifest], role: Manifest, rule: dict[str, Any], ver
 
 
 @asynccontextmanager
-async def cluster(manifests: list[Manifest]) -> AsyncIterator[ApiServer]:
-    """Start an API server that enforces our definition, roles and policies, with eight nodes in two units."""
+async def cluster(
+    manifests: list[Manifest], admitted: list[Request] | None = None
+) -> AsyncIterator[ApiServer]:
+    """Start an API server that enforces our definition, roles and policies, with eight nodes in two units.
+    ``admitted`` receives every write that the policies see."""
     server = await ApiServer(rbac=True).start()
     for one in (*of_kind(manifests, "CustomResourceDefinition"), *manifests):
         try:
@@ -84,6 +88,8 @@ async def cluster(manifests: list[Manifest]) -> AsyncIterator[ApiServer]:
         meta = (new or old)["metadata"]
         extra = {NODE: ["gpu-0"], UID: ["u-0"]} if user == AGENT else {}
         request = Request(operation, resource, meta["name"], user, extra, new, old, meta.get("namespace", ""))
+        if admitted is not None:
+            admitted.append(copy.deepcopy(request))
         return "; ".join(refusals(manifests, request)) or None
 
     server.admit.append(admit)
@@ -221,6 +227,37 @@ async def test_marks_and_evictions_need_exactly_the_rights_of_their_overlays() -
         assert not [seen for seen in server.requests if seen.status == 403]
         asked = {granted(seen) for seen in server.requests}
     assert sorted(asked | {CREATE}) == allowed(manifests, AGENT)
+
+
+async def test_every_write_of_agent_and_controller_passes_every_policy() -> None:
+    """The writes are those that the API server received, with the objects before and after. All features are on."""
+    overlays = ("node-conditions", "evictions", "marks")
+    manifests = list({str(key(one)): one for name in overlays for one in built(f"overlays/{name}")}.values())
+    admitted: list[Request] = []
+    async with asyncio.timeout(PATIENCE_S), cluster(manifests, admitted) as server:
+        await agent_at_work(server, marks=True)
+    async with asyncio.timeout(PATIENCE_S), cluster(manifests, admitted) as server:
+        await marks_at_work(server)
+    async with asyncio.timeout(PATIENCE_S), cluster(manifests, admitted) as server:
+        await controller_at_work(server)
+    assert [(one, why) for one in admitted if (why := refusals(manifests, one))] == []
+    written = {(one.user.rpartition(":")[2], one.operation, one.resource) for one in admitted}
+    assert written >= {
+        ("nodeagent", "CREATE", "nodeagent.io:nodelinks"),
+        ("nodeagent", "UPDATE", "nodeagent.io:nodelinks"),
+        ("nodeagent", "CREATE", ":events"),
+        ("nodeagent", "UPDATE", ":events"),
+        ("nodeagent", "UPDATE", ":nodes"),
+        ("nodeagent-controller", "UPDATE", ":nodes"),
+        ("nodeagent-controller", "CREATE", ":events"),
+    }
+    conditions = {
+        condition["type"]
+        for one in admitted
+        if one.resource == ":nodes" and one.object is not None
+        for condition in one.object.get("status", {}).get("conditions") or ()
+    }
+    assert conditions >= {"nodeagent.io/LinkHealthy", "nodeagent.io/FabricLinks"}
 
 
 AGENT_GRANTS = [

@@ -1,18 +1,17 @@
-"""Evaluate ValidatingAdmissionPolicies like the API server, with a CEL library.
+"""Evaluate ValidatingAdmissionPolicies like the API server, with the CEL library of the CEL project.
 
-Not supported are paramKind, namespaceSelector and type checks against the kind's schema. An expression that cannot be
-evaluated refuses the request, because all our policies have ``failurePolicy: Fail``.
+Not supported are paramKind, namespaceSelector and the conversion of equivalent resources. An expression that cannot
+be evaluated refuses the request, because all our policies have ``failurePolicy: Fail``. ``cel_types`` checks types.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.support.needs import need
 
-FAULTS = (KeyError, ValueError, RuntimeError, TypeError)
-"""The exceptions of the library for an expression that cannot be evaluated."""
 NODE = "authentication.kubernetes.io/node-name"
 UID = "authentication.kubernetes.io/node-uid"
 
@@ -49,7 +48,7 @@ class Request:
 
 def refusals(manifests: list[dict[str, Any]], request: Request) -> list[str]:
     """The messages of all policies that refuse the request; empty if it passes."""
-    need("cel")
+    need("cel_expr_python")
     policies = {
         manifest["metadata"]["name"]: manifest["spec"]
         for manifest in manifests
@@ -76,30 +75,56 @@ def _matches(policy: dict[str, Any], request: Request) -> bool:
 
 
 def _evaluate(policy: dict[str, Any], request: Request) -> list[str]:
-    import cel
-
     assert policy["failurePolicy"] == "Fail"
     facts = request._facts
-    if not all(
-        cel.evaluate(condition["expression"], facts) for condition in policy.get("matchConditions", ())
-    ):
+    if not all(_value(condition["expression"], facts) for condition in policy.get("matchConditions", ())):
         return []
-    variables: dict[str, Any] = {}
-    for variable in policy.get("variables", ()):
-        # The API server evaluates a variable when it is used: a failure matters only then.
-        try:
-            scope = facts | {"variables": dict(variables)}
-            variables[variable["name"]] = cel.evaluate(variable["expression"], scope)
-        except FAULTS:
-            continue
+    scope = facts | {"variables": _variables(policy, facts)}
     messages = []
     for validation in policy["validations"]:
-        scope = facts | {"variables": variables}
-        try:
-            good = cel.evaluate(validation["expression"], scope)
-        except FAULTS as error:
-            good = error
-        if good is not True:
+        if _value(validation["expression"], scope) is not True:
             expression = validation.get("messageExpression")
-            messages.append(cel.evaluate(expression, scope) if expression else validation["message"])
+            message = _value(expression, scope) if expression else None
+            messages.append(message if isinstance(message, str) else validation.get("message", expression))
     return messages
+
+
+def _variables(policy: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+    """Evaluate each variable with those before it.
+
+    The API server evaluates a variable when it is used: a failure matters only then, so that the variable is left out.
+    """
+    values: dict[str, Any] = {}
+    for variable in policy.get("variables", ()):
+        value = _value(variable["expression"], facts | {"variables": values})
+        if not isinstance(value, CelFault):
+            values = values | {variable["name"]: value}
+    return values
+
+
+@dataclass(frozen=True)
+class CelFault:
+    """The text of an error of an evaluation."""
+
+    why: str
+
+
+def _value(expression: str, scope: dict[str, Any]) -> Any:
+    """The value of the expression, or a ``CelFault``."""
+    from cel_expr_python import cel
+
+    value = _compiled(expression).eval(data=scope)
+    return CelFault(str(value.value())) if value.type() == cel.Type.ERROR else value.plain_value()
+
+
+@functools.cache
+def _compiled(expression: str) -> Any:
+    return _environment().compile(expression)
+
+
+@functools.cache
+def _environment() -> Any:
+    """Every variable has the type ``dyn``, as in an evaluation by the API server."""
+    from cel_expr_python import cel
+
+    return cel.NewEnv(variables=dict.fromkeys(("object", "oldObject", "request", "variables"), cel.Type.DYN))

@@ -8,6 +8,7 @@ validates these. ``x-quantities: true`` marks a map of resource names to amounts
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,6 +101,17 @@ def structural(schema: Any, path: str = "$") -> Iterator[str]:
                 yield f"{path}: the key {key} must be required"
         if "maxItems" not in schema:
             yield f"{path}: no bound on the number of items"
+
+
+@functools.cache
+def definitions(version: str) -> dict[str, dict[str, Any]]:
+    """Return the schema of every type of Kubernetes by its name, such as ``io.k8s.api.core.v1.Node``."""
+    need("kubernetes_validate")
+    import kubernetes_validate as kubernetes
+
+    folder = Path(str(kubernetes.__file__)).parent / "kubernetes-json-schema" / f"v{version}.0-local"
+    found: dict[str, dict[str, Any]] = json.loads((folder / "_definitions.json").read_text())["$defs"]
+    return found
 
 
 def _builtin(manifest: dict[str, Any], version: str) -> list[str]:

@@ -18,7 +18,7 @@ from typing import NoReturn
 import pytest
 
 _CLONE_NEWNET = 0x4000_0000
-_MODULES = ("pynvml", "scapy", "kubernetes_validate", "cel", "helm_python", "kubernetes")
+_MODULES = ("pynvml", "scapy", "kubernetes_validate", "cel_expr_python", "helm_python", "kubernetes")
 
 
 @functools.cache

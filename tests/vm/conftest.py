@@ -19,8 +19,11 @@ from tests.vm import record
 REPOSITORY = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(REPOSITORY / "hack/vm"))
 
+BOOT_S = 3600
+"""The first test builds the machine if it must, and boots it, without KVM too."""
+
 STEPS = (
-    "facts", "bare", "apply", "late", "agree", "pod", "vfio", "namespace", "cable", "removed", "unbound",
+    "facts", "bare", "apply", "late", "agree", "pod", "vfio", "namespace", "held", "cable", "removed", "unbound",
     "lldp", "metrics", "doctor", "restart", "bereft", "stop",
 )  # fmt: skip
 
@@ -82,6 +85,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.vm)
+            item.add_marker(pytest.mark.timeout(BOOT_S))
 
 
 class Record:

@@ -225,6 +225,27 @@ def test_a_vf_in_a_network_namespace_stays_healthy_and_its_pf_is_unchanged(run: 
 # --- faults -----------------------------------------------------------------------------------------------
 
 
+def test_vfs_apply_leaves_vfs_that_pods_hold_as_the_cni_plugin_set_them(run: Run) -> None:
+    data = run.step("held")
+    infos = {
+        when: next(link for link in data[when] if link.get("parentdev") == data["pf"])["vfinfo_list"]
+        for when in ("before", "after")
+    }
+    index = data["index"]
+    assert data["answer"]["code"] == 0
+    for held in (index["away"], index["taken"]):
+        assert infos["after"][held] == infos["before"][held]
+        assert (infos["after"][held]["trust"], infos["after"][held]["spoofchk"]) == (False, False)
+    assert infos["after"][index["free"]]["trust"] is True
+    pf = pf_of(data["answer"], data["pf"])
+    assert pf["state"] == "changed"
+    assert sum(line.startswith("trust is off, configured is on: ") for line in pf["left"]) == 2
+    assert "is held by pod default/cni" in str(pf["left"])
+    assert "has its netdev in another network namespace" in str(pf["left"])
+    again = pf_of(data["again"], data["pf"])
+    assert (data["again"]["code"], again["left"]) == (0, [])
+
+
 def test_a_pulled_cable_makes_exactly_the_vfs_of_that_pf_unhealthy_and_later_healthy_again(run: Run) -> None:
     for one in run.step("cable"):
         only(run, one["down"], 0)

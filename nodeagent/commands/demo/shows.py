@@ -15,6 +15,7 @@ from pathlib import Path
 from nodeagent.commands.demo.demo_steps import DemoError
 from nodeagent.commands.demo.fabric_show import FabricShow
 from nodeagent.commands.demo.node_show import NodeShow, write
+from nodeagent.supervise import ending_signals
 
 __all__ = ["DemoError", "main", "write"]
 
@@ -35,6 +36,6 @@ def main(machine: str, *, once: bool, nodes: int | None = None) -> int:
 async def _run(show: NodeShow | FabricShow, *, once: bool) -> None:
     task = asyncio.current_task()
     if task is not None:
-        for number in (signal.SIGTERM, signal.SIGHUP):  # closing the terminal ends the demo like Ctrl-C
+        for number in ending_signals(signal.SIGHUP):  # a closed terminal ends the demo like Ctrl-C
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     await show.run(once=once)

@@ -23,7 +23,10 @@ def add(add: Add) -> None:
         _vfs_show,
         "create and configure virtual functions, or show them",
         "`apply` makes the machine match the `vfs` section of the configuration. It may be run again at any time\n"
-        "and changes only what differs. It never changes the number of VFs of a PF while one of them is in use.\n"
+        "and changes only what differs. It never changes the number of VFs of a PF while one of them is in use, and\n"
+        "nothing of a VF that a pod or a program holds; it prints what differs there. Without a kubelet that lists\n"
+        "the pods it refuses to change VFs that exist. The exit code is 1 if a PF was refused or failed; differences\n"
+        "of held VFs alone are no failure.\n"
         "Run it as an init container; the daemon itself then needs no write access to /sys.",
     )
     parts = parser.add_subparsers(title="parts", metavar="apply|show", required=True)
@@ -37,6 +40,13 @@ def add(add: Add) -> None:
         part.add_argument("--root", type=Path, default=argparse.SUPPRESS, metavar="DIR", help=ROOT)
         config_option(part)
         json_option(part)
+        if name == "apply":
+            part.add_argument(
+                "--force",
+                action="store_true",
+                help="change VFs whose users are unknown too, for example without a kubelet; a VF with a known user\n"
+                "stays as it is",
+            )
 
 
 def _vfs_apply(options: argparse.Namespace) -> int:
@@ -44,7 +54,7 @@ def _vfs_apply(options: argparse.Namespace) -> int:
 
     config = load(options.config)
     log_to_stderr("info")
-    result = apply.apply(config, options.root)
+    result = apply.apply(config, options.root, force=options.force)
     print(apply.as_json(result) if options.json else apply.as_table(result))
     return GOOD if result.good else FAILED
 

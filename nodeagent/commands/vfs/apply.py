@@ -40,16 +40,18 @@ netdevs after that."""
 MARKER = "/.nodeagent/machine.yaml"
 
 
-def apply(config: Config, root: Path, *, wait_s: float = WAIT_S) -> VfsResult:
-    """Make the machine match the configuration. Raises ``SysfsError`` without a machine, ``SriovError`` for a
-    capture."""
+def apply(config: Config, root: Path, *, force: bool = False, wait_s: float = WAIT_S) -> VfsResult:
+    """Make the machine match the configuration. ``force``: a VF whose users are unknown counts as unused.
+
+    Raises ``SysfsError`` without a machine, ``SriovError`` for a capture."""
     tree = Tree(root)
     if "kind: captured" in (tree.text(MARKER) or "").splitlines():
         raise SriovError(
             f"{root} is a capture and is not written; `nodeagent vfs show` shows the differences"
         )
     with _netlink(tree) as netlink:
-        result = _provision_all(config, tree, netlink, wait_s, dry=False)
+        users = VfUsers(tree, netlink, wait_s=wait_s, force=force)
+        result = _provision_all(config, tree, netlink, users, wait_s, dry=False)
         late = _wait_for_vfs(tree, result, wait_s)
         return _with_current_facts(tree, netlink, result, late)
 
@@ -57,7 +59,7 @@ def apply(config: Config, root: Path, *, wait_s: float = WAIT_S) -> VfsResult:
 def show(config: Config, root: Path) -> VfsResult:
     tree = Tree(root)
     with _netlink(tree) as netlink:
-        result = _provision_all(config, tree, netlink, 0.0, dry=True)
+        result = _provision_all(config, tree, netlink, VfUsers(tree, netlink), 0.0, dry=True)
         return _with_current_facts(tree, netlink, result, ())
 
 
@@ -71,11 +73,10 @@ def _netlink(tree: Tree) -> Iterator[VfNetlink | None]:
 
 
 def _provision_all(
-    config: Config, tree: Tree, netlink: VfNetlink | None, wait_s: float, *, dry: bool
+    config: Config, tree: Tree, netlink: VfNetlink | None, users: VfUsers, wait_s: float, *, dry: bool
 ) -> VfsResult:
     facts = pci_source.scan(tree)
     link_of = {link.pci_address: link for link in facts.links}
-    users = VfUsers(tree, netlink)
 
     def provision(pf: Function) -> PfResult:
         link = link_of.get(pf.pci_address)
@@ -95,16 +96,18 @@ def _provision_all(
             state, reasons = PfState.REFUSED, error.reasons
         except (SriovError, SysfsError) as error:
             state, reasons = PfState.FAILED, (str(error),)
-        changes = work.changes.sentences()
+        changes, left = work.changes.sentences(), tuple(work.left)
         if changes and state is PfState.UNCHANGED:
             state = PfState.DIFFERS if dry else PfState.CHANGED
+        elif left and state is PfState.UNCHANGED:
+            state = PfState.HELD
         if state is not PfState.UNCHANGED and not dry:
-            what = "; ".join((*changes, *reasons))
+            what = "; ".join((*changes, *left, *reasons))
             log.info("PF processed. pci_address=%s outcome=%s what=%r", pf.pci_address, state, what)
-        return replace(result, state=state, changes=changes, reasons=(*reasons, *work.notes))
+        return replace(result, state=state, changes=changes, left=left, reasons=(*reasons, *work.notes))
 
     pfs = [provision(pf) for pf in facts.functions if pf.parent is None and pf.total_vfs is not None]
-    notes = (users.problem,) if users.problem else ()
+    notes = (users.problem,) if users.problem and users.force else ()
     return VfsResult(tuple(pfs), (*_unselected(config.vfs, facts), *notes))
 
 

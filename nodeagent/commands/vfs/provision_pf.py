@@ -3,7 +3,10 @@
 The process may be killed between any two writes. Each step compares the machine with the target state, not with
 earlier steps, so the next run continues at any point. The order makes the intermediate states harmless:
 
-1. Check the users of each VF that would be removed or get another driver. A refused PF is not changed at all.
+1. Check the users of each VF that would be changed. A PF is refused, and not changed at all, if a VF in use would be
+   removed or get another driver, or if its VFs would be changed and no kubelet lists the pods that hold them.
+   Settings of a held VF stay as they are: the CNI plugin of its pod has set them, and takes them back at the end of
+   the pod. The MTU of a PF with a held VF stays too, because a change interrupts the link of each VF.
 2. Set the MTU of the PF, which is the upper limit for its VFs.
 3. Set the number of VFs, through 0, as the kernel requires. If all VFs have a configured driver, the kernel must not
    bind another one in between: ``sriov_drivers_autoprobe`` is off during this time.
@@ -70,7 +73,11 @@ class PfProvisioning:
     wait_s: float
     dry: bool
     changes: Changes = field(default_factory=Changes)
+    left: list[str] = field(default_factory=list)
+    """The differences that stay because a VF is held."""
     notes: list[str] = field(default_factory=list)
+    _held: dict[str, str] = field(default_factory=dict)
+    """The held VFs: what is known of their users, by PCI address."""
     _paused: bool = False
 
     def run(self) -> None:
@@ -97,28 +104,51 @@ class PfProvisioning:
 
     def _check_users(self) -> None:
         if self.want.count != self.pf.num_vfs:
-            affected = self.vfs
-            change = f"sriov_numvfs {self.pf.num_vfs} → {self.want.count}"
-        else:
-            affected = tuple(vf for vf in self.vfs if self._needs_driver(vf))
-            change = "the change of its driver"
-        reasons = [
-            f"{vf.pci_address}{'' if vf.vf_index is None else f' (VF {vf.vf_index})'} {use}"
-            for vf in affected
-            for use in self.users.of(vf)
-        ]
+            self._refuse_used(self.vfs, f"sriov_numvfs {self.pf.num_vfs} → {self.want.count}")
+            return
+        self._refuse_used([vf for vf in self.vfs if self._needs_driver(vf)], "the change of its driver")
+        affected = self.vfs if self._needs_mtu() else [vf for vf in self.vfs if self._needs_settings(vf)]
+        for vf in affected:
+            users = self.users.holders(vf)
+            if users:
+                self._held[vf.pci_address] = f"{_name(vf)} {', and '.join(users)}"
+        if any(vf.pci_address not in self._held for vf in affected):
+            self._refuse_unknown("the change of its VFs")
+
+    def _refuse_used(self, vfs: Iterable[Function], change: str) -> None:
+        vfs = tuple(vfs)
+        reasons = [f"{_name(vf)} {use}" for vf in vfs for use in self.users.of(vf)]
         if reasons:
             raise VfInUseError([f"{change} is refused", *reasons])
+        if vfs:
+            self._refuse_unknown(change)
+
+    def _refuse_unknown(self, change: str) -> None:
+        if self.users.problem is not None and not self.users.force:
+            remedy = "start the kubelet, or add --force if no pod holds a VF of this PF"
+            raise VfInUseError([f"{change} is refused", f"{self.users.problem}; {remedy}"])
 
     def _needs_driver(self, vf: Function) -> bool:
         return vf.vf_index is not None and self.want.drivers.get(vf.vf_index, vf.driver) != vf.driver
 
+    def _needs_mtu(self) -> bool:
+        return self.want.mtu is not None and self.want.mtu != (self.link.mtu if self.link else None)
+
+    def _needs_settings(self, vf: Function) -> bool:
+        if self.netlink is None or self.pf.netdev is None or vf.vf_index not in self.want.settings:
+            return False
+        has = self.netlink.vfs(self.pf.netdev).get(vf.vf_index, VfSettings())
+        return different(self.want.settings[vf.vf_index], has) is not None
+
     def _set_mtu(self) -> None:
         want, has = self.want.mtu, self.link.mtu if self.link else None
-        if want is None or want == has:
+        if want is None or not self._needs_mtu():
             return
         if self.pf.netdev is None:
             raise SriovError(f"{self.pf.pci_address} has no netdev here, so its MTU cannot be set")
+        if self._held:
+            self.left.append(f"mtu is {has}, configured is {want}: {'; '.join(self._held.values())}")
+            return
         if not self.dry:
             sriov.set_mtu(self.tree, self.pf.pci_address, self.pf.netdev, want)
         self.changes.add(f"mtu {has} → {want}")
@@ -169,14 +199,25 @@ class PfProvisioning:
         if pf.netdev is None:
             raise SriovError(f"{pf.pci_address} has no netdev here, so its VFs cannot be configured")
         known = self.netlink.vfs(pf.netdev)
+        held = {vf.vf_index: self._held[vf.pci_address] for vf in self.vfs if vf.pci_address in self._held}
         for index, want in sorted(settings.items()):
             has = known.get(index, VfSettings())
             changed = different(want, has)
+            differing = [
+                (name, old, new)
+                for (name, new), (_, old) in zip(want.items(), has.items(), strict=True)
+                if new is not None and new != old
+            ]
+            if index in held and differing:
+                stays = (
+                    f"{name} is {spell(old)}, configured is {spell(new)}" for name, old, new in differing
+                )
+                self.left.append(f"{'; '.join(stays)}: {held[index]}")
+                continue
             if changed is not None and not self.dry:
                 self.netlink.set_vf(pf.pci_address, pf.netdev, index, changed)
-            for (name, new), (_, old) in zip(want.items(), has.items(), strict=True):
-                if new is not None and new != old:
-                    self.changes.add(f"{name} {spell(old)} → {spell(new)}", index)
+            for name, old, new in differing:
+                self.changes.add(f"{name} {spell(old)} → {spell(new)}", index)
 
     def _bind_drivers(self) -> None:
         """Bind the configured drivers of the VFs."""
@@ -220,6 +261,10 @@ class PfProvisioning:
     def _until(self, holds: Callable[[], bool], otherwise: str) -> None:
         if not until(holds, self.wait_s):
             raise SriovError(f"{self.pf.pci_address}: {otherwise} within {self.wait_s:g} s")
+
+
+def _name(vf: Function) -> str:
+    return vf.pci_address if vf.vf_index is None else f"{vf.pci_address} (VF {vf.vf_index})"
 
 
 def until(holds: Callable[[], bool], wait_s: float) -> bool:

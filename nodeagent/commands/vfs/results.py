@@ -20,6 +20,8 @@ class PfState(StrEnum):
     CHANGED = "changed"
     DIFFERS = "differs"
     """only from ``show``: ``apply`` would change it"""
+    HELD = "held"
+    """only VFs that pods or programs hold differ; they stay as they are"""
     REFUSED = "refused"
     FAILED = "failed"
     LEFT = "left alone"
@@ -37,12 +39,14 @@ class VfResult:
 
 @dataclass(frozen=True, slots=True)
 class PfResult:
-    """``changes`` were made, or ``apply`` would make them; ``reasons`` explain missing changes."""
+    """``changes`` were made, or ``apply`` would make them; ``left`` are the differences that stay because a VF is
+    held; ``reasons`` explain missing changes."""
 
     function: Function
     mtu: int | None
     state: PfState
     changes: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     vfs: tuple[VfResult, ...] = ()
 
@@ -112,9 +116,10 @@ def _vf_rows(result: VfsResult) -> Iterable[Sequence[str]]:
 
 def _sentences(result: VfsResult) -> str:
     lines = [
-        f"{pf.function.netdev or 'PF'} {pf.function.pci_address}: {pf.state}: {sentence}"
+        f"{pf.function.netdev or 'PF'} {pf.function.pci_address}: {word}: {sentence}"
         for pf in result.pfs
-        for sentence in (*pf.changes, *pf.reasons)
+        for word, sentences in ((pf.state, pf.changes), (PfState.HELD, pf.left), (pf.state, pf.reasons))
+        for sentence in sentences
     ]
     lines += [f"note: {note}" for note in result.notes]
     lines += [f"unreadable: {sentence}" for sentence in result.unreadable]

@@ -4,19 +4,20 @@
 * a network namespace: the VF's netdev or RDMA device is not here, but the kernel's folder for it still exists,
   empty;
 * a program: the VF's VFIO group or vhost-vdpa device is open. This is unknown for a UIO driver, and for a VFIO group
-  without access to its device node: such a VF counts as used;
+  without access to its device node: such a VF counts as used, except with ``force``;
 * the host: the VF's netdev is below another one (a bond, a bridge, a VLAN), or up with an IP address.
+
+A VF of the first three kinds is *held*. The host's own use prevents a removal and another driver, not a setting.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
 
 from nodeagent.host.sriov import BUS, VfNetlink, is_open
 from nodeagent.host.sysfs import NET, Tree
-from nodeagent.model import Function, Holding
+from nodeagent.model import Function
 
 log = logging.getLogger(__name__)
 
@@ -25,39 +26,49 @@ _IFF_UP = 1
 
 
 class VfUsers:
-    """Reads the kubelet's holdings once, and only if a VF would be removed or changed."""
+    """Reads the kubelet's holdings once, and only if a VF that exists would be removed or changed.
 
-    def __init__(self, tree: Tree, netlink: VfNetlink | None) -> None:
-        self._tree, self._netlink = tree, netlink
+    ``wait_s``: how long to wait for a kubelet that restarts. ``force``: a VF whose users are unknown counts as unused;
+    a VF with a known user never does.
+    """
+
+    def __init__(
+        self, tree: Tree, netlink: VfNetlink | None, *, wait_s: float = 0.0, force: bool = False
+    ) -> None:
+        self._tree, self._netlink, self._wait_s, self.force = tree, netlink, wait_s, force
         self._holders: dict[str, str] | None = None
         self.problem: str | None = None
+        """Why the pods that hold VFs are unknown; known after the first question."""
 
     def of(self, vf: Function) -> tuple[str, ...]:
-        """Sentences that begin with a verb; empty if the VF is unused. Raises ``SriovError`` and ``SysfsError`` if
-        that is unknown."""
-        uses = [*self._pod(vf), *self._namespace(vf), *self._program(vf)]
-        return tuple(uses + (self._host(vf.netdev) if vf.netdev else []))
+        """Sentences that begin with a verb; empty if no user is known. Raises ``SriovError`` and ``SysfsError`` if
+        the machine cannot be read."""
+        return (*self.holders(vf), *(self._host(vf.netdev) if vf.netdev else ()))
+
+    def holders(self, vf: Function) -> tuple[str, ...]:
+        """As ``of``, without the host's own use."""
+        return (*self._pod(vf), *self._namespace(vf), *self._program(vf))
 
     def _pod(self, vf: Function) -> list[str]:
         if self._holders is None:
-            socket = self._tree.path(POD_RESOURCES)
-            holdings = self._read_holdings(socket) if socket.is_socket() else ()
-            self._holders = {
-                device: f"is held by pod {holding.namespace}/{holding.pod} (container {holding.container})"
-                for holding in holdings
-                for device in holding.device_ids
-            }
+            self._holders = self._read_holders()
         holder = self._holders.get(vf.pci_address)
         return [holder] if holder else []
 
-    def _read_holdings(self, socket: Path) -> tuple[Holding, ...]:
+    def _read_holders(self) -> dict[str, str]:
         from nodeagent.kubelet import holdings
 
+        socket = self._tree.path(POD_RESOURCES)
         try:
-            return asyncio.run(holdings.once(socket))
+            held = asyncio.run(holdings.settled(socket, self._wait_s))
         except holdings.PodResourcesError as error:
             self.problem = f"the pods that hold VFs are unknown: {error}"
-            return ()
+            return {}
+        return {
+            device: f"is held by pod {holding.namespace}/{holding.pod} (container {holding.container})"
+            for holding in held
+            for device in holding.device_ids
+        }
 
     def _namespace(self, vf: Function) -> list[str]:
         folder = f"{BUS}/devices/{vf.pci_address}"
@@ -69,15 +80,16 @@ class VfUsers:
         ]
 
     def _program(self, vf: Function) -> list[str]:
-        if vf.driver is not None and "uio" in vf.driver:
-            return [f"is bound to {vf.driver}, and its users are unknown; unbind it first"]
+        unknown = "unbind it first, or add --force"
+        if vf.driver is not None and "uio" in vf.driver and not self.force:
+            return [f"is bound to {vf.driver}, and its users are unknown; {unknown}"]
         nodes = [f"/dev/vfio/{vf.vfio_group}"] if vf.vfio_group else []
         uses = []
         for node in nodes + ([vf.vdpa] if vf.vdpa else []):
             in_use = is_open(self._tree, node)
-            if in_use is None:
+            if in_use is None and not self.force:
                 uses.append(
-                    f"is bound to {vf.driver}, and it is unknown whether a program has {node} open; unbind it first"
+                    f"is bound to {vf.driver}, and it is unknown whether a program has {node} open; {unknown}"
                 )
             elif in_use:
                 uses.append(f"is held by a program that has {node} open")

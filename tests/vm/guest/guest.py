@@ -268,6 +268,39 @@ class Guest:
             "told": self.told(),
         }
 
+    async def held(self) -> Json:
+        """Set two VFs as SR-IOV CNI does, one for a pod and one in a namespace; then apply the configuration."""
+        pf, resource = PFS[2], self.resources()[2]
+        pod, _, (taken, *_) = await self.admit("cni", resource, 1)
+        vfs = virtual_functions(pf)
+        free, away = [index for index, vf in enumerate(vfs) if vf != taken][:2]
+        netdev = netdev_of(vfs[away])
+        await sh("ip", "netns", "add", "cni")
+        await sh("ip", "link", "set", netdev, "netns", "cni")
+        for index in (free, away, vfs.index(taken)):
+            vf = ("ip", "link", "set", netdev_of(pf), "vf", str(index))
+            await sh(*vf, "trust", "off")
+            await sh(*vf, "spoofchk", "off")
+            await sh(*vf, "vlan", "100")
+        before = await links()
+        answer = await agent_json("vfs", "apply", "--json", "--config", str(CONFIG))
+        after = await links()
+        await sh("ip", "-n", "cni", "link", "set", netdev, "netns", "1")
+        await sh("ip", "netns", "delete", "cni")
+        for index in range(len(vfs)):
+            await sh("ip", "link", "set", netdev_of(pf), "vf", str(index), "vlan", "0")
+        self.kubelet.remove(pod)
+        again = await agent_json("vfs", "apply", "--json", "--config", str(CONFIG))
+        await self.until_healthy(lambda _pf: True)
+        return {
+            "pf": pf,
+            "index": {"free": free, "away": away, "taken": vfs.index(taken)},
+            "before": before,
+            "answer": answer,
+            "after": after,
+            "again": again,
+        }
+
     async def cable(self) -> Json:
         """QEMU takes the link of a PF down and up again."""
         rounds = []
