@@ -37,9 +37,12 @@ from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
+from nodeagent.kubelet.rail_memory import CHECKPOINT, RailMemory
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.slice_sizes import SliceSizes
+from nodeagent.model import Holding
+from nodeagent.offer import is_selected
 from nodeagent.regular_file import read_regular
 from nodeagent.sources import gpu_source
 from nodeagent.sources.gpu_publisher import GpuPublisher
@@ -104,6 +107,10 @@ class Agent:
         self.inventory = Inventory()
         self.health = discovery.health_service(config, state_file)
         gpu_publisher = GpuPublisher(self.health)
+        state = tree.path(config.health.state_directory)
+        rails = RailMemory.open(
+            state, options.kubelet_dir / CHECKPOINT, pod_resources=config.kubelet.pod_resources
+        )
         self.sources = discovery.Discovery(
             self.inventory,
             config,
@@ -111,6 +118,7 @@ class Agent:
             node_name=options.node_name,
             gpu_publisher=gpu_publisher,
             sampled=True,
+            known_nics=rails.known_nics(partial(is_selected, config)),
         )
         rpc_stats = RpcStats()
         self.plugins = DevicePlugins(
@@ -120,8 +128,15 @@ class Agent:
             stats=rpc_stats,
             on_allocate=self._read_pods.set,
         )
-        sizes = SliceSizes.open(tree.path(config.health.state_directory))
-        self.offering = DeviceOffering(config, self.inventory, self.plugins, files, sizes)
+        self.offering = DeviceOffering(
+            config,
+            self.inventory,
+            self.plugins,
+            files,
+            SliceSizes.open(state),
+            rails,
+            self.sources.forget_nics,
+        )
         self.pages = Pages(
             config.web,
             PageSources(
@@ -155,6 +170,7 @@ class Agent:
         config = self._config
         tasks: dict[str, Callable[[], Awaitable[object]]] = {
             "offer": self.offering.run,
+            "rails": self.offering.follow_rails,
             "kubelet": self.plugins.run,
         }
         if self._options.config_file is not None:
@@ -192,10 +208,14 @@ class Agent:
 
         await holdings.watch(
             self._options.kubelet_dir / "pod-resources" / "kubelet.sock",
-            lambda holdings: self.inventory.publish("pods", holdings=holdings),
+            self._publish_holdings,
             partial(self.inventory.mark_stale, "pods"),
             self._read_pods,
         )
+
+    def _publish_holdings(self, holdings: tuple[Holding, ...]) -> None:
+        self.inventory.publish("pods", holdings=holdings)
+        self.offering.holdings_read()
 
     # --- the configuration ----------------------------------------------------------------------------
 
@@ -222,6 +242,7 @@ class Agent:
             if config == self.offering.config:
                 return
             self.offering.replace(config, name)
+            self._read_pods.set()
         except ConfigError as error:
             for line in str(error).splitlines():
                 log.error("The changed configuration is refused, the running one stays. fault=%r", line)

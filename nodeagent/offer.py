@@ -10,7 +10,7 @@ of a NIC is then its place in that list.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import assert_never
@@ -22,7 +22,17 @@ from nodeagent.agent_config import Config
 from nodeagent.config.formats import index_range
 from nodeagent.kinds import DeviceKind, gpu_access
 from nodeagent.kinds.gpu_memory import GpuMemory
-from nodeagent.kinds.rails import Numbering, Rails, Selection, added, identified, match, nics_of, selection
+from nodeagent.kinds.rails import (
+    Numbering,
+    Rail,
+    Rails,
+    Selection,
+    added,
+    identified,
+    match,
+    nics_of,
+    selection,
+)
 from nodeagent.kinds.resource_settings import (
     GpuMemResource,
     GpuResource,
@@ -86,6 +96,8 @@ class Offer:
         self.config = config
         self.numbering: dict[Selection, Rails] = dict(before.numbering if before else numbering)
         self._netdevs: dict[str, str] = before._netdevs if before else {}
+        self._forgotten: set[str] = before._forgotten if before else set()
+        """PCI addresses of missing NICs that get no rail."""
 
     def kinds(self, snapshot: Snapshot) -> tuple[DeviceKind, ...]:
         """Return the resources of this node, in the order of the configuration."""
@@ -112,6 +124,18 @@ class Offer:
         for entry in self.config.resources:
             if isinstance(entry, VfResource):
                 yield entry, self.numbering.get(selection(entry), ())
+
+    def missing(self, snapshot: Snapshot) -> Iterator[tuple[VfResource, Rail]]:
+        """Yield the rails whose NIC is not on the bus, each with its entry."""
+        present = nics_of(snapshot.functions, ())
+        for entry, rails in self.in_force():
+            yield from ((entry, rail) for rail in rails if rail.pci_address not in present)
+
+    def forget(self, rails: Collection[Rail]) -> None:
+        """Remove the rails of missing NICs. Their numbers are free."""
+        self._forgotten.update(rail.pci_address for rail in rails if rail.pci_address is not None)
+        for key, known in self.numbering.items():
+            self.numbering[key] = tuple(rail for rail in known if rail not in rails)
 
     def troubles(self, snapshot: Snapshot) -> tuple[Trouble, ...]:
         """Return what is wrong with this configuration on this machine."""
@@ -227,11 +251,7 @@ class Offer:
         macs = {rail.pci_address: rail.permanent_mac for known in self.numbering.values() for rail in known}
         for function in snapshot.functions:
             address = function.pci_address
-            if (
-                function.parent
-                or address in numbered
-                or not (function.num_vfs or self._creates_vfs(function))
-            ):
+            if function.parent or address in numbered or not self._counts(function):
                 continue
             link = links.get(address)
             if not selected_pf(entry.select, function) or not _suits(entry, function, link):
@@ -240,6 +260,11 @@ class Offer:
             rails = added(rails, address, mac, literal.index(address) if literal else None)
         self.numbering[key] = rails
         return rails
+
+    def _counts(self, pf: Function) -> bool:
+        """Whether a PF that has no rail gets one."""
+        forgotten = pf.missing and pf.pci_address in self._forgotten
+        return bool(pf.num_vfs or self._creates_vfs(pf)) and not forgotten
 
     def _creates_vfs(self, function: Function) -> bool:
         """Whether the ``vfs`` section creates VFs on this PF, which may lack them at present."""

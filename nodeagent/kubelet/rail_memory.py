@@ -37,6 +37,8 @@ from nodeagent.sources.pci_source import PciFacts
 log = logging.getLogger(__name__)
 
 NAME = "rails.json"
+CHECKPOINT = Path("device-plugins/kubelet_internal_checkpoint")
+"""Below the kubelet's folder."""
 ENTRIES_MAX = 16
 _VERSION = 1
 
@@ -100,7 +102,7 @@ class RailMemory:
         file = stored(folder)
         content = file.read()
         if content is None or content.version != _VERSION:
-            content = RailsFile(names_unknown=file.unreadable is not None or _exists(checkpoint))
+            content = RailsFile(names_unknown=_exists(checkpoint))
             if content.names_unknown and not pod_resources:
                 log.warning(
                     "The names under which pods hold VFs are not known, and kubelet.podResources is off. A VF that "
@@ -128,8 +130,11 @@ class RailMemory:
         """The configuration has changed: only holdings that are read from now on count."""
         self._read_since = False
 
-    def holdings_read(self) -> None:
+    def holdings_read(self) -> bool:
+        """Record that the kubelet has listed what pods hold. Return whether a change of names waited for it."""
+        waited = not self._read_since
         self._read_since = True
+        return waited
 
     def obstacle(self, kind: DeviceKind, snapshot: Snapshot) -> str | None:
         """Return why the VFs of this kind are not offered yet."""
@@ -195,6 +200,31 @@ class RailMemory:
             self._inputs = inputs
         if self.content != RailsFile():
             await self._file.save(self._without_forgotten())
+
+    async def forgotten(self, snapshot: Snapshot) -> tuple[Rail, ...]:
+        """Return the rails that another process has removed from the file and whose NICs are missing.
+
+        A rail whose NIC is here ends with this agent: its number must not change while pods may hold its VFs.
+        """
+        content = await self._file.changed()
+        if content is None:
+            return ()
+        left = {rail for entry in content.entries for rail in entry.rails}
+        removed = {rail for entry in self.content.entries for rail in entry.rails} - left - self._forgotten
+        here = {function.pci_address for function in snapshot.functions if not function.missing}
+        for rail in sorted(removed, key=lambda rail: rail.number):
+            present = rail.pci_address in here
+            log.info(
+                "A rail is forgotten %s. rail=%d pci=%s mac=%s",
+                "when the agent is restarted" if present else "now",
+                rail.number,
+                rail.pci_address or "-",
+                rail.permanent_mac or "-",
+            )
+            if present:
+                self._forgotten.add(rail)
+        self._inputs = None  # the file lacks these rails; what else has changed is written again
+        return tuple(rail for rail in removed if rail not in self._forgotten)
 
     def _entries(self, numbering: Numbering, in_force: Sequence[Selection]) -> tuple[NumberedEntry, ...]:
         """The entries in force first, then those that were in force before."""
