@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 INTERVAL_S = 30.0
 RETRY_S = 1.0
 RETRY_MAX_S = 5.0
-"""After failures the wait grows to this. The kubelet may be back at any moment, and to connect to its socket is cheap."""
+"""After failures the wait grows to this: the kubelet may be back at any moment, and asking it costs little."""
 NOTED_S = 0.5
 """The kubelet lists an allocation after it has the answers for all resources of the container."""
 RETRY_S = 0.5
