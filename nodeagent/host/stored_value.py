@@ -74,7 +74,7 @@ class StoredValue(Generic[T]):
 
     async def save(self, value: T) -> bool:
         """Write the value unless the file has it. Return whether it is on the disk now."""
-        text = msgspec.json.encode(value, order="sorted") + b"\n"
+        text = _encoded(value)
         if text == self._written:
             return True
         if self._busy:
@@ -90,6 +90,10 @@ class StoredValue(Generic[T]):
         if not await self._in_thread(write):
             self._complain(f"the disk did not answer within {WRITE_S:g} s")
         return self._written == text
+
+    def write(self, value: T) -> None:
+        """Write the value now. Blocks; raises ``OSError``."""
+        replace_file(self.path, _encoded(value), durable=True)
 
     async def changed(self) -> T | None:
         """Return the value if another program has replaced the file since it was read or written here."""
@@ -151,3 +155,7 @@ class StoredValue(Generic[T]):
                 reason,
             )
         self.unwritable = reason
+
+
+def _encoded(value: object) -> bytes:
+    return msgspec.json.encode(value, order="sorted") + b"\n"
