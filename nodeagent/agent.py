@@ -31,18 +31,18 @@ from nodeagent import discovery
 from nodeagent.agent_config import Config, load
 from nodeagent.cluster import agent_tasks
 from nodeagent.config.faults import ConfigError
-from nodeagent.device_offering import DeviceOffering, OfferFiles
+from nodeagent.device_offering import DeviceOffering
 from nodeagent.host.inotify import CONTENT, FolderWatch, InotifyError
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
-from nodeagent.kubelet.rail_memory import CHECKPOINT, RailMemory
+from nodeagent.kubelet.offer_files import OfferFiles
+from nodeagent.kubelet.rail_memory import CHECKPOINT
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.slice_sizes import SliceSizes
 from nodeagent.model import Holding
-from nodeagent.offer import is_selected
 from nodeagent.regular_file import read_regular
 from nodeagent.sources import gpu_source
 from nodeagent.sources.gpu_publisher import GpuPublisher
@@ -107,10 +107,7 @@ class Agent:
         self.inventory = Inventory()
         self.health = discovery.health_service(config, state_file)
         gpu_publisher = GpuPublisher(self.health)
-        state = tree.path(config.health.state_directory)
-        rails = RailMemory.open(
-            state, options.kubelet_dir / CHECKPOINT, pod_resources=config.kubelet.pod_resources
-        )
+        rails = discovery.open_rails(config, options.root, options.kubelet_dir / CHECKPOINT)
         self.sources = discovery.Discovery(
             self.inventory,
             config,
@@ -118,7 +115,7 @@ class Agent:
             node_name=options.node_name,
             gpu_publisher=gpu_publisher,
             sampled=True,
-            known_nics=rails.known_nics(partial(is_selected, config)),
+            rails=rails,
         )
         rpc_stats = RpcStats()
         self.plugins = DevicePlugins(
@@ -133,7 +130,7 @@ class Agent:
             self.inventory,
             self.plugins,
             files,
-            SliceSizes.open(state),
+            SliceSizes.open(tree.path(config.health.state_directory)),
             rails,
             self.sources.forget_nics,
         )
@@ -148,6 +145,7 @@ class Agent:
                 statuses=self.plugins.statuses,
                 health_figures=self.health.figures,
                 explained_health=self.health.explain_json,
+                machine_view=lambda: msgspec.json.encode(self.offering.view()),
                 stuck_threads=gpu_source.stuck_threads,
             ),
         )
@@ -172,6 +170,9 @@ class Agent:
             "offer": self.offering.run,
             "rails": self.offering.follow_rails,
             "kubelet": self.plugins.run,
+            "local": partial(
+                self.pages.serve_locally, Tree(self._options.root).path(config.health.state_directory)
+            ),
         }
         if self._options.config_file is not None:
             tasks["config"] = partial(self._follow_config, self._options.config_file)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 from typing import Annotated, Literal
 
 import msgspec
@@ -111,6 +112,11 @@ class Config(Settings, frozen=True, kw_only=True):
         ),
     ] = 30.0
     log: Annotated[LogSettings, setting("Log lines on stderr.")] = LogSettings()
+
+
+def digest(config: Config) -> str:
+    """Equal configurations, and only these, have equal digests."""
+    return blake2b(msgspec.json.encode(config), digest_size=16).hexdigest()
 
 
 def load(text: str, *, name: str) -> Config:

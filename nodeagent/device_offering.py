@@ -11,41 +11,21 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
-from nodeagent.agent_config import Config
+from nodeagent.agent_config import Config, digest
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.rails import Numbering, changes, selection
-from nodeagent.kubelet.cdi_files import CdiSpecFiles
-from nodeagent.kubelet.device_info import DeviceInfoFiles
+from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.slice_sizes import SliceSizes
-from nodeagent.model import Allocation, Snapshot
-from nodeagent.offer import Offer, prefix
+from nodeagent.kubelet.withheld import UnwritableFile, Withheld
+from nodeagent.model import Snapshot
+from nodeagent.offer import MachineView, Offer, Trouble, prefix
 from nodeagent.supervise import either
 
 log = logging.getLogger(__name__)
-
-FLUSH_S = 1.0
-"""A local file is written in a millisecond; a disk that takes longer hangs."""
-
-
-class OfferFiles:
-    """The device-info files and CDI specs that must be on the disk before an allocation is answered."""
-
-    def __init__(self, device_info: DeviceInfoFiles, cdi_specs: CdiSpecFiles) -> None:
-        self.device_info = device_info
-        self.cdi_specs = cdi_specs
-
-    def due(self, allocation: Allocation) -> bool:
-        return bool(allocation.device_info) or self.cdi_specs.behind(allocation)
-
-    def write(self, allocation: Allocation) -> None:
-        """Write the files. Blocks; raises ``OSError`` with the name of the file that cannot be written."""
-        self.device_info.write(allocation)
-        if self.cdi_specs.behind(allocation) and (failure := self.cdi_specs.flush()) is not None:
-            raise failure
 
 
 class DeviceOffering:
@@ -62,8 +42,8 @@ class DeviceOffering:
         forget_nics: Callable[[Iterable[str]], None],
     ) -> None:
         self.offered: tuple[DeviceKind, ...] = ()
-        self.withheld: tuple[str, ...] = ()
-        """The resources that are not offered, each with the reason."""
+        self.withheld: tuple[Withheld, ...] = ()
+        """The resources that are not offered."""
         self.remarks: tuple[str, ...] = ()
         """The resources that are offered in another way than configured."""
         self._inventory = inventory
@@ -88,6 +68,24 @@ class DeviceOffering:
     @property
     def rails(self) -> Mapping[str, int]:
         return self._offer.rails
+
+    @property
+    def unwritable(self) -> tuple[UnwritableFile, ...]:
+        return self._files.unwritable
+
+    def view(self) -> MachineView:
+        """The facts of now with the devices that the kubelet is offered."""
+        snapshot = self._inventory.snapshot
+        return MachineView(
+            snapshot,
+            tuple((kind.resource, kind.devices(snapshot)) for kind in self.offered),
+            (
+                *(Trouble(f"{one.resource}: {one.reason}", fatal=True) for one in self.withheld),
+                *(Trouble(remark, fatal=False) for remark in self.remarks),
+                *(trouble for trouble in self._offer.troubles(snapshot) if not trouble.fatal),
+            ),
+            digest(self.config),
+        )
 
     def check(self, name: str) -> None:
         """Raise ``ConfigError`` if the configuration at start cannot work on this machine."""
@@ -123,8 +121,9 @@ class DeviceOffering:
         logged: tuple[str, ...] = ()
         while True:
             snapshot = self._inventory.snapshot
-            self._decide(snapshot)
-            await self._write_cdi_specs(snapshot)
+            candidates, withheld = self._decide(snapshot)
+            await self._files.prepare(candidates, snapshot)
+            self._settle(candidates, withheld, snapshot)
             await self._sizes.save(self.offered)
             await self._save_rails(snapshot)
             self._plugins.update(self.offered, snapshot)
@@ -137,14 +136,18 @@ class DeviceOffering:
             logged = troubles
             # The timer serves the files: a disk may have space again, a file may have been removed.
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._scan_seconds):
-                    await either(self._inventory.changed(snapshot.revision), self._replaced.wait())
+                async with asyncio.timeout(min(self._scan_seconds, self._files.pause_s)):
+                    await either(
+                        self._inventory.changed(snapshot.revision),
+                        self._replaced.wait(),
+                        self._files.failed.wait(),
+                    )
             self._replaced.clear()
 
-    def _decide(self, snapshot: Snapshot) -> None:
+    def _decide(self, snapshot: Snapshot) -> tuple[list[DeviceKind], list[Withheld]]:
         """Offer only kinds whose source has published, and no device list that the kubelet would refuse."""
         offered: list[DeviceKind] = []
-        withheld: list[str] = []
+        withheld: list[Withheld] = []
         for kind in self._offer.kinds(snapshot):
             settled: DeviceKind | str
             if (missing := self._missing_source(kind, snapshot)) is not None:
@@ -156,10 +159,20 @@ class DeviceOffering:
             else:
                 settled = self._sizes.settle(kind, snapshot, pod_resources=self._pod_resources)
             if isinstance(settled, str):
-                withheld.append(f"{kind.resource}: {settled}")
+                withheld.append(Withheld(kind.resource, settled))
             else:
                 offered.append(settled)
         withheld += self._unnamed(snapshot)
+        return offered, withheld
+
+    def _settle(self, candidates: list[DeviceKind], withheld: list[Withheld], snapshot: Snapshot) -> None:
+        """Offer the kinds whose files can be written."""
+        offered = []
+        for kind in candidates:
+            if (file := self._files.obstacle(kind, snapshot)) is None:
+                offered.append(kind)
+            else:
+                withheld.append(Withheld(kind.resource, str(file)))
         self.offered, self.withheld = tuple(offered), tuple(withheld)
         self.remarks = (*self._sizes.remarks, *self._missing_nics(snapshot))
 
@@ -172,12 +185,12 @@ class DeviceOffering:
                 return _why_missing(source, snapshot)
         return None
 
-    def _unnamed(self, snapshot: Snapshot) -> Iterator[str]:
+    def _unnamed(self, snapshot: Snapshot) -> Iterator[Withheld]:
         """Yield the entries whose resources get their names from PFs that are not known yet."""
         if not self._inventory.has_published("pci"):
             for entry in self.config.resources:
                 if "{" in entry.name:
-                    yield f"{entry.name}: {_why_missing('pci', snapshot)}"
+                    yield Withheld(entry.name, _why_missing("pci", snapshot))
 
     def _missing_nics(self, snapshot: Snapshot) -> Iterator[str]:
         """Yield a sentence for each rail whose NIC is missing."""
@@ -207,13 +220,6 @@ class DeviceOffering:
                 for sentence in self._missing_nics(snapshot):
                     log.warning("A NIC of an earlier agent is missing. reason=%r", sentence)
             await self._rails.save(self._offer.numbering, in_force, self.offered, snapshot)
-
-    async def _write_cdi_specs(self, snapshot: Snapshot) -> None:
-        """Write the specs before the kubelet gets the devices. A disk that hangs must not delay bad news for it."""
-        if self._files.cdi_specs.update(self.offered, snapshot):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(FLUSH_S):
-                    await asyncio.to_thread(self._files.cdi_specs.flush)
 
     async def _remove_stale_files(self, snapshot: Snapshot) -> None:
         """Once it is known what pods hold, remove the device-info files of an earlier agent."""

@@ -23,7 +23,9 @@ from nodeagent.host.nvml import Nvml
 from nodeagent.host.recorded_gpus import RecordedGpuDriver
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
+from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.model import Gpu, Neighbor, Remark
+from nodeagent.offer import is_selected
 from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
@@ -64,6 +66,12 @@ def open_state_file(settings: HealthSettings, root: Path) -> StateFile:
     return StateFile.open(Tree(root).path(settings.state_directory))
 
 
+def open_rails(config: Config, root: Path, checkpoint: Path | None = None) -> RailMemory:
+    """Read the rails of an earlier agent. ``checkpoint`` is that of the kubelet that gets the devices. Blocks."""
+    folder = Tree(root).path(config.health.state_directory)
+    return RailMemory.open(folder, checkpoint, pod_resources=config.kubelet.pod_resources)
+
+
 def adopt(health: HealthService, begun: HealthSettings, now: HealthSettings) -> None:
     """Apply changed health settings. ``begun`` are the settings at the start of the agent."""
     for setting in ("cabling_plan", "state_directory"):
@@ -95,10 +103,10 @@ class Discovery:
         node_name: str | None = None,
         gpu_publisher: GpuPublisher | None = None,
         sampled: bool = False,
-        known_nics: pci_source.PciFacts | None = None,
+        rails: RailMemory | None = None,
     ) -> None:
         """``node_name`` is the system name that this node sends to switches. ``sampled``: run the samplers too.
-        ``known_nics`` are NICs that an earlier agent offered; those that are gone are missing.
+        ``rails`` has the NICs that an earlier agent offered; those that are gone are missing.
         """
         self._tree = Tree(root)
         if not self._tree.exists("/sys"):
@@ -115,7 +123,7 @@ class Discovery:
         self._health = self._gpu_facts.health
         self._health.publish_functions(lambda functions: inventory.publish("health", functions=functions))
         self._gpu_facts.publish_to(self._publish_gpus)
-        self._last_scan = known_nics
+        self._last_scan = rails.known_nics(partial(is_selected, config)) if rails is not None else None
         """The scan that a restarted PCI source continues from."""
         self._macs = PermanentMacs(None if is_recorded(self._tree) else permanent_macs)
         self._forgotten_nics: set[str] = set()

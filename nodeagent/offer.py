@@ -43,7 +43,7 @@ from nodeagent.kinds.resource_settings import (
 )
 from nodeagent.kinds.vf import VfPool
 from nodeagent.kinds.whole_gpu import WholeGpus
-from nodeagent.model import Function, Gpu, HostPaths, Link, Snapshot
+from nodeagent.model import Devices, Function, Gpu, HostPaths, Link, Snapshot
 
 FALLBACK_PREFIX = "nodeagent.io"
 
@@ -62,6 +62,18 @@ class Trouble(msgspec.Struct, frozen=True):
 
     message: str
     fatal: bool
+
+
+class MachineView(msgspec.Struct, frozen=True):
+    """The facts of one moment, and the resources that the configuration makes of them.
+
+    ``configuration``: the digest of an agent's configuration; empty if no agent answers.
+    """
+
+    snapshot: Snapshot
+    resources: tuple[tuple[str, tuple[Devices, ...]], ...]
+    troubles: tuple[Trouble, ...]
+    configuration: str = ""
 
 
 def prefix(config: Config, product: str | None) -> str:

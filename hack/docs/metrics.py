@@ -23,6 +23,7 @@ TOPICS = {
     "Pods and free devices": ("device", "resource"),
     "The agent": (
         "build",
+        "file",
         "rpc",
         "rpcs",
         "kubelet",

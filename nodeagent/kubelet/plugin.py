@@ -53,6 +53,9 @@ class AllocationFiles(Protocol):
     def write(self, allocation: Allocation) -> None:
         """Block until they are written. Raises ``OSError``."""
 
+    def take_failure(self, resource: str, allocation: Allocation) -> None:
+        """Take note that they could not be written."""
+
 
 class RecentFunctions:
     """The functions allocated within the last ``RECENT_S``. All plugins share this object."""
@@ -246,12 +249,19 @@ class Plugin:
             self._refuse_missing(ids)
             allocation = kind.allocate(snapshot, ids)
             if self._files.due(allocation):
-                await asyncio.to_thread(self._files.write, allocation)
+                await self._write_files(allocation)
             self._note_recent(snapshot, ids)
             allocations.append(allocation)
             log.info("Devices were allocated. resource=%s count=%d first=%s", self.resource, len(ids), ids[0])
             self._on_allocate()
         return messages.allocate_response(allocations)
+
+    async def _write_files(self, allocation: Allocation) -> None:
+        try:
+            await asyncio.to_thread(self._files.write, allocation)
+        except (OSError, asyncio.CancelledError):  # cancelled: the deadline of the call
+            self._files.take_failure(self.resource, allocation)
+            raise
 
     def _refuse_missing(self, ids: Sequence[str]) -> None:
         missing = self.device_list.first_missing(ids)

@@ -97,12 +97,12 @@ class RailMemory:
         self._waiting: dict[str, str] = {}
 
     @classmethod
-    def open(cls, folder: Path, checkpoint: Path, *, pod_resources: bool) -> RailMemory:
-        """Read the file of an earlier agent. ``checkpoint`` is that of the kubelet. Blocks."""
+    def open(cls, folder: Path, checkpoint: Path | None, *, pod_resources: bool) -> RailMemory:
+        """Read the file of an earlier agent. ``checkpoint`` is that of the kubelet, if it gets devices. Blocks."""
         file = stored(folder)
         content = file.read()
         if content is None or content.version != _VERSION:
-            content = RailsFile(names_unknown=_exists(checkpoint))
+            content = RailsFile(names_unknown=checkpoint is not None and _exists(checkpoint))
             if content.names_unknown and not pod_resources:
                 log.warning(
                     "The names under which pods hold VFs are not known, and kubelet.podResources is off. A VF that "

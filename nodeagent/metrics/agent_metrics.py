@@ -69,6 +69,21 @@ def kubelet_registrations(shown: ScrapeInput) -> Iterator[Series]:
 def resource_registered(shown: ScrapeInput) -> Iterator[Series]:
     for status in shown.statuses:
         yield (status.resource,), status.registered
+    for entry in shown.withheld:
+        if entry.named:
+            yield (entry.resource,), False
+
+
+@live_family(
+    "file_unwritable",
+    "file,error",
+    help="1 while a file that containers need cannot be written; error is the name of the errno.",
+    source="the agent",
+    use="The resources that need it are withheld: alert NodeAgentFileUnwritable.",
+)
+def file_unwritable(shown: ScrapeInput) -> Iterator[Series]:
+    for file in shown.unwritable:
+        yield (file.path, file.error), 1
 
 
 @live_family(

@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
+from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample
 from nodeagent.model import Function, Gpu, Health, Link, Snapshot
@@ -57,6 +58,8 @@ class ScrapeInput(msgspec.Struct, frozen=True):
     health_figures: Mapping[str, HealthFigures] = {}
     """By device, as samples name it."""
     statuses: tuple[ResourceStatus, ...] = ()
+    withheld: tuple[Withheld, ...] = ()
+    unwritable: tuple[UnwritableFile, ...] = ()
     rpc_stats: RpcStats = msgspec.field(default_factory=RpcStats)
     restarts: Mapping[str, int] = {}
     xids: Mapping[tuple[str, int], int] = {}

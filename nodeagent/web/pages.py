@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nodeagent import supervise
@@ -13,10 +14,12 @@ from nodeagent.host.clock import boottime
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
+from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample
 from nodeagent.metrics.scrape_input import DeviceCount, HealthFigures, ScrapeInput
 from nodeagent.model import Snapshot
+from nodeagent.web import local_socket
 from nodeagent.web.auth import AccessControl
 from nodeagent.web.server import Page, PageHandler, WebServer
 from nodeagent.web.web_settings import WebSettings
@@ -33,8 +36,13 @@ class Offering(Protocol):
     @property
     def offered(self) -> tuple[DeviceKind, ...]: ...
     @property
-    def withheld(self) -> tuple[str, ...]:
-        """The resources that are not offered, each with the reason."""
+    def withheld(self) -> tuple[Withheld, ...]:
+        """The resources that are not offered."""
+        ...
+
+    @property
+    def unwritable(self) -> tuple[UnwritableFile, ...]:
+        """The files that containers need and that cannot be written."""
         ...
 
     @property
@@ -78,6 +86,8 @@ class PageSources(NamedTuple):
     health_figures: Callable[[], Mapping[str, HealthFigures]]
     explained_health: Callable[[], bytes]
     """The health of every PF and GPU with its rules and values, as JSON."""
+    machine_view: Callable[[], bytes]
+    """The facts and the offered devices, as JSON, for ``nodeagent scan``."""
     stuck_threads: Callable[[], int]
 
 
@@ -104,6 +114,10 @@ class Pages:
             if self._settings.probe_listen is not None:
                 group.create_task(WebServer(probes).run(*host_port(self._settings.probe_listen)))
 
+    async def serve_locally(self, folder: Path) -> None:
+        """Serve the verbs of this node on a socket in this folder, until cancelled."""
+        await local_socket.serve(folder, {"/health": self._health, "/scan": self._scan})
+
     def _scrape(self, accept: str) -> Page:
         if self._metrics is None:
             # Its import takes 3 ms, and registration with the kubelet comes first.
@@ -123,6 +137,8 @@ class Pages:
             reader_statuses=(*nics.reader_statuses(), *gpus.reader_statuses()),
             health_figures=sources.health_figures(),
             statuses=sources.statuses(),
+            withheld=sources.offering.withheld,
+            unwritable=sources.offering.unwritable,
             rpc_stats=sources.rpc_stats,
             restarts=supervise.restarts,
             xids=gpus.xids,
@@ -147,6 +163,9 @@ class Pages:
     def _health(self, _accept: str) -> Page:
         return Page(200, self._sources.explained_health(), "application/json")
 
+    def _scan(self, _accept: str) -> Page:
+        return Page(200, self._sources.machine_view(), "application/json")
+
     def _healthz(self, _accept: str) -> Page:
         """Answer: this proves that the event loop runs."""
         return Page(200, b"ok\n")
@@ -154,7 +173,7 @@ class Pages:
     def _readyz(self, _accept: str) -> Page:
         offering, statuses = self._sources.offering, self._sources.statuses()
         lines = [_readiness(status) for status in statuses]
-        lines += [f"{reason} (not registered)" for reason in offering.withheld]
+        lines += [f"{entry.resource}: {entry.reason} (not registered)" for entry in offering.withheld]
         lines += offering.remarks
         ready = bool(statuses) and all(status.registered for status in statuses) and not offering.withheld
         text = "".join(f"{line}\n" for line in lines or ["nothing offered yet"])

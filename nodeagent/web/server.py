@@ -117,6 +117,14 @@ class WebServer:
             for task in tuple(self._open):
                 task.cancel()
 
+    async def accept_from(self, listening: socket.socket) -> None:
+        """Serve on a socket of the caller until cancelled."""
+        try:
+            await self._accept(listening)
+        finally:
+            for task in tuple(self._open):
+                task.cancel()
+
     # --- connections ----------------------------------------------------------------------------------
 
     async def _accept(self, listening: socket.socket) -> None:
@@ -171,7 +179,8 @@ class WebServer:
         transport: asyncio.Transport | None = None
         try:
             async with asyncio.timeout(REQUEST_S):
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if connection.family != socket.AF_UNIX:
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 transport, _ = await loop.connect_accepted_socket(
                     lambda: protocol,
                     connection,

@@ -11,6 +11,7 @@ from nodeagent.health.service import HealthService
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.rpc_stats import RpcStats
+from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.metrics import agent_metrics
@@ -40,7 +41,8 @@ class Nics:
 
 class Offered(NamedTuple):
     offered: tuple[DeviceKind, ...] = ()
-    withheld: tuple[str, ...] = ()
+    withheld: tuple[Withheld, ...] = ()
+    unwritable: tuple[UnwritableFile, ...] = ()
     remarks: tuple[str, ...] = ()
     rails: Mapping[str, int] = {}
 
@@ -60,6 +62,7 @@ def pages_of(
         statuses=lambda: (),
         health_figures=dict,
         explained_health=lambda: b"[]\n",
+        machine_view=lambda: b"{}\n",
         stuck_threads=lambda: 0,
     )
     return Pages(WebSettings(), sources)

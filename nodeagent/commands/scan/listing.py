@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec import structs, to_builtins
@@ -19,34 +18,27 @@ from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
-from nodeagent.model import Devices, Function, Gpu, Health, Link, Snapshot
-from nodeagent.offer import Offer, Trouble
+from nodeagent.kubelet.rail_memory import RailMemory
+from nodeagent.model import Function, Gpu, Health, Link, Snapshot
+from nodeagent.offer import MachineView, Offer
 from nodeagent.plain_text import remarks, section
 from nodeagent.sources.link_selection import select
 from nodeagent.supervise import beside
 
 
-@dataclass(frozen=True, slots=True)
-class MachineView:
-    """The facts of one moment, and the resources that the configuration makes of them."""
-
-    snapshot: Snapshot
-    resources: tuple[tuple[str, tuple[Devices, ...]], ...]
-    troubles: tuple[Trouble, ...]
-
-
 async def scan_once(config: Config, root: Path, wait_s: float = 0.0) -> MachineView:
     """Scan once. With ``wait_s``, receive LLDP for that time, or until every link with carrier has a neighbor."""
-    async with _scanning(config, root) as inventory:
+    rails = discovery.open_rails(config, root)
+    async with _scanning(config, root, rails) as inventory:
         if wait_s > 0 and discovery.receives_lldp(config, Tree(root)):
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    while _without_neighbor(config, inventory.snapshot):
+                    while without_neighbor(config, inventory.snapshot):
                         await inventory.changed(inventory.snapshot.revision)
-        return _view(Offer(config), inventory.snapshot)
+        return view_of(Offer(config, rails.content.numbering), inventory.snapshot)
 
 
-def _without_neighbor(config: Config, snapshot: Snapshot) -> set[str]:
+def without_neighbor(config: Config, snapshot: Snapshot) -> set[str]:
     """The links with carrier and without a neighbor; empty if the LLDP source cannot work."""
     if any(source.source == "lldp" for source in snapshot.stale_sources):
         return set()
@@ -56,13 +48,19 @@ def _without_neighbor(config: Config, snapshot: Snapshot) -> set[str]:
     return up - {neighbor.link for neighbor in snapshot.neighbors}
 
 
+async def once(config: Config, root: Path, wait_s: float) -> AsyncIterator[MachineView]:
+    """Yield the view of ``scan_once``."""
+    yield await scan_once(config, root, wait_s)
+
+
 async def watch(config: Config, root: Path) -> AsyncIterator[MachineView]:
     """Yield a view now and one at every change, until cancelled."""
-    async with _scanning(config, root) as inventory:
-        offer = Offer(config)
+    rails = discovery.open_rails(config, root)
+    async with _scanning(config, root, rails) as inventory:
+        offer = Offer(config, rails.content.numbering)
         while True:
             snapshot = inventory.snapshot
-            yield _view(offer, snapshot)
+            yield view_of(offer, snapshot)
             await inventory.changed(snapshot.revision)
 
 
@@ -85,16 +83,16 @@ def check(text: str, root: Path | None, *, name: str) -> Config:
 
 
 @asynccontextmanager
-async def _scanning(config: Config, root: Path) -> AsyncIterator[Inventory]:
+async def _scanning(config: Config, root: Path, rails: RailMemory) -> AsyncIterator[Inventory]:
     """Run the sources without LLDP frames: a switch would take the shutdown frame for the agent's."""
     config = structs.replace(config, lldp=structs.replace(config.lldp, transmit=False))
     inventory = Inventory()
-    work = discovery.Discovery(inventory, config, root).run()
+    work = discovery.Discovery(inventory, config, root, rails=rails).run()
     async with beside(work, discovery.first_facts(inventory)):
         yield inventory
 
 
-def _view(offer: Offer, snapshot: Snapshot) -> MachineView:
+def view_of(offer: Offer, snapshot: Snapshot) -> MachineView:
     resources = tuple((kind.resource, kind.devices(snapshot)) for kind in offer.kinds(snapshot))
     return MachineView(snapshot, resources, offer.troubles(snapshot))
 
@@ -102,11 +100,13 @@ def _view(offer: Offer, snapshot: Snapshot) -> MachineView:
 # --- for programs ---------------------------------------------------------------------------------------
 
 
-def as_json(view: MachineView) -> str:
-    """One object on one line. Absent values are null; ids are listed in full."""
+def as_json(view: MachineView, agent: str | None = None) -> str:
+    """One object on one line. ``agent``: the socket of the agent that has answered, if one has. Absent values are
+    null; ids are listed in full."""
     snapshot = view.snapshot
     return json.dumps(
         {
+            "agent": agent,
             "product": snapshot.product,
             "gpus": [to_builtins(gpu) for gpu in snapshot.gpus],
             "functions": [to_builtins(function) for function in snapshot.functions],
