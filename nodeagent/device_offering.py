@@ -15,7 +15,7 @@ from nodeagent.agent_config import Config, digest
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
-from nodeagent.kinds.rails import Numbering, changes, selection
+from nodeagent.kinds.rail_numbers import Numbering, changes, selection
 from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.kubelet.registration import DevicePlugins

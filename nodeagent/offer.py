@@ -1,7 +1,7 @@
 """The resources that this node offers: the configuration applied to the facts, as kinds of devices. No I/O.
 
 ``Offer`` keeps the rail of each NIC, and the netdev that names it, for each name and selection of an entry. If the
-rails moved when a NIC is unplugged, a pod would get another network; ``kinds/rails.py`` has the rules. The first
+rails moved when a NIC is unplugged, a pod would get another network; ``kinds/rail_numbers.py`` has the rules. The first
 numbers are in PCI order, missing NICs included. A NIC counts if it has VFs, or if the ``vfs`` section creates VFs on
 it: so an agent that starts while they are gone assigns the same rails. Literal ``pciAddresses`` fix the rails: the rail
 of a NIC is then its place in that list.
@@ -22,7 +22,7 @@ from nodeagent.agent_config import Config
 from nodeagent.config.formats import index_range
 from nodeagent.kinds import DeviceKind, gpu_access
 from nodeagent.kinds.gpu_memory import GpuMemory
-from nodeagent.kinds.rails import (
+from nodeagent.kinds.rail_numbers import (
     Numbering,
     Rail,
     Rails,

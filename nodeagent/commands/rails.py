@@ -20,7 +20,7 @@ from nodeagent.commands.options import (
 
 if TYPE_CHECKING:
     from nodeagent.agent_config import Config
-    from nodeagent.kinds.rails import Rail
+    from nodeagent.kinds.rail_numbers import Rail
     from nodeagent.kubelet.rail_memory import RailsFile
 
 
@@ -165,7 +165,7 @@ def _write(config: Config, root: Path, content: RailsFile) -> None:
 def _rows(config: Config, root: Path, content: RailsFile) -> list[RailRow]:
     """The rails with the present addresses of their NICs; those of the configuration first."""
     from nodeagent.host.sysfs import Tree
-    from nodeagent.kinds.rails import match, nics_of, selection
+    from nodeagent.kinds.rail_numbers import match, nics_of, selection
     from nodeagent.kinds.resource_settings import VfResource
     from nodeagent.sources import pci_source
     from nodeagent.sources.machine_access import is_recorded, permanent_macs

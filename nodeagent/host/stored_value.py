@@ -36,7 +36,7 @@ WRITE_S = 1.0
 class StoredValue(Generic[T]):
     """One value of a type that msgspec can read. ``save`` belongs to one event loop.
 
-    ``content`` names the value in the logs (``slice sizes``). ``loss`` says what the agent does not notice without it.
+    ``content`` names the value in the logs (``slice sizes``). ``loss`` is what the agent does not notice without it.
     """
 
     def __init__(self, path: Path, type_: type[T], *, content: str, loss: str) -> None:

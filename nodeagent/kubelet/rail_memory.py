@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from nodeagent.host.stored_value import StoredValue
 from nodeagent.kinds import DeviceKind
-from nodeagent.kinds.rails import Numbering, Rail, Rails, Selection
+from nodeagent.kinds.rail_numbers import Numbering, Rail, Rails, Selection
 from nodeagent.model import HEALTHY, Function, Snapshot
 from nodeagent.sources.pci_source import PciFacts
 
@@ -44,7 +44,7 @@ _VERSION = 1
 
 
 class NumberedEntry(msgspec.Struct, frozen=True):
-    """The rails of one entry of the configuration. ``select`` is the selection, as ``kinds.rails.Selection``."""
+    """The rails of one entry of the configuration. ``select`` is the selection, as ``kinds.rail_numbers.Selection``."""
 
     name: str
     select: str

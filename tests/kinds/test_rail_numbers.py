@@ -1,7 +1,7 @@
 """Which NIC has which rail: every row of the table in docs/rails.md, and any history of cards and slots.
 
-The slots are letters in place of PCI addresses, and the cards are numbers in place of MAC addresses. A machine is a text:
-``a1 b2 c-`` has card 1 in slot a, card 2 in slot b, and in slot c a card whose permanent MAC address cannot be read.
+The slots are letters in place of PCI addresses, and the cards are numbers in place of MAC addresses. A machine is a
+text: ``a1 b2 c-`` has card 1 in slot a, card 2 in slot b, and in slot c a card whose MAC address cannot be read.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.kinds.rails import Rail, Rails, added, changes, identified, match
+from nodeagent.kinds.rail_numbers import Rail, Rails, added, changes, identified, match
 
 BEFORE = "a1 b2 c3"
 

@@ -39,7 +39,7 @@ Rails = tuple[Rail, ...]
 
 
 class Selection(NamedTuple):
-    """What the numbers belong to: the name of an entry with its fields, and the settings of its selection as JSON.
+    """The owner of the numbers: the name of an entry with its fields, and the settings of its selection as JSON.
 
     Which VFs of a NIC are offered does not change its number. Another selection numbers its NICs from the start.
     """
