@@ -29,9 +29,11 @@ import msgspec
 
 from nodeagent import discovery
 from nodeagent.agent_config import Config, load
+from nodeagent.bounded_calls import BoundedCalls
 from nodeagent.cluster import agent_tasks
 from nodeagent.config.faults import ConfigError
 from nodeagent.device_offering import DeviceOffering
+from nodeagent.ending import end_at
 from nodeagent.host.inotify import CONTENT, FolderWatch, InotifyError
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
@@ -56,6 +58,7 @@ LATE_IMPORTS = ("nodeagent.kubelet.messages", "nodeagent.kubelet.holdings", "nod
 SETTLE_S = 5.0
 """After this time the late modules are imported without a kubelet."""
 SETTLE_LOOK_S = 0.05
+CONFIG_READ_S = 2.0
 
 SWITCH_S = 0.0005
 """How long a thread that reads the machine may hold the interpreter while the loop has news for the kubelet. Python's
@@ -102,11 +105,13 @@ class Agent:
         self._on_listen = on_listen
         self._read_pods = asyncio.Event()
         self._reload = asyncio.Event()
+        self._config_reads = BoundedCalls("configuration", CONFIG_READ_S, self._reload.set)
         self.settled = asyncio.Event()
         """Set when the kubelet has the devices and everything is imported."""
         self.inventory = Inventory()
         self.health = discovery.health_service(config, state_file)
-        gpu_publisher = GpuPublisher(self.health)
+        remembered_gpus = discovery.open_remembered_gpus(config.health, options.root)
+        gpu_publisher = GpuPublisher(self.health, remembered_gpus)
         rails = discovery.open_rails(config, options.root, options.kubelet_dir / CHECKPOINT)
         self.sources = discovery.Discovery(
             self.inventory,
@@ -115,6 +120,7 @@ class Agent:
             node_name=options.node_name,
             gpu_publisher=gpu_publisher,
             sampled=True,
+            stores=True,
             rails=rails,
         )
         rpc_stats = RpcStats()
@@ -227,7 +233,7 @@ class Agent:
                 watching.add(path.parent, CONTENT)
                 before = None
                 while True:
-                    text = _read(path)  # at first too: it may have changed while the agent started
+                    text = await self._read_config(path)  # at first too: it may have changed since the start
                     if text is not None and text != before:
                         before = text
                         self._apply_config(text, str(path))
@@ -235,6 +241,15 @@ class Agent:
                     self._reload.clear()
         except InotifyError as error:
             raise OSError(str(error)) from error
+
+    async def _read_config(self, path: Path) -> str | None:
+        try:
+            return (await self._config_reads.run(read_regular, path)).decode("utf-8", "surrogateescape")
+        except OSError as error:
+            log.warning(
+                "The configuration cannot be read, the running one stays. file=%s reason=%r", path, str(error)
+            )
+            return None
 
     def _apply_config(self, text: str, name: str) -> None:
         """Apply a changed configuration, or log why the running one stays."""
@@ -259,15 +274,12 @@ class Agent:
 async def run(config: Config, options: AgentOptions) -> None:
     """Run an agent until SIGTERM or SIGINT."""
     sys.setswitchinterval(SWITCH_S)
+    end_at(ending_signals(signal.SIGINT))
     agent = Agent(config, options)
-    loop = asyncio.get_running_loop()
-    task = asyncio.ensure_future(agent.run())
-    for number in ending_signals(signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
-    loop.add_signal_handler(signal.SIGHUP, agent.reload)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, agent.reload)
     freezing = asyncio.ensure_future(_freeze(agent))
     try:
-        await task
+        await agent.run()
     except asyncio.CancelledError:
         log.info("Stopped. Devices and pods stay as they are.")
     finally:
@@ -292,13 +304,3 @@ def _innermost(errors: ExceptionGroup[Exception]) -> Exception:
         else:
             flat.append(error)
     return next((error for error in flat if isinstance(error, Fatal | ConfigError)), flat[0])
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return read_regular(path).decode("utf-8", "surrogateescape")
-    except OSError as error:
-        log.warning(
-            "The configuration cannot be read, the running one stays. file=%s reason=%r", path, str(error)
-        )
-        return None

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from nodeagent.agent_config import Config, digest
+from nodeagent.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.config.faults import ConfigError, ConfigFault
+from nodeagent.health.gpu_presence import MISMATCH
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.rail_numbers import Numbering, changes, selection
@@ -26,6 +28,9 @@ from nodeagent.offer import MachineView, Offer, Trouble, prefix
 from nodeagent.supervise import either
 
 log = logging.getLogger(__name__)
+
+SWEEP_S = 5.0
+"""For the files of an earlier agent."""
 
 
 class DeviceOffering:
@@ -46,6 +51,9 @@ class DeviceOffering:
         """The resources that are not offered."""
         self.remarks: tuple[str, ...] = ()
         """The resources that are offered in another way than configured."""
+        self.troubles: tuple[Trouble, ...] = ()
+        """The devices that the configuration asks for and that this machine lacks."""
+        self._logged: set[str] = set()
         self._inventory = inventory
         self._plugins = plugins
         self._files = files
@@ -82,7 +90,7 @@ class DeviceOffering:
             (
                 *(Trouble(f"{one.resource}: {one.reason}", fatal=True) for one in self.withheld),
                 *(Trouble(remark, fatal=False) for remark in self.remarks),
-                *(trouble for trouble in self._offer.troubles(snapshot) if not trouble.fatal),
+                *(trouble for trouble in self.troubles if not trouble.fatal),
             ),
             digest(self.config),
         )
@@ -118,7 +126,6 @@ class DeviceOffering:
 
     async def run(self) -> None:
         """Offer the devices now, after each change, and every ``scanSeconds``, until cancelled."""
-        logged: tuple[str, ...] = ()
         while True:
             snapshot = self._inventory.snapshot
             candidates, withheld = self._decide(snapshot)
@@ -128,12 +135,8 @@ class DeviceOffering:
             await self._save_rails(snapshot)
             self._plugins.update(self.offered, snapshot)
             await asyncio.sleep(0)  # the streams send now; the rest can wait
+            self._find_troubles(snapshot)
             await self._remove_stale_files(snapshot)
-            troubles = tuple(trouble.message for trouble in self._offer.troubles(snapshot))
-            for message in troubles:
-                if message not in logged:
-                    log.warning("A configured resource cannot be offered. reason=%r", message)
-            logged = troubles
             # The timer serves the files: a disk may have space again, a file may have been removed.
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(self._scan_seconds, self._files.pause_s)):
@@ -174,7 +177,18 @@ class DeviceOffering:
             else:
                 withheld.append(Withheld(kind.resource, str(file)))
         self.offered, self.withheld = tuple(offered), tuple(withheld)
-        self.remarks = (*self._sizes.remarks, *self._missing_nics(snapshot))
+        self.remarks = (*self._sizes.remarks, *gpu_remarks(snapshot), *self._missing_nics(snapshot))
+
+    def _find_troubles(self, snapshot: Snapshot) -> None:
+        self.troubles = tuple(
+            trouble
+            for trouble in self._offer.troubles(snapshot)
+            if self._inventory.has_published(trouble.source)
+        )
+        messages = {trouble.message for trouble in self.troubles}
+        for message in sorted(messages - self._logged):
+            log.warning("The node offers less than is configured. reason=%r", message)
+        self._logged = messages
 
     def _missing_source(self, kind: DeviceKind, snapshot: Snapshot) -> str | None:
         """Return why the facts of a kind are not known yet: an empty list would be wrong."""
@@ -232,11 +246,24 @@ class DeviceOffering:
             for holding in snapshot.holdings
             for id_ in holding.device_ids
         )
-        for name in await asyncio.to_thread(self._files.device_info.remove_stale, f"{head}-", held):
-            log.info("A device-info file of an earlier agent was removed. file=%s", name)
+        sweep = BoundedCalls("stale device-info files", SWEEP_S)
+        with suppress(Unanswered):  # the log has it, and the files harm no pod
+            for name in await sweep.run(self._files.device_info.remove_stale, f"{head}-", tuple(held)):
+                log.info("A device-info file of an earlier agent was removed. file=%s", name)
 
     def _fatal(self, offer: Offer) -> list[str]:
         return [trouble.message for trouble in offer.troubles(self._inventory.snapshot) if trouble.fatal]
+
+
+def gpu_remarks(snapshot: Snapshot) -> Iterator[str]:
+    """Yield a sentence about each GPU that is lost, or that no resource can offer, for ``/readyz``."""
+    for gpu in snapshot.gpus:
+        reason = gpu.health.reasons[0] if gpu.health.reasons else None
+        if reason is not None and (gpu.lost or reason.key == MISMATCH.key):
+            yield f"GPU {gpu.index} ({gpu.uuid}): {reason.key}: {reason.detail}"
+    for unusable in snapshot.unusable_gpus:
+        reason = unusable.health.reasons[0]
+        yield f"GPU at {unusable.place} is not offered: {reason.key}: {reason.detail}"
 
 
 def _why_missing(source: str, snapshot: Snapshot) -> str:

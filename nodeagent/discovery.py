@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.agent_config import Config
+from nodeagent.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.health_settings import HealthSettings
 from nodeagent.health.service import HealthService
@@ -25,11 +26,12 @@ from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.model import Gpu, Neighbor, Remark
-from nodeagent.offer import is_selected
 from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
+from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
-from nodeagent.sources.nic_identity import PermanentMacs
+from nodeagent.sources.nic_identity import NicIdentities
+from nodeagent.sources.remembered_gpus import RememberedGpus
 from nodeagent.sources.scan_hints import ScanRequest
 from nodeagent.supervise import keep
 
@@ -47,6 +49,8 @@ FACT_SOURCES = frozenset({"pci", "gpus", "paths", "lldp"})
 """The sources that publish at every start. If one fails, its facts are marked as old until it publishes again."""
 LATER_S = 0.5
 """Between the first facts and the import of what registration does not need."""
+NETLINK_S = 2.0
+"""The kernel answers in a millisecond, unless a driver holds the RTNL lock."""
 FIRST_FACTS_S = 10.0
 """A driver that hangs must not keep the NICs from the kubelet for longer."""
 
@@ -70,6 +74,10 @@ def open_rails(config: Config, root: Path, checkpoint: Path | None = None) -> Ra
     """Read the rails of an earlier agent. ``checkpoint`` is that of the kubelet that gets the devices. Blocks."""
     folder = Tree(root).path(config.health.state_directory)
     return RailMemory.open(folder, checkpoint, pod_resources=config.kubelet.pod_resources)
+
+
+def open_remembered_gpus(settings: HealthSettings, root: Path) -> RememberedGpus:
+    return RememberedGpus.open(Tree(root).path(settings.state_directory))
 
 
 def adopt(health: HealthService, begun: HealthSettings, now: HealthSettings) -> None:
@@ -103,10 +111,12 @@ class Discovery:
         node_name: str | None = None,
         gpu_publisher: GpuPublisher | None = None,
         sampled: bool = False,
+        stores: bool = False,
         rails: RailMemory | None = None,
     ) -> None:
         """``node_name`` is the system name that this node sends to switches. ``sampled``: run the samplers too.
-        ``rails`` has the NICs that an earlier agent offered; those that are gone are missing.
+        ``stores``: keep the GPUs for the next start; a single look reads them only. ``rails`` has the NICs that an
+        earlier agent offered; those that are gone are missing.
         """
         self._tree = Tree(root)
         if not self._tree.exists("/sys"):
@@ -119,16 +129,21 @@ class Discovery:
         self._sampled = sampled
         self._sampler: Sampler | None = None
         self._lldp_receiver: LldpReceiver | None = None
-        self._gpu_facts = gpu_publisher if gpu_publisher is not None else GpuPublisher(health_service(config))
+        if gpu_publisher is None:
+            gpu_publisher = GpuPublisher(health_service(config), open_remembered_gpus(config.health, root))
+        self._gpu_facts = gpu_publisher
+        self._stores = stores
         self._health = self._gpu_facts.health
         self._health.publish_functions(lambda functions: inventory.publish("health", functions=functions))
         self._gpu_facts.publish_to(self._publish_gpus)
-        self._last_scan = rails.known_nics(partial(is_selected, config)) if rails is not None else None
+        self._last_scan = rails.known_nics(config.resources) if rails is not None else None
         """The scan that a restarted PCI source continues from."""
-        self._macs = PermanentMacs(None if is_recorded(self._tree) else permanent_macs)
-        self._forgotten_nics: set[str] = set()
-        self._pci_hint = ScanRequest()
         self._gpu_hint = asyncio.Event()
+        self._scan_request = ScanRequest()
+        self._pci_reads = BoundedScan("pci", self._tree, self._scan_request.request)
+        self._path_reads = BoundedScan("paths", self._tree)
+        self._netlink = BoundedCalls("netlink", NETLINK_S)
+        self._nics = NicIdentities(None if is_recorded(self._tree) else self._read_macs)
         self._lldp_hint = ScanRequest()
 
     # --- for metrics --------------------------------------------------------------------------------
@@ -149,8 +164,8 @@ class Discovery:
 
     def forget_nics(self, addresses: Iterable[str]) -> None:
         """Do not keep these PFs as missing, by PCI address."""
-        self._forgotten_nics.update(addresses)
-        self._pci_hint.request()
+        self._nics.forgotten.update(addresses)
+        self._scan_request.request()
 
     # --- the sources --------------------------------------------------------------------------------
 
@@ -170,6 +185,7 @@ class Discovery:
             ("paths", True, self._watch_paths),
             ("health", True, self._health.run),
             ("memory", True, self._health.state_file.run),
+            ("gpu-memory", self._stores, self._gpu_facts.remembered.run),
             ("samples", self._sampled, self._sample),
             ("cabling", config.health.cabling_plan is not None, self._watch_cabling_plan),
             ("lldp", receives_lldp(config, self._tree), self._watch_lldp),
@@ -180,18 +196,24 @@ class Discovery:
         with hints(self._tree) as opened:
             await pci_source.watch(
                 self._tree,
-                [*opened, self._pci_hint],
+                [*opened, self._scan_request],
                 self._publish_pci,
                 interval_s=self._config.scan_seconds,
                 before=self._last_scan,
-                macs=self._macs,
-                forgotten=self._forgotten_nics,
+                reads=self._pci_reads,
+                nics=self._nics,
             )
+
+    async def _read_macs(self) -> Mapping[str, str | None]:
+        try:
+            return await self._netlink.run(permanent_macs)
+        except Unanswered:
+            return {}
 
     def _publish_pci(self, facts: pci_source.PciFacts) -> None:
         self._last_scan = facts
         present = [function.pci_address for function in facts.functions if not function.missing]
-        self._forgotten_nics.difference_update(present)
+        self._nics.forgotten.difference_update(present)
         snapshot = self._inventory.snapshot
         self._inventory.publish(
             "pci",
@@ -202,6 +224,8 @@ class Discovery:
             gpu_functions=facts.gpus,
             unreadable=facts.unreadable,
         )
+        if self._config.gpu.driver != "none":
+            self._gpu_facts.take_functions(facts.gpus)
         self._gpu_hint.set()
         self._lldp_hint.request()
 
@@ -217,12 +241,12 @@ class Discovery:
         )
 
     def _publish_gpus(self, gpus: tuple[Gpu, ...]) -> None:
-        self._inventory.publish("gpus", gpus=gpus)
+        self._inventory.publish("gpus", gpus=gpus, unusable_gpus=self._gpu_facts.unusable)
         self._health.take_gpus(gpus)
 
     async def _watch_paths(self) -> None:
         while True:
-            paths = await asyncio.to_thread(host_paths.find, self._tree, self._config.cdi.directory)
+            paths = await self._path_reads.run(host_paths.find, self._tree, self._config.cdi.directory)
             self._inventory.publish("paths", paths=paths)
             await asyncio.sleep(self._config.scan_seconds)
 

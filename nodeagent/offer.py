@@ -10,8 +10,7 @@ of a NIC is then its place in that list.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Collection, Iterator
 from types import MappingProxyType
 from typing import assert_never
 
@@ -21,7 +20,15 @@ from nodeagent import cdi
 from nodeagent.agent_config import Config
 from nodeagent.config.formats import index_range
 from nodeagent.kinds import DeviceKind, gpu_access
+from nodeagent.kinds import named as _named
 from nodeagent.kinds.gpu_memory import GpuMemory
+from nodeagent.kinds.hardware_selection import (
+    literal_addresses,
+    matches,
+    offers_vfs_of,
+    selected_gpus,
+    selected_pf,
+)
 from nodeagent.kinds.rail_numbers import (
     Numbering,
     Rail,
@@ -37,13 +44,12 @@ from nodeagent.kinds.resource_settings import (
     GpuMemResource,
     GpuResource,
     GpuSelect,
-    PfSelect,
     ResourceSettings,
     VfResource,
 )
 from nodeagent.kinds.vf import VfPool
 from nodeagent.kinds.whole_gpu import WholeGpus
-from nodeagent.model import Devices, Function, Gpu, HostPaths, Link, Snapshot
+from nodeagent.model import Devices, Function, HostPaths, Snapshot, State
 
 FALLBACK_PREFIX = "nodeagent.io"
 
@@ -51,17 +57,20 @@ FALLBACK_PREFIX = "nodeagent.io"
 _MEANINGLESS = re.compile(
     r"to be filled|default string|system product|not specified|^none$|o\.e\.m|standard pc|virtual|kvm", re.I
 )
-_GLOB = re.compile(r"[*?\[]")
+PASSTHROUGH = "vfio-pci"
 
 
 class Trouble(msgspec.Struct, frozen=True):
     """The configuration asks for something that this machine lacks.
 
-    ``fatal``: the agent does not start, and does not accept the changed configuration.
+    ``fatal``: the agent does not start, and does not accept the changed configuration. ``ready``: the agent is ready
+    nevertheless. ``source``: before this source has published, the message is a guess.
     """
 
     message: str
     fatal: bool
+    ready: bool = True
+    source: str = "pci"
 
 
 class MachineView(msgspec.Struct, frozen=True):
@@ -153,7 +162,7 @@ class Offer:
         """Return what is wrong with this configuration on this machine."""
         return tuple(
             trouble
-            for find in (self._offered_twice, self._refused, self._nothing_selected)
+            for find in (self._offered_twice, self._refused, self._nothing_offered, self._less_than_expected)
             for trouble in find(snapshot)
         )
 
@@ -176,11 +185,62 @@ class Offer:
             if (refusal := kind.refusal(snapshot)) is not None:
                 yield Trouble(f"{kind.resource.partition('/')[2]}: {refusal}", fatal=True)
 
-    def _nothing_selected(self, snapshot: Snapshot) -> Iterator[Trouble]:
+    def _nothing_offered(self, snapshot: Snapshot) -> Iterator[Trouble]:
         for entry in self.config.resources:
-            kinds = self._kinds_of(entry, snapshot, frozenset())
-            if not any(kind.selects(snapshot) for kind in kinds):
-                yield Trouble(f"{entry.name}: {entry.nothing_selected}", fatal=False)
+            kinds = tuple(self._kinds_of(entry, snapshot, frozenset()))
+            if any(kind.hardware(snapshot) for kind in kinds):
+                continue
+            if isinstance(entry, VfResource):
+                source, shortage = "pci", self._vf_shortage(entry, snapshot)
+            else:
+                source, shortage = "gpus", self._gpu_shortage(entry, snapshot)
+            message = f"{entry.name}: {shortage or entry.nothing_selected}"
+            yield Trouble(message, fatal=False, ready=shortage is None, source=source)
+
+    def _vf_shortage(self, entry: VfResource, snapshot: Snapshot) -> str | None:
+        """Return why this node offers no VF although PFs that the entry selects can have VFs."""
+        links = {link.pci_address: link for link in snapshot.links}
+        pfs = [
+            function
+            for function in snapshot.functions
+            if function.parent is None
+            and (function.num_vfs or (function.total_vfs and function.health.state is not State.UNUSED))
+            and offers_vfs_of(entry, function, links.get(function.pci_address))
+        ]
+        if not pfs:
+            return None
+        if any(function.num_vfs for function in pfs):
+            remedy = "none of their VFs matches vfDriver and vfIndexes"
+        elif any(self._creates_vfs(function) for function in pfs):
+            remedy = "`nodeagent vfs apply` has not made their VFs: its log names the cause"
+        else:
+            remedy = "create VFs (vfs), or take the entry out of resources on nodes of this type"
+        return f"no VF is offered by the PFs {_named(pf.pci_address for pf in pfs)}: {remedy}"
+
+    def _gpu_shortage(self, entry: GpuMemResource | GpuResource, snapshot: Snapshot) -> str | None:
+        """Return why this node offers no GPU although the PCI bus has GPUs that the entry may select."""
+        # NVML names no GPU that is passed through to virtual machines.
+        seen = [gpu.pci_address for gpu in snapshot.gpu_functions if gpu.driver != PASSTHROUGH]
+        globs = entry.select.pci_addresses
+        seen = [address for address in seen if not globs or matches(address, globs)]
+        if snapshot.gpus or not seen or self.config.gpu.driver == "none":
+            return None
+        return (
+            f"the PCI bus has the GPUs {_named(seen)}, and NVML is not loaded or names none: install or start the "
+            "driver (its container may still be starting), and give the agent's pod the runtime `nvidia`"
+        )
+
+    def _less_than_expected(self, snapshot: Snapshot) -> Iterator[Trouble]:
+        expect = self.config.expect
+        kinds = self.kinds(snapshot)
+        if expect.gpus is not None:
+            gone = {gpu.uuid for gpu in snapshot.gpus if gpu.lost}
+            offered = {uuid for kind in kinds if kind.source == "gpus" for uuid in kind.hardware(snapshot)}
+            yield from _too_few("gpus", expect.gpus, offered, gone)
+        if expect.nics is not None:
+            gone = {pf.pci_address for pf in snapshot.functions if pf.missing}
+            pools = (kind.devices(snapshot) for kind in kinds if kind.source == "pci")
+            yield from _too_few("nics", expect.nics, {entry.parent for pool in pools for entry in pool}, gone)
 
     def _kinds_of(
         self, entry: ResourceSettings, snapshot: Snapshot, taken: frozenset[str]
@@ -265,8 +325,7 @@ class Offer:
             address = function.pci_address
             if function.parent or address in numbered or not self._counts(function):
                 continue
-            link = links.get(address)
-            if not selected_pf(entry.select, function) or not _suits(entry, function, link):
+            if not offers_vfs_of(entry, function, links.get(address)):
                 continue
             mac = nics.get(address) or macs.get(address)
             rails = added(rails, address, mac, literal.index(address) if literal else None)
@@ -285,64 +344,17 @@ class Offer:
         )
 
 
-def is_selected(config: Config, pf: Function) -> bool:
-    """Whether the configuration offers VFs of this PF, as far as its last values show."""
-    return any(
-        isinstance(entry, VfResource) and selected_pf(entry.select, pf) and _suits(entry, pf, None)
-        for entry in config.resources
-    )
-
-
-def selected_pf(select: PfSelect, function: Function) -> bool:
-    """Whether a PF matches every list that is not empty, and none of ``exclude``."""
-    netdev, address, driver = function.netdev or "", function.pci_address, function.driver or ""
-    return (
-        (not select.vendors or function.vendor in select.vendors)
-        and (not select.devices or function.device in select.devices)
-        and (not select.drivers or _matches(driver, select.drivers))
-        and (not select.pci_addresses or _matches(address, select.pci_addresses))
-        and (not select.netdevs or _matches(netdev, select.netdevs))
-        and not _matches(netdev, select.exclude)
-        and not _matches(address, select.exclude)
-    )
-
-
-def selected_gpus(select: GpuSelect, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """Return the GPUs that match every list that is not empty."""
-    indexes = [index_range(text) for text in select.indexes]
-    return tuple(
-        gpu
-        for gpu in gpus
-        if (not select.uuids or gpu.uuid in select.uuids)
-        and (not indexes or any(gpu.index in index for index in indexes))
-        and (not select.pci_addresses or _matches(gpu.pci_address, select.pci_addresses))
-        and (not select.models or _matches(gpu.name, select.models))
-    )
-
-
-def literal_addresses(select: PfSelect) -> tuple[str, ...]:
-    """Return ``pciAddresses`` if none is a glob: their order is then the order of the rails."""
-    if any(_GLOB.search(address) for address in select.pci_addresses):
-        return ()
-    return select.pci_addresses
-
-
-def _suits(entry: VfResource, function: Function, link: Link | None) -> bool:
-    select = entry.select
-    if link is not None and link.default_route:
-        return False
-    if select.link_types and function.link_type not in select.link_types:
-        return False
-    if select.rdma is not None and (function.rdma is not None) != select.rdma:
-        return False
-    # A link that is down has no speed; it stays selected, and its health shows that it is down.
-    speed = link.speed_mbps if link is not None else None
-    return speed is None or speed >= select.min_speed_mbps
+def _too_few(setting: str, expected: int, offered: set[str], gone: set[str]) -> Iterator[Trouble]:
+    present = len(offered - gone)
+    if present < expected:
+        without = f", without {_named(sorted(offered & gone))}" if offered & gone else ""
+        message = (
+            f"expect.{setting} is {expected}, and {present} are offered{without}: `nodeagent doctor` looks for the "
+            f"others; or correct expect.{setting}"
+        )
+        source = "pci" if setting == "nics" else setting
+        yield Trouble(message, fatal=False, ready=False, source=source)
 
 
 def _uuids(select: GpuSelect, snapshot: Snapshot, taken: frozenset[str]) -> frozenset[str]:
     return frozenset(gpu.uuid for gpu in selected_gpus(select, snapshot.gpus)) - taken
-
-
-def _matches(text: str, globs: Sequence[str]) -> bool:
-    return any(fnmatchcase(text, glob) for glob in globs)

@@ -19,7 +19,10 @@ TOPICS = {
     "RDMA": ("rdma",),
     "VFs": ("vf", "pf"),
     "Neighbors": ("lldp",),
-    "GPUs": ("gpu",),
+    "GPUs": (
+        "gpu",
+        "gpus",
+    ),
     "Pods and free devices": ("device", "resource"),
     "The agent": (
         "build",
@@ -28,6 +31,7 @@ TOPICS = {
         "rpcs",
         "kubelet",
         "source",
+        "hanging",
         "task",
         "collector",
         "netlink",

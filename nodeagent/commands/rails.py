@@ -169,12 +169,12 @@ def _rows(config: Config, root: Path, content: RailsFile) -> list[RailRow]:
     from nodeagent.kinds.resource_settings import VfResource
     from nodeagent.sources import pci_source
     from nodeagent.sources.machine_access import is_recorded, permanent_macs
-    from nodeagent.sources.nic_identity import PermanentMacs
+    from nodeagent.sources.nic_identity import ethernet_mac
 
     tree = Tree(root)
     facts = pci_source.scan(tree)
-    links = PermanentMacs(None if is_recorded(tree) else permanent_macs).identified(facts.links)
-    nics = nics_of(facts.functions, links)
+    macs = {link.pci_address: link.mac for link in facts.links} if is_recorded(tree) else permanent_macs()
+    nics = {address: ethernet_mac(macs.get(address)) for address in nics_of(facts.functions, ())}
     in_force = {selection(entry) for entry in config.resources if isinstance(entry, VfResource)}
     stored = {nic.pf.pci_address: nic for nic in content.nics}
     present = {function.pci_address: function for function in facts.functions}

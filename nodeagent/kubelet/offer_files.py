@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from nodeagent.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.kinds import DEVICE_INFO_FILES, DeviceKind
 from nodeagent.kubelet.cdi_files import CdiSpecFiles, needed_by
 from nodeagent.kubelet.device_info import DeviceInfoFiles
@@ -24,6 +25,8 @@ from nodeagent.kubelet.withheld import UnwritableFile
 from nodeagent.model import Allocation, DeviceInfo, Snapshot
 
 log = logging.getLogger(__name__)
+
+CDI_SPECS = "cdi"
 
 CHECK_S = 10.0
 RETRY_S = 1.0
@@ -59,7 +62,10 @@ class OfferFiles:
         """The device-info files of a failed allocation, by resource: tried again until they are written."""
         self._failures: dict[str, UnwritableFile] = {}
         """By what needs the file: a CDI kind, ``DEVICE_INFO_FILES``, or one resource."""
-        self._attempts: dict[str, asyncio.Future[Mapping[str, OSError]]] = {}
+        self._calls = {
+            what: BoundedCalls(source, WRITE_S, self.failed.set)
+            for what, source in ((CDI_SPECS, "CDI specs"), (DEVICE_INFO_FILES, "device-info files"))
+        }
         self._next_at = -1.0
 
     @property
@@ -100,7 +106,7 @@ class OfferFiles:
     async def prepare(self, kinds: Iterable[DeviceKind], snapshot: Snapshot) -> None:
         """Write the CDI specs of these kinds, and try the folders that they need, if it is time."""
         if self._next_at < 0:
-            await self._attempt("look", self._look)
+            await self._attempt(CDI_SPECS, self._look)
         kinds = tuple(kinds)
         self.cdi_specs.update(kinds, snapshot)
         if not (
@@ -110,7 +116,7 @@ class OfferFiles:
         self.failed.clear()
         needed = frozenset[str]().union(*(kind.needed_files(snapshot) for kind in kinds))
         unwritten = dict(self._unwritten)
-        found = await self._attempt("cdi", self.cdi_specs.flush)
+        found = await self._attempt(CDI_SPECS, self.cdi_specs.flush)
         if DEVICE_INFO_FILES in needed:
             found = {
                 **found,
@@ -141,14 +147,10 @@ class OfferFiles:
 
     async def _attempt(self, what: str, work: Callable[[], Mapping[str, OSError]]) -> Mapping[str, OSError]:
         """Run ``work`` in a thread. While it does not answer, its files count as unwritable."""
-        attempt = self._attempts.get(what)
-        if attempt is None:
-            attempt = self._attempts[what] = asyncio.ensure_future(asyncio.to_thread(work))
-        done, _ = await asyncio.wait((attempt,), timeout=WRITE_S)
-        if done:
-            del self._attempts[what]
-            return attempt.result()
-        return self._silent(what)
+        try:
+            return await self._calls[what].run(work)
+        except Unanswered:
+            return self._silent(what)
 
     def _silent(self, what: str) -> Mapping[str, OSError]:
         if what == DEVICE_INFO_FILES:

@@ -22,7 +22,7 @@ are accepted once, with a warning: an update from an agent without this file mus
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -30,7 +30,9 @@ from msgspec.structs import replace
 
 from nodeagent.host.stored_value import StoredValue
 from nodeagent.kinds import DeviceKind
+from nodeagent.kinds.hardware_selection import offers_vfs_of
 from nodeagent.kinds.rail_numbers import Numbering, Rail, Rails, Selection
+from nodeagent.kinds.resource_settings import ResourceSettings, VfResource
 from nodeagent.model import HEALTHY, Function, Snapshot
 from nodeagent.sources.pci_source import PciFacts
 
@@ -111,9 +113,10 @@ class RailMemory:
                 content = RailsFile()
         return cls(file, content, pod_resources=pod_resources)
 
-    def known_nics(self, selected: Callable[[Function], bool]) -> PciFacts:
-        """Return the NICs of an earlier agent that are ``selected`` now, as missing until the machine is read."""
-        nics = [nic for nic in self.content.nics if selected(nic.pf)]
+    def known_nics(self, resources: Iterable[ResourceSettings]) -> PciFacts:
+        """Return the NICs of an earlier agent that are selected now, as missing until the machine is read."""
+        entries = [entry for entry in resources if isinstance(entry, VfResource)]
+        nics = [nic for nic in self.content.nics if any(offers_vfs_of(entry, nic.pf) for entry in entries)]
         functions = [replace(function, missing=True) for nic in nics for function in (nic.pf, *nic.vfs)]
         macs = {
             rail.pci_address: rail.permanent_mac

@@ -112,6 +112,18 @@ def source_silent(shown: ScrapeInput) -> Iterator[Series]:
 
 
 @live_family(
+    "hanging_call_seconds",
+    "source",
+    help="Time since a call that does not return began.",
+    source="the agent",
+    use="A read of the machine or a write to a disk hangs in the kernel; `/readyz` and the log name it.",
+)
+def hanging_call_seconds(shown: ScrapeInput) -> Iterator[Series]:
+    for source, seconds in shown.hanging.items():
+        yield (source,), round(seconds, 1)
+
+
+@live_family(
     "task_restarts_total",
     "task",
     help="Tasks of the agent that failed and were restarted.",

@@ -71,6 +71,8 @@ class ScrapeInput(msgspec.Struct, frozen=True):
     dropped: Mapping[str, int] = {}
     """Series left out since the agent started, by family."""
     stuck_threads: int = 0
+    hanging: Mapping[str, float] = {}
+    """Seconds since the oldest call that hangs began its last step, by source."""
     boot_unix: float = 0.0
     certificate: tuple[float, bool] | None = None
     """Expiry of the web certificate (Unix time), and whether the last load of its files succeeded."""

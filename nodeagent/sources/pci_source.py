@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from nodeagent.affinity import path_of
-from nodeagent.health.structural import NO_FAULTS, Faults, find_faults
+from nodeagent.health.structural import NO_FAULTS, Faults, find_faults, with_hanging
 from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree, natural_order
 from nodeagent.model import Function, GpuFunction, Link, Rdma
+from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.default_route import default_route_netdevs
-from nodeagent.sources.nic_identity import PermanentMacs, moved, without
+from nodeagent.sources.nic_identity import NicIdentities
 from nodeagent.sources.pf_links import read_links, sweep_links
+from nodeagent.sources.pod_values import keep_pod_values
 from nodeagent.sources.scan_hints import ScanHint, forward
 
 _PCI = "/sys/bus/pci/devices"
@@ -40,6 +42,7 @@ _ARPHRD = {1: "ethernet", 32: "infiniband"}
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _UPLINK = re.compile(r"p\d+(s\d+)?")  # as DEVLINK_PORT_FLAVOUR_PHYSICAL is named
+_DEVICE_FILE = re.compile(r"/sys/(?:bus/pci/devices/([^/]+)|class/net/([^/]+))/")
 _VIRTFN = re.compile(r"virtfn(\d+)")
 
 
@@ -110,32 +113,6 @@ def scan(tree: Tree) -> PciFacts:
     return PciFacts(product.strip() or None, ordered, pf_links, sysfs.problems(), gpus=gpus)
 
 
-def keep_pod_values(previous: Iterable[Function], now: Iterable[Function]) -> tuple[Function, ...]:
-    """``now``, with the values that the host cannot read while a pod holds the function.
-
-    In the exclusive mode of the RDMA subsystem the RDMA device moves into the pod's network namespace, but a
-    restarted container needs its device nodes again. A change of driver drops the old values.
-    """
-    known = {function.pci_address: function for function in previous}
-    merged = []
-    for function in now:
-        before = known.get(function.pci_address)
-        if before is not None and before.driver is not None and before.driver == function.driver:
-            # During enumeration a PF does not list its VFs yet.
-            index = before.vf_index if function.vf_index is None else function.vf_index
-            merged.append(
-                replace(
-                    function,
-                    rdma=function.rdma or before.rdma,
-                    link_type=function.link_type or before.link_type,
-                    vf_index=index if function.parent == before.parent else function.vf_index,
-                )
-            )
-        else:
-            merged.append(function)
-    return tuple(merged)
-
-
 class Sweep(Struct, frozen=True):
     """How the links are read again after a hint.
 
@@ -161,24 +138,24 @@ async def watch(
     sweep: Sweep = SWEEP,
     *,
     before: PciFacts | None = None,
-    macs: PermanentMacs | None = None,
-    forgotten: Set[str] = frozenset(),
+    reads: BoundedScan | None = None,
+    nics: NicIdentities | None = None,
 ) -> None:
     """Publish the facts and their faults now, after each hint and every ``interval_s``, until cancelled.
 
     After a hint the links are read first, because a lost link is urgent, then the whole machine. Files are read in
     a thread, one reading at a time: drivers may hold a lock for seconds. Each scan is published, a sweep only if it
     differs. Raises the errors of ``scan`` and the hints. ``before`` are the last facts of an earlier watch: with
-    them a restarted watch keeps missing functions and the values that a pod took along. If all its functions are
-    missing, they are those of an earlier agent. ``forgotten``: PCI addresses of PFs that do not stay when they are
-    missing.
+    them a restarted watch keeps missing functions and the values that a pod took along. ``reads`` of an earlier watch
+    keep the files that hang. If all functions of ``before`` are missing, they are those of an earlier agent.
     """
     woken = asyncio.Event()
     try:
         async with asyncio.TaskGroup() as group:
             for hint in hints:
                 group.create_task(forward(hint, woken))
-            scanner = _Scanner(tree, macs or PermanentMacs(), forgotten, before or PciFacts())
+            reads = reads or BoundedScan("pci", tree, woken.set)
+            scanner = _Scanner(tree, before or PciFacts(), reads, nics or NicIdentities())
             await _watch(scanner, woken, publish, interval_s, sweep)
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
@@ -195,13 +172,11 @@ async def _watch(
     scan_at = sweep_until = now()
     while True:
         if now() >= scan_at:
-            publish(await asyncio.to_thread(scanner.scan))
+            publish(await scanner.scan())
             scanned_at = now()
             scan_at = scanned_at + interval_s
-        else:
-            swept = await asyncio.to_thread(scanner.sweep)
-            if swept is not None:
-                publish(swept)
+        elif (swept := await scanner.sweep()) is not None:
+            publish(swept)
         read_at = now()
         next_at = min(scan_at, read_at + sweep.every_s) if read_at < sweep_until else scan_at
         try:
@@ -216,39 +191,67 @@ async def _watch(
 
 
 class _Scanner:
-    """Reads the machine again and compares with the last facts. Its calls block."""
+    """The last facts, and the functions in them that are not missing."""
 
-    def __init__(self, tree: Tree, macs: PermanentMacs, forgotten: Set[str], facts: PciFacts) -> None:
-        self._tree, self._macs, self._forgotten = tree, macs, forgotten
+    def __init__(self, tree: Tree, facts: PciFacts, reads: BoundedScan, nics: NicIdentities) -> None:
+        self._tree, self._reads, self._nics = tree, reads, nics
         self._facts = facts
         self._present = tuple(function for function in facts.functions if not function.missing)
 
-    def scan(self) -> PciFacts:
-        """Return all facts, with missing functions and faults."""
-        before, now = self._facts, scan(self._tree)
-        links = self._macs.identified(now.links)
-        gone = moved(before.macs, links, now.functions) | self._forgotten
-        if not self._present:
-            # The functions of an earlier agent: the VFs of a PF that is here may be fewer since.
-            known = [function for function in before.functions if function.parent is not None]
-            here = {function.pci_address for function in now.functions}
-            gone |= {function.pci_address for function in known if function.parent in here}
-        self._present = keep_pod_values(self._present, now.functions)
-        functions, faults = find_faults(self._present, links, without(before.functions, gone))
-        macs = {address: mac for address, mac in before.macs.items() if address not in gone}
-        macs |= {link.pci_address: link.permanent_mac for link in links if link.permanent_mac}
-        self._facts = replace(now, functions=functions, links=links, faults=faults, macs=macs)
-        return self._facts
+    async def scan(self) -> PciFacts:
+        await self._nics.start()
+        arguments = self._tree, self._facts, self._present, self._nics
+        facts, present = await self._reads.run(_scan, *arguments)
+        if await self._nics.learn(facts.links):
+            facts, present = await self._reads.run(_scan, *arguments)
+        self._facts, self._present = facts, present
+        return facts
 
-    def sweep(self) -> PciFacts | None:
-        """Read the links alone. Return the facts if they differ."""
-        before = self._facts
-        links = sweep_links(self._tree, self._present, before.links)
-        if links == before.links:
+    async def sweep(self) -> PciFacts | None:
+        """Return the facts if the links have changed."""
+        facts = await self._reads.run(_sweep, self._tree, self._facts, self._present)
+        if facts is self._facts:
             return None
-        functions, faults = find_faults(self._present, links, before.functions)
-        self._facts = replace(before, links=links, functions=functions, faults=faults)
-        return self._facts
+        self._facts = facts
+        return facts
+
+
+def _scan(
+    tree: Tree, before: PciFacts, present: tuple[Function, ...], nics: NicIdentities
+) -> tuple[PciFacts, tuple[Function, ...]]:
+    """A scan with its faults, and the functions in it that are not missing."""
+    now = scan(tree)
+    hanging = _hanging_devices(tree, (*before.links, *now.links))
+    listed = {function.pci_address: function for function in now.functions}
+    # A hanging file hides values of its function, which keeps its last facts.
+    listed |= {
+        function.pci_address: replace(function, missing=False)
+        for function in before.functions
+        if function.pci_address in hanging and tree.exists(f"{_PCI}/{function.pci_address}")
+    }
+    first = not present
+    present = keep_pod_values(present, (listed[address] for address in sorted(listed)))
+    links = nics.identified(now.links)
+    known, macs = nics.known(before.functions, before.macs, present, links, first=first)
+    functions, faults = find_faults(present, links, known)
+    faults = with_hanging(faults, functions, hanging)
+    return replace(now, functions=functions, links=links, faults=faults, macs=macs), present
+
+
+def _sweep(tree: Tree, before: PciFacts, present: tuple[Function, ...]) -> PciFacts:
+    now = sweep_links(tree, present, before.links)
+    if now == before.links:
+        return before
+    functions, faults = find_faults(present, now, before.functions)
+    faults = with_hanging(faults, functions, _hanging_devices(tree, now))
+    return replace(before, links=now, functions=functions, faults=faults)
+
+
+def _hanging_devices(tree: Tree, links: Iterable[Link]) -> set[str]:
+    """The PCI addresses of the functions of which a file hangs."""
+    by_netdev = {link.netdev: link.pci_address for link in links}
+    matches = (_DEVICE_FILE.match(path) for path in tuple(tree.hanging))
+    return {match[1] or by_netdev.get(match[2], "") for match in matches if match}
 
 
 def _functions_on_bus(

@@ -17,11 +17,13 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from nodeagent.bounded_calls import BoundedCalls
 from nodeagent.web.server import PageHandler, WebServer
 
 log = logging.getLogger(__name__)
 
 NAME = "agent.sock"
+BIND_S = 3.0
 AGAIN_S = 10.0
 """Between two tries to bind. The folder may be full or read-only, or another agent may still serve."""
 
@@ -29,9 +31,10 @@ AGAIN_S = 10.0
 async def serve(folder: Path, pages: dict[str, PageHandler]) -> None:
     """Serve the pages until cancelled. A folder that takes no socket is logged once and tried again."""
     logged = ""
+    binding = BoundedCalls("agent.sock", BIND_S)
     while True:
         try:
-            listening = await asyncio.to_thread(_bind, folder)
+            listening = await binding.run(_bind, folder)
         except OSError as error:
             reason = error.strerror or str(error)
             if reason != logged:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nodeagent import supervise
+from nodeagent.bounded_calls import hanging_calls
 from nodeagent.config.formats import host_port
 from nodeagent.host.clock import boottime
 from nodeagent.inventory import Inventory
@@ -30,6 +31,15 @@ if TYPE_CHECKING:
 MIB = 1024 * 1024
 
 
+class OfferTrouble(Protocol):
+    """``ready``: the agent is ready nevertheless."""
+
+    @property
+    def message(self) -> str: ...
+    @property
+    def ready(self) -> bool: ...
+
+
 class Offering(Protocol):
     """The resources that the kubelet is offered now."""
 
@@ -48,6 +58,11 @@ class Offering(Protocol):
     @property
     def remarks(self) -> tuple[str, ...]:
         """The resources that are offered in another way than configured. The agent is ready nevertheless."""
+        ...
+
+    @property
+    def troubles(self) -> Sequence[OfferTrouble]:
+        """The devices that the configuration asks for and that this machine lacks."""
         ...
 
     @property
@@ -146,6 +161,7 @@ class Pages:
             overruns=nics.overruns(),
             last_lldp=nics.last_lldp(),
             stuck_threads=sources.stuck_threads(),
+            hanging={call.source: call.seconds for call in hanging_calls()},
             boot_unix=time.time() - boottime(),
             certificate=(self.access.ends_at or 0.0, self.access.fresh)
             if settings.certificate_file
@@ -174,8 +190,15 @@ class Pages:
         offering, statuses = self._sources.offering, self._sources.statuses()
         lines = [_readiness(status) for status in statuses]
         lines += [f"{entry.resource}: {entry.reason} (not registered)" for entry in offering.withheld]
-        lines += offering.remarks
-        ready = bool(statuses) and all(status.registered for status in statuses) and not offering.withheld
+        short = [trouble.message for trouble in offering.troubles if not trouble.ready]
+        lines += [f"{message} (not ready)" for message in short]
+        lines += [*offering.remarks, *(trouble.message for trouble in offering.troubles if trouble.ready)]
+        lines += [
+            f"{call.source}: no answer for {call.seconds:.0f} s{f' in {call.step}' if call.step else ''}"
+            for call in hanging_calls()
+        ]
+        registered = bool(statuses) and all(status.registered for status in statuses)
+        ready = registered and not offering.withheld and not short
         text = "".join(f"{line}\n" for line in lines or ["nothing offered yet"])
         return Page(200 if ready else 503, text.encode())
 

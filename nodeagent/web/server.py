@@ -99,7 +99,7 @@ class WebServer:
     async def run(self, host: str, port: int, ready: Callable[[int], None] = lambda _port: None) -> None:
         """Serve until cancelled; an empty host is all addresses. ``ready`` takes the port, which the kernel chooses
         if ``port`` is 0."""
-        await asyncio.to_thread(self._access.load)
+        await self._access.read()
         listening = await _listen(host, port)
         try:
             port = listening[0].getsockname()[1]

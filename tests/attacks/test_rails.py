@@ -2,7 +2,8 @@
 
 The machine is simulated, and the agent and the stand-in kubelet run with their sockets and files. Between two agents a
 NIC is unplugged, another card is put into its slot, or cards change their slots. The file of the rails is deleted or
-replaced by a named pipe, a resource is renamed, and the kubelet is away. No rail may move, and no VF may be in two pods.
+replaced by a named pipe, a resource is renamed, and the kubelet is away. No rail may move, and no VF may be in two
+pods.
 """
 
 from __future__ import annotations

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from nodeagent.cluster.retry import refused
 from nodeagent.fabric.hypernode import SOURCE_LABEL
+from nodeagent.kube.failure import ApiError
 from tests.daemonset.test_schemas import REPORT
 from tests.support.admission import NODE, UID, Request, refusals
 from tests.support.cel_types import type_errors
@@ -258,6 +260,15 @@ WRONG_EVICTIONS: dict[str, Request] = {
         object={"metadata": {"name": "x"}, "deleteOptions": {"gracePeriodSeconds": 0}}
     ),
 }
+
+
+def test_a_pod_that_no_agent_may_evict_does_not_stop_the_other_evictions() -> None:
+    """The agent takes 403 (Forbidden) for a missing right, and 422 (Invalid) for a refusal of one pod."""
+    policy = named(built("overlays/evictions"), "ValidatingAdmissionPolicy", "nodeagent-evictions")
+    (rule,) = (one for one in policy["spec"]["validations"] if "variables.kept" in one["expression"])
+    assert rule["reason"] == "Invalid"
+    assert refused(ApiError("create", "/api/v1/pods", 422, "Invalid", ""))
+    assert not refused(ApiError("create", "/api/v1/pods", 403, "Forbidden", ""))
 
 
 def test_an_agent_evicts_no_pod_of_the_system_and_kills_none() -> None:

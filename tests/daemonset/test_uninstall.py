@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from nodeagent.agent_config import Config
 from nodeagent.cluster import device_marks, min_links_marks
 from nodeagent.cluster.node_marks import NodeCondition, NodeMarks
 from nodeagent.controller import LEASE
@@ -21,9 +22,12 @@ from nodeagent.fabric.fabric_settings import TIER_LABEL
 from nodeagent.fabric.hypernode import OURS, SOURCE_LABEL
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
+from nodeagent.kubelet.cdi_files import FILES
+from nodeagent.kubelet.device_info import DEVICE_INFO
+from nodeagent.kubelet.node_lock import LOCK
 from nodeagent.sim.apiserver import ApiServer
 from tests.support.admin_access import administered
-from tests.support.manifests import DAEMONSET, built, named
+from tests.support.manifests import DAEMONSET, ROOT, built, named
 from tests.support.needs import which
 
 pytestmark = pytest.mark.needs("kubectl", "openssl")
@@ -132,6 +136,20 @@ async def test_nothing_of_nodeagent_is_left_and_everything_else_stays(tmp_path: 
         assert (await uninstall(kubeconfig))[0] == 0
         again = sum(server.counts[verb, resource] for verb, resource in server.counts if verb == "patch")
         assert again == writes
+
+
+def test_the_page_names_every_file_that_the_agent_leaves_on_a_node() -> None:
+    page = (ROOT / "docs" / "upgrade.md").read_text()
+    config = Config()
+    for path in (
+        config.health.state_directory,
+        *(f"{config.cdi.directory}/{name}" for name in FILES.values()),
+        f"/var/lib/kubelet/device-plugins/{LOCK}",
+        "/var/lib/kubelet/device-plugins/nodeagent-*.sock",
+        "/var/lib/kubelet/plugins_registry/nodeagent.sock",
+        f"{DEVICE_INFO}/*-device.json",
+    ):
+        assert path in page
 
 
 @pytest.mark.parametrize("kind", ["DaemonSet", "Deployment"])

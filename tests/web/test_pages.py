@@ -16,6 +16,7 @@ from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.metrics import agent_metrics
 from nodeagent.model import Health, Holding, State
+from nodeagent.offer import Trouble
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.nvml_session import DriverVitals
 from nodeagent.web.pages import GpuMeasurements, Pages, PageSources, device_counts
@@ -43,6 +44,7 @@ class Offered(NamedTuple):
     offered: tuple[DeviceKind, ...] = ()
     withheld: tuple[Withheld, ...] = ()
     unwritable: tuple[UnwritableFile, ...] = ()
+    troubles: tuple[Trouble, ...] = ()
     remarks: tuple[str, ...] = ()
     rails: Mapping[str, int] = {}
 

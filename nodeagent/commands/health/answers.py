@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from nodeagent import discovery
 from nodeagent.agent_config import Config
+from nodeagent.bounded_calls import in_thread
 from nodeagent.commands.agent_query import AgentAnswer, AgentQueryError, ask, ask_address
 from nodeagent.health.explain import DeviceView
 from nodeagent.inventory import Inventory
@@ -61,7 +63,8 @@ class _RunningSources:
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def __aenter__(self) -> Views:
-        gpu_publisher = GpuPublisher(discovery.health_service(self.config))
+        remembered = discovery.open_remembered_gpus(self.config.health, self.root)
+        gpu_publisher = GpuPublisher(discovery.health_service(self.config), remembered)
         quiet = msgspec.structs.replace(self.config.lldp, transmit=False)
         config = msgspec.structs.replace(self.config, lldp=quiet)
         sources = discovery.Discovery(
@@ -92,12 +95,12 @@ async def watch(
 
     ``explain`` takes the place of the agent, or ``None`` and why none answers, once.
     """
-    views, source = await asyncio.to_thread(fetch, config, root, listen)
+    views, source = await in_thread(partial(fetch, config, root, listen))
     explain(None if views is None else source, source)
     while views is not None:
         yield views
         await asyncio.sleep(1.0)
-        views, source = await asyncio.to_thread(fetch, config, root, listen)
+        views, source = await in_thread(partial(fetch, config, root, listen))
         if views is None:
             raise AgentQueryError("the agent has ended")
     async with _RunningSources(config, root) as views_now:

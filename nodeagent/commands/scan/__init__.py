@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nodeagent.commands.options import (
@@ -49,6 +50,7 @@ def add(add: Add) -> None:
 
 
 def _scan(options: argparse.Namespace) -> int:
+    from nodeagent.bounded_calls import in_thread
     from nodeagent.commands.scan import agent_view, listing
 
     config = load(options.config)
@@ -65,7 +67,7 @@ def _scan(options: argparse.Namespace) -> int:
             yield view
 
     async def run() -> None:
-        agent = await asyncio.to_thread(agent_view.fetch, config, options.config, options.root)
+        agent = await in_thread(partial(agent_view.fetch, config, options.config, options.root))
         named = options.json
         async for view in views(agent):
             if not named:

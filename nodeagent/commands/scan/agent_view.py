@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import msgspec
 
 from nodeagent import discovery
 from nodeagent.agent_config import Config, digest
+from nodeagent.bounded_calls import in_thread
 from nodeagent.commands.agent_query import AgentQueryError, ask
 from nodeagent.commands.scan.listing import view_of, without_neighbor
 from nodeagent.host.sysfs import Tree
@@ -75,7 +77,7 @@ async def watch(agent: AgentView) -> AsyncIterator[MachineView]:
 
 
 async def _again(agent: AgentView) -> MachineView:
-    view = (await asyncio.to_thread(fetch, agent.config, agent.config_file, agent.root)).view
+    view = (await in_thread(partial(fetch, agent.config, agent.config_file, agent.root))).view
     if view is None:
         raise AgentQueryError("the agent has ended")
     return view

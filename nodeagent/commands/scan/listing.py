@@ -109,6 +109,7 @@ def as_json(view: MachineView, agent: str | None = None) -> str:
             "agent": agent,
             "product": snapshot.product,
             "gpus": [to_builtins(gpu) for gpu in snapshot.gpus],
+            "unusable_gpus": [to_builtins(gpu) for gpu in snapshot.unusable_gpus],
             "functions": [to_builtins(function) for function in snapshot.functions],
             "links": [to_builtins(link) for link in snapshot.links],
             "resources": [
@@ -197,6 +198,10 @@ def _gpu_rows(snapshot: Snapshot, uuids: Sequence[str]) -> Iterable[Sequence[str
             _or_dash(gpu.numa_node),
             gpu.health.state,
         )
+    numa_nodes = {function.pci_address: function.numa_node for function in snapshot.gpu_functions}
+    for unusable in snapshot.unusable_gpus:
+        numa_node = _or_dash(numa_nodes.get(unusable.place))
+        yield "-", "-", "-", "-", unusable.place, numa_node, unusable.health.state
 
 
 def _pf_rows(snapshot: Snapshot) -> Iterable[Sequence[str]]:
@@ -269,6 +274,8 @@ def _judged(snapshot: Snapshot) -> Iterable[tuple[str, Health]]:
     pfs = {pf.pci_address: pf.health for pf in _pfs(snapshot)}
     for gpu in snapshot.gpus:
         yield f"GPU{gpu.index} {gpu.uuid}", gpu.health
+    for unusable in snapshot.unusable_gpus:
+        yield f"GPU at {unusable.place}", unusable.health
     for function in snapshot.functions:
         inherited = pfs.get(function.parent or "")
         if inherited is None or inherited.reasons != function.health.reasons:
