@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import (
     GOOD,
     USAGE,
@@ -15,7 +16,6 @@ from nodeagent.commands.options import (
     config_option,
     json_option,
     load,
-    log_to_stderr,
 )
 
 if TYPE_CHECKING:
