@@ -1,15 +1,13 @@
-"""The verb `remembered`: show the devices that the agent keeps over restarts, and forget one that is gone for good."""
+"""The GPUs that the agent stores, and how to forget one that was taken out of the machine."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nodeagent.commands.log_lines import log_to_stderr
-from nodeagent.commands.options import GOOD, USAGE, Add, config_option, json_option, load
+from nodeagent.commands.options import GOOD, USAGE
 
 if TYPE_CHECKING:
     from nodeagent.agent_config import Config
@@ -17,48 +15,22 @@ if TYPE_CHECKING:
     from nodeagent.sources.remembered_gpus import RememberedGpu
 
 
-def add(add: Add) -> None:
-    parser = add(
-        "remembered",
-        _remembered,
-        "show the GPUs that the agent keeps over restarts, and forget one that is gone for good",
-        "  nodeagent remembered                      every GPU, and whether it is on the PCI bus\n"
-        "  nodeagent remembered forget GPU-… [GPU-…]  remove GPUs that were taken out of the machine\n\n"
-        "The agent stores each GPU in `health.stateDirectory`. One that is gone stays on the kubelet's list as\n"
-        "Unhealthy, over restarts and reboots. Another GPU in its slot takes its place without this command.\n\n"
-        "A running agent takes a removal over within `scanSeconds`, and its slices leave the kubelet's list when the\n"
-        "agent is restarted. A GPU that the driver lists is stored again.",
-    )
-    config_option(parser)
-    json_option(parser)
-    parser.add_argument("target", nargs="*", metavar="forget GPU", help="see above")
-
-
-def _remembered(options: argparse.Namespace) -> int:
-    config = load(options.config)
-    log_to_stderr("error")
-    match options.target:
-        case []:
-            return _show(options, config)
-        case ["forget", _, *_]:
-            return _forget(config, options.root, options.target[1:])
-    print("nodeagent: use `remembered` or `remembered forget GPU-…`", file=sys.stderr)
-    return USAGE
-
-
-def _show(options: argparse.Namespace, config: Config) -> int:
+def table(config: Config, root: Path) -> str:
+    """The GPUs, and whether each is on the PCI bus."""
     from nodeagent.plain_text import section
 
-    stored, gpus = _read(config, options.root)
-    on_bus = _on_bus(options.root)
-    if options.json:
-        print(json.dumps([_as_object(gpu, gpu.pci_address in on_bus) for gpu in gpus]))
-    elif not gpus:
-        print(f"No GPUs are stored in {stored.path}; the agent stores them when the driver lists them.")
-    else:
-        heads = ("GPU", "UUID", "MODEL", "MEMORY", "PCI ADDRESS", "ON THE BUS")
-        print(section("GPUS", heads, (_cells(gpu, gpu.pci_address in on_bus) for gpu in gpus)), end="")
-    return GOOD
+    stored, gpus = _read(config, root)
+    if not gpus:
+        return f"No GPUs are stored in {stored.path}; the agent stores them when the driver lists them.\n"
+    on_bus = _on_bus(root)
+    heads = ("GPU", "UUID", "MODEL", "MEMORY", "PCI ADDRESS", "ON THE BUS")
+    return section("GPUS", heads, (_cells(gpu, gpu.pci_address in on_bus) for gpu in gpus))
+
+
+def objects(config: Config, root: Path) -> list[dict[str, object]]:
+    """The GPUs for programs."""
+    on_bus = _on_bus(root)
+    return [_as_object(gpu, gpu.pci_address in on_bus) for gpu in _read(config, root)[1]]
 
 
 def _cells(gpu: RememberedGpu, on_bus: bool) -> tuple[str, ...]:
@@ -77,7 +49,8 @@ def _as_object(gpu: RememberedGpu, on_bus: bool) -> dict[str, object]:
     }
 
 
-def _forget(config: Config, root: Path, names: list[str]) -> int:
+def forget(config: Config, root: Path, names: Sequence[str]) -> int:
+    """Remove these GPUs, named by UUID, from the file. Return the exit code."""
     from nodeagent.plain_text import one_line
 
     stored, gpus = _read(config, root)
