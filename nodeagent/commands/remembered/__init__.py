@@ -21,7 +21,7 @@ def add(add: Add) -> None:
         "  nodeagent remembered forget --all-rails  number all NICs again, in PCI order\n\n"
         "The agent stores rails and GPUs in `health.stateDirectory`. A NIC keeps its number over restarts and\n"
         "reboots, also while it is missing, and a GPU that is gone stays on the kubelet's list as Unhealthy. A card\n"
-        "that is replaced in its slot takes the place over; a NIC that is moved to another slot takes its rail along.\n\n"
+        "that is replaced in its slot takes the place over; a NIC that is moved takes its rail along.\n\n"
         "A running agent takes a removal over within `scanSeconds`. A NIC that is here keeps its number until the\n"
         "agent is restarted; drain the node first, because pods on it may get another network. The slices of a\n"
         "forgotten GPU leave the kubelet's list at the restart, and a GPU that the driver lists is stored again.\n"
