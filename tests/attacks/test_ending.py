@@ -1,8 +1,8 @@
 """SIGTERM and SIGINT end a daemon soon, whatever hangs.
 
-The agent and the controller run as real processes. A file of the machine, a state file, a CDI spec, the configuration
-or a credential does not answer (FUSE), a named pipe or a device stands in the place of a file, the kubelet or the API
-server accepts connections and answers nothing, or the reader of the log does not read.
+The agent and the controller run as real processes. In turn a file of the machine, a state file, a CDI spec or the
+configuration does not answer (FUSE). Then the kubelet or the API server accepts connections and answers nothing. At
+the end the reader of the log does not read.
 """
 
 from __future__ import annotations
@@ -164,7 +164,9 @@ def test_the_configuration_hangs_under_a_running_agent(place: Place) -> None:
     agent.until("Serving metrics")
     place.dead(place.config)
     agent.process.send_signal(signal.SIGHUP)
-    agent.until("The configuration cannot be read, the running one stays.")
+    agent.until(
+        "The changed configuration is refused, the running one stays. fault='configuration: no answer"
+    )
     agent.ends()
 
 
