@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from nodeagent.cluster.retry import refused
 from nodeagent.fabric.hypernode import SOURCE_LABEL
 from nodeagent.kube.failure import ApiError
 from tests.daemonset.test_schemas import REPORT
@@ -267,8 +266,8 @@ def test_a_pod_that_no_agent_may_evict_does_not_stop_the_other_evictions() -> No
     policy = named(built("overlays/evictions"), "ValidatingAdmissionPolicy", "nodeagent-evictions")
     (rule,) = (one for one in policy["spec"]["validations"] if "variables.kept" in one["expression"])
     assert rule["reason"] == "Invalid"
-    assert refused(ApiError("create", "/api/v1/pods", 422, "Invalid", ""))
-    assert not refused(ApiError("create", "/api/v1/pods", 403, "Forbidden", ""))
+    assert ApiError("create", "/api/v1/pods", 422, "Invalid", "").refused
+    assert not ApiError("create", "/api/v1/pods", 403, "Forbidden", "").refused
 
 
 def test_an_agent_evicts_no_pod_of_the_system_and_kills_none() -> None:

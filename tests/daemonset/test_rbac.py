@@ -160,7 +160,7 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
         jobs += [
             DeviceMarker(client, worse, "gpu-0", ClusterSettings(conditions=False, label=True)).run(),
             DeviceMarker(client, inventory, "gpu-0", ClusterSettings(conditions=True, label=False)).run(),
-            Evictions(client, inventory, offered, 0.01).run(),
+            Evictions(client, inventory, offered, 0.01, node="gpu-0").run(),
         ]
     server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-0", "uid": "u-0"}})
     server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ml"}})
