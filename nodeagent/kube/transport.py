@@ -15,12 +15,10 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -32,6 +30,7 @@ from urllib3.util import Timeout
 from nodeagent.kube.access import Access, AccessError
 from nodeagent.kube.answer_bounds import OBJECT_MAX, REFUSAL_MAX, check_encoding, too_large
 from nodeagent.kube.failure import ApiError, error_of_answer
+from nodeagent.memory_file import MemoryFile
 
 CONNECT_S = 3.0
 """A connection attempt cannot be aborted, so an agent that ends waits for as long."""
@@ -323,10 +322,5 @@ def _context(access: Access) -> ssl.SSLContext:
 
 
 def _present(context: ssl.SSLContext, certificate: str, key: str) -> None:
-    """OpenSSL loads a client certificate only from files; they exist while it reads them."""
-    with tempfile.TemporaryDirectory(prefix="nodeagent-") as folder:
-        files = [Path(folder, name) for name in ("crt", "key")]
-        for file, text in zip(files, (certificate, key), strict=True):
-            file.touch(mode=0o600)
-            file.write_text(text, encoding="utf-8")
-        context.load_cert_chain(*map(str, files))
+    with MemoryFile(certificate.encode()) as first, MemoryFile(key.encode()) as second:
+        context.load_cert_chain(first.path, second.path)

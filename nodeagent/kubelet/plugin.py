@@ -151,6 +151,7 @@ class Plugin:
             path.unlink(missing_ok=True)
             server.add_insecure_port(f"unix:{path}")
             await server.start()
+            path.chmod(0o600)  # gRPC creates it as the umask is
         except (RuntimeError, OSError) as error:
             raise BindError(f"cannot listen on {path}: {_bind_obstacle(path.parent) or error}") from error
         self._server, self._path, self._inode = server, path, _inode(path)
