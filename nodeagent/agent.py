@@ -30,6 +30,7 @@ import msgspec
 from nodeagent import discovery
 from nodeagent.agent_config import Config, load
 from nodeagent.cluster import agent_tasks
+from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.config.faults import ConfigError
 from nodeagent.device_offering import DeviceOffering
 from nodeagent.ending import end_at
@@ -39,9 +40,11 @@ from nodeagent.inventory import Inventory
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
 from nodeagent.kubelet.offer_files import OfferFiles
+from nodeagent.kubelet.rail_memory import CHECKPOINT
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.slice_sizes import SliceSizes
+from nodeagent.model import Holding
 from nodeagent.sources import gpu_source
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.supervise import Fatal, ending_signals, keep
@@ -98,6 +101,7 @@ class Agent:
         self._config = config
         self._options = options
         self._on_listen = on_listen
+        self.deliveries = Deliveries()
         self._read_pods = asyncio.Event()
         self.file: FollowedConfiguration[Config] | None = None
         if (path := options.config_file) is not None:
@@ -110,6 +114,7 @@ class Agent:
         self.health = discovery.health_service(config, state_file)
         remembered_gpus = discovery.open_remembered_gpus(config.health, options.root)
         gpu_publisher = GpuPublisher(self.health, remembered_gpus)
+        rails = discovery.open_rails(config, options.root, options.kubelet_dir / CHECKPOINT)
         self.sources = discovery.Discovery(
             self.inventory,
             config,
@@ -118,6 +123,7 @@ class Agent:
             gpu_publisher=gpu_publisher,
             sampled=True,
             stores=True,
+            rails=rails,
         )
         rpc_stats = RpcStats()
         self.plugins = DevicePlugins(
@@ -127,8 +133,15 @@ class Agent:
             stats=rpc_stats,
             on_allocate=self._read_pods.set,
         )
-        sizes = SliceSizes.open(tree.path(config.health.state_directory))
-        self.offering = DeviceOffering(config, self.inventory, self.plugins, files, sizes)
+        self.offering = DeviceOffering(
+            config,
+            self.inventory,
+            self.plugins,
+            files,
+            SliceSizes.open(tree.path(config.health.state_directory)),
+            rails,
+            self.sources.forget_nics,
+        )
         self.pages = Pages(
             config.web,
             PageSources(
@@ -143,6 +156,7 @@ class Agent:
                 machine_view=lambda: msgspec.json.encode(self.offering.view()),
                 configuration_fault=lambda: self.file.fault if self.file is not None else "",
                 stuck_threads=gpu_source.stuck_threads,
+                cluster=self.deliveries,
             ),
         )
 
@@ -164,6 +178,7 @@ class Agent:
         config = self._config
         tasks: dict[str, Callable[[], Awaitable[object]]] = {
             "offer": self.offering.run,
+            "rails": self.offering.follow_rails,
             "kubelet": self.plugins.run,
             "local": partial(
                 self.pages.serve_locally, Tree(self._options.root).path(config.health.state_directory)
@@ -177,7 +192,7 @@ class Agent:
             tasks["web"] = partial(self.pages.serve, listen, self._on_listen)
         if (access := agent_tasks.node_access(config.cluster, self._options.node_name)) is not None:
             arguments = (config.cluster, access, self.inventory, self.offering, self.settled)
-            tasks["cluster"] = partial(agent_tasks.run, *arguments)
+            tasks["cluster"] = partial(agent_tasks.run, *arguments, self.deliveries)
         return tasks
 
     def reload(self) -> None:
@@ -205,14 +220,19 @@ class Agent:
 
         await holdings.watch(
             self._options.kubelet_dir / "pod-resources" / "kubelet.sock",
-            lambda holdings: self.inventory.publish("pods", holdings=holdings),
+            self._publish_holdings,
             partial(self.inventory.mark_stale, "pods"),
             self._read_pods,
         )
 
+    def _publish_holdings(self, holdings: tuple[Holding, ...]) -> None:
+        self.inventory.publish("pods", holdings=holdings)
+        self.offering.holdings_read()
+
     def _adopt(self, config: Config) -> None:
         """Apply a changed configuration. Raises ``ConfigError``."""
         self.offering.replace(config, str(self._options.config_file))
+        self._read_pods.set()
         for setting in RESTART_SETTINGS:
             if getattr(config, setting) != getattr(self._config, setting):
                 log.warning("A changed setting takes effect when the agent is restarted. setting=%s", setting)

@@ -208,9 +208,10 @@ class Controller:
                 if labelled.left_out:
                     wake_s = min(PAUSE_S, wake_s) if wake_s is not None else PAUSE_S
             else:
-                pause_s = max(result.retry_after_s, labelled.retry_after_s)
-                self._pause_until = max(self._pause_until, loop.time() + pause_s)
-                wait_s = max(pause_s, backoff.next_s())
+                asked_s = max(result.retry_after_s, labelled.retry_after_s)
+                wait_s = backoff.next_s(asked_s)
+                if asked_s:
+                    self._pause_until = max(self._pause_until, loop.time() + wait_s)
                 wake_s = wait_s if wake_s is None else min(wake_s, wait_s)
                 await asyncio.sleep(min(wait_s, RETRY_FIRST_S))
             if revision == self.cluster.revision or not result.versions:

@@ -26,6 +26,7 @@ TOPICS = {
     "Pods and free devices": ("device", "resource"),
     "The agent": (
         "build",
+        "cluster",
         "file",
         "rpc",
         "rpcs",

@@ -6,7 +6,8 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from nodeagent.commands.options import GOOD, Add, address, log_to_stderr, seconds
+from nodeagent.commands.log_lines import log_to_stderr
+from nodeagent.commands.options import GOOD, Add, address, seconds
 
 LEASE_MIN_S, LEASE_MAX_S = 3.0, 3600.0
 """A third of the lease is the time within which a leader's last write must end: at least 1 s."""
@@ -72,7 +73,7 @@ def _controller(options: argparse.Namespace) -> int:
     from nodeagent.kube.access import in_cluster, kubeconfig
 
     config, topology = read_fabric(options.fabric)
-    log_to_stderr(options.log_level)
+    log_to_stderr(options.log_level, daemon=True)
     access = None if options.kubeconfig else in_cluster()
     access = access or kubeconfig(options.kubeconfig)
     settings = controller.ReplicaSettings(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import shutil
 import sys
 from collections.abc import Callable
@@ -71,12 +70,3 @@ def text(path: Path) -> str:
 def terminal_width() -> int | None:
     """Columns of the terminal on stdout; ``None`` for a file or a pipe, whose lines are not wrapped."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-def log_to_stderr(level: str) -> None:
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-        force=True,
-    )

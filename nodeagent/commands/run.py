@@ -7,7 +7,8 @@ import asyncio
 import os
 from pathlib import Path
 
-from nodeagent.commands.options import GOOD, Add, address, config_option, load, log_to_stderr
+from nodeagent.commands.log_lines import log_to_stderr
+from nodeagent.commands.options import GOOD, Add, address, config_option, load
 
 
 def add(add: Add) -> None:
@@ -39,7 +40,7 @@ def _run(options: argparse.Namespace) -> int:
     from nodeagent import agent
 
     config = load(options.config)
-    log_to_stderr(config.log.level)
+    log_to_stderr(config.log.level, daemon=True)
     agent_options = agent.AgentOptions(
         options.root,
         options.kubelet_dir,

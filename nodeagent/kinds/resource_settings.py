@@ -88,7 +88,8 @@ class VfResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="vf"
         Template,
         setting(
             "Name of the resource. {rail} is the number of the PF among the selected PFs, in PCI order (or in "
-            "the order of pciAddresses if none of these is a glob); {netdev} is the name of the PF's netdev. "
+            "the order of pciAddresses if none of these is a glob), which it keeps over restarts; {netdev} is the "
+            "name of the PF's netdev. "
             "Either field makes one resource for each PF. Without a field, one resource holds the VFs of all "
             "selected PFs."
         ),
@@ -127,7 +128,9 @@ class GpuMemResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag=
     slice_mib: Annotated[
         Annotated[int, msgspec.Meta(ge=1, le=2**30)],
         setting(
-            "Size of one slice in MiB. A GPU offers as many slices as fit into its memory less reservedMiB."
+            "Size of one slice in MiB. A GPU offers as many slices as fit into its memory less reservedMiB. The "
+            "status of a pod grows by 85 bytes for each slice (Kubernetes 1.36), and etcd accepts some 17,000 in one "
+            "pod: 64 MiB or more suits eight GPUs of 80 GB."
         ),
     ] = 1024
     reserved_mib: Annotated[

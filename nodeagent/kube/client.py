@@ -2,11 +2,13 @@
 
 Rules:
 
+* What a server sends is bounded (``answer_bounds``). A page of a list that is too large is requested in smaller parts.
 * The verbs are Kubernetes' own. Each call has one deadline, which includes the waits that the server requests
   (``Retry-After`` with 429 and 5xx). It returns a decoded object or raises an ``ApiError``.
 * A few threads do the blocking work, one for each watch; the event loop only waits. A caller that stops waiting ends
   the call: its socket is shut down.
-* A call is repeated only if the server refuses it with a time to wait. Callers work by level and call again anyway.
+* A call is repeated only if the server refuses it with a time to wait, and each time later (``backoff``). Callers work
+  by level and call again anyway.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
+from nodeagent.backoff import JITTER, Backoff
 from nodeagent.bounded_calls import in_thread
+from nodeagent.kube import answer_bounds
 from nodeagent.kube.access import Access
 from nodeagent.kube.failure import ApiError
 from nodeagent.kube.resource import PODS, Json, Resource, WatchEvent
@@ -39,14 +43,17 @@ TIMEOUT_S = 15.0
 PAGE = 500
 THREADS = 4
 RESTARTS_MAX = 2
-"""After so many expired continue tokens, the list is requested in one piece."""
+"""After so many expired continue tokens, the list is requested in one piece, if it is small enough."""
+SMALLER = 8
+"""A page that is too large is requested again with this part of its objects."""
 WATCH_S = (300, 600)
 """The time after which the server ends a watch: random, so that the watches of many nodes do not end together."""
 GRACE_S = 30.0
 """How much longer than the server the client keeps a watch."""
 NO_DATA_S = 150.0
 """The server sends a bookmark each minute; a watch without data for so long is broken."""
-RETRY_AFTER_S = 1.0
+RETRY_FIRST_S, RETRY_MAX_S = 1.0, 60.0
+"""Between the attempts of one call that the server refuses for the moment, whatever wait it asks for."""
 
 _PARTIAL = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1,application/json"
 
@@ -151,27 +158,35 @@ class ApiClient:
         ``take`` receives each object. ``restart`` is called when the list starts again: drop what was taken. Returns
         the version from which to watch.
         """
-        restarts, token = 0, ""
-        while True:
+        restarts, token, count = 0, "", 0
+        for _ in range(answer_bounds.PAGES_MAX):
             query = _selected(labels, fields)
-            query |= {"limit": str(limit)} if limit and restarts <= RESTARTS_MAX else {}
+            query |= {"limit": str(limit)} if limit else {}
             query |= {"continue": token} if token else {}
             request = self._request("list", "GET", resource, namespace, query=query)
             try:
                 body = await self._send(request)
+                page = self._decode(request, body, _Page[resource.struct])  # type: ignore[name-defined]
             except ApiError as error:
+                if error.reason == "TooLarge" and limit != 1:
+                    limit = max(1, (limit or PAGE) // SMALLER)
+                    continue
                 if not (error.gone and token):
                     raise
-                restarts, token = restarts + 1, ""
+                restarts, token, count = restarts + 1, "", 0
+                limit = 0 if restarts == RESTARTS_MAX + 1 else limit
                 restart()
                 continue
-            page = self._decode(request, body, _Page[resource.struct])  # type: ignore[name-defined]
+            count += len(page.items or ())
+            if count > answer_bounds.OBJECTS_MAX:
+                raise answer_bounds.too_large(request, f"more than {answer_bounds.OBJECTS_MAX} objects")
             for item in page.items or ():
                 take(item)
             token = page.metadata.continue_
             if not token:
                 return page.metadata.resource_version
             del page, body
+        raise answer_bounds.too_large(request, f"more than {answer_bounds.PAGES_MAX} pages")
 
     async def watch(
         self,
@@ -306,6 +321,7 @@ class ApiClient:
             namespace,
             query or {},
             None if body is None else msgspec.json.encode(body),
+            answer_bounds.LIST_MAX if verb == "list" else answer_bounds.OBJECT_MAX,
             accept=accept,
         )
 
@@ -325,18 +341,18 @@ class ApiClient:
     async def _send(self, request: ApiRequest, *, repeat: bool = True) -> bytes:
         """Send the request, and again after a ``Retry-After`` if time is left. Return the answer's body."""
         until = time.monotonic() + self._timeout_s
+        backoff = Backoff(RETRY_FIRST_S, RETRY_MAX_S, jitter=JITTER)
         while True:
             try:
                 return await self._once(request, until - time.monotonic())
             except ApiError as error:
-                wait = error.retry_after_s
-                if not repeat or not (error.status == 429 or (error.status or 0) >= 500):
+                asked = error.status == 429 or (
+                    (error.status or 0) >= 500 and error.retry_after_s is not None
+                )
+                wait_s = backoff.next_s(error.retry_after_s)
+                if not (repeat and asked) or time.monotonic() + wait_s >= until:
                     raise
-                if wait is None and error.status == 429:
-                    wait = RETRY_AFTER_S
-                if wait is None or time.monotonic() + wait >= until:
-                    raise
-            await asyncio.sleep(wait)
+            await asyncio.sleep(wait_s)
 
     async def _once(self, request: ApiRequest, seconds: float) -> bytes:
         call = self._call(request, seconds)
@@ -364,12 +380,8 @@ class ApiClient:
         return decoder
 
     def _decode(self, request: ApiRequest, body: bytes, type_: type[U]) -> U:
-        try:
-            decoded: U = self._decoder(type_).decode(body)
-            return decoded
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            message = f"the answer cannot be decoded: {error}"
-            raise ApiError(request.verb, request.path, 200, "Broken", message) from error
+        decoded: U = answer_bounds.decode(request, body, self._decoder(type_))
+        return decoded
 
 
 def _selected(labels: str, fields: str) -> dict[str, str]:

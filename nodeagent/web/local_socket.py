@@ -1,7 +1,7 @@
 """The agent's socket for the verbs on its own node: ``agent.sock`` in the state directory.
 
-Its place says which machine the agent serves: a verb with the same root finds it whatever address, certificate or token
-the web server has, and finds none below a capture or below the disk of another machine. Only its owner, root, may
+Its place shows which machine the agent serves: a verb with the same root finds it whatever address, certificate or
+token the web server has, and finds none below a capture or below the disk of another machine. Only its owner, root, may
 open it. The socket is bound and reached through the descriptor of its folder, because a path of more than 107
 bytes fits into no address.
 """
@@ -18,6 +18,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from nodeagent.bounded_calls import BoundedCalls
+from nodeagent.host.file_writing import make_folder
 from nodeagent.web.server import PageHandler, WebServer
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ def connect(folder: Path, timeout_s: float) -> socket.socket:
 
 
 def _bind(folder: Path) -> socket.socket:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(folder)
     try:
         connect(folder, 1.0).close()
     except (FileNotFoundError, ConnectionRefusedError):
@@ -76,6 +77,7 @@ def _bind(folder: Path) -> socket.socket:
         listening = opened.enter_context(socket.socket(socket.AF_UNIX))
         os.fchmod(listening.fileno(), 0o600)  # bind gives the file this mode, less the umask
         _at(folder, listening.bind)
+        _at(folder, lambda path: Path(path).chmod(0o600))
         listening.listen(16)
         listening.setblocking(False)
         opened.pop_all()

@@ -18,7 +18,7 @@ from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample
-from nodeagent.metrics.scrape_input import DeviceCount, HealthFigures, ScrapeInput
+from nodeagent.metrics.scrape_input import ClusterWrites, DeviceCount, HealthFigures, ScrapeInput
 from nodeagent.model import Snapshot
 from nodeagent.web import local_socket
 from nodeagent.web.auth import AccessControl
@@ -89,6 +89,13 @@ class GpuMeasurements(Protocol):
     def reader_statuses(self) -> Iterable[ReaderStatus]: ...
 
 
+class ClusterState(Protocol):
+    """The writes to the API server, and a remark for each part whose writes fail or are incomplete."""
+
+    def writes(self) -> tuple[ClusterWrites, ...]: ...
+    def remarks(self) -> tuple[str, ...]: ...
+
+
 class PageSources(NamedTuple):
     """The parts of the agent that the pages read."""
 
@@ -106,6 +113,7 @@ class PageSources(NamedTuple):
     configuration_fault: Callable[[], str]
     """The first fault of the configuration file; empty while its content is in force."""
     stuck_threads: Callable[[], int]
+    cluster: ClusterState
 
 
 class Pages:
@@ -169,6 +177,7 @@ class Pages:
             certificate=(self.access.ends_at or 0.0, self.access.fresh)
             if settings.certificate_file
             else None,
+            cluster_writes=sources.cluster.writes(),
             rails=sources.offering.rails,
         )
 
@@ -196,6 +205,7 @@ class Pages:
         short = [trouble.message for trouble in offering.troubles if not trouble.ready]
         lines += [f"{message} (not ready)" for message in short]
         lines += [*offering.remarks, *(trouble.message for trouble in offering.troubles if trouble.ready)]
+        lines += self._sources.cluster.remarks()
         if fault := self._sources.configuration_fault():
             lines.append(f"configuration: refused, the running one stays: {fault}")
         lines += [

@@ -7,6 +7,7 @@ from typing import ClassVar, NamedTuple
 
 from msgspec.structs import replace
 
+from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.health.service import HealthService
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
@@ -67,6 +68,7 @@ def pages_of(
         machine_view=lambda: b"{}\n",
         configuration_fault=lambda: "",
         stuck_threads=lambda: 0,
+        cluster=Deliveries(),
     )
     return Pages(WebSettings(), sources)
 

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nodeagent.commands.options import FAILED, GOOD, Add, log_to_stderr
+from nodeagent.commands.log_lines import log_to_stderr
+from nodeagent.commands.options import FAILED, GOOD, Add
 
 if TYPE_CHECKING:
     from nodeagent.commands.plan.preview import Preview
