@@ -210,7 +210,7 @@ async def test_a_damaged_memory_costs_nothing_that_is_there(
         assert ("A remembered GPU cannot be true" in caplog.text) == (b"all" in content)
 
 
-async def test_a_command_forgets_a_gpu_that_was_taken_out_with_an_agent_and_without(
+async def test_a_command_drops_a_gpu_that_was_taken_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async with node() as n:
