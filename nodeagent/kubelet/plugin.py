@@ -41,7 +41,7 @@ container in a call of its own, in random order and without the pod's name, and 
 
 _SERVER_OPTIONS = (
     # GetPreferredAllocation lists every free ID: 80,000 of them exceed gRPC's default of 4 MiB.
-    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_receive_message_length", 32 << 20),
     ("grpc.max_send_message_length", -1),
     ("grpc.so_reuseport", 0),
 )
