@@ -42,7 +42,7 @@ container in a call of its own, in random order and without the pod's name, and 
 
 _SERVER_OPTIONS = (
     # GetPreferredAllocation lists every free ID: 80,000 of them exceed gRPC's default of 4 MiB.
-    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_receive_message_length", 32 << 20),
     ("grpc.max_send_message_length", -1),
     ("grpc.so_reuseport", 0),
 )
@@ -156,6 +156,7 @@ class Plugin:
             path.unlink(missing_ok=True)
             server.add_insecure_port(f"unix:{path}")
             await server.start()
+            path.chmod(0o600)  # gRPC creates it as the umask is
         except (RuntimeError, OSError) as error:
             raise BindError(f"cannot listen on {path}: {_bind_obstacle(path.parent) or error}") from error
         self._server, self._path, self._inode = server, path, _inode(path)

@@ -68,7 +68,12 @@ class _RunningSources:
         quiet = msgspec.structs.replace(self.config.lldp, transmit=False)
         config = msgspec.structs.replace(self.config, lldp=quiet)
         sources = discovery.Discovery(
-            Inventory(), config, self.root, gpu_publisher=gpu_publisher, sampled=True
+            Inventory(),
+            config,
+            self.root,
+            gpu_publisher=gpu_publisher,
+            sampled=True,
+            rails=discovery.open_rails(config, self.root),
         )
         watching = asyncio.create_task(sources.run())
         self._tasks.append(watching)
