@@ -309,7 +309,7 @@ class NodeHistory(RuleBasedStateMachine):
 
 
 NodeHistory.TestCase.settings = settings(
-    max_examples=40,
+    max_examples=20,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
