@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from nodeagent.bounded_calls import BoundedCalls
 from nodeagent.host.netlink.netdevs import Netdev, Netdevs
@@ -23,6 +24,7 @@ from nodeagent.sources.source_settings import LinkSelect
 COMMAND = ("lldpcli", "-f", "json0", "show", "neighbors", "details")
 INTERVAL_S = 5.0
 TIMEOUT_S = 10.0
+KILLED_S = 0.5
 NETLINK_S = 5.0
 """The kernel answers in a millisecond, unless a driver holds the RTNL lock."""
 _ANSWER_MAX = 16 * 1024 * 1024
@@ -52,7 +54,9 @@ async def read_neighbors(
     finally:
         if process.returncode is None:
             process.kill()
-            await process.wait()
+            with suppress(TimeoutError):  # one that hangs in the kernel does not end
+                async with asyncio.timeout(KILLED_S):
+                    await process.wait()
     if process.returncode != 0:
         why = complaint.decode("utf-8", "backslashreplace").strip().splitlines()
         reason = why[-1] if why else "without an error message"
