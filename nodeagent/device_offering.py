@@ -115,7 +115,7 @@ class DeviceOffering:
             self._replaced.set()
 
     async def follow_rails(self) -> None:
-        """Take over, every ``scanSeconds``, that `nodeagent rails forget` removed a rail, until cancelled."""
+        """Take over, every ``scanSeconds``, that `nodeagent remembered forget` removed a rail, until cancelled."""
         while True:
             await asyncio.sleep(self._scan_seconds)
             if rails := await self._rails.forgotten(self._inventory.snapshot):
@@ -218,7 +218,7 @@ class DeviceOffering:
                 nic = rail.pci_address or rail.permanent_mac
                 yield (
                     f"{name}: NIC {nic} is missing and keeps rail {rail.number}; if it does not come back, use "
-                    f"`nodeagent rails forget {nic}`"
+                    f"`nodeagent remembered forget {nic}`"
                 )
 
     async def _save_rails(self, snapshot: Snapshot) -> None:

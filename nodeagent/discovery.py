@@ -194,7 +194,7 @@ class Discovery:
             ("paths", True, self._watch_paths),
             ("health", True, self._health.run),
             ("memory", True, self._health.state_file.run),
-            ("gpu-memory", self._stores, self._gpu_facts.remembered.run),
+            ("gpu-memory", self._stores, self._keep_gpus),
             ("samples", self._sampled, self._sample),
             ("cabling", config.health.cabling_plan is not None, self._watch_cabling_plan),
             ("lldp", receives_lldp(config, self._tree), self._watch_lldp),
@@ -252,6 +252,10 @@ class Discovery:
     def _publish_gpus(self, gpus: tuple[Gpu, ...]) -> None:
         self._inventory.publish("gpus", gpus=gpus, unusable_gpus=self._gpu_facts.unusable)
         self._health.take_gpus(gpus)
+
+    async def _keep_gpus(self) -> None:
+        facts = self._gpu_facts
+        await facts.remembered.run(facts.forget, self._config.scan_seconds)
 
     async def _watch_paths(self) -> None:
         while True:

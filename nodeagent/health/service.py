@@ -237,6 +237,12 @@ class HealthService:
         if self._with_gpus:
             self.gpus.recall(readings, self._clock())
 
+    def forget_gpu(self, uuid: str) -> None:
+        """Forget a GPU that is gone for good, and its faults."""
+        self.gpus.forget(uuid)
+        self._gpu_health.pop(uuid, None)
+        self._wake.set()
+
     def take_unusable(self, gpus: tuple[UnusableGpu, ...]) -> None:
         """Take the GPUs that no resource can offer, for ``explain``."""
         self._unusable = gpus

@@ -182,7 +182,7 @@ class RailMemory:
         if not self._pod_resources:
             return (
                 f"{why}, and kubelet.podResources is off, so pods may hold them; turn it on, or drain the node and "
-                "use `nodeagent rails forget`"
+                "use `nodeagent remembered forget`"
             )
         cause = next((f": {entry.reason}" for entry in snapshot.stale_sources if entry.source == "pods"), "")
         return f"{why}, and what pods hold is not known yet{cause}"

@@ -258,7 +258,7 @@ async def test_a_rename_while_podresources_is_off_waits_until_the_rail_is_forgot
         await n.until(lambda: len(n.agent.offering.withheld) == 4)
         assert "turn it on, or drain the node" in str(n.agent.offering.withheld[0])
         await n.stop_agent()
-        assert (await rails(n, "forget", "--all"))[0] == 0
+        assert (await rails(n, "forget", "--all-rails"))[0] == 0
         await start(n, renamed)
         await n.allocatable(f"{HEAD}/rail0", VFS)
 
@@ -278,14 +278,14 @@ async def test_what_pods_hold_is_read_seconds_after_the_kubelet_is_there(tmp_pat
         await n.until(lambda: bool(n.agent.inventory.snapshot.holdings))
 
 
-# --- nodeagent rails --------------------------------------------------------------------------------------
+# --- nodeagent remembered --------------------------------------------------------------------------------------
 
 
 async def rails(n: Node, *arguments: str) -> tuple[int, str]:
     """Run the verb as an administrator does. Return its exit code and what it prints."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "nodeagent", "rails", "--root", str(n.root), "--config", str(n.config_file)),
+        *("-m", "nodeagent", "remembered", "--root", str(n.root), "--config", str(n.config_file)),
         *arguments,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -326,7 +326,7 @@ async def test_a_present_nic_keeps_its_rail_until_the_agent_is_restarted(
         await every_rail(n)
         n.machine.plug(SLOTS[0])
         await every_rail(n, range(5))
-        code, output = await rails(n, "forget", "--all")
+        code, output = await rails(n, "forget", "--all-rails")
         assert code == 0
         assert output.count("restart the agent") == 5
         await n.until(lambda: sum("is forgotten when" in line for line in caplog.messages) == 5)
@@ -354,6 +354,6 @@ async def test_forget_refuses_a_name_that_is_no_rail(tmp_path: Path) -> None:
         assert code == 2
         assert "nic9: no such rail" in output
         assert "nic0, nic1, nic2, nic3" in output
-        for wrong in (["forget"], ["forget", "nic0", "--all"], ["--all"], ["show"]):
+        for wrong in (["forget"], ["forget", "nic0", "--all-rails"], ["--all-rails"], ["show"]):
             assert (await rails(n, *wrong))[0] == 2
         assert (await rails(n, "--json"))[0] == 0

@@ -1,22 +1,13 @@
-"""The verb `rails`: show which NIC has which rail, and forget a NIC that does not come back."""
+"""The rails that the agent stores: which NIC has which rail, and how to forget a NIC that does not come back."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from nodeagent.commands.log_lines import log_to_stderr
-from nodeagent.commands.options import (
-    GOOD,
-    USAGE,
-    Add,
-    config_option,
-    json_option,
-    load,
-)
+from nodeagent.commands.options import GOOD, USAGE
 
 if TYPE_CHECKING:
     from nodeagent.agent_config import Config
@@ -36,53 +27,22 @@ class RailRow(NamedTuple):
     in_force: bool
 
 
-def add(add: Add) -> None:
-    parser = add(
-        "rails",
-        _rails,
-        "show which NIC has which rail (nic0, nic1, …), and forget a NIC that does not come back",
-        "  nodeagent rails                    every rail with its NIC, and whether the NIC is here\n"
-        "  nodeagent rails forget NIC [NIC…]  remove rails: nic2, 0000:1a:00.0 or a permanent MAC address\n"
-        "  nodeagent rails forget --all       number all NICs again, in PCI order\n\n"
-        "The agent stores the rail of each NIC in `health.stateDirectory`, and a NIC keeps its number over restarts\n"
-        "and reboots, also while it is missing. A card that is replaced in its slot takes the rail over; a card that\n"
-        "is moved to another slot takes its rail along.\n\n"
-        "A running agent frees the number of a forgotten NIC that is missing within `scanSeconds`. A NIC that is\n"
-        "here keeps its number until the agent is restarted; drain the node first, because pods on it may get\n"
-        "another network. docs/rails.md has the steps for a change of the cabling.",
-    )
-    config_option(parser)
-    json_option(parser)
-    parser.add_argument("--all", action="store_true", help="with forget: every rail")
-    parser.add_argument("target", nargs="*", metavar="forget NIC", help="see above")
-
-
-def _rails(options: argparse.Namespace) -> int:
-    config = load(options.config)
-    log_to_stderr("error")
-    match options.target:
-        case [] if not options.all:
-            return _show(options, config)
-        case ["forget", *names] if bool(names) != options.all:
-            return _forget(config, options.root, names)
-    print("nodeagent: use `rails`, `rails forget NIC` or `rails forget --all`", file=sys.stderr)
-    return USAGE
-
-
-def _show(options: argparse.Namespace, config: Config) -> int:
+def table(config: Config, root: Path) -> str:
+    """The rails in force and those of earlier configurations."""
     from nodeagent.plain_text import section
 
-    path, content = _read(config, options.root)
-    rows = _rows(config, options.root, content)
-    if options.json:
-        print(json.dumps([_as_object(row) for row in rows]))
-        return GOOD
+    path, content = _read(config, root)
+    rows = _rows(config, root, content)
     if not rows:
-        print(f"No rails are stored in {path}; the agent stores them when it offers VFs.")
-        return GOOD
+        return f"No rails are stored in {path}; the agent stores them when it offers VFs.\n"
     heads = ("RAIL", "PCI ADDRESS", "PERMANENT MAC", "NETDEV", "VFS", "STATE")
-    print(section("RAILS", heads, map(_cells, rows)), end="")
-    return GOOD
+    return section("RAILS", heads, map(_cells, rows))
+
+
+def objects(config: Config, root: Path) -> list[dict[str, object]]:
+    """The rails for programs."""
+    _, content = _read(config, root)
+    return [_as_object(row) for row in _rows(config, root, content)]
 
 
 def _cells(row: RailRow) -> tuple[str, ...]:
@@ -110,7 +70,8 @@ def _as_object(row: RailRow) -> dict[str, object]:
     }
 
 
-def _forget(config: Config, root: Path, names: list[str]) -> int:
+def forget(config: Config, root: Path, names: Sequence[str]) -> int:
+    """Remove these rails from the file; without a name every rail. Return the exit code."""
     from nodeagent.kubelet.rail_memory import without
 
     path, content = _read(config, root)
