@@ -249,7 +249,8 @@ class GpuPublisher:
                 Gpu(
                     uuid=uuid,
                     index=state.index,
-                    minor=reading.minor,
+                    # Another GPU may have the minor number of a GPU that the driver does not list.
+                    minor=reading.minor if state.listed else None,
                     name=reading.name or "",
                     pci_address=reading.pci_address,
                     memory_mib=reading.memory_mib,
