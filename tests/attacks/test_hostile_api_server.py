@@ -180,7 +180,7 @@ async def test_no_retry_after_makes_the_agent_send_without_a_pause(after: str, s
         header = f"Retry-After: {after}".encode().decode("latin-1")
         await server.set_answer(lambda _: hostile.refusal(status, header))
         client = ApiClient(Access(server.url), timeout_s=4.0)
-        with pytest.raises(ApiError, match="later"):
+        with pytest.raises(ApiError, match=r"later|no answer"):
             await client.get(NODES.partial, "a")
         assert len(server.requests) <= 4, "waits of about 1 s and 2 s"
         await client.close()
