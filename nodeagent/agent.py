@@ -114,7 +114,9 @@ class Agent:
         self.health = discovery.health_service(config, state_file)
         remembered_gpus = discovery.open_remembered_gpus(config.health, options.root)
         gpu_publisher = GpuPublisher(self.health, remembered_gpus)
-        rails = discovery.open_rails(config, options.root, options.kubelet_dir / CHECKPOINT)
+        rails = discovery.open_rails(
+            config, options.root, options.kubelet_dir / CHECKPOINT, self._read_pods.set
+        )
         self.sources = discovery.Discovery(
             self.inventory,
             config,
@@ -232,7 +234,6 @@ class Agent:
     def _adopt(self, config: Config) -> None:
         """Apply a changed configuration. Raises ``ConfigError``."""
         self.offering.replace(config, str(self._options.config_file))
-        self._read_pods.set()
         for setting in RESTART_SETTINGS:
             if getattr(config, setting) != getattr(self._config, setting):
                 log.warning("A changed setting takes effect when the agent is restarted. setting=%s", setting)

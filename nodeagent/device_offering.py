@@ -107,7 +107,6 @@ class DeviceOffering:
         resized = (self._sizes.refusal(kind, snapshot) for kind in offer.kinds(snapshot))
         _refuse(name, [*self._fatal(offer), *filter(None, resized)])
         self._offer = offer
-        self._rails.renamed()
         self._replaced.set()
 
     def holdings_read(self) -> None:
@@ -127,13 +126,7 @@ class DeviceOffering:
     async def run(self) -> None:
         """Offer the devices now, after each change, and every ``scanSeconds``, until cancelled."""
         while True:
-            snapshot = self._inventory.snapshot
-            candidates, withheld = self._decide(snapshot)
-            await self._files.prepare(candidates, snapshot)
-            self._settle(candidates, withheld, snapshot)
-            await self._sizes.save(self.offered)
-            await self._save_rails(snapshot)
-            self._plugins.update(self.offered, snapshot)
+            snapshot = await self.offer_now()
             await asyncio.sleep(0)  # the streams send now; the rest can wait
             self._find_troubles(snapshot)
             await self._remove_stale_files(snapshot)
@@ -146,6 +139,17 @@ class DeviceOffering:
                         self._files.failed.wait(),
                     )
             self._replaced.clear()
+
+    async def offer_now(self) -> Snapshot:
+        """Offer the devices of the latest snapshot once, and return it."""
+        snapshot = self._inventory.snapshot
+        candidates, withheld = self._decide(snapshot)
+        await self._files.prepare(candidates, snapshot)
+        self._settle(candidates, withheld, snapshot)
+        await self._sizes.save(self.offered)
+        await self._save_rails(snapshot)
+        self._plugins.update(self.offered, snapshot)
+        return snapshot
 
     def _decide(self, snapshot: Snapshot) -> tuple[list[DeviceKind], list[Withheld]]:
         """Offer only kinds whose source has published, and no device list that the kubelet would refuse."""
@@ -219,21 +223,21 @@ class DeviceOffering:
 
     async def _save_rails(self, snapshot: Snapshot) -> None:
         """Save the rails and the names of VFs before the kubelet gets them, and log what is new."""
-        in_force = tuple(selection(entry) for entry, _ in self._offer.in_force())
-        for key in in_force:
+        names = {selection(entry): entry.name for entry, _ in self._offer.in_force()}
+        for key, name in names.items():
             before, now = self._logged_rails.get(key, ()), self._offer.numbering.get(key, ())
             for sentence in changes(before, now):
-                log.warning("A NIC has changed and keeps its rail. resource=%s change=%r", key.name, sentence)
+                log.warning("A NIC has changed and keeps its rail. resource=%s change=%r", name, sentence)
             known = {rail.number for rail in before}
             if new := [f"{rail.number}={rail.pci_address}" for rail in now if rail.number not in known]:
-                log.info("NICs have new rails. resource=%s rails=%s", key.name, ",".join(new))
+                log.info("NICs have new rails. resource=%s rails=%s", name, ",".join(new))
         self._logged_rails = dict(self._offer.numbering)
         if self._inventory.has_published("pci"):
             if not self._logged_missing:
                 self._logged_missing = True
                 for sentence in self._missing_nics(snapshot):
                     log.warning("A NIC of an earlier agent is missing. reason=%r", sentence)
-            await self._rails.save(self._offer.numbering, in_force, self.offered, snapshot)
+            await self._rails.save(self._offer.numbering, tuple(names), self.offered, snapshot)
 
     async def _remove_stale_files(self, snapshot: Snapshot) -> None:
         """Once it is known what pods hold, remove the device-info files of an earlier agent."""

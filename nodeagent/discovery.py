@@ -70,10 +70,19 @@ def open_state_file(settings: HealthSettings, root: Path) -> StateFile:
     return StateFile.open(Tree(root).path(settings.state_directory))
 
 
-def open_rails(config: Config, root: Path, checkpoint: Path | None = None) -> RailMemory:
+def open_rails(
+    config: Config,
+    root: Path,
+    checkpoint: Path | None = None,
+    read_holdings: Callable[[], object] = lambda: None,
+) -> RailMemory:
     """Read the rails of an earlier agent. ``checkpoint`` is that of the kubelet that gets the devices. Blocks."""
-    folder = Tree(root).path(config.health.state_directory)
-    return RailMemory.open(folder, checkpoint, pod_resources=config.kubelet.pod_resources)
+    return RailMemory.open(
+        Tree(root).path(config.health.state_directory),
+        checkpoint,
+        pod_resources=config.kubelet.pod_resources,
+        read_holdings=read_holdings,
+    )
 
 
 def open_remembered_gpus(settings: HealthSettings, root: Path) -> RememberedGpus:

@@ -59,16 +59,6 @@ class Health(msgspec.Struct, frozen=True):
     reasons: tuple[Reason, ...] = ()
     allocatable: bool = True
 
-    @property
-    def missing(self) -> bool:
-        """Whether the device is gone from the machine."""
-        return any(reason.key == "device_missing" for reason in self.reasons)
-
-    @property
-    def link_state(self) -> str:
-        """One of ``LINK_STATES``, for the health of a PF."""
-        return MISSING if self.missing else self.state.value
-
 
 HEALTHY = Health()
 
@@ -150,6 +140,11 @@ class Function(msgspec.Struct, frozen=True):
     total_vfs: int | None = None
     health: Health = HEALTHY
     missing: bool = False
+
+    @property
+    def link_state(self) -> str:
+        """One of ``LINK_STATES``: the state of a PF in reports and metrics."""
+        return MISSING if self.missing else self.health.state.value
 
 
 class Link(msgspec.Struct, frozen=True):

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 import msgspec
 
@@ -38,21 +37,14 @@ Rails = tuple[Rail, ...]
 """Sorted by number; no number, address or MAC address occurs twice."""
 
 
-class Selection(NamedTuple):
-    """The owner of the numbers: the name of an entry with its fields, and the settings of its selection as JSON.
-
-    Which VFs of a NIC are offered does not change its number. Another selection numbers its NICs from the start.
-    """
-
-    name: str
-    select: str
-
-
+Selection = str
+"""The owner of a numbering: the settings of a selection as JSON, without ``vfIndexes``. Entries with one selection
+share it under any names, and another selection numbers its NICs from the start."""
 Numbering = Mapping[Selection, Rails]
 
 
 def selection(entry: VfResource) -> Selection:
-    return Selection(entry.name, _as_json(entry.select))
+    return _as_json(entry.select)
 
 
 @lru_cache

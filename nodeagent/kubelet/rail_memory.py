@@ -2,8 +2,8 @@
 
 The file ``rails.json`` is beside the slice sizes and is not bound to a boot, as the kubelet's checkpoint is not:
 
-* ``entries``: the rails of each entry of the configuration, with PCI address and permanent MAC address. The sixteen
-  entries that were in force last stay, so that a configuration that is taken back has its old rails.
+* ``entries``: the rails of each selection of the configuration, with PCI address and permanent MAC address. The sixteen
+  selections that were in force last stay, so that a configuration that is taken back has its old rails.
 * ``nics``: the last facts of each NIC with a rail. A NIC that is missing at the start is offered as missing.
 * ``names``: the resources through which pods may hold each VF.
 
@@ -22,12 +22,13 @@ are accepted once, with a warning: an update from an agent without this file mus
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
+from nodeagent.bounded_calls import within
 from nodeagent.host.stored_value import StoredValue
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.hardware_selection import offers_vfs_of
@@ -40,15 +41,15 @@ log = logging.getLogger(__name__)
 
 NAME = "rails.json"
 CHECKPOINT = Path("device-plugins/kubelet_internal_checkpoint")
+LOOK_S = 2.0
 """Below the kubelet's folder."""
 ENTRIES_MAX = 16
 _VERSION = 1
 
 
-class NumberedEntry(msgspec.Struct, frozen=True):
-    """The rails of one entry of the configuration. ``select`` is the selection, as ``kinds.rail_numbers.Selection``."""
+class NumberedSelection(msgspec.Struct, frozen=True):
+    """The rails of the NICs of one selection, which is a ``kinds.rail_numbers.Selection``."""
 
-    name: str
     select: str
     rails: tuple[Rail, ...]
 
@@ -65,14 +66,14 @@ class RailsFile(msgspec.Struct, frozen=True):
     VFs under any name."""
 
     version: int = _VERSION
-    entries: tuple[NumberedEntry, ...] = ()
+    entries: tuple[NumberedSelection, ...] = ()
     nics: tuple[OfferedNic, ...] = ()
     names: dict[str, tuple[str, ...]] = {}
     names_unknown: bool = False
 
     @property
     def numbering(self) -> dict[Selection, Rails]:
-        return {Selection(entry.name, entry.select): entry.rails for entry in self.entries}
+        return {entry.select: entry.rails for entry in self.entries}
 
 
 def stored(folder: Path) -> StoredValue[RailsFile]:
@@ -87,19 +88,37 @@ def stored(folder: Path) -> StoredValue[RailsFile]:
 class RailMemory:
     """Belongs to one event loop."""
 
-    def __init__(self, file: StoredValue[RailsFile], content: RailsFile, *, pod_resources: bool) -> None:
+    def __init__(
+        self,
+        file: StoredValue[RailsFile],
+        content: RailsFile,
+        *,
+        pod_resources: bool,
+        read_holdings: Callable[[], object] = lambda: None,
+    ) -> None:
+        """``read_holdings`` asks for a reading now."""
         self._file = file
         self.content = content
         self._pod_resources = pod_resources
+        self._read_holdings = read_holdings
         self._read_since = True
         """The holdings were read after the last change of a name."""
         self._forgotten: set[Rail] = set()
         """Rails of present NICs that are not written any more: they end with this agent."""
         self._inputs: object = None
-        self._waiting: dict[str, str] = {}
+        self._changed: dict[str, dict[str, frozenset[str]]] = {}
+        """By resource: its VFs that pods may hold under other names."""
+        self._waiting: set[str] = set()
 
     @classmethod
-    def open(cls, folder: Path, checkpoint: Path | None, *, pod_resources: bool) -> RailMemory:
+    def open(
+        cls,
+        folder: Path,
+        checkpoint: Path | None,
+        *,
+        pod_resources: bool,
+        read_holdings: Callable[[], object] = lambda: None,
+    ) -> RailMemory:
         """Read the file of an earlier agent. ``checkpoint`` is that of the kubelet, if it gets devices. Blocks."""
         file = stored(folder)
         content = file.read()
@@ -111,7 +130,7 @@ class RailMemory:
                     "a pod holds under another name may be allocated again; drain the node, or turn podResources on."
                 )
                 content = RailsFile()
-        return cls(file, content, pod_resources=pod_resources)
+        return cls(file, content, pod_resources=pod_resources, read_holdings=read_holdings)
 
     def known_nics(self, resources: Iterable[ResourceSettings]) -> PciFacts:
         """Return the NICs of an earlier agent that are selected now, as missing until the machine is read."""
@@ -129,39 +148,39 @@ class RailMemory:
 
     # --- names ----------------------------------------------------------------------------------------
 
-    def renamed(self) -> None:
-        """The configuration has changed: only holdings that are read from now on count."""
-        self._read_since = False
-
     def holdings_read(self) -> bool:
-        """Record that the kubelet has listed what pods hold. Return whether a change of names waited for it."""
+        """Record that the kubelet has listed what pods hold. Return whether a changed name waited for it."""
         waited = not self._read_since
         self._read_since = True
         return waited
 
     def obstacle(self, kind: DeviceKind, snapshot: Snapshot) -> str | None:
         """Return why the VFs of this kind are not offered yet."""
-        if kind.source != "pci" or self._held(snapshot) is not None:
-            self._waiting.pop(kind.resource, None)
+        if kind.source != "pci":
             return None
         vfs = kind.hardware(snapshot).keys()
-        before = [
-            name
+        before = {
+            name: frozenset(vfs & set(ids))
             for name, ids in self.content.names.items()
             if name != kind.resource and not vfs.isdisjoint(ids)
-        ]
+        }
+        if before != self._changed.get(kind.resource, {}):
+            self._changed[kind.resource] = before
+            if before:  # the holdings may be older than the last allocation under that name
+                self._read_since = False
+                self._read_holdings()
+        if self._held(snapshot) is not None or not (before or self.content.names_unknown):
+            self._waiting.discard(kind.resource)
+            return None
         if before:
             why = f"its VFs were offered as {', '.join(sorted(before))} before"
-        elif self.content.names_unknown:
-            why = "it is not known under which names its VFs were offered before"
         else:
-            self._waiting.pop(kind.resource, None)
-            return None
+            why = "it is not known under which names its VFs were offered before"
         if kind.resource not in self._waiting:
+            self._waiting.add(kind.resource)
             log.warning(
                 "A resource waits until it is known what pods hold: %s. resource=%s", why, kind.resource
             )
-        self._waiting[kind.resource] = why
         if not self._pod_resources:
             return (
                 f"{why}, and kubelet.podResources is off, so pods may hold them; turn it on, or drain the node and "
@@ -229,10 +248,10 @@ class RailMemory:
         self._inputs = None  # the file lacks these rails; what else has changed is written again
         return tuple(rail for rail in removed if rail not in self._forgotten)
 
-    def _entries(self, numbering: Numbering, in_force: Sequence[Selection]) -> tuple[NumberedEntry, ...]:
+    def _entries(self, numbering: Numbering, in_force: Sequence[Selection]) -> tuple[NumberedSelection, ...]:
         """The entries in force first, then those that were in force before."""
         order = dict.fromkeys((*in_force, *self.content.numbering, *numbering))
-        entries = (NumberedEntry(*key, rails) for key in order if (rails := numbering.get(key)))
+        entries = (NumberedSelection(key, rails) for key in order if (rails := numbering.get(key)))
         return tuple(entries)[:ENTRIES_MAX]
 
     def _nics(
@@ -296,11 +315,11 @@ def without(content: RailsFile, rails: Iterable[Rail], *, names: bool) -> RailsF
 
 def _exists(path: Path) -> bool:
     try:
-        path.lstat()
+        within("the kubelet's checkpoint", LOOK_S, path.lstat)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
-        return True  # it cannot be excluded
+        return True  # it cannot be excluded; a mount that hangs too
     return True
 
 

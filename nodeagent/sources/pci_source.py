@@ -155,14 +155,14 @@ async def watch(
             for hint in hints:
                 group.create_task(forward(hint, woken))
             reads = reads or BoundedScan("pci", tree, woken.set)
-            scanner = _Scanner(tree, before or PciFacts(), reads, nics or NicIdentities())
+            scanner = PciScanner(tree, before or PciFacts(), reads, nics or NicIdentities())
             await _watch(scanner, woken, publish, interval_s, sweep)
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
 
 
 async def _watch(
-    scanner: _Scanner,
+    scanner: PciScanner,
     woken: asyncio.Event,
     publish: Callable[[PciFacts], None],
     interval_s: float,
@@ -190,7 +190,7 @@ async def _watch(
         scan_at = min(scan_at, max(now() + sweep.every_s, scanned_at + sweep.scan_gap_s))
 
 
-class _Scanner:
+class PciScanner:
     """The last facts, and the functions in them that are not missing."""
 
     def __init__(self, tree: Tree, facts: PciFacts, reads: BoundedScan, nics: NicIdentities) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import http.client
 import logging
 import os
 import socket
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 
 NAME = "agent.sock"
 BIND_S = 3.0
+BODY_MAX = 1 << 26
+"""Bytes; a node with 80,000 slices answers with 3 MiB."""
 AGAIN_S = 10.0
 """Between two tries to bind. The folder may be full or read-only, or another agent may still serve."""
 
@@ -61,6 +64,23 @@ def connect(folder: Path, timeout_s: float) -> socket.socket:
         _at(folder, connection.connect)
         opened.pop_all()
     return connection
+
+
+def fetch(folder: Path, page: str, timeout_s: float) -> bytes:
+    """Return a page of the agent. Raises ``OSError``, as ``connect`` does."""
+    connection = http.client.HTTPConnection("localhost", timeout=timeout_s)
+    try:
+        connection.sock = connect(folder, timeout_s)
+        connection.request("GET", page)
+        answer = connection.getresponse()
+        body = answer.read(BODY_MAX)
+    except http.client.HTTPException as error:
+        raise OSError(errno.EPROTO, f"the answer is no HTTP: {error or type(error).__name__}") from error
+    finally:
+        connection.close()
+    if answer.status != 200:
+        raise OSError(errno.EPROTO, f"the agent answers {answer.status} {answer.reason}; restart it")
+    return body
 
 
 def _bind(folder: Path) -> socket.socket:

@@ -210,7 +210,7 @@ async def test_a_damaged_memory_costs_nothing_that_is_there(
         assert ("A remembered GPU cannot be true" in caplog.text) == (b"all" in content)
 
 
-async def test_a_command_forgets_a_gpu_that_was_taken_out_with_an_agent_and_without(
+async def test_a_command_drops_a_gpu_that_was_taken_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async with node() as n:
@@ -226,6 +226,8 @@ async def test_a_command_forgets_a_gpu_that_was_taken_out_with_an_agent_and_with
         table = capsys.readouterr().out
         assert re.search(rf"1 +{gone} .* no\n", table), table
         assert re.search(rf"0 +{here} .* yes\n", table), table
+        for wrong in (["forget"], ["forget", "nic0", gone], ["forget", gone, "--all-rails"], ["show"]):
+            assert main([*verb, *wrong]) == 2
         assert main([*verb, "forget", gone, here]) == 0
         await n.until(lambda: {gpu.uuid for gpu in n.agent.inventory.snapshot.gpus} == {here})
         remembered = n.root / "var/lib/nodeagent/gpus.json"
@@ -257,3 +259,31 @@ async def test_a_gpu_forgotten_while_no_agent_runs_stays_forgotten(
         await n.until(lambda: n.agent.inventory.snapshot.gpus)
         assert len(n.agent.inventory.snapshot.gpus) == 1
         capsys.readouterr()
+
+
+async def test_a_dgx_that_lost_a_gpu_before_a_reboot_has_553_of_632_slices() -> None:
+    async with node("dgx-h100") as n:
+        await n.kubelet.start()
+        await n.start_agent()
+        await n.allocatable("nvidia-dgx-h100/gpu-mem", 632)
+        await n.until((n.root / "var/lib/nodeagent/gpus.json").exists)
+        await n.stop_agent()
+        n.machine.unplug(n.machine.gpu(5).address)
+        reboot(n)
+        await n.start_agent()
+        await n.allocatable("nvidia-dgx-h100/gpu-mem", 553)
+        assert n.kubelet.capacity()["nvidia-dgx-h100/gpu-mem"] == 632
+        assert "nvidia-dgx-h100/gpu-mem: 553 of 632 healthy\n" in (await n.get("/readyz"))[1]
+
+
+async def test_with_the_driver_none_no_gpu_is_a_fact_and_the_memory_stays() -> None:
+    async with node() as n:
+        await started(n)
+        remembered = (n.root / "var/lib/nodeagent/gpus.json").read_bytes()
+        n.machine.unplug(n.machine.gpu(1).address)
+        await n.start_agent(n.configure("gpu: {driver: none}\n"))
+        await n.allocatable("two-gpus-and-two-nics/nic0", 4)
+        snapshot = n.agent.inventory.snapshot
+        assert (snapshot.gpus, snapshot.unusable_gpus, n.agent.offering.remarks) == ((), (), ())
+        await n.stop_agent()
+        assert (n.root / "var/lib/nodeagent/gpus.json").read_bytes() == remembered

@@ -113,6 +113,24 @@ async def test_a_pulled_nic_with_a_rail_is_missing_in_the_report_and_in_the_metr
         assert len(missing) == 1
 
 
+async def test_a_rail_whose_nic_is_missing_since_the_start_of_the_agent_is_missing_in_the_report(
+    server: ApiServer,
+) -> None:
+    async with node() as agent:
+        await start(agent, server)
+        await until(server, lambda: len(links(server)) == 3)
+        await agent.stop_agent()
+        agent.machine.unplug(1)
+        server.remove("nodelinks", "gpu-0", "nodeagent")  # so that nothing is known from an earlier report
+        text = agent.config_file.read_text()
+        await agent.start_agent(agent.configure(text), node_name="gpu-0")
+        await until(server, lambda: links(server).get("nic1", {}).get("state") == "missing")
+        report = server.find("nodelinks", "gpu-0", "nodeagent")
+        assert report is not None
+        assert report["summary"] == {"links": "2/3", "switches": 0, "health": "missing"}
+        assert links(server)["nic0"]["state"] == "healthy"
+
+
 async def test_an_older_definition_costs_a_word_and_no_link(server: ApiServer, caplog: Any) -> None:
     """Helm does not upgrade definitions."""
     server.put(older_definition())
@@ -164,3 +182,35 @@ async def test_a_refused_report_is_named_where_an_operator_looks_and_recovers_wi
         await until(server, lambda: links(server))
         await agent.until(lambda: not agent.agent.deliveries.remarks())  # type: ignore[union-attr]
         assert "refused" not in (await agent.get("/readyz"))[1]
+
+
+async def test_a_definition_that_lacks_a_field_costs_this_field(server: ApiServer) -> None:
+    """A real API server refuses such an apply as a whole, with a message and without causes."""
+    message = (
+        "failed to create typed patch object (nodeagent/gpu-0; nodeagent.io/v1alpha1, Kind=NodeLinks): errors:\n"
+        '  .links[name="nic0"].mac: field not declared in schema'
+    )
+    server.fail("500", verb="patch", resource="nodelinks", message=message)
+    async with node() as agent:
+        await start(agent, server)
+        await until(server, lambda: len(links(server)) == 3)
+        assert not any("mac" in link for link in links(server).values())
+        assert all(link["pciAddress"] for link in links(server).values())
+        await agent.until(lambda: bool(agent.agent.deliveries.remarks()))  # type: ignore[union-attr]
+        assert "nic0.mac" in (await agent.get("/readyz"))[1]
+
+
+async def test_a_right_that_arrives_after_the_agent_is_used_within_seconds(server: ApiServer) -> None:
+    """An installation creates the DaemonSet and its role in any order."""
+    rights = list(yaml.safe_load_all(DEFINITION.with_name("rbac.yaml").read_text()))
+    server.rbac = True
+    async with node() as agent:
+        await start(agent, server)
+        await until(server, lambda: any(request.status == 403 for request in server.requests))
+        await agent.until(lambda: bool(agent.agent.deliveries.remarks()))  # type: ignore[union-attr]
+        assert "a role must grant us the verb get on nodelinks" in (await agent.get("/readyz"))[1]
+        for right in rights:
+            if right["kind"] in ("Role", "RoleBinding"):
+                right["metadata"].setdefault("namespace", "nodeagent")
+            server.put(right)
+        await until(server, lambda: links(server))

@@ -67,8 +67,9 @@ class _RunningSources:
         gpu_publisher = GpuPublisher(discovery.health_service(self.config), remembered)
         quiet = msgspec.structs.replace(self.config.lldp, transmit=False)
         config = msgspec.structs.replace(self.config, lldp=quiet)
+        inventory = Inventory()
         sources = discovery.Discovery(
-            Inventory(),
+            inventory,
             config,
             self.root,
             gpu_publisher=gpu_publisher,
@@ -80,6 +81,7 @@ class _RunningSources:
         await asyncio.wait((watching,), timeout=READ_S)
         if watching.done():
             await watching
+        await discovery.first_facts(inventory)  # later only if a file of the machine hangs
         return lambda: _VIEWS.decode(gpu_publisher.health.explain_json())
 
     async def __aexit__(self, *_: object) -> None:

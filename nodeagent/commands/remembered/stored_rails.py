@@ -101,7 +101,8 @@ def forget(config: Config, root: Path, names: Sequence[str]) -> int:
 
 
 def _keys(row: RailRow) -> set[str]:
-    return {key.lower() for key in (row.name, row.rail.pci_address, row.rail.permanent_mac) if key}
+    names = row.name.split(",") if row.in_force else []
+    return {key.lower() for key in (*names, row.rail.pci_address, row.rail.permanent_mac) if key}
 
 
 def _read(config: Config, root: Path) -> tuple[Path, RailsFile]:
@@ -136,7 +137,10 @@ def _rows(config: Config, root: Path, content: RailsFile) -> list[RailRow]:
     facts = pci_source.scan(tree)
     macs = {link.pci_address: link.mac for link in facts.links} if is_recorded(tree) else permanent_macs()
     nics = {address: ethernet_mac(macs.get(address)) for address in nics_of(facts.functions, ())}
-    in_force = {selection(entry) for entry in config.resources if isinstance(entry, VfResource)}
+    in_force: dict[str, list[str]] = {}
+    for entry in config.resources:
+        if isinstance(entry, VfResource):
+            in_force.setdefault(selection(entry), []).append(entry.name)
     stored = {nic.pf.pci_address: nic for nic in content.nics}
     present = {function.pci_address: function for function in facts.functions}
     rows = []
@@ -147,7 +151,8 @@ def _rows(config: Config, root: Path, content: RailsFile) -> list[RailRow]:
             nic, here = stored.get(address), present.get(address)
             netdev = here.netdev if here else nic.pf.netdev if nic else None
             vfs = here.num_vfs or 0 if here else len(nic.vfs) if nic else 0
-            name = _name(key.name, rail, netdev)
+            names = [_name(name, rail, netdev) for name in in_force.get(key, [str(rail.number)])]
+            name = ",".join(dict.fromkeys(names))
             before = known[rail.number]
             rows.append(RailRow(name, before, rail, here is not None, netdev, vfs, key in in_force))
     return sorted(rows, key=lambda row: (not row.in_force, row.rail.number))
