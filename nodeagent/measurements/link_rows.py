@@ -72,6 +72,16 @@ _STATE: tuple[Family, ...] = (
         peers="node_ethtool_link_down_events_phy; rdma_phy_link_down_events_total",
     ),
     row(
+        "link_administration_changes_total",
+        "device,change",
+        Source.ADMINISTRATION,
+        ("administration", "netlink notices: set up or down, MTU, rings, channels, pauses"),
+        per="change",
+        help="Changes of the link by an administrator since the agent started.",
+        use="A carrier loss near such a change is no flap.",
+        rules="flapping flapping_daily",
+    ),
+    row(
         "link_speed_bytes",
         "device",
         Source.MODES,
