@@ -202,7 +202,7 @@ class NicState(JudgedDevice):
     @property
     def idle(self) -> bool:
         """It has no link, and none is expected."""
-        down = self._has(Fault.CARRIER_DOWN) or self._has(Fault.ADMIN_DOWN)
+        down = self.carrier is False or self.admin_up is False
         return down and not self.watched and (not self.once_up or self.unused)
 
     @property

@@ -25,6 +25,7 @@ from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function
 from nodeagent.sampling.adapter_readers import DevlinkReader, DriverReader, PcieReader, RdmaReader
+from nodeagent.sampling.administration import AdministrationReader
 from nodeagent.sampling.kernel_log import KernelLogReader
 from nodeagent.sampling.latest_samples import LatestSamples
 from nodeagent.sampling.link_readers import LinkReader, VfReader, ethtool_readers
@@ -84,6 +85,9 @@ class Sampler:
         self._busy: set[SampleReader] = set()
         self._closed = False
         self._kernel_log = KernelLogReader(functions, self._kernel_status, self._take, self._failed)
+        self._administration = AdministrationReader(
+            self._pf_netdevs, self._administration_status, self._take, self._failed
+        )
         self._link = self._add(self._recorded or LinkReader(self._pf_netdevs))
         self._rounds = self._other_rounds()
 
@@ -112,6 +116,9 @@ class Sampler:
     def _kernel_status(self) -> ReaderStatus:
         return self.statuses.setdefault(Source.KERNEL, ReaderStatus(Source.KERNEL))
 
+    def _administration_status(self) -> ReaderStatus:
+        return self.statuses.setdefault(Source.ADMINISTRATION, ReaderStatus(Source.ADMINISTRATION))
+
     # --- results ------------------------------------------------------------------------------------------
 
     def samples(self) -> tuple[Sample, ...]:
@@ -124,6 +131,7 @@ class Sampler:
     def overruns(self) -> dict[str, int]:
         """How often the kernel dropped messages, by their topic."""
         counts: Counter[str] = Counter({"kernel_log": self._kernel_log.overruns})
+        counts["events"] += self._administration.overruns
         for hint in self._hints:
             counts["events"] += getattr(hint, "resyncs", 0)
         for reader in self._readers:
@@ -147,6 +155,8 @@ class Sampler:
                     group.create_task(self._repeat(every, readers, first, woken))
                 if self._rates.kernel_log and self._recorded is None:
                     group.create_task(self._kernel_log.follow(first))
+                if self._recorded is None:
+                    group.create_task(self._administration.follow(first))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
