@@ -21,6 +21,18 @@ if [ -z "$builder" ]; then
     done
 fi
 
+# A name without a registry means docker.io/library for docker, buildctl and the kubelet. podman and buildah would build
+# it as localhost/NAME, which no node finds.
+case $builder in
+podman | buildah)
+    case $name in
+    *.*/* | *:*/* | localhost/*) ;;
+    */*) name=docker.io/$name ;;
+    *) name=docker.io/library/$name ;;
+    esac
+    ;;
+esac
+
 case $builder in
 docker | podman)
     exec "$builder" build --tag "$name" --build-arg "VERSION=$version" --build-arg "REVISION=$revision" \

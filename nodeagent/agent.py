@@ -29,14 +29,17 @@ import msgspec
 
 from nodeagent import discovery
 from nodeagent.agent_config import Config, load
+from nodeagent.bounded_calls import BoundedCalls
 from nodeagent.cluster import agent_tasks
 from nodeagent.config.faults import ConfigError
-from nodeagent.device_offering import DeviceOffering, OfferFiles
+from nodeagent.device_offering import DeviceOffering
+from nodeagent.ending import end_at
 from nodeagent.host.inotify import CONTENT, FolderWatch, InotifyError
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
+from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.slice_sizes import SliceSizes
@@ -53,6 +56,7 @@ LATE_IMPORTS = ("nodeagent.kubelet.messages", "nodeagent.kubelet.holdings", "nod
 SETTLE_S = 5.0
 """After this time the late modules are imported without a kubelet."""
 SETTLE_LOOK_S = 0.05
+CONFIG_READ_S = 2.0
 
 SWITCH_S = 0.0005
 """How long a thread that reads the machine may hold the interpreter while the loop has news for the kubelet. Python's
@@ -99,11 +103,13 @@ class Agent:
         self._on_listen = on_listen
         self._read_pods = asyncio.Event()
         self._reload = asyncio.Event()
+        self._config_reads = BoundedCalls("configuration", CONFIG_READ_S, self._reload.set)
         self.settled = asyncio.Event()
         """Set when the kubelet has the devices and everything is imported."""
         self.inventory = Inventory()
         self.health = discovery.health_service(config, state_file)
-        gpu_publisher = GpuPublisher(self.health)
+        remembered_gpus = discovery.open_remembered_gpus(config.health, options.root)
+        gpu_publisher = GpuPublisher(self.health, remembered_gpus)
         self.sources = discovery.Discovery(
             self.inventory,
             config,
@@ -111,6 +117,7 @@ class Agent:
             node_name=options.node_name,
             gpu_publisher=gpu_publisher,
             sampled=True,
+            stores=True,
         )
         rpc_stats = RpcStats()
         self.plugins = DevicePlugins(
@@ -133,6 +140,7 @@ class Agent:
                 statuses=self.plugins.statuses,
                 health_figures=self.health.figures,
                 explained_health=self.health.explain_json,
+                machine_view=lambda: msgspec.json.encode(self.offering.view()),
                 stuck_threads=gpu_source.stuck_threads,
             ),
         )
@@ -156,6 +164,9 @@ class Agent:
         tasks: dict[str, Callable[[], Awaitable[object]]] = {
             "offer": self.offering.run,
             "kubelet": self.plugins.run,
+            "local": partial(
+                self.pages.serve_locally, Tree(self._options.root).path(config.health.state_directory)
+            ),
         }
         if self._options.config_file is not None:
             tasks["config"] = partial(self._follow_config, self._options.config_file)
@@ -206,7 +217,7 @@ class Agent:
                 watching.add(path.parent, CONTENT)
                 before = None
                 while True:
-                    text = _read(path)  # at first too: it may have changed while the agent started
+                    text = await self._read_config(path)  # at first too: it may have changed since the start
                     if text is not None and text != before:
                         before = text
                         self._apply_config(text, str(path))
@@ -214,6 +225,15 @@ class Agent:
                     self._reload.clear()
         except InotifyError as error:
             raise OSError(str(error)) from error
+
+    async def _read_config(self, path: Path) -> str | None:
+        try:
+            return (await self._config_reads.run(read_regular, path)).decode("utf-8", "surrogateescape")
+        except OSError as error:
+            log.warning(
+                "The configuration cannot be read, the running one stays. file=%s reason=%r", path, str(error)
+            )
+            return None
 
     def _apply_config(self, text: str, name: str) -> None:
         """Apply a changed configuration, or log why the running one stays."""
@@ -237,15 +257,12 @@ class Agent:
 async def run(config: Config, options: AgentOptions) -> None:
     """Run an agent until SIGTERM or SIGINT."""
     sys.setswitchinterval(SWITCH_S)
+    end_at(ending_signals(signal.SIGINT))
     agent = Agent(config, options)
-    loop = asyncio.get_running_loop()
-    task = asyncio.ensure_future(agent.run())
-    for number in ending_signals(signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
-    loop.add_signal_handler(signal.SIGHUP, agent.reload)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, agent.reload)
     freezing = asyncio.ensure_future(_freeze(agent))
     try:
-        await task
+        await agent.run()
     except asyncio.CancelledError:
         log.info("Stopped. Devices and pods stay as they are.")
     finally:
@@ -270,13 +287,3 @@ def _innermost(errors: ExceptionGroup[Exception]) -> Exception:
         else:
             flat.append(error)
     return next((error for error in flat if isinstance(error, Fatal | ConfigError)), flat[0])
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return read_regular(path).decode("utf-8", "surrogateescape")
-    except OSError as error:
-        log.warning(
-            "The configuration cannot be read, the running one stays. file=%s reason=%r", path, str(error)
-        )
-        return None

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 from typing import Annotated, Literal
 
 import msgspec
@@ -18,10 +19,11 @@ from nodeagent.config.yaml_tree import locate
 from nodeagent.health.gpu_settings import GpuHealthSettings, GpuSettings, gpu_health_conflicts
 from nodeagent.health.health_settings import HealthSettings, RuleSettings, rule_conflicts
 from nodeagent.kinds.device_list_size import size_conflicts
-from nodeagent.kinds.resource_conflicts import resource_conflicts
+from nodeagent.kinds.resource_conflicts import expect_conflicts, resource_conflicts
 from nodeagent.kinds.resource_settings import (
     EXAMPLE_GPU,
     EXAMPLE_VFS,
+    ExpectSettings,
     GpuMemResource,
     ResourceSettings,
     VfResource,
@@ -73,6 +75,9 @@ class Config(Settings, frozen=True, kw_only=True):
             example=EXAMPLE_GPU,
         ),
     ] = (VfResource(), GpuMemResource())
+    expect: Annotated[
+        ExpectSettings, setting("What this node must offer for its agent to be ready (/readyz).")
+    ] = ExpectSettings()
     kubelet: Annotated[
         KubeletSettings, setting("How the agent registers with the kubelet and reads what pods hold.")
     ] = KubeletSettings()
@@ -113,6 +118,11 @@ class Config(Settings, frozen=True, kw_only=True):
     log: Annotated[LogSettings, setting("Log lines on stderr.")] = LogSettings()
 
 
+def digest(config: Config) -> str:
+    """Equal configurations, and only these, have equal digests."""
+    return blake2b(msgspec.json.encode(config), digest_size=16).hexdigest()
+
+
 def load(text: str, *, name: str) -> Config:
     """The configuration in a file's text. Raises ``ConfigError`` with all faults of the file."""
     return read_settings(text, Config, name=name, conflicts=_conflicts)[0]
@@ -133,6 +143,8 @@ def check(text: str, *, name: str, gpu_memories_mib: Sequence[int] | None = None
 def _conflicts(built: Built) -> Iterator[Conflict]:
     resources = tuple(entries(built, ("resources",), ResourceSettings, Config().resources))
     yield from resource_conflicts(resources, tuple(entries(built, ("vfs",), VfsEntry)))
+    for conflict in expect_conflicts(section(built, ("expect",), ExpectSettings), resources):
+        yield conflict.below("expect")
     yield from rule_conflicts(tuple(entries(built, ("health", "rules"), RuleSettings)))
     for conflict in web_conflicts(section(built, ("web",), WebSettings)):
         yield conflict.below("web")

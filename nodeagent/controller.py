@@ -30,6 +30,7 @@ from typing import TypeVar
 
 from nodeagent import supervise
 from nodeagent.backoff import JITTER, Backoff
+from nodeagent.bounded_calls import in_thread
 from nodeagent.cluster.fabric_events import FabricEvents
 from nodeagent.cluster.hypernodes import HyperNodeWriter, OverlapMarker, TreeResult
 from nodeagent.cluster.min_links_marks import MinLinksMarker
@@ -37,6 +38,7 @@ from nodeagent.cluster.mirrors import ClusterMirror
 from nodeagent.cluster.node_labels import LabelResult, NodeLabeler
 from nodeagent.config.formats import host_port
 from nodeagent.controller_config import FabricConfig
+from nodeagent.ending import end_at
 from nodeagent.fabric import Planner, PlanOutcome
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 from nodeagent.kube.access import Access
@@ -219,7 +221,7 @@ class Controller:
     async def _plan(self) -> PlanOutcome:
         """Plan in a thread, because 100,000 nodes take about a second and the lease must be renewed meanwhile."""
         began = time.perf_counter()
-        plan = await asyncio.to_thread(self.planner.prepare(time.monotonic()))
+        plan = await in_thread(self.planner.prepare(time.monotonic()))
         self.planner.accept(plan)
         outcome, progress = plan.outcome, self.progress
         progress.plan_s = time.perf_counter() - began
@@ -373,11 +375,9 @@ async def run(
     config: FabricConfig, access: Access, settings: ReplicaSettings, topology: Topology = NO_TOPOLOGY
 ) -> None:
     """Run a controller until SIGTERM or SIGINT, then release the lease."""
+    end_at(ending_signals(signal.SIGINT))
     controller = Controller(config, access, settings, topology)
-    task = asyncio.ensure_future(controller.run())
-    for number in ending_signals(signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     try:
-        await task
+        await controller.run()
     except asyncio.CancelledError:
         log.info("Stopped. The tree and the labels stay as they are.")

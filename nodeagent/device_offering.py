@@ -11,39 +11,24 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-from nodeagent.agent_config import Config
+from nodeagent.agent_config import Config, digest
+from nodeagent.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.config.faults import ConfigError, ConfigFault
+from nodeagent.health.gpu_presence import MISMATCH
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
-from nodeagent.kubelet.cdi_files import CdiSpecFiles
-from nodeagent.kubelet.device_info import DeviceInfoFiles
+from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.slice_sizes import SliceSizes
-from nodeagent.model import Allocation, Snapshot
-from nodeagent.offer import Offer, prefix
+from nodeagent.kubelet.withheld import UnwritableFile, Withheld
+from nodeagent.model import Snapshot
+from nodeagent.offer import MachineView, Offer, Trouble, prefix
 from nodeagent.supervise import either
 
 log = logging.getLogger(__name__)
 
-FLUSH_S = 1.0
-"""A local file is written in a millisecond; a disk that takes longer hangs."""
-
-
-class OfferFiles:
-    """The device-info files and CDI specs that must be on the disk before an allocation is answered."""
-
-    def __init__(self, device_info: DeviceInfoFiles, cdi_specs: CdiSpecFiles) -> None:
-        self.device_info = device_info
-        self.cdi_specs = cdi_specs
-
-    def due(self, allocation: Allocation) -> bool:
-        return bool(allocation.device_info) or self.cdi_specs.behind(allocation)
-
-    def write(self, allocation: Allocation) -> None:
-        """Write the files. Blocks; raises ``OSError`` with the name of the file that cannot be written."""
-        self.device_info.write(allocation)
-        if self.cdi_specs.behind(allocation) and (failure := self.cdi_specs.flush()) is not None:
-            raise failure
+SWEEP_S = 5.0
+"""For the files of an earlier agent."""
 
 
 class DeviceOffering:
@@ -58,10 +43,13 @@ class DeviceOffering:
         sizes: SliceSizes,
     ) -> None:
         self.offered: tuple[DeviceKind, ...] = ()
-        self.withheld: tuple[str, ...] = ()
-        """The resources that are not offered, each with the reason."""
+        self.withheld: tuple[Withheld, ...] = ()
+        """The resources that are not offered."""
         self.remarks: tuple[str, ...] = ()
         """The resources that are offered in another way than configured."""
+        self.troubles: tuple[Trouble, ...] = ()
+        """The devices that the configuration asks for and that this machine lacks."""
+        self._logged: set[str] = set()
         self._inventory = inventory
         self._plugins = plugins
         self._files = files
@@ -81,6 +69,24 @@ class DeviceOffering:
     def rails(self) -> Mapping[str, int]:
         return self._offer.rails
 
+    @property
+    def unwritable(self) -> tuple[UnwritableFile, ...]:
+        return self._files.unwritable
+
+    def view(self) -> MachineView:
+        """The facts of now with the devices that the kubelet is offered."""
+        snapshot = self._inventory.snapshot
+        return MachineView(
+            snapshot,
+            tuple((kind.resource, kind.devices(snapshot)) for kind in self.offered),
+            (
+                *(Trouble(f"{one.resource}: {one.reason}", fatal=True) for one in self.withheld),
+                *(Trouble(remark, fatal=False) for remark in self.remarks),
+                *(trouble for trouble in self.troubles if not trouble.fatal),
+            ),
+            digest(self.config),
+        )
+
     def check(self, name: str) -> None:
         """Raise ``ConfigError`` if the configuration at start cannot work on this machine."""
         _refuse(name, self._fatal(self._offer))
@@ -97,30 +103,30 @@ class DeviceOffering:
 
     async def run(self) -> None:
         """Offer the devices now, after each change, and every ``scanSeconds``, until cancelled."""
-        logged: tuple[str, ...] = ()
         while True:
             snapshot = self._inventory.snapshot
-            self._decide(snapshot)
-            await self._write_cdi_specs(snapshot)
+            candidates, withheld = self._decide(snapshot)
+            await self._files.prepare(candidates, snapshot)
+            self._settle(candidates, withheld, snapshot)
             await self._sizes.save(self.offered)
             self._plugins.update(self.offered, snapshot)
             await asyncio.sleep(0)  # the streams send now; the rest can wait
+            self._find_troubles(snapshot)
             await self._remove_stale_files(snapshot)
-            troubles = tuple(trouble.message for trouble in self._offer.troubles(snapshot))
-            for message in troubles:
-                if message not in logged:
-                    log.warning("A configured resource cannot be offered. reason=%r", message)
-            logged = troubles
             # The timer serves the files: a disk may have space again, a file may have been removed.
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._scan_seconds):
-                    await either(self._inventory.changed(snapshot.revision), self._replaced.wait())
+                async with asyncio.timeout(min(self._scan_seconds, self._files.pause_s)):
+                    await either(
+                        self._inventory.changed(snapshot.revision),
+                        self._replaced.wait(),
+                        self._files.failed.wait(),
+                    )
             self._replaced.clear()
 
-    def _decide(self, snapshot: Snapshot) -> None:
+    def _decide(self, snapshot: Snapshot) -> tuple[list[DeviceKind], list[Withheld]]:
         """Offer only kinds whose source has published, and no device list that the kubelet would refuse."""
         offered: list[DeviceKind] = []
-        withheld: list[str] = []
+        withheld: list[Withheld] = []
         for kind in self._offer.kinds(snapshot):
             settled: DeviceKind | str
             if (missing := self._missing_source(kind, snapshot)) is not None:
@@ -130,11 +136,33 @@ class DeviceOffering:
             else:
                 settled = self._sizes.settle(kind, snapshot, pod_resources=self._pod_resources)
             if isinstance(settled, str):
-                withheld.append(f"{kind.resource}: {settled}")
+                withheld.append(Withheld(kind.resource, settled))
             else:
                 offered.append(settled)
         withheld += self._unnamed(snapshot)
-        self.offered, self.withheld, self.remarks = tuple(offered), tuple(withheld), self._sizes.remarks
+        return offered, withheld
+
+    def _settle(self, candidates: list[DeviceKind], withheld: list[Withheld], snapshot: Snapshot) -> None:
+        """Offer the kinds whose files can be written."""
+        offered = []
+        for kind in candidates:
+            if (file := self._files.obstacle(kind, snapshot)) is None:
+                offered.append(kind)
+            else:
+                withheld.append(Withheld(kind.resource, str(file)))
+        self.offered, self.withheld = tuple(offered), tuple(withheld)
+        self.remarks = (*self._sizes.remarks, *gpu_remarks(snapshot))
+
+    def _find_troubles(self, snapshot: Snapshot) -> None:
+        self.troubles = tuple(
+            trouble
+            for trouble in self._offer.troubles(snapshot)
+            if self._inventory.has_published(trouble.source)
+        )
+        messages = {trouble.message for trouble in self.troubles}
+        for message in sorted(messages - self._logged):
+            log.warning("The node offers less than is configured. reason=%r", message)
+        self._logged = messages
 
     def _missing_source(self, kind: DeviceKind, snapshot: Snapshot) -> str | None:
         """Return why the facts of a kind are not known yet: an empty list would be wrong."""
@@ -145,19 +173,12 @@ class DeviceOffering:
                 return _why_missing(source, snapshot)
         return None
 
-    def _unnamed(self, snapshot: Snapshot) -> Iterator[str]:
+    def _unnamed(self, snapshot: Snapshot) -> Iterator[Withheld]:
         """Yield the entries whose resources get their names from PFs that are not known yet."""
         if not self._inventory.has_published("pci"):
             for entry in self.config.resources:
                 if "{" in entry.name:
-                    yield f"{entry.name}: {_why_missing('pci', snapshot)}"
-
-    async def _write_cdi_specs(self, snapshot: Snapshot) -> None:
-        """Write the specs before the kubelet gets the devices. A disk that hangs must not delay bad news for it."""
-        if self._files.cdi_specs.update(self.offered, snapshot):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(FLUSH_S):
-                    await asyncio.to_thread(self._files.cdi_specs.flush)
+                    yield Withheld(entry.name, _why_missing("pci", snapshot))
 
     async def _remove_stale_files(self, snapshot: Snapshot) -> None:
         """Once it is known what pods hold, remove the device-info files of an earlier agent."""
@@ -170,11 +191,24 @@ class DeviceOffering:
             for holding in snapshot.holdings
             for id_ in holding.device_ids
         )
-        for name in await asyncio.to_thread(self._files.device_info.remove_stale, f"{head}-", held):
-            log.info("A device-info file of an earlier agent was removed. file=%s", name)
+        sweep = BoundedCalls("stale device-info files", SWEEP_S)
+        with suppress(Unanswered):  # the log has it, and the files harm no pod
+            for name in await sweep.run(self._files.device_info.remove_stale, f"{head}-", tuple(held)):
+                log.info("A device-info file of an earlier agent was removed. file=%s", name)
 
     def _fatal(self, offer: Offer) -> list[str]:
         return [trouble.message for trouble in offer.troubles(self._inventory.snapshot) if trouble.fatal]
+
+
+def gpu_remarks(snapshot: Snapshot) -> Iterator[str]:
+    """Yield a sentence about each GPU that is lost, or that no resource can offer, for ``/readyz``."""
+    for gpu in snapshot.gpus:
+        reason = gpu.health.reasons[0] if gpu.health.reasons else None
+        if reason is not None and (gpu.lost or reason.key == MISMATCH.key):
+            yield f"GPU {gpu.index} ({gpu.uuid}): {reason.key}: {reason.detail}"
+    for unusable in snapshot.unusable_gpus:
+        reason = unusable.health.reasons[0]
+        yield f"GPU at {unusable.place} is not offered: {reason.key}: {reason.detail}"
 
 
 def _why_missing(source: str, snapshot: Snapshot) -> str:

@@ -9,11 +9,13 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.agent_config import Config
+from nodeagent.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.health_settings import HealthSettings
 from nodeagent.health.service import HealthService
@@ -25,8 +27,10 @@ from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
 from nodeagent.model import Gpu, Neighbor, Remark
 from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
+from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
+from nodeagent.sources.remembered_gpus import RememberedGpus
 from nodeagent.sources.scan_hints import ScanRequest
 from nodeagent.supervise import keep
 
@@ -44,6 +48,8 @@ FACT_SOURCES = frozenset({"pci", "gpus", "paths", "lldp"})
 """The sources that publish at every start. If one fails, its facts are marked as old until it publishes again."""
 LATER_S = 0.5
 """Between the first facts and the import of what registration does not need."""
+NETLINK_S = 2.0
+"""The kernel answers in a millisecond, unless a driver holds the RTNL lock."""
 FIRST_FACTS_S = 10.0
 """A driver that hangs must not keep the NICs from the kubelet for longer."""
 
@@ -61,6 +67,10 @@ def health_service(config: Config, state_file: StateFile | None = None) -> Healt
 
 def open_state_file(settings: HealthSettings, root: Path) -> StateFile:
     return StateFile.open(Tree(root).path(settings.state_directory))
+
+
+def open_remembered_gpus(settings: HealthSettings, root: Path) -> RememberedGpus:
+    return RememberedGpus.open(Tree(root).path(settings.state_directory))
 
 
 def adopt(health: HealthService, begun: HealthSettings, now: HealthSettings) -> None:
@@ -94,8 +104,10 @@ class Discovery:
         node_name: str | None = None,
         gpu_publisher: GpuPublisher | None = None,
         sampled: bool = False,
+        stores: bool = False,
     ) -> None:
-        """``node_name`` is the system name that this node sends to switches. ``sampled``: run the samplers too."""
+        """``node_name`` is the system name that this node sends to switches. ``sampled``: run the samplers too.
+        ``stores``: keep the GPUs for the next start; a single look reads them only."""
         self._tree = Tree(root)
         if not self._tree.exists("/sys"):
             raise SysfsError(
@@ -107,13 +119,20 @@ class Discovery:
         self._sampled = sampled
         self._sampler: Sampler | None = None
         self._lldp_receiver: LldpReceiver | None = None
-        self._gpu_facts = gpu_publisher if gpu_publisher is not None else GpuPublisher(health_service(config))
+        if gpu_publisher is None:
+            gpu_publisher = GpuPublisher(health_service(config), open_remembered_gpus(config.health, root))
+        self._gpu_facts = gpu_publisher
+        self._stores = stores
         self._health = self._gpu_facts.health
         self._health.publish_functions(lambda functions: inventory.publish("health", functions=functions))
         self._gpu_facts.publish_to(self._publish_gpus)
         self._last_scan: pci_source.PciFacts | None = None
         """The scan that a restarted PCI source continues from."""
         self._gpu_hint = asyncio.Event()
+        self._readable_again = ScanRequest()
+        self._pci_reads = BoundedScan("pci", self._tree, self._readable_again.request)
+        self._path_reads = BoundedScan("paths", self._tree)
+        self._netlink = BoundedCalls("netlink", NETLINK_S)
         self._lldp_hint = ScanRequest()
 
     # --- for metrics --------------------------------------------------------------------------------
@@ -150,6 +169,7 @@ class Discovery:
             ("paths", True, self._watch_paths),
             ("health", True, self._health.run),
             ("memory", True, self._health.state_file.run),
+            ("gpu-memory", self._stores, self._gpu_facts.remembered.run),
             ("samples", self._sampled, self._sample),
             ("cabling", config.health.cabling_plan is not None, self._watch_cabling_plan),
             ("lldp", receives_lldp(config, self._tree), self._watch_lldp),
@@ -158,14 +178,16 @@ class Discovery:
 
     async def _watch_pci(self) -> None:
         if not is_recorded(self._tree):
-            self._health.identify_nics(await asyncio.to_thread(permanent_macs))
+            with suppress(Unanswered):  # the identities are for the state file alone
+                self._health.identify_nics(await self._netlink.run(permanent_macs))
         with hints(self._tree) as opened:
             await pci_source.watch(
                 self._tree,
-                opened,
+                [*opened, self._readable_again],
                 self._publish_pci,
                 interval_s=self._config.scan_seconds,
                 before=self._last_scan,
+                reads=self._pci_reads,
             )
 
     def _publish_pci(self, facts: pci_source.PciFacts) -> None:
@@ -180,6 +202,8 @@ class Discovery:
             gpu_functions=facts.gpus,
             unreadable=facts.unreadable,
         )
+        if self._config.gpu.driver != "none":
+            self._gpu_facts.take_functions(facts.gpus)
         self._gpu_hint.set()
         self._lldp_hint.request()
 
@@ -195,12 +219,12 @@ class Discovery:
         )
 
     def _publish_gpus(self, gpus: tuple[Gpu, ...]) -> None:
-        self._inventory.publish("gpus", gpus=gpus)
+        self._inventory.publish("gpus", gpus=gpus, unusable_gpus=self._gpu_facts.unusable)
         self._health.take_gpus(gpus)
 
     async def _watch_paths(self) -> None:
         while True:
-            paths = await asyncio.to_thread(host_paths.find, self._tree, self._config.cdi.directory)
+            paths = await self._path_reads.run(host_paths.find, self._tree, self._config.cdi.directory)
             self._inventory.publish("paths", paths=paths)
             await asyncio.sleep(self._config.scan_seconds)
 

@@ -19,6 +19,7 @@ from nodeagent import cdi
 from nodeagent.agent_config import Config
 from nodeagent.config.formats import index_range
 from nodeagent.kinds import DeviceKind, gpu_access
+from nodeagent.kinds import named as _named
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.resource_settings import (
     GpuMemResource,
@@ -30,7 +31,7 @@ from nodeagent.kinds.resource_settings import (
 )
 from nodeagent.kinds.vf import VfPool
 from nodeagent.kinds.whole_gpu import WholeGpus
-from nodeagent.model import Function, Gpu, HostPaths, Link, Snapshot
+from nodeagent.model import Devices, Function, Gpu, HostPaths, Link, Snapshot, State
 
 FALLBACK_PREFIX = "nodeagent.io"
 
@@ -38,17 +39,33 @@ FALLBACK_PREFIX = "nodeagent.io"
 _MEANINGLESS = re.compile(
     r"to be filled|default string|system product|not specified|^none$|o\.e\.m|standard pc|virtual|kvm", re.I
 )
+PASSTHROUGH = "vfio-pci"
 _GLOB = re.compile(r"[*?\[]")
 
 
 class Trouble(msgspec.Struct, frozen=True):
     """The configuration asks for something that this machine lacks.
 
-    ``fatal``: the agent does not start, and does not accept the changed configuration.
+    ``fatal``: the agent does not start, and does not accept the changed configuration. ``ready``: the agent is ready
+    nevertheless. ``source``: before this source has published, the message is a guess.
     """
 
     message: str
     fatal: bool
+    ready: bool = True
+    source: str = "pci"
+
+
+class MachineView(msgspec.Struct, frozen=True):
+    """The facts of one moment, and the resources that the configuration makes of them.
+
+    ``configuration``: the digest of an agent's configuration; empty if no agent answers.
+    """
+
+    snapshot: Snapshot
+    resources: tuple[tuple[str, tuple[Devices, ...]], ...]
+    troubles: tuple[Trouble, ...]
+    configuration: str = ""
 
 
 def prefix(config: Config, product: str | None) -> str:
@@ -100,7 +117,7 @@ class Offer:
         """Return what is wrong with this configuration on this machine."""
         return tuple(
             trouble
-            for find in (self._offered_twice, self._refused, self._nothing_selected)
+            for find in (self._offered_twice, self._refused, self._nothing_offered, self._less_than_expected)
             for trouble in find(snapshot)
         )
 
@@ -123,11 +140,63 @@ class Offer:
             if (refusal := kind.refusal(snapshot)) is not None:
                 yield Trouble(f"{kind.resource.partition('/')[2]}: {refusal}", fatal=True)
 
-    def _nothing_selected(self, snapshot: Snapshot) -> Iterator[Trouble]:
+    def _nothing_offered(self, snapshot: Snapshot) -> Iterator[Trouble]:
         for entry in self.config.resources:
-            kinds = self._kinds_of(entry, snapshot, frozenset())
-            if not any(kind.selects(snapshot) for kind in kinds):
-                yield Trouble(f"{entry.name}: {entry.nothing_selected}", fatal=False)
+            kinds = tuple(self._kinds_of(entry, snapshot, frozenset()))
+            if any(kind.hardware(snapshot) for kind in kinds):
+                continue
+            if isinstance(entry, VfResource):
+                source, shortage = "pci", self._vf_shortage(entry, snapshot)
+            else:
+                source, shortage = "gpus", self._gpu_shortage(entry, snapshot)
+            message = f"{entry.name}: {shortage or entry.nothing_selected}"
+            yield Trouble(message, fatal=False, ready=shortage is None, source=source)
+
+    def _vf_shortage(self, entry: VfResource, snapshot: Snapshot) -> str | None:
+        """Return why this node offers no VF although PFs that the entry selects can have VFs."""
+        links = {link.pci_address: link for link in snapshot.links}
+        pfs = [
+            function
+            for function in snapshot.functions
+            if function.parent is None
+            and (function.num_vfs or (function.total_vfs and function.health.state is not State.UNUSED))
+            and selected_pf(entry.select, function)
+            and _suits(entry, function, links.get(function.pci_address))
+        ]
+        if not pfs:
+            return None
+        if any(function.num_vfs for function in pfs):
+            remedy = "none of their VFs matches vfDriver and vfIndexes"
+        elif any(self._creates_vfs(function) for function in pfs):
+            remedy = "`nodeagent vfs apply` has not made their VFs: its log names the cause"
+        else:
+            remedy = "create VFs (vfs), or take the entry out of resources on nodes of this type"
+        return f"no VF is offered by the PFs {_named(pf.pci_address for pf in pfs)}: {remedy}"
+
+    def _gpu_shortage(self, entry: GpuMemResource | GpuResource, snapshot: Snapshot) -> str | None:
+        """Return why this node offers no GPU although the PCI bus has GPUs that the entry may select."""
+        # NVML names no GPU that is passed through to virtual machines.
+        seen = [gpu.pci_address for gpu in snapshot.gpu_functions if gpu.driver != PASSTHROUGH]
+        globs = entry.select.pci_addresses
+        seen = [address for address in seen if not globs or _matches(address, globs)]
+        if snapshot.gpus or not seen or self.config.gpu.driver == "none":
+            return None
+        return (
+            f"the PCI bus has the GPUs {_named(seen)}, and NVML is not loaded or names none: install or start the "
+            "driver (its container may still be starting), and give the agent's pod the runtime `nvidia`"
+        )
+
+    def _less_than_expected(self, snapshot: Snapshot) -> Iterator[Trouble]:
+        expect = self.config.expect
+        kinds = self.kinds(snapshot)
+        if expect.gpus is not None:
+            gone = {gpu.uuid for gpu in snapshot.gpus if gpu.lost}
+            offered = {uuid for kind in kinds if kind.source == "gpus" for uuid in kind.hardware(snapshot)}
+            yield from _too_few("gpus", expect.gpus, offered, gone)
+        if expect.nics is not None:
+            gone = {pf.pci_address for pf in snapshot.functions if _missing(pf)}
+            pools = (kind.devices(snapshot) for kind in kinds if kind.source == "pci")
+            yield from _too_few("nics", expect.nics, {entry.parent for pool in pools for entry in pool}, gone)
 
     def _kinds_of(
         self, entry: ResourceSettings, snapshot: Snapshot, taken: frozenset[str]
@@ -218,6 +287,22 @@ class Offer:
         return bool(function.total_vfs) and any(
             entry.count and selected_pf(entry.select, function) for entry in self.config.vfs
         )
+
+
+def _too_few(setting: str, expected: int, offered: set[str], gone: set[str]) -> Iterator[Trouble]:
+    present = len(offered - gone)
+    if present < expected:
+        without = f", without {_named(sorted(offered & gone))}" if offered & gone else ""
+        message = (
+            f"expect.{setting} is {expected}, and {present} are offered{without}: `nodeagent doctor` looks for the "
+            f"others; or correct expect.{setting}"
+        )
+        source = "pci" if setting == "nics" else setting
+        yield Trouble(message, fatal=False, ready=False, source=source)
+
+
+def _missing(function: Function) -> bool:
+    return any(reason.key == "device_missing" for reason in function.health.reasons)
 
 
 def selected_pf(select: PfSelect, function: Function) -> bool:

@@ -45,14 +45,21 @@ class AffectedPod:
 
 
 def reported_devices(snapshot: Snapshot) -> tuple[ReportedDevice, ...]:
-    """The PFs whose link is in use, then the GPUs."""
+    """The PFs whose link is in use, then the GPUs, then those that no resource can offer."""
     links = [
         ReportedDevice(pf.pci_address, _link_title(pf.netdev, pf.pci_address), True, pf.health)
         for pf in snapshot.functions
         if pf.parent is None and pf.health.state is not State.UNUSED
     ]
     gpus = [
-        ReportedDevice(gpu.uuid, f"GPU {gpu.index} ({gpu.uuid})", False, gpu.health) for gpu in snapshot.gpus
+        ReportedDevice(gpu.uuid, f"GPU {gpu.index} ({gpu.uuid})", False, gpu.health)
+        for gpu in snapshot.gpus
+        if gpu.health.state is not State.UNUSED
+    ]
+    gpus += [
+        ReportedDevice(f"gpu {gpu.place}", f"GPU at {gpu.place}", False, gpu.health)
+        for gpu in snapshot.unusable_gpus
+        if gpu.health.state is not State.UNUSED
     ]
     return (*links, *gpus)
 

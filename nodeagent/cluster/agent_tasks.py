@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from nodeagent.bounded_calls import BoundedCalls, Unanswered, within
 from nodeagent.cluster.cluster_settings import ClusterSettings
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from nodeagent.kube.access import Access
 
 log = logging.getLogger(__name__)
+
+TOKEN_S = 2.0
+"""For reading the token, which is a file in memory."""
 
 
 class NodeAccess(msgspec.Struct, frozen=True):
@@ -51,8 +55,8 @@ def node_access(settings: ClusterSettings, node_name: str | None) -> NodeAccess 
                     "cluster.access is in-cluster, and this is no pod with a service account; set it to auto or none"
                 )
             return None
-        claim = node_of(access.authorization())
-    except AccessError as error:
+        claim = node_of(within("the token of the API server", TOKEN_S, access.authorization))
+    except (AccessError, Unanswered) as error:
         raise Fatal(f"the API server cannot be reached: {error}") from error
     node = node_name or (claim.name if claim else None)
     if node is None:
@@ -93,7 +97,7 @@ async def run(
     if settings.report:
         from nodeagent.cluster.node_report import NodeReporter  # noqa: PLC0415
 
-        owner = node_of(access.authorization())
+        owner = node_of(await BoundedCalls("token", TOKEN_S).run(access.authorization))
         reporter = NodeReporter(client, inventory, node, access.namespace, lambda: offer.rails, owner=owner)
         tasks["nodelinks"] = reporter.run
     if settings.events:

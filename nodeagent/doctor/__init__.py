@@ -216,6 +216,7 @@ def _snapshot(outcomes: dict[str, ReadOutcome]) -> Snapshot | None:
         functions=nics.facts.functions,
         links=nics.facts.links,
         gpus=gpus.gpus,
+        gpu_functions=nics.facts.gpus,
         paths=paths,
     )
 

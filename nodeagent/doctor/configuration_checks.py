@@ -31,6 +31,11 @@ TOPIC = Topic(
             "The agent does not start: it would offer devices that it cannot allocate.",
             "change this entry of `resources`; `nodeagent scan` shows the devices that can be selected",
         ),
+        "config_short": Advice(
+            "The agent's pod is not Ready, which stops a rollout: the node has hardware that is not offered, or less "
+            "than `expect` asks for.",
+            "follow the message; or change `resources` or `expect` for nodes of this type",
+        ),
         "config_idle": Advice(
             "An entry that selects no device makes no resource: pods that request it stay Pending.",
             "correct its `select`, or remove the entry on nodes of this type; `nodeagent scan` shows the "
@@ -77,5 +82,7 @@ def findings(facts: ConfigurationFacts, snapshot: Snapshot | None) -> Iterator[F
     for trouble in Offer(facts.config).troubles(snapshot) if snapshot is not None else ():
         if trouble.fatal:
             yield TOPIC.fix("config_unfit", trouble.message)
+        elif not trouble.ready:
+            yield TOPIC.fix("config_short", trouble.message)
         else:
             yield TOPIC.note("config_idle", trouble.message)

@@ -10,6 +10,7 @@ from nodeagent.fabric.groups import CablingPattern, SwitchGroup
 from nodeagent.fabric.inputs import Levels
 from nodeagent.fabric.naming import GroupNames
 from nodeagent.fabric.placement import Placement
+from nodeagent.fabric.reports import CompactReport
 from nodeagent.fabric.votes import LinkVotes
 
 
@@ -88,11 +89,7 @@ class DesiredPlaces:
             return
         self.desired[node] = place
         if place is None and is_new and report is not None:
-            unplaced[node] = (
-                "none of its links has an LLDP neighbor: is LLDP enabled on the switches?"
-                if report.shape
-                else f"it reports no link in the fabric {self._rules.fabric}"
-            )
+            unplaced[node] = self._why_unknown(report)
 
     def _desired_place(self, node: str) -> str | None:
         """The object that the topology file or the node's report puts a node in."""
@@ -101,6 +98,17 @@ class DesiredPlaces:
         pattern = self._votes.pattern(node)
         group = None if pattern is None else group_of(node, pattern, self._placed, self._names)
         return None if group is None else self._names.names.get(group)
+
+    def _why_unknown(self, report: CompactReport) -> str:
+        """Why a report places a new node nowhere."""
+        if not report.shape:
+            return f"it reports no link in the fabric {self._rules.fabric}"
+        if report.stale:
+            return (
+                "the LLDP information of its links has expired: a current neighbor on one of them places it; are the "
+                "links up, and do the switches send LLDP?"
+            )
+        return "none of its links has an LLDP neighbor: is LLDP enabled on the switches?"
 
     def _record_wait(self, node: str) -> bool:
         """Record since when a new node waits for its other links. Return whether it still waits: at most

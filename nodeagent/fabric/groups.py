@@ -16,10 +16,10 @@ from nodeagent.fabric.reports import CompactReport, Shape
 
 
 class CablingPattern:
-    """All nodes with identical cabling: their reports share one ``shape``.
+    """All nodes with identical cabling: their reports share one ``shape``, and the same links count.
 
-    ``keys[i]`` is the switch of ``shape[i]``, empty for a link without a neighbor. ``leaves`` are these switches,
-    sorted and each once. ``votes`` counts the links into each group; ``best`` is the group with most of them.
+    ``keys[i]`` is the switch of ``shape[i]``, empty for a link without a neighbor that counts. ``leaves`` are these
+    switches, sorted and each once. ``votes`` counts the links into each group; ``best`` is the group with most of them.
     """
 
     __slots__ = ("best", "keys", "leaves", "nodes", "shape", "votes")
@@ -39,7 +39,7 @@ class CablingPattern:
 
     @property
     def links_without_neighbor(self) -> int:
-        """The number of links that have never had a neighbor."""
+        """The number of links without a neighbor that counts."""
         return self.keys.count("")
 
 

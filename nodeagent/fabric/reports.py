@@ -54,7 +54,7 @@ Shape = tuple[LinkSlot, ...]
 class CompactReport:
     """``ports[i]`` is the switch port of link ``shape[i]``. Bit i of ``stale`` and ``miscabled`` is for this link.
 
-    ``incomplete``: some link is up and has no neighbor yet. ``up`` counts the links that are up.
+    ``incomplete``: some link is up and has no current neighbor yet. ``up`` counts the links that are up.
     """
 
     __slots__ = ("incomplete", "miscabled", "ports", "shape", "stale", "up")
@@ -115,6 +115,7 @@ class ReportReader:
                 ports.append(pool(link.neighbor.port_id.value))
                 if link.neighbor.stale:
                     stale |= bit
+                    incomplete = incomplete or not is_down
         return CompactReport(pool(tuple(shape)), pool(tuple(ports)), stale, miscabled, up, incomplete)
 
     def _announcement(self, links: NodeLinks, neighbor: LinkNeighbor) -> SwitchAnnouncement | None:

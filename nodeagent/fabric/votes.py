@@ -1,16 +1,22 @@
 """From reports to leaf groups: cabling patterns, their switches, the groups of these, and the votes for each group.
 
-Nothing here depends on time or on where a node is published.
+* A link with a current neighbor counts.
+* A link whose LLDP information has expired counts only if the published tree confirms it: the object of its node lists
+  the switch. Otherwise it is a link without a neighbor. So expired information keeps a place, and neither makes one nor
+  joins switches.
+
+Nothing else here depends on where a node is published, and nothing on time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.groups import CablingPattern, SwitchGraph, SwitchGroup, count_votes
 from nodeagent.fabric.inputs import Levels
 from nodeagent.fabric.published import PublishedTree
+from nodeagent.fabric.reports import CompactReport, Shape, SwitchAnnouncement
 from nodeagent.fabric.switch_names import SwitchNames
 
 
@@ -23,11 +29,10 @@ class LinkVotes:
     def __init__(
         self, rules: FabricRules, levels: Levels, published: PublishedTree, record: Mapping[str, str]
     ) -> None:
-        self._reports = levels.reports
         self.unknown = [node for node in levels.reports if node not in levels.nodes] if levels.nodes else []
-        self._patterns = _patterns(levels, frozenset(self.unknown))
+        self._patterns = _Patterns(levels.reports, frozenset(self.unknown), published)
         self.names = SwitchNames(
-            self._patterns.values(),
+            self._patterns,
             rules.generic_names,
             published.switches.placed,
             published.aliases,
@@ -43,24 +48,20 @@ class LinkVotes:
 
     @property
     def patterns(self) -> Sequence[CablingPattern]:
-        return list(self._patterns.values())
+        return list(self._patterns)
 
     def pattern(self, node: str) -> CablingPattern | None:
         """The pattern of a node whose report counts."""
-        report = self._reports.get(node)
-        pattern = None if report is None else self._patterns.get(id(report.shape))
-        return pattern if pattern is not None and node in pattern.nodes else None
+        return self._patterns.of(node)
 
     def at(self, leaf: str) -> Sequence[CablingPattern]:
         """The patterns with a link to a switch."""
         return self._by_leaf.get(leaf, ())
 
     def _resolve_switches(self) -> None:
-        keys, by_leaf = self.names.keys, self._by_leaf
-        for pattern in self._patterns.values():
-            pattern.keys = tuple(
-                ["" if slot.neighbor is None else keys[slot.neighbor] for slot in pattern.shape]
-            )
+        by_leaf = self._by_leaf
+        self._patterns.resolve(self.names.keys)
+        for pattern in self._patterns:
             pattern.leaves = tuple(sorted(set(pattern.keys) - {""}))
             for leaf in pattern.leaves:
                 by_leaf.setdefault(leaf, []).append(pattern)
@@ -82,25 +83,84 @@ class LinkVotes:
         return static
 
     def _count(self) -> None:
-        for pattern in self._patterns.values():
+        for pattern in self._patterns:
             pattern.votes, pattern.best = count_votes(pattern.keys, self.graph.of, self.graph.weight)
             if pattern.best is not None:
                 pattern.best.voters.append(pattern)
 
 
-def _patterns(levels: Levels, unknown: frozenset[str]) -> dict[int, CablingPattern]:
-    """The patterns of all nodes that exist, by the identity of their shape.
+class _Patterns:
+    """The patterns of all nodes that exist, by the identity of the shape and by the links that do not count.
 
     Equal shapes are one object, and hashing a shape would cost more than all other work here.
     """
-    patterns: dict[int, CablingPattern] = {}
-    pattern: CablingPattern | None = None
-    for node, report in levels.reports.items():
-        if node in unknown:
-            continue
-        if pattern is None or pattern.shape is not report.shape:
-            pattern = patterns.get(id(report.shape))
-            if pattern is None:
-                pattern = patterns[id(report.shape)] = CablingPattern(report.shape)
+
+    def __init__(
+        self, reports: Mapping[str, CompactReport], unknown: frozenset[str], published: PublishedTree
+    ) -> None:
+        self._reports, self._published = reports, published
+        self._patterns: dict[tuple[int, int], CablingPattern] = {}
+        self._divided: dict[str, CablingPattern] = {}
+        placed = published.tiers[1].placed
+        last: Shape | None = None
+        pattern = CablingPattern(())
+        for node, report in reports.items():
+            if node in unknown:
+                continue
+            if report.stale and node not in placed:
+                self._divide(node, report, report.stale)
+                continue
+            if report.shape is not last:
+                last = report.shape
+                pattern = self._pattern(report.shape, 0)
+            pattern.nodes[node] = report
+
+    def __iter__(self) -> Iterator[CablingPattern]:
+        return iter(self._patterns.values())
+
+    def of(self, node: str) -> CablingPattern | None:
+        if (divided := self._divided.get(node)) is not None:
+            return divided
+        report = self._reports.get(node)
+        pattern = None if report is None else self._patterns.get((id(report.shape), 0))
+        return pattern if pattern is not None and node in pattern.nodes else None
+
+    def resolve(self, keys: Mapping[SwitchAnnouncement, str]) -> None:
+        """Set the keys of all patterns. Links of published nodes that do not count make patterns of their own."""
+        placed, switches = self._published.tiers[1].placed, self._published.switches
+        for pattern in list(self._patterns.values()):
+            pattern.keys = _keys(pattern.shape, keys)
+            for node, report in list(pattern.nodes.items()):
+                if not report.stale or node in self._divided:
+                    continue
+                home = placed[node]
+                unconfirmed = sum(
+                    1 << i
+                    for i, key in enumerate(pattern.keys)
+                    if report.stale >> i & 1 and not switches.lists(home, key)
+                )
+                if unconfirmed:
+                    del pattern.nodes[node]
+                    divided = self._divide(node, report, unconfirmed)
+                    divided.keys = _keys(divided.shape, keys)
+        self._patterns = {key: pattern for key, pattern in self._patterns.items() if pattern.nodes}
+
+    def _divide(self, node: str, report: CompactReport, without: int) -> CablingPattern:
+        pattern = self._pattern(report.shape, without)
         pattern.nodes[node] = report
-    return patterns
+        self._divided[node] = pattern
+        return pattern
+
+    def _pattern(self, shape: Shape, without: int) -> CablingPattern:
+        """The pattern of this shape without the neighbors of the links in the bits of ``without``."""
+        pattern = self._patterns.get((id(shape), without))
+        if pattern is None:
+            counted = tuple(
+                slot._replace(neighbor=None) if without >> i & 1 else slot for i, slot in enumerate(shape)
+            )
+            pattern = self._patterns[id(shape), without] = CablingPattern(counted if without else shape)
+        return pattern
+
+
+def _keys(shape: Shape, keys: Mapping[SwitchAnnouncement, str]) -> tuple[str, ...]:
+    return tuple(["" if slot.neighbor is None else keys[slot.neighbor] for slot in shape])

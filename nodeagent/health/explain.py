@@ -16,7 +16,7 @@ from nodeagent.health.hold import Hold
 from nodeagent.health.judged_device import JudgedDevice, gravity
 from nodeagent.health.nic_judge import NicJudge
 from nodeagent.health.rule import Measured, Rule, clears, threshold
-from nodeagent.model import Health, Reason, State
+from nodeagent.model import Health, Reason, State, UnusableGpu
 
 Phase = Literal["active", "entering", "clearing", "quiet", "unknown", "off"]
 
@@ -69,6 +69,23 @@ def explain_gpus(judge: GpuJudge, now: float) -> tuple[DeviceView, ...]:
     """Return the views of all GPUs, by index."""
     return tuple(
         _device(gpu, uuid, f"GPU{gpu.index}", judge.health(uuid), now) for uuid, gpu in judge.gpus.items()
+    )
+
+
+def explain_unusable(gpus: Iterable[UnusableGpu]) -> tuple[DeviceView, ...]:
+    """Return the views of the GPUs that no resource can offer; no rule reads them."""
+    return tuple(
+        DeviceView(
+            device=gpu.place,
+            name=f"GPU at {gpu.place}",
+            kind="gpu",
+            state=gpu.health.state,
+            allocatable=False,
+            watched=False,
+            for_s=None,
+            reasons=gpu.health.reasons,
+        )
+        for gpu in gpus
     )
 
 

@@ -1,7 +1,9 @@
 """The rule engine of the node's GPUs: events, readings and measured values in, the health of every GPU out. Pure.
 
 * Evidence is about one GPU. An error of the whole driver, or no answer from it, makes no GPU Unhealthy.
-* A GPU that was once known stays known while the agent lives: a pod may hold it.
+* A GPU that was once known stays known until another GPU is in its slot, or a command drops it: a pod may hold it.
+* While a known GPU is missing, the others keep their indexes, although NVML counts without it: a selection by index
+  would otherwise move GPUs from one resource to another.
 * Equal facts give equal answers: a reason contains nothing that counts or ages.
 """
 
@@ -11,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import structs
 
+from nodeagent.health.gpu_presence import Whereabouts
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.gpu_state import GpuRules, GpuState
 from nodeagent.health.guard import Guard
@@ -19,6 +22,10 @@ from nodeagent.health.record import GpuRecord
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.model import Health, Reason, State
 
+KNOWN_MAX = 64
+"""UUIDs in the life of one agent. A driver with another UUID at each reading would make the device list grow."""
+_INDEX_MAX = 1023
+
 
 class GpuJudge:
     def __init__(self, settings: GpuSettings | None = None, guard: GuardSettings | None = None) -> None:
@@ -26,6 +33,11 @@ class GpuJudge:
         guard = guard or GuardSettings()
         self.gpus: dict[str, GpuState] = {}
         """By UUID, in the order of the driver."""
+        self.unnamed: tuple[GpuReading, ...] = ()
+        """The readings of the last list that name no known GPU."""
+        self.replaced: list[tuple[str, str]] = []
+        """The UUIDs of GPUs that were replaced in their slot, each with the new one; the caller empties the list."""
+        self._known = 0
         self._rules = GpuRules(self.settings)
         # A single GPU is always allowed, whatever its share of the node.
         self._guard = Guard(guard.share, guard.seconds, least=1.0)
@@ -43,15 +55,80 @@ class GpuJudge:
             if gpu is not None and (event.xid is not None or event.unavailable):
                 gpu.take_event(event.xid, now)
 
-    def take_readings(self, readings: Sequence[GpuReading], now: float) -> None:
-        """Take one reading of all GPUs. A GPU that it does not contain is lost."""
+    def take_readings(
+        self,
+        readings: Sequence[GpuReading],
+        now: float,
+        bus: Mapping[str, str | None] | None = None,
+        mismatch: str | None = None,
+    ) -> None:
+        """Take one reading of all GPUs. A GPU that it does not contain is lost.
+
+        ``bus`` has the kernel driver of each GPU on the PCI bus, by address; ``None``: it was not read yet.
+        ``mismatch`` is a sentence if library and kernel module of the driver differ.
+        """
         by_uuid = self._identify(readings)
-        for uuid, reading in by_uuid.items():
+        for uuid, reading in tuple(by_uuid.items()):
+            if uuid not in self.gpus and not self._add(reading, by_uuid, now):
+                del by_uuid[uuid]
+        used = {id(reading) for reading in by_uuid.values()}
+        self.unnamed = tuple(reading for reading in readings if id(reading) not in used)
+        for uuid, gpu in self.gpus.items():
+            gpu.take_mismatch(mismatch, now)
+            gpu.take_reading(self._with_uuid(by_uuid, uuid), now, self._whereabouts(gpu, bus))
+        self._number()
+
+    def _add(self, reading: GpuReading, by_uuid: Mapping[str, GpuReading], now: float) -> bool:
+        """Take a new GPU; the one that was in its slot is forgotten. ``False``: there were too many."""
+        uuid, address = reading.uuid or "", reading.pci_address
+        if self._known >= KNOWN_MAX:
+            return False
+        for old, gpu in tuple(self.gpus.items()):
+            if address is not None and gpu.reading.pci_address == address and old not in by_uuid:
+                self.forget(old)
+                self.replaced.append((old, uuid))
+        self.gpus[uuid] = GpuState(reading, now, self._rules)
+        self._known += 1
+        return True
+
+    def locate(self, bus: Mapping[str, str | None], now: float) -> None:
+        """Take the GPUs on the PCI bus, which are known for the first time: they explain why a GPU is not listed."""
+        for gpu in self.gpus.values():
+            if not gpu.listed:
+                gpu.take_reading(None, now, self._whereabouts(gpu, bus))
+
+    @staticmethod
+    def _with_uuid(by_uuid: Mapping[str, GpuReading], uuid: str) -> GpuReading | None:
+        reading = by_uuid.get(uuid)
+        return None if reading is None else structs.replace(reading, uuid=uuid)
+
+    @staticmethod
+    def _whereabouts(gpu: GpuState, bus: Mapping[str, str | None] | None) -> Whereabouts:
+        address = gpu.reading.pci_address
+        if bus is None or address is None:
+            return Whereabouts()
+        return Whereabouts(address in bus, bus.get(address))
+
+    def recall(self, readings: Iterable[GpuReading], now: float) -> None:
+        """Take the GPUs of an earlier agent, each with its last known values. They are lost until they are read."""
+        for reading in readings:
+            uuid = reading.uuid or ""
             if uuid not in self.gpus:
                 self.gpus[uuid] = GpuState(reading, now, self._rules)
-        for uuid, gpu in self.gpus.items():
-            gpu.take_reading(by_uuid.get(uuid), now)
-        self._sort()
+                self.gpus[uuid].listed = False
+                self._known += 1
+            self.gpus[uuid].number = reading.index
+        self._number()
+
+    def forget(self, uuid: str) -> None:
+        """Forget a GPU that is gone for good."""
+        self.gpus.pop(uuid, None)
+        self._health.pop(uuid, None)
+
+    def take_mismatch(self, sentence: str, now: float) -> None:
+        """Library and kernel module of the driver have different versions, so that it does not answer."""
+        for gpu in self.gpus.values():
+            gpu.take_mismatch(sentence, now)
 
     def take_vitals(self, vitals: Iterable[GpuVitals], now: float) -> None:
         """Take the measured values of some GPUs."""
@@ -60,20 +137,36 @@ class GpuJudge:
                 gpu.take_vitals(values, now)
 
     def _identify(self, readings: Sequence[GpuReading]) -> dict[str, GpuReading]:
-        """Return the readings by UUID. A reading without one is of the GPU that was last at its index, unless that
-        GPU has a reading of its own."""
+        """Return the readings by UUID. A reading without one is of the known GPU at its PCI address, or else of the
+        one that was last at its index, unless that GPU has a reading of its own."""
         by_uuid: dict[str, GpuReading] = {}
         for reading in readings:
             if reading.uuid is not None:
                 by_uuid.setdefault(reading.uuid, reading)
-        at_index = {gpu.index: uuid for uuid, gpu in self.gpus.items()}
+        at_address = {gpu.reading.pci_address: uuid for uuid, gpu in self.gpus.items()}
+        at_index = {gpu.reading.index: uuid for uuid, gpu in self.gpus.items()}
         for reading in readings:
-            uuid = at_index.get(reading.index)
-            if reading.uuid is None and uuid is not None and uuid not in by_uuid:
-                by_uuid[uuid] = structs.replace(reading, uuid=uuid)
+            if reading.uuid is None:
+                known = at_index.get(reading.index)
+                if reading.pci_address is not None:
+                    known = at_address.get(reading.pci_address)
+                if known is not None and known not in by_uuid:
+                    by_uuid[known] = reading
         return by_uuid
 
-    def _sort(self) -> None:
+    def _number(self) -> None:
+        """Number the GPUs and sort them: by NVML's index, or by the last number while one is not listed."""
+        if all(gpu.listed for gpu in self.gpus.values()):
+            for gpu in self.gpus.values():
+                gpu.number = None
+        taken: set[int] = set()
+        order = sorted(
+            self.gpus.items(), key=lambda entry: (entry[1].number is None, entry[1].index, entry[0])
+        )
+        for _, gpu in order:
+            free = gpu.index not in taken and 0 <= gpu.index <= _INDEX_MAX
+            gpu.number = gpu.index if free else min(set(range(len(taken) + 1)) - taken)
+            taken.add(gpu.number)
         self.gpus = dict(sorted(self.gpus.items(), key=lambda entry: (entry[1].index, entry[0])))
 
     # --- evaluation -----------------------------------------------------------------------------------
@@ -115,7 +208,8 @@ class GpuJudge:
     def restore(self, records: Iterable[GpuRecord]) -> None:
         for record in records:
             self.gpus[record.uuid] = GpuState.restore(record, self._rules)
-        self._sort()
+            self._known += 1
+        self._number()
 
     def records(self) -> Mapping[str, GpuRecord]:
         return {uuid: gpu.record() for uuid, gpu in self.gpus.items()}

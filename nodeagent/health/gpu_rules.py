@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from nodeagent.health.gpu_presence import BY_READING, Whereabouts
 from nodeagent.health.rule import Measure, Measured, Rule
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.model import State
@@ -69,25 +70,22 @@ UNREADABLE_AFTER_S = 30.0
 
 class GpuView(NamedTuple):
     """One GPU as the measures of its rules read it. ``values`` are the last measured ones, ``links`` the NVLinks
-    that were up in this boot. ``limits`` are the thresholds of the measured values. ``nvlink_errors_per_s``: the rate
-    between the last two readings."""
+    that were up in this boot. ``limits`` are the thresholds of the measured values. ``mismatch`` is the sentence about
+    a driver whose library and kernel module have different versions. ``nvlink_errors_per_s``: the rate between the
+    last two readings."""
 
     reading: GpuReading
     values: Mapping[str, float]
     links: frozenset[int]
     limits: GpuHealthSettings
+    whereabouts: Whereabouts = Whereabouts()
+    mismatch: str | None = None
     nvlink_errors_per_s: float | None = None
 
 
 # --- readings ---------------------------------------------------------------------------------------------
 
-_BY_READING = frozenset({"reading"})
 _BY_VALUES = frozenset({"vitals"})
-
-
-def _measure_lost(view: GpuView) -> Measured:
-    sentence = "The driver no longer reaches this GPU; reset it or reboot the node."
-    return Measured(float(view.reading.lost), "", sentence=sentence)
 
 
 def _measure_unreadable(view: GpuView) -> Measured:
@@ -113,21 +111,12 @@ def wanted_action(reading: GpuReading) -> str | None:
     return None if reading.recovery_action == "none" else reading.recovery_action
 
 
-LOST = Rule(
-    key="gpu_lost",
-    state=State.UNHEALTHY,
-    measure=_measure_lost,
-    withdraws=True,
-    limit="reported by the driver",
-    clears="the driver lists it again",
-    witnesses=_BY_READING,
-)
 MIG_ENABLED = Rule(
     key="mig_enabled",
     state=State.HEALTHY,
     measure=_measure_mig,
     withdraws=True,
-    witnesses=_BY_READING | {"person"},  # a person switched MIG on, so the guard lets it pass
+    witnesses=BY_READING | {"person"},  # a person switched MIG on, so the guard lets it pass
 )
 RECOVERY_PREFIX = "recovery_"
 
@@ -140,7 +129,7 @@ def recovery_rule(action: str) -> Rule:
         withdraws=True,
         limit="reported by the driver",
         clears="the driver no longer requests it",
-        witnesses=_BY_READING,
+        witnesses=BY_READING,
     )
 
 
@@ -154,7 +143,7 @@ def unreadable_rule(unreadable_after_s: float) -> Rule:
         limit=f"for {unreadable_after_s:g} s",
         clears="its calls no longer fail",
         follows=True,
-        witnesses=_BY_READING,
+        witnesses=BY_READING,
     )
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import structs
 
+from nodeagent.health.gpu_presence import LOST, MISMATCH, PASSTHROUGH, Whereabouts
 from nodeagent.health.gpu_rules import (
-    LOST,
     MIG_ENABLED,
     NVLINK_ERRORS,
     RECOVERY_PREFIX,
@@ -59,6 +59,12 @@ class GpuState(JudgedDevice):
         self.measured_values: Mapping[str, float] = {}
         self.links: frozenset[int] = frozenset()
         """The NVLinks that were up in this boot."""
+        self.number: int | None = None
+        """The published index. It stays while a GPU is lost, when NVML counts without that GPU."""
+        self.listed = True
+        """Whether the last reading of the driver contained it."""
+        self.whereabouts = Whereabouts()
+        self.mismatch: str | None = None
         self._shared = rules
         self._xids: dict[int | None, Rule] = {}
         """The XIDs with a fault, in their order; ``None`` is an unavailable GPU."""
@@ -74,7 +80,7 @@ class GpuState(JudgedDevice):
 
     @property
     def index(self) -> int:
-        return self.reading.index
+        return self.reading.index if self.number is None else self.number
 
     @property
     def lost(self) -> bool:
@@ -95,10 +101,13 @@ class GpuState(JudgedDevice):
             }
         self.step_rule(self._xids[xid], event(xid), at)
 
-    def take_reading(self, reading: GpuReading | None, now: float) -> None:
-        """``None``: the driver does not list this GPU."""
+    def take_reading(
+        self, reading: GpuReading | None, now: float, whereabouts: Whereabouts | None = None
+    ) -> None:
+        """``None``: the driver does not list this GPU, which is then at ``whereabouts``."""
         before, was_lost, last_read_at = wanted_action(self.reading), self.lost, self.read_at
         self.read_at = now
+        self.listed, self.whereabouts = reading is not None, whereabouts or Whereabouts()
         if reading is None:
             self.reading = structs.replace(self.reading, lost=True)
             self._step_reading(now)
@@ -114,6 +123,11 @@ class GpuState(JudgedDevice):
         self._xids = {xid: rule for xid, rule in self._xids.items() if self.is_active(rule.key)}
         self._step_reading(now)
         self._reset = self._reset or was_carried_out or (was_lost and not reading.lost)
+
+    def take_mismatch(self, sentence: str | None, now: float) -> None:
+        """``None``: library and kernel module of the driver have the same version, as far as is known."""
+        self.mismatch = sentence
+        self.step_rule(MISMATCH, MISMATCH.measure(self._view()), now)
 
     def _end_xids(self, until: float) -> None:
         """End the XIDs before a reset. An event after the reading that still asked for the action is newer."""
@@ -166,6 +180,8 @@ class GpuState(JudgedDevice):
             self.measured_values,
             self.links,
             self._shared.settings.health,
+            self.whereabouts,
+            self.mismatch,
             self._nvlink_errors_per_s,
         )
 
@@ -190,7 +206,7 @@ class GpuState(JudgedDevice):
         )
 
     def _announced(self) -> Iterator[Rule]:
-        yield LOST
+        yield from (MISMATCH, LOST, PASSTHROUGH)
         if (action := wanted_action(self.reading)) is not None:
             yield recovery_rule(action)
 

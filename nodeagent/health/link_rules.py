@@ -21,6 +21,14 @@ def device_missing(view: NicView) -> Measured | None:
     return yes_or_no(not view.present, "missing", "present", by(SYSFS, *agree))
 
 
+def not_answering(view: NicView) -> Measured | None:
+    """Reading the files of the PF in sysfs hangs: its driver or its firmware does not answer.
+
+    For 30 s, because a driver that creates VFs holds the lock of its device for seconds (our own choice).
+    """
+    return yes_or_no(not view.answers, "does not answer", "answers", by(SYSFS))
+
+
 def driver_unbound(view: NicView) -> Measured | None:
     """The PF has no driver.
 

@@ -28,6 +28,7 @@ _STALLS = ("pcie_stalled_read_seconds", "pcie_stalled_write_seconds")
 
 DEFAULTS: tuple[Rule, ...] = (
     _rule(_DOWN, link_rules.device_missing, clear_for_s=60, withdraws=True, on_facts=True, ungated=True),
+    _rule(_DOWN, link_rules.not_answering, enter_for_s=30, withdraws=True, on_facts=True, ungated=True),
     _rule(_DOWN, link_rules.driver_unbound, withdraws=True, on_facts=True, ungated=True),
     _rule(
         _DOWN,

@@ -234,6 +234,7 @@ class NicState(JudgedDevice):
             history=self.history,
             infiniband=self.function.link_type == "infiniband",
             present=not self._has(Fault.DEVICE_MISSING),
+            answers=not self._has(Fault.NOT_ANSWERING),
             bound=not self._has(Fault.DRIVER_UNBOUND),
             admin_up=self.admin_up,
             carrier=self.carrier,

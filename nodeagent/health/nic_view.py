@@ -39,6 +39,7 @@ class NicView(msgspec.Struct):
     history: History
     infiniband: bool = False
     present: bool = True
+    answers: bool = True
     bound: bool = True
     admin_up: bool | None = None
     carrier: bool | None = None

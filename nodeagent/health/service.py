@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from nodeagent.health.cabling import EMPTY, Plan, is_switch
-from nodeagent.health.explain import DeviceView, explain_gpus, explain_nics
+from nodeagent.health.explain import DeviceView, explain_gpus, explain_nics, explain_unusable
 from nodeagent.health.gpu_judge import GpuJudge
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.health_settings import HealthSettings
@@ -30,7 +30,7 @@ from nodeagent.health.structural import NO_FAULTS, Faults
 from nodeagent.host.clock import boottime
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.measurements.sample import Sample
-from nodeagent.model import HEALTHY, Function, Gpu, Health, Link, Neighbor
+from nodeagent.model import HEALTHY, Function, Gpu, Health, Link, Neighbor, UnusableGpu
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,7 @@ class HealthService:
         self._nic_records = self._load(NIC_SECTION, NicRecord)
         """Records of PFs that have not appeared yet."""
         self._gpu_records: dict[str, GpuRecord] = {}
+        self._unusable: tuple[UnusableGpu, ...] = ()
         self._plan: Plan = EMPTY
         self._neighbors: tuple[Neighbor, ...] = ()
         self._logged: set[str] = set()
@@ -210,12 +211,20 @@ class HealthService:
         events: Iterable[GpuEvent] = (),
         readings: Sequence[GpuReading] | None = None,
         vitals: Iterable[GpuVitals] = (),
+        bus: Mapping[str, str | None] | None = None,
+        mismatch: str | None = None,
     ) -> None:
-        """Evaluate the GPUs after events, a reading of all GPUs, and measured values of some."""
+        """Evaluate the GPUs after events, a reading of all GPUs, and measured values of some. ``bus`` and ``mismatch``
+        belong to the reading. Without one, ``bus`` is news, and a mismatch keeps the driver from answering."""
         now = self._clock()
         self.gpus.take_events(events, now)
         if readings is not None:
-            self.gpus.take_readings(readings, now)
+            self.gpus.take_readings(readings, now, bus, mismatch)
+            self._log_replaced()
+        elif bus is not None:
+            self.gpus.locate(bus, now)
+        elif mismatch is not None:
+            self.gpus.take_mismatch(mismatch, now)
         self.gpus.take_vitals(vitals, now)
         for uuid, health in self.gpus.judge(now).items():
             self._log_gpu(uuid, health)
@@ -224,6 +233,21 @@ class HealthService:
     def lose_gpu_driver(self, why: str) -> None:
         """Record that the driver does not answer: the state is unknown, and ``allocatable`` does not change."""
         self.gpus.lose_driver(why, self._clock())
+
+    def recall_gpus(self, readings: Iterable[GpuReading]) -> None:
+        """Take the GPUs of an earlier agent: until the driver lists one of them again, it is lost."""
+        if self._with_gpus:
+            self.gpus.recall(readings, self._clock())
+
+    def take_unusable(self, gpus: tuple[UnusableGpu, ...]) -> None:
+        """Take the GPUs that no resource can offer, for ``explain``."""
+        self._unusable = gpus
+
+    def _log_replaced(self) -> None:
+        for old, new in self.gpus.replaced:
+            self._gpu_health.pop(old, None)
+            log.warning("A GPU was replaced in its slot; the old one is forgotten. old=%s new=%s", old, new)
+        self.gpus.replaced.clear()
 
     def _log_gpu(self, uuid: str, health: Health) -> None:
         if health == self._gpu_health.get(uuid):
@@ -243,7 +267,8 @@ class HealthService:
     def explain(self) -> tuple[DeviceView, ...]:
         """Return every PF and GPU with its rules and values."""
         now = self._clock()
-        return (*explain_nics(self.nics, self._nic_health, now), *explain_gpus(self.gpus, now))
+        gpus = (*explain_gpus(self.gpus, now), *explain_unusable(self._unusable))
+        return (*explain_nics(self.nics, self._nic_health, now), *gpus)
 
     def explain_json(self) -> bytes:
         """Return ``explain`` as a JSON array, for the page /health."""

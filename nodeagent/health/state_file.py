@@ -22,11 +22,14 @@ import asyncio
 import logging
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from nodeagent.bounded_calls import BoundedCalls, Unanswered, within
 from nodeagent.host.file_writing import replace_file
 from nodeagent.regular_file import read_regular
 
@@ -34,6 +37,8 @@ log = logging.getLogger(__name__)
 
 NAME = "health.json"
 GAP_S = 5.0
+READ_S, WRITE_S = 2.0, 5.0
+"""A local file takes a millisecond. A disk that hangs must not keep the devices from the kubelet."""
 SIZE_MAX = 4 * 1024 * 1024
 """Far more than the records of eight GPUs and NICs; a larger file is not read."""
 _VERSION = 1
@@ -114,14 +119,17 @@ class StateFile:
 
     async def run(self) -> None:
         """Write changes until cancelled, and then the last ones."""
+        writes = BoundedCalls("state file", WRITE_S)
         try:
             while True:
                 await self._changed.wait()
                 self._changed.clear()
-                await asyncio.to_thread(self._write, self._text())
+                with suppress(Unanswered):  # the log has it
+                    await writes.run(self._write, self._text())
                 await asyncio.sleep(GAP_S)
         finally:
-            self._write(self._text())  # the thread may not have started; an unchanged file costs nothing
+            with suppress(Unanswered):
+                await writes.run(self._write, self._text())  # an unchanged file costs nothing
 
     def _text(self) -> bytes:
         entries = [
@@ -157,7 +165,7 @@ class StateFile:
         if self._path is None or self._boot_id is None:
             return
         try:
-            text = read_regular(self._path, SIZE_MAX)
+            text = within("state file", READ_S, partial(read_regular, self._path, SIZE_MAX))
             content = msgspec.json.decode(text, type=_File)
             if content.version != _VERSION:
                 raise ValueError(f"it is of version {content.version}, this agent reads {_VERSION}")

@@ -12,7 +12,7 @@ A VF carries only its own faults here; ``nic_judge`` adds the health of its PF.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from enum import StrEnum
 
 from nodeagent.model import Function, Link, Reason
@@ -22,6 +22,8 @@ class Fault(StrEnum):
     """The keys of structural faults, the gravest first."""
 
     DEVICE_MISSING = "device_missing"
+    NOT_ANSWERING = "not_answering"
+    """Reading its files hangs."""
     DRIVER_UNBOUND = "driver_unbound"
     ADMIN_DOWN = "admin_down"
     CARRIER_DOWN = "carrier_down"
@@ -58,6 +60,19 @@ def find_faults(
         if reasons:
             faults[address] = reasons
     return tuple(listed[address] for address in sorted(listed)), faults
+
+
+def with_hanging(faults: Faults, functions: Iterable[Function], hanging: Container[str]) -> Faults:
+    """The faults, and that of each function whose PCI address is in ``hanging``."""
+    more = {
+        function.pci_address: (
+            _reason(Fault.NOT_ANSWERING, function),
+            *faults.get(function.pci_address, ()),
+        )
+        for function in functions
+        if function.pci_address in hanging
+    }
+    return {**faults, **more}
 
 
 def _of_pf(pf: Function, link: Link | None) -> tuple[Reason, ...]:
@@ -110,6 +125,8 @@ def sentence(fault: Fault, function: Function, netdev: str | None = None) -> str
     match fault:
         case Fault.DEVICE_MISSING:
             return f"{name_of(function)} is missing"
+        case Fault.NOT_ANSWERING:
+            return f"{name} does not answer: reading its files in sysfs hangs"
         case Fault.DRIVER_UNBOUND:
             return f"{name_of(function)} has no driver"
         case Fault.ADMIN_DOWN:

@@ -13,11 +13,12 @@ from msgspec import Struct
 
 
 class DriverError(Exception):
-    """The driver as a whole does not answer. ``absent``: this machine has no driver, or not yet."""
+    """The driver as a whole does not answer. ``absent``: this machine has no driver, or not yet. ``mismatch``: library
+    and kernel module have different versions."""
 
-    def __init__(self, message: str, *, absent: bool = False) -> None:
+    def __init__(self, message: str, *, absent: bool = False, mismatch: bool = False) -> None:
         super().__init__(message)
-        self.absent = absent
+        self.absent, self.mismatch = absent, mismatch
 
 
 class GpuReading(Struct, frozen=True):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, TypeVar
@@ -46,6 +47,10 @@ class Nvml:
     _without_events: ClassVar[set[str]] = set()
     """GPUs, and "the driver", that are logged to report no events: once, not at each opening."""
 
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+    _users: ClassVar[set[int]] = set()
+    """The objects whose thread may be in the library: one that hangs there never leaves."""
+
     def __init__(self, *, processes: bool = False) -> None:
         """``processes``: the vitals include the compute processes of each GPU."""
         self._with_processes = processes
@@ -66,10 +71,14 @@ class Nvml:
                 "the Python binding nvidia-ml-py is not installed; install nodeagent[gpu]", absent=True
             ) from error
         lib: Any = pynvml
+        with self._lock:
+            self._users.add(id(self))
         try:
             lib.nvmlInit()
         except lib.NVMLError as error:
-            raise self._driver_error(lib, "nvmlInit", error) from error
+            failure = _driver_error(lib, "nvmlInit", error)
+            self._leave_library(lib, unload=failure.mismatch)
+            raise failure from error
         self._lib = lib
         self._vitals = VitalsReader(lib, processes=self._with_processes)
         try:
@@ -77,7 +86,7 @@ class Nvml:
         except lib.NVMLError as error:
             if error.value not in _unsupported(lib):
                 self.close()
-                raise self._driver_error(lib, "nvmlEventSetCreate", error) from error
+                raise _driver_error(lib, "nvmlEventSetCreate", error) from error
             self._log_no_events("the driver", str(error))
 
     def close(self) -> None:
@@ -97,6 +106,13 @@ class Nvml:
                 free()
             except lib.NVMLError as error:
                 log.info("GPU driver did not close cleanly. call=%s error=%r", name, str(error))
+        self._leave_library(lib)
+
+    def _leave_library(self, lib: Any, *, unload: bool = False) -> None:
+        with self._lock:
+            self._users.discard(id(self))
+            if unload and not self._users:
+                _unload(lib)
 
     def version(self) -> str | None:
         """The driver's version, ``580.95.05``; ``None`` if it is unknown."""
@@ -113,7 +129,7 @@ class Nvml:
         try:
             count = lib.nvmlDeviceGetCount()
         except lib.NVMLError as error:
-            raise self._driver_error(lib, "nvmlDeviceGetCount", error) from error
+            raise _driver_error(lib, "nvmlDeviceGetCount", error) from error
         self._handles.clear()
         return tuple(self._read(lib, index) for index in range(count))
 
@@ -142,7 +158,7 @@ class Nvml:
                     self._log_no_events("the driver", f"nvmlEventSetWait_v2: {error}")
                     self._free_events(lib)
                     return ()
-                raise self._driver_error(lib, "nvmlEventSetWait_v2", error) from error
+                raise _driver_error(lib, "nvmlEventSetWait_v2", error) from error
             events.append(self._event(lib, data))
         return tuple(events)
 
@@ -158,13 +174,6 @@ class Nvml:
         except lib.NVMLError as error:
             log.info("GPU driver did not free its events. error=%r", str(error))
 
-    def _driver_error(self, lib: Any, call: str, error: Any) -> DriverError:
-        absent = error.value in (lib.NVML_ERROR_LIBRARY_NOT_FOUND, lib.NVML_ERROR_DRIVER_NOT_LOADED)
-        remedy = ""
-        if error.value == lib.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
-            remedy = "; library and kernel module differ: finish the driver's upgrade, then restart the agent"
-        return DriverError(f"{call}: {error}{remedy}", absent=absent)
-
     def _read(self, lib: Any, index: int) -> GpuReading:
         gpu = _GpuCalls(lib)
         handle = gpu.call("nvmlDeviceGetHandleByIndex", lambda: lib.nvmlDeviceGetHandleByIndex(index))
@@ -176,7 +185,7 @@ class Nvml:
             index=index,
             uuid=uuid,
             minor=gpu.call("nvmlDeviceGetMinorNumber", lambda: int(lib.nvmlDeviceGetMinorNumber(handle))),
-            name=gpu.call("nvmlDeviceGetName", lambda: str(lib.nvmlDeviceGetName(handle))),
+            name=gpu.call("nvmlDeviceGetName", lambda: _name(lib, handle)),
             pci_address=gpu.call("nvmlDeviceGetPciInfo", lambda: _pci_address(lib, handle)),
             memory_mib=gpu.call(
                 "nvmlDeviceGetMemoryInfo", lambda: int(lib.nvmlDeviceGetMemoryInfo(handle).total) >> 20
@@ -253,9 +262,7 @@ class _GpuCalls:
                 lib.NVML_ERROR_DRIVER_NOT_LOADED,
                 lib.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
             ):
-                raise DriverError(
-                    f"{name}: {error}", absent=error.value == lib.NVML_ERROR_DRIVER_NOT_LOADED
-                ) from error
+                raise _driver_error(lib, name, error) from error
             if error.value in _unsupported(lib):
                 return None
             self.lost = error.value == lib.NVML_ERROR_GPU_IS_LOST
@@ -267,12 +274,38 @@ class _GpuCalls:
         return None
 
 
+def _driver_error(lib: Any, call: str, error: Any) -> DriverError:
+    absent = error.value in (lib.NVML_ERROR_LIBRARY_NOT_FOUND, lib.NVML_ERROR_DRIVER_NOT_LOADED)
+    mismatch = error.value == lib.NVML_ERROR_LIB_RM_VERSION_MISMATCH
+    remedy = "; library and kernel module differ: finish the driver's upgrade (reboot, or reload the module)"
+    return DriverError(f"{call}: {error}{remedy if mismatch else ''}", absent=absent, mismatch=mismatch)
+
+
+def _unload(lib: Any) -> None:
+    """Close the loaded library, so that the next ``nvmlInit`` loads the file that is on the disk then.
+
+    Only after a version mismatch, while no other thread is in the library: its code is unmapped.
+    """
+    loaded, lib.nvmlLib = lib.nvmlLib, None
+    lib._nvmlGetFunctionPointer_cache.clear()
+    if loaded is not None:
+        ctypes.CDLL(None).dlclose(ctypes.c_void_p(loaded._handle))
+
+
 def _unsupported(lib: Any) -> tuple[int, int]:
     return (lib.NVML_ERROR_NOT_SUPPORTED, lib.NVML_ERROR_FUNCTION_NOT_FOUND)
 
 
 def _address(handle: Any) -> int:
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
+def _name(lib: Any, handle: Any) -> str:
+    """The name is for people: bytes that are no text are escaped and are no fault of the GPU."""
+    try:
+        return str(lib.nvmlDeviceGetName(handle))
+    except UnicodeDecodeError as error:
+        return error.object.decode("utf-8", "backslashreplace")
 
 
 def _pci_address(lib: Any, handle: Any) -> str:

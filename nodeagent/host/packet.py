@@ -29,6 +29,8 @@ import struct
 from collections.abc import Callable
 from errno import EACCES, ENETDOWN, EPERM
 
+from nodeagent.bounded_calls import in_thread
+
 _GROUPS = tuple(bytes.fromhex(f"0180c20000{last}") for last in ("0e", "03", "00"))
 
 TURN = 16
@@ -117,7 +119,7 @@ class LldpSocket:
         if self._resume is not None:
             self._resume.cancel()
         self._loop.remove_reader(self._socket)
-        self._loop.run_in_executor(None, self._socket.close)
+        in_thread(self._socket.close)
 
     @property
     def bound(self) -> bool:

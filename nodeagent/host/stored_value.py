@@ -13,11 +13,13 @@ import asyncio
 import logging
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
 
+from nodeagent.bounded_calls import within
 from nodeagent.host.file_writing import replace_file
 from nodeagent.regular_file import read_regular
 
@@ -52,7 +54,7 @@ class StoredValue(Generic[T]):
         """Return the value of an earlier agent; ``None`` if there is none that can be read. Blocks."""
         self.unreadable = None
         try:
-            text = read_regular(self.path, SIZE_MAX)
+            text = within(self.path.name, WRITE_S, partial(read_regular, self.path, SIZE_MAX))
             value = msgspec.json.decode(text, type=self._type)
         except FileNotFoundError:
             return None

@@ -19,6 +19,7 @@ from errno import EINVAL, ENODEV, EOPNOTSUPP
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
+from nodeagent.bounded_calls import enter
 from nodeagent.regular_file import open_regular, read_regular
 
 T = TypeVar("T")
@@ -43,6 +44,8 @@ class Tree:
     def __init__(self, root: str | os.PathLike[str] = "/") -> None:
         self.root = Path(root).resolve()
         self._prefix = "" if str(self.root) == "/" else str(self.root)
+        self.hanging: set[str] = set()
+        """Paths whose readers hang: further reads fail at once."""
         self._unreadable: dict[str, int] = {}
         for line in (self.text(UNREADABLE) or "").splitlines() if self._prefix else ():
             name, _, path = line.partition(" ")
@@ -88,10 +91,12 @@ class Tree:
             raise _broken(path, error) from error
 
     def exists(self, path: str) -> bool:
+        enter(path)
         return os.path.exists(self._full(path))
 
     def link(self, path: str) -> str | None:
         """The last component of a symbolic link's target: the name of a driver or a subsystem."""
+        enter(path)
         folder, _, name = path.rpartition("/")
         try:
             return os.readlink(f"{self._full(folder)}/{name}").rpartition("/")[2]
@@ -102,6 +107,7 @@ class Tree:
 
     def real(self, path: str) -> str | None:
         """The path with every symbolic link resolved, or ``None`` where its target is missing."""
+        enter(path)
         if self._prefix:
             real = self._resolve(path)
             return real if os.path.lexists(self._prefix + real) else None
@@ -112,6 +118,9 @@ class Tree:
         return self._prefix + self._resolve(path) if self._prefix else path
 
     def _readable(self, path: str) -> str:
+        enter(path)
+        if path in self.hanging:
+            raise OSError(errno.ETIMEDOUT, "it does not answer")
         place = self._full(path)
         if self._unreadable and (code := self._unreadable.get(place[len(self._prefix) :])):
             raise OSError(code, os.strerror(code))
@@ -188,8 +197,9 @@ class OpenAttributes:
 
     def text(self, path: str) -> str | None:
         """As ``Tree.text``."""
-        if not self._live:
+        if not self._live or path in self.tree.hanging:
             return self.tree.text(path)
+        enter(path)
         fd = self._open.get(path)
         if fd is None:
             try:

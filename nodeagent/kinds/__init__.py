@@ -23,6 +23,9 @@ from nodeagent.plain_text import one_line
 _SHOWN_MAX = 63  # characters: the longest device id that the kubelet's own documentation allows
 _NAMED_MAX = 3
 
+DEVICE_INFO_FILES = "device-info"
+"""The files that CNI plugins read, one for each allocated VF."""
+
 
 class DeviceKind(Protocol):
     """One resource: its devices, and how they are allocated."""
@@ -81,6 +84,10 @@ class DeviceKind(Protocol):
 
     def cdi_specs(self, snapshot: Snapshot) -> Mapping[str, CdiDevices]:
         """Return the entries that the agent's own CDI specs need, by CDI kind."""
+        ...
+
+    def needed_files(self, snapshot: Snapshot) -> frozenset[str]:
+        """Return what must be writable for an allocation: ``DEVICE_INFO_FILES``, and CDI kinds of the agent."""
         ...
 
 

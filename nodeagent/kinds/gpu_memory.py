@@ -106,6 +106,10 @@ class GpuMemory(msgspec.Struct, frozen=True):
     def cdi_specs(self, snapshot: Snapshot) -> Mapping[str, CdiDevices]:
         return gpu_access.cdi_specs(self.cdi_kind, snapshot)
 
+    def needed_files(self, snapshot: Snapshot) -> frozenset[str]:
+        by_cdi = self.strategy == "cdi" and self.selects(snapshot)
+        return frozenset(self.cdi_specs(snapshot)) if by_cdi else frozenset()
+
     def prefer(
         self,
         snapshot: Snapshot,

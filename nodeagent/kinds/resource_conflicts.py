@@ -14,6 +14,7 @@ import msgspec
 from nodeagent.config.faults import Conflict, Path
 from nodeagent.config.formats import index_range
 from nodeagent.kinds.resource_settings import (
+    ExpectSettings,
     GpuResource,
     GpuSelect,
     PfSelect,
@@ -36,6 +37,17 @@ def resource_conflicts(resources: Sequence[Placed], vfs: Sequence[PlacedVfs]) ->
     for path, entry in vfs:
         yield from _vfs_entry(path, entry)
     yield from _pf_twice(vfs)
+
+
+def expect_conflicts(expect: ExpectSettings, resources: Sequence[Placed]) -> Iterator[Conflict]:
+    """Numbers of devices that no entry of ``resources`` can offer. Paths are below ``expect``."""
+    vfs = any(isinstance(entry, VfResource) for _, entry in resources)
+    if expect.nics is not None and not vfs:
+        yield Conflict((("nics",),), "no entry of resources is of kind vf, so no NIC is ever offered")
+    if expect.gpus is not None and all(isinstance(entry, VfResource) for _, entry in resources):
+        yield Conflict(
+            (("gpus",),), "no entry of resources is of kind gpu-mem or gpu, so no GPU is ever offered"
+        )
 
 
 def _named(path: Path) -> str:

@@ -28,7 +28,7 @@ from nodeagent.config.setting import (
 Mtu = Annotated[int, msgspec.Meta(ge=68, le=65535)]
 Strategy = Literal["cdi", "envvar"]
 OTHER_GPUS = "let the two resources select different GPUs"
-NO_GPU = "no GPU is selected"
+NO_GPU = "nothing is offered: no GPU is selected"
 
 
 class PfSelect(Settings, frozen=True, kw_only=True):
@@ -80,7 +80,9 @@ class VfResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="vf"
     """SR-IOV VFs. A device's ID is the PCI address of the VF."""
 
     apart: ClassVar[str] = "separate the two resources by select, vfIndexes or vfDriver"
-    nothing_selected: ClassVar[str] = "no PF is selected that has VFs and does not carry the default route"
+    nothing_selected: ClassVar[str] = (
+        "nothing is offered: no PF that it selects supports SR-IOV, has a link and does not carry the default route"
+    )
 
     name: Annotated[
         Template,
@@ -176,6 +178,26 @@ class GpuResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="gp
     ]
     device_list_strategy: Annotated[Strategy, setting("As for gpu-mem.")] = "cdi"
     pass_device_nodes: Annotated[bool, setting("As for gpu-mem.")] = False
+
+
+class ExpectSettings(Settings, frozen=True, kw_only=True):
+    """The devices that a node must offer for its agent to be ready. Without a number, it must offer some of the
+    hardware that it has."""
+
+    gpus: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, le=1024)] | None,
+        setting(
+            "Fewest GPUs that the resources must offer, lost ones not counted; with fewer the agent is not ready. "
+            "null: it is not ready only if the PCI bus has GPUs and the driver names none."
+        ),
+    ] = None
+    nics: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, le=1024)] | None,
+        setting(
+            "Fewest PFs whose VFs the resources must offer, missing ones not counted; with fewer the agent is not "
+            "ready. null: it is not ready only if PFs that a resource selects can have VFs and none is offered."
+        ),
+    ] = None
 
 
 ResourceSettings = VfResource | GpuMemResource | GpuResource

@@ -19,6 +19,7 @@ import msgspec
 
 from nodeagent.cdi import VF_KIND, CdiDevices, ContainerEdits
 from nodeagent.kinds import (
+    DEVICE_INFO_FILES,
     Refused,
     distance,
     free_devices,
@@ -152,6 +153,10 @@ class VfPool(msgspec.Struct, frozen=True):
             if self._suits(vf) and (nodes := self._nodes(vf)) and not (_is_vfio(vf) and vf.vfio_group is None)
         }
         return {VF_KIND: CdiDevices(edits)}
+
+    def needed_files(self, snapshot: Snapshot) -> frozenset[str]:
+        specs = (name for name, spec in self.cdi_specs(snapshot).items() if spec.devices)
+        return frozenset((DEVICE_INFO_FILES, *specs)) if self.devices(snapshot) else frozenset()
 
     def _env_names(self) -> tuple[str, ...]:
         """Return the name that the SR-IOV network device plugin uses, and a name that a shell can read."""

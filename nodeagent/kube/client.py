@@ -15,12 +15,13 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
+from nodeagent.bounded_calls import in_thread
 from nodeagent.kube.access import Access
 from nodeagent.kube.failure import ApiError
 from nodeagent.kube.resource import PODS, Json, Resource, WatchEvent
@@ -90,7 +91,7 @@ class ApiClient:
         self.manager = manager
         self._timeout_s = timeout_s
         self._guard = guard
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kube")
+        self._threads = asyncio.Semaphore(THREADS)
         self._transport: Transport | None = None
         self._decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
         self._watches: set[WatchStream[Any]] = set()
@@ -100,7 +101,6 @@ class ApiClient:
         watches = list(self._watches)
         for stream in watches:
             stream.abort()
-        self._threads.shutdown(wait=False, cancel_futures=True)
         for stream in watches:
             await stream.ended.wait()
         if self._transport is not None:
@@ -341,16 +341,19 @@ class ApiClient:
     async def _once(self, request: ApiRequest, seconds: float) -> bytes:
         call = self._call(request, seconds)
         guard = None if request.method == "GET" else self._guard
-        working = asyncio.get_running_loop().run_in_executor(self._threads, self._opened().send, call, guard)
+        working: asyncio.Future[bytes] | None = None
         try:
             async with asyncio.timeout(max(seconds, 0)):
+                await self._threads.acquire()
+                working = in_thread(partial(self._opened().send, call, guard))
+                working.add_done_callback(lambda _: self._threads.release())
                 return await asyncio.shield(working)
         except TimeoutError:
             call.abort()
             message = f"no answer of {self.access.server} within {self._timeout_s:g} s"
             raise ApiError(request.verb, request.path, None, "Timeout", message) from None
         finally:
-            if not working.done():
+            if working is not None and not working.done():
                 call.abort()
                 working.add_done_callback(lambda done: done.cancelled() or done.exception())
 

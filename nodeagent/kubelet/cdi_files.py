@@ -1,14 +1,16 @@
 """Write the agent's own CDI specs: of the GPUs that no vendor's spec describes, and of VFs if configured.
 
 The specs that should exist are compared with those on the disk. If a write fails (a full disk), the old file stays,
-the failure is logged once, and the write is tried again at the next change and at each allocation that needs it. A
-file is never removed: when a container restarts, the runtime reads it again, without another Allocate.
+and ``kubelet/offer_files.py`` tries again. A file is never removed: when a container restarts, the runtime reads it
+again, without another Allocate.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from nodeagent import cdi
@@ -23,23 +25,33 @@ FILES = {cdi.GPU_KIND: "nodeagent-gpu.json", cdi.VF_KIND: "nodeagent-vf.json"}
 
 
 class CdiSpecFiles:
-    """One file for each CDI kind of the agent, in one of the folders that container runtimes read."""
+    """One file for each CDI kind of the agent, in one of the folders that container runtimes read.
+
+    ``update`` and ``differs`` use memory alone; ``look`` and ``flush`` block.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._specs: dict[str, cdi.CdiDevices] = {}
         self._wanted: dict[str, str] = {}
         self._written: dict[str, str] = {}
-        self._logged: dict[str, str] = {}
+        self._found: set[str] = set()
+        self._writing = threading.Lock()
 
-    def update(self, kinds: Iterable[DeviceKind], snapshot: Snapshot) -> bool:
-        """Take the specs that these kinds need. Return whether a file must be written (``flush``)."""
+    def look(self) -> None:
+        """Find the files of an earlier agent: containers may still use them."""
+        for name in FILES:
+            if self.path(name).exists():
+                self._found.add(name)
+
+    def update(self, kinds: Iterable[DeviceKind], snapshot: Snapshot) -> None:
+        """Take the specs that these kinds need."""
         specs: dict[str, cdi.CdiDevices] = {}
         for kind in kinds:
             for name, content in kind.cdi_specs(snapshot).items():
                 devices = {**specs[name].devices, **content.devices} if name in specs else content.devices
                 specs[name] = cdi.CdiDevices(devices, content.shared)
-        if cdi.GPU_KIND not in specs and self._exists(cdi.GPU_KIND):  # containers may still use the file
+        if cdi.GPU_KIND not in specs and cdi.GPU_KIND in self._found:
             specs[cdi.GPU_KIND] = gpu_access.cdi_devices(snapshot)
         if specs != self._specs:  # rendered only if they changed: every snapshot waits for this
             self._wanted = {
@@ -48,39 +60,48 @@ class CdiSpecFiles:
                 if content.devices
             }
             self._specs = specs
-        return any(self._due(name) for name in self._wanted)
 
-    def flush(self) -> OSError | None:
-        """Write what differs. Return the error that kept a file from being written, if any. Blocks."""
-        failure = None
-        for name, text in self._wanted.items():
-            if not self._due(name):
-                continue
-            path = self._folder / FILES[name]
-            try:
-                if not path.exists() or read_regular(path) != text.encode():
+    def differs(self) -> bool:
+        """Whether a file lacks its text, as this process wrote it last."""
+        return any(self._written.get(name) != text for name, text in self._wanted.items())
+
+    def flush(self) -> dict[str, OSError]:
+        """Write what differs or was removed. Return the errors by CDI kind, each with the name of its file."""
+        failures = {}
+        with self._writing:
+            for name, text in self._wanted.items():
+                path = self.path(name)
+                try:
+                    known = path.exists() if self._written.get(name) == text else _content(path) == text
+                    if known:
+                        self._written[name] = text
+                        continue
                     replace_file(path, text.encode(), mode=0o644)
-                    log.info("The CDI spec was written. file=%s", path)
-            except OSError as error:
-                error.filename = str(path)
-                failure = error
-                sentence = f"The CDI spec cannot be written. file={path} reason={error.strerror!r}"
-                if self._logged.get(name) != sentence:
-                    log.error("%s", sentence)
-                self._logged[name] = sentence
-                continue
-            self._written[name] = text
-            self._logged.pop(name, None)
-        return failure
+                except OSError as error:
+                    error.filename = str(path)
+                    failures[name] = error
+                    continue
+                log.info("The CDI spec was written. file=%s", path)
+                self._written[name] = text
+                self._found.add(name)
+        return failures
 
-    def behind(self, allocation: Allocation) -> bool:
-        """Whether the allocation names a device that no file on the disk defines yet."""
-        ours = {name.partition("=")[0] for name in allocation.cdi_devices} & FILES.keys()
-        return any(self._due(name) for name in ours)
+    def path(self, name: str) -> Path:
+        """Return the file of a CDI kind of the agent."""
+        return self._folder / FILES[name]
 
-    def _due(self, name: str) -> bool:
-        """Whether the file has another text, or was removed."""
-        return self._written.get(name) != self._wanted.get(name) or not (self._folder / FILES[name]).exists()
+    def paths(self) -> dict[str, Path]:
+        """Return the files that should exist, by CDI kind."""
+        return {name: self.path(name) for name in self._wanted}
 
-    def _exists(self, name: str) -> bool:
-        return name in self._written or (self._folder / FILES[name]).exists()
+
+def needed_by(allocation: Allocation) -> frozenset[str]:
+    """Return the agent's CDI kinds whose specs must define the devices of an allocation."""
+    return frozenset(name.partition("=")[0] for name in allocation.cdi_devices) & FILES.keys()
+
+
+def _content(path: Path) -> str | None:
+    """Return the text of a regular file; ``None`` for anything else, which is replaced."""
+    with suppress(OSError, ValueError):
+        return read_regular(path).decode()
+    return None

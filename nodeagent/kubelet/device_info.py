@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import glob
+import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from nodeagent.host.file_writing import replace_file
-from nodeagent.model import Allocation
+from nodeagent.model import DeviceInfo
 
 DEVICE_INFO = "/var/run/k8s.cni.cncf.io/devinfo/dp"
 """The folder that the Network Plumbing Working Group's device-info specification gives to device plugins."""
@@ -22,14 +23,27 @@ class DeviceInfoFiles:
     """The folder of device-info files, under any root. The files of this process are never stale."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._written: set[str] = set()
 
-    def write(self, allocation: Allocation) -> None:
+    def write(self, files: Iterable[DeviceInfo]) -> None:
         """Write the files of one allocation. Blocks; raises ``OSError`` with the name of the file."""
-        for info in allocation.device_info:
+        for info in files:
             self._written.add(info.name)
-            replace_file(self._folder / info.name, info.text.encode(), mode=0o444)
+            replace_file(self.folder / info.name, info.text.encode(), mode=0o444)
+
+    def try_writing(self) -> None:
+        """Write a file into the folder and remove it. Blocks; raises ``OSError`` with the name of the folder.
+
+        Free blocks and permissions alone prove nothing: quotas, and blocks reserved for root, count too.
+        """
+        trial = self.folder / f".nodeagent.{os.getpid()}.trial"
+        try:
+            replace_file(trial, b"{}\n")
+            trial.unlink()
+        except OSError as error:
+            error.filename = str(self.folder)
+            raise
 
     def remove_stale(self, prefix: str, held: Iterable[str]) -> tuple[str, ...]:
         """Remove the files of an earlier agent and return their names.
@@ -38,7 +52,7 @@ class DeviceInfoFiles:
         """
         keep = set(held)
         removed = []
-        for path in sorted(self._folder.glob(f"{glob.escape(prefix)}*-device.json")):
+        for path in sorted(self.folder.glob(f"{glob.escape(prefix)}*-device.json")):
             # An Allocate in another thread may add to ``_written`` during this loop.
             if path.name in keep or path.name in self._written:
                 continue

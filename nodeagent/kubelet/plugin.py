@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from nodeagent.bounded_calls import BoundedCalls
 from nodeagent.host.file_writing import unwritable_because
 from nodeagent.kinds import DeviceKind, Refused
 from nodeagent.kubelet.device_list import PLUGIN_OPTIONS, DeviceList
@@ -30,6 +31,9 @@ log = logging.getLogger(__name__)
 
 DEADLINE_S = 2.0
 """An Allocate that has not ended by then is refused, and the kubelet rolls it back."""
+
+FILES_S = 1.5
+"""For the files of one container. A local file is written in a millisecond; a disk that takes longer hangs."""
 
 RECENT_S = 2.0
 """NICs allocated within this time are taken for the same container's. The kubelet allocates each resource of a
@@ -52,6 +56,9 @@ class AllocationFiles(Protocol):
 
     def write(self, allocation: Allocation) -> None:
         """Block until they are written. Raises ``OSError``."""
+
+    def take_failure(self, resource: str, allocation: Allocation) -> None:
+        """Take note that they could not be written."""
 
 
 class RecentFunctions:
@@ -102,6 +109,7 @@ class Plugin:
         self._stats = stats
         self._on_stream_lost = on_stream_lost
         self._on_allocate = on_allocate
+        self._writes = BoundedCalls("files of an allocation", FILES_S)
         self._server: grpc.aio.Server | None = None
         self._changed = asyncio.Event()
         self._inode: tuple[int, int] | None = None
@@ -246,12 +254,19 @@ class Plugin:
             self._refuse_missing(ids)
             allocation = kind.allocate(snapshot, ids)
             if self._files.due(allocation):
-                await asyncio.to_thread(self._files.write, allocation)
+                await self._write_files(allocation)
             self._note_recent(snapshot, ids)
             allocations.append(allocation)
             log.info("Devices were allocated. resource=%s count=%d first=%s", self.resource, len(ids), ids[0])
             self._on_allocate()
         return messages.allocate_response(allocations)
+
+    async def _write_files(self, allocation: Allocation) -> None:
+        try:
+            await self._writes.run(self._files.write, allocation)
+        except (OSError, asyncio.CancelledError):  # cancelled: the deadline of the call
+            self._files.take_failure(self.resource, allocation)
+            raise
 
     def _refuse_missing(self, ids: Sequence[str]) -> None:
         missing = self.device_list.first_missing(ids)

@@ -69,6 +69,21 @@ def kubelet_registrations(shown: ScrapeInput) -> Iterator[Series]:
 def resource_registered(shown: ScrapeInput) -> Iterator[Series]:
     for status in shown.statuses:
         yield (status.resource,), status.registered
+    for entry in shown.withheld:
+        if entry.named:
+            yield (entry.resource,), False
+
+
+@live_family(
+    "file_unwritable",
+    "file,error",
+    help="1 while a file that containers need cannot be written; error is the name of the errno.",
+    source="the agent",
+    use="The resources that need it are withheld: alert NodeAgentFileUnwritable.",
+)
+def file_unwritable(shown: ScrapeInput) -> Iterator[Series]:
+    for file in shown.unwritable:
+        yield (file.path, file.error), 1
 
 
 @live_family(
@@ -94,6 +109,18 @@ def resource_devices(shown: ScrapeInput) -> Iterator[Series]:
 def source_silent(shown: ScrapeInput) -> Iterator[Series]:
     for entry in shown.snapshot.stale_sources:
         yield (entry.source,), 1
+
+
+@live_family(
+    "hanging_call_seconds",
+    "source",
+    help="Time since a call that does not return began.",
+    source="the agent",
+    use="A read of the machine or a write to a disk hangs in the kernel; `/readyz` and the log name it.",
+)
+def hanging_call_seconds(shown: ScrapeInput) -> Iterator[Series]:
+    for source, seconds in shown.hanging.items():
+        yield (source,), round(seconds, 1)
 
 
 @live_family(

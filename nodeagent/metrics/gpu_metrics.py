@@ -7,7 +7,31 @@ from nodeagent.measurements.family import FROM_RULES
 from nodeagent.metrics.computed_family import fact_family, live_family
 from nodeagent.metrics.scrape_input import FactIndex, ScrapeInput, missing
 from nodeagent.metrics.text_format import Series
-from nodeagent.model import State
+from nodeagent.model import Health, State
+
+
+def _judged(facts: FactIndex) -> Iterator[tuple[str, Health]]:
+    """The GPUs by index, then those that no resource can offer by their PCI address."""
+    for gpu in facts.snapshot.gpus:
+        yield str(gpu.index), gpu.health
+    for unusable in facts.snapshot.unusable_gpus:
+        yield unusable.place, unusable.health
+
+
+@fact_family(
+    "gpus",
+    "state",
+    help="GPUs of the node: on_bus, on the PCI bus; named, reached by the driver; lost, known and not reached.",
+    source="/sys/bus/pci/devices and NVML",
+    use="on_bus above named: a GPU is lost or is not offered; nodeagent_gpu_health_reason gives the reason.",
+)
+def gpus(facts: FactIndex) -> Iterator[Series]:
+    snapshot = facts.snapshot
+    lost = sum(gpu.lost for gpu in snapshot.gpus)
+    if snapshot.gpu_functions or snapshot.gpus:
+        yield ("on_bus",), len(snapshot.gpu_functions)
+        yield ("named",), len(snapshot.gpus) - lost
+        yield ("lost",), lost
 
 
 @fact_family(
@@ -37,6 +61,8 @@ def gpu_info(facts: FactIndex) -> Iterator[Series]:
         numa = "" if gpu.numa_node is None else str(gpu.numa_node)
         names = (texts.get(name, "") for name in ("gpu_serial", "gpu_driver", "gpu_vbios"))
         yield (str(gpu.index), gpu.uuid, gpu.pci_address, gpu.name, *names, numa), 1
+    for unusable in facts.snapshot.unusable_gpus:
+        yield (unusable.place, "", unusable.place, "", "", "", "", ""), 1
 
 
 @fact_family(
@@ -48,9 +74,9 @@ def gpu_info(facts: FactIndex) -> Iterator[Series]:
     peers="DCGM_EXP_GPU_HEALTH_STATUS",
 )
 def gpu_health_state(facts: FactIndex) -> Iterator[Series]:
-    for gpu in facts.snapshot.gpus:
-        for state in (State.HEALTHY, State.DEGRADED, State.UNHEALTHY, State.UNKNOWN):
-            yield (str(gpu.index), state.value), gpu.health.state is state
+    for name, health in _judged(facts):
+        for state in (State.HEALTHY, State.DEGRADED, State.UNHEALTHY, State.UNKNOWN, State.UNUSED):
+            yield (name, state.value), health.state is state
 
 
 @fact_family(
@@ -61,9 +87,9 @@ def gpu_health_state(facts: FactIndex) -> Iterator[Series]:
     use="The reason's section in docs/runbook.md has the remedy.",
 )
 def gpu_health_reason(facts: FactIndex) -> Iterator[Series]:
-    for gpu in facts.snapshot.gpus:
-        for reason in gpu.health.reasons:
-            yield (str(gpu.index), reason.key, "warning" if reason.warning else "fault"), 1
+    for name, health in _judged(facts):
+        for reason in health.reasons:
+            yield (name, reason.key, "warning" if reason.warning else "fault"), 1
 
 
 @live_family(

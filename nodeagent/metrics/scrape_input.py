@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
+from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample
 from nodeagent.model import Function, Gpu, Health, Link, Snapshot
@@ -57,6 +58,8 @@ class ScrapeInput(msgspec.Struct, frozen=True):
     health_figures: Mapping[str, HealthFigures] = {}
     """By device, as samples name it."""
     statuses: tuple[ResourceStatus, ...] = ()
+    withheld: tuple[Withheld, ...] = ()
+    unwritable: tuple[UnwritableFile, ...] = ()
     rpc_stats: RpcStats = msgspec.field(default_factory=RpcStats)
     restarts: Mapping[str, int] = {}
     xids: Mapping[tuple[str, int], int] = {}
@@ -68,6 +71,8 @@ class ScrapeInput(msgspec.Struct, frozen=True):
     dropped: Mapping[str, int] = {}
     """Series left out since the agent started, by family."""
     stuck_threads: int = 0
+    hanging: Mapping[str, float] = {}
+    """Seconds since the oldest call that hangs began its last step, by source."""
     boot_unix: float = 0.0
     certificate: tuple[float, bool] | None = None
     """Expiry of the web certificate (Unix time), and whether the last load of its files succeeded."""

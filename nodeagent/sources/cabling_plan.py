@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+from nodeagent.bounded_calls import BoundedCalls, in_thread
 from nodeagent.config.bounded_yaml import Limits, load_document
 from nodeagent.health.cabling import PlanError, Port, of_node
 from nodeagent.regular_file import read_regular
@@ -18,6 +20,7 @@ from nodeagent.regular_file import read_regular
 log = logging.getLogger(__name__)
 
 SIZE_MAX = 64 * 1024 * 1024
+READ_S = 5.0
 LIMITS = Limits(size=SIZE_MAX, values=20_000_000)
 """A hundred thousand nodes with eight links each hold six million values."""
 
@@ -37,11 +40,12 @@ async def watch(
     """Publish this node's part of the plan now and at every change, until cancelled."""
     before: bytes | None = None
     logged = ""
+    reads = BoundedCalls("cabling plan", READ_S)
     while True:
         try:
-            text = await asyncio.to_thread(read_regular, path, SIZE_MAX)
+            text = await reads.run(read_regular, path, SIZE_MAX)
             if text != before:
-                plan = await asyncio.to_thread(read, text, node)
+                plan = await in_thread(partial(read, text, node))
                 before = text
                 if not plan:
                     log.warning("The cabling plan does not list this node. file=%s node=%r", path, node)

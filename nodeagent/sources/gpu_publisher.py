@@ -1,8 +1,9 @@
 """The facts and figures of the GPUs, collected over all sessions with the driver.
 
 The health service evaluates what a session reads; this module adds the place of each GPU, counts XIDs, keeps the newest
-samples, and publishes the GPUs with their health. It outlives the sessions and their task, so that the end of one
-neither changes nor loses the health of a GPU.
+samples, and publishes the GPUs with their health. It compares the driver's list with the PCI bus and with the GPUs of
+earlier agents. It outlives the sessions and their task, so that the end of one neither changes nor loses the health of
+a GPU.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from collections import Counter
 from collections.abc import Callable
 
 from nodeagent.health.service import HealthService
+from nodeagent.health.unusable_gpus import DriverTrouble, find_unusable
 from nodeagent.health.xids import severity
 from nodeagent.host.clock import boottime
 from nodeagent.host.gpu_driver import GpuEvent, GpuVitals
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import measurement
-from nodeagent.model import Gpu
+from nodeagent.model import Gpu, GpuFunction, UnusableGpu
 from nodeagent.sources.nvml_session import NOWHERE, DriverReading, DriverVitals, Place
+from nodeagent.sources.remembered_gpus import RememberedGpus
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +30,12 @@ log = logging.getLogger(__name__)
 class GpuPublisher:
     """Publishes the GPUs. Belongs to one event loop."""
 
-    def __init__(self, health: HealthService) -> None:
+    def __init__(self, health: HealthService, remembered: RememberedGpus | None = None) -> None:
+        """Without ``remembered`` a GPU that is gone before the start is unknown."""
         self.health = health
+        self.remembered = remembered or RememberedGpus()
+        self.unusable: tuple[UnusableGpu, ...] = ()
+        """The GPUs that no resource can offer, beside those that are published."""
         self.version: str | None = None
         self.xids: Counter[tuple[str, int]] = Counter()
         """By UUID and number, ignored ones too; ``nodeagent_gpu_xid_errors_total``."""
@@ -40,6 +47,10 @@ class GpuPublisher:
         self._status = ReaderStatus(Source.GPU)
         self._places: dict[str, Place] = {}
         self._logged: dict[str, str] = {}
+        self._functions: tuple[GpuFunction, ...] | None = None
+        self._trouble: DriverTrouble | None = None
+        self._has_driver_news = False
+        """Whether the driver has answered, or is known to be absent."""
 
     def publish_to(
         self,
@@ -68,8 +79,9 @@ class GpuPublisher:
             self._publish(self._gpus())
         if event.xid is None:
             return
-        self.xids[event.uuid or "", event.xid] += 1
-        self.xid_times[event.uuid or "", event.xid] = boottime()
+        uuid = event.uuid if event.uuid in self.health.gpus.gpus else ""
+        self.xids[uuid or "", event.xid] += 1
+        self.xid_times[uuid or "", event.xid] = boottime()
         log.warning(
             "A GPU reports an XID. uuid=%s xid=%d severity=%s",
             event.uuid,
@@ -79,22 +91,69 @@ class GpuPublisher:
         self.health.judge_gpus(events=(event,))
         self._publish(self._gpus())
 
+    def take_functions(self, functions: tuple[GpuFunction, ...]) -> None:
+        """Take the GPUs on the PCI bus. Later changes count with the next reading: a GPU that was just plugged in is
+        not lost before the driver has had time to list it."""
+        first, self._functions = self._functions is None, functions
+        if first and self._has_driver_news:
+            self.health.judge_gpus(bus=self._bus())
+            self._take_all()
+
     def take_reading(self, reading: DriverReading) -> None:
+        self._recall()
         for address, place in reading.places.items():
             if place != NOWHERE or address not in self._places:  # a lost GPU is no longer in sysfs
                 self._places[address] = place
         self.version = reading.version
-        answers = f"The GPU driver answers. version={reading.version} gpus={len(reading.readings)}"
+        answers = f"The GPU driver answers. version={reading.version!r} gpus={len(reading.readings)}"
         self.log_change("driver", answers, logging.INFO)
-        self.health.judge_gpus(readings=reading.readings)
-        self._publish(self._gpus())
-        known = {gpu.index for gpu in self.health.gpus.gpus.values()}
-        for gpu in reading.readings:
-            if gpu.index not in known:
-                self.log_change(
-                    f"gpu {gpu.index}",
-                    f"A GPU without a UUID is not offered. index={gpu.index} why={gpu.fault!r}",
-                )
+        self._trouble = None
+        self.health.judge_gpus(readings=reading.readings, bus=self._bus(), mismatch=reading.mismatch)
+        self._take_all()
+        self.remembered.update(self._gpus())
+
+    def _take_all(self) -> None:
+        """Publish the GPUs, and find those that are unusable."""
+        gpus = self._gpus()
+        known = {gpu.uuid for gpu in gpus}
+        states = self.health.gpus.gpus.items()
+        self.unusable = find_unusable(
+            self._functions or (),
+            (gpu.pci_address for gpu in gpus),
+            self.health.gpus.unnamed,
+            (state.reading for uuid, state in states if uuid not in known),
+            self._trouble,
+        )
+        self.health.take_unusable(self.unusable)
+        self._log_unusable()
+        self._publish(gpus)
+
+    def _log_unusable(self) -> None:
+        """Log each unusable GPU once, and again if its reason changes."""
+        topics = set()
+        for gpu in self.unusable:
+            topics.add(topic := f"unusable {gpu.place}")
+            reason = gpu.health.reasons[0]
+            self.log_change(
+                topic,
+                f"A GPU is not offered. gpu={gpu.place!r} reason={reason.key} why={reason.detail!r}",
+            )
+        for topic in [name for name in self._logged if name.startswith("unusable ") and name not in topics]:
+            del self._logged[topic]
+
+    def _recall(self) -> None:
+        """Take the GPUs of earlier agents once, when it is first known whether the driver lists them."""
+        if self._has_driver_news:
+            return
+        self._has_driver_news = True
+        for gpu in self.remembered.gpus:
+            self._places[gpu.pci_address] = gpu.place
+        self.health.recall_gpus(gpu.reading for gpu in self.remembered.gpus)
+
+    def _bus(self) -> dict[str, str | None] | None:
+        if self._functions is None:
+            return None
+        return {function.pci_address: function.driver for function in self._functions}
 
     def take_vitals(self, measured: DriverVitals) -> None:
         if measured.why is not None:
@@ -105,7 +164,8 @@ class GpuPublisher:
             return
         self._logged.pop("vitals", None)
         self._status.succeeded(measured.at, measured.seconds)
-        for vitals in measured.vitals:
+        known = [vitals for vitals in measured.vitals if vitals.uuid in self.health.gpus.gpus]
+        for vitals in known:
             unusable = sorted(
                 {*vitals.absurd, *(name for name in vitals.values if measurement(name) is None)}
             )
@@ -114,7 +174,7 @@ class GpuPublisher:
                     f"{vitals.uuid} absurd",
                     f"Implausible GPU values dropped. uuid={vitals.uuid} vitals={unusable!r}",
                 )
-        samples = tuple(self._sample(measured.at, vitals) for vitals in measured.vitals)
+        samples = tuple(self._sample(measured.at, vitals) for vitals in known)
         self._samples |= {sample.device: sample for sample in samples}
         if samples:
             self._publish_samples(samples)
@@ -123,11 +183,14 @@ class GpuPublisher:
 
     def take_absence(self, why: str, again_s: float) -> None:
         """There is no driver; the source looks for one every ``again_s``."""
+        self._recall()
         absent = f"There is no GPU driver; the next look is in {again_s:g} s. {why}"
         self.log_change("driver", absent, logging.INFO)
         self._status = ReaderStatus(Source.GPU)
-        self.health.judge_gpus(readings=())
-        self._publish(self._gpus())
+        sentence = f"No GPU driver is loaded, so NVML cannot name this GPU: {why}."
+        self._trouble = DriverTrouble(sentence, absent=True)
+        self.health.judge_gpus(readings=(), bus=self._bus())
+        self._take_all()
 
     def take_driver_failure(self, why: str) -> None:
         """The driver does not answer."""
@@ -136,6 +199,16 @@ class GpuPublisher:
         self.health.lose_gpu_driver(why)
         if gpus := self._gpus():
             self._publish(gpus)
+
+    def take_mismatch(self, why: str) -> None:
+        """Library and kernel module of the driver have different versions, so that it does not answer."""
+        self._recall()
+        self._status.failed(why)
+        self.log_change("driver", f"The GPU driver was upgraded; new pods get no GPU until this ends. {why}")
+        sentence = f"The driver was upgraded and cannot be used: {why}."
+        self._trouble = DriverTrouble(sentence)
+        self.health.judge_gpus(mismatch=sentence)
+        self._take_all()
 
     # --- to the inventory -----------------------------------------------------------------------------
 
@@ -149,19 +222,17 @@ class GpuPublisher:
         return Sample(at, vitals.uuid, Source.GPU, values, vitals.texts | known)
 
     def _gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs with known memory and PCI address; the others are logged."""
+        """The GPUs with known memory and PCI address."""
         gpus: list[Gpu] = []
         for uuid, state in self.health.gpus.gpus.items():
             reading = state.reading
             if reading.pci_address is None or reading.memory_mib is None:
-                why = reading.fault or "the driver reports no memory size or PCI address"
-                self.log_change(f"{uuid} facts", f"A GPU is not offered. uuid={uuid} why={why!r}")
                 continue
             numa_node, pci_path = self._places.get(reading.pci_address, NOWHERE)
             gpus.append(
                 Gpu(
                     uuid=uuid,
-                    index=reading.index,
+                    index=state.index,
                     minor=reading.minor,
                     name=reading.name or "",
                     pci_address=reading.pci_address,
@@ -169,6 +240,7 @@ class GpuPublisher:
                     numa_node=numa_node,
                     pci_path=pci_path,
                     health=self.health.gpus.health(uuid),
+                    lost=reading.lost,
                 )
             )
         return tuple(gpus)

@@ -130,7 +130,10 @@ class _Sessions:
                 await self._pause(self.pace.absent_s)
                 backoff.reset()
                 continue
-            if end.call in ("wait", "vitals"):
+            if end.error.mismatch:
+                self.publisher.take_mismatch(str(end.error))
+                await self._pause(backoff.next_s())
+            elif end.call in ("wait", "vitals"):
                 again = f"A call of the GPU driver failed; its GPUs are read again. {end.error}"
                 self.publisher.log_change(end.call, again)
                 await self._pause(min(backoff.next_s(), self.pace.interval_s))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterator
 
 from nodeagent import cdi
@@ -23,8 +22,8 @@ SPEC_MAX_BYTES = 4 << 20
 SPEC_LIMITS = Limits(size=SPEC_MAX_BYTES, values=1_000_000)
 
 # The host's root, and the GPU operator's driver container.
-_DRIVER_ROOTS = ("", "/run/nvidia/driver")
-_LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64")
+DRIVER_ROOTS = ("", "/run/nvidia/driver")
+LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64")
 # The libraries that a CUDA program loads at run time: driver API, NVML, the PTX compiler and its back ends.
 _LIBRARIES = (
     "libcuda.so.1",
@@ -62,9 +61,9 @@ def vendor_gpus(tree: Tree, folders: dict[str, None]) -> set[str]:
 
 def driver_files(tree: Tree) -> Iterator[Mount]:
     """Each existing library of the driver, with the path at which a program expects it."""
-    for root in _DRIVER_ROOTS:
+    for root in DRIVER_ROOTS:
         complete = False
-        for folder in _LIBRARY_FOLDERS:
+        for folder in LIBRARY_FOLDERS:
             names = tree.names(root + folder)
             wanted = [name for name in names if name in _LIBRARIES or name.startswith(_VERSIONED)]
             if "libcuda.so.1" not in wanted:
@@ -82,9 +81,9 @@ def driver_files(tree: Tree) -> Iterator[Mount]:
 
 def parsed(tree: Tree, path: str) -> object:
     """The content of a CDI spec. Raises ``SysfsError``, ``OSError`` or ``ValueError``."""
-    if os.path.getsize(tree.path(path)) > SPEC_MAX_BYTES:
-        raise ValueError(f"it is longer than {SPEC_MAX_BYTES >> 20} MiB")
     text = tree.text(path) or ""
+    if len(text) > SPEC_MAX_BYTES:
+        raise ValueError(f"it is longer than {SPEC_MAX_BYTES >> 20} MiB")
     try:
         if path.endswith(".json"):
             json_document: object = json.loads(text)

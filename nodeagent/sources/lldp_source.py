@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping
 
 from nodeagent import __version__
+from nodeagent.bounded_calls import BoundedCalls
 from nodeagent.host.netlink.dcb import UNKNOWN_DCB, DcbSettings, DcbSocket
 from nodeagent.host.netlink.netdevs import Netdev, Netdevs
 from nodeagent.host.packet import PacketError, open_socket
@@ -105,14 +106,15 @@ async def _follow_netdevs(
                 dcb_settings[link.name] = dcb(link.name)
         return listed, links
 
+    reads = BoundedCalls("lldp", lldpd_client.NETLINK_S)
     while True:
         receiver.rescan.clear()
         known = functions()
         if now() - dcb_read_at >= interval_s:
             dcb_settings.clear()  # not at every hint: drivers ask their firmware
             dcb_read_at = now()
-        listed, links = await asyncio.to_thread(scan, known)
-        opened = await _open_sockets(receiver.netdevs_to_open(links))
+        listed, links = await reads.run(scan, known)
+        opened = await _open_sockets(reads, receiver.netdevs_to_open(links))
         try:
             receiver.update_links(links, listed, known, opened, dcb_settings)
         finally:
@@ -123,7 +125,7 @@ async def _follow_netdevs(
                 await receiver.rescan.wait()
 
 
-async def _open_sockets(netdevs: Iterable[Netdev]) -> dict[int, OpenResult]:
+async def _open_sockets(reads: BoundedCalls, netdevs: Iterable[Netdev]) -> dict[int, OpenResult]:
     """A socket or an error for each netdev. Raises ``PacketError`` if no netdev can have one."""
 
     def work() -> dict[int, OpenResult]:
@@ -137,7 +139,7 @@ async def _open_sockets(netdevs: Iterable[Netdev]) -> dict[int, OpenResult]:
                 opened[netdev.ifindex] = error
         return opened
 
-    working = asyncio.ensure_future(asyncio.to_thread(work))
+    working = asyncio.ensure_future(reads.run(work))
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from nodeagent.bounded_calls import BoundedCalls
 from nodeagent.host.netlink.netdevs import Netdev, Netdevs
 from nodeagent.lldp.link_remarks import NO_NEIGHBOR_AFTER_S, LinkSide, find_remarks
 from nodeagent.lldp.lldpd_json import LldpdError, keep_stale, neighbors_of
@@ -22,6 +23,8 @@ from nodeagent.sources.source_settings import LinkSelect
 COMMAND = ("lldpcli", "-f", "json0", "show", "neighbors", "details")
 INTERVAL_S = 5.0
 TIMEOUT_S = 10.0
+NETLINK_S = 5.0
+"""The kernel answers in a millisecond, unless a driver holds the RTNL lock."""
 _ANSWER_MAX = 16 * 1024 * 1024
 _REMEDY = "is lldpd running, and may this container reach its socket?"
 
@@ -74,10 +77,11 @@ async def watch(
         listed = netdevs.read()
         return listed, select(wanted, listed, known)
 
+    reads = BoundedCalls("lldp", NETLINK_S)
     with Netdevs() as netdevs:
         while True:
             answer = await read_neighbors(command, timeout_s)
-            listed, links = await asyncio.to_thread(scan, functions())
+            listed, links = await reads.run(scan, functions())
             names = {link.name for link in links}
             unselected = {netdev.name for netdev in listed} - names
             current = tuple(neighbor for neighbor in answer if neighbor.link in names)

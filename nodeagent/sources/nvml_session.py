@@ -21,8 +21,10 @@ import msgspec
 from nodeagent.affinity import path_of
 from nodeagent.host.clock import boottime
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading, GpuVitals
+from nodeagent.host.plausible_gpus import plausible
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.sources.cgroups import memory_by_container
+from nodeagent.sources.driver_versions import find_mismatch
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +58,8 @@ class DriverReading(msgspec.Struct, frozen=True):
     version: str | None
     readings: tuple[GpuReading, ...]
     places: dict[str, Place]
+    mismatch: str | None = None
+    """A sentence if library and kernel module have different versions on the disk and in the kernel."""
 
 
 class DriverVitals(msgspec.Struct, frozen=True):
@@ -124,8 +128,9 @@ class Session(threading.Thread):
             if now >= due or self.read_now.is_set():
                 self.read_now.clear()
                 self._enter("list")
-                readings = self.driver.gpus()
-                self._post(DriverReading(version, readings, self._places(readings)))
+                readings = plausible(self.driver.gpus())
+                mismatch = find_mismatch(self.tree)
+                self._post(DriverReading(version, readings, self._places(readings), mismatch))
                 read_at = time.monotonic()
                 due = read_at + self.interval_s
                 if self.over.is_set():  # abandoned while it hung

@@ -19,9 +19,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nodeagent.affinity import path_of
-from nodeagent.health.structural import NO_FAULTS, Faults, find_faults
+from nodeagent.health.structural import NO_FAULTS, Faults, find_faults, with_hanging
 from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree, natural_order
 from nodeagent.model import Function, GpuFunction, Link, Rdma
+from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.default_route import default_route_netdevs
 from nodeagent.sources.pf_links import read_links, sweep_links
 from nodeagent.sources.scan_hints import ScanHint, forward
@@ -39,6 +40,7 @@ _ARPHRD = {1: "ethernet", 32: "infiniband"}
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _UPLINK = re.compile(r"p\d+(s\d+)?")  # as DEVLINK_PORT_FLAVOUR_PHYSICAL is named
+_DEVICE_FILE = re.compile(r"/sys/(?:bus/pci/devices/([^/]+)|class/net/([^/]+))/")
 _VIRTFN = re.compile(r"virtfn(\d+)")
 
 
@@ -158,20 +160,23 @@ async def watch(
     sweep: Sweep = SWEEP,
     *,
     before: PciFacts | None = None,
+    reads: BoundedScan | None = None,
 ) -> None:
     """Publish the facts and their faults now, after each hint and every ``interval_s``, until cancelled.
 
     After a hint the links are read first, because a lost link is urgent, then the whole machine. Files are read in
     a thread, one reading at a time: drivers may hold a lock for seconds. Each scan is published, a sweep only if it
     differs. Raises the errors of ``scan`` and the hints. ``before`` are the last facts of an earlier watch: with
-    them a restarted watch keeps missing functions and the values that a pod took along.
+    them a restarted watch keeps missing functions and the values that a pod took along. ``reads`` of an earlier watch
+    keep the files that hang.
     """
     woken = asyncio.Event()
     try:
         async with asyncio.TaskGroup() as group:
             for hint in hints:
                 group.create_task(forward(hint, woken))
-            await _watch(tree, woken, publish, interval_s, sweep, before or PciFacts())
+            reads = reads or BoundedScan("pci", tree, woken.set)
+            await _watch(tree, woken, publish, interval_s, sweep, before or PciFacts(), reads)
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
 
@@ -183,18 +188,19 @@ async def _watch(
     interval_s: float,
     sweep: Sweep,
     facts: PciFacts,
+    reads: BoundedScan,
 ) -> None:
     now = asyncio.get_running_loop().time
     present = facts.functions
     scan_at = sweep_until = now()
     while True:
         if now() >= scan_at:
-            facts, present = await asyncio.to_thread(_scan, tree, facts, present)
+            facts, present = await reads.run(_scan, tree, facts, present)
             publish(facts)
             scanned_at = now()
             scan_at = scanned_at + interval_s
         else:
-            swept = await asyncio.to_thread(_sweep, tree, facts, present)
+            swept = await reads.run(_sweep, tree, facts, present)
             if swept is not facts:
                 facts = swept
                 publish(facts)
@@ -216,9 +222,16 @@ def _scan(
 ) -> tuple[PciFacts, tuple[Function, ...]]:
     """A scan with its faults, and the functions in it that are not missing."""
     now = scan(tree)
-    present = keep_pod_values(present, now.functions)
+    hanging = _hanging_devices(tree, (*before.links, *now.links))
+    last = (function for function in before.functions if function.pci_address in hanging)
+    listed = {function.pci_address: function for function in now.functions}
+    # A hanging file hides values of its function, which keeps its last facts.
+    listed |= {
+        function.pci_address: function for function in last if tree.exists(f"{_PCI}/{function.pci_address}")
+    }
+    present = keep_pod_values(present, (listed[address] for address in sorted(listed)))
     functions, faults = find_faults(present, now.links, before.functions)
-    return replace(now, functions=functions, faults=faults), present
+    return replace(now, functions=functions, faults=with_hanging(faults, functions, hanging)), present
 
 
 def _sweep(tree: Tree, before: PciFacts, present: tuple[Function, ...]) -> PciFacts:
@@ -226,7 +239,15 @@ def _sweep(tree: Tree, before: PciFacts, present: tuple[Function, ...]) -> PciFa
     if now == before.links:
         return before
     functions, faults = find_faults(present, now, before.functions)
+    faults = with_hanging(faults, functions, _hanging_devices(tree, now))
     return replace(before, links=now, functions=functions, faults=faults)
+
+
+def _hanging_devices(tree: Tree, links: Iterable[Link]) -> set[str]:
+    """The PCI addresses of the functions of which a file hangs."""
+    by_netdev = {link.netdev: link.pci_address for link in links}
+    matches = (_DEVICE_FILE.match(path) for path in tuple(tree.hanging))
+    return {match[1] or by_netdev.get(match[2], "") for match in matches if match}
 
 
 def _functions_on_bus(

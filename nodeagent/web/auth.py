@@ -16,6 +16,7 @@ import ssl
 import time
 from pathlib import Path
 
+from nodeagent.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.regular_file import read_regular
 from nodeagent.rfc3339 import rfc3339
 from nodeagent.web.web_settings import WebSettings
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 
 RELOAD_S = 10.0
 """Between two readings of the files. The kubelet renews a mounted secret within a minute or two."""
+READ_S = 2.0
 FILE_MAX = 1 << 20
 
 
@@ -41,6 +43,7 @@ class AccessControl:
         self._tokens: tuple[bytes, ...] = ()
         self._loaded: tuple[bytes, ...] | None = None
         self._last_problem = ""
+        self._reads = BoundedCalls("certificates", READ_S)
 
     @property
     def closed(self) -> bool:
@@ -48,10 +51,17 @@ class AccessControl:
         return self.settings.certificate_file is not None and self.context is None
 
     async def watch(self) -> None:
-        """Read the files again and again, in a thread: a disk that hangs must not block the loop."""
+        """Read the files again and again."""
         while True:
             await asyncio.sleep(RELOAD_S)
-            await asyncio.to_thread(self.load)
+            await self.read()
+
+    async def read(self) -> None:
+        """``load`` in a thread. A disk that hangs is logged as a file that cannot be read."""
+        try:
+            await self._reads.run(self.load)
+        except Unanswered as error:
+            self._report(str(error))
 
     def load(self) -> None:
         """Read the files and apply them if they are valid. Blocks."""
@@ -60,6 +70,9 @@ class AccessControl:
             self._load()
         except (OSError, CertificateError, ValueError) as error:
             problem = _reason(error)
+        self._report(problem)
+
+    def _report(self, problem: str) -> None:
         self.fresh = not problem
         if problem and problem != self._last_problem:
             state = "the old one stays" if self._loaded else "no connection is accepted until it is fixed"

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nodeagent import supervise
+from nodeagent.bounded_calls import hanging_calls
 from nodeagent.config.formats import host_port
 from nodeagent.host.clock import boottime
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
+from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample
 from nodeagent.metrics.scrape_input import DeviceCount, HealthFigures, ScrapeInput
 from nodeagent.model import Snapshot
+from nodeagent.web import local_socket
 from nodeagent.web.auth import AccessControl
 from nodeagent.web.server import Page, PageHandler, WebServer
 from nodeagent.web.web_settings import WebSettings
@@ -27,19 +31,38 @@ if TYPE_CHECKING:
 MIB = 1024 * 1024
 
 
+class OfferTrouble(Protocol):
+    """``ready``: the agent is ready nevertheless."""
+
+    @property
+    def message(self) -> str: ...
+    @property
+    def ready(self) -> bool: ...
+
+
 class Offering(Protocol):
     """The resources that the kubelet is offered now."""
 
     @property
     def offered(self) -> tuple[DeviceKind, ...]: ...
     @property
-    def withheld(self) -> tuple[str, ...]:
-        """The resources that are not offered, each with the reason."""
+    def withheld(self) -> tuple[Withheld, ...]:
+        """The resources that are not offered."""
+        ...
+
+    @property
+    def unwritable(self) -> tuple[UnwritableFile, ...]:
+        """The files that containers need and that cannot be written."""
         ...
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """The resources that are offered in another way than configured. The agent is ready nevertheless."""
+        ...
+
+    @property
+    def troubles(self) -> Sequence[OfferTrouble]:
+        """The devices that the configuration asks for and that this machine lacks."""
         ...
 
     @property
@@ -78,6 +101,8 @@ class PageSources(NamedTuple):
     health_figures: Callable[[], Mapping[str, HealthFigures]]
     explained_health: Callable[[], bytes]
     """The health of every PF and GPU with its rules and values, as JSON."""
+    machine_view: Callable[[], bytes]
+    """The facts and the offered devices, as JSON, for ``nodeagent scan``."""
     stuck_threads: Callable[[], int]
 
 
@@ -104,6 +129,10 @@ class Pages:
             if self._settings.probe_listen is not None:
                 group.create_task(WebServer(probes).run(*host_port(self._settings.probe_listen)))
 
+    async def serve_locally(self, folder: Path) -> None:
+        """Serve the verbs of this node on a socket in this folder, until cancelled."""
+        await local_socket.serve(folder, {"/health": self._health, "/scan": self._scan})
+
     def _scrape(self, accept: str) -> Page:
         if self._metrics is None:
             # Its import takes 3 ms, and registration with the kubelet comes first.
@@ -123,6 +152,8 @@ class Pages:
             reader_statuses=(*nics.reader_statuses(), *gpus.reader_statuses()),
             health_figures=sources.health_figures(),
             statuses=sources.statuses(),
+            withheld=sources.offering.withheld,
+            unwritable=sources.offering.unwritable,
             rpc_stats=sources.rpc_stats,
             restarts=supervise.restarts,
             xids=gpus.xids,
@@ -130,6 +161,7 @@ class Pages:
             overruns=nics.overruns(),
             last_lldp=nics.last_lldp(),
             stuck_threads=sources.stuck_threads(),
+            hanging={call.source: call.seconds for call in hanging_calls()},
             boot_unix=time.time() - boottime(),
             certificate=(self.access.ends_at or 0.0, self.access.fresh)
             if settings.certificate_file
@@ -147,6 +179,9 @@ class Pages:
     def _health(self, _accept: str) -> Page:
         return Page(200, self._sources.explained_health(), "application/json")
 
+    def _scan(self, _accept: str) -> Page:
+        return Page(200, self._sources.machine_view(), "application/json")
+
     def _healthz(self, _accept: str) -> Page:
         """Answer: this proves that the event loop runs."""
         return Page(200, b"ok\n")
@@ -154,9 +189,16 @@ class Pages:
     def _readyz(self, _accept: str) -> Page:
         offering, statuses = self._sources.offering, self._sources.statuses()
         lines = [_readiness(status) for status in statuses]
-        lines += [f"{reason} (not registered)" for reason in offering.withheld]
-        lines += offering.remarks
-        ready = bool(statuses) and all(status.registered for status in statuses) and not offering.withheld
+        lines += [f"{entry.resource}: {entry.reason} (not registered)" for entry in offering.withheld]
+        short = [trouble.message for trouble in offering.troubles if not trouble.ready]
+        lines += [f"{message} (not ready)" for message in short]
+        lines += [*offering.remarks, *(trouble.message for trouble in offering.troubles if trouble.ready)]
+        lines += [
+            f"{call.source}: no answer for {call.seconds:.0f} s{f' in {call.step}' if call.step else ''}"
+            for call in hanging_calls()
+        ]
+        registered = bool(statuses) and all(status.registered for status in statuses)
+        ready = registered and not offering.withheld and not short
         text = "".join(f"{line}\n" for line in lines or ["nothing offered yet"])
         return Page(200 if ready else 503, text.encode())
 

@@ -99,7 +99,7 @@ class WebServer:
     async def run(self, host: str, port: int, ready: Callable[[int], None] = lambda _port: None) -> None:
         """Serve until cancelled; an empty host is all addresses. ``ready`` takes the port, which the kernel chooses
         if ``port`` is 0."""
-        await asyncio.to_thread(self._access.load)
+        await self._access.read()
         listening = await _listen(host, port)
         try:
             port = listening[0].getsockname()[1]
@@ -114,6 +114,14 @@ class WebServer:
         finally:
             for listener in listening:
                 listener.close()
+            for task in tuple(self._open):
+                task.cancel()
+
+    async def accept_from(self, listening: socket.socket) -> None:
+        """Serve on a socket of the caller until cancelled."""
+        try:
+            await self._accept(listening)
+        finally:
             for task in tuple(self._open):
                 task.cancel()
 
@@ -171,7 +179,8 @@ class WebServer:
         transport: asyncio.Transport | None = None
         try:
             async with asyncio.timeout(REQUEST_S):
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if connection.family != socket.AF_UNIX:
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 transport, _ = await loop.connect_accepted_socket(
                     lambda: protocol,
                     connection,

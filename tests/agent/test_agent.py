@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 
 import pytest
 
@@ -343,18 +344,6 @@ async def test_a_driver_that_fails_from_the_start_does_not_delay_the_nics() -> N
         await n.allocatable(MEMORY, 158)
 
 
-async def test_a_cdi_folder_that_cannot_be_written_affects_the_spec_alone(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with node() as n:
-        (n.root / "var/run").mkdir(parents=True, exist_ok=True)
-        (n.root / "var/run/cdi").write_text("a file where the folder should be")
-        await n.kubelet.start()
-        await n.start_agent()
-        await ready(n)
-        assert "The CDI spec cannot be written" in caplog.text
-
-
 async def test_the_pages_of_the_web_server_show_the_state_of_the_agent() -> None:
     async with node() as n:
         await n.start_agent()
@@ -414,17 +403,20 @@ async def test_vfs_by_cdi_have_a_spec_before_they_are_offered_and_no_device_node
         assert any(node["path"].startswith("/dev/infiniband/uverbs") for node in nodes[device])
 
 
-async def test_an_allocation_whose_cdi_spec_cannot_be_written_is_refused_with_the_name_of_the_file() -> None:
+async def test_an_allocation_whose_cdi_spec_is_gone_and_cannot_be_written_names_the_file() -> None:
     async with node() as n:
-        (n.root / "var/run").mkdir(parents=True, exist_ok=True)
-        (n.root / "var/run/cdi").write_text("a file where the folder should be")
         await n.kubelet.start()
         await n.start_agent()
         await ready(n)
+        cdi = n.root / "var/run/cdi"
+        shutil.rmtree(cdi)
+        cdi.write_text("a file where the folder should be")
         refused = await n.kubelet.admit(PodSpec.single("worker", {MEMORY: 1}))
         assert not refused.admitted
         assert "nodeagent-gpu.json cannot be written" in refused.message
-        (n.root / "var/run/cdi").unlink()
+        await n.allocatable(MEMORY, 0)
+        cdi.unlink()
+        await n.allocatable(MEMORY, 158)
         assert (await n.kubelet.admit(PodSpec.single("next", {MEMORY: 1}))).admitted
 
 

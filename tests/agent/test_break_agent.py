@@ -103,7 +103,7 @@ async def test_a_cdi_spec_that_could_not_be_written_is_written_when_it_can_be() 
         cdi.write_text("a file where the folder should be")
         await n.kubelet.start()
         await n.start_agent(n.configure("scanSeconds: 1\n"))
-        await ready(n)
+        await n.allocatable(NIC0, 4)
         cdi.unlink()
         await n.until((cdi / "nodeagent-gpu.json").exists)
         (cdi / "nodeagent-gpu.json").unlink()
@@ -324,6 +324,7 @@ async def test_the_agent_is_not_ready_before_the_first_scan() -> None:
         devices.symlink_to("devices")  # a link to itself: not absent but unreadable
         await n.kubelet.start()
         await n.start_agent()
+        await n.until(lambda: bool(n.agent.offering.withheld))
         status, body = await n.get("/readyz")
         assert status == 503
         assert "nic{rail}" in body

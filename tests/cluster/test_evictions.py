@@ -32,3 +32,15 @@ async def test_a_pod_with_a_failed_device_is_evicted_within_its_budget(server, c
     assert len(server.objects("pods")) == 2
     await server.until(lambda: len(server.objects("pods")) == 1)
     assert server.objects("pods")[0]["metadata"]["name"] == "a"
+
+
+async def test_a_pod_that_a_policy_refuses_does_not_stop_the_eviction_of_another(server, client, running):
+    """The admission policy of the evictions refuses a protected namespace with 422."""
+    inventory = Inventory()
+    publish(inventory, snapshot([DOWN, DOWN], [None]))
+    assert [one["metadata"]["name"] for one in server.objects("pods")] == ["a", "b"]
+    server.fail("422", resource="pods/eviction", name="a", message="an agent may not evict pods", times=None)
+    evictions = Evictions(client, inventory, offered, 0.01)
+    evictions._rate = RateLimit(100, 100)
+    running(evictions.run())
+    await server.until(lambda: [one["metadata"]["name"] for one in server.objects("pods")] == ["a"])

@@ -310,6 +310,18 @@ def test_an_empty_input_gives_an_empty_plan_with_a_note(
     assert "no NodeLinks" in err
 
 
+def test_explain_names_expired_links_that_do_not_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "in.yaml"
+    cables = {"gpu-1": (End("leaf-a", "swp1"), End("leaf-b", "swp1", stale=True))}
+    file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects(cables)}))
+    assert main(["explain", "gpu-1", "--from", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "1 link has expired LLDP information that the published tree does not confirm" in out
+    assert "expired, not counted" in out
+
+
 def test_an_unknown_name_or_path_is_named_in_the_error(
     reports: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

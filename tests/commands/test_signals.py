@@ -75,7 +75,7 @@ def test_a_daemon_in_the_background_ends_at_sigterm_alone(verb: str, commands: d
     with started(IGNORING, commands[verb]) as process:
         status = Path(f"/proc/{process.pid}/status").read_text()
         (ignored,) = (int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigIgn"))
-        assert ignored >> (signal.SIGINT - 1) & 1, "no handler of ours replaces what the parent set"
+        assert ignored >> (signal.SIGINT - 1) & 1, "the setting of the parent stands"
         process.terminate()
         _, rest = process.communicate(timeout=30)
         assert (process.returncode, "Stopped." in rest) == (0, True)

@@ -337,8 +337,8 @@ def test_an_existing_vf_is_not_changed_while_no_kubelet_answers(near: Path) -> N
             for wanted in (entry(8), entry(4, mtu=4000), entry(4, driver="vfio-pci")):
                 assert "UNAVAILABLE" in refused(near / "m", wanted, SECOND_ALONE)[1]
             unchanged = apply.apply(config(entry(4, mtu=9000, driver="mlx5_core")), near / "m", wait_s=0.1)
-            assert states(unchanged)[FIRST] == "unchanged", "nothing differs, so nobody is asked"
-            outcome = apply.apply(config(entry(8)), near / "m", force=True, wait_s=0.3)
+            assert states(unchanged)[FIRST] == "unchanged", "nothing differs, so the kubelet is not asked"
+            outcome = apply.apply(config(entry(8)), near / "m", force=True, wait_s=4.0)
     assert states(outcome)[FIRST] == "changed"
     assert [note.split(":")[0] for note in outcome.notes] == ["the pods that hold VFs are unknown"]
 
@@ -444,7 +444,7 @@ def test_the_settings_of_a_held_vf_stay_and_the_difference_is_listed(near: Path)
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_settings_stay_while_nobody_knows_the_pods(near: Path, force: bool) -> None:
+def test_settings_stay_while_no_kubelet_lists_the_pods(near: Path, force: bool) -> None:
     machine = Machine.load("two-gpu-two-nic")
     machine.write(near / "m")
     has = dict.fromkeys(range(4), FREE)

@@ -8,17 +8,21 @@ out once: a forged request must pass then.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from nodeagent.cluster.retry import refused
+from nodeagent.fabric.hypernode import SOURCE_LABEL
+from nodeagent.kube.failure import ApiError
 from tests.daemonset.test_schemas import REPORT
 from tests.support.admission import NODE, UID, Request, refusals
 from tests.support.cel_types import type_errors
 from tests.support.kubernetes_schemas import NEWEST, OLDEST
-from tests.support.manifests import Manifest, built, named, of_kind
+from tests.support.manifests import ROOT, Manifest, built, named, of_kind
 
 pytestmark = pytest.mark.needs("kubectl", "cel_expr_python")
 
@@ -258,6 +262,15 @@ WRONG_EVICTIONS: dict[str, Request] = {
 }
 
 
+def test_a_pod_that_no_agent_may_evict_does_not_stop_the_other_evictions() -> None:
+    """The agent takes 403 (Forbidden) for a missing right, and 422 (Invalid) for a refusal of one pod."""
+    policy = named(built("overlays/evictions"), "ValidatingAdmissionPolicy", "nodeagent-evictions")
+    (rule,) = (one for one in policy["spec"]["validations"] if "variables.kept" in one["expression"])
+    assert rule["reason"] == "Invalid"
+    assert refused(ApiError("create", "/api/v1/pods", 422, "Invalid", ""))
+    assert not refused(ApiError("create", "/api/v1/pods", 403, "Forbidden", ""))
+
+
 def test_an_agent_evicts_no_pod_of_the_system_and_kills_none() -> None:
     manifests = built("overlays/evictions")
     assert refusals(manifests, eviction()) == []
@@ -433,6 +446,47 @@ def test_the_controller_neither_creates_nor_deletes_nodes(everything: list[Manif
     assert refusals(everything, replace(request, operation="CREATE", old=None))
 
 
+# HyperNodes
+
+
+def hypernode(operation: str, source: str | None = "nodeagent", before: str | None = "nodeagent") -> Request:
+    def made(value: str | None) -> dict[str, Any]:
+        labels = {} if value is None else {"labels": {SOURCE_LABEL: value}}
+        return {"metadata": {"name": "su-1", **labels}, "spec": {"tier": 1}}
+
+    return Request(
+        operation,
+        "topology.volcano.sh:hypernodes",
+        "su-1",
+        CONTROLLER,
+        {},
+        None if operation == "DELETE" else made(source),
+        None if operation == "CREATE" else made(before),
+    )
+
+
+WRONG_HYPERNODES: dict[str, Request] = {
+    "another's, deleted": hypernode("DELETE", before="ufm"),
+    "one by hand, deleted": hypernode("DELETE", before=None),
+    "another's, changed": hypernode("UPDATE", "ufm", "ufm"),
+    "another's, taken over": hypernode("UPDATE", "nodeagent", "ufm"),
+    "one by hand, taken over": hypernode("UPDATE", "nodeagent", None),
+    "its own, given away": hypernode("UPDATE", "ufm"),
+    "made in another's name": hypernode("CREATE", "ufm"),
+    "made without a name": hypernode("CREATE", None),
+    "another's condition": replace(
+        hypernode("UPDATE", "ufm", "ufm"), resource="topology.volcano.sh:hypernodes/status"
+    ),
+}
+
+
+def test_the_controller_changes_no_hypernode_of_another_owner(everything: list[Manifest]) -> None:
+    for operation in ("CREATE", "UPDATE", "DELETE"):
+        assert refusals(everything, hypernode(operation)) == []
+    for case, request in WRONG_HYPERNODES.items():
+        assert refusals(everything, request), case
+
+
 # The policies themselves
 
 
@@ -455,6 +509,7 @@ POLICIES = {
         replace(event(reportingInstance="", source=None, involvedObject={"kind": "Pod"}), extra={NODE: [""]}),
     ],
     "nodeagent-controller-events": list(WRONG_BY_CONTROLLER.values()),
+    "nodeagent-controller-hypernodes": list(WRONG_HYPERNODES.values()),
     "nodeagent-evictions": list(WRONG_EVICTIONS.values()),
     "nodeagent-node-conditions": [
         *(patch(AGENT, change) for change in (WRONG_FOR_ALL | WRONG_FOR_AGENTS).values()),
@@ -525,6 +580,19 @@ def test_the_check_of_types_finds_what_the_api_server_warned_of(
     found = type_errors({"metadata": {"name": "x"}, "spec": spec}, [], "1.36")
     assert found
     assert all(error in one for one in found)
+
+
+def test_the_page_on_security_names_every_policy_and_no_other(every_policy: list[Manifest]) -> None:
+    table = [line for line in (ROOT / "docs" / "security.md").read_text().splitlines() if line[:1] == "|"]
+    assert set(re.findall(r"`(nodeagent-[a-z-]+)`", "\n".join(table))) == set(POLICIES)
+
+
+def test_expressions_and_messages_have_no_line_breaks(every_policy: list[Manifest]) -> None:
+    """The API server refuses a policy whose message has one, or whose expression has one without a message."""
+    for policy in of_kind(every_policy, "ValidatingAdmissionPolicy"):
+        spec = policy["spec"]
+        for part in (*spec["matchConditions"], *spec.get("variables", ()), *spec["validations"]):
+            assert not any("\n" in text for text in part.values()), part
 
 
 def test_the_policies_use_only_functions_of_the_oldest_supported_version(

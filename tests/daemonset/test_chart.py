@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import json
 import os
 import sys
@@ -12,6 +14,7 @@ import pytest
 import yaml
 
 from nodeagent import __version__
+from tests.support.admin_access import administered
 from tests.support.kubernetes_schemas import NEWEST, complaints
 from tests.support.manifests import DAEMONSET, ROOT, Manifest, built, by_key, named, of_kind, parsed
 from tests.support.needs import need, which
@@ -20,6 +23,7 @@ sys.path.insert(0, str(ROOT / "hack"))
 import chart
 
 CHART = DAEMONSET / "chart"
+CHECKSUM = "checksum/start-settings"
 pytestmark = pytest.mark.needs("kubectl", "helm_python")
 
 
@@ -87,9 +91,80 @@ OVERLAYS: dict[str, dict[str, Any]] = {
 }
 
 
+def checksums(manifests: list[Manifest]) -> dict[str, str]:
+    """Remove and return the checksum of each DaemonSet, which only Helm makes."""
+    return {
+        one["metadata"]["name"]: one["spec"]["template"]["metadata"]["annotations"].pop(CHECKSUM)
+        for one in of_kind(manifests, "DaemonSet")
+    }
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_helm_renders_the_objects_that_kustomize_builds(overlay: str) -> None:
-    assert by_key(render(OVERLAYS[overlay])) == by_key(built(overlay))
+    made = render(OVERLAYS[overlay])
+    assert all(checksums(made).values())
+    assert by_key(made) == by_key(built(overlay))
+
+
+# What a changed configuration restarts
+
+HEADER = {"apiVersion": "nodeagent.io/v1alpha1", "kind": "NodeAgentConfig"}
+VFS = {"vfs": [{"pciAddresses": ["0000:18:00.0"], "count": 8}]}
+
+
+def checksum(**values: Any) -> str:
+    return checksums(render(values))["nodeagent"]
+
+
+@pytest.mark.parametrize("setting", [VFS, {"listen": ":9999"}, {"cluster": {"conditions": True}}])
+def test_a_setting_that_pods_read_at_their_start_restarts_them(setting: dict[str, Any]) -> None:
+    assert checksum(config=HEADER | setting) != checksum(config=HEADER)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"resourcePrefix": "x"},
+        {"resources": [{"kind": "gpu"}]},
+        {"health": {"enabled": False}},
+        {"log": {"level": "debug"}},
+    ],
+)
+def test_a_setting_that_running_agents_apply_restarts_none(setting: dict[str, Any]) -> None:
+    assert checksum(config=HEADER | VFS | setting) == checksum(config=HEADER | VFS)
+    assert checksum(config=HEADER, controller={"enabled": True}) == checksum(config=HEADER)
+
+
+def test_text_and_map_of_one_configuration_have_one_checksum() -> None:
+    assert checksum(config="# a comment\n" + yaml.safe_dump(HEADER | VFS)) == checksum(config=HEADER | VFS)
+    assert checksum() == checksum(config=text("base/node/nodeagent.yaml"))
+
+
+def test_each_pool_has_its_own_checksum() -> None:
+    pools = {
+        name: {"nodeSelector": {"pool": name}, "config": HEADER | more}
+        for name, more in (("plain", {}), ("vfs", VFS))
+    }
+    found = checksums(render({"pools": pools}))
+    assert found["nodeagent-plain"] == checksum(config=HEADER) != found["nodeagent-vfs"]
+
+
+def test_a_configuration_that_is_no_yaml_is_refused_before_it_restarts_an_agent() -> None:
+    import helm_python as helm
+
+    with pytest.raises(helm.HelmError, match="the configuration of the agents is no YAML"):
+        render({"config": "vfs: [}"})
+
+
+# Values
+
+
+def test_a_map_for_a_configuration_causes_no_warning(capfd: pytest.CaptureFixture[str]) -> None:
+    """Helm warns if a value and its default are a map and something else."""
+    for values in ({"config": HEADER}, {"config": yaml.safe_dump(HEADER)}, {}):
+        fabric = dict(values).get("config")
+        render({**values, "controller": {"enabled": True, "fabric": fabric}})
+    assert capfd.readouterr().err == ""
 
 
 def test_the_configuration_may_be_a_map() -> None:
@@ -160,6 +235,56 @@ def test_an_unknown_value_is_refused(values: dict[str, Any]) -> None:
 
     with helm.Chart.load(str(CHART)) as loaded, pytest.raises(helm.HelmError):
         loaded.validate_schema(values)
+
+
+# The definition of NodeLinks
+
+
+async def rendered_with_cluster(kubeconfig: Path, **values: Any) -> dict[str, str]:
+    """Render as `helm install nodeagent` does, with the objects of the cluster."""
+    import helm_python as helm
+
+    def work() -> dict[str, str]:
+        with helm.Chart.load(str(CHART)) as loaded, helm.Config(kubeconfig_path=kubeconfig) as access:
+            return access.render(loaded, values, name="nodeagent", namespace="nodeagent")
+
+    return await asyncio.to_thread(work)
+
+
+def definition(**annotations: str) -> Manifest:
+    found = copy.deepcopy(named(built(), "CustomResourceDefinition", "nodelinks.nodeagent.io"))
+    found["metadata"]["annotations"] = annotations
+    return found
+
+
+OF_THE_RELEASE = {"meta.helm.sh/release-name": "nodeagent", "meta.helm.sh/release-namespace": "nodeagent"}
+
+
+@pytest.mark.parametrize("owner", [{}, OF_THE_RELEASE | {"meta.helm.sh/release-name": "other"}])
+async def test_a_definition_of_another_owner_is_refused_with_the_remedy(
+    owner: dict[str, str], tmp_path: Path
+) -> None:
+    import helm_python as helm
+
+    async with administered(tmp_path) as (server, kubeconfig):
+        server.put(definition(**owner))
+        with pytest.raises(helm.HelmError, match="belongs to another release or to none") as refused:
+            await rendered_with_cluster(kubeconfig)
+        for remedy in (
+            "crds.install=false",
+            "release-name=nodeagent meta.helm.sh/release-namespace=nodeagent",
+        ):
+            assert remedy in str(refused.value)
+        await rendered_with_cluster(kubeconfig, crds={"install": False})
+
+
+@pytest.mark.parametrize("there", [False, True])
+async def test_the_definition_of_this_release_is_installed_and_upgraded(there: bool, tmp_path: Path) -> None:
+    async with administered(tmp_path) as (server, kubeconfig):
+        if there:
+            server.put(definition(**OF_THE_RELEASE))
+        made = await rendered_with_cluster(kubeconfig)
+    assert "name: nodelinks.nodeagent.io" in made["nodeagent/templates/crd.yaml"]
 
 
 def test_helm_lint_reports_nothing() -> None:

@@ -178,24 +178,50 @@ def test_hadolint_reports_nothing() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-@pytest.mark.parametrize("builder", ["docker", "podman", "buildah", "buildctl"])
-def test_the_script_works_with_each_builder(builder: str, tmp_path: Path) -> None:
-    program = tmp_path / builder
+def built_with(builder: str, folder: Path, *arguments: str) -> str:
+    """Run the script with a program of this name that prints its own name and its arguments, one on a line."""
+    program = folder / builder
     program.write_text('#!/bin/sh\nprintf "%s\\n" "$0" "$@"\n')
     program.chmod(0o755)
     done = subprocess.run(
-        [ROOT / "hack" / "image.sh", "registry.example/nodeagent:1", "--extra"],
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "NODEAGENT_BUILDER": builder},
+        [ROOT / "hack" / "image.sh", *arguments],
+        env={"PATH": f"{folder}:/usr/bin:/bin", "NODEAGENT_BUILDER": builder},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    said = done.stdout.splitlines()
+    return done.stdout
+
+
+BUILDERS = ("docker", "podman", "buildah", "buildctl")
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_the_script_works_with_each_builder(builder: str, tmp_path: Path) -> None:
+    output = built_with(builder, tmp_path, "registry.example/nodeagent:1", "--extra")
+    said = output.splitlines()
     assert Path(said[0]).name == builder
     assert "--extra" in said
-    assert f"VERSION={__version__}" in done.stdout
-    assert "registry.example/nodeagent:1" in done.stdout
+    assert f"VERSION={__version__}" in output
+    assert "registry.example/nodeagent:1" in output
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_each_builder_makes_the_name_that_the_kubelet_looks_for(builder: str, tmp_path: Path) -> None:
+    """docker and buildctl complete a short name themselves; podman and buildah would put localhost/ before it."""
+    completed = "docker.io/" if builder in ("podman", "buildah") else ""
+    library = "docker.io/library/" if completed else ""
+    for name, wanted in (
+        (f"nodeagent:{__version__}", f"{library}nodeagent:{__version__}"),
+        ("team/nodeagent:1", f"{completed}team/nodeagent:1"),
+        ("registry.example/nodeagent:1", "registry.example/nodeagent:1"),
+        ("localhost:5000/nodeagent:1", "localhost:5000/nodeagent:1"),
+        ("localhost/nodeagent:1", "localhost/nodeagent:1"),
+        ("registry:5000/team/nodeagent:1", "registry:5000/team/nodeagent:1"),
+    ):
+        lines = built_with(builder, tmp_path, name).splitlines()
+        assert wanted in lines or f"type=image,name={wanted}" in lines
 
 
 def test_without_a_builder_the_script_names_those_it_can_use(tmp_path: Path) -> None:

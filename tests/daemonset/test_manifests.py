@@ -270,6 +270,19 @@ def test_probes_and_port_match_the_listening_address(daemon: Manifest) -> None:
         assert daemon[probe]["httpGet"] == {"path": path, "port": port["name"]}
 
 
+def test_an_ordinary_start_ends_before_the_first_probe(daemon: Manifest) -> None:
+    """The kubelet probes from the moment on at which it sees the container run, and writes a Warning for each refusal.
+
+    Liveness and readiness wait for the end of the startup probe."""
+    startup = daemon["startupProbe"]
+    assert startup["initialDelaySeconds"] == 2
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 60
+    (spec,) = pod_specs(named(built("overlays/controller"), "Deployment", "nodeagent-controller"))
+    (controller,) = spec["containers"]
+    for probe in ("livenessProbe", "readinessProbe"):
+        assert controller[probe]["initialDelaySeconds"] >= 2
+
+
 def test_an_update_never_runs_two_agents_on_a_node() -> None:
     strategy = named(built(), "DaemonSet", "nodeagent")["spec"]["updateStrategy"]
     assert strategy["type"] == "RollingUpdate"

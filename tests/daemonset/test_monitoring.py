@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from nodeagent.controller import Progress
 from nodeagent.fabric import compute
-from nodeagent.health import gpu_judge, gpu_rules, gpu_state, xids
+from nodeagent.health import gpu_judge, gpu_presence, gpu_rules, gpu_state, unusable_gpus, xids
 from nodeagent.health.gpu_rules import RECOVERY_PREFIX, MeasuredFault
 from nodeagent.health.nic_judge import keys
 from nodeagent.health.nic_rules import DEFAULTS
@@ -126,7 +126,7 @@ def test_the_runbook_covers_every_alert_and_every_reason_and_nothing_else() -> N
 def gpu_reasons() -> set[str]:
     """Return every key that a reason of a GPU may have; a key with a number or an action ends in ``*``."""
     found = {fault.value for fault in MeasuredFault} | {f"{RECOVERY_PREFIX}*"}
-    for module in (gpu_judge, gpu_rules, gpu_state, xids):
+    for module in (gpu_judge, gpu_presence, gpu_rules, gpu_state, unusable_gpus, xids):
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "Reason":
                 found |= texts(node.args[0])

@@ -84,7 +84,8 @@ async def cluster(
 
     def admit(user: str, verb: str, plural: str, old: Any, new: Any) -> str | None:
         operation = {"create": "CREATE", "update": "UPDATE", "delete": "DELETE"}[verb]
-        resource = {"nodelinks": "nodeagent.io:nodelinks"}.get(plural, f":{plural}")
+        groups = {"nodelinks": "nodeagent.io", "hypernodes": "topology.volcano.sh"}
+        resource = f"{groups.get(plural, '')}:{plural}"
         meta = (new or old)["metadata"]
         extra = {NODE: ["gpu-0"], UID: ["u-0"]} if user == AGENT else {}
         request = Request(operation, resource, meta["name"], user, extra, new, old, meta.get("namespace", ""))
@@ -250,6 +251,10 @@ async def test_every_write_of_agent_and_controller_passes_every_policy() -> None
         ("nodeagent", "UPDATE", ":nodes"),
         ("nodeagent-controller", "UPDATE", ":nodes"),
         ("nodeagent-controller", "CREATE", ":events"),
+        *(
+            ("nodeagent-controller", operation, "topology.volcano.sh:hypernodes")
+            for operation in ("CREATE", "UPDATE", "DELETE")
+        ),
     }
     conditions = {
         condition["type"]

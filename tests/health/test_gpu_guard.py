@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.health.gpu_judge import GpuJudge
-from nodeagent.health.gpu_rules import LOST, MIG_ENABLED, measured_rules
+from nodeagent.health.gpu_presence import LOST
+from nodeagent.health.gpu_rules import MIG_ENABLED, measured_rules
 from nodeagent.health.gpu_settings import GpuHealthSettings, GpuSettings
 from nodeagent.health.guard import Guard
 from nodeagent.health.health_settings import GuardSettings, HealthSettings

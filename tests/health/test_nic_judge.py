@@ -405,6 +405,17 @@ def test_a_vf_with_a_fault_of_its_own_is_down_alone() -> None:
     assert [reason.key for reason in bench.vfs()[1].reasons] == ["device_missing", "carrier_down"]
 
 
+def test_a_pf_that_does_not_answer_for_30_s_is_down_until_it_answers() -> None:
+    bench = two_up()
+    bench.hanging.add(bench.pfs[0].pci_address)
+    assert bench.look().wait(29).health().allocatable
+    assert bench.wait(1).reasons() == ["not_answering"]
+    assert [health.allocatable for health in bench.vfs()] == [False, False]
+    assert bench.health(2) == HEALTHY
+    bench.hanging.clear()
+    assert bench.look().health() == HEALTHY
+
+
 def test_a_missing_pf_is_down_at_once_and_returns_after_its_hold() -> None:
     bench = two_up()
     bench.functions = [f for f in bench.functions if f.pci_address[:7] != "0000:01"]

@@ -119,6 +119,7 @@ CASES = [
 ELSEWHERE = {
     "device_missing",
     "driver_unbound",
+    "not_answering",
     "admin_down",
     "carrier_down",
     "flapping",

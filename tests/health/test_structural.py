@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from nodeagent.health.health_settings import ExpectedLinks, GuardSettings, HealthSettings, RuleSettings
 from nodeagent.health.nic_judge import NicJudge
-from nodeagent.health.structural import Fault, find_faults
+from nodeagent.health.structural import Fault, find_faults, with_hanging
 from nodeagent.model import HEALTHY, Function, Health, Link, Reason, State
 
 PF = Function(
@@ -236,3 +236,12 @@ def test_health_is_consistent_with_the_faults_and_no_function_disappears(history
             own = {reason.key for reason in faults.get(function.pci_address, ())}
             assert own <= {reason.key for reason in health.reasons}
         assert node.look(functions, links) == judged, "the same facts change no health"
+
+
+def test_a_function_whose_file_hangs_does_not_answer_and_keeps_its_other_faults() -> None:
+    functions, faults = find_faults(ALL, [replace(UP, carrier=False)])
+    more = with_hanging(faults, functions, {PF.pci_address, "0000:ff:00.0", ""})
+    assert [reason.key for reason in more[PF.pci_address]] == ["not_answering", "carrier_down"]
+    assert "does not answer: reading its files in sysfs hangs" in more[PF.pci_address][0].detail
+    assert more.keys() == {PF.pci_address, *faults}
+    assert with_hanging(faults, functions, ()) == faults

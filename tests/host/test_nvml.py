@@ -513,3 +513,69 @@ def test_a_hanging_call_that_returns_restores_the_facts(agent, machine):
     machine.set(gpu(0), gpu(1))
     agent.until("GPU-0=healthy: GPU-1=healthy:")
     assert agent.end("freed") == "stuck 0"
+
+
+def test_end_to_end_a_module_of_another_version_marks_every_gpu_until_it_fits_again(agent, machine):
+    agent.until("GPU-0=healthy: GPU-1=healthy:")
+    machine.set(gpu(0), gpu(1), "fail nvmlDeviceGetCount_v2 18", "fail nvmlInitWithFlags 18")
+    agent.until("GPU-0=unhealthy:driver_version_mismatch GPU-1=unhealthy:driver_version_mismatch")
+    machine.set(gpu(0), gpu(1))
+    agent.until("GPU-0=healthy: GPU-1=healthy:")
+    assert agent.end() == "stuck 0"
+
+
+def test_end_to_end_files_of_another_version_mark_every_gpu_although_nvml_still_answers(agent, tmp_path):
+    agent.until("GPU-0=healthy: GPU-1=healthy:")
+    folder = tmp_path / "usr/lib/x86_64-linux-gnu"
+    folder.mkdir(parents=True)
+    (folder / "libcuda.so.1").symlink_to("libcuda.so.590.10.01")
+    version = tmp_path / "sys/module/nvidia/version"
+    version.parent.mkdir(parents=True)
+    version.write_text("580.95.05\n")
+    agent.until("GPU-0=unhealthy:driver_version_mismatch GPU-1=unhealthy:driver_version_mismatch")
+    leftover = tmp_path / "usr/lib64"
+    leftover.mkdir()
+    (leftover / "libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.580.95.05")
+    agent.until("GPU-0=healthy: GPU-1=healthy:")
+    (leftover / "libnvidia-ml.so.1").unlink()
+    agent.until("driver_version_mismatch")
+    version.write_text("590.10.01\n")
+    agent.until("GPU-0=healthy: GPU-1=healthy:")
+
+
+def test_a_library_that_fits_the_module_is_loaded_without_a_restart(machine, tmp_path):
+    folder = tmp_path / "library"
+    folder.mkdir()
+    build(folder, "-DTOO_OLD")
+    remote = Remote(machine, folder)
+    with pytest.raises(DriverError, match="library and kernel module differ"):
+        remote.open()
+    new = tmp_path / "new"
+    new.mkdir()
+    (build(new) / "libnvidia-ml.so.1").rename(folder / "libnvidia-ml.so.1")
+    remote.open()
+    assert [reading.uuid for reading in remote.gpus()] == ["GPU-0", "GPU-1"]
+    remote.close()
+    remote.end()
+
+
+def test_a_name_that_is_no_text_is_no_fault(nvml, machine):
+    machine.path.write_bytes(
+        gpu(0, name="NVIDIA \udcff\udc85 H100").encode("utf-8", "surrogateescape") + b"\n"
+    )
+    (reading,) = nvml.gpus()
+    assert (reading.fault, reading.name) == (None, "NVIDIA \\xff\\x85 H100")
+
+
+def test_nonsense_from_nvml_costs_one_gpu(agent, machine):
+    odd = f"gpu 2 GPU-2 -1 00000000:1D:00.0 {81559 << 20} 0 0 0 {ALL} H100"
+    huge = f"gpu 3 GPU-3 3 00000000:1E:00.0 {1 << 63} 0 0 0 {ALL} H100"
+    machine.set(gpu(0), gpu(1, uuid="GPU-\x1b[2J"), odd, huge, gpu(4), gpu(5, uuid="GPU-4"))
+    agent.until("GPU-0=healthy:")
+    machine.set(gpu(0), gpu(1, uuid="all"), odd, huge)
+    for _ in range(3):
+        line = agent.until("state")
+        assert "GPU-0=healthy:" in line
+        assert "GPU-2" not in line
+        assert "GPU-3" not in line
+        assert "all" not in line

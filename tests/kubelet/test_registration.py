@@ -79,6 +79,9 @@ class Written:
     def due(self, allocation: Allocation) -> bool:
         return bool(allocation.device_info)
 
+    def take_failure(self, resource: str, allocation: Allocation) -> None:
+        pass
+
 
 class World:
     """A kubelet, and the device plugins under test."""

@@ -61,6 +61,7 @@ def test_every_family_of_the_catalog_is_on_the_page_and_is_of_its_type() -> None
     assert missing == {
         "nodeagent_series_dropped_total",
         "nodeagent_source_silent",
+        "nodeagent_hanging_call_seconds",
         "nodeagent_lldp_neighbor_duplicates",
     }
     for family in CATALOG.values():

@@ -38,7 +38,11 @@ EMPTY = {
     "Restarts of parts": "no part of the agent failed",
 }
 """Panels that may show nothing, and why."""
-ABSENT = {"nodeagent_series_dropped_total", "nodeagent_source_silent"}
+ABSENT = {
+    "nodeagent_series_dropped_total",
+    "nodeagent_source_silent",
+    "nodeagent_hanging_call_seconds",
+}
 """Families that have series only in case of trouble."""
 CONTROLLER = ("nodeagent_fabric_", "nodeagent_controller_", "nodeagent_switch", "nodeagent_watch_")
 """Families of the controller; tests/daemonset/test_monitoring.py checks that they exist."""

@@ -16,6 +16,7 @@
  * The layouts are those of nvml.h as declared by nvidia-ml-py. The stand-in copies two properties of the driver:
  * a wait on a set with a lost GPU fails at once, every time; a lost GPU does not return its UUID.
  * A shutdown while another thread waits aborts the process: the real one is undefined there.
+ * -DTOO_OLD is the library of another version than the kernel module: it refuses to open.
  * -DOLD_DRIVER omits the functions that r418 does not export, and others that the agent does not need.
  */
 #include <stdatomic.h>
@@ -172,6 +173,9 @@ static int enter(Machine *m, const char *call, int index) {
 
 int nvmlInitWithFlags(unsigned flags) {
     (void)flags;
+#ifdef TOO_OLD
+    return 18; /* NVML_ERROR_LIB_RM_VERSION_MISMATCH */
+#endif
     ENTER("nvmlInitWithFlags", -1);
     opened++;
     return OK;

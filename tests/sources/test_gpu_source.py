@@ -238,8 +238,9 @@ async def test_a_gpu_without_a_uuid_is_left_out_and_logged_once(machine, caplog)
         for _ in range(3):
             published.news.clear()
             await published.news.wait()
-    assert caplog.text.count("A GPU without a UUID is not offered") == 1
-    assert caplog.text.count("A GPU is not offered") == 1
+    assert caplog.text.count("A GPU is not offered. gpu='index 1' reason=gpu_unreadable") == 1
+    assert caplog.text.count("A GPU is not offered. gpu='0000:1d:00.0' reason=gpu_unreadable") == 1
+    assert [gpu.place for gpu in published.facts.unusable] == ["0000:1d:00.0", "index 1"]
 
 
 # Vitals

@@ -32,6 +32,8 @@ KINDS: dict[tuple[str, str], tuple[str, ...]] = {
 }
 """The definitions of the kinds of a version and resource name, in any group, as the API server's RESTMapper finds."""
 _META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
+_HYPERNODE = {"type": "object", "properties": {"metadata": {"$ref": f"/{_META}"}}}
+"""What our policies read of a HyperNode; Volcano installs its definition."""
 _REQUEST: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -76,6 +78,9 @@ def _kinds(
     for rule in spec["matchConstraints"]["resourceRules"]:
         for served, resource in itertools.product(rule["apiVersions"], rule["resources"]):
             if "/" in resource:
+                continue
+            if resource == "hypernodes":
+                found["HyperNode"] = _HYPERNODE
                 continue
             for crd in crds:
                 names, versions = crd["spec"]["names"], crd["spec"]["versions"]

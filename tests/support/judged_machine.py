@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from nodeagent.health.explain import DeviceView, explain_nics
 from nodeagent.health.health_settings import HealthSettings, RuleSettings
 from nodeagent.health.nic_judge import NicJudge
-from nodeagent.health.structural import find_faults
+from nodeagent.health.structural import find_faults, with_hanging
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function, Health, Link
 
@@ -52,6 +52,7 @@ class Bench:
         self.pfs = [pf(number) for number in range(1, count + 1)]
         self.links = {nic.pci_address: link(nic, up=up) for nic in self.pfs}
         self.functions = [function for nic in self.pfs for function in (nic, vf(nic, 0), vf(nic, 1))]
+        self.hanging: set[str] = set()
         self.structural: tuple[Function, ...] = ()
         self.judged: tuple[Function, ...] = ()
 
@@ -60,6 +61,7 @@ class Bench:
         self.now = self.now if at is None else at
         self.structural, faults = find_faults(self.functions, self.links.values(), self.structural)
         self.engine.now = max(self.engine.now, self.now)
+        faults = with_hanging(faults, self.structural, self.hanging)
         self.engine.take_facts(self.structural, self.links.values(), faults)
         return self.wait(0)
 

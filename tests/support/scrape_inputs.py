@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from nodeagent.agent_config import Config
 from nodeagent.commands.scan.listing import scan_once
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
+from nodeagent.kubelet.withheld import UnwritableFile
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import MEASUREMENTS, TEXTS
@@ -181,6 +182,7 @@ def scrape_input(snapshot: Snapshot | None = None, at: float = 100.0, **changes:
             snapshot.gpus[3].uuid: Figures(60.0, None, {("healthy", "unhealthy"): 1}, {"remap_limit": 3}),
         },
         statuses=(ResourceStatus("nvidia-dgx-h100/nic0", True, "", 8, 8, 1),),
+        unwritable=(UnwritableFile("/var/run/cdi/nodeagent-gpu.json", "ENOSPC", "it is full", "free space"),),
         rpc_stats=rpc_stats,
         restarts={"pods": 1},
         xids={(snapshot.gpus[3].uuid, 79): 2},

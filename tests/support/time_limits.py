@@ -1,4 +1,4 @@
-"""Give every test a time limit, and let a test that hangs say where it hangs.
+"""Give every test a time limit, and print where a test hangs.
 
 pytest-timeout counts the time, set-up and tear-down included, and reads the limit: ``PYTEST_TIMEOUT`` (0: none), a
 mark ``timeout(seconds)`` on a test that is long by nature, ``--timeout``. This module replaces what happens then.
@@ -6,7 +6,7 @@ Neither method of pytest-timeout serves here: its exception may end in a task of
 Hypothesis then repeats without a limit; the text of its thread is lost in a worker of pytest-xdist. So a thread writes
 the name of the test, the stack of each thread and the line of each task to the real stderr. It then kills the children
 of this process, which would keep its pipes open, and ends the process. pytest-xdist reports the test as failed and
-goes on in a new worker.
+continues in a new worker.
 """
 
 from __future__ import annotations

@@ -11,10 +11,12 @@ from nodeagent.health.service import HealthService
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.rpc_stats import RpcStats
+from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.metrics import agent_metrics
 from nodeagent.model import Health, Holding, State
+from nodeagent.offer import Trouble
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.nvml_session import DriverVitals
 from nodeagent.web.pages import GpuMeasurements, Pages, PageSources, device_counts
@@ -40,7 +42,9 @@ class Nics:
 
 class Offered(NamedTuple):
     offered: tuple[DeviceKind, ...] = ()
-    withheld: tuple[str, ...] = ()
+    withheld: tuple[Withheld, ...] = ()
+    unwritable: tuple[UnwritableFile, ...] = ()
+    troubles: tuple[Trouble, ...] = ()
     remarks: tuple[str, ...] = ()
     rails: Mapping[str, int] = {}
 
@@ -60,6 +64,7 @@ def pages_of(
         statuses=lambda: (),
         health_figures=dict,
         explained_health=lambda: b"[]\n",
+        machine_view=lambda: b"{}\n",
         stuck_threads=lambda: 0,
     )
     return Pages(WebSettings(), sources)

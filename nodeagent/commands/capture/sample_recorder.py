@@ -9,12 +9,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from nodeagent import __version__, discovery
 from nodeagent.agent_config import Config
+from nodeagent.bounded_calls import in_thread
 from nodeagent.commands.capture.machine_capture import CaptureError
 from nodeagent.health.gpu_state import GpuState
 from nodeagent.health.recording import Header, Subject, encode
@@ -65,9 +67,9 @@ async def _record(
     rates: SamplesSettings | None,
     pace: gpu_source.Pace | None,
 ) -> str:
-    facts = await asyncio.to_thread(pci_source.scan, tree)
+    facts = await in_thread(partial(pci_source.scan, tree))
     pfs = tuple(function for function in facts.functions if function.parent is None)
-    macs = {} if is_recorded(tree) else await asyncio.to_thread(permanent_macs)
+    macs = {} if is_recorded(tree) else await in_thread(permanent_macs)
     before_header: list[Sample] | None = []
     count = 0
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nodeagent.agent_config import Config
     from nodeagent.health.explain import DeviceView
 
-ALONE = "no agent runs here; this is a short look without earlier samples, holds and penalties"
+ALONE = "this is a short look of the command itself, without earlier samples, holds and penalties"
 
 
 def add(add: Add) -> None:
@@ -37,7 +37,8 @@ def add(add: Add) -> None:
         "  nodeagent health DEVICE        one device with every rule: ens1np0, 0000:1a:00.0, GPU0, a UUID\n"
         "  nodeagent health rules         the rules in force, with --config those of that file\n"
         "  nodeagent health replay FILE   every change of health that the rules make on recorded samples\n\n"
-        "If no agent answers, the command reads the machine for two seconds, and prints that it does.",
+        "The agent that serves the machine below --root answers, wherever the command runs. If there is none, the\n"
+        "command reads the machine for two seconds. A line on stderr shows which answer it is.",
     )
     config_option(parser)
     json_option(parser)
@@ -70,24 +71,27 @@ def _health(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace, config: Config, device: str | None) -> int:
     from nodeagent.commands.health import answers
 
-    # With another root the agent of this port is that of another machine.
-    here = options.root == Path("/") or options.listen is not None
     if options.watch:
-        return asyncio.run(_watch(options, config, device, here))
-    views = answers.fetch(config, options.listen) if here else None
+        return asyncio.run(_watch(options, config, device))
+    views, source = answers.fetch(config, options.root, options.listen)
+    _explain(None if views is None else source, source)
     if views is None:
-        print(f"nodeagent: {ALONE}", file=sys.stderr)
         views = asyncio.run(answers.read_machine(config, options.root))
     _print(options, views, device)
     return GOOD
 
 
-async def _watch(options: argparse.Namespace, config: Config, device: str | None, here: bool) -> int:
+async def _watch(options: argparse.Namespace, config: Config, device: str | None) -> int:
     from nodeagent.commands.health import answers
 
-    async for views in answers.watch(config, options.root, options.listen, here=here):
+    async for views in answers.watch(config, options.root, options.listen, _explain):
         _print(options, views, device)
     return GOOD
+
+
+def _explain(agent: str | None, why: str) -> None:
+    line = f"no agent runs here ({why}); {ALONE}" if agent is None else f"the agent at {agent} answers"
+    print(f"nodeagent: {line}", file=sys.stderr)
 
 
 def _print(options: argparse.Namespace, views: tuple[DeviceView, ...], device: str | None) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from msgspec import to_builtins
 
+from nodeagent.bounded_calls import in_thread
 from nodeagent.host.netlink.dcb import DcbSocket
 from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.netlink.netdevs import Netdevs
@@ -153,7 +154,7 @@ async def _read_lldpd(
 ) -> NeighborListing:
     answer = await lldpd_client.read_neighbors(settings.command)
     with Netdevs() as netdevs:
-        links = select(wanted, await asyncio.to_thread(netdevs.read), functions)
+        links = select(wanted, await in_thread(netdevs.read), functions)
     by_link: dict[str, list[AgedNeighbor]] = {}
     for neighbor in answer:
         by_link.setdefault(neighbor.link, []).append(AgedNeighbor(neighbor))

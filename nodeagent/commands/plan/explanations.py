@@ -76,13 +76,16 @@ def _votes(preview: Preview, node: str, name: str | None) -> Iterator[str]:
         name = plan.names.names.get(group)
         goes = "1 link goes" if votes == 1 else f"{votes} links go"
         yield f"{goes} to the switches around {group.anchor} ({name or 'a group without nodes'})."
-    if pattern.links_without_neighbor:
-        has = (
-            "1 link has"
-            if pattern.links_without_neighbor == 1
-            else f"{pattern.links_without_neighbor} links have"
-        )
+    expired = sum(
+        not key and slot.neighbor is not None
+        for key, slot in zip(pattern.keys, pattern.nodes[node].shape, strict=True)
+    )
+    if without := pattern.links_without_neighbor - expired:
+        has = "1 link has" if without == 1 else f"{without} links have"
         yield f"{has} no LLDP neighbor; such links count for the group in which the node is published."
+    if expired:
+        has = "1 link has" if expired == 1 else f"{expired} links have"
+        yield f"{has} expired LLDP information that the published tree does not confirm; such links count likewise."
 
 
 def _links(preview: Preview, node: str) -> Iterator[str]:
@@ -92,11 +95,13 @@ def _links(preview: Preview, node: str) -> Iterator[str]:
         return
     report = pattern.nodes[node]
     rows = []
-    for i, slot in enumerate(pattern.shape):
+    for i, slot in enumerate(report.shape):
         key = pattern.keys[i]
         home = plan.cabling.home(key) if key else None
         group = "" if home is None else plan.names.names.get(home, home.anchor)
         state = _freshness(report, i) if key else ""
+        if not key and slot.neighbor is not None:
+            key, state = shown(slot.neighbor.name or slot.neighbor.chassis), "expired, not counted"
         rows.append(
             (
                 shown(slot.link),

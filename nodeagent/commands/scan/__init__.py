@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
+from functools import partial
+from typing import TYPE_CHECKING
 
 from nodeagent.commands.options import (
     GOOD,
@@ -16,6 +19,12 @@ from nodeagent.commands.options import (
     terminal_width,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from nodeagent.commands.scan.agent_view import AgentView
+    from nodeagent.offer import MachineView
+
 
 def add(add: Add) -> None:
     parser = add(
@@ -24,7 +33,9 @@ def add(add: Add) -> None:
         "show this machine: GPUs, NICs and VFs, and the devices that would be offered",
         "Needs no cluster. Health is shown with its reasons. The GPU-NIC table shows their PCIe distance in the terms\n"
         "of `nvidia-smi topo -m`: PIX (one PCIe switch), PXB (several), PHB (host bridge), NODE (same NUMA node),\n"
-        "SYS (across NUMA nodes).",
+        "SYS (across NUMA nodes).\n"
+        "The agent that serves the machine below --root answers, with the health that it has derived. Without one the\n"
+        "command reads the machine itself. A line on stderr, and `agent` in JSON, shows which answer it is.",
     )
     config_option(parser)
     json_option(parser)
@@ -39,21 +50,35 @@ def add(add: Add) -> None:
 
 
 def _scan(options: argparse.Namespace) -> int:
-    from nodeagent.commands.scan import listing
+    from nodeagent.bounded_calls import in_thread
+    from nodeagent.commands.scan import agent_view, listing
 
     config = load(options.config)
     log_to_stderr("warning")
 
-    def render(view: listing.MachineView) -> str:
-        return listing.as_json(view) if options.json else listing.as_table(view, terminal_width())
+    async def views(agent: AgentView) -> AsyncIterator[MachineView]:
+        if agent.view is not None:
+            seen = agent_view.watch(agent) if options.watch else agent_view.once(agent, options.wait)
+        elif options.watch:
+            seen = listing.watch(config, options.root)
+        else:
+            seen = listing.once(config, options.root, options.wait)
+        async for view in seen:
+            yield view
 
-    if not options.watch:
-        print(render(asyncio.run(listing.scan_once(config, options.root, options.wait))))
-        return GOOD
+    async def run() -> None:
+        agent = await in_thread(partial(agent_view.fetch, config, options.config, options.root))
+        named = options.json
+        async for view in views(agent):
+            if not named:
+                print(f"nodeagent: {agent.sentence}", file=sys.stderr)
+            named = True
+            table = (
+                listing.as_json(view, agent.place)
+                if options.json
+                else listing.as_table(view, terminal_width())
+            )
+            print(table, flush=True)
 
-    async def watch() -> None:
-        async for view in listing.watch(config, options.root):
-            print(render(view), flush=True)
-
-    asyncio.run(watch())
+    asyncio.run(run())
     return GOOD

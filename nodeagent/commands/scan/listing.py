@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec import structs, to_builtins
@@ -19,20 +18,11 @@ from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
-from nodeagent.model import Devices, Function, Gpu, Health, Link, Snapshot
-from nodeagent.offer import Offer, Trouble
+from nodeagent.model import Function, Gpu, Health, Link, Snapshot
+from nodeagent.offer import MachineView, Offer
 from nodeagent.plain_text import remarks, section
 from nodeagent.sources.link_selection import select
 from nodeagent.supervise import beside
-
-
-@dataclass(frozen=True, slots=True)
-class MachineView:
-    """The facts of one moment, and the resources that the configuration makes of them."""
-
-    snapshot: Snapshot
-    resources: tuple[tuple[str, tuple[Devices, ...]], ...]
-    troubles: tuple[Trouble, ...]
 
 
 async def scan_once(config: Config, root: Path, wait_s: float = 0.0) -> MachineView:
@@ -41,12 +31,12 @@ async def scan_once(config: Config, root: Path, wait_s: float = 0.0) -> MachineV
         if wait_s > 0 and discovery.receives_lldp(config, Tree(root)):
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    while _without_neighbor(config, inventory.snapshot):
+                    while without_neighbor(config, inventory.snapshot):
                         await inventory.changed(inventory.snapshot.revision)
-        return _view(Offer(config), inventory.snapshot)
+        return view_of(Offer(config), inventory.snapshot)
 
 
-def _without_neighbor(config: Config, snapshot: Snapshot) -> set[str]:
+def without_neighbor(config: Config, snapshot: Snapshot) -> set[str]:
     """The links with carrier and without a neighbor; empty if the LLDP source cannot work."""
     if any(source.source == "lldp" for source in snapshot.stale_sources):
         return set()
@@ -56,13 +46,18 @@ def _without_neighbor(config: Config, snapshot: Snapshot) -> set[str]:
     return up - {neighbor.link for neighbor in snapshot.neighbors}
 
 
+async def once(config: Config, root: Path, wait_s: float) -> AsyncIterator[MachineView]:
+    """Yield the view of ``scan_once``."""
+    yield await scan_once(config, root, wait_s)
+
+
 async def watch(config: Config, root: Path) -> AsyncIterator[MachineView]:
     """Yield a view now and one at every change, until cancelled."""
     async with _scanning(config, root) as inventory:
         offer = Offer(config)
         while True:
             snapshot = inventory.snapshot
-            yield _view(offer, snapshot)
+            yield view_of(offer, snapshot)
             await inventory.changed(snapshot.revision)
 
 
@@ -94,7 +89,7 @@ async def _scanning(config: Config, root: Path) -> AsyncIterator[Inventory]:
         yield inventory
 
 
-def _view(offer: Offer, snapshot: Snapshot) -> MachineView:
+def view_of(offer: Offer, snapshot: Snapshot) -> MachineView:
     resources = tuple((kind.resource, kind.devices(snapshot)) for kind in offer.kinds(snapshot))
     return MachineView(snapshot, resources, offer.troubles(snapshot))
 
@@ -102,13 +97,16 @@ def _view(offer: Offer, snapshot: Snapshot) -> MachineView:
 # --- for programs ---------------------------------------------------------------------------------------
 
 
-def as_json(view: MachineView) -> str:
-    """One object on one line. Absent values are null; ids are listed in full."""
+def as_json(view: MachineView, agent: str | None = None) -> str:
+    """One object on one line. ``agent``: the socket of the agent that has answered, if one has. Absent values are
+    null; ids are listed in full."""
     snapshot = view.snapshot
     return json.dumps(
         {
+            "agent": agent,
             "product": snapshot.product,
             "gpus": [to_builtins(gpu) for gpu in snapshot.gpus],
+            "unusable_gpus": [to_builtins(gpu) for gpu in snapshot.unusable_gpus],
             "functions": [to_builtins(function) for function in snapshot.functions],
             "links": [to_builtins(link) for link in snapshot.links],
             "resources": [
@@ -197,6 +195,10 @@ def _gpu_rows(snapshot: Snapshot, uuids: Sequence[str]) -> Iterable[Sequence[str
             _or_dash(gpu.numa_node),
             gpu.health.state,
         )
+    numa_nodes = {function.pci_address: function.numa_node for function in snapshot.gpu_functions}
+    for unusable in snapshot.unusable_gpus:
+        numa_node = _or_dash(numa_nodes.get(unusable.place))
+        yield "-", "-", "-", "-", unusable.place, numa_node, unusable.health.state
 
 
 def _pf_rows(snapshot: Snapshot) -> Iterable[Sequence[str]]:
@@ -269,6 +271,8 @@ def _judged(snapshot: Snapshot) -> Iterable[tuple[str, Health]]:
     pfs = {pf.pci_address: pf.health for pf in _pfs(snapshot)}
     for gpu in snapshot.gpus:
         yield f"GPU{gpu.index} {gpu.uuid}", gpu.health
+    for unusable in snapshot.unusable_gpus:
+        yield f"GPU at {unusable.place}", unusable.health
     for function in snapshot.functions:
         inherited = pfs.get(function.parent or "")
         if inherited is None or inherited.reasons != function.health.reasons:

@@ -39,11 +39,12 @@ class GpuDriver:
             facts = device.gpu
             assert facts is not None
             # A GPU bound to another driver is not listed; a removed one is still listed, as lost.
-            if device.driver == device.natural or (not device.present and facts.lost):
+            bound = device.driver == device.natural or (not device.present and facts.lost)
+            if bound and facts.listed:
                 gpus.append(
                     {
                         "uuid": facts.uuid,
-                        "index": facts.index,
+                        "index": facts.index if facts.counted is None else facts.counted,
                         "minor": facts.index,
                         "name": facts.part.name,
                         "pci_address": device.address,
@@ -148,10 +149,31 @@ class GpuActions:
         self._facts(gpu).lost = True
         self._settle()
 
+    def reload_driver(self) -> None:
+        """Load the driver again, as a reboot does: it lists only the GPUs that answer, and counts them from 0."""
+        count = 0
+        for device in self._kernel.gpus:
+            facts = self._facts(device.address)
+            facts.listed = not facts.lost
+            facts.counted = count
+            count += facts.listed and device.driver == device.natural
+        self._settle()
+
+    def replace_gpu(self, gpu: int | str, uuid: str) -> None:
+        """Put another GPU into the slot."""
+        facts = self._facts(gpu)
+        facts.uuid, facts.lost, facts.listed = uuid, False, True
+        self._settle()
+
     def find_gpu(self, gpu: int | str) -> None:
         self._kernel.check_present(self._kernel.gpu(gpu))
-        self._facts(gpu).lost = False
+        self._list_again(self._facts(gpu))
         self._settle()
+
+    def _list_again(self, facts: SimulatedGpu) -> None:
+        facts.lost, facts.listed = False, True
+        for device in self._kernel.gpus:
+            self._facts(device.address).counted = None
 
     def fail_driver(self, call: Call, error: str) -> None:
         """Let this call of the GPU driver fail from now on."""

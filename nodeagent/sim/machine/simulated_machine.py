@@ -270,7 +270,7 @@ class Machine(GpuActions):
         self._kernel.appear(device)
         self._kernel.attach(device, device.natural)
         if device.gpu is not None:
-            device.gpu.lost = False
+            self._list_again(device.gpu)
         if vfs:
             self._kernel.enable(device, vfs)
         self._settle()

@@ -127,13 +127,16 @@ class Device:
 
 @dataclass(slots=True)
 class SimulatedGpu:
-    """The GPU driver's values of one GPU."""
+    """The GPU driver's values of one GPU. ``listed``: it answered when the driver was loaded. ``counted`` is its index
+    in the driver's list, if the driver was loaded while another GPU did not answer."""
 
     index: int
     uuid: str
     part: GpuPart
     mig: bool
     lost: bool = False
+    listed: bool = True
+    counted: int | None = None
     recovery_action: str = "none"
     values: dict[str, float] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,49 @@
+#!/bin/sh
+# Remove what nodeagent has written to the API server: its labels, taints and conditions of Nodes, its HyperNodes, its
+# Lease, and the definition of NodeLinks with all reports.
+#   daemonset/uninstall.sh [NAMESPACE [LABEL-PREFIX …]]
+# Run it after `kubectl delete -k daemonset/` or `helm uninstall`, with the rights of a cluster administrator. Labels that
+# people set (nodeagent.io/agent, nodeagent.io/pool) and objects of other owners stay. If the fabric configuration has
+# further label keys, name their prefixes too, such as network.topology.nvidia.com/.
+set -eu
+
+namespace=${1:-nodeagent}
+labels='topology\.nodeagent\.io/[^ ]*|nodeagent\.io/link-degraded'
+taints='nodeagent\.io/(links-down|links-below-minimum):[^ ]*'
+conditions='nodeagent\.io/(LinkHealthy|GpuHealthy|FabricLinks)'
+[ $# -eq 0 ] || shift
+for prefix; do
+    labels="$labels|$(printf '%s' "$prefix" | sed 's/\./\\./g')[^ ]*"
+done
+
+# Agents and controller would write their marks again.
+running=$(kubectl get daemonsets,deployments --namespace "$namespace" --selector app.kubernetes.io/part-of=nodeagent \
+    --output name)
+if [ -n "$running" ]; then
+    echo "nodeagent still runs in the namespace $namespace; remove it first: kubectl delete -k daemonset/, or helm" \
+        "uninstall. Found:" "$running" >&2
+    exit 1
+fi
+
+# One line for each label, taint and condition of each Node.
+kubectl get nodes --output go-template='{{range .items}}{{$node := .metadata.name}}
+{{- range $key, $value := .metadata.labels}}label {{$node}} {{$key}}{{"\n"}}{{end}}
+{{- range .spec.taints}}taint {{$node}} {{.key}}:{{.effect}}{{"\n"}}{{end}}
+{{- range .status.conditions}}condition {{$node}} {{.type}}{{"\n"}}{{end}}{{end}}' |
+    { grep -E "^(label [^ ]+ ($labels)|taint [^ ]+ ($taints)|condition [^ ]+ ($conditions))\$" || true; } |
+    while read -r what node mark; do
+        case $what in
+        label) kubectl label node "$node" "$mark-" ;;
+        taint) kubectl taint node "$node" "$mark-" ;;
+        condition)
+            kubectl patch node "$node" --subresource status --type strategic --patch \
+                '{"status":{"conditions":[{"type":"'"$mark"'","$patch":"delete"}]}}'
+            ;;
+        esac </dev/null
+    done
+
+if [ -n "$(kubectl get crd hypernodes.topology.volcano.sh --ignore-not-found --output name)" ]; then
+    kubectl delete hypernodes.topology.volcano.sh --selector volcano.sh/network-topology-source=nodeagent
+fi
+kubectl delete lease nodeagent-controller --namespace "$namespace" --ignore-not-found
+kubectl delete crd nodelinks.nodeagent.io --ignore-not-found

@@ -1,0 +1,108 @@
+"""Ask the agent that serves the machine under --root, or say why there is no answer of an agent.
+
+The agent's socket is in its state directory below the root, so a verb in the agent's pod, on the host or in a debug pod
+finds the same agent, and a capture or the disk of another machine has none. Of a root without that socket only
+``/`` is also asked at the address of the web server: in the agent's container the state directory is not below ``/``.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+from pathlib import Path
+from typing import NamedTuple
+
+from nodeagent.agent_config import Config
+from nodeagent.config.formats import host_port
+from nodeagent.host.sysfs import Tree
+from nodeagent.regular_file import read_regular
+from nodeagent.web import local_socket
+
+FETCH_S = 5.0
+TOKEN_MAX = 1 << 16
+BODY_MAX = 1 << 26
+"""Bytes; a node with 80,000 slices answers with 3 MiB."""
+
+
+class AgentQueryError(Exception):
+    """An agent is there, and its answer cannot be used; the message contains the reason and the remedy."""
+
+
+class AgentAnswer(NamedTuple):
+    """``body`` is ``None`` if no agent serves this machine. ``source``: the socket or the address of the agent, or why
+    none was found."""
+
+    body: bytes | None
+    source: str
+
+
+def ask(page: str, config: Config, root: Path) -> AgentAnswer:
+    """Ask at the socket below the root. Raises ``AgentQueryError``."""
+    folder = Tree(root).path(config.health.state_directory)
+    place = str(folder / local_socket.NAME)
+    connection = http.client.HTTPConnection("localhost", timeout=FETCH_S)
+    try:
+        connection.sock = local_socket.connect(folder, FETCH_S)
+        return AgentAnswer(_get(connection, page, {}, place, "restart the agent"), place)
+    except (FileNotFoundError, NotADirectoryError):
+        return AgentAnswer(None, f"{place} does not exist")
+    except ConnectionRefusedError:
+        return AgentAnswer(None, f"the agent of {place} has ended")
+    except PermissionError:
+        return AgentAnswer(None, f"{place} may be opened by root only")
+    except (OSError, http.client.HTTPException) as error:
+        raise AgentQueryError(
+            f"the agent at {place} does not answer: {error or type(error).__name__}"
+        ) from error
+    finally:
+        connection.close()
+
+
+def ask_address(page: str, config: Config, listen: str | None) -> AgentAnswer:
+    """Ask at the address of the web server. Raises ``AgentQueryError``."""
+    address = listen or config.listen
+    if address is None:
+        return AgentAnswer(None, "no address is configured")
+    host, port = host_port(address)
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - not bound here
+    place = f"{host}:{port}"
+    connection = http.client.HTTPConnection(host, port, timeout=FETCH_S)
+    if config.web.certificate_file is not None:
+        # The agent runs on this host, and its certificate is for another name than 127.0.0.1.
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        if config.web.client_ca_file is not None:
+            # The certificate of the agent; its authority decides whether it serves as a client certificate too.
+            context.load_cert_chain(config.web.certificate_file, config.web.key_file)
+        connection = http.client.HTTPSConnection(host, port, timeout=FETCH_S, context=context)
+    remedy = "give its own configuration with --config, or its address with --listen"
+    if config.web.client_ca_file is not None:
+        remedy += "; it requires a client certificate of its clientCaFile"
+    try:
+        return AgentAnswer(_get(connection, page, _token(config), place, remedy), place)
+    except ConnectionRefusedError:
+        return AgentAnswer(None, f"nothing listens at {place}")
+    except (OSError, http.client.HTTPException) as error:
+        raise AgentQueryError(
+            f"the agent at {place} does not answer: {error}; if it uses TLS, give its own configuration with --config"
+        ) from error
+    finally:
+        connection.close()
+
+
+def _get(
+    connection: http.client.HTTPConnection, page: str, headers: dict[str, str], place: str, remedy: str
+) -> bytes:
+    connection.request("GET", page, headers=headers)
+    answer = connection.getresponse()
+    body = answer.read(BODY_MAX)
+    if answer.status != 200:
+        raise AgentQueryError(f"the agent at {place} answers {answer.status} {answer.reason}; {remedy}")
+    return body
+
+
+def _token(config: Config) -> dict[str, str]:
+    if config.web.token_file is None:
+        return {}
+    lines = read_regular(config.web.token_file, TOKEN_MAX).decode("latin-1").split()
+    return {"Authorization": f"Bearer {lines[0]}"} if lines else {}

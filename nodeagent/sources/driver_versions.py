@@ -1,0 +1,51 @@
+"""The versions of NVIDIA's kernel module and of its libraries on the disk, to find an upgrade under the running driver.
+
+After an upgrade without a reboot NVML may still answer, because the agent has the old library loaded. A new container
+gets the new files, whose calls the old module refuses.
+"""
+
+from __future__ import annotations
+
+import re
+
+from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.sources.host_paths import DRIVER_ROOTS, LIBRARY_FOLDERS
+
+MODULE = "/sys/module/nvidia/version"
+_LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
+_VERSION = re.compile(r"\.so\.(\d+(?:\.\d+)+)")
+
+
+def find_mismatch(tree: Tree) -> str | None:
+    """Return a sentence if no library of the driver has the version of the loaded module; ``None`` where a version is
+    unknown. Any library that fits is enough: a host may have leftover files of another version."""
+    module, libraries = _module(tree), _libraries(tree)
+    if module is None or not libraries or module in libraries:
+        return None
+    return (
+        f"The driver's library has version {', '.join(sorted(libraries))} and its kernel module {module}, so new "
+        "containers cannot use this GPU; finish the driver's upgrade (reboot, or reload the module)."
+    )
+
+
+def _module(tree: Tree) -> str | None:
+    try:
+        version = (tree.text(MODULE) or "").strip()
+    except SysfsError:
+        return None
+    return version if re.fullmatch(r"\d+(\.\d+)+", version) else None
+
+
+def _libraries(tree: Tree) -> set[str]:
+    """The versions in the names that the links of the libraries lead to: ``libcuda.so.580.95.05``."""
+    found = set()
+    for root in DRIVER_ROOTS:
+        for folder in LIBRARY_FOLDERS:
+            for library in _LIBRARIES:
+                try:
+                    target = tree.link(f"{root}{folder}/{library}") or ""
+                except SysfsError:  # a file, whose name has no version
+                    continue
+                if match := _VERSION.search(target):
+                    found.add(match[1])
+    return found

@@ -1,0 +1,126 @@
+"""The GPUs of this node, kept over restarts and reboots: a GPU that is gone stays on the kubelet's list as Unhealthy.
+
+* A GPU is its UUID, with its index, PCI address and memory: enough to list its slices without it.
+* Another GPU in the same slot takes its place. A GPU that is gone for good is forgotten by a command.
+* A record that cannot be true is dropped with a log line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from nodeagent.host.gpu_driver import GpuReading
+from nodeagent.host.plausible_gpus import is_uuid, plausible, shown
+from nodeagent.host.stored_value import StoredValue
+from nodeagent.model import Gpu
+from nodeagent.sources.nvml_session import Place
+
+log = logging.getLogger(__name__)
+
+NAME = "gpus.json"
+RETRY_S = 30.0
+
+
+class RememberedGpu(msgspec.Struct, frozen=True):
+    """One GPU, by the fields of ``model.Gpu``."""
+
+    uuid: str
+    index: int
+    pci_address: str
+    memory_mib: int
+    minor: int | None = None
+    name: str = ""
+    numa_node: int | None = None
+    pci_path: tuple[str, ...] = ()
+
+    @property
+    def reading(self) -> GpuReading:
+        return GpuReading(self.index, self.uuid, self.minor, self.name, self.pci_address, self.memory_mib)
+
+    @property
+    def place(self) -> Place:
+        return self.numa_node, self.pci_path
+
+
+class RememberedGpus:
+    """The GPUs of the file. Belongs to one event loop."""
+
+    def __init__(self, stored: StoredValue[tuple[RememberedGpu, ...]] | None = None) -> None:
+        """Without ``stored`` nothing is remembered."""
+        self._stored = stored
+        self._changed = asyncio.Event()
+        self.gpus: tuple[RememberedGpu, ...] = ()
+
+    @classmethod
+    def open(cls, folder: Path) -> RememberedGpus:
+        """Read the file of an earlier agent. Blocks."""
+        stored = stored_gpus(folder)
+        remembered = cls(stored)
+        remembered.gpus = sound(stored.read() or ())
+        return remembered
+
+    def update(self, gpus: Iterable[Gpu]) -> None:
+        """Keep these GPUs and no others."""
+        now = tuple(
+            RememberedGpu(
+                gpu.uuid,
+                gpu.index,
+                gpu.pci_address,
+                gpu.memory_mib,
+                gpu.minor,
+                gpu.name,
+                gpu.numa_node,
+                gpu.pci_path,
+            )
+            for gpu in gpus
+        )
+        if now != self.gpus:
+            self.gpus = now
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Write changes until cancelled. A write that fails is tried again."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._stored is not None and not await self._stored.save(self.gpus):
+                try:
+                    async with asyncio.timeout(RETRY_S):
+                        await self._changed.wait()
+                except TimeoutError:
+                    self._changed.set()
+
+
+def stored_gpus(folder: Path) -> StoredValue[tuple[RememberedGpu, ...]]:
+    return StoredValue(
+        folder / NAME,
+        tuple[RememberedGpu, ...],
+        content="GPUs",
+        loss="a GPU that is gone is not noticed",
+    )
+
+
+def sound(gpus: Iterable[RememberedGpu]) -> tuple[RememberedGpu, ...]:
+    """Return the GPUs without those that cannot be true. A hand may have changed the file."""
+    kept = []
+    for gpu, reading in _checked(gpus):
+        if reading.uuid is None or not 0 <= gpu.index < 1024:
+            log.warning(
+                "A remembered GPU cannot be true and is ignored. uuid=%s reason=%r",
+                gpu.uuid if is_uuid(gpu.uuid) else shown(gpu.uuid),
+                reading.fault or "its index is out of range",
+            )
+        else:
+            kept.append(gpu)
+    return tuple(kept)
+
+
+def _checked(gpus: Iterable[RememberedGpu]) -> Iterable[tuple[RememberedGpu, GpuReading]]:
+    gpus = tuple(gpus)
+    # A lost GPU and its successor on another bus may have the same address or minor number.
+    return ((gpu, plausible([gpu.reading])[0]) for gpu in {gpu.uuid: gpu for gpu in gpus}.values())

@@ -1,0 +1,90 @@
+"""The agent's socket for the verbs on its own node: ``agent.sock`` in the state directory.
+
+Its place says which machine the agent serves: a verb with the same root finds it whatever address, certificate or token
+the web server has, and finds none below a capture or below the disk of another machine. Only its owner, root, may
+open it. The socket is bound and reached through the descriptor of its folder, because a path of more than 107
+bytes fits into no address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from nodeagent.bounded_calls import BoundedCalls
+from nodeagent.web.server import PageHandler, WebServer
+
+log = logging.getLogger(__name__)
+
+NAME = "agent.sock"
+BIND_S = 3.0
+AGAIN_S = 10.0
+"""Between two tries to bind. The folder may be full or read-only, or another agent may still serve."""
+
+
+async def serve(folder: Path, pages: dict[str, PageHandler]) -> None:
+    """Serve the pages until cancelled. A folder that takes no socket is logged once and tried again."""
+    logged = ""
+    binding = BoundedCalls("agent.sock", BIND_S)
+    while True:
+        try:
+            listening = await binding.run(_bind, folder)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            if reason != logged:
+                log.warning(
+                    "Verbs such as health and scan cannot ask this agent; mount a writable folder there or set "
+                    "health.stateDirectory. socket=%s reason=%r",
+                    folder / NAME,
+                    reason,
+                )
+            logged = reason
+            await asyncio.sleep(AGAIN_S)
+            continue
+        with listening:
+            await WebServer(pages).accept_from(listening)
+
+
+def connect(folder: Path, timeout_s: float) -> socket.socket:
+    """Connect to the agent. Raises ``FileNotFoundError`` or ``ConnectionRefusedError`` if none serves there, and
+    any other ``OSError``."""
+    with ExitStack() as opened:
+        connection = opened.enter_context(socket.socket(socket.AF_UNIX))
+        connection.settimeout(timeout_s)
+        _at(folder, connection.connect)
+        opened.pop_all()
+    return connection
+
+
+def _bind(folder: Path) -> socket.socket:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        connect(folder, 1.0).close()
+    except (FileNotFoundError, ConnectionRefusedError):
+        pass
+    else:
+        raise OSError(errno.EADDRINUSE, "another agent with the same state directory answers there")
+    with suppress(FileNotFoundError):
+        (folder / NAME).unlink()
+    with ExitStack() as opened:
+        listening = opened.enter_context(socket.socket(socket.AF_UNIX))
+        os.fchmod(listening.fileno(), 0o600)  # bind gives the file this mode, less the umask
+        _at(folder, listening.bind)
+        listening.listen(16)
+        listening.setblocking(False)
+        opened.pop_all()
+    return listening
+
+
+def _at(folder: Path, use: Callable[[str], object]) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        use(f"/proc/self/fd/{descriptor}/{NAME}")
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,100 @@
+"""Files of the machine that do not answer, under a running agent.
+
+A FUSE file system without a server makes one file of sysfs hang in the kernel, as a driver does that waits for its
+firmware. The other devices stay visible, the hanging one is named and Unhealthy, and everything recovers without a
+restart.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from nodeagent.sim.kubelet import PodSpec
+from tests.support.dead_files import dead
+from tests.support.running_agent import Node, node
+
+pytestmark = pytest.mark.needs("root", "fuse")
+
+HEAD = "two-gpus-and-two-nics"
+NIC0, NIC1, MEMORY = f"{HEAD}/nic0", f"{HEAD}/nic1", f"{HEAD}/gpu-mem"
+RULES = """\
+health:
+  rules:
+  - {rule: carrier_down, clearForSeconds: 0}
+  - {rule: device_missing, clearForSeconds: 0}
+  - {rule: not_answering, enterForSeconds: 0}
+  guard: {share: 1}
+"""
+
+
+def attribute(n: Node, nic: int, name: str) -> Path:
+    return (n.root / f"sys/bus/pci/devices/{n.machine.nic(nic).address}/{name}").resolve()
+
+
+async def counts(n: Node, nic0: int, nic1: int, memory: int) -> None:
+    await n.allocatable(NIC0, nic0)
+    await n.allocatable(NIC1, nic1)
+    await n.allocatable(MEMORY, memory)
+
+
+@pytest.mark.parametrize("name", ["sriov_totalvfs", "class"])
+async def test_one_file_that_hangs_at_start_hides_no_other_device(name: str) -> None:
+    async with node() as n:
+        config = n.configure(RULES)
+        await n.kubelet.start()
+        with dead(attribute(n, 0, name)):
+            await n.start_agent(config)
+            await n.allocatable(NIC1 if name != "class" else NIC0, 4)
+            await n.allocatable(MEMORY, 158)
+            _, ready = await n.get("/readyz")
+            assert f"in /sys/bus/pci/devices/{n.machine.nic(0).address}/{name}" in ready
+        await counts(n, 4, 4, 158)
+
+
+async def test_a_pf_that_is_pulled_while_another_hangs_is_unhealthy(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with node() as n:
+        config = n.configure(RULES)
+        await n.kubelet.start()
+        await n.start_agent(config)
+        await counts(n, 4, 4, 158)
+        path = attribute(n, 0, "sriov_totalvfs")
+        named = f"/sys/bus/pci/devices/{n.machine.nic(0).address}/sriov_totalvfs"
+        with ExitStack() as hanging:
+            hanging.enter_context(dead(path))
+            n.machine.unplug(1)
+            await n.allocatable(NIC1, 0)
+            await n.allocatable(NIC0, 0)
+            await n.allocatable(MEMORY, 158)
+            status, ready = await n.get("/readyz")
+            assert status == 200
+            assert "pci: no answer for " in ready
+            assert f"in {named}" in ready
+            assert 'nodeagent_hanging_call_seconds{source="pci"}' in (await n.get("/metrics"))[1]
+            assert f"source=pci step='{named}'" in caplog.text
+            assert "does not answer: reading its files in sysfs hangs" in (await n.get("/health"))[1]
+            assert (await n.kubelet.admit(PodSpec.single("one", {MEMORY: 3}))).admitted
+        await n.allocatable(NIC0, 4)
+        n.machine.plug(1, vfs=4)
+        await n.allocatable(NIC1, 4)
+        assert "no answer" not in (await n.get("/readyz"))[1]
+
+
+async def test_a_hanging_file_of_a_link_leaves_the_carrier_of_the_others_visible() -> None:
+    async with node() as n:
+        config = n.configure(RULES)
+        await n.kubelet.start()
+        await n.start_agent(config)
+        await counts(n, 4, 4, 158)
+        netdev = n.machine.nic(0).netdev.name
+        with dead((n.root / f"sys/class/net/{netdev}/speed").resolve()):
+            n.machine.set_link(1, up=False)
+            await n.allocatable(NIC1, 0)
+            n.machine.set_link(1, up=True)
+            await n.allocatable(NIC1, 4)
+            await n.allocatable(NIC0, 0)
+        await n.allocatable(NIC0, 4)

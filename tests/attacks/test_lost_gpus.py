@@ -1,0 +1,203 @@
+"""GPUs that are gone before the agent starts, that the driver does not name, or that another GPU has replaced.
+
+Every test runs the agent with a simulated machine and a stand-in kubelet. A reboot removes the state that belongs to
+one boot and loads the driver again, which then counts only the GPUs that answer. A GPU that was offered once stays on
+the kubelet's list as Unhealthy, under its own index, and everything that an operator reads names it.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from nodeagent.model import State
+from tests.support.running_agent import Node, node
+
+MEMORY = "two-gpus-and-two-nics/gpu-mem"
+EACH = 79
+GPU1 = "0000:1c:00.0"
+
+
+def reboot(n: Node) -> None:
+    (n.root / "var/lib/nodeagent/health.json").unlink(missing_ok=True)
+    n.machine.reload_driver()
+
+
+def unhealthy(n: Node) -> set[str]:
+    return {
+        name.partition("::")[0]
+        for name, device in n.kubelet.devices(MEMORY).items()
+        if device.health != "Healthy"
+    }
+
+
+async def started(n: Node) -> None:
+    """The agent has run once with both GPUs, and has ended."""
+    await n.kubelet.start()
+    await n.start_agent()
+    await n.allocatable(MEMORY, 2 * EACH)
+    await n.until((n.root / "var/lib/nodeagent/gpus.json").exists)
+    await n.stop_agent()
+
+
+async def test_a_gpu_that_is_off_the_bus_at_the_start_keeps_its_slices_and_returns_without_a_restart() -> (
+    None
+):
+    async with node() as n:
+        await started(n)
+        lost = n.machine.gpu(0)
+        uuid = lost.gpu.uuid
+        n.machine.unplug(lost.address)
+        reboot(n)
+        await n.start_agent()
+        await n.allocatable(MEMORY, EACH)
+        assert n.kubelet.capacity()[MEMORY] == 2 * EACH
+        assert unhealthy(n) == {uuid}
+        status, text = await n.get("/readyz")
+        assert (status, f"{EACH} of {2 * EACH} healthy" in text) == (200, True), text
+        assert (
+            f"GPU 0 ({uuid}): gpu_lost: This GPU is not on the PCI bus; reseat it or reboot the node." in text
+        )
+        _, page = await n.get("/metrics")
+        assert 'nodeagent_gpu_health_reason{gpu="0",reason="gpu_lost",severity="fault"} 1' in page
+        assert 'nodeagent_gpu_health_state{gpu="0",state="unhealthy"} 1' in page
+        assert 'nodeagent_gpu_health_state{gpu="1",state="healthy"} 1' in page
+        for state, count in (("on_bus", 1), ("named", 1), ("lost", 1)):
+            assert f'nodeagent_gpus{{state="{state}"}} {count}\n' in page
+        _, views = await n.get("/health")
+        assert [view["state"] for view in json.loads(views) if view["device"] == uuid] == ["unhealthy"]
+        n.machine.plug(lost.address)
+        await n.allocatable(MEMORY, 2 * EACH)
+        assert n.kubelet.panics == []
+
+
+async def test_a_gpu_on_the_bus_that_the_driver_does_not_list_is_lost_after_a_reboot() -> None:
+    async with node() as n:
+        await started(n)
+        n.machine.lose_gpu(1)
+        reboot(n)
+        await n.start_agent()
+        await n.allocatable(MEMORY, EACH)
+        assert n.kubelet.capacity()[MEMORY] == 2 * EACH
+        assert n.agent.inventory.snapshot.unusable_gpus == ()
+        assert [gpu.lost for gpu in n.agent.inventory.snapshot.gpus] == [False, True]
+
+
+async def test_a_gpu_that_the_driver_never_named_is_a_fact() -> None:
+    async with node() as n:
+        n.machine.lose_gpu(0)
+        n.machine.reload_driver()
+        await n.kubelet.start()
+        await n.start_agent()
+        await n.allocatable(MEMORY, EACH)
+        assert n.kubelet.capacity()[MEMORY] == EACH
+        place = n.machine.gpus[0].address
+        _, text = await n.get("/readyz")
+        assert f"GPU at {place} is not offered: gpu_lost: The driver no longer reaches this GPU" in text
+        _, page = await n.get("/metrics")
+        assert f'nodeagent_gpu_health_state{{gpu="{place}",state="unhealthy"}} 1' in page
+        assert f'nodeagent_gpu_health_reason{{gpu="{place}",reason="gpu_lost",severity="fault"}} 1' in page
+        _, views = await n.get("/health")
+        assert [view["reasons"][0]["key"] for view in json.loads(views) if view["device"] == place] == [
+            "gpu_lost"
+        ]
+        n.machine.find_gpu(n.machine.gpus[0].address)
+        await n.allocatable(MEMORY, 2 * EACH)
+        assert n.agent.inventory.snapshot.unusable_gpus == ()
+
+
+async def test_the_other_gpus_keep_their_indexes_and_their_resources_while_one_is_lost() -> None:
+    async with node("dgx-h100") as n:
+        config = n.configure(
+            "resourcePrefix: nodeagent.io\nresources:\n"
+            "- {kind: gpu-mem, name: gpu-mem, sliceMiB: 1024, select: {indexes: [0-3]}}\n"
+            "- {kind: gpu, name: gpu, select: {indexes: [4-7]}}\n"
+        )
+        await n.kubelet.start()
+        await n.start_agent(config)
+        await n.allocatable("nodeagent.io/gpu", 4)
+        whole = set(n.kubelet.devices("nodeagent.io/gpu"))
+        await n.until((n.root / "var/lib/nodeagent/gpus.json").exists)
+        await n.stop_agent()
+        n.machine.unplug(n.machine.gpu(2).address)
+        reboot(n)
+        await n.start_agent(config)
+        await n.allocatable("nodeagent.io/gpu-mem", 3 * EACH)
+        assert set(n.kubelet.devices("nodeagent.io/gpu")) == whole
+        assert [gpu.index for gpu in n.agent.inventory.snapshot.gpus] == list(range(8))
+
+
+async def test_a_gpu_in_the_slot_of_another_one_takes_its_place(caplog: pytest.LogCaptureFixture) -> None:
+    async with node() as n:
+        await started(n)
+        old, new = n.machine.gpu(1).gpu.uuid, "GPU-00000000-0000-0000-0000-00000000beef"
+        n.machine.replace_gpu(1, new)
+        reboot(n)
+        await n.start_agent()
+        await n.until(lambda: len(n.agent.inventory.snapshot.gpus) == 2)
+        await n.until(lambda: {gpu.uuid for gpu in n.agent.inventory.snapshot.gpus} >= {new})
+        assert f"A GPU was replaced in its slot; the old one is forgotten. old={old} new={new}" in caplog.text
+        remembered = n.root / "var/lib/nodeagent/gpus.json"
+        await n.until(lambda: old not in remembered.read_text() and new in remembered.read_text())
+        assert len(n.agent.inventory.snapshot.gpus) == 2
+
+
+async def test_a_gpu_that_moved_to_another_slot_keeps_its_uuid() -> None:
+    async with node() as n:
+        await started(n)
+        first, second = (device.gpu.uuid for device in n.machine.gpus)
+        n.machine.replace_gpu(0, second)
+        n.machine.unplug(n.machine.gpus[1].address)
+        n.machine.gpus[1].gpu.uuid = "GPU-gone"
+        reboot(n)
+        await n.start_agent()
+        await n.allocatable(MEMORY, EACH)
+        assert unhealthy(n) == {first}
+
+
+async def test_a_gpu_that_is_bound_to_vfio_is_kept_for_guests_and_raises_no_alarm() -> None:
+    async with node() as n:
+        await started(n)
+        kept = n.machine.gpu(1)
+        n.machine.bind(kept.address, "vfio-pci")
+        reboot(n)
+        await n.start_agent()
+        await n.allocatable(MEMORY, EACH)
+        (health,) = [g.health for g in n.agent.inventory.snapshot.gpus if g.pci_address == kept.address]
+        assert (health.state, health.reasons[0].key) == (State.UNUSED, "gpu_passthrough")
+        n.machine.bind(kept.address, "nvidia")
+        await n.allocatable(MEMORY, 2 * EACH)
+
+
+async def test_gpus_without_a_kernel_driver_at_the_start_are_listed_and_unhealthy_until_it_is_bound() -> None:
+    async with node() as n:
+        await started(n)
+        for device in n.machine.gpus:
+            n.machine.bind(device.address, None)
+        reboot(n)
+        await n.start_agent()
+        await n.until(lambda: n.kubelet.capacity().get(MEMORY) == 2 * EACH and len(unhealthy(n)) == 2)
+        await n.allocatable(MEMORY, 0)
+        await n.until(lambda: str(n.agent.offering.remarks).count("gpu_lost: No kernel driver is bound") == 2)
+        for device in n.machine.gpus:
+            n.machine.bind(device.address, "nvidia")
+        await n.allocatable(MEMORY, 2 * EACH)
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b"[]", b'[{"uuid": "all", "index": 0, "pci_address": "x", "memory_mib": 1}]']
+)
+async def test_a_damaged_memory_costs_nothing_that_is_there(
+    content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with node() as n:
+        folder = n.root / "var/lib/nodeagent"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "gpus.json").write_bytes(content)
+        await n.kubelet.start()
+        await n.start_agent()
+        await n.allocatable(MEMORY, 2 * EACH)
+        assert n.kubelet.capacity()[MEMORY] == 2 * EACH
+        assert ("cannot be read" in caplog.text) == (content == b"{")
+        assert ("A remembered GPU cannot be true" in caplog.text) == (b"all" in content)

@@ -1,0 +1,182 @@
+"""The folders of the files that containers need take no file.
+
+Conditions: the device-info folder or the CDI folder is full (a real ENOSPC), mounted read-only, a file, or holds a
+FIFO or a folder in the place of a file. What must hold: a resource that needs the file is withheld, and returns
+within seconds; every other resource stays; pods keep their devices; `/readyz`, a metric and the refusal of an
+allocation name the path, the errno and the remedy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from nodeagent.sim.kubelet import PodSpec
+from tests.support.own_mounts import remount, run_in_own_mounts, tmpfs
+from tests.support.running_agent import Node, node
+
+HEAD = "two-gpus-and-two-nics"
+NIC0, NIC1, MEMORY = f"{HEAD}/nic0", f"{HEAD}/nic1", f"{HEAD}/gpu-mem"
+DEVICE_INFO = "var/run/k8s.cni.cncf.io/devinfo/dp"
+CDI = "var/run/cdi"
+GPU_SPEC = f"{CDI}/nodeagent-gpu.json"
+
+own_mounts = pytest.mark.needs("root", "unshare", "mount")
+
+
+async def ready(n: Node) -> None:
+    for resource, count in ((NIC0, 4), (NIC1, 4), (MEMORY, 158)):
+        await n.allocatable(resource, count)
+    await n.until(lambda: all(status.registered for status in n.agent.plugins.statuses()))
+    status, body = await n.get("/readyz")
+    assert status == 200, body
+
+
+async def started(n: Node) -> None:
+    await n.kubelet.start()
+    await n.start_agent()
+
+
+async def not_ready_because(n: Node, resource: str, path: Path, errno: str, remedy: str) -> None:
+    await n.until(lambda: any(resource in text for text in map(str, n.agent.offering.withheld)))
+    status, body = await n.get("/readyz")
+    (line,) = (line for line in body.splitlines() if line.startswith(f"{resource}: "))
+    assert status == 503
+    assert str(path) in line
+    assert errno in line
+    assert remedy in line
+    _, metrics = await n.get("/metrics")
+    assert f'nodeagent_resource_registered{{resource="{resource}"}} 0\n' in metrics
+    assert f'nodeagent_file_unwritable{{file="{path}",error="{errno}"}} 1\n' in metrics
+
+
+def fill(folder: Path) -> Path:
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)
+    return filler
+
+
+async def a_full_device_info_folder() -> None:
+    async with node() as n:
+        folder = n.root / DEVICE_INFO
+        with tmpfs(folder, "size=64k"):
+            await started(n)
+            await ready(n)
+            holder = PodSpec.single("holder", {NIC0: 1, MEMORY: 3})
+            assert (await n.kubelet.admit(holder)).admitted
+            before = n.kubelet.held(holder), n.kubelet.resource_health(holder)
+            filler = fill(folder)
+            refused = await n.kubelet.admit(PodSpec.single("between", {NIC1: 1}))
+            assert not refused.admitted
+            assert str(folder) in refused.message
+            assert "No space left on device" in refused.message
+            await n.allocatable(NIC0, 0)
+            await n.allocatable(NIC1, 0)
+            await n.allocatable(MEMORY, 158)
+            await not_ready_because(n, NIC0, folder, "ENOSPC", "free space")
+            assert (n.kubelet.held(holder), n.kubelet.resource_health(holder)) == before
+            assert (await n.kubelet.admit(PodSpec.single("slices", {MEMORY: 1}))).admitted
+            filler.unlink()
+            await ready(n)
+            assert (await n.kubelet.admit(PodSpec.single("next", {NIC1: 1}))).admitted
+
+
+async def a_device_info_folder_that_becomes_read_only_without_an_allocation() -> None:
+    async with node() as n:
+        folder = n.root / DEVICE_INFO
+        with tmpfs(folder):
+            await started(n)
+            await ready(n)
+            remount(folder, "ro")
+            await n.allocatable(NIC0, 0)
+            await not_ready_because(n, NIC1, folder, "EROFS", "read-write")
+            remount(folder, "rw")
+            await ready(n)
+
+
+async def a_read_only_cdi_folder() -> None:
+    async with node() as n:
+        folder = n.root / CDI
+        with tmpfs(folder, "ro"):
+            await started(n)
+            await n.allocatable(NIC0, 4)
+            await not_ready_because(n, MEMORY, n.root / GPU_SPEC, "EROFS", "read-write")
+            assert MEMORY not in n.kubelet.capacity()
+            remount(folder, "rw")
+            await ready(n)
+            # The spec is on the disk now: nothing is to be written, and nothing is withheld.
+            remount(folder, "ro")
+            assert (await n.kubelet.admit(PodSpec.single("worker", {MEMORY: 3}))).admitted
+            await ready(n)
+
+
+@own_mounts
+def test_a_full_device_info_folder_withholds_the_vfs_and_nothing_else() -> None:
+    run_in_own_mounts(a_full_device_info_folder)
+
+
+@own_mounts
+def test_a_device_info_folder_that_becomes_read_only_is_noticed_before_a_pod_fails() -> None:
+    run_in_own_mounts(a_device_info_folder_that_becomes_read_only_without_an_allocation)
+
+
+@own_mounts
+def test_a_read_only_cdi_folder_withholds_the_gpus_until_their_spec_is_written() -> None:
+    run_in_own_mounts(a_read_only_cdi_folder)
+
+
+async def test_a_file_in_place_of_a_folder_withholds_what_needs_the_folder() -> None:
+    async with node() as n:
+        (n.root / "var/run").mkdir(parents=True, exist_ok=True)
+        (n.root / CDI).write_text("a file where the folder should be")
+        await started(n)
+        await n.allocatable(NIC0, 4)
+        await not_ready_because(n, MEMORY, n.root / GPU_SPEC, "EEXIST", "remove")
+        (n.root / CDI).unlink()
+        await ready(n)
+
+
+async def test_a_fifo_in_place_of_a_spec_is_replaced_and_blocks_nothing() -> None:
+    async with node() as n:
+        (n.root / CDI).mkdir(parents=True)
+        os.mkfifo(n.root / GPU_SPEC)
+        await started(n)
+        await ready(n)
+        assert json.loads((n.root / GPU_SPEC).read_text())["kind"] == "nodeagent.io/gpu"
+
+
+async def test_a_folder_in_place_of_a_spec_withholds_the_gpus_until_it_is_removed() -> None:
+    async with node() as n:
+        (n.root / GPU_SPEC / "in the way").mkdir(parents=True)
+        await started(n)
+        await n.allocatable(NIC0, 4)
+        await not_ready_because(n, MEMORY, n.root / GPU_SPEC, "EISDIR", "remove")
+        (n.root / GPU_SPEC / "in the way").rmdir()
+        (n.root / GPU_SPEC).rmdir()
+        await ready(n)
+
+
+async def test_a_folder_in_place_of_one_device_info_file_withholds_its_resource_alone() -> None:
+    async with node() as n:
+        await started(n)
+        await ready(n)
+        in_the_way = []
+        for vf in n.kubelet.devices(NIC0):
+            path = n.root / DEVICE_INFO / f"{NIC0.replace('/', '-')}-{vf}-device.json"
+            path.mkdir(parents=True)
+            in_the_way.append(path)
+        refused = await n.kubelet.admit(PodSpec.single("worker", {NIC0: 1}))
+        assert not refused.admitted
+        assert "-device.json cannot be written: Is a directory" in refused.message
+        await n.allocatable(NIC0, 0)
+        await n.allocatable(NIC1, 4)
+        for path in in_the_way:
+            path.rmdir()
+        await ready(n)
+        assert (await n.kubelet.admit(PodSpec.single("next", {NIC0: 1}))).admitted

@@ -1,0 +1,187 @@
+"""daemonset/uninstall.sh with the real kubectl, on a cluster that agents and a controller have marked.
+
+The cluster has every mark that nodeagent writes, beside marks of people and of other owners. Afterwards no object
+contains a trace of nodeagent except labels that people set; the others are as before. A second run changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.agent_config import Config
+from nodeagent.cluster import device_marks, min_links_marks
+from nodeagent.cluster.node_marks import NodeCondition, NodeMarks
+from nodeagent.controller import LEASE
+from nodeagent.fabric.fabric_settings import TIER_LABEL
+from nodeagent.fabric.hypernode import OURS, SOURCE_LABEL
+from nodeagent.kube.access import Access
+from nodeagent.kube.client import ApiClient
+from nodeagent.kubelet.cdi_files import FILES
+from nodeagent.kubelet.device_info import DEVICE_INFO
+from nodeagent.kubelet.node_lock import LOCK
+from nodeagent.sim.apiserver import ApiServer
+from tests.support.admin_access import administered
+from tests.support.manifests import DAEMONSET, ROOT, built, named
+from tests.support.needs import which
+
+pytestmark = pytest.mark.needs("kubectl", "openssl")
+
+FOREIGN_TAINT = {"key": "maintenance", "effect": "NoSchedule"}
+FOREIGN_CONDITION = {"type": "Ready", "status": "True"}
+OF_PEOPLE = {"nodeagent.io/agent": "true", "nodeagent.io/pool": "dgx-h100", "zone": "a"}
+
+
+def hypernode(name: str, source: str) -> dict[str, Any]:
+    member = {"type": "Node", "selector": {"exactMatch": {"name": "gpu-0"}}}
+    return {
+        "apiVersion": "topology.volcano.sh/v1alpha1",
+        "kind": "HyperNode",
+        "metadata": {"name": name, "labels": {SOURCE_LABEL: source}},
+        "spec": {"tier": 1, "members": [member]},
+    }
+
+
+def populate(server: ApiServer) -> None:
+    for one in ("CustomResourceDefinition", "nodelinks.nodeagent.io"), ("Namespace", "nodeagent"):
+        server.put(named(built(), *one))
+    hypernodes = {"group": "topology.volcano.sh", "scope": "Cluster", "versions": [
+        {"name": "v1alpha1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {"type": "object"}}}
+    ], "names": {"kind": "HyperNode", "listKind": "HyperNodeList", "plural": "hypernodes"}}  # fmt: skip
+    server.put({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+                "metadata": {"name": "hypernodes.topology.volcano.sh"}, "spec": hypernodes})  # fmt: skip
+    for name in ("gpu-0", "gpu-1"):
+        server.put(
+            {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "metadata": {"name": name, "labels": OF_PEOPLE},
+                "spec": {"taints": [FOREIGN_TAINT]},
+                "status": {"conditions": [FOREIGN_CONDITION]},
+            }
+        )
+    server.put(hypernode("ours", OURS))
+    server.put(hypernode("theirs", "ufm"))
+    meta = {"name": LEASE, "namespace": "nodeagent"}
+    server.put({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": {}})
+
+
+async def mark(server: ApiServer, kubeconfig: Path) -> None:
+    """Write every mark with the code of agent and controller."""
+    authority = json.loads(kubeconfig.read_text())["clusters"][0]["cluster"]["certificate-authority"]
+    client = ApiClient(Access(server.url, token=server.token("admin"), ca_file=Path(authority)))
+    try:
+        for manager, types in (
+            ("nodeagent", (device_marks.LINK, device_marks.GPU)),
+            ("nodeagent-controller", (min_links_marks.CONDITION,)),
+        ):
+            marks = NodeMarks(client, manager)
+            conditions = [NodeCondition(type_, "False", "Down", "1 of 8 links is down") for type_ in types]
+            await marks.set_conditions("gpu-0", conditions)
+        for taint in (device_marks.TAINT, min_links_marks.TAINT):
+            await marks.set_taint("gpu-0", taint, on=True)
+        tiers = {TIER_LABEL.format(tier=tier): "su-1" for tier in (1, 2)}
+        for node in ("gpu-0", "gpu-1"):
+            await marks.set_labels(node, tiers | {device_marks.LABEL: "2"})
+    finally:
+        await client.close()
+
+
+async def uninstall(kubeconfig: Path, *arguments: str) -> tuple[int, str, str]:
+    kubectl = which("kubectl")
+    assert kubectl is not None
+    path = f"{Path(kubectl).parent}:{os.environ['PATH']}"
+    process = await asyncio.create_subprocess_exec(
+        str(DAEMONSET / "uninstall.sh"),
+        *arguments,
+        env={"PATH": path, "KUBECONFIG": str(kubeconfig), "HOME": str(kubeconfig.parent)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, output.decode(), errors.decode()
+
+
+def as_people_see_it(node: Any) -> Any:
+    """Labels, taints and conditions of a Node."""
+    return (
+        node["metadata"]["labels"],
+        node["spec"]["taints"],
+        [{name: one[name] for name in ("type", "status")} for one in node["status"]["conditions"]],
+    )
+
+
+async def test_nothing_of_nodeagent_is_left_and_everything_else_stays(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (server, kubeconfig):
+        populate(server)
+        await mark(server, kubeconfig)
+        assert len(as_people_see_it(server.find("nodes", "gpu-0"))[2]) == 4
+
+        code, output, errors = await uninstall(kubeconfig)
+        assert (code, errors) == (0, ""), output
+        for name in ("gpu-0", "gpu-1"):
+            left = as_people_see_it(server.find("nodes", name))
+            assert left == (OF_PEOPLE, [FOREIGN_TAINT], [FOREIGN_CONDITION])
+        assert [one["metadata"]["name"] for one in server.objects("hypernodes")] == ["theirs"]
+        assert server.objects("leases") == []
+        assert server.find("customresourcedefinitions", "nodelinks.nodeagent.io") is None
+
+        writes = sum(server.counts[verb, resource] for verb, resource in server.counts if verb == "patch")
+        assert (await uninstall(kubeconfig))[0] == 0
+        again = sum(server.counts[verb, resource] for verb, resource in server.counts if verb == "patch")
+        assert again == writes
+
+
+def test_the_page_names_every_file_that_the_agent_leaves_on_a_node() -> None:
+    page = (ROOT / "docs" / "upgrade.md").read_text()
+    config = Config()
+    for path in (
+        config.health.state_directory,
+        *(f"{config.cdi.directory}/{name}" for name in FILES.values()),
+        f"/var/lib/kubelet/device-plugins/{LOCK}",
+        "/var/lib/kubelet/device-plugins/nodeagent-*.sock",
+        "/var/lib/kubelet/plugins_registry/nodeagent.sock",
+        f"{DEVICE_INFO}/*-device.json",
+    ):
+        assert path in page
+
+
+@pytest.mark.parametrize("kind", ["DaemonSet", "Deployment"])
+async def test_marks_are_not_removed_while_a_part_still_runs(kind: str, tmp_path: Path) -> None:
+    name = {"DaemonSet": "nodeagent", "Deployment": "nodeagent-controller"}[kind]
+    async with administered(tmp_path) as (server, kubeconfig):
+        populate(server)
+        await mark(server, kubeconfig)
+        server.put(named(built("overlays/controller"), kind, name))
+        code, _, errors = await uninstall(kubeconfig)
+        assert code == 1
+        assert "nodeagent still runs in the namespace nodeagent" in errors
+        assert f"/{name}" in errors
+        assert len(server.objects("leases")) == 1
+
+
+async def test_labels_of_further_keys_are_removed_if_their_prefix_is_named(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (server, kubeconfig):
+        populate(server)
+        labels = {"network.topology.nvidia.com/leaf": "su-1", "networkXtopology.nvidia.com/leaf": "su-1"}
+        server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-2", "labels": labels}})
+        assert (await uninstall(kubeconfig, "nodeagent", "network.topology.nvidia.com/"))[0] == 0
+        left = server.find("nodes", "gpu-2")
+        assert left is not None
+        assert list(left["metadata"]["labels"]) == ["networkXtopology.nvidia.com/leaf"]
+
+
+async def test_a_cluster_without_volcano_and_another_namespace_are_fine(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (server, kubeconfig):
+        server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpu-system"}})
+        meta = {"name": LEASE, "namespace": "gpu-system"}
+        server.put({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": {}})
+        code, _, errors = await uninstall(kubeconfig, "gpu-system")
+        assert (code, errors) == (0, "")
+        assert server.objects("leases") == []
