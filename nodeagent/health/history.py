@@ -74,7 +74,7 @@ class Counter:
             before, self._implausible = self._implausible, raw
             if before is None or not 0 <= raw - before <= limit:
                 return None
-            added = 0.0  # the counter goes on from there
+            added = 0.0  # the counter continues from there
         self._implausible = None
         if self.raw > raw >= max(self.raw / 2, _CARELESS_FROM):
             raw = self.raw

@@ -138,6 +138,7 @@ _TRAFFIC = tuple(
         help=f"{meaning} by the kernel's network stack.",
         use="RDMA bypasses the kernel: on mlx5, nodeagent_link_phy_* counts everything on the wire.",
         peers=f"node_network_{noun}_total",
+        rules="pcie_speed" if noun.endswith("_bytes") else "",
     )
     for noun, name, meaning in (
         ("receive_bytes", "rx_bytes", "Bytes received"),

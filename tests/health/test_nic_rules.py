@@ -276,7 +276,7 @@ def test_a_counter_of_seconds_advances_with_the_clock() -> None:
     assert samples.over("prio_tx_pause_seconds/3", 60) == (29, 30)
 
 
-def test_windows_begin_where_they_are_told_to() -> None:
+def test_the_windows_of_a_counter_begin_at_a_given_time() -> None:
     samples = history((0, 0), (10, 100), (20, 200), (30, 201))
     samples.begin(["crc_errors"], 15)
     assert samples.over("crc_errors", 60) == (1, 10)

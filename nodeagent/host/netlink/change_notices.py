@@ -1,7 +1,7 @@
 """Notices of changes that an administrator makes to a netdev: set up or down, MTU, and the settings of ethtool.
 
 The kernel announces a change of flags or MTU on rtnetlink, and a change by ethtool (netlink or ioctl) in the group
-``monitor`` of the family ``ethtool``. Each notice says which netdev and which setting; the values do not matter here.
+``monitor`` of the family ``ethtool``. Each notice names the netdev and the setting; the values do not matter here.
 A dropped message (ENOBUFS) is a lost notice and no error.
 
 The sockets belong to the network namespace of the thread that makes them.
