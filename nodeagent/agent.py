@@ -29,12 +29,12 @@ import msgspec
 
 from nodeagent import discovery
 from nodeagent.agent_config import Config, load
-from nodeagent.bounded_calls import BoundedCalls
 from nodeagent.cluster import agent_tasks
+from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.config.faults import ConfigError
 from nodeagent.device_offering import DeviceOffering
 from nodeagent.ending import end_at
-from nodeagent.host.inotify import CONTENT, FolderWatch, InotifyError
+from nodeagent.followed_configuration import FollowedConfiguration, configuration_text
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
@@ -43,10 +43,9 @@ from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.slice_sizes import SliceSizes
-from nodeagent.regular_file import read_regular
 from nodeagent.sources import gpu_source
 from nodeagent.sources.gpu_publisher import GpuPublisher
-from nodeagent.supervise import Fatal, either, ending_signals, keep
+from nodeagent.supervise import Fatal, ending_signals, keep
 from nodeagent.web.pages import Pages, PageSources
 
 log = logging.getLogger(__name__)
@@ -56,7 +55,6 @@ LATE_IMPORTS = ("nodeagent.kubelet.messages", "nodeagent.kubelet.holdings", "nod
 SETTLE_S = 5.0
 """After this time the late modules are imported without a kubelet."""
 SETTLE_LOOK_S = 0.05
-CONFIG_READ_S = 2.0
 
 SWITCH_S = 0.0005
 """How long a thread that reads the machine may hold the interpreter while the loop has news for the kubelet. Python's
@@ -101,9 +99,13 @@ class Agent:
         self._config = config
         self._options = options
         self._on_listen = on_listen
+        self.deliveries = Deliveries()
         self._read_pods = asyncio.Event()
-        self._reload = asyncio.Event()
-        self._config_reads = BoundedCalls("configuration", CONFIG_READ_S, self._reload.set)
+        self.file: FollowedConfiguration[Config] | None = None
+        if (path := options.config_file) is not None:
+            self.file = FollowedConfiguration(
+                config, partial(_read_config, path), self._adopt, lambda: [path.parent]
+            )
         self.settled = asyncio.Event()
         """Set when the kubelet has the devices and everything is imported."""
         self.inventory = Inventory()
@@ -141,7 +143,9 @@ class Agent:
                 health_figures=self.health.figures,
                 explained_health=self.health.explain_json,
                 machine_view=lambda: msgspec.json.encode(self.offering.view()),
+                configuration_fault=lambda: self.file.fault if self.file is not None else "",
                 stuck_threads=gpu_source.stuck_threads,
+                cluster=self.deliveries,
             ),
         )
 
@@ -168,20 +172,21 @@ class Agent:
                 self.pages.serve_locally, Tree(self._options.root).path(config.health.state_directory)
             ),
         }
-        if self._options.config_file is not None:
-            tasks["config"] = partial(self._follow_config, self._options.config_file)
+        if self.file is not None:
+            tasks["config"] = self.file.run
         if config.kubelet.pod_resources:
             tasks["pods"] = self._watch_pods
         if listen := config.listen if self._options.listen is None else self._options.listen:
             tasks["web"] = partial(self.pages.serve, listen, self._on_listen)
         if (access := agent_tasks.node_access(config.cluster, self._options.node_name)) is not None:
             arguments = (config.cluster, access, self.inventory, self.offering, self.settled)
-            tasks["cluster"] = partial(agent_tasks.run, *arguments)
+            tasks["cluster"] = partial(agent_tasks.run, *arguments, self.deliveries)
         return tasks
 
     def reload(self) -> None:
         """Read the configuration file now (SIGHUP)."""
-        self._reload.set()
+        if self.file is not None:
+            self.file.reload()
 
     async def _settle(self) -> None:
         """Wait until the kubelet lists our devices, then import what registration does not need.
@@ -208,50 +213,18 @@ class Agent:
             self._read_pods,
         )
 
-    # --- the configuration ----------------------------------------------------------------------------
-
-    async def _follow_config(self, path: Path) -> None:
-        try:
-            with FolderWatch() as watching:
-                # A ConfigMap is swapped by renaming a link in the folder, so the folder is watched.
-                watching.add(path.parent, CONTENT)
-                before = None
-                while True:
-                    text = await self._read_config(path)  # at first too: it may have changed since the start
-                    if text is not None and text != before:
-                        before = text
-                        self._apply_config(text, str(path))
-                    await either(watching.changes(), self._reload.wait())
-                    self._reload.clear()
-        except InotifyError as error:
-            raise OSError(str(error)) from error
-
-    async def _read_config(self, path: Path) -> str | None:
-        try:
-            return (await self._config_reads.run(read_regular, path)).decode("utf-8", "surrogateescape")
-        except OSError as error:
-            log.warning(
-                "The configuration cannot be read, the running one stays. file=%s reason=%r", path, str(error)
-            )
-            return None
-
-    def _apply_config(self, text: str, name: str) -> None:
-        """Apply a changed configuration, or log why the running one stays."""
-        try:
-            config = load(text, name=name)
-            if config == self.offering.config:
-                return
-            self.offering.replace(config, name)
-        except ConfigError as error:
-            for line in str(error).splitlines():
-                log.error("The changed configuration is refused, the running one stays. fault=%r", line)
-            return
+    def _adopt(self, config: Config) -> None:
+        """Apply a changed configuration. Raises ``ConfigError``."""
+        self.offering.replace(config, str(self._options.config_file))
         for setting in RESTART_SETTINGS:
             if getattr(config, setting) != getattr(self._config, setting):
                 log.warning("A changed setting takes effect when the agent is restarted. setting=%s", setting)
         logging.getLogger().setLevel(config.log.level.upper())
         discovery.adopt(self.health, self._config.health, config.health)
-        log.info("The changed configuration is in force. file=%s", name)
+
+
+def _read_config(path: Path) -> Config:
+    return load(configuration_text(path), name=str(path))
 
 
 async def run(config: Config, options: AgentOptions) -> None:

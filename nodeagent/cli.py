@@ -54,18 +54,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _explain(error: Exception) -> int:
     """One line (or one for each fault of a configuration) on stderr, and the exit code."""
+    from nodeagent.commands.user_files import UserFileError
     from nodeagent.config.faults import ConfigError
+    from nodeagent.plain_text import one_line
 
     if isinstance(error, ConfigError):
-        print(error, file=sys.stderr)
+        print("\n".join(map(one_line, str(error).split("\n"))), file=sys.stderr)
+        return USAGE
+    if isinstance(error, UserFileError):
+        print(f"nodeagent: {error}", file=sys.stderr)
         return USAGE
     known = type(error).__module__.startswith("nodeagent.") or isinstance(error, OSError)
     if not known or logging.getLogger().isEnabledFor(logging.DEBUG):
         logging.getLogger("nodeagent").error("Unexpected.", exc_info=error)
     if isinstance(error, OSError) and error.filename is not None:
-        print(f"nodeagent: {error.filename}: {error.strerror}", file=sys.stderr)
+        print(one_line(f"nodeagent: {error.filename}: {error.strerror}"), file=sys.stderr)
     else:
-        print(f"nodeagent: {error}", file=sys.stderr)
+        print(one_line(f"nodeagent: {error}"), file=sys.stderr)
     return FAILED
 
 

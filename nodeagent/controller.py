@@ -24,16 +24,17 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from nodeagent import supervise
 from nodeagent.backoff import JITTER, Backoff
 from nodeagent.bounded_calls import in_thread
 from nodeagent.cluster.fabric_events import FabricEvents
-from nodeagent.cluster.hypernodes import HyperNodeWriter, OverlapMarker, TreeResult
-from nodeagent.cluster.min_links_marks import MinLinksMarker
+from nodeagent.cluster.hypernodes import HyperNodeWriter, TreeResult
 from nodeagent.cluster.mirrors import ClusterMirror
 from nodeagent.cluster.node_labels import LabelResult, NodeLabeler
 from nodeagent.config.formats import host_port
@@ -41,14 +42,13 @@ from nodeagent.controller_config import FabricConfig
 from nodeagent.ending import end_at
 from nodeagent.fabric import Planner, PlanOutcome
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
+from nodeagent.fabric_in_force import FabricInForce, FabricParts, make_parts
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import Lease, NotLeading, lead
 from nodeagent.metrics.controller_metrics import ControllerInput, render
 from nodeagent.metrics.text_format import PLAIN, negotiate
-from nodeagent.supervise import Fatal, ending_signals, keep
-from nodeagent.switches.switch_poller import SwitchPoller, SwitchReader
-from nodeagent.switches.switch_settings import SwitchesSettings
+from nodeagent.supervise import ending_signals, keep
 from nodeagent.web.server import Page, WebServer
 
 log = logging.getLogger(__name__)
@@ -64,14 +64,14 @@ PAUSE_S = 1.0
 class ReplicaSettings:
     """``identity`` names this replica in the Lease: the pod's name. ``listen`` is the address of the web server.
 
-    ``catch_up_s`` limits the wait for the mirror to show writes. ``label_s`` limits a round of labels, so that the tree
-    is planned again in between.
+    ``debounce_s`` overrides the configuration. ``catch_up_s`` limits the wait for the mirror to show writes.
+    ``label_s`` limits a round of labels, so that the tree is planned again in between.
     """
 
     namespace: str
     identity: str
     listen: str | None
-    debounce_s: float = 10.0
+    debounce_s: float | None = None
     duration_s: float = 15.0
     renew_s: float = 10.0
     retry_s: float = 2.0
@@ -105,7 +105,6 @@ class Controller:
         settings: ReplicaSettings,
         topology: Topology = NO_TOPOLOGY,
     ) -> None:
-        self.planner = Planner(config, topology)
         self.progress = Progress()
         self._settings = settings
         # The lease has its own client, so that it never waits behind two hundred pages of reports.
@@ -121,21 +120,28 @@ class Controller:
         )
         self._reader = ApiClient(access, manager="nodeagent-controller")
         self._writer = ApiClient(access, manager="nodeagent-controller", guard=self.lease.check)
-        self.cluster = ClusterMirror(self._reader, settings.namespace, self.planner, config.labels.keys)
+        self.fabric = FabricInForce(
+            config,
+            topology,
+            partial(make_parts, namespace=settings.namespace, reader=self._reader, writer=self._writer),
+        )
+        self._parts = self.fabric.parts
         self.hypernodes = HyperNodeWriter(self._writer)
         self.labels = NodeLabeler(self._writer)
         self.events = FabricEvents(self._writer, settings.namespace, settings.identity, LEASE)
-        self.marks = _marks(config, self._writer)
-        self.overlaps = OverlapMarker(self._writer, enabled=config.overlap_condition)
-        self.switches = _switch_poller(config, self.planner, self.cluster.stir)
         self._planned = asyncio.Event()
         self._pause_until = float("-inf")
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
         """Run until cancelled."""
-        jobs = self.cluster.jobs()
-        jobs |= {"lead": lambda: lead(self.lease, self._lead), "web": self._serve}
+        jobs: dict[str, Callable[[], Awaitable[object]]] = {
+            "mirror": self.fabric.mirror,
+            "lead": lambda: lead(self.lease, partial(self.fabric.until_replaced, self._lead)),
+            "web": self._serve,
+        }
+        if self.fabric.file is not None:
+            jobs["config"] = self.fabric.file.run
         try:
             async with asyncio.TaskGroup() as group:
                 for name, job in jobs.items():
@@ -144,18 +150,28 @@ class Controller:
             for client in (self._elector, self._reader, self._writer):
                 await client.close()
 
+    @property
+    def planner(self) -> Planner:
+        return self._parts.planner
+
+    @property
+    def cluster(self) -> ClusterMirror:
+        return self._parts.mirror
+
     # --- the leader's work ----------------------------------------------------------------------------------
 
-    async def _lead(self) -> None:
-        """Lead: keep the tree, and beside it read switches and mark nodes."""
+    async def _lead(self, parts: FabricParts) -> None:
+        """Lead with these parts: keep the tree, and beside it read switches and mark nodes."""
+        self._parts = parts
+        gc.unfreeze()  # parts that these replace are garbage now
         await self.cluster.synced()
         # Objects that live as long as the process are exempt from garbage collection.
         gc.freeze()
         self._planned.clear()
         self.planner.forget_times()
-        self.overlaps.forget()
-        beside = {"switches": self._read_switches, "marks": self._mark}
-        tasks = [asyncio.create_task(keep(name, job), name=name) for name, job in beside.items()]
+        self._parts.overlaps.forget()
+        others = {"switches": self._read_switches, "marks": self._mark}
+        tasks = [asyncio.create_task(keep(name, job), name=name) for name, job in others.items()]
         try:
             await self._work()
         finally:
@@ -184,7 +200,7 @@ class Controller:
                 labelled = await self.labels.label(outcome.relabel, label_s)
             if result.versions:
                 await self.cluster.caught_up(result.versions, self._settings.catch_up_s)
-            again_s = await self.overlaps.mark(outcome.overlapping, self.cluster.hypernodes.objects)
+            again_s = await self._parts.overlaps.mark(outcome.overlapping, self.cluster.hypernodes.objects)
             waits = (_left_s(outcome, None), again_s, event_s)
             wake_s = min((wait_s for wait_s in waits if wait_s is not None), default=None)
             if not (result.failed or result.left_out or labelled.failed):
@@ -192,9 +208,10 @@ class Controller:
                 if labelled.left_out:
                     wake_s = min(PAUSE_S, wake_s) if wake_s is not None else PAUSE_S
             else:
-                pause_s = max(result.retry_after_s, labelled.retry_after_s)
-                self._pause_until = max(self._pause_until, loop.time() + pause_s)
-                wait_s = max(pause_s, backoff.next_s())
+                asked_s = max(result.retry_after_s, labelled.retry_after_s)
+                wait_s = backoff.next_s(asked_s)
+                if asked_s:
+                    self._pause_until = max(self._pause_until, loop.time() + wait_s)
                 wake_s = wait_s if wake_s is None else min(wake_s, wait_s)
                 await asyncio.sleep(min(wait_s, RETRY_FIRST_S))
             if revision == self.cluster.revision or not result.versions:
@@ -233,29 +250,29 @@ class Controller:
 
     async def _read_switches(self) -> None:
         await self._planned.wait()
-        if self.switches is None:
+        if self._parts.switches is None:
             await asyncio.Event().wait()
             return
-        await self.switches.run()
+        await self._parts.switches.run()
 
     async def _mark(self) -> None:
         """Mark nodes with too few links, after each plan and when a mark is due."""
         await self._planned.wait()
-        if self.marks is None:
+        if (marks := self._parts.marks) is None:
             await asyncio.Event().wait()
             return
-        self.marks.forget()
+        marks.forget()
         backoff = _backoff()
         while True:
             self._planned.clear()
             outcome = self.progress.outcome
             assert outcome is not None
             try:
-                good = await self.marks.mark(outcome.below_min_links, len(self.cluster.nodes.objects))
+                good = await marks.mark(outcome.below_min_links, len(self.cluster.nodes.objects))
             except NotLeading:
                 await asyncio.Event().wait()  # until this task is cancelled
                 return
-            wait_s = self.marks.next_s()
+            wait_s = marks.next_s()
             if good:
                 backoff.reset()
             else:
@@ -276,13 +293,16 @@ class Controller:
                 await self.cluster.changed(revision)
         except TimeoutError:
             return
-        latest = loop.time() + 10 * self._settings.debounce_s
+        debounce_s = self._settings.debounce_s
+        if debounce_s is None:
+            debounce_s = self.fabric.debounce_s
+        latest = loop.time() + 10 * debounce_s
         if wake_at is not None:
             latest = min(latest, wake_at)
         while loop.time() < latest:
             revision = self.cluster.revision
             try:
-                async with asyncio.timeout_at(min(latest, loop.time() + self._settings.debounce_s)):
+                async with asyncio.timeout_at(min(latest, loop.time() + debounce_s)):
                     await self.cluster.changed(revision)
             except TimeoutError:
                 return
@@ -304,13 +324,14 @@ class Controller:
     def _metrics(self, accept: str) -> Page:
         shown = ControllerInput(
             self.progress,
-            self.cluster.parts(),
+            self.fabric.parts.mirror.parts(),
             self.hypernodes.writes,
             self.labels.writes,
             supervise.restarts,
             leading=self.lease.leading,
-            switches=self.switches,
-            marks=self.marks,
+            switches=self.fabric.parts.switches,
+            marks=self.fabric.parts.marks,
+            configuration_fault=self.fabric.fault,
         )
         return Page(200, *render(shown, openmetrics=negotiate(accept) != PLAIN))
 
@@ -320,12 +341,14 @@ class Controller:
     def _readyz(self, _accept: str) -> Page:
         """Ready to lead: every mirror has been complete once. Followers are ready too."""
         lines, ready = [], True
-        for name, part in self.cluster.parts().items():
+        for name, part in self.fabric.parts.mirror.parts().items():
             ready &= part.synced.is_set()
             state = "known" if part.synced.is_set() else "not read yet"
             lines.append(
                 f"{name}: {len(part.objects)} {state}" + (f"; {part.trouble}" if part.trouble else "")
             )
+        if self.fabric.fault:
+            lines.append(f"configuration: refused, the running one stays: {self.fabric.fault}")
         lines.append(f"leader: {self.lease.holder or 'none'}{' (this one)' if self.lease.leading else ''}")
         return Page(200 if ready else 503, "".join(f"{line}\n" for line in lines).encode())
 
@@ -339,44 +362,19 @@ def _left_s(outcome: PlanOutcome, never: T) -> float | T:
     return never if outcome.next_at is None else max(0.0, outcome.next_at - time.monotonic())
 
 
-def _marks(config: FabricConfig, client: ApiClient) -> MinLinksMarker | None:
-    nodes = config.nodes
-    if not (nodes.min_links_condition or nodes.min_links_taint):
-        return None
-    return MinLinksMarker(client, nodes, config.min_links)
-
-
-def _switch_poller(
-    config: FabricConfig, planner: Planner, changed: Callable[[], object]
-) -> SwitchPoller | None:
-    settings = config.switches
-    if settings.method == "none":
-        return None
-    return SwitchPoller(settings, _switch_reader(settings), planner, changed, config.generic_names)
-
-
-def _switch_reader(settings: SwitchesSettings) -> SwitchReader:
-    """Load only the protocol in use: gRPC costs 10 MiB, and SNMP is an extra."""
-    if settings.method == "gnmi":
-        from nodeagent.switches import gnmi  # noqa: PLC0415
-
-        return gnmi.GnmiReader(settings.gnmi, settings.port or gnmi.PORT)
-    from nodeagent.switches import snmp  # noqa: PLC0415
-
-    reader = snmp.SnmpReader(settings.snmp, settings.port or snmp.PORT, timeout_s=settings.timeout_seconds)
-    try:
-        reader.check()
-    except snmp.SnmpMissingError as error:
-        raise Fatal(str(error)) from None
-    return reader
-
-
 async def run(
-    config: FabricConfig, access: Access, settings: ReplicaSettings, topology: Topology = NO_TOPOLOGY
+    config: FabricConfig,
+    access: Access,
+    settings: ReplicaSettings,
+    topology: Topology = NO_TOPOLOGY,
+    file: Path | None = None,
 ) -> None:
-    """Run a controller until SIGTERM or SIGINT, then release the lease."""
+    """Run a controller until SIGTERM or SIGINT, then release the lease. ``file`` is followed."""
     end_at(ending_signals(signal.SIGINT))
     controller = Controller(config, access, settings, topology)
+    if file is not None:
+        reload = controller.fabric.follow(file)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
     try:
         await controller.run()
     except asyncio.CancelledError:

@@ -29,6 +29,15 @@ class State(StrEnum):
     """No link since the boot, and none is expected: Unhealthy for the kubelet, and no reason for an alert."""
 
 
+MISSING = "missing"
+LINK_STATES = (
+    MISSING, *(state.value for state in (
+        State.DOWN, State.MISCABLED, State.DEGRADED, State.UNKNOWN, State.HEALTHY, State.UNUSED,
+    )),
+)  # fmt: skip
+"""The states of a link in reports and metrics, the worst first. The definition of NodeLinks lists the same words."""
+
+
 class Reason(msgspec.Struct, frozen=True):
     """Why a state is not healthy. ``key`` is from a closed set. ``detail`` is a sentence for people that stays the
     same while the fault is active. A ``warning`` does not change the state.
@@ -49,6 +58,16 @@ class Health(msgspec.Struct, frozen=True):
     state: State = State.HEALTHY
     reasons: tuple[Reason, ...] = ()
     allocatable: bool = True
+
+    @property
+    def missing(self) -> bool:
+        """Whether the device is gone from the machine."""
+        return any(reason.key == "device_missing" for reason in self.reasons)
+
+    @property
+    def link_state(self) -> str:
+        """One of ``LINK_STATES``, for the health of a PF."""
+        return MISSING if self.missing else self.state.value
 
 
 HEALTHY = Health()

@@ -57,15 +57,15 @@ async def keep(
     backoff = Backoff(first_s, max_s)
     while True:
         began = time.monotonic()
+        failure: Exception | None
         try:
             await work()
-            reason = "it ended"
-            trace = False
+            reason, failure = "it ended", None
         except Fatal:
             raise
         except Exception as error:  # noqa: BLE001 - the purpose of the supervisor
             reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            trace = True
+            failure = error
         if time.monotonic() - began > STEADY_S:
             backoff.reset()
         restarts[name] += 1
@@ -75,7 +75,7 @@ async def keep(
             name,
             reason,
             wait_s,
-            exc_info=trace and log.isEnabledFor(logging.DEBUG),
+            exc_info=failure if log.isEnabledFor(logging.DEBUG) else None,
         )
         if failed is not None:
             failed(reason)

@@ -26,6 +26,7 @@ TOPICS = {
     "Pods and free devices": ("device", "resource"),
     "The agent": (
         "build",
+        "cluster",
         "file",
         "rpc",
         "rpcs",
@@ -34,6 +35,7 @@ TOPICS = {
         "hanging",
         "task",
         "collector",
+        "configuration",
         "netlink",
         "series",
         "web",

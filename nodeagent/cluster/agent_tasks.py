@@ -16,6 +16,7 @@ import msgspec
 
 from nodeagent.bounded_calls import BoundedCalls, Unanswered, within
 from nodeagent.cluster.cluster_settings import ClusterSettings
+from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.model import Snapshot
@@ -82,6 +83,7 @@ async def run(
     inventory: Inventory,
     offer: AgentOffer,
     settled: asyncio.Event,
+    deliveries: Deliveries | None = None,
 ) -> None:
     """Run the enabled tasks until cancelled. They start once the agent has ``settled``: the kubelet comes first."""
     await settled.wait()
@@ -91,27 +93,49 @@ async def run(
     def offered(snapshot: Snapshot) -> Offered:
         return [(kind.resource, kind.devices(snapshot)) for kind in offer.offered]
 
+    from nodeagent.cluster.notice_board import NoticeBoard  # noqa: PLC0415
+
     access, node = node_access.access, node_access.node
+    deliveries, board = deliveries or Deliveries(), NoticeBoard()
     client = ApiClient(access)
     tasks: dict[str, Callable[[], Awaitable[object]]] = {}
     if settings.report:
         from nodeagent.cluster.node_report import NodeReporter  # noqa: PLC0415
 
         owner = node_of(await BoundedCalls("token", TOKEN_S).run(access.authorization))
-        reporter = NodeReporter(client, inventory, node, access.namespace, lambda: offer.rails, owner=owner)
+        reporter = NodeReporter(
+            client,
+            inventory,
+            node,
+            access.namespace,
+            lambda: offer.rails,
+            owner=owner,
+            delivery=deliveries.of("nodelinks"),
+            board=board,
+        )
         tasks["nodelinks"] = reporter.run
     if settings.events:
         from nodeagent.cluster.device_events import DeviceEvents  # noqa: PLC0415
 
-        tasks["events"] = DeviceEvents(client, inventory, node, offered).run
+        tasks["events"] = DeviceEvents(
+            client, inventory, node, offered, board=board, delivery=deliveries.of("events")
+        ).run
     if settings.conditions or settings.label or settings.taint.enabled:
         from nodeagent.cluster.device_marks import DeviceMarker  # noqa: PLC0415
 
-        tasks["nodestate"] = DeviceMarker(client, inventory, node, settings).run
+        tasks["nodestate"] = DeviceMarker(client, inventory, node, settings, deliveries).run
     if settings.evict.enabled:
         from nodeagent.cluster.evictions import Evictions  # noqa: PLC0415
 
-        tasks["evictions"] = Evictions(client, inventory, offered, settings.evict.after_seconds).run
+        tasks["evictions"] = Evictions(
+            client,
+            inventory,
+            offered,
+            settings.evict.after_seconds,
+            node=node,
+            board=board,
+            delivery=deliveries.of("evictions"),
+        ).run
     log.info("Writing to the API server. node=%s parts=%s", node, ",".join(tasks) or "none")
     try:
         async with asyncio.TaskGroup() as group:

@@ -1,5 +1,7 @@
 """The agent's Events: faults of this node's links and GPUs, on the Node and on the pods that hold the devices.
 
+Notices of the agent's other parts come from the ``NoticeBoard``.
+
 A device whose state is unknown gets no new Event, and none of its faults ends.
 """
 
@@ -19,10 +21,13 @@ from nodeagent.cluster.affected_devices import (
     affected_pods,
     reported_devices,
 )
+from nodeagent.cluster.deliveries import Delivery
 from nodeagent.cluster.event_writer import HOURLY_S, EventTarget, EventWriter, Notice
+from nodeagent.cluster.notice_board import NoticeBoard
 from nodeagent.inventory import Inventory
 from nodeagent.kube.client import ApiClient
 from nodeagent.model import Reason, Snapshot, State
+from nodeagent.supervise import either
 
 COMPONENT = "nodeagent"
 
@@ -31,22 +36,31 @@ class DeviceEvents:
     """``offered`` returns the devices that each resource has now."""
 
     def __init__(
-        self, client: ApiClient, inventory: Inventory, node: str, offered: Callable[[Snapshot], Offered]
+        self,
+        client: ApiClient,
+        inventory: Inventory,
+        node: str,
+        offered: Callable[[Snapshot], Offered],
+        *,
+        board: NoticeBoard | None = None,
+        delivery: Delivery | None = None,
     ) -> None:
-        self.writer = EventWriter(client, COMPONENT, node, host=node)
+        self.writer = EventWriter(client, COMPONENT, node, host=node, delivery=delivery)
+        self._board = board or NoticeBoard()
         self._inventory, self._node, self._offered = inventory, node, offered
 
     async def run(self) -> None:
         """Write Events until cancelled."""
         while True:
             snapshot = self._inventory.snapshot
-            standing = notices(snapshot, self._node, self._offered(snapshot))
+            self._board.changed.clear()
+            standing = (*notices(snapshot, self._node, self._offered(snapshot)), *self._board.take())
             self.writer.ledger.observe(standing, time.monotonic(), time.time(), unknown_devices(snapshot))
             wait = await self.writer.deliver()
             with suppress(TimeoutError):
                 # An hourly notice becomes due without any change.
                 async with asyncio.timeout(HOURLY_S / 4 if wait is None else wait):
-                    await self._inventory.changed(snapshot.revision)
+                    await either(self._inventory.changed(snapshot.revision), self._board.changed.wait())
 
 
 def notices(snapshot: Snapshot, node: str, offered: Offered) -> tuple[Notice, ...]:

@@ -19,11 +19,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from nodeagent.backoff import RateLimit
+from nodeagent.backoff import RateLimit, jittered
 from nodeagent.cluster.affected_devices import FAILED, QUIET, ReportedDevice, reported_devices
 from nodeagent.cluster.cluster_settings import ClusterSettings
+from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.cluster.event_writer import shortened
-from nodeagent.cluster.node_marks import NodeCondition, NodeMarks, NodeTaint
+from nodeagent.cluster.node_marks import NodeCondition, NodeMarks, NodeTaint, StoredNode
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.inventory import Inventory
 from nodeagent.kube.client import ApiClient, ApiError
@@ -36,6 +37,8 @@ TAINT = NodeTaint("nodeagent.io/links-down")
 DOWN_S, UNKNOWN_S = 30.0, 300.0
 HEARTBEAT_S = 300.0
 PER_S = 0.1
+JITTER_S = 10.0
+"""Spreads the first writes of agents that start together. Meanwhile the last source publishes its first facts."""
 _DELAYS = {State.DOWN: DOWN_S, State.UNKNOWN: UNKNOWN_S}
 _REASONS = {
     State.DOWN: "LinkDown",
@@ -141,14 +144,25 @@ def _listed(group: Sequence[ReportedDevice]) -> str:
 class DeviceMarker:
     """Keep the marks of this Node up to date. Belongs to one event loop."""
 
-    def __init__(self, client: ApiClient, inventory: Inventory, node: str, settings: ClusterSettings) -> None:
+    def __init__(
+        self,
+        client: ApiClient,
+        inventory: Inventory,
+        node: str,
+        settings: ClusterSettings,
+        deliveries: Deliveries | None = None,
+        *,
+        jitter_s: float = JITTER_S,
+    ) -> None:
         self._node_marks, self._inventory = NodeMarks(client), inventory
         self._node, self._settings = node, settings
         self._times = StateTimes()
         self._rate = RateLimit(1, PER_S)
-        self._retry = ApiRetry("The Node cannot be marked")
+        self._jitter_s = jitter_s
+        deliveries = deliveries or Deliveries()
+        self._retry = ApiRetry("The Node cannot be marked", deliveries.of("marks"))
         self._missing_right = {
-            mark: ApiRetry(f"The {mark} of the Node cannot be written")
+            mark: ApiRetry(f"The {mark} of the Node cannot be written", deliveries.of(mark))
             for mark in ("taint", "conditions", "label")
         }
         self._conditions: tuple[NodeCondition, ...] | None = None
@@ -160,6 +174,7 @@ class DeviceMarker:
 
     async def run(self) -> None:
         """Write marks until cancelled."""
+        await asyncio.sleep(jittered(self._jitter_s, 0.2, 1.0))
         while True:
             snapshot = self._inventory.snapshot
             wait = await self._mark(snapshot) if self._inventory.has_published("pci") else HEARTBEAT_S
@@ -184,13 +199,16 @@ class DeviceMarker:
             return wait
         try:
             if not self._read:
-                await self._read_marks(devices)
+                node = await self._read_marks(devices)
                 self._read = True
                 marks = self._times.marks(devices, now, stale=stale)
+                if node is not None:
+                    self._adopt(node, marks, now)
             wrote = await self._write(marks, now)
         except ApiError as error:
             return self._retry.failed(error, now)
-        self._retry.succeeded()
+        if self._retry.reason is not None:
+            self._retry.succeeded()
         if wrote:
             self._rate.take(now)
             return self._rate.wait_s(now)
@@ -253,7 +271,7 @@ class DeviceMarker:
         self._label = label
         return True
 
-    async def _read_marks(self, devices: Sequence[ReportedDevice]) -> None:
+    async def _read_marks(self, devices: Sequence[ReportedDevice]) -> StoredNode | None:
         """Read the marks of an earlier agent. Without the right to read, every present state counts at once."""
         try:
             node = await self._node_marks.read(self._node)
@@ -261,12 +279,26 @@ class DeviceMarker:
             if error.status != 403:
                 raise
             self._times.count_at_once(devices)
-            return
+            return None
         for condition in node.conditions:
             if condition.last_transition_time:
                 self._transitions[condition.type] = (condition.status, condition.last_transition_time)
         self._tainted = node.has_taint(TAINT)
+        self._label = node.labels.get(LABEL)
         bad = {type_ for type_, (status, _) in self._transitions.items() if status != "True"}
         if self._tainted or LABEL in node.labels:
             bad.add(LINK)
         self._times.count_at_once([device for device in devices if (LINK if device.link else GPU) in bad])
+        return node
+
+    def _adopt(self, node: StoredNode, marks: DeviceMarks, now: float) -> None:
+        """Take the conditions of an earlier agent as written, if they are the present ones and not old."""
+        stored = {condition.type: condition for condition in node.conditions}
+        ages = []
+        for condition in marks.conditions:
+            found = stored.get(condition.type)
+            if found is None or not found.equals(condition):
+                return
+            ages.append(found.age_s(time.time()))
+        if ages and min(ages) >= 0 and max(ages) < HEARTBEAT_S:
+            self._conditions, self._heartbeat_at = marks.conditions, now - max(ages)

@@ -7,6 +7,8 @@ Rules:
 * With ``aggregate`` the Event's name is a hash of its target, device and reason. A restarted process therefore
   writes no fault twice, and a fault that returns increases the count of the Event of an earlier process.
 * An hourly notice is written at most once an hour.
+* An Event that the server does not take for a reason that may pass (its namespace is not there yet, or another write
+  was faster) is written again later, as a new one. It does not delay the others, and is dropped after ``TRIES``.
 * The number of records and the rate of writes are bounded.
 """
 
@@ -19,8 +21,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodeagent.backoff import RateLimit
-from nodeagent.cluster.retry import ApiRetry, refused
+from nodeagent.backoff import JITTER, Backoff, RateLimit
+from nodeagent.cluster.deliveries import Delivery
+from nodeagent.cluster.retry import ApiRetry
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import EVENTS, PODS
 from nodeagent.rfc3339 import rfc3339
@@ -31,6 +34,10 @@ RECORDS_MAX = 512
 HOURLY_S = 3600.0
 """By the API server's default, an Event lives for an hour too."""
 BURST, PER_S = 25, 0.1
+AGAIN_FIRST_S, AGAIN_MAX_S = 5.0, 300.0
+TRIES = 8
+"""With the waits above: a quarter of an hour."""
+PASSING = (404, 409, 410)
 MESSAGE_MAX = 1024
 """The API server's limit (ValidateEvent)."""
 RECOVERED = "Recovered"
@@ -51,7 +58,10 @@ NoticeKey = tuple[EventTarget, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A fault, or its end, that one Event reports. Target, ``about`` (the device) and ``reason`` identify it."""
+    """A fault, or its end, that one Event reports. Target, ``about`` (the device) and ``reason`` identify it.
+
+    ``recovers``: the end of this Warning, with all others of its device, is an Event too.
+    """
 
     target: EventTarget
     about: str
@@ -59,6 +69,7 @@ class Notice:
     message: str
     warning: bool = True
     hourly: bool = False
+    recovers: bool = True
 
     @property
     def key(self) -> NoticeKey:
@@ -82,6 +93,23 @@ class NoticeRecord:
     written_at: float = float("-inf")
     at_start: bool = False
     before: int = 0
+    tries: int = 0
+    not_before: float = float("-inf")
+    backoff: Backoff = field(default_factory=lambda: Backoff(AGAIN_FIRST_S, AGAIN_MAX_S, jitter=JITTER))
+
+    def rejected(self, now: float, *, passing: bool) -> float | None:
+        """Count a rejection. Return the seconds until the next try; ``None``: there is none."""
+        self.tries += 1
+        if not passing or self.tries >= TRIES:
+            return None
+        wait_s = self.backoff.next_s()
+        self.not_before = now + wait_s
+        return wait_s
+
+    def wrote(self, count: int, now: float) -> None:
+        self.written, self.written_at = count, now
+        self.tries, self.not_before = 0, float("-inf")
+        self.backoff.reset()
 
     @property
     def total(self) -> int:
@@ -142,9 +170,17 @@ class NoticeLedger:
                 record
                 for record in self.records.values()
                 if record.count > record.written
+                and now >= record.not_before
                 and (not record.notice.hourly or now - record.written_at >= HOURLY_S)
             ),
             key=lambda record: record.last,
+        )
+
+    def next_s(self, now: float) -> float | None:
+        """Seconds until a rejected Event is tried again; ``None``: there is none."""
+        return min(
+            (record.not_before - now for record in self.records.values() if record.not_before > now),
+            default=None,
         )
 
     def _recovered(
@@ -156,7 +192,12 @@ class NoticeLedger:
             notice = record.notice
             if unknown(notice.about):
                 continue
-            if notice.warning and record.written and (notice.target, notice.about) not in faulty:
+            if (
+                notice.warning
+                and notice.recovers
+                and record.written
+                and (notice.target, notice.about) not in faulty
+            ):
                 title = notice.message.partition(":")[0].partition(", held as ")[0]
                 message = f"{title}: its faults have ended"
                 yield Notice(notice.target, notice.about, RECOVERED, message, warning=False)
@@ -191,12 +232,13 @@ class EventWriter:
         host: str | None = None,
         aggregate: bool = True,
         recovery: bool = True,
+        delivery: Delivery | None = None,
     ) -> None:
         self.ledger = NoticeLedger(recovery)
         self._client, self._component, self._instance = client, component, instance
         self._host, self._aggregate = host, aggregate
         self._rate = RateLimit(BURST, PER_S)
-        self._retry = ApiRetry("Events do not reach the API server")
+        self._retry = ApiRetry("Events do not reach the API server", delivery)
         self._uids: dict[EventTarget, str] = {}
         self._may_read_pods = True
 
@@ -212,13 +254,16 @@ class EventWriter:
             try:
                 await self._write(record)
             except ApiError as error:
-                if not refused(error):
+                passing = error.status in PASSING or error.ending_namespace
+                if not (error.refused or passing):
                     return self._retry.failed(error, time.monotonic())
+                if record.rejected(now, passing=passing) is not None:
+                    continue
                 log.warning("The API server rejects an Event; it is dropped. reason=%r", str(error))
             else:
                 self._retry.succeeded()
-            record.written, record.written_at = count, now
-        return None
+            record.wrote(count, now)
+        return self.ledger.next_s(time.monotonic())
 
     async def _write(self, record: NoticeRecord) -> None:
         target = record.notice.target
@@ -228,18 +273,17 @@ class EventWriter:
             try:
                 await self._client.patch(EVENTS, body["metadata"]["name"], _update(body), namespace=namespace)
             except ApiError as error:
-                if not error.missing:
+                if error.status not in (404, 410):
                     raise  # else the Event has expired
             else:
                 return
         try:
             await self._client.create(EVENTS, body, namespace=namespace)
         except ApiError as error:
-            if error.conflict:
-                if self._aggregate:
-                    await self._continue(record, body, namespace)
-            elif not (error.missing and target.kind == "Pod"):  # the pod's namespace is deleted
+            if not error.exists:
                 raise
+            if self._aggregate:  # else our own write succeeded without an answer
+                await self._continue(record, body, namespace)
 
     async def _continue(self, record: NoticeRecord, body: dict[str, Any], namespace: str) -> None:
         """Add to the Event of an earlier process.

@@ -4,8 +4,9 @@ Rules:
 
 * A pod is evicted after its device has failed without interruption for the configured time. A device whose state
   is unknown has not failed.
-* At most one pod in ten seconds. An eviction that a disruption budget refuses is requested again later, and so is
-  one whose pod does not end.
+* At most one pod in ten seconds. An eviction that a disruption budget refuses is requested again later, each time after
+  a longer wait, and so is one whose pod does not end.
+* An eviction, and a refusal, is an Event on the pod and on the Node.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from nodeagent.backoff import RateLimit
+from nodeagent.backoff import JITTER, Backoff, RateLimit
 from nodeagent.cluster.affected_devices import FAILED, AffectedPod, Offered, affected_pods
-from nodeagent.cluster.retry import ApiRetry, refused
+from nodeagent.cluster.deliveries import Delivery
+from nodeagent.cluster.event_writer import EventTarget, Notice
+from nodeagent.cluster.notice_board import NoticeBoard
+from nodeagent.cluster.retry import ApiRetry
 from nodeagent.inventory import Inventory
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.model import Snapshot
@@ -30,7 +34,7 @@ PER_S = 0.1
 AGAIN_S = 300.0
 """Until the eviction of a pod that does not end is requested again."""
 BUDGET_S = 30.0
-"""Until the eviction is requested again when a disruption budget refuses it without a time of its own."""
+"""Until the eviction is requested again for the first time after a disruption budget refused it."""
 IDLE_S = 3600.0
 
 PodName = tuple[str, str]
@@ -43,10 +47,12 @@ class EvictionQueue:
 
     after_s: float
     since: dict[PodName, float] = field(default_factory=dict)
+    affected: dict[PodName, AffectedPod] = field(default_factory=dict)
     not_before: dict[PodName, float] = field(default_factory=dict)
 
     def observe(self, affected: Iterable[AffectedPod], now: float) -> None:
-        pods = {(pod.namespace, pod.pod) for pod in affected if pod.device.health.state in FAILED}
+        pods = {(pod.namespace, pod.pod): pod for pod in affected if pod.device.health.state in FAILED}
+        self.affected = pods
         self.since = {pod: self.since.get(pod, now) for pod in pods}
         self.not_before = {pod: at for pod, at in self.not_before.items() if pod in pods}
 
@@ -62,21 +68,34 @@ class EvictionQueue:
 
 
 class Evictions:
-    """``offered`` returns the devices that each resource has now."""
+    """``offered`` returns the devices that each resource has now. ``budget_s`` is the first wait after a refusal."""
 
     def __init__(
-        self, client: ApiClient, inventory: Inventory, offered: Callable[[Snapshot], Offered], after_s: float
+        self,
+        client: ApiClient,
+        inventory: Inventory,
+        offered: Callable[[Snapshot], Offered],
+        after_s: float,
+        *,
+        node: str,
+        board: NoticeBoard | None = None,
+        delivery: Delivery | None = None,
+        budget_s: float = BUDGET_S,
     ) -> None:
         self.queue = EvictionQueue(after_s)
         self._client, self._inventory, self._offered = client, inventory, offered
+        self._node, self._board, self._budget_s = node, board or NoticeBoard(), budget_s
         self._rate = RateLimit(1, PER_S)
-        self._retry = ApiRetry("A pod with a failed device cannot be evicted")
+        self._retry = ApiRetry("A pod with a failed device cannot be evicted", delivery)
+        self._refusals: dict[PodName, Backoff] = {}
+        self._notices: dict[PodName, tuple[Notice, Notice]] = {}
 
     async def run(self) -> None:
         """Evict until cancelled."""
         while True:
             snapshot = self._inventory.snapshot
             self.queue.observe(affected_pods(snapshot, self._offered(snapshot)), time.monotonic())
+            self._forget_recovered()
             wait = await self._evict()
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):
@@ -88,27 +107,64 @@ class Evictions:
         if (wait := max(self._retry.wait_s(now), self._rate.wait_s(now))) > 0:
             return wait
         pods, wait = self.queue.due(now)
-        for namespace, name in pods[:1]:
+        for pod in pods[:1]:
             self._rate.take(now)
+            namespace, name = pod
             try:
                 await self._client.evict(name, namespace=namespace)
             except ApiError as error:
-                if error.status == 429:
-                    wait = BUDGET_S if error.retry_after_s is None else error.retry_after_s
-                    self.queue.not_before[namespace, name] = now + wait
-                elif error.missing or refused(error):
-                    self.queue.not_before[namespace, name] = now + AGAIN_S
-                else:
+                if not (error.refused or over_budget(error)):
                     return self._retry.failed(error, now)
-                log.info(
-                    "A pod with a failed device is not evicted now. pod=%s/%s reason=%r",
-                    namespace,
-                    name,
-                    str(error),
-                )
+                self._refused(pod, error, now)
             else:
-                self._retry.succeeded()
-                self.queue.not_before[namespace, name] = now + AGAIN_S
-                log.warning("A pod was evicted because its device failed. pod=%s/%s", namespace, name)
+                self._evicted(pod, now)
             return self._rate.wait_s(now)
         return wait
+
+    def _evicted(self, pod: PodName, now: float) -> None:
+        self._retry.succeeded()
+        self._refusals.pop(pod, None)
+        self.queue.not_before[pod] = now + AGAIN_S
+        log.warning("A pod was evicted because its device failed. pod=%s/%s", *pod)
+        self._post(pod, "PodEvicted", "was evicted", warning=False)
+
+    def _refused(self, pod: PodName, error: ApiError, now: float) -> None:
+        backoff = self._refusals.setdefault(pod, Backoff(self._budget_s, AGAIN_S, jitter=JITTER))
+        self.queue.not_before[pod] = now + backoff.next_s(error.retry_after_s)
+        log.info(
+            "A pod with a failed device is not evicted now. pod=%s/%s reason=%r", *pod, str(error)
+        )  # fmt: skip
+        if not error.missing:
+            who = "a disruption budget" if over_budget(error) else "the API server"
+            self._post(pod, "EvictionRefused", f"is not evicted, because {who} refuses it ({error.message})")
+
+    def _post(self, pod: PodName, reason: str, outcome: str, *, warning: bool = True) -> None:
+        """Post the notice on the pod and on the Node."""
+        namespace, name = pod
+        device = self.queue.affected[pod].device
+        why = f"{device.title} has failed for {self.queue.after_s:g} s"
+        on_pod, on_node = EventTarget("Pod", namespace, name), EventTarget("Node", "", self._node)
+        self._notices[pod] = (
+            Notice(on_pod, device.key, reason, f"The pod {outcome}: {why}", warning, recovers=False),
+            Notice(
+                on_node,
+                f"{namespace}/{name}",
+                reason,
+                f"Pod {namespace}/{name} {outcome}: {why}",
+                warning,
+                recovers=False,
+            ),
+        )
+        self._forget_recovered()
+
+    def _forget_recovered(self) -> None:
+        """Keep only what concerns pods that still hold a failed device."""
+        waiting = self.queue.since
+        self._refusals = {pod: backoff for pod, backoff in self._refusals.items() if pod in waiting}
+        self._notices = {pod: notices for pod, notices in self._notices.items() if pod in waiting}
+        self._board.post("evictions", *(notice for notices in self._notices.values() for notice in notices))
+
+
+def over_budget(error: ApiError) -> bool:
+    """Whether a disruption budget refuses the eviction; a busy server answers 429 too."""
+    return error.status == 429 and "disruption budget" in error.message

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 import msgspec
 
@@ -48,7 +49,23 @@ class NodeTaint:
 class StoredCondition(msgspec.Struct, rename="camel"):
     type: str = ""
     status: str = ""
+    reason: str = ""
+    message: str = ""
+    last_heartbeat_time: str | None = None
     last_transition_time: str | None = None
+
+    def equals(self, condition: NodeCondition) -> bool:
+        """Whether they differ in times alone."""
+        return (self.status, self.reason, self.message) == (
+            condition.status, condition.reason, condition.message,
+        )  # fmt: skip
+
+    def age_s(self, now: float) -> float:
+        """Seconds since the last write, at Unix time ``now``; infinite if its time cannot be read."""
+        try:
+            return now - datetime.fromisoformat(self.last_heartbeat_time or "").timestamp()
+        except ValueError:
+            return float("inf")
 
 
 class _NodeSpec(msgspec.Struct):

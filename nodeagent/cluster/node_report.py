@@ -9,6 +9,9 @@ Rules:
   switch. A restart of all agents therefore writes nothing.
 * Changes are gathered for ``GATHER_S``, and two writes are at least ``GAP_S`` apart. A failed write is repeated with
   the state of that time.
+* A part that the server refuses is left out (``refused_fields``), and the rest is written. Each check of the stored
+  object tries the whole report again.
+* A missing NIC keeps its place as ``missing`` while it has a rail. Without a rail it leaves the report.
 """
 
 from __future__ import annotations
@@ -22,13 +25,26 @@ from typing import Any
 
 import msgspec
 
-from nodeagent.backoff import JITTER, Backoff, jittered
-from nodeagent.fabric.nodelinks import LinkNeighbor, Metadata, NodeLink, NodeLinks, ReportedId
+from nodeagent.backoff import jittered
+from nodeagent.cluster.deliveries import Deliveries, Delivery, incomplete
+from nodeagent.cluster.event_writer import EventTarget, Notice
+from nodeagent.cluster.notice_board import NoticeBoard
+from nodeagent.cluster.refused_fields import OLDER_STATES, leave_out, refused_fields
+from nodeagent.cluster.retry import ApiRetry
+from nodeagent.fabric.nodelinks import (
+    NOT_UP,
+    LinkNeighbor,
+    Metadata,
+    NodeLink,
+    NodeLinks,
+    ReportedId,
+    convert,
+)
 from nodeagent.inventory import Inventory
 from nodeagent.kube.access import NodeClaim
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS
-from nodeagent.model import Function, Link, Neighbor, Snapshot, State
+from nodeagent.model import LINK_STATES, MISSING, Function, Link, Neighbor, Snapshot, State
 from nodeagent.rfc3339 import rfc3339
 
 log = logging.getLogger(__name__)
@@ -40,13 +56,15 @@ PATIENCE_S = 120.0
 ADDRESSES_MAX = 8
 CHECK_S = 3600.0
 """How often the stored object is read again: a person may have deleted it."""
-RETRY_FIRST_S, RETRY_MAX_S = 2.0, 120.0
+TRIES = 6
+"""How often a refused report is sent with fewer parts: the server does not name all faults at once."""
+FINE_TRIES = 3
+"""After so many, a link with a refused part is left out as a whole."""
 
 COMPUTE = "compute"
 RAIL_NAME = "nic{}"
 """The name of a link in the report, by its rail. Resources have the same names by default, and a NIC that is
 replaced in the same slot keeps it."""
-_WORST_FIRST = (State.DOWN, State.DEGRADED, State.MISCABLED, State.UNKNOWN, State.HEALTHY)
 
 Rails = Mapping[str, int]
 """The rail of each PF that has one, by PCI address."""
@@ -77,6 +95,8 @@ def report(
         if function.parent is not None or function.link_type == "infiniband":
             continue
         rail = rails.get(function.pci_address)
+        if function.health.missing and rail is None:
+            continue
         name = RAIL_NAME.format(rail) if rail is not None else function.netdev or function.pci_address
         reported[name] = _link(
             name,
@@ -88,11 +108,15 @@ def report(
             stamp,
             patient=patient,
         )
-    addresses = {link.pci_address for link in reported.values()}
+    addresses = {function.pci_address for function in snapshot.functions}
     for name, link in last.items():
         # A function that this agent has not found yet, or that was removed.
-        if name not in reported and link.pci_address not in addresses:
-            reported[name] = link if patient else _missing(link, stamp)
+        if name in reported or link.pci_address in addresses:
+            continue
+        if patient:
+            reported[name] = link
+        elif link.pci_address in rails:
+            reported[name] = _missing(link, stamp)
     return NodeLinks(
         metadata=Metadata(name=node, namespace=namespace),
         node_name=node,
@@ -113,8 +137,12 @@ def _link(
 ) -> NodeLink:
     netdev = link.netdev if link else function.netdev
     own_neighbors = [neighbor for neighbor in neighbors if neighbor.link == netdev]
-    state = function.health.state.value
-    same_state = last is not None and last.state == state and last.last_transition_time is not None
+    state = function.health.link_state
+    same_state = (
+        last is not None
+        and last.state in (state, OLDER_STATES.get(state))
+        and last.last_transition_time is not None
+    )
     return NodeLink(
         name=name,
         netdev=netdev or (last.netdev if last else None),
@@ -162,10 +190,10 @@ def _missing(link: NodeLink, stamp: str) -> NodeLink:
     """A link of the last report whose device is gone."""
     neighbor = msgspec.structs.replace(link.neighbor, stale=True) if link.neighbor else None
     reasons = ("device_missing",)
-    if (link.state, link.reasons, link.neighbor) == (State.DOWN.value, reasons, neighbor):
+    if (link.state, link.reasons, link.neighbor) == (MISSING, reasons, neighbor):
         return link
     return msgspec.structs.replace(
-        link, state=State.DOWN.value, reasons=reasons, neighbor=neighbor, last_transition_time=stamp
+        link, state=MISSING, reasons=reasons, neighbor=neighbor, last_transition_time=stamp
     )
 
 
@@ -179,16 +207,17 @@ def body(links: NodeLinks, owner: NodeClaim | None) -> dict[str, Any]:
 
     The summary exists because a printer column is a JSONPath and cannot count.
     """
-    up = sum(link.state not in (State.DOWN.value, State.UNKNOWN.value) for link in links.links)
+    used = [link for link in links.links if link.state != State.UNUSED.value]
+    up = sum(link.state not in NOT_UP for link in used)
     switches = {
         (link.neighbor.system_name or link.neighbor.chassis_id.value)
         for link in links.links
         if link.neighbor is not None and not link.neighbor.stale
     }
     states = {link.state for link in links.links}
-    worst = next((state.value for state in _WORST_FIRST if state.value in states), State.UNKNOWN.value)
+    worst = next((state for state in LINK_STATES if state in states), State.UNKNOWN.value)
     applied: dict[str, Any] = msgspec.to_builtins(links)
-    applied["summary"] = {"links": f"{up}/{len(links.links)}", "switches": len(switches), "health": worst}
+    applied["summary"] = {"links": f"{up}/{len(used)}", "switches": len(switches), "health": worst}
     if owner is not None:
         applied["metadata"]["ownerReferences"] = [
             {"apiVersion": "v1", "kind": "Node", "name": owner.name, "uid": owner.uid}
@@ -211,6 +240,8 @@ class NodeReporter:
         rails: Callable[[], Rails],
         *,
         owner: NodeClaim | None = None,
+        delivery: Delivery | None = None,
+        board: NoticeBoard | None = None,
         jitter_s: float = 10.0,
         gather_s: float = GATHER_S,
         gap_s: float = GAP_S,
@@ -220,8 +251,14 @@ class NodeReporter:
         self._node, self._namespace, self._rails = node, namespace, rails
         self._owner = owner
         self._jitter_s, self._gather_s, self._gap_s, self._patience_s = jitter_s, gather_s, gap_s, patience_s
+        self._retry = ApiRetry(
+            "The NodeLinks report does not reach the API server", delivery or Deliveries().of("nodelinks")
+        )
+        self._board = board or NoticeBoard()
         self._stored: NodeLinks | None = None
-        self._failure: str | None = None
+        self._left_out: tuple[str, ...] = ()
+        self._reduced: tuple[NodeLink, ...] | None = None
+        """The links that were written in place of ``_stored``, without the parts that the server refused."""
         self.writes = 0
 
     async def run(self) -> None:
@@ -232,21 +269,23 @@ class NodeReporter:
             await asyncio.sleep(jittered(self._jitter_s, 0.0, 1.0))
         patient_until = loop.time() + self._patience_s
         check_at = loop.time() + jittered(CHECK_S)
+        again = False
         while True:
             snapshot, now = self._inventory.snapshot, loop.time()
             if now >= check_at:
                 await self._read()
                 check_at = now + jittered(CHECK_S)
+                again = bool(self._left_out)
             if self._inventory.has_published("pci"):
-                await self._write(snapshot, patient=now < patient_until)
+                await self._write(snapshot, patient=now < patient_until, again=again)
+                again = False
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(patient_until if now < patient_until else check_at):
                     await self._inventory.changed(snapshot.revision)
                     await asyncio.sleep(self._gather_s)
 
-    async def _write(self, snapshot: Snapshot, *, patient: bool) -> None:
-        """Write the report if it differs from the stored one. A retry reports the state of that time."""
-        backoff = _backoff()
+    async def _write(self, snapshot: Snapshot, *, patient: bool, again: bool) -> None:
+        """Write the report if it differs from the stored one, or ``again``. A retry reports the state of that time."""
         while True:
             links = report(
                 snapshot,
@@ -257,46 +296,71 @@ class NodeReporter:
                 patient=patient,
                 namespace=self._namespace,
             )
-            if self._stored is not None and links.links == self._stored.links:
+            if self._stored is not None and links.links == self._stored.links and not again:
                 return
             try:
-                await self._client.apply(REPORT, body(links, self._owner), force=True)
+                left_out = await self._send(links)
             except ApiError as error:
-                await self._wait(error, backoff)
+                await self._wait(error)
                 snapshot = self._inventory.snapshot
                 continue
-            self._recovered("written")
+            if left_out and left_out != self._left_out:
+                log.warning("The NodeLinks report is incomplete: %s.", incomplete(left_out))
+            self._succeeded(left_out)
             self.writes += 1
             self._stored = links
             await asyncio.sleep(self._gap_s)
             return
 
+    async def _send(self, links: NodeLinks) -> tuple[str, ...]:
+        """Write the report, without the parts that the server refuses. Return their names. Raises ``ApiError``."""
+        written = body(links, self._owner)
+        left_out: list[str] = []
+        for attempt in range(TRIES):
+            try:
+                await self._client.apply(REPORT, written, force=True)
+            except ApiError as error:
+                written = msgspec.json.decode(msgspec.json.encode(written))  # lists instead of tuples
+                removed = leave_out(written, refused_fields(error), whole_links=attempt >= FINE_TRIES)
+                if not removed or attempt == TRIES - 1:
+                    raise
+                left_out += removed
+            else:
+                break
+        self._reduced = convert(written).links if left_out else None
+        return tuple(dict.fromkeys(left_out))
+
     async def _read(self) -> None:
         """Read the stored report; retry until the API server answers."""
-        backoff = _backoff()
         while True:
             try:
-                self._stored = await self._client.get(REPORT, self._node, namespace=self._namespace)
+                stored = await self._client.get(REPORT, self._node, namespace=self._namespace)
             except ApiError as error:
                 if not error.missing:
-                    await self._wait(error, backoff)
+                    await self._wait(error)
                     continue
-                self._stored = None
-            self._recovered("read")
+                self._stored = self._reduced = None
+            else:
+                if self._reduced is None or stored.links != self._reduced:
+                    self._stored, self._reduced = stored, None
+            if self._retry.reason is not None:
+                self._succeeded(self._left_out)
             return
 
-    async def _wait(self, error: ApiError, backoff: Backoff) -> None:
+    def _succeeded(self, left_out: tuple[str, ...]) -> None:
+        self._left_out = left_out
+        self._retry.succeeded(left_out)
+        self._board.post(
+            "nodelinks", *([self._notice("ReportIncomplete", incomplete(left_out))] if left_out else [])
+        )
+
+    async def _wait(self, error: ApiError) -> None:
         """Wait after a failed call."""
-        if self._failure != str(error):
-            self._failure = str(error)
-            log.warning("The NodeLinks report does not reach the API server. reason=%r", self._failure)
-        await asyncio.sleep(max(error.retry_after_s or 0.0, backoff.next_s()))
+        if error.refused or error.status == 403:
+            text = f"the API server refuses it, so this node is not placed by its links: {error}"
+            self._board.post("nodelinks", self._notice("ReportRefused", text))
+        await asyncio.sleep(self._retry.failed(error, time.monotonic()))
 
-    def _recovered(self, done: str) -> None:
-        if self._failure is not None:
-            log.info("The NodeLinks report is %s again.", done)
-            self._failure = None
-
-
-def _backoff() -> Backoff:
-    return Backoff(RETRY_FIRST_S, RETRY_MAX_S, jitter=JITTER)
+    def _notice(self, reason: str, text: str) -> Notice:
+        target = EventTarget("Node", "", self._node)
+        return Notice(target, "NodeLinks", reason, f"NodeLinks report: {text}", recovers=False)

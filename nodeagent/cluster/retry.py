@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from nodeagent.backoff import JITTER, Backoff
+from nodeagent.cluster.deliveries import Delivery
 from nodeagent.kube.failure import ApiError
 
 log = logging.getLogger(__name__)
 
 RETRY_FIRST_S, RETRY_MAX_S = 2.0, 120.0
-FORBIDDEN_S = 600.0
-"""A person must grant a missing right."""
+FORBIDDEN_FIRST_S, FORBIDDEN_MAX_S = 5.0, 600.0
+"""A right often arrives seconds after the agent, with the same installation; otherwise a person must grant it."""
+FORBIDDEN_JITTER = (0.5, 1.0)
 
 
 class ApiRetry:
-    """Decide when a task may call the API server again. ``problem`` is the sentence to log, without its full stop."""
+    """Decide when a task may call the API server again.
 
-    def __init__(self, problem: str) -> None:
+    ``problem`` is the sentence to log, without its full stop. ``delivery`` shows the result to readers.
+    """
+
+    def __init__(self, problem: str, delivery: Delivery | None = None) -> None:
         self._problem = problem
+        self._delivery = delivery
         self._backoff = Backoff(RETRY_FIRST_S, RETRY_MAX_S, jitter=JITTER)
+        self._forbidden = Backoff(FORBIDDEN_FIRST_S, FORBIDDEN_MAX_S, jitter=FORBIDDEN_JITTER)
         self._until = float("-inf")
+        self._kind: tuple[int | None, str] | None = None
         self.reason: str | None = None
 
     def wait_s(self, now: float) -> float:
@@ -29,20 +38,24 @@ class ApiRetry:
 
     def failed(self, error: ApiError, now: float) -> float:
         """Record a failure. Return the seconds until the next attempt."""
-        if self.reason is None:
+        if self._kind != (error.status, error.reason):
             log.warning("%s. reason=%r", self._problem, str(error))
-        self.reason = str(error)
-        wait_s = (
-            FORBIDDEN_S if error.status == 403 else max(error.retry_after_s or 0.0, self._backoff.next_s())
-        )
+        self._kind, self.reason = (error.status, error.reason), str(error)
+        if self._delivery is not None:
+            self._delivery.failed(error)
+        wait_s = (self._forbidden if error.status == 403 else self._backoff).next_s(error.retry_after_s)
         self._until = now + wait_s
         return wait_s
 
-    def succeeded(self) -> None:
+    def succeeded(self, left_out: Iterable[str] = ()) -> None:
+        """Record a write. ``left_out`` names the parts that the server refused."""
         if self.reason is not None:
             log.info("Recovered: %s.", self._problem)
-        self.reason, self._until = None, float("-inf")
+        self.reason, self._kind, self._until = None, None, float("-inf")
         self._backoff.reset()
+        self._forbidden.reset()
+        if self._delivery is not None:
+            self._delivery.succeeded(left_out)
 
 
 class FailureLog:
@@ -61,8 +74,3 @@ class FailureLog:
 
     def succeeded(self) -> None:
         self._reason = None
-
-
-def refused(error: ApiError) -> bool:
-    """Whether the server rejects this request for good: sending it again is useless."""
-    return error.status is not None and 400 <= error.status < 500 and error.status not in (401, 403, 429)

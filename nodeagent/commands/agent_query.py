@@ -1,6 +1,6 @@
-"""Ask the agent that serves the machine under --root, or say why there is no answer of an agent.
+"""Ask the agent that serves the machine under --root, or return why none answers.
 
-The agent's socket is in its state directory below the root, so a verb in the agent's pod, on the host or in a debug pod
+The agent's socket is in its state directory below the root. So a verb in the agent's pod, on the host or in a debug pod
 finds the same agent, and a capture or the disk of another machine has none. Of a root without that socket only
 ``/`` is also asked at the address of the web server: in the agent's container the state directory is not below ``/``.
 """

@@ -6,7 +6,8 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from nodeagent.commands.options import GOOD, Add, address, log_to_stderr, seconds
+from nodeagent.commands.log_lines import log_to_stderr
+from nodeagent.commands.options import GOOD, Add, address, seconds
 
 LEASE_MIN_S, LEASE_MAX_S = 3.0, 3600.0
 """A third of the lease is the time within which a leader's last write must end: at least 1 s."""
@@ -18,7 +19,9 @@ def add(add: Add) -> None:
         _controller,
         "run the controller: write HyperNodes and node labels from the reports of all nodes",
         "Reads NodeLinks, Nodes and HyperNodes. Writes HyperNodes with our source label, and our labels on Nodes. Of\n"
-        "several replicas one leads and writes. `nodeagent plan` prints what it would write.",
+        "several replicas one leads and writes. `nodeagent plan` prints what it would write. A change of the\n"
+        "configuration or of its topology file, or SIGHUP, applies it. A file with errors is refused, and the running\n"
+        "configuration stays.",
     )
     parser.add_argument(
         "--fabric",
@@ -66,10 +69,10 @@ def _lease(text: str) -> float:
 
 def _controller(options: argparse.Namespace) -> int:
     from nodeagent import controller
-    from nodeagent.commands.plan import preview
+    from nodeagent.fabric_file import read_fabric
     from nodeagent.kube.access import in_cluster, kubeconfig
 
-    config, topology = preview.load(options.fabric)
+    config, topology = read_fabric(options.fabric)
     log_to_stderr(options.log_level)
     access = None if options.kubeconfig else in_cluster()
     access = access or kubeconfig(options.kubeconfig)
@@ -77,10 +80,9 @@ def _controller(options: argparse.Namespace) -> int:
         options.namespace or access.namespace,
         controller.identity(),
         options.listen,
-        config.hysteresis.debounce_seconds,
         duration_s=options.lease,
         renew_s=options.lease * 2 / 3,
         retry_s=options.lease * 2 / 15,
     )
-    asyncio.run(controller.run(config, access, settings, topology))
+    asyncio.run(controller.run(config, access, settings, topology, options.fabric))
     return GOOD

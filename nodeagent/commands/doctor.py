@@ -7,13 +7,13 @@ import os
 import sys
 from pathlib import Path
 
+from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import (
     FAILED,
     GOOD,
     Add,
     config_option,
     json_option,
-    log_to_stderr,
     seconds,
     terminal_width,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import shutil
 import sys
 from collections.abc import Callable
@@ -63,25 +62,11 @@ def load(path: Path | None) -> Config:
 
 def text(path: Path) -> str:
     """The text of a configuration file. Raises ``ConfigError``."""
-    from nodeagent.config.faults import ConfigError, ConfigFault
-    from nodeagent.regular_file import read_regular
+    from nodeagent.followed_configuration import configuration_text
 
-    try:
-        return read_regular(path).decode("utf-8", "surrogateescape")
-    except OSError as error:
-        why = f"cannot be read: {error.strerror}"
-        raise ConfigError(str(path), [ConfigFault("", None, None, why)]) from error
+    return configuration_text(path)
 
 
 def terminal_width() -> int | None:
     """Columns of the terminal on stdout; ``None`` for a file or a pipe, whose lines are not wrapped."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-def log_to_stderr(level: str) -> None:
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-        force=True,
-    )

@@ -7,7 +7,8 @@ import asyncio
 import os
 from pathlib import Path
 
-from nodeagent.commands.options import GOOD, Add, address, config_option, load, log_to_stderr
+from nodeagent.commands.log_lines import log_to_stderr
+from nodeagent.commands.options import GOOD, Add, address, config_option, load
 
 
 def add(add: Add) -> None:

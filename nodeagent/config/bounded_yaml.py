@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import yaml
 
 # libyaml where PyYAML was built with it: ten times as fast, the same events.
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Limits(NamedTuple):
@@ -40,7 +40,7 @@ def bounded_events(text: str | bytes, limits: Limits) -> Iterator[Any]:
     if limits.size is not None and len(text) > limits.size:
         raise LimitError(f"the file is larger than {limits.size} characters")
     bounds = _Bounds(limits)
-    for event in yaml.parse(text, Loader=_LOADER):
+    for event in yaml.parse(text, Loader=LOADER):
         bounds.check(event)
         yield event
 
@@ -50,7 +50,7 @@ def load_document(text: str | bytes, limits: Limits) -> object:
     try:
         for _ in bounded_events(text, limits):
             pass
-        document: object = yaml.load(text, _LOADER)  # noqa: S506 - a safe loader in either case
+        document: object = yaml.load(text, LOADER)  # noqa: S506 - a safe loader in either case
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(" ".join(str(error).split())) from error
     except (LookupError, AttributeError, TypeError) as error:

@@ -12,6 +12,8 @@ import msgspec
 
 API_VERSION = "nodeagent.io/v1alpha1"
 KIND = "NodeLinks"
+NOT_UP = frozenset(("down", "missing", "unknown", "unused"))
+"""The states of a link that passes no traffic, or of which it is not known. A link in any other state is up."""
 
 
 class ReportError(ValueError):

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple, TypeVar
 
 from nodeagent.fabric.fabric_settings import FabricRules, FabricSelect
-from nodeagent.fabric.nodelinks import LinkNeighbor, NodeLink, NodeLinks
+from nodeagent.fabric.nodelinks import NOT_UP, LinkNeighbor, NodeLink, NodeLinks
 from nodeagent.plain_text import one_line
 
 LINKS_MAX = 128
@@ -23,7 +23,6 @@ TEXT_MAX = 1100
 SHOWN_MAX = 80
 _NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LAST = 1 << 31
-_DOWN_STATES = frozenset(("down", "unknown", "away"))
 
 T = TypeVar("T", bound=Hashable)
 
@@ -101,7 +100,7 @@ class ReportReader:
         for link in self._of_fabric(links):
             bit = 1 << len(shape)
             state = (link.state or "").lower()
-            is_down = state in _DOWN_STATES
+            is_down = state in NOT_UP
             up += not is_down
             if state == "miscabled":
                 miscabled |= bit

@@ -28,6 +28,10 @@ LINE_MAX = 1024 * 1024
 class RecordingError(Exception):
     """The file is not a recording; the message contains the line and the fault."""
 
+    def __init__(self, line: int, fault: str) -> None:
+        super().__init__(f"line {line}: {fault}")
+        self.line, self.fault = line, fault
+
 
 class Subject(msgspec.Struct, frozen=True, omit_defaults=True):
     """A device of the recording.
@@ -77,7 +81,7 @@ def lines(file: BinaryIO) -> Iterator[bytes]:
     while line := file.readline(LINE_MAX + 1):
         number += 1
         if len(line) > LINE_MAX:
-            raise RecordingError(f"line {number} is longer than {LINE_MAX} bytes, and not a sample")
+            raise RecordingError(number, f"it is longer than {LINE_MAX} bytes, and not a sample")
         yield line
 
 
@@ -94,14 +98,12 @@ def _header(line: bytes) -> Header:
     try:
         header = msgspec.json.decode(line, type=Header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RecordingError(
-            f"line 1 is not the header of recorded samples ({error}); "
-            "take a file that `nodeagent capture --samples` wrote"
-        ) from error
+        raise RecordingError(1, f"this is not the header of recorded samples ({error})") from error
     if header.version != VERSION:
         raise RecordingError(
-            f"line 1: these samples are in version {header.version}, and this is an agent for version {VERSION}; "
-            "replay them with the agent that recorded them"
+            1,
+            f"these samples are in version {header.version}, and this is an agent for version {VERSION}; "
+            "replay them with the agent that recorded them",
         )
     return header
 
@@ -115,7 +117,7 @@ def _samples_of(lines: Iterator[bytes]) -> Iterator[Sample]:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             if not line.endswith(b"\n"):
                 return
-            raise RecordingError(f"line {number} is not a sample: {error}") from error
+            raise RecordingError(number, f"this is not a sample: {error}") from error
         if not math.isfinite(sample.at):
-            raise RecordingError(f"line {number} is not a sample: its time is {sample.at}")
+            raise RecordingError(number, f"this is not a sample: its time is {sample.at}")
         yield sample

@@ -110,7 +110,7 @@ def kubeconfig(path: Path | None = None, context: str | None = None) -> Access:
     text = _read(path)
     try:
         return _kubeconfig(yaml.safe_load(text), path, context)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise AccessError(f"{path}: no YAML: {str(error).splitlines()[0]}") from error
 
 

@@ -6,7 +6,8 @@ Rules:
   (``Retry-After`` with 429 and 5xx). It returns a decoded object or raises an ``ApiError``.
 * A few threads do the blocking work, one for each watch; the event loop only waits. A caller that stops waiting ends
   the call: its socket is shut down.
-* A call is repeated only if the server refuses it with a time to wait. Callers work by level and call again anyway.
+* A call is repeated only if the server refuses it with a time to wait, and each time later (``backoff``). Callers work
+  by level and call again anyway.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
+from nodeagent.backoff import JITTER, Backoff
 from nodeagent.bounded_calls import in_thread
 from nodeagent.kube.access import Access
 from nodeagent.kube.failure import ApiError
@@ -46,7 +48,8 @@ GRACE_S = 30.0
 """How much longer than the server the client keeps a watch."""
 NO_DATA_S = 150.0
 """The server sends a bookmark each minute; a watch without data for so long is broken."""
-RETRY_AFTER_S = 1.0
+RETRY_FIRST_S, RETRY_MAX_S = 1.0, 60.0
+"""Between the attempts of one call that the server refuses for the moment, whatever wait it asks for."""
 
 _PARTIAL = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1,application/json"
 
@@ -325,18 +328,18 @@ class ApiClient:
     async def _send(self, request: ApiRequest, *, repeat: bool = True) -> bytes:
         """Send the request, and again after a ``Retry-After`` if time is left. Return the answer's body."""
         until = time.monotonic() + self._timeout_s
+        backoff = Backoff(RETRY_FIRST_S, RETRY_MAX_S, jitter=JITTER)
         while True:
             try:
                 return await self._once(request, until - time.monotonic())
             except ApiError as error:
-                wait = error.retry_after_s
-                if not repeat or not (error.status == 429 or (error.status or 0) >= 500):
+                asked = error.status == 429 or (
+                    (error.status or 0) >= 500 and error.retry_after_s is not None
+                )
+                wait_s = backoff.next_s(error.retry_after_s)
+                if not (repeat and asked) or time.monotonic() + wait_s >= until:
                     raise
-                if wait is None and error.status == 429:
-                    wait = RETRY_AFTER_S
-                if wait is None or time.monotonic() + wait >= until:
-                    raise
-            await asyncio.sleep(wait)
+            await asyncio.sleep(wait_s)
 
     async def _once(self, request: ApiRequest, seconds: float) -> bytes:
         call = self._call(request, seconds)

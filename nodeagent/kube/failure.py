@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from nodeagent.backoff import ASKED_MAX_S, asked_wait_s
 from nodeagent.plain_text import one_line
 
 GONE = 410
 TEXT_MAX = 500
+CAUSES_MAX = 1000
 _REASONS = {
     401: "Unauthorized",
     403: "Forbidden",
@@ -40,13 +43,21 @@ class FailedRequest(Protocol):
     def namespace(self) -> str | None: ...
 
 
+class RefusedField(NamedTuple):
+    """A field that the server refuses, such as ``links[3].state``, and its reason in words."""
+
+    field: str
+    message: str
+
+
 class ApiError(Exception):
     """A call that did not succeed.
 
     ``verb`` is RBAC's word (``list``, ``patch``, …). ``status`` is the HTTP status, ``None`` without a complete
     answer. ``reason`` is the server's word (``Forbidden``, ``AlreadyExists``, ``Conflict``, ``Expired``, …) or the
-    client's (``Timeout``, ``Unreachable``, ``Untrusted``, ``Broken``, ``NoAccess``). ``retry_after_s`` is how long the
-    server asks to wait. ``remedy`` is a sentence or empty.
+    client's (``Timeout``, ``Unreachable``, ``Untrusted``, ``Broken``, ``TooLarge``, ``NoAccess``). ``retry_after_s`` is
+    how long the server asks to wait, between 0 and ``backoff.ASKED_MAX_S``. ``causes`` are the fields that it refuses.
+    ``remedy`` is a sentence or empty.
     """
 
     def __init__(
@@ -59,6 +70,7 @@ class ApiError(Exception):
         *,
         retry_after_s: float | None = None,
         remedy: str = "",
+        causes: tuple[RefusedField, ...] = (),
     ) -> None:
         self.verb = verb
         self.path = path
@@ -67,6 +79,7 @@ class ApiError(Exception):
         self.message = message
         self.retry_after_s = retry_after_s
         self.remedy = remedy
+        self.causes = causes
         head = f"{verb} {path}: {'' if status is None else f'{status} '}{reason}"
         super().__init__(f"{head}: {message}" + (f"; {remedy}" if remedy else ""))
 
@@ -80,13 +93,24 @@ class ApiError(Exception):
         return self.status == 404
 
     @property
+    def refused(self) -> bool:
+        """The server rejects this request for good: sending it again is useless. A missing right may be granted."""
+        return self.status is not None and 400 <= self.status < 500 and self.status not in (401, 403, 429)
+
+    @property
+    def exists(self) -> bool:
+        """An object of this name exists already."""
+        return self.status == 409 and self.reason == "AlreadyExists"
+
+    @property
+    def ending_namespace(self) -> bool:
+        """The namespace is being deleted, so nothing can be created in it: no missing right."""
+        return self.status == 403 and "because it is being terminated" in self.message
+
+    @property
     def conflict(self) -> bool:
         """Another client has changed, created or owns the object."""
         return self.status == 409
-
-
-class _Details(msgspec.Struct, rename="camel"):
-    retry_after_seconds: int | None = None
 
 
 class ApiStatus(msgspec.Struct, rename="camel"):
@@ -95,20 +119,22 @@ class ApiStatus(msgspec.Struct, rename="camel"):
     reason: str = ""
     message: str = ""
     code: int | None = None
-    details: _Details | None = None
+    details: dict[str, Any] | None = None
 
 
 def error_of_answer(request: FailedRequest, status: int, headers: Mapping[str, str], body: bytes) -> ApiError:
     """The error for an answer with a status of 300 or more."""
     try:
         answer = msgspec.json.decode(body, type=ApiStatus)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         answer = ApiStatus(message=body.decode("utf-8", "replace"))
     reason = answer.reason or _REASONS.get(status, "Unknown")
     message = one_line(" ".join(answer.message.split("\n")).strip(), TEXT_MAX) or "no message from the server"
-    after = _seconds(headers.get("Retry-After"))
-    if after is None and answer.details is not None and answer.details.retry_after_seconds:
-        after = float(answer.details.retry_after_seconds)
+    details = answer.details or {}
+    after = asked_wait_s(headers.get("Retry-After"), time.time())
+    asked = details.get("retryAfterSeconds")
+    if after is None and isinstance(asked, int | float) and asked > 0:
+        after = float(min(asked, ASKED_MAX_S))
     return ApiError(
         request.verb,
         request.path,
@@ -117,6 +143,7 @@ def error_of_answer(request: FailedRequest, status: int, headers: Mapping[str, s
         message,
         retry_after_s=after,
         remedy=_remedy(request, status, answer.message),
+        causes=_causes(details.get("causes")),
     )
 
 
@@ -124,7 +151,7 @@ def error_of_event(request: FailedRequest, status: bytes | msgspec.Raw) -> ApiEr
     """The error for a Status object in the middle of a watch."""
     try:
         code = msgspec.json.decode(status, type=ApiStatus).code
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         code = None
     return error_of_answer(request, code or 500, {}, bytes(status))
 
@@ -144,6 +171,10 @@ def _remedy(request: FailedRequest, status: int, message: str) -> str:
     return ""
 
 
-def _seconds(header: str | None) -> float | None:
-    """``Retry-After`` in the form that API servers send: whole seconds."""
-    return float(header) if header is not None and header.isascii() and header.isdigit() else None
+def _causes(causes: Any) -> tuple[RefusedField, ...]:
+    """The causes of a Status that name a field."""
+    return tuple(
+        RefusedField(field[:TEXT_MAX], one_line(str(cause.get("message", "")), TEXT_MAX))
+        for cause in (causes[:CAUSES_MAX] if isinstance(causes, list) else ())
+        if isinstance(cause, dict) and isinstance(field := cause.get("field"), str)
+    )

@@ -108,7 +108,7 @@ class Reflector(Generic[U]):
                 if not error.gone:
                     self._failed(error)
             if failed and time.monotonic() - began < self._max_s:
-                await asyncio.sleep(max(wait or 0.0, backoff.next_s()))
+                await asyncio.sleep(backoff.next_s(wait))
             else:
                 backoff.reset()
 

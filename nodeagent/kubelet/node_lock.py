@@ -1,6 +1,8 @@
 """The lock file that keeps two agents of one node from serving at once.
 
-Binding over a live socket succeeds and steals it, so the lock is held before a socket is bound.
+Binding over a live socket succeeds and steals it, so the lock is held before a socket is bound. The holder writes into
+the file which process and pod it is. A process whose holder cannot be seen (another PID namespace) reads it there;
+``/proc/locks`` names a holder that wrote nothing.
 """
 
 from __future__ import annotations
@@ -9,15 +11,40 @@ import asyncio
 import errno
 import fcntl
 import os
+import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import msgspec
+
 from nodeagent.host.file_writing import unwritable_because
+from nodeagent.plain_text import one_line
 
 LOCK = "nodeagent.lock"
 OPEN_AGAIN_S = 1.0
 LOCK_AGAIN_S = 0.1
+LOOK_AGAIN_S = 1.0
+"""Between looks at the holder, which seldom changes."""
+
+_NOTE_MAX = 4096
+_SHOWN_MAX = 120  # characters of a command line
+
+
+class LockHolder(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The process that holds the lock. ``pid`` counts in ``pid_namespace``, an inode; ``pod`` is ``namespace/name``."""
+
+    pid: int
+    command: str = ""
+    pod: str = ""
+    pid_namespace: int = 0
+
+    def __str__(self) -> str:
+        command = f" ({one_line(self.command, _SHOWN_MAX, ascii_only=True)})" if self.command else ""
+        process = f"process {self.pid}{command}"
+        if not self.pod:
+            return process
+        return f"pod {one_line(self.pod, _SHOWN_MAX, ascii_only=True)}, {process}"
 
 
 @asynccontextmanager
@@ -32,12 +59,69 @@ async def node_lock(
     path = folder / LOCK
     descriptor = await _open(path, on_blocked)
     try:
+        looked_at = float("-inf")
         while not _try_lock(descriptor):
-            on_wait(f"Another agent of this node still serves; waiting for it to end. lock={path}")
+            if time.monotonic() - looked_at >= LOOK_AGAIN_S:
+                looked_at = time.monotonic()
+                holder = holder_of(descriptor)
+                named = "" if holder is None else f" It is {holder}."
+                on_wait(
+                    f"Another agent of this node still serves; waiting for it to end.{named} "
+                    f"Remove one of the two. lock={path}"
+                )
             await asyncio.sleep(LOCK_AGAIN_S)
+        _write_note(descriptor)
         yield
     finally:
         os.close(descriptor)
+
+
+def holder_of(descriptor: int) -> LockHolder | None:
+    """Return the process that holds the lock on an open file, as far as it can be known."""
+    noted, seen = _note(descriptor), _locking_pid(descriptor)
+    if noted is not None and (seen in (None, noted.pid) or noted.pid_namespace != _pid_namespace()):
+        return noted
+    return None if seen is None else LockHolder(seen, _command_line(seen))
+
+
+def _write_note(descriptor: int) -> None:
+    names = [os.environ.get(name, "") for name in ("POD_NAMESPACE", "POD_NAME")]
+    pod = "/".join(names) if all(names) else names[1]
+    note = LockHolder(os.getpid(), _command_line(os.getpid()), pod, _pid_namespace())
+    with suppress(OSError):  # a full disk: the lock counts, the note only helps
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, msgspec.json.encode(note) + b"\n", 0)
+
+
+def _note(descriptor: int) -> LockHolder | None:
+    with suppress(OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        return msgspec.json.decode(os.pread(descriptor, _NOTE_MAX, 0), type=LockHolder)
+    return None
+
+
+def _locking_pid(descriptor: int) -> int | None:
+    """Return the process in /proc/locks; ``None`` if it is in a PID namespace that this process cannot see."""
+    status = os.fstat(descriptor)
+    file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+            words = line.split()  # 1: FLOCK  ADVISORY  WRITE 4711 00:1b:815 0 EOF
+            if len(words) >= 6 and words[1] == "FLOCK" and words[5] == file and int(words[4]) > 0:
+                return int(words[4])
+    return None
+
+
+def _command_line(pid: int) -> str:
+    with suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()[:_NOTE_MAX].split(b"\0")
+        return " ".join(word.decode("utf-8", "replace") for word in words).strip()[:_SHOWN_MAX]
+    return ""
+
+
+def _pid_namespace() -> int:
+    with suppress(OSError):
+        return Path("/proc/self/ns/pid").stat().st_ino
+    return 0
 
 
 async def _open(path: Path, on_blocked: Callable[[str], object]) -> int:

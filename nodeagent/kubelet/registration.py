@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -30,8 +29,9 @@ from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.device_list import register_request
 from nodeagent.kubelet.node_lock import node_lock
 from nodeagent.kubelet.plugin import AllocationFiles, BindError, Plugin, RecentFunctions
-from nodeagent.kubelet.registration_state import Event, KubeletId, Registration, Stage
+from nodeagent.kubelet.registration_state import NOT_YET, Event, KubeletId, Registration, Stage
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
+from nodeagent.kubelet.socket_probe import connects, kubelet_id, same_file
 from nodeagent.model import Snapshot
 
 log = logging.getLogger(__name__)
@@ -108,9 +108,10 @@ class DevicePlugins:
         while True:
             await self._folder_exists()
             async with self._lock(), self._hints():
-                folder = _identity(self._folder)
+                folder = kubelet_id(self._folder)
+                self._give_reason(NOT_YET)
                 try:
-                    while folder is not None and _same_file(_identity(self._folder), folder):
+                    while folder is not None and same_file(kubelet_id(self._folder), folder):
                         await self._reconcile()
                         await self._woken()
                 finally:
@@ -179,12 +180,19 @@ class DevicePlugins:
     def _lock(self) -> AbstractAsyncContextManager[None]:
         # Agents that register in different ways exclude each other too: the file is in device-plugins for both.
         folder = self._kubelet.parent if self._kubelet.parent.is_dir() else self._folder
-        return node_lock(folder, self._warn_once, self._blocked)
+        return node_lock(folder, self._waits, self._blocked)
+
+    def _waits(self, sentence: str) -> None:
+        self._give_reason(sentence)
+        self._warn_once(sentence)
 
     def _blocked(self, reason: str) -> None:
+        self._give_reason(reason)
+        self._warn_once(f"No resource can be registered. reason={reason!r}")
+
+    def _give_reason(self, reason: str) -> None:
         for resource in self._resources.values():
             resource.apply(Event.BLOCKED, reason=reason)
-        self._warn_once(f"No resource can be registered. reason={reason!r}")
 
     def _warn_once(self, sentence: str) -> None:
         if sentence != self._last_warning:
@@ -203,7 +211,7 @@ class DevicePlugins:
             await self._register_due()
 
     async def _register_due(self) -> None:
-        kubelet = _identity(self._kubelet)
+        kubelet = kubelet_id(self._kubelet)
         self._kubelet_refuses = kubelet is not None and not await self._listens(kubelet)
         if kubelet is None or self._kubelet_refuses:
             self._warn_once(f"The kubelet does not listen; waiting for it. socket={self._kubelet}")
@@ -218,7 +226,7 @@ class DevicePlugins:
     async def _close_lost(self, resource: _Resource, kubelet: KubeletId) -> None:
         """Stop a plugin whose registration with this kubelet is lost."""
         plugin = resource.plugin
-        if plugin.streams and _same_file(resource.state.kubelet, kubelet):
+        if plugin.streams and same_file(resource.state.kubelet, kubelet):
             resource.apply(Event.SOCKET_TOUCHED, kubelet=kubelet)
         state = resource.state
         if not state.registered or state.kubelet != kubelet:
@@ -233,8 +241,8 @@ class DevicePlugins:
     async def _listens(self, kubelet: KubeletId) -> bool:
         """Whether the kubelet accepts connections. Wait a moment for a kubelet that is about to."""
         pause = PROBE_FIRST_S
-        while _identity(self._kubelet) == kubelet:
-            if await _connects(self._kubelet):
+        while kubelet_id(self._kubelet) == kubelet:
+            if await connects(self._kubelet):
                 return True
             if pause > PROBE_MAX_S:
                 break
@@ -247,7 +255,7 @@ class DevicePlugins:
         # A kubelet that starts removes our sockets before it creates its own, and then dials a removed socket for
         # ten seconds. So register only what is intact while the same kubelet is there.
         intact = [resource for resource in due if resource.plugin.intact()]
-        if _identity(self._kubelet) != kubelet or not intact:
+        if kubelet_id(self._kubelet) != kubelet or not intact:
             return
         channel = grpc.aio.insecure_channel(f"unix:{self._kubelet}", options=_CHANNEL)
         try:
@@ -299,12 +307,12 @@ class DevicePlugins:
             await resource.close(Event.LOST, "the kubelet closed the stream")
         elif plugin.serving and resource.state.stage is Stage.REFUSED:
             await resource.close(Event.WITHDRAWN)
-        kubelet = _identity(self._kubelet) or _UNKNOWN_KUBELET
+        kubelet = kubelet_id(self._kubelet) or _UNKNOWN_KUBELET
         if plugin.serving or not resource.state.due(kubelet, time.monotonic()):
             return
 
         def on_status(refusal: str | None) -> None:
-            kubelet = _identity(self._kubelet) or _UNKNOWN_KUBELET
+            kubelet = kubelet_id(self._kubelet) or _UNKNOWN_KUBELET
             if refusal is None:
                 self._accepted(resource, kubelet)
             else:
@@ -376,25 +384,3 @@ def _socket_name(resource: str, folder: Path) -> str:
     from hashlib import blake2b  # noqa: PLC0415
 
     return f"nodeagent-{blake2b(resource.encode(), digest_size=8).hexdigest()}.sock"
-
-
-def _identity(path: Path) -> KubeletId | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_ctime_ns
-
-
-def _same_file(a: KubeletId | None, b: KubeletId | None) -> bool:
-    return a is not None and b is not None and a[:2] == b[:2]
-
-
-async def _connects(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
-        try:
-            async with asyncio.timeout(1.0):
-                await asyncio.get_running_loop().sock_connect(probe, str(path))
-        except (OSError, TimeoutError):
-            return False
-    return True

@@ -49,7 +49,7 @@ class Event(Enum):
     CLOSED = "the server and its streams have ended"
     SERVED = "a new socket lies in the folder that the kubelet watches"
     KUBELET_GONE = "the kubelet does not listen"
-    BLOCKED = "the node's lock file cannot be opened"
+    BLOCKED = "the node's lock file cannot be opened, or another agent holds its lock"
     SOCKET_TOUCHED = "mode or label of the kubelet's socket changed; the process is the same"
 
 

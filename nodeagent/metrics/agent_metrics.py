@@ -136,6 +136,53 @@ def task_restarts(shown: ScrapeInput) -> Iterator[Series]:
 
 
 @live_family(
+    "cluster_writes_total",
+    "part,result",
+    help="Writes to the API server by the part of the agent that made them, and their result.",
+    source="the agent",
+    use="refused rises: the API server rejects what the agent writes; /readyz gives the reason.",
+)
+def cluster_writes(shown: ScrapeInput) -> Iterator[Series]:
+    for writes in shown.cluster_writes:
+        for result, count in sorted(writes.results.items()):
+            yield (writes.part, result), count
+
+
+@live_family(
+    "cluster_writes_failing",
+    "part",
+    help="1 while the writes of this part of the agent do not reach the API server, or are refused.",
+    source="the agent",
+    use="1 for long: alert NodeAgentClusterWritesFailing; /readyz gives the reason.",
+)
+def cluster_writes_failing(shown: ScrapeInput) -> Iterator[Series]:
+    for writes in shown.cluster_writes:
+        yield (writes.part,), writes.reason is not None
+
+
+@live_family(
+    "cluster_report_left_out",
+    help="Parts of this node's NodeLinks report that the API server refused; the rest is published.",
+    source="the agent",
+    use="Above 0: the definition of NodeLinks is older than the agent; apply it again.",
+)
+def cluster_report_left_out(shown: ScrapeInput) -> Iterator[Series]:
+    for writes in shown.cluster_writes:
+        if writes.part == "nodelinks":
+            yield (), len(writes.left_out)
+
+
+@live_family(
+    "configuration_in_force",
+    help="1 while the content of the configuration file is in force, 0 while the file is refused or unreadable.",
+    source="the agent",
+    use="0: the running configuration stays; /readyz and the log have the fault.",
+)
+def configuration_in_force(shown: ScrapeInput) -> Iterator[Series]:
+    yield (), not shown.configuration_fault
+
+
+@live_family(
     "gpu_driver_stuck_threads",
     help="Threads that hang in the GPU driver.",
     source="the agent",

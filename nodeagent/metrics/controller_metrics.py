@@ -64,6 +64,7 @@ class ControllerInput(msgspec.Struct, frozen=True):
     leading: bool
     switches: SwitchReads | None = None
     marks: MarkedNodes | None = None
+    configuration_fault: str = ""
 
 
 CONTROLLER_FAMILIES = ComputedFamilies[ControllerInput]()
@@ -106,6 +107,15 @@ def build_info(_shown: ControllerInput) -> Iterator[Series]:
 )
 def controller_leader(shown: ControllerInput) -> Iterator[Series]:
     yield (), shown.leading
+
+
+@_family(
+    "configuration_in_force",
+    help="1 while the content of the configuration file is in force, 0 while the file is refused or unreadable.",
+    use="0: the running configuration stays; /readyz and the log have the fault.",
+)
+def configuration_in_force(shown: ControllerInput) -> Iterator[Series]:
+    yield (), not shown.configuration_fault
 
 
 @_family("fabric_plans_total", help="Plans made by this replica.", use="Grows with every change of a report.")

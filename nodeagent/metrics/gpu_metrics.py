@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from nodeagent.affinity import affinity
 from nodeagent.measurements.family import FROM_RULES
 from nodeagent.metrics.computed_family import fact_family, live_family
-from nodeagent.metrics.scrape_input import FactIndex, ScrapeInput, missing
+from nodeagent.metrics.scrape_input import FactIndex, ScrapeInput
 from nodeagent.metrics.text_format import Series
 from nodeagent.model import Health, State
 
@@ -157,6 +157,6 @@ def gpu_last_xid(shown: ScrapeInput) -> Iterator[Series]:
 def gpu_nic_affinity(facts: FactIndex) -> Iterator[Series]:
     for gpu in facts.snapshot.gpus:
         for pf in facts.pfs:
-            if not missing(pf.health):
+            if not pf.health.missing:
                 relation = affinity(gpu.pci_path, gpu.numa_node, pf.pci_path, pf.numa_node)
                 yield (str(gpu.index), facts.link_name(pf.pci_address), relation.name), 1

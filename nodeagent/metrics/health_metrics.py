@@ -6,9 +6,7 @@ from nodeagent.measurements.family import FROM_RULES, Family, row
 from nodeagent.metrics.computed_family import fact_family, live_family
 from nodeagent.metrics.scrape_input import FactIndex, ScrapeInput
 from nodeagent.metrics.text_format import Series
-from nodeagent.model import State
-
-_STATES = (State.HEALTHY, State.DEGRADED, State.DOWN, State.MISCABLED, State.UNKNOWN, State.UNUSED)
+from nodeagent.model import LINK_STATES
 
 # The exposition makes samples of the health figures; these names are the samples'.
 LINK_FIGURES: tuple[Family, ...] = (
@@ -98,12 +96,12 @@ GPU_FIGURES: tuple[Family, ...] = (
     help="1 for the state that the link is in, 0 for the others.",
     source=FROM_RULES,
     use="Watch this one first: the families below show the cause. unknown never changes what pods can get; unused "
-    "was never up.",
+    "was never up; missing is a NIC of a rail that is gone.",
 )
 def link_health_state(facts: FactIndex) -> Iterator[Series]:
     for pf in facts.pfs:
-        for state in _STATES:
-            yield (facts.link_name(pf.pci_address), state.value), pf.health.state is state
+        for state in LINK_STATES:
+            yield (facts.link_name(pf.pci_address), state), pf.health.link_state == state
 
 
 @fact_family(

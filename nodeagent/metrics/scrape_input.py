@@ -14,7 +14,7 @@ from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample
-from nodeagent.model import Function, Gpu, Health, Link, Snapshot
+from nodeagent.model import Function, Gpu, Link, Snapshot
 
 
 class HealthFigures(Protocol):
@@ -51,6 +51,19 @@ class DeviceCount(msgspec.Struct, frozen=True):
     each_bytes: int | None = None
 
 
+class ClusterWrites(msgspec.Struct, frozen=True):
+    """The writes of one part of the agent to the API server.
+
+    ``results`` counts ``ok``, ``refused`` and ``failed``. ``reason``: why they fail at present. ``left_out`` are the
+    parts of the last write that the server refused.
+    """
+
+    part: str
+    results: Mapping[str, int] = {}
+    reason: str | None = None
+    left_out: tuple[str, ...] = ()
+
+
 class ScrapeInput(msgspec.Struct, frozen=True):
     """Everything that one scrape shows. ``boot_unix`` is the Unix time at which CLOCK_BOOTTIME was 0."""
 
@@ -73,12 +86,14 @@ class ScrapeInput(msgspec.Struct, frozen=True):
     """CLOCK_BOOTTIME of the latest LLDP frame, by netdev."""
     dropped: Mapping[str, int] = {}
     """Series left out since the agent started, by family."""
+    configuration_fault: str = ""
     stuck_threads: int = 0
     hanging: Mapping[str, float] = {}
     """Seconds since the oldest call that hangs began its last step, by source."""
     boot_unix: float = 0.0
     certificate: tuple[float, bool] | None = None
     """Expiry of the web certificate (Unix time), and whether the last load of its files succeeded."""
+    cluster_writes: tuple[ClusterWrites, ...] = ()
     rails: Mapping[str, int] = {}
     """The index of a PF among the offered PFs, by PCI address."""
     facts: FactIndex | None = None
@@ -86,10 +101,6 @@ class ScrapeInput(msgspec.Struct, frozen=True):
 
     def fact_index(self) -> FactIndex:
         return self.facts if self.facts is not None else FactIndex(self)
-
-
-def missing(health: Health) -> bool:
-    return any(reason.key == "device_missing" for reason in health.reasons)
 
 
 class FactIndex:
@@ -111,7 +122,7 @@ class FactIndex:
         }
         self.gpus: dict[str, Gpu] = {gpu.uuid: gpu for gpu in snapshot.gpus}
         self.present: dict[str, Function] = {
-            address: function for address, function in self.functions.items() if not missing(function.health)
+            address: function for address, function in self.functions.items() if not function.health.missing
         }
         """The functions without the missing ones, which the snapshot keeps for their health."""
         self.vfs: dict[tuple[str, int], Function] = {
@@ -122,8 +133,12 @@ class FactIndex:
 
     @property
     def pfs(self) -> Iterable[Function]:
-        """All PFs, missing ones too: their health is still reported."""
-        return (function for function in self.snapshot.functions if function.parent is None)
+        """All PFs, and the missing ones that have a rail, as in the report of the node."""
+        return (
+            function
+            for function in self.snapshot.functions
+            if function.parent is None and (function.pci_address in self.rails or not function.health.missing)
+        )
 
     def text(self, device: str, name: str) -> str:
         return self.texts.get(device, {}).get(name, "")

@@ -1,7 +1,7 @@
 """The agent's socket for the verbs on its own node: ``agent.sock`` in the state directory.
 
-Its place says which machine the agent serves: a verb with the same root finds it whatever address, certificate or token
-the web server has, and finds none below a capture or below the disk of another machine. Only its owner, root, may
+Its place shows which machine the agent serves: a verb with the same root finds it whatever address, certificate or
+token the web server has, and finds none below a capture or below the disk of another machine. Only its owner, root, may
 open it. The socket is bound and reached through the descriptor of its folder, because a path of more than 107
 bytes fits into no address.
 """

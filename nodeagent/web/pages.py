@@ -18,7 +18,7 @@ from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample
-from nodeagent.metrics.scrape_input import DeviceCount, HealthFigures, ScrapeInput
+from nodeagent.metrics.scrape_input import ClusterWrites, DeviceCount, HealthFigures, ScrapeInput
 from nodeagent.model import Snapshot
 from nodeagent.web import local_socket
 from nodeagent.web.auth import AccessControl
@@ -89,6 +89,13 @@ class GpuMeasurements(Protocol):
     def reader_statuses(self) -> Iterable[ReaderStatus]: ...
 
 
+class ClusterState(Protocol):
+    """The writes to the API server, and a remark for each part whose writes fail or are incomplete."""
+
+    def writes(self) -> tuple[ClusterWrites, ...]: ...
+    def remarks(self) -> tuple[str, ...]: ...
+
+
 class PageSources(NamedTuple):
     """The parts of the agent that the pages read."""
 
@@ -103,7 +110,10 @@ class PageSources(NamedTuple):
     """The health of every PF and GPU with its rules and values, as JSON."""
     machine_view: Callable[[], bytes]
     """The facts and the offered devices, as JSON, for ``nodeagent scan``."""
+    configuration_fault: Callable[[], str]
+    """The first fault of the configuration file; empty while its content is in force."""
     stuck_threads: Callable[[], int]
+    cluster: ClusterState
 
 
 class Pages:
@@ -160,12 +170,14 @@ class Pages:
             xid_times=gpus.xid_times,
             overruns=nics.overruns(),
             last_lldp=nics.last_lldp(),
+            configuration_fault=sources.configuration_fault(),
             stuck_threads=sources.stuck_threads(),
             hanging={call.source: call.seconds for call in hanging_calls()},
             boot_unix=time.time() - boottime(),
             certificate=(self.access.ends_at or 0.0, self.access.fresh)
             if settings.certificate_file
             else None,
+            cluster_writes=sources.cluster.writes(),
             rails=sources.offering.rails,
         )
 
@@ -193,6 +205,9 @@ class Pages:
         short = [trouble.message for trouble in offering.troubles if not trouble.ready]
         lines += [f"{message} (not ready)" for message in short]
         lines += [*offering.remarks, *(trouble.message for trouble in offering.troubles if trouble.ready)]
+        lines += self._sources.cluster.remarks()
+        if fault := self._sources.configuration_fault():
+            lines.append(f"configuration: refused, the running one stays: {fault}")
         lines += [
             f"{call.source}: no answer for {call.seconds:.0f} s{f' in {call.step}' if call.step else ''}"
             for call in hanging_calls()

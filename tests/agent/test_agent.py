@@ -284,6 +284,8 @@ async def test_a_changed_configuration_with_faults_is_refused_and_the_running_on
         temporary.replace(n.config_file)
         await n.until(lambda: told in caplog.text)
         assert "the running one stays" in caplog.text
+        assert "configuration: refused, the running one stays: " in (await n.get("/readyz"))[1]
+        assert "nodeagent_configuration_in_force 0" in (await n.get("/metrics"))[1]
         assert n.kubelet.allocatable()[MEMORY] == 158
         assert (await n.kubelet.admit(PodSpec.single("next", {MEMORY: 1}))).admitted
 

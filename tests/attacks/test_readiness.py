@@ -3,7 +3,7 @@
 Conditions: NVML is not loaded although GPUs are on the PCI bus (a lost driver, a driver container that still starts);
 no PF has a VF; a NIC or a GPU is gone and `expect` counts them; a node has no such hardware at all. What must hold:
 `/readyz` is 503 with the name of the setting and a remedy while something is short, and 200 at once when it is not;
-a node without the hardware is ready, and its page says so.
+a node without the hardware is ready, and its page gives the reason.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ async def test_vfs_that_are_configured_and_missing_are_not_ready() -> None:
         await becomes(n, 503, "`nodeagent vfs apply` has not made their VFs")
 
 
-async def test_a_node_without_such_hardware_is_ready_and_says_so() -> None:
+async def test_a_node_without_such_hardware_is_ready_and_gives_the_reason() -> None:
     async with node() as n:
         for gpu in n.machine.gpus:
             n.machine.unplug(gpu.address)

@@ -2,7 +2,7 @@
 
 The agent holds a NIC and a GPU down after faults that have passed, so that only its memory withdraws them. Each command
 for the agent's pod that the pages document must run there, and ``health`` and ``scan`` must show what the agent
-holds, with ``--root`` and without, and say that the agent answers. Below a capture, a copy of the machine or a root
+holds, with ``--root`` and without, and name the agent as the source. Below a capture, a copy of the machine or a root
 whose agent has ended, no agent may answer.
 """
 

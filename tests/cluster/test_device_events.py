@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from nodeagent.backoff import Backoff, RateLimit
+from nodeagent.cluster import event_writer
 from nodeagent.cluster.device_events import DeviceEvents, notices, unknown_devices
 from nodeagent.cluster.event_writer import BURST, HOURLY_S, PER_S, EventTarget, Notice, NoticeLedger
 from nodeagent.inventory import Inventory
@@ -238,6 +239,56 @@ async def test_a_deleted_namespace_does_not_block_other_events(server, client, r
     running(events.run())
     await server.until(lambda: server.counts["create", "events"] == 2)
     assert [one["involvedObject"]["kind"] for one in server.objects("events")] == ["Node"]
+
+
+@pytest.mark.parametrize("status", ["404", "409", "410"])
+async def test_an_event_that_is_refused_once_is_written_later_as_a_new_one(
+    server, client, running, monkeypatch, status
+):
+    monkeypatch.setattr(event_writer, "AGAIN_FIRST_S", 0.05)
+    server.fail(status, verb="create", resource="events")
+    inventory = Inventory()
+    publish(inventory, snapshot([DOWN], holdings=()))
+    running(DeviceEvents(client, inventory, "gpu-0", offered).run())
+    await server.until(lambda: server.objects("events"))
+    assert server.objects("events")[0]["count"] == 1
+
+
+async def test_an_event_that_expired_between_two_calls_is_written_as_a_new_one(
+    server, client, running, monkeypatch
+):
+    monkeypatch.setattr(event_writer, "AGAIN_FIRST_S", 0.05)
+    inventory = Inventory()
+    publish(inventory, snapshot([DOWN], holdings=()))
+    running(DeviceEvents(client, inventory, "gpu-0", offered).run())
+    await server.until(lambda: server.objects("events"))
+    # The next agent finds the Event, and its patch of it is refused.
+    server.fail("404", verb="patch", resource="events")
+    running(DeviceEvents(client, inventory, "gpu-0", offered).run())
+    await server.until(lambda: server.counts["patch", "events"] == 2)
+    assert len(server.objects("events")) == 1
+
+
+async def test_an_event_waits_for_its_namespace_and_delays_no_other(server, client, running, monkeypatch):
+    monkeypatch.setattr(event_writer, "AGAIN_FIRST_S", 0.05)
+    inventory = Inventory()
+    held = (Holding("late", "p", "main", "x/nic", ("0000:10:00.1",)),)
+    publish(inventory, snapshot([DOWN], holdings=held))
+    running(DeviceEvents(client, inventory, "gpu-0", offered).run())
+    await server.until(lambda: server.counts["create", "events"] >= 3)
+    assert [one["involvedObject"]["kind"] for one in server.objects("events")] == ["Node"]
+    server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "late"}})
+    await server.until(lambda: len(server.objects("events")) == 2)
+
+
+async def test_a_namespace_that_ends_is_no_missing_right(server, client, running, monkeypatch):
+    monkeypatch.setattr(event_writer, "AGAIN_FIRST_S", 0.05)
+    message = "unable to create new content in namespace default because it is being terminated"
+    server.fail("403", verb="create", resource="events", message=message)
+    inventory = Inventory()
+    publish(inventory, snapshot([DOWN], holdings=()))
+    running(DeviceEvents(client, inventory, "gpu-0", offered).run())
+    await server.until(lambda: server.objects("events"))
 
 
 async def test_without_the_right_to_read_pods_events_have_no_uid(server, client, running):

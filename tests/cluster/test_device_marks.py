@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from nodeagent.backoff import RateLimit
 from nodeagent.cluster.affected_devices import reported_devices
 from nodeagent.cluster.cluster_settings import ClusterSettings, TaintSettings
 from nodeagent.cluster.device_events import DeviceEvents
 from nodeagent.cluster.device_marks import LABEL, TAINT, DeviceMarker, StateTimes
 from nodeagent.inventory import Inventory
+from nodeagent.kube.resource import NODES
 from nodeagent.model import State
 from tests.support.cluster_node import (
     DEGRADED,
@@ -125,7 +128,7 @@ async def test_marks_of_other_owners_stay(server, client, running):
     )
     inventory = Inventory()
     publish(inventory, snapshot([DEGRADED, None]))
-    marker = DeviceMarker(client, inventory, "gpu-0", taint_at(1))
+    marker = DeviceMarker(client, inventory, "gpu-0", taint_at(1), jitter_s=0)
     marker._rate = RateLimit(100, 100)
     running(marker.run())
 
@@ -163,7 +166,11 @@ async def test_a_restart_keeps_the_transition_time_and_removes_a_taint_that_is_d
     )
     inventory = Inventory()
     publish(inventory, snapshot([DEGRADED]))
-    running(DeviceMarker(client, inventory, "gpu-0", ClusterSettings(conditions=True, label=False)).run())
+    running(
+        DeviceMarker(
+            client, inventory, "gpu-0", ClusterSettings(conditions=True, label=False), jitter_s=0
+        ).run()
+    )
     await server.until(lambda: "message" in server.find("nodes", "gpu-0")["status"]["conditions"][0])
     node = server.find("nodes", "gpu-0")
     assert node["status"]["conditions"][0]["lastTransitionTime"] == long_ago
@@ -186,16 +193,33 @@ async def test_a_restart_changes_no_mark_of_links_that_stay_down(server, client,
     )
     inventory = Inventory()
     publish(inventory, snapshot([DOWN, DOWN]))
-    marker = DeviceMarker(client, inventory, "gpu-0", taint_at(2))
+    marker = DeviceMarker(client, inventory, "gpu-0", taint_at(2), jitter_s=0)
     marker._rate = RateLimit(100, 100)
     running(marker.run())
-    await server.until(lambda: server.counts["patch", "nodes"])
+    await server.until(lambda: server.counts["patch", "nodes/status"])
     node = server.find("nodes", "gpu-0")
     assert node["spec"]["taints"] == [{"key": TAINT.key, "effect": "NoSchedule"}]
     assert node["metadata"]["labels"] == {LABEL: "2"}
     assert node["status"]["conditions"][0]["status"] == "False"
     assert node["status"]["conditions"][0]["lastTransitionTime"] == "2026-01-01T00:00:00Z"
-    assert server.counts["patch", "nodes"] == 1, "the label; the taint was there"
+    assert server.counts["patch", "nodes"] == 0, "the label and the taint were there"
+
+
+async def test_a_restart_with_the_marks_of_before_writes_nothing(server, client, running):
+    inventory = Inventory()
+    publish(inventory, snapshot([DEGRADED]))
+    settings = ClusterSettings(conditions=True, label=True)
+    first = asyncio.ensure_future(DeviceMarker(client, inventory, "gpu-0", settings, jitter_s=0).run())
+    await server.until(lambda: server.counts["patch", "nodes/status"])
+    first.cancel()
+    await client.patch(NODES, "gpu-0", {"metadata": {"labels": {LABEL: "1"}}})
+    marker = DeviceMarker(client, inventory, "gpu-0", settings, jitter_s=0)
+    marker._rate = RateLimit(100, 100)
+    running(marker.run())
+    await server.until(lambda: server.counts["get", "nodes"] == 2)
+    publish(inventory, snapshot([None]))
+    await server.until(lambda: LABEL not in server.find("nodes", "gpu-0")["metadata"].get("labels", {}))
+    assert server.counts["patch", "nodes/status"] == 2, "the start wrote no condition; the change did"
 
 
 async def test_a_missing_right_for_the_taint_does_not_block_the_conditions(server, client, running, caplog):
@@ -203,7 +227,7 @@ async def test_a_missing_right_for_the_taint_does_not_block_the_conditions(serve
     server.fail("403", verb="patch", resource="nodes", times=None)
     inventory = Inventory()
     publish(inventory, snapshot([DEGRADED]))
-    running(DeviceMarker(client, inventory, "gpu-0", taint_at(1)).run())
+    running(DeviceMarker(client, inventory, "gpu-0", taint_at(1), jitter_s=0).run())
     await server.until(lambda: server.counts["patch", "nodes/status"])
     conditions = server.find("nodes", "gpu-0")["status"]["conditions"]
     assert [condition["reason"] for condition in conditions] == ["Degraded"]
@@ -214,7 +238,9 @@ async def test_nothing_is_written_before_links_are_known_and_at_most_one_write_i
     server, client, running
 ):
     inventory = Inventory()
-    marker = DeviceMarker(client, inventory, "gpu-0", ClusterSettings(conditions=True, label=True))
+    marker = DeviceMarker(
+        client, inventory, "gpu-0", ClusterSettings(conditions=True, label=True), jitter_s=0
+    )
     running(marker.run())
     publish(inventory, snapshot([DEGRADED]))
     await server.until(lambda: server.counts["patch", "nodes/status"])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 from nodeagent.backoff import RateLimit
 from nodeagent.cluster.affected_devices import affected_pods
+from nodeagent.cluster.device_events import DeviceEvents
 from nodeagent.cluster.evictions import EvictionQueue, Evictions
+from nodeagent.cluster.notice_board import NoticeBoard
 from nodeagent.inventory import Inventory
 from tests.support.cluster_node import DOWN, offered, publish, snapshot
 
@@ -25,7 +29,7 @@ async def test_a_pod_with_a_failed_device_is_evicted_within_its_budget(server, c
     inventory = Inventory()
     server.fail("429", resource="pods/eviction", message="disruption budget", retry_after_s=0)
     publish(inventory, snapshot([None, DOWN], [None]))
-    evictions = Evictions(client, inventory, offered, 0.01)
+    evictions = Evictions(client, inventory, offered, 0.01, node="gpu-0", budget_s=0.01)
     evictions._rate = RateLimit(100, 100)
     running(evictions.run())
     await server.until(lambda: server.counts["create", "pods/eviction"] == 1)
@@ -34,13 +38,59 @@ async def test_a_pod_with_a_failed_device_is_evicted_within_its_budget(server, c
     assert server.objects("pods")[0]["metadata"]["name"] == "a"
 
 
+BUDGET = "Cannot evict pod as it would violate the pod's disruption budget."
+
+
+async def test_a_refused_and_a_done_eviction_are_events_on_the_pod_and_on_the_node(server, client, running):
+    """A refusal that repeats is one Event, and so is the eviction."""
+    inventory, board = Inventory(), NoticeBoard()
+    server.fail("429", resource="pods/eviction", message=BUDGET, retry_after_s=0, times=3)
+    publish(inventory, snapshot([None, DOWN], [None]))
+    evictions = Evictions(client, inventory, offered, 0.01, node="gpu-0", board=board, budget_s=0.01)
+    evictions._rate = RateLimit(100, 100)
+    running(DeviceEvents(client, inventory, "gpu-0", offered, board=board).run())
+
+    def found(reason):
+        return {
+            event["involvedObject"]["kind"]: event
+            for event in server.objects("events")
+            if event["reason"] == reason
+        }
+
+    running(evictions.run())
+    await server.until(lambda: len(found("PodEvicted")) == 2)
+    await server.until(lambda: len(found("EvictionRefused")) == 2)
+    refused, evicted = found("EvictionRefused"), found("PodEvicted")
+    assert "a disruption budget refuses it" in refused["Pod"]["message"]
+    assert refused["Node"]["message"].startswith("Pod default/b is not evicted")
+    assert (refused["Node"]["count"], refused["Node"]["type"]) == (1, "Warning")
+    assert evicted["Node"]["message"].startswith("Pod default/b was evicted: VF 0000:11:00.1 of ens1np0")
+    assert evicted["Pod"]["involvedObject"]["name"] == "b"
+
+
+async def test_refusals_are_spaced_out_whatever_the_server_asks_for(server, client, running):
+    server.fail("429", resource="pods/eviction", message=BUDGET, retry_after_s=0, times=None)
+    inventory = Inventory()
+    publish(inventory, snapshot([None, DOWN], [None]))
+    evictions = Evictions(client, inventory, offered, 0.01, node="gpu-0", budget_s=0.1)
+    evictions._rate = RateLimit(1000, 1000)
+    for _ in range(8):
+        evictions.queue.since = {("default", "b"): 0.0}
+        evictions.queue.affected = {
+            ("default", "b"): affected_pods(inventory.snapshot, offered(inventory.snapshot))[0]
+        }
+        evictions.queue.not_before.clear()
+        await evictions._evict()
+    assert evictions.queue.not_before["default", "b"] - time.monotonic() > 10 * 0.1
+
+
 async def test_a_pod_that_a_policy_refuses_does_not_stop_the_eviction_of_another(server, client, running):
     """The admission policy of the evictions refuses a protected namespace with 422."""
     inventory = Inventory()
     publish(inventory, snapshot([DOWN, DOWN], [None]))
     assert [one["metadata"]["name"] for one in server.objects("pods")] == ["a", "b"]
     server.fail("422", resource="pods/eviction", name="a", message="an agent may not evict pods", times=None)
-    evictions = Evictions(client, inventory, offered, 0.01)
+    evictions = Evictions(client, inventory, offered, 0.01, node="gpu-0")
     evictions._rate = RateLimit(100, 100)
     running(evictions.run())
     await server.until(lambda: [one["metadata"]["name"] for one in server.objects("pods")] == ["a"])

@@ -142,13 +142,13 @@ def test_after_a_start_a_neighbor_without_frames_stays_and_becomes_stale_after_t
     assert all(one.neighbor is not None and one.neighbor.stale for one in late.links)
 
 
-def test_a_nic_that_is_gone_after_a_restart_is_down_and_keeps_its_place():
+def test_a_nic_of_a_rail_that_is_gone_after_a_restart_is_missing_and_keeps_its_place():
     first = report_of(snapshot(*map(neighbor, range(8))))
     facts = snapshot(*map(neighbor, range(7)), count=7)
     assert report_of(facts, first, patient=True) == first
     second = report_of(facts, first, 200)
     assert [one.name for one in second.links] == [f"nic{n}" for n in range(8)]
-    assert (second.links[7].state, second.links[7].reasons) == ("down", ("device_missing",))
+    assert (second.links[7].state, second.links[7].reasons) == ("missing", ("device_missing",))
     assert report_of(facts, second, 400) == second
 
 

@@ -166,7 +166,7 @@ def test_an_unreadable_capture_is_an_error_with_its_name(
     for content, why in ((None, "No such file or directory"), (b"", "empty"), (b"hello", "neither pcap nor")):
         if content is not None:
             broken.write_bytes(content)
-        assert main(["decode", str(broken)]) == 1
+        assert main(["decode", str(broken)]) == 2
         told = capsys.readouterr()
         assert told.out == ""
         assert told.err.startswith(f"nodeagent: {broken}: ")

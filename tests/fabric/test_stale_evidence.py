@@ -81,7 +81,7 @@ def test_a_stale_rail_with_a_shared_name_joins_no_groups() -> None:
     assert not CABLES & {odd.kind for odd in outcome.anomalies}
 
 
-def test_a_published_node_stays_whatever_its_stale_links_say() -> None:
+def test_a_published_node_stays_whatever_its_stale_links_report() -> None:
     cables = rails(3, 8)
     cluster = Cluster(FabricRules())
     cluster.exist(*cables)

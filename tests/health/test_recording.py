@@ -59,7 +59,7 @@ def test_a_broken_line_is_reported_with_its_number(line):
 def test_a_line_without_an_end_is_bounded():
     file = io.BytesIO(encode(HEADER) + encode(SAMPLE) + b"x" * (3 * LINE_MAX))
     header, samples = decode(lines(file))
-    with pytest.raises(RecordingError, match="line 3 is longer than"):
+    with pytest.raises(RecordingError, match="line 3: it is longer than"):
         list(samples)
     assert header == HEADER
     assert file.tell() <= 2 * LINE_MAX

@@ -94,8 +94,8 @@ def test_a_recording_without_samples_is_replayed(tmp_path: Path) -> None:
     assert list(replay(Header(), [], HealthSettings())) == []
     path = tmp_path / "empty"
     path.write_bytes(b"")
-    assert main(["health", "replay", str(path)]) == 1
-    assert main(["health", "replay", str(tmp_path / "none")]) == 1
+    assert main(["health", "replay", str(path)]) == 2
+    assert main(["health", "replay", str(tmp_path / "none")]) == 2
 
 
 def test_a_port_that_was_never_cabled_is_unused_as_in_the_agent() -> None:

@@ -278,9 +278,12 @@ def test_a_nic_that_takes_over_a_netdev_name_keeps_its_own_state() -> None:
             replace(f, netdev=gone.netdev) if f.pci_address == heir.pci_address else f for f in left.functions
         ),
     )
-    states = values(page(ScrapeInput(snapshot=renamed)), "nodeagent_link_health_state")
+    rails = {gone.pci_address: 0}
+    states = values(page(ScrapeInput(snapshot=renamed, rails=rails)), "nodeagent_link_health_state")
     assert states[gone.netdev, "healthy"] == 1
-    assert states[gone.pci_address, "down"] == 1
+    assert states[gone.pci_address, "missing"] == 1
+    without_rail = values(page(ScrapeInput(snapshot=renamed)), "nodeagent_link_health_state")
+    assert gone.pci_address not in {device for device, _ in without_rail}
     names = [key[0] for key in values(page(ScrapeInput(snapshot=renamed)), "nodeagent_link_info")]
     assert len(names) == len(set(names))
 

@@ -33,7 +33,7 @@ KINDS: dict[tuple[str, str], tuple[str, ...]] = {
 """The definitions of the kinds of a version and resource name, in any group, as the API server's RESTMapper finds."""
 _META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 _HYPERNODE = {"type": "object", "properties": {"metadata": {"$ref": f"/{_META}"}}}
-"""What our policies read of a HyperNode; Volcano installs its definition."""
+"""The part of a HyperNode that our policies read; Volcano installs its definition."""
 _REQUEST: dict[str, Any] = {
     "type": "object",
     "properties": {

@@ -22,7 +22,7 @@ from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import MEASUREMENTS, TEXTS
 from nodeagent.metrics.exposition import Exposition
-from nodeagent.metrics.scrape_input import ScrapeInput
+from nodeagent.metrics.scrape_input import ClusterWrites, ScrapeInput
 from nodeagent.model import (
     Function,
     Gpu,
@@ -186,6 +186,7 @@ def scrape_input(snapshot: Snapshot | None = None, at: float = 100.0, **changes:
         unwritable=(UnwritableFile("/var/run/cdi/nodeagent-gpu.json", "ENOSPC", "it is full", "free space"),),
         rpc_stats=rpc_stats,
         restarts={"pods": 1},
+        cluster_writes=(ClusterWrites("nodelinks", {"ok": 3}), ClusterWrites("events", {"failed": 1}, "no")),
         xids={(snapshot.gpus[3].uuid, 79): 2},
         xid_times={(snapshot.gpus[3].uuid, 79): 60.0},
         overruns={"links": 1},

@@ -263,9 +263,10 @@ def test_removed_vfs_become_unhealthy_stay_listed_and_recover(run: Run) -> None:
     assert set(held.values()) == {"Unhealthy"}
     assert data["back"] == data["before"]
     assert data["panics"] == []
-    # At its first scan the agent gives the name of this PF to no other PF.
+    # `scan` shows the agent's own list; the agent gives the name of this PF to no other PF.
     offered = {entry["resource"]: entry["devices"] for entry in data["scan"]["resources"]}
-    assert offered[run.resource(1)] == []
+    assert {device["health"]["state"] for device in offered[run.resource(1)]} == {"down"}
+    assert {device["parent"] for device in offered[run.resource(1)]} == {run.pfs[1]}
     assert {device["parent"] for device in offered[run.resource(2)]} == {run.pfs[2]}
 
 

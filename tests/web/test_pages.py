@@ -7,6 +7,7 @@ from typing import ClassVar, NamedTuple
 
 from msgspec.structs import replace
 
+from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.health.service import HealthService
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
@@ -65,7 +66,9 @@ def pages_of(
         health_figures=dict,
         explained_health=lambda: b"[]\n",
         machine_view=lambda: b"{}\n",
+        configuration_fault=lambda: "",
         stuck_threads=lambda: 0,
+        cluster=Deliveries(),
     )
     return Pages(WebSettings(), sources)
 

@@ -6,7 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from nodeagent.commands.options import GOOD, USAGE, Add, log_to_stderr, seconds
+from nodeagent.commands.log_lines import log_to_stderr
+from nodeagent.commands.options import GOOD, USAGE, Add, seconds
 
 
 def add(add: Add) -> None:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from nodeagent.commands.options import GOOD, USAGE, Add
 
+MODEL_MAX = 1 << 20
+"""Bytes; the largest model of the package has 4 KiB."""
+
 
 def add(add: Add) -> None:
     parser = add(
@@ -51,7 +54,24 @@ def _demo(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return USAGE
+    _check_model(options.machine)
     if options.write is not None:
         print(shows.write(options.machine, options.write, rdma=not options.no_rdma))
         return GOOD
     return shows.main(options.machine, once=options.once, nodes=options.nodes)
+
+
+def _check_model(machine: str) -> None:
+    """Raises ``UserFileError`` for a file that is no machine model."""
+    from nodeagent.commands import user_files
+    from nodeagent.sim.machine import ModelError, blueprint
+
+    if not blueprint.is_file(machine):
+        return
+    expected = "a machine model; nodeagent/sim/machines has examples"
+    content = user_files.read(machine, expected, MODEL_MAX)
+    user_files.refuse_unless_utf8(content, machine, expected)
+    try:
+        blueprint.parse(content.decode(), machine)
+    except (ModelError, RecursionError) as error:
+        raise user_files.UserFileError(machine, str(error).removeprefix(f"{machine}: "), expected) from error

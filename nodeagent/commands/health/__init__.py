@@ -6,11 +6,10 @@ import argparse
 import asyncio
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import (
-    FAILED,
     GOOD,
     USAGE,
     Add,
@@ -18,7 +17,6 @@ from nodeagent.commands.options import (
     config_option,
     json_option,
     load,
-    log_to_stderr,
 )
 
 if TYPE_CHECKING:
@@ -58,7 +56,7 @@ def _health(options: argparse.Namespace) -> int:
         case ["rules"]:
             return _rules(options, config)
         case ["replay", file]:
-            return _replay(options, config, Path(file))
+            return _replay(options, config, file)
         case [device] if device != "replay":
             return _show(options, config, device)
     print(
@@ -123,13 +121,16 @@ def _rules(options: argparse.Namespace, config: Config) -> int:
     return GOOD
 
 
-def _replay(options: argparse.Namespace, config: Config, file: Path) -> int:
+def _replay(options: argparse.Namespace, config: Config, file: str) -> int:
+    from nodeagent.commands import user_files
     from nodeagent.commands.health import replay
+    from nodeagent.commands.user_files import UserFileError
     from nodeagent.health.recording import RecordingError, decode, lines
 
     tally = replay.Tally()
+    expected = "a recording, as `nodeagent capture --samples SECONDS FILE` writes it"
     try:
-        with file.open("rb") as recorded:
+        with user_files.opened(file, expected) as recorded:
             header, samples = decode(lines(recorded))
             for transition in replay.replay(header, tally.follow(samples), config.health, config.gpu):
                 tally.count(transition)
@@ -138,8 +139,9 @@ def _replay(options: argparse.Namespace, config: Config, file: Path) -> int:
                 else:
                     print(replay.describe(transition, header))
     except RecordingError as error:
-        print(f"nodeagent: {file}: {error}", file=sys.stderr)
-        return FAILED
+        raise UserFileError(
+            user_files.STDIN if file == "-" else file, error.fault, expected, error.line
+        ) from error
     tally.finish()
     if not options.json:
         print(f"\n{replay.summary(tally)}", end="")

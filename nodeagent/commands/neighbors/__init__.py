@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from pathlib import Path
 
+from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import (
-    FAILED,
     GOOD,
     Add,
     config_option,
     json_option,
     load,
-    log_to_stderr,
     seconds,
 )
 
@@ -68,18 +66,21 @@ def add_decode(add: Add) -> None:
         "pipe: tcpdump -i ens1 -U -w - ether proto 0x88cc | nodeagent decode -",
     )
     json_option(parser)
-    parser.add_argument("file", type=Path, metavar="FILE", help="the capture; - reads stdin")
+    parser.add_argument("file", metavar="FILE", help="the capture; - reads stdin")
 
 
 def _decode(options: argparse.Namespace) -> int:
+    from nodeagent.commands import user_files
+    from nodeagent.commands.user_files import UserFileError
     from nodeagent.lldp.describe import lines
     from nodeagent.lldp.pcap import PcapError
 
+    expected = "a pcap or pcapng file, as `tcpdump -w FILE` writes it"
     try:
-        with sys.stdin.buffer if str(options.file) == "-" else options.file.open("rb") as file:
+        with user_files.opened(options.file, expected) as file:
             for line in lines(file.read, options.json):
                 print(line, flush=True)
     except PcapError as error:
-        print(f"nodeagent: {options.file}: {error}", file=sys.stderr)
-        return FAILED
+        name = user_files.STDIN if options.file == "-" else options.file
+        raise UserFileError(name, str(error), expected) from error
     return GOOD

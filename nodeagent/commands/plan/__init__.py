@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nodeagent.commands.options import FAILED, GOOD, Add, log_to_stderr
+from nodeagent.commands.log_lines import log_to_stderr
+from nodeagent.commands.options import FAILED, GOOD, Add
 
 if TYPE_CHECKING:
     from nodeagent.commands.plan.preview import Preview
@@ -82,9 +83,10 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 def _preview(options: argparse.Namespace) -> Preview:
     from nodeagent.commands.plan import objects, preview
+    from nodeagent.fabric_file import read_fabric
 
     log_to_stderr("warning")
-    config, topology = preview.load(options.fabric)
+    config, topology = read_fabric(options.fabric)
     if options.source is None:
         from nodeagent.commands.plan import cluster_reading
 

@@ -10,14 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.commands.plan.objects import Objects, keep_latest, store_object
-from nodeagent.kube.access import Access, in_cluster, kubeconfig
+from nodeagent.commands.user_files import UserFileError
+from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Partial, Resource
 
 
 def access(file: Path | None) -> Access:
-    """The access of the given kubeconfig, of the pod's service account, or of the kubeconfig that kubectl uses."""
-    return (None if file is not None else in_cluster()) or kubeconfig(file)
+    """The access of the given kubeconfig, of the pod's service account, or of the kubeconfig that kubectl uses.
+
+    Raises ``UserFileError`` for the given file, ``AccessError`` for the others.
+    """
+    if file is None:
+        return in_cluster() or kubeconfig(None)
+    try:
+        return kubeconfig(file)
+    except AccessError as error:
+        fault = str(error).removeprefix(f"{file}: ")
+        raise UserFileError(
+            str(file), fault, "a kubeconfig, as `kubectl config view --raw` prints it"
+        ) from error
 
 
 async def read(cluster: Access) -> Objects:

@@ -8,69 +8,110 @@ recurses, because the input is not trusted.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import yaml
 
-from nodeagent.config.bounded_yaml import Limits, bounded_events
+from nodeagent.commands import user_files
+from nodeagent.commands.user_files import UserFileError
+from nodeagent.config.bounded_yaml import LOADER, Limits, bounded_events
 from nodeagent.fabric import hypernode, nodelinks
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError
 from nodeagent.fabric.nodelinks import NodeLinks, ReportError
+from nodeagent.plain_text import one_line
 
 LIMITS = Limits(depth=64, aliases=False)
 SUFFIXES = (".yaml", ".yml", ".json")
 _NULLS = ("", "~", "null", "Null", "NULL")
 
 
-class StreamError(Exception):
-    """The input cannot be read. The message names the file, the position and the error."""
+EXPECTED = (
+    "NodeLinks, HyperNodes and Nodes as YAML or JSON, as `kubectl get nodelinks -A -o yaml` prints them"
+)
 
 
 @dataclass(slots=True)
 class Objects:
-    """``refused`` maps the names of refused reports to the reason; ``ignored`` counts objects of other kinds."""
+    """``refused`` maps the names of refused reports to the reason."""
 
     reports: list[NodeLinks] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     hypernodes: list[HyperNode] = field(default_factory=list)
     nodes: dict[str, dict[str, str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    ignored: int = 0
 
 
 def read(source: str) -> Objects:
-    """Read a file, a directory of files, or ``-`` for the standard input. Raises ``StreamError``."""
+    """Read a file, a directory of files, or ``-`` for the standard input. Raises ``UserFileError``."""
     objects = Objects()
+    others: UserFileError | None = None
     for name, raw in _texts(source):
-        for document, lax in _documents(name, raw):
-            _store_all(document, objects, lax=lax)
+        user_files.refuse_unless_utf8(raw, name, EXPECTED)
+        documents = 0
+        for number, (document, lax) in enumerate(_documents(name, raw)):
+            if document is None:  # nothing between two lines of hyphens
+                continue
+            documents += 1
+            other = _store_all(document, objects, _Origin(name, raw, number), lax=lax)
+            others = others or other
+        if not documents:
+            raise UserFileError(name, "the file is empty", EXPECTED, 1)
+    if others is not None and not (objects.reports or objects.refused or objects.hypernodes or objects.nodes):
+        raise others
     keep_latest(objects)
     return objects
 
 
+class _Origin(NamedTuple):
+    """Where an object comes from: the ``number`` of its document counts from 0."""
+
+    name: str
+    raw: bytes
+    number: int
+
+    def fault(self, fault: str, path: tuple[str | int, ...]) -> UserFileError:
+        return UserFileError(self.name, fault, EXPECTED, self._line(path))
+
+    def _line(self, path: tuple[str | int, ...]) -> int | None:
+        """The line of the value at this path in the document: parses the file again, with positions."""
+        try:
+            for _ in bounded_events(self.raw, LIMITS):
+                pass
+            node = next(islice(yaml.compose_all(self.raw, LOADER), self.number, None))
+            for part in path:
+                if isinstance(part, int):
+                    node = node.value[part]
+                else:
+                    node = next(value for key, value in node.value if key.value == part)
+        except (yaml.YAMLError, StopIteration, LookupError, AttributeError, TypeError):
+            # JSON that is no YAML: a JSON object on each line, or tabs.
+            lines = [number for number, line in enumerate(self.raw.splitlines(), 1) if line.strip()]
+            return lines[self.number] if self.number < len(lines) else None
+        return int(node.start_mark.line) + 1
+
+
 def _texts(source: str) -> Iterator[tuple[str, bytes]]:
-    if source == "-":
-        yield "standard input", sys.stdin.buffer.read()
-        return
-    path = Path(source)
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+    if source != "-" and Path(source).is_dir():
+        files = sorted(
+            file for file in Path(source).rglob("*") if file.suffix in SUFFIXES and not file.is_dir()
+        )
         if not files:
-            raise StreamError(f"{source}: no file in it ends in {', '.join(SUFFIXES)}")
+            raise UserFileError(source, f"no file in it ends in {', '.join(SUFFIXES)}", EXPECTED)
         for file in files:
-            yield str(file), file.read_bytes()
+            yield str(file), user_files.read(str(file), EXPECTED)
     else:
-        yield source, path.read_bytes()
+        yield user_files.STDIN if source == "-" else source, user_files.read(source, EXPECTED)
 
 
 def _documents(name: str, raw: bytes) -> Iterator[tuple[Any, bool]]:
     """Each document, and whether all its scalars are text."""
     text = raw.lstrip(b"\xef\xbb\xbf \t\r\n")
+    json_fault = ""
     if text[:1] in (b"{", b"["):
         try:
             yield msgspec.json.decode(text), False
@@ -80,22 +121,20 @@ def _documents(name: str, raw: bytes) -> Iterator[tuple[Any, bool]]:
             if values := _json_lines(text):
                 yield from ((value, False) for value in values)
                 return
-            reason = str(error)
+            json_fault = f"not JSON: {error}"
         except RecursionError:
-            raise StreamError(f"{name}: values are nested too deep") from None
-        try:
-            yield from ((document, True) for document in _yaml(raw))
-        except yaml.YAMLError:
-            raise StreamError(f"{name}: not JSON: {reason}") from None
-        return
+            raise UserFileError(name, "values are nested too deep", EXPECTED) from None
     try:
         yield from ((document, True) for document in _yaml(raw))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        position = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise StreamError(f"{name}{position}: not YAML: {error.problem or error.context}") from None
-    except yaml.YAMLError as error:
-        raise StreamError(f"{name}: not YAML: {' '.join(str(error).split())}") from None
+        fault = json_fault or f"not YAML: {error.problem or error.context}"
+        raise UserFileError(name, fault, EXPECTED, mark.line + 1 if mark else None) from None
+    except yaml.reader.ReaderError as error:
+        line = raw.decode("utf-8", "replace").count("\n", 0, int(error.position)) + 1
+        raise UserFileError(name, f"not YAML: {error.reason}", EXPECTED, line) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserFileError(name, f"not YAML: {' '.join(str(error).split())}", EXPECTED) from None
 
 
 def _json_lines(text: bytes) -> list[Any]:
@@ -111,7 +150,7 @@ def _yaml(raw: bytes) -> Iterator[Any]:
     stack: list[tuple[Any, list[Any]]] = []
     for event in bounded_events(raw, LIMITS):
         if isinstance(event, yaml.ScalarEvent):
-            plain = event.style is None and event.tag is None
+            plain = not event.style and event.tag is None
             value: Any = None if plain and event.value in _NULLS else event.value
         elif isinstance(event, yaml.SequenceStartEvent | yaml.MappingStartEvent):
             stack.append((event, []))
@@ -131,20 +170,44 @@ def _yaml(raw: bytes) -> Iterator[Any]:
             yield value
 
 
-def _store_all(document: Any, objects: Objects, *, lax: bool) -> None:
-    todo: list[Any] = [document]
+def _store_all(document: Any, objects: Objects, origin: _Origin, *, lax: bool) -> UserFileError | None:
+    """Store the objects of a document. Returns an error for the first object of another kind, which may stand beside
+    the others. Raises ``UserFileError`` for a value that is no object."""
+    other: UserFileError | None = None
+    todo: list[tuple[Any, tuple[str | int, ...]]] = [(document, ())]
     while todo:
-        value = todo.pop()
+        value, path = todo.pop()
         if isinstance(value, list):
-            todo += value
+            todo += ((item, (*path, i)) for i, item in reversed(list(enumerate(value))))
         elif isinstance(value, dict):
             kind, items = value.get("kind"), value.get("items")
             if isinstance(items, list) and (not isinstance(kind, str) or kind.endswith("List")):
-                todo += _with_kind(items, kind)
-            else:
-                store_object(value, objects, lax=lax)
+                items = list(_with_kind(items, kind))
+                todo += ((item, (*path, "items", i)) for i, item in reversed(list(enumerate(items))))
+            elif not store_object(value, objects, lax=lax):
+                other = other or origin.fault(_other_kind(value), path)
         elif value is not None:
-            objects.ignored += 1
+            raise origin.fault(f"{_shown(value)} is no Kubernetes object", path)
+        _refuse_other_version(value, origin, path)
+    return other
+
+
+def _refuse_other_version(value: Any, origin: _Origin, path: tuple[str | int, ...]) -> None:
+    if isinstance(value, dict) and value.get("kind") == nodelinks.KIND:
+        version = value.get("apiVersion", nodelinks.API_VERSION)
+        if version != nodelinks.API_VERSION:
+            raise origin.fault(
+                f"NodeLinks of apiVersion {_shown(version)}, and this program reads {nodelinks.API_VERSION}",
+                path,
+            )
+
+
+def _other_kind(value: dict[str, Any]) -> str:
+    return f"an object of kind {_shown(value.get('kind'))}" if "kind" in value else "an object without kind"
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else repr(one_line(str(value), 60))
 
 
 def _with_kind(items: list[Any], kind: Any) -> Iterator[Any]:
@@ -154,8 +217,8 @@ def _with_kind(items: list[Any], kind: Any) -> Iterator[Any]:
         yield {"kind": of, **item} if of and isinstance(item, dict) and "kind" not in item else item
 
 
-def store_object(document: dict[str, Any], objects: Objects, *, lax: bool = False) -> None:
-    """Store one object of any kind; ``lax`` if all its scalars are text."""
+def store_object(document: dict[str, Any], objects: Objects, *, lax: bool = False) -> bool:
+    """Store one object; ``lax`` if all its scalars are text. Returns whether it is of a kind that counts."""
     kind = document.get("kind")
     if kind == nodelinks.KIND or (kind in (None, "") and "nodeName" in document):
         try:
@@ -173,7 +236,8 @@ def store_object(document: dict[str, Any], objects: Objects, *, lax: bool = Fals
         pairs = labels.items() if isinstance(labels, dict) else ()
         objects.nodes[_name(document)] = {str(key): str(value) for key, value in pairs}
     else:
-        objects.ignored += 1
+        return False
+    return True
 
 
 def _report(document: dict[str, Any], lax: bool) -> NodeLinks:
@@ -226,5 +290,4 @@ def merged(parts: Iterable[Objects]) -> Objects:
         whole.hypernodes += part.hypernodes
         whole.nodes.update(part.nodes)
         whole.notes += part.notes
-        whole.ignored += part.ignored
     return whole

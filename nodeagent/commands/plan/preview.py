@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from msgspec import structs
 
-from nodeagent.commands.options import text
 from nodeagent.commands.plan.objects import Objects, merged
-from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.fabric import IMMEDIATE, HyperNode, Planner, PlanOutcome
 from nodeagent.fabric.fabric_settings import FabricRules, HysteresisSettings
 from nodeagent.fabric.planner import Plan
-from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology, load_topology
+from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 
 
 class SourceError(Exception):
@@ -39,17 +36,6 @@ class Preview:
     @property
     def wanted(self) -> dict[str, HyperNode]:
         return {hypernode.name: hypernode for hypernode in self.outcome.hypernodes}
-
-
-def load(file: Path | None) -> tuple[FabricConfig, Topology]:
-    """Read the controller's configuration file and its topology file. Raises ``ConfigError``."""
-    if file is None:
-        return FabricConfig(), NO_TOPOLOGY
-    config = load_fabric(text(file), name=str(file))
-    if config.topology is None:
-        return config, NO_TOPOLOGY
-    path = file.parent / config.topology
-    return config, load_topology(text(path), name=str(path))
 
 
 def make_preview(parts: Iterable[Objects], rules: FabricRules, topology: Topology = NO_TOPOLOGY) -> Preview:

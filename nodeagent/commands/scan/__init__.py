@@ -8,13 +8,13 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
+from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import (
     GOOD,
     Add,
     config_option,
     json_option,
     load,
-    log_to_stderr,
     seconds,
     terminal_width,
 )

@@ -1,4 +1,4 @@
-"""The machine as the agent that serves it sees it: its facts, the health that it has judged, the devices offered."""
+"""The machine as its agent shows it: the facts, the health that it has derived, the devices that it offers."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import (
     FAILED,
     GOOD,
@@ -13,7 +14,6 @@ from nodeagent.commands.options import (
     config_option,
     json_option,
     load,
-    log_to_stderr,
 )
 
 

@@ -5,8 +5,10 @@ Also API discovery: the groups, versions and resources that the server lists.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 Json = dict[str, Any]
@@ -89,23 +91,7 @@ BUILT_IN = (
     ),
 )
 
-INSTALLED = (
-    ApiKind(
-        "topology.volcano.sh",
-        "v1alpha1",
-        "hypernodes",
-        "HyperNode",
-        False,
-        status=True,
-        short=("hn",),
-        custom=True,
-        counts=True,
-    ),
-    ApiKind(
-        "nodeagent.io", "v1alpha1", "nodelinks", "NodeLinks", True, status=True, custom=True, counts=True
-    ),
-)
-"""Served from the start without a schema, until their CRD is stored."""
+_DEFINITION = json.loads(Path(__file__).with_name("nodelinks.json").read_text(encoding="utf-8"))
 
 
 def kinds_of_crd(crd: Json) -> Iterable[ApiKind]:
@@ -142,6 +128,22 @@ def _keyed(schema: Json, path: Steps) -> Iterable[tuple[Steps, tuple[str, ...]]]
     if isinstance(schema.get("items"), dict) and how == "map":
         yield from _keyed(schema["items"], (*path, "*"))
 
+
+INSTALLED = (
+    ApiKind(
+        "topology.volcano.sh",
+        "v1alpha1",
+        "hypernodes",
+        "HyperNode",
+        False,
+        status=True,
+        short=("hn",),
+        custom=True,
+        counts=True,
+    ),
+    *kinds_of_crd(_DEFINITION),
+)
+"""Served from the start, until another CRD is stored: HyperNodes without a schema, NodeLinks with the shipped one."""
 
 VERSION: Json = {
     "major": "1",

@@ -91,7 +91,19 @@ def invalid(group: str, kind: str, name: str, causes: list[tuple[str, str]]) -> 
         "name": name,
         "group": group,
         "kind": kind,
-        "causes": [{"reason": "FieldValueInvalid", "message": why, "field": field} for field, why in causes],
+        "causes": [{"reason": _reason(why), "message": why, "field": field} for field, why in causes],
     }
     whole = text if len(causes) == 1 else f"[{text}]"
     return ApiRefusedError(422, f'{named(group, kind)} "{name}" is invalid: {whole}', details=details)
+
+
+def _reason(why: str) -> str:
+    """The reason of a cause by its message, as the API server's field errors have it."""
+    reasons = {
+        "Required value": "FieldValueRequired",
+        "Unsupported value": "FieldValueNotSupported",
+        "Duplicate value": "FieldValueDuplicate",
+        "Too long": "FieldValueTooLong",
+        "Too many": "FieldValueTooMany",
+    }
+    return reasons.get(why.partition(":")[0], "FieldValueInvalid")

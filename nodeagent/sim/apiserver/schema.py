@@ -1,7 +1,7 @@
 """Structural schemas of CRDs: validation, pruning and defaults.
 
-Checked are types, required fields, enums, patterns, lengths, bounds, unique and keyed lists. CEL rules
-(``x-kubernetes-validations``) are not evaluated.
+Checked are types, required fields, enums, patterns, lengths, bounds, sizes, unique and keyed lists. CEL rules
+(``x-kubernetes-validations``), formats other than ``date-time`` and ``allOf`` with its relatives are not evaluated.
 """
 
 from __future__ import annotations
@@ -99,6 +99,11 @@ def _errors(schema: Json, value: Any, path: str) -> Iterator[tuple[str, str]]:
                 yield _join(path, name), "Required value"
         if len(value) > schema.get("maxProperties", len(value)):
             yield path, f"Too many: {len(value)}: must have at most {schema['maxProperties']} items"
+        if len(value) < schema.get("minProperties", 0):
+            yield (
+                path,
+                f"Invalid value: {len(value)}: should have at least {schema['minProperties']} properties",
+            )
         for name, inner in value.items():
             below = (schema.get("properties") or {}).get(name, schema.get("additionalProperties"))
             if isinstance(below, dict):
@@ -117,10 +122,17 @@ def _text_errors(schema: Json, value: str, path: str) -> Iterator[tuple[str, str
 
 
 def _number_errors(schema: Json, value: float, path: str) -> Iterator[tuple[str, str]]:
-    if value < schema.get("minimum", value):
+    if value < schema.get("minimum", value) or (
+        schema.get("exclusiveMinimum") and value == schema["minimum"]
+    ):
         yield path, f"Invalid value: {value}: should be greater than or equal to {schema['minimum']}"
-    if value > schema.get("maximum", value):
+    if value > schema.get("maximum", value) or (
+        schema.get("exclusiveMaximum") and value == schema["maximum"]
+    ):
         yield path, f"Invalid value: {value}: should be less than or equal to {schema['maximum']}"
+
+    if "multipleOf" in schema and value % schema["multipleOf"]:
+        yield path, f"Invalid value: {value}: should be a multiple of {schema['multipleOf']}"
 
 
 def _list_errors(schema: Json, value: list[Any], path: str) -> Iterator[tuple[str, str]]:

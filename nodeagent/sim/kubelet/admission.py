@@ -7,7 +7,7 @@ the kubelet iterates over a Go map, the order here is random (from the seed).
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from nodeagent.model import Allocation, DeviceNode, Mount
@@ -15,7 +15,7 @@ from nodeagent.sim.kubelet import topology_manager
 from nodeagent.sim.kubelet.device_manager import DeviceManager, PluginEndpoint
 from nodeagent.sim.kubelet.plugin_clients import PluginClient
 from nodeagent.sim.kubelet.pods import AdmissionError, Container, PodSpec, TopologyAffinityError
-from nodeagent.sim.kubelet.topology_manager import NumaHint, Policy
+from nodeagent.sim.kubelet.topology_manager import NumaHint, Policy, Scope
 
 _ANYWHERE = NumaHint(None, True)
 _Reusable = dict[str, set[str]]
@@ -25,10 +25,16 @@ class PodAdmitter:
     """Allocates all devices of a pod, or raises ``AdmissionError``."""
 
     def __init__(
-        self, devices: DeviceManager, policy: Policy, numa_nodes: Sequence[int], rng: random.Random
+        self,
+        devices: DeviceManager,
+        policy: Policy,
+        scope: Scope,
+        numa_nodes: Sequence[int],
+        rng: random.Random,
     ) -> None:
         self._devices = devices
         self._policy = policy
+        self._scope = scope
         self._numa_nodes = numa_nodes
         self._rng = rng
 
@@ -38,22 +44,26 @@ class PodAdmitter:
         The devices of earlier containers of a refused pod stay held until the next search for ended pods.
         """
         reusable: _Reusable = {}
+        of_pod = self._affinity(pod, None, pod.requests(), {}) if self._scope == "pod" else None
         for container in (*pod.init_containers, *pod.containers):
-            hint = self._affinity(pod, container, reusable)
+            hint = of_pod or self._affinity(pod, container.name, container.limits, reusable)
             await self._container(pod, container, hint, reusable, already=container.name in running)
             one_shot = container in pod.init_containers and not container.restartable
             for resource, held in self._devices.holdings.get(pod.uid, {}).get(container.name, {}).items():
                 ids = reusable.setdefault(resource, set())
                 reusable[resource] = ids | held.ids() if one_shot else ids - held.ids()
 
-    def _affinity(self, pod: PodSpec, container: Container, reusable: _Reusable) -> NumaHint:
+    def _affinity(
+        self, pod: PodSpec, container: str | None, limits: Mapping[str, int], reusable: _Reusable
+    ) -> NumaHint:
+        """Return the hint for a container, or for the whole pod if ``container`` is ``None``."""
         if self._policy == "none":
             return _ANYWHERE
         devices = self._devices
         devices.update_allocated()
         given = [
-            self._hints(pod, container.name, resource, count, reusable.get(resource, set()))
-            for resource, count in container.limits.items()
+            self._hints(pod, container, resource, count, reusable.get(resource, set()))
+            for resource, count in limits.items()
             if devices.manages(resource)
         ]
         best = topology_manager.merge(self._policy, self._numa_nodes, given)
@@ -62,15 +72,20 @@ class PodAdmitter:
         return best
 
     def _hints(
-        self, pod: PodSpec, container: str, resource: str, count: int, reusable: set[str]
+        self, pod: PodSpec, container: str | None, resource: str, count: int, reusable: set[str]
     ) -> tuple[NumaHint, ...]:
         devices = self._devices
         if not devices.has_numa(resource):
             return topology_manager.INDIFFERENT
         listed = devices.listed[resource]
-        held = devices.held(pod.uid, container, resource)
-        if held is not None:
-            available, reusable = held.ids(), set()
+        containers = devices.holdings.get(pod.uid, {})
+        held = [
+            resources[resource]
+            for name, resources in containers.items()
+            if resource in resources and container in (None, name)
+        ]
+        if held:
+            available, reusable = {device for one in held for device in one.ids()}, set()
             if len(available) != count:
                 return topology_manager.IMPOSSIBLE
         else:

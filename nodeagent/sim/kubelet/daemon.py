@@ -25,7 +25,7 @@ from nodeagent.sim.kubelet.pods import (
 )
 from nodeagent.sim.kubelet.protocol import GrpcListener
 from nodeagent.sim.kubelet.registration_server import RegistryWatcher
-from nodeagent.sim.kubelet.topology_manager import Policy
+from nodeagent.sim.kubelet.topology_manager import Policy, Scope
 
 
 class Kubelet:
@@ -41,6 +41,7 @@ class Kubelet:
         directory: Path,
         *,
         topology_policy: Policy = "none",
+        topology_scope: Scope = "container",
         numa_nodes: tuple[int, ...] = (0, 1),
         seed: int | None = None,
         bug_127803: bool = True,
@@ -65,7 +66,7 @@ class Kubelet:
         self._refusal: str | None = None
         rng = random.Random(seed)  # noqa: S311  (a choice of devices is no secret)
         self._devices = DeviceManager(self.socket.parent, self._journal, rng, stop_grace_s)
-        self._admitter = PodAdmitter(self._devices, topology_policy, numa_nodes, rng)
+        self._admitter = PodAdmitter(self._devices, topology_policy, topology_scope, numa_nodes, rng)
         self._admitting = asyncio.Lock()
         self._plugins: PluginClients | None = None
         self._listeners: list[GrpcListener] = []

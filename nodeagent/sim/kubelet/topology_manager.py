@@ -13,6 +13,7 @@ from itertools import combinations
 from typing import Literal
 
 Policy = Literal["none", "best-effort", "restricted", "single-numa-node"]
+Scope = Literal["container", "pod"]
 
 
 @dataclass(frozen=True, slots=True)

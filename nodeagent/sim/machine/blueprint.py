@@ -155,7 +155,7 @@ class Model(_Struct, frozen=True, kw_only=True):
 def load(model: str | Path) -> Model:
     """A machine of the package by name, or any file by path."""
     path = Path(model)
-    if isinstance(model, str) and path.suffix not in (".yaml", ".yml") and "/" not in model:
+    if isinstance(model, str) and not is_file(model):
         path = MACHINES / f"{model}.yaml"
         if not path.exists():
             names = ", ".join(sorted(known.stem for known in MACHINES.glob("*.yaml")))
@@ -165,6 +165,11 @@ def load(model: str | Path) -> Model:
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
     return parse(text, str(path))
+
+
+def is_file(model: str) -> bool:
+    """Whether the text names a file, not a machine of the package."""
+    return "/" in model or Path(model).suffix in (".yaml", ".yml")
 
 
 def parse(text: str, name: str = "model") -> Model:

@@ -1,0 +1,83 @@
+"""The state of the writes to the API server, for each part of the agent: for ``/readyz``, metrics and Events.
+
+A part is ``nodelinks``, ``events``, ``marks`` or ``evictions``. No failure here makes the agent unready: devices come
+first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from nodeagent.metrics.scrape_input import ClusterWrites
+
+if TYPE_CHECKING:
+    from nodeagent.kube.failure import ApiError
+
+LEFT_OUT_SHOWN = 10
+
+
+class Delivery:
+    """The writes of one part. ``reason``: why they fail at present. ``left_out``: the parts that the server refused."""
+
+    def __init__(self, part: str, changed: asyncio.Event) -> None:
+        self.part = part
+        self.reason: str | None = None
+        self.refused = False
+        """The server answers, and refuses the request for good."""
+        self.left_out: tuple[str, ...] = ()
+        self.results: Counter[str] = Counter()
+        """Writes by result: ``ok``, ``refused`` or ``failed``."""
+        self._changed = changed
+
+    def failed(self, error: ApiError) -> None:
+        self.refused = error.refused or error.status == 403
+        self.results["refused" if self.refused else "failed"] += 1
+        self.reason = str(error)
+        self._changed.set()
+
+    def succeeded(self, left_out: Iterable[str] = ()) -> None:
+        self.results["ok"] += 1
+        self.reason, self.refused, self.left_out = None, False, tuple(left_out)
+        self._changed.set()
+
+    @property
+    def writes(self) -> ClusterWrites:
+        return ClusterWrites(self.part, dict(self.results), self.reason, self.left_out)
+
+
+class Deliveries:
+    """All parts of one agent. ``changed`` is set after each write; the reader clears it."""
+
+    def __init__(self) -> None:
+        self.changed = asyncio.Event()
+        self._parts: dict[str, Delivery] = {}
+
+    def of(self, part: str) -> Delivery:
+        return self._parts.setdefault(part, Delivery(part, self.changed))
+
+    def writes(self) -> tuple[ClusterWrites, ...]:
+        return tuple(delivery.writes for delivery in self._parts.values())
+
+    def remarks(self) -> tuple[str, ...]:
+        """A line for each part whose writes fail or are incomplete."""
+        lines = []
+        for delivery in self._parts.values():
+            if delivery.reason is not None:
+                verb = "is refused by" if delivery.refused else "does not reach"
+                lines.append(f"cluster {delivery.part}: {verb} the API server: {delivery.reason}")
+            elif delivery.left_out:
+                lines.append(f"cluster {delivery.part}: {incomplete(delivery.left_out)}")
+        return tuple(lines)
+
+
+def incomplete(left_out: tuple[str, ...]) -> str:
+    """The sentence about parts of the report that the API server refused."""
+    names = ", ".join(left_out[:LEFT_OUT_SHOWN])
+    more = f" and {len(left_out) - LEFT_OUT_SHOWN} more" if len(left_out) > LEFT_OUT_SHOWN else ""
+    return (
+        f"the API server refused {names}{more}; the rest is published. Is its definition of NodeLinks older than "
+        "the agent? Apply nodelinks.yaml"
+    )

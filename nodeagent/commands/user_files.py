@@ -1,0 +1,64 @@
+"""Read the files that a user names on the command line. A fault names the file, the line and what is expected.
+
+Only regular files are opened by name: a named pipe would block until a writer comes. ``-`` is the standard input, of
+any kind.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+from nodeagent.regular_file import open_regular
+
+SIZE_MAX = 1 << 30
+"""Bytes of a file that is read as a whole; the reports of 100,000 nodes have about 300 MB."""
+STDIN = "standard input"
+
+
+class UserFileError(Exception):
+    """The file is not what the verb reads: exit code 2. The message is ``FILE:LINE: fault; expected …``."""
+
+    def __init__(self, name: str, fault: str, expected: str, line: int | None = None) -> None:
+        place = name if line is None else f"{name}:{line}"
+        super().__init__(f"{place}: {fault}; expected {expected}")
+
+
+@contextmanager
+def opened(source: str, expected: str) -> Iterator[BinaryIO]:
+    """Open a regular file, or ``-``. Raises ``UserFileError``."""
+    if source == "-":
+        yield sys.stdin.buffer
+        return
+    try:
+        descriptor = open_regular(source)
+    except OSError as error:
+        raise UserFileError(source, error.strerror or str(error), expected) from error
+    with os.fdopen(descriptor, "rb") as file:
+        yield file
+
+
+def read(source: str, expected: str, size_max: int = SIZE_MAX) -> bytes:
+    """The whole content. Raises ``UserFileError``."""
+    with opened(source, expected) as file:
+        too_large = f"it has more than {size_max} bytes"
+        if source != "-" and os.fstat(file.fileno()).st_size > size_max:
+            raise UserFileError(source, too_large, expected)
+        content = file.read(size_max + 1)
+    if len(content) > size_max:
+        raise UserFileError(STDIN if source == "-" else source, too_large, expected)
+    return content
+
+
+def refuse_unless_utf8(content: bytes, name: str, expected: str) -> None:
+    """Raises ``UserFileError`` with the line of the first byte that is not UTF-8."""
+    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise UserFileError(name, "the text is UTF-16", f"{expected}, in UTF-8", 1)
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserFileError(name, f"byte {error.start} is not UTF-8", expected, line) from error

@@ -1,0 +1,231 @@
+"""SIGTERM and SIGINT end a daemon soon, whatever hangs.
+
+The agent and the controller run as real processes. A file of the machine, a state file, a CDI spec, the configuration
+or a credential does not answer (FUSE), a named pipe or a device stands in the place of a file, the kubelet or the API
+server accepts connections and answers nothing, or the reader of the log does not read.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from queue import SimpleQueue
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from nodeagent.sim.machine import Machine
+from tests.support.dead_files import dead
+from tests.support.default_signals import DEFAULT_SIGNALS
+from tests.support.running_agent import HEAD, IN_MEMORY
+
+END_S = 10.0
+"""The end takes less than a second on an idle machine; without this end it never comes."""
+KUBECONFIG = """\
+apiVersion: v1
+kind: Config
+current-context: c
+contexts: [{name: c, context: {cluster: c, user: u}}]
+clusters: [{name: c, cluster: {server: "http://127.0.0.1:PORT"}}]
+users: [{name: u, user: {token: t}}]
+"""
+
+
+class Daemon:
+    """A process with its log, line by line."""
+
+    def __init__(self, *arguments: object, stderr: int = subprocess.PIPE) -> None:
+        command = [*DEFAULT_SIGNALS, sys.executable, "-m", "nodeagent", *map(str, arguments)]
+        self.process = subprocess.Popen(command, stderr=stderr, env=os.environ | {"NODE_NAME": "n1"})
+        self._lines: SimpleQueue[str] = SimpleQueue()
+        self.log = ""
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        if self.process.stderr is not None:
+            self._reading.start()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self.process.stderr is not None:
+            self._reading.join()
+            self.process.stderr.close()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._lines.put(line.decode())
+
+    def until(self, text: str) -> None:
+        until = time.monotonic() + 60
+        while text not in self.log:
+            self.log += self._lines.get(timeout=max(0.0, until - time.monotonic()))
+
+    def ends(self, number: signal.Signals = signal.SIGTERM) -> None:
+        assert self.process.poll() is None, self.log
+        self.process.send_signal(number)
+        assert self.process.wait(END_S) == 0
+
+
+class Place:
+    """The folders of one agent on a simulated machine."""
+
+    def __init__(self, folder: Path, resources: ExitStack) -> None:
+        self.folder, self.root, self.kubelet = folder, folder / "r", folder / "k"
+        self.machine = Machine.load("two-gpu-two-nic")
+        self.machine.write(self.root)
+        (self.kubelet / "device-plugins").mkdir(parents=True)
+        self.state = self.root / "var/lib/nodeagent"
+        self.state.mkdir(parents=True, exist_ok=True)
+        self.config = folder / "c.yaml"
+        self.config.write_text(HEAD)
+        self.resources = resources
+
+    def dead(self, path: Path, content: str | None = "{}") -> None:
+        """Let a file that exists hang, or a folder without ``content``."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if content is None:
+            path.mkdir(exist_ok=True)
+        elif not path.exists():
+            path.write_text(content)
+        self.resources.enter_context(dead(path))
+
+    def agent(self, stderr: int = subprocess.PIPE) -> Daemon:
+        daemon = Daemon(
+            "run", "--root", self.root, "--kubelet-dir", self.kubelet, "--config", self.config,
+            "--listen", "127.0.0.1:0", stderr=stderr,
+        )  # fmt: skip
+        self.resources.callback(daemon.close)
+        return daemon
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    with TemporaryDirectory(prefix="na-", dir=IN_MEMORY) as folder, ExitStack() as resources:
+        yield Place(Path(folder), resources)
+
+
+@pytest.fixture
+def mute() -> Iterator[socket.socket]:
+    """A server whose kernel accepts connections, and that answers nothing."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        yield server
+
+
+@pytest.mark.needs("root", "fuse")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_attribute_of_the_machine_hangs(place: Place, number: signal.Signals) -> None:
+    place.dead((place.root / "sys/class/dmi/id/product_name").resolve())
+    agent = place.agent()
+    agent.until("source=pci step='/sys/class/dmi/id/product_name'")
+    agent.until("waiting for it")
+    agent.ends(number)
+
+
+@pytest.mark.needs("root", "fuse")
+@pytest.mark.parametrize("name", ["health.json", "slices.json"])
+def test_a_state_file_hangs(place: Place, name: str) -> None:
+    place.dead(place.state / name)
+    agent = place.agent()
+    agent.until(f"{place.state / name} reason=")
+    agent.until("Serving metrics")
+    agent.ends()
+
+
+@pytest.mark.needs("root", "fuse")
+def test_the_state_folder_hangs(place: Place) -> None:
+    place.dead(place.state, None)
+    agent = place.agent()
+    agent.until("Serving metrics")
+    agent.ends()
+
+
+@pytest.mark.needs("root", "fuse")
+@pytest.mark.parametrize("content", ["{}", None])
+def test_a_cdi_spec_or_its_folder_hangs(place: Place, content: str | None) -> None:
+    folder = place.root / "var/run/cdi"
+    place.dead(folder if content is None else folder / "nodeagent-gpu.json", content)
+    agent = place.agent()
+    agent.until("A call does not answer")
+    agent.until("Serving metrics")
+    agent.ends()
+
+
+@pytest.mark.needs("root", "fuse")
+def test_the_configuration_hangs_under_a_running_agent(place: Place) -> None:
+    agent = place.agent()
+    agent.until("Serving metrics")
+    place.dead(place.config)
+    agent.process.send_signal(signal.SIGHUP)
+    agent.until("The configuration cannot be read, the running one stays.")
+    agent.ends()
+
+
+@pytest.mark.needs("root", "fuse")
+def test_the_configuration_hangs_at_the_start(place: Place) -> None:
+    place.dead(place.config)
+    agent = place.agent()
+    threading.Event().wait(1.0)  # it does not log before it has its configuration
+    agent.process.terminate()
+    assert agent.process.wait(END_S) == -signal.SIGTERM
+
+
+def test_a_kubelet_that_answers_nothing(place: Place) -> None:
+    with socket.socket(socket.AF_UNIX) as kubelet:
+        kubelet.bind(str(place.kubelet / "device-plugins/kubelet.sock"))
+        kubelet.listen(64)
+        agent = place.agent()
+        with kubelet.accept()[0]:
+            agent.until("Serving metrics")
+            agent.ends()
+
+
+def test_an_api_server_that_answers_nothing(place: Place, mute: socket.socket) -> None:
+    kubeconfig = place.folder / "kubeconfig"
+    kubeconfig.write_text(KUBECONFIG.replace("PORT", str(mute.getsockname()[1])))
+    place.config.write_text(
+        f"{HEAD}cluster: {{access: kubeconfig, kubeconfig: {kubeconfig}, conditions: true, report: true}}\n"
+    )
+    agent = place.agent()
+    with mute.accept()[0]:
+        agent.ends()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_controller_and_an_api_server_that_answers_nothing(
+    tmp_path: Path, mute: socket.socket, number: signal.Signals
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(KUBECONFIG.replace("PORT", str(mute.getsockname()[1])))
+    controller = Daemon(
+        "controller", "--kubeconfig", kubeconfig, "--namespace", "n", "--listen", "127.0.0.1:0"
+    )
+    try:
+        with mute.accept()[0]:
+            controller.ends(number)
+    finally:
+        controller.close()
+
+
+def test_the_reader_of_the_log_does_not_read(place: Place) -> None:
+    """The pipe is full, so that the next line of the log blocks its writer."""
+    reading, writing = os.pipe()
+    try:
+        os.set_blocking(writing, False)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(writing, bytes(65536))
+        os.set_blocking(writing, True)
+        agent = place.agent(stderr=writing)
+        threading.Event().wait(3.0)  # it cannot report that it is ready
+        agent.ends()
+    finally:
+        os.close(reading)
+        os.close(writing)
