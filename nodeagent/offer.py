@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import assert_never
+from typing import Literal, assert_never
 
 import msgspec
 
@@ -20,6 +20,7 @@ from nodeagent.agent_config import Config
 from nodeagent.config.formats import index_range
 from nodeagent.kinds import DeviceKind, gpu_access
 from nodeagent.kinds import named as _named
+from nodeagent.kinds.device_list_size import status_remark
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.resource_settings import (
     GpuMemResource,
@@ -47,13 +48,15 @@ class Trouble(msgspec.Struct, frozen=True):
     """The configuration asks for something that this machine lacks.
 
     ``fatal``: the agent does not start, and does not accept the changed configuration. ``ready``: the agent is ready
-    nevertheless. ``source``: before this source has published, the message is a guess.
+    nevertheless. ``source``: before this source has published, the message is a guess. ``key``: ``idle`` if an entry
+    selects nothing, ``slices`` if its slices are very small.
     """
 
     message: str
     fatal: bool
     ready: bool = True
     source: str = "pci"
+    key: Literal["idle", "slices"] = "idle"
 
 
 class MachineView(msgspec.Struct, frozen=True):
@@ -115,11 +118,14 @@ class Offer:
 
     def troubles(self, snapshot: Snapshot) -> tuple[Trouble, ...]:
         """Return what is wrong with this configuration on this machine."""
-        return tuple(
-            trouble
-            for find in (self._offered_twice, self._refused, self._nothing_offered, self._less_than_expected)
-            for trouble in find(snapshot)
+        finders = (
+            self._offered_twice,
+            self._refused,
+            self._nothing_offered,
+            self._less_than_expected,
+            self._tiny_slices,
         )
+        return tuple(trouble for find in finders for trouble in find(snapshot))
 
     def _offered_twice(self, snapshot: Snapshot) -> Iterator[Trouble]:
         owner: dict[str, str] = {}
@@ -185,6 +191,13 @@ class Offer:
             f"the PCI bus has the GPUs {_named(seen)}, and NVML is not loaded or names none: install or start the "
             "driver (its container may still be starting), and give the agent's pod the runtime `nvidia`"
         )
+
+    def _tiny_slices(self, snapshot: Snapshot) -> Iterator[Trouble]:
+        for entry in self.config.resources:
+            if isinstance(entry, GpuMemResource):
+                memories = [gpu.memory_mib for gpu in selected_gpus(entry.select, snapshot.gpus)]
+                if remark := status_remark(entry.slice_mib, entry.reserved_mib, memories):
+                    yield Trouble(f"{entry.name}: {remark}", fatal=False, source="gpus", key="slices")
 
     def _less_than_expected(self, snapshot: Snapshot) -> Iterator[Trouble]:
         expect = self.config.expect

@@ -33,7 +33,9 @@ def add(add: Add) -> None:
 def _config_check(options: argparse.Namespace) -> int:
     from nodeagent.commands.scan import listing
 
-    config = listing.check(text(options.file), options.root, name=str(options.file))
+    config, remarks = listing.check(text(options.file), options.root, name=str(options.file))
+    for remark in remarks:
+        print(f"{options.file}: note: {remark}")
     print(f"{options.file}: good, {len(config.resources)} resources configured")
     return GOOD
 

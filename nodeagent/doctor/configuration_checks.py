@@ -36,6 +36,11 @@ TOPIC = Topic(
             "than `expect` asks for.",
             "follow the message; or change `resources` or `expect` for nodes of this type",
         ),
+        "config_slices": Advice(
+            "A pod with very many slices has a status that etcd refuses: the pod runs, and the API server keeps its "
+            "old status.",
+            "set `sliceMiB` to the size in the message, or larger; or let no pod ask for so many slices",
+        ),
         "config_idle": Advice(
             "An entry that selects no device makes no resource: pods that request it stay Pending.",
             "correct its `select`, or remove the entry on nodes of this type; `nodeagent scan` shows the "
@@ -84,5 +89,7 @@ def findings(facts: ConfigurationFacts, snapshot: Snapshot | None) -> Iterator[F
             yield TOPIC.fix("config_unfit", trouble.message)
         elif not trouble.ready:
             yield TOPIC.fix("config_short", trouble.message)
+        elif trouble.key == "slices":
+            yield TOPIC.note("config_slices", trouble.message)
         else:
             yield TOPIC.note("config_idle", trouble.message)

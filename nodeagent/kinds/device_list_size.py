@@ -1,13 +1,17 @@
-"""The size of a device list on the wire, and the smallest slice whose list the kubelet accepts.
+"""The size of a device list on the wire and in the status of a pod, and the smallest slice that fits both.
 
 The kubelet's gRPC client accepts messages up to 4 MiB. A longer list removes the whole resource: the call fails with
 ResourceExhausted, at each retry again. The limit here is 3 MiB with every device Unhealthy, the longer word: a list
 must also fit on the day that the GPU fails.
+
+From Kubernetes 1.36 on, the kubelet writes each device of a pod into the status of the pod
+(``allocatedResourcesStatus``). etcd refuses a larger request, and the status of that pod is never written again. Only
+a pod that holds very many slices reaches this limit, so small slices are a remark and no fault.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from nodeagent.config.faults import Conflict
 from nodeagent.config.formats import index_range
@@ -15,6 +19,13 @@ from nodeagent.kinds.resource_settings import GpuMemResource, ResourceSettings
 
 KUBELET_LIMIT = 4 << 20
 LIMIT = 3 << 20
+STATUS_LIMIT = 3 << 19
+"""Bytes of one request that etcd accepts: 1.5 MiB (``--max-request-bytes``)."""
+STATUS_REST = 128 << 10
+"""Bytes left for the rest of the pod."""
+STATUS_ENTRY = 85
+"""Bytes of one device in the status of a pod, as seen with a kubelet 1.36.2: ID, health and JSON around them."""
+POD_DEVICES_MAX = (STATUS_LIMIT - STATUS_REST) // STATUS_ENTRY
 ASSUMED_MIB: tuple[int, ...] = (81559,) * 8
 """The GPUs of a DGX H100 with the memory that NVML reports, assumed where no machine is known."""
 _PREFIX_LENGTH = len("GPU-00000000-0000-0000-0000-000000000000::")
@@ -52,15 +63,44 @@ def slices_size(counts: Iterable[int]) -> int:
 
 
 def smallest_slice(reserved_mib: int, memories_mib: Sequence[int]) -> int:
-    """The smallest ``sliceMiB`` whose list fits. Binary search: a larger slice never makes a longer list."""
+    """The smallest ``sliceMiB`` whose list fits."""
+    return _smallest(reserved_mib, memories_mib, lambda counts: slices_size(counts) <= LIMIT)
+
+
+def _smallest(reserved_mib: int, memories_mib: Sequence[int], fits: Callable[[Sequence[int]], bool]) -> int:
+    """Binary search: a larger slice never makes a longer list."""
     low, high = 1, max(memories_mib, default=1)
     while low < high:
         middle = (low + high) // 2
-        if slices_size(slices(memory, reserved_mib, middle) for memory in memories_mib) <= LIMIT:
+        if fits([slices(memory, reserved_mib, middle) for memory in memories_mib]):
             high = middle
         else:
             low = middle + 1
     return low
+
+
+def status_remark(slice_mib: int, reserved_mib: int, memories_mib: Sequence[int]) -> str | None:
+    """Return a sentence if one pod may hold so many slices that its status is too large; ``None`` if it cannot."""
+    count = sum(slices(memory, reserved_mib, slice_mib) for memory in memories_mib)
+    if count <= POD_DEVICES_MAX:
+        return None
+    least = _smallest(reserved_mib, memories_mib, lambda counts: sum(counts) <= POD_DEVICES_MAX)
+    return (
+        f"slices of {slice_mib} MiB make {count} devices; the kubelet (1.36) writes {STATUS_ENTRY} bytes for each "
+        f"device into the pod's status, and etcd refuses the status of a pod with more than {POD_DEVICES_MAX}; "
+        f"sliceMiB: {least} is the smallest with which one pod may hold all of them"
+    )
+
+
+def status_remarks(
+    resources: Sequence[ResourceSettings], gpu_memories_mib: Sequence[int] = ASSUMED_MIB
+) -> Iterator[str]:
+    """Yield a sentence for each entry of kind gpu-mem whose slices may be too many for the status of one pod."""
+    for entry in resources:
+        if isinstance(entry, GpuMemResource):
+            selected = _selected(entry, gpu_memories_mib)
+            if (remark := status_remark(entry.slice_mib, entry.reserved_mib, selected)) is not None:
+                yield f"{entry.name}: {remark}"
 
 
 def list_refusal(

@@ -95,6 +95,10 @@ def check(publisher: GpuPublisher, snapshot: Snapshot, expected: set[str]) -> No
     if described.devices:
         cdi.text(cdi.spec(cdi.GPU_KIND, described.devices, described.shared))
     assert len({gpu.index for gpu in snapshot.gpus}) == len(snapshot.gpus)
+    listed_gpus = [gpu for gpu in snapshot.gpus if not gpu.lost]
+    assert len({gpu.pci_address for gpu in listed_gpus}) == len(listed_gpus)
+    minors = [gpu.minor for gpu in listed_gpus if gpu.minor is not None]
+    assert len(set(minors)) == len(minors)
     texts = [*gpu_remarks(snapshot), *(device.title for device in reported_devices(snapshot))]
     texts += [reason.detail for device in reported_devices(snapshot) for reason in device.health.reasons]
     texts += [gpu.name for gpu in snapshot.gpus]
@@ -141,16 +145,16 @@ def test_nonsense_costs_no_other_gpu(rounds: list[list[GpuReading]]) -> None:
     check(publisher, published[-1], {f"GPU-{index}" for index in range(SOUND + 1)})
 
 
-def test_another_uuid_at_each_reading_does_not_make_the_lists_grow() -> None:
+@pytest.mark.parametrize(("address", "longest"), [("0000:40:00.0", 2), ("{n:04x}:40:00.0", 64)])
+def test_another_uuid_at_each_reading_does_not_make_the_lists_grow(address: str, longest: int) -> None:
     publisher = GpuPublisher(HealthService())
     published: list[tuple] = []
     publisher.publish_to(published.append)
     for n in range(500):
-        publisher.take_reading(
-            DriverReading("580", plausible([sound(0), structs.replace(sound(1), uuid=f"GPU-flip-{n}")]), {})
-        )
-    assert len(published[-1]) <= 2
-    assert len(publisher.health.gpus.gpus) <= 2
+        other = structs.replace(sound(1), uuid=f"GPU-flip-{n}", pci_address=address.format(n=n))
+        publisher.take_reading(DriverReading("580", plausible([sound(0), other]), {}))
+    assert len(published[-1]) <= longest
+    assert len(publisher.health.gpus.gpus) <= longest
     assert published[-1][0].health.allocatable
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from nodeagent.cluster.affected_devices import affected_pods, reported_devices
-from nodeagent.model import Health, StaleSource, State
+from nodeagent.model import Health, Reason, StaleSource, State, UnusableGpu
 from tests.support.cluster_node import DOWN, GPU_LOST, offered, snapshot
 
 
@@ -31,3 +31,12 @@ def test_a_held_device_that_is_gone_has_failed_unless_a_source_fails():
     assert affected_pods(quiet, offered(quiet)) == ()
     unknown = replace(gone, holdings=None)
     assert affected_pods(unknown, offered(unknown)) == ()
+
+
+def test_a_gpu_without_a_name_is_reported_and_one_for_guests_is_not():
+    lost = Health(State.UNHEALTHY, (Reason("gpu_lost", "x"),), allocatable=False)
+    places = (UnusableGpu("0000:1b:00.0", lost), UnusableGpu("0000:1c:00.0", Health(State.UNUSED)))
+    made = replace(snapshot([], []), unusable_gpus=places)
+    assert [(one.title, one.link, one.health) for one in reported_devices(made)] == [
+        ("GPU at 0000:1b:00.0", False, lost)
+    ]

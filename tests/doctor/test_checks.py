@@ -95,6 +95,7 @@ MEMORY = config("resources: [{kind: gpu-mem}]\n")
 VFIO = config("resources: [{kind: vf, vfDriver: vfio-pci}]\n")
 ENVVAR = config("resources: [{kind: gpu-mem, deviceListStrategy: envvar}]\n")
 FASTER = config("resources: [{kind: vf, select: {minSpeedMbps: 1, linkTypes: [infiniband]}}]\n")
+TINY = config("resources: [{kind: gpu-mem, sliceMiB: 2, reservedMiB: 0}]\n")
 STRICT = config("expect: {gpus: 64, nics: 64}\n")
 TWICE = config(
     "resources:\n- {kind: gpu-mem, select: {indexes: ['0']}}\n"
@@ -121,6 +122,10 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     (
         "fix config_short",
         configuration_checks.findings(configuration_checks.ConfigurationFacts("f", STRICT), SNAPSHOT),
+    ),
+    (
+        "note config_slices",
+        configuration_checks.findings(configuration_checks.ConfigurationFacts("f", TINY), SNAPSHOT),
     ),
     (
         "note config_idle",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,12 +13,16 @@ from nodeagent.config.faults import ConfigError
 from nodeagent.kinds.device_list_size import (
     ASSUMED_MIB,
     LIMIT,
+    POD_DEVICES_MAX,
+    STATUS_LIMIT,
     device_size,
     list_refusal,
     size_conflicts,
     slices,
     slices_size,
     smallest_slice,
+    status_remark,
+    status_remarks,
 )
 from nodeagent.kinds.resource_settings import GpuMemResource, GpuSelect
 
@@ -135,3 +141,36 @@ def test_check_reports_the_line() -> None:
     assert (fault.path, fault.line) == ("resources[0].sliceMiB", 5)
     assert "162094 devices on 2 GPUs (this machine)" in fault.message
     assert check(text, name="file", gpu_memories_mib=[1000]).resources[0] == GpuMemResource(slice_mib=1)
+
+
+def status_entry(n: int) -> dict[str, str]:
+    """ResourceHealth (core/v1) as the kubelet writes it; the largest number is the longest ID."""
+    return {"resourceID": f"{UUID}::{n}", "health": "Unhealthy"}
+
+
+def test_a_pod_with_as_many_slices_as_the_limit_allows_has_a_status_that_etcd_accepts() -> None:
+    entries = [status_entry(n) for n in range(POD_DEVICES_MAX)]
+    status = {"allocatedResourcesStatus": [{"name": "nvidia-dgx-h100/gpu-mem", "resources": entries}]}
+    size = len(json.dumps(status, separators=(",", ":")))
+    assert STATUS_LIMIT * 0.85 < size < STATUS_LIMIT
+    assert 16_000 < POD_DEVICES_MAX < 17_500
+
+
+@given(st.lists(st.integers(1, 300_000), min_size=1, max_size=16), st.integers(1, 4096))
+def test_the_slice_size_in_the_remark_has_no_remark_and_one_less_has(
+    memories: list[int], slice_mib: int
+) -> None:
+    remark = status_remark(slice_mib, 512, memories)
+    if remark is None:
+        assert sum(slices(memory, 512, slice_mib) for memory in memories) <= POD_DEVICES_MAX
+        return
+    least = int(remark.rpartition("sliceMiB: ")[2].split()[0])
+    assert status_remark(least, 512, memories) is None
+    assert status_remark(least - 1, 512, memories) is not None
+
+
+def test_the_default_has_no_remark_and_a_small_slice_of_all_gpus_has_one() -> None:
+    assert not [*status_remarks(Config().resources)]
+    (remark,) = status_remarks((GpuMemResource(slice_mib=32),))
+    assert "gpu-mem: slices of 32 MiB make 20256 devices" in remark
+    assert not [*status_remarks((GpuMemResource(slice_mib=32, select=GpuSelect(indexes=("0-3",))),))]

@@ -18,6 +18,7 @@ from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
+from nodeagent.kinds.device_list_size import status_remarks
 from nodeagent.model import Function, Gpu, Health, Link, Snapshot
 from nodeagent.offer import MachineView, Offer
 from nodeagent.plain_text import remarks, section
@@ -61,14 +62,15 @@ async def watch(config: Config, root: Path) -> AsyncIterator[MachineView]:
             await inventory.changed(snapshot.revision)
 
 
-def check(text: str, root: Path | None, *, name: str) -> Config:
-    """Check the configuration in a file's text, also for the machine under ``root``.
+def check(text: str, root: Path | None, *, name: str) -> tuple[Config, tuple[str, ...]]:
+    """Check the configuration in a file's text, also for the machine under ``root``. Return it with remarks.
 
     Without a machine the length of the device lists is checked for eight GPUs of 80 GB, and a fault names this
     assumption. Raises ``ConfigError``.
     """
     if root is None:
-        return check_config(text, name=name)
+        config = check_config(text, name=name)
+        return config, tuple(status_remarks(config.resources))
     view = asyncio.run(scan_once(load(text, name=name), root))
     config = check_config(text, name=name, gpu_memories_mib=[gpu.memory_mib for gpu in view.snapshot.gpus])
     faults = [
@@ -76,7 +78,7 @@ def check(text: str, root: Path | None, *, name: str) -> Config:
     ]
     if faults:
         raise ConfigError(name, faults)
-    return config
+    return config, tuple(trouble.message for trouble in view.troubles)
 
 
 @asynccontextmanager

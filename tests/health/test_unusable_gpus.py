@@ -1,0 +1,109 @@
+"""GPUs that NVML does not name: state and reason of each, by its kernel driver and by a trouble of the whole driver."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.health.gpu_judge import GpuJudge
+from nodeagent.health.unusable_gpus import DriverTrouble, find_unusable
+from nodeagent.host.gpu_driver import GpuReading
+from nodeagent.model import GpuFunction, State
+
+ADDRESS = "0000:1b:00.0"
+
+
+@pytest.mark.parametrize(
+    ("driver", "trouble", "state", "key", "text"),
+    [
+        ("nvidia", None, State.UNHEALTHY, "gpu_lost", "no longer reaches"),
+        ("nouveau", None, State.UNHEALTHY, "gpu_lost", "bound to nouveau"),
+        (None, None, State.UNHEALTHY, "gpu_lost", "No kernel driver"),
+        ("vfio-pci", None, State.UNUSED, "gpu_passthrough", "bound to vfio-pci"),
+        ("nvgrace_gpu_vfio_pci", None, State.UNUSED, "gpu_passthrough", "virtual machines"),
+        ("nvidia", DriverTrouble("mismatch"), State.UNHEALTHY, "driver_version_mismatch", "mismatch"),
+        (None, DriverTrouble("no library", absent=True), State.UNKNOWN, "driver_absent", "no library"),
+        ("vfio-pci", DriverTrouble("no library", absent=True), State.UNUSED, "gpu_passthrough", "vfio"),
+    ],
+)
+def test_a_gpu_on_the_bus_without_a_name_has_a_reason(
+    driver: str | None, trouble: DriverTrouble | None, state: State, key: str, text: str
+) -> None:
+    (gpu,) = find_unusable([GpuFunction(ADDRESS, driver)], [], [], trouble=trouble)
+    assert (gpu.place, gpu.health.state, gpu.health.allocatable) == (ADDRESS, state, False)
+    (reason,) = gpu.health.reasons
+    assert reason.key == key
+    assert text in reason.detail
+
+
+def test_a_named_gpu_is_not_unusable_and_a_reading_explains_the_gpu_at_its_place() -> None:
+    functions = [GpuFunction(f"0000:{bus}:00.0", "nvidia") for bus in ("1b", "1c", "1d", "1e")]
+    readings = [
+        GpuReading(1, fault="Unknown Error"),
+        GpuReading(2, pci_address="0000:1e:00.0", lost=True),
+    ]
+    found = find_unusable(functions, ["0000:1b:00.0"], readings)
+    assert [(gpu.place, gpu.health.reasons[0].key) for gpu in found] == [
+        ("0000:1c:00.0", "gpu_unreadable"),
+        ("0000:1d:00.0", "gpu_lost"),
+        ("0000:1e:00.0", "gpu_lost"),
+    ]
+    assert [gpu.place for gpu in find_unusable([], [], readings)] == ["0000:1e:00.0", "index 1"]
+
+
+def reading(index: int, uuid: str | None = None, bus: int | None = None, **more: object) -> GpuReading:
+    bus = index if bus is None else bus
+    return GpuReading(index, uuid, index, "H100", f"0000:{bus:02x}:00.0", 81559, **more)  # type: ignore[arg-type]
+
+
+def test_a_reading_without_a_uuid_is_of_the_gpu_at_its_address_whatever_its_index() -> None:
+    judge = GpuJudge()
+    judge.recall([reading(0, "GPU-a"), reading(1, "GPU-b"), reading(2, "GPU-c")], 0)
+    odd = GpuReading(1, pci_address="0000:02:00.0", fault="Unknown Error")
+    judge.take_readings(
+        [reading(0, "GPU-a"), odd], 1, bus={"0000:00:00.0": "nvidia", "0000:02:00.0": "nvidia"}
+    )
+    health = judge.judge(1)
+    assert [health[uuid].reasons[0].key if health[uuid].reasons else "" for uuid in judge.gpus] == [
+        "",
+        "gpu_lost",
+        "gpu_unreadable",
+    ]
+    assert [gpu.index for gpu in judge.gpus.values()] == [0, 1, 2]
+
+
+def test_indexes_follow_the_driver_again_when_every_gpu_is_listed() -> None:
+    judge = GpuJudge()
+    judge.recall([reading(0, "GPU-a"), reading(1, "GPU-b"), reading(2, "GPU-c")], 0)
+    judge.take_readings([reading(0, "GPU-b", 1), reading(1, "GPU-c", 2)], 1)
+    assert {uuid: gpu.index for uuid, gpu in judge.gpus.items()} == {"GPU-a": 0, "GPU-b": 1, "GPU-c": 2}
+    judge.take_readings([reading(0, "GPU-b", 1), reading(1, "GPU-c", 2), reading(2, "GPU-new", 7)], 2)
+    assert {gpu.index for gpu in judge.gpus.values()} == {0, 1, 2, 3}
+    judge.forget("GPU-a")
+    judge.take_readings([reading(0, "GPU-b", 1), reading(1, "GPU-c", 2), reading(2, "GPU-new", 7)], 3)
+    assert {uuid: gpu.index for uuid, gpu in judge.gpus.items()} == {"GPU-b": 0, "GPU-c": 1, "GPU-new": 2}
+
+
+def test_a_lost_gpu_keeps_its_index_whatever_the_order_of_the_uuids() -> None:
+    judge = GpuJudge()
+    judge.recall([reading(0, "GPU-z"), reading(1, "GPU-a")], 0)
+    judge.take_readings([reading(0, "GPU-a", 1)], 1)
+    assert {uuid: gpu.index for uuid, gpu in judge.gpus.items()} == {"GPU-z": 0, "GPU-a": 1}
+
+
+def test_a_known_gpu_at_the_address_of_a_lost_one_replaces_nothing() -> None:
+    judge = GpuJudge()
+    judge.recall([reading(0, "GPU-a"), reading(1, "GPU-b")], 0)
+    judge.take_readings([reading(0, "GPU-b", 0)], 1)
+    assert set(judge.gpus) == {"GPU-a", "GPU-b"}
+    assert judge.replaced == []
+
+
+def test_a_mismatch_marks_all_gpus_at_once_and_ends_with_the_next_good_reading() -> None:
+    judge = GpuJudge()
+    gpus = [reading(n, f"GPU-{n}") for n in range(8)]
+    judge.take_readings(gpus, 0)
+    judge.judge(0)
+    judge.take_mismatch("they differ", 1)
+    assert not any(health.allocatable for health in judge.judge(1).values()), "the guard lets it pass"
+    judge.take_readings(gpus, 2)
+    assert all(health.allocatable for health in judge.judge(2).values())

@@ -1,0 +1,68 @@
+"""Readings that cannot be true lose their UUID, each for its own reason, and all others stay as they are."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from nodeagent.host.gpu_driver import GpuReading
+from nodeagent.host.plausible_gpus import plausible
+
+GOOD = GpuReading(0, "GPU-3a3372fa-989f-4f6e-9d5b-7f6d8f0a1b2c", 0, "NVIDIA H100", "0000:1b:00.0", 81559)
+OTHER = GpuReading(1, "GPU-1", 1, "NVIDIA H100", "00010000:e1:1f.7", 4 << 20)
+
+
+def test_readings_of_real_gpus_stay_as_they_are() -> None:
+    nameless = GpuReading(2, fault="Unknown Error")
+    assert plausible([GOOD, OTHER, nameless]) == (GOOD, OTHER, nameless)
+
+
+@pytest.mark.parametrize(
+    "uuid", ["", "all", "none", "0", "MIG-1", "GPU-", "GPU-a-", "GPU-a::0", "GPU-a/b", "GPU-" + 37 * "a"]
+)
+def test_a_uuid_that_cdi_or_the_kubelet_cannot_name_is_nonsense(uuid: str) -> None:
+    (kept, odd) = plausible([GOOD, structs.replace(OTHER, uuid=uuid)])
+    assert kept == GOOD
+    assert (odd.uuid, odd.index, odd.pci_address) == (None, 1, OTHER.pci_address)
+    assert odd.fault == f'the driver reports the UUID "{uuid[:39] + "…" if len(uuid) > 40 else uuid}"'
+
+
+@pytest.mark.parametrize("field", ["uuid", "pci_address", "minor"])
+def test_two_gpus_with_one_value_are_both_left_out(field: str) -> None:
+    third = GpuReading(2, "GPU-2", 2, "NVIDIA H100", "0000:1d:00.0", 81559)
+    twin = structs.replace(OTHER, **{field: getattr(GOOD, field)})
+    first, second, other = plausible([GOOD, twin, third])
+    assert (first.uuid, second.uuid, other) == (None, None, third)
+    assert "of another GPU" in (first.fault or "")
+    assert (first.pci_address is None) == (field == "pci_address")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("memory_mib", 0),
+        ("memory_mib", -1),
+        ("memory_mib", (4 << 20) + 1),
+        ("memory_mib", 1 << 43),
+        ("minor", -1),
+        ("minor", 0xFFFFFFFF),
+        ("pci_address", ""),
+        ("pci_address", "1b:00.0"),
+        ("pci_address", "0000:1b:20.0"),
+        ("pci_address", "../../x"),
+    ],
+)
+def test_a_value_out_of_range_is_nonsense(field: str, value: object) -> None:
+    (odd,) = plausible([structs.replace(GOOD, **{field: value})])
+    assert odd.uuid is None
+    assert odd.memory_mib is None
+    assert (odd.fault or "").startswith("the driver reports ")
+
+
+def test_texts_are_on_one_line_and_have_an_end() -> None:
+    (odd,) = plausible([structs.replace(GOOD, name="a\n\x1b[2J\u202e" + 200 * "b", fault="c\n" + 400 * "d")])
+    assert odd.uuid == GOOD.uuid
+    assert odd.name is not None
+    assert odd.name.startswith("a\\n\\x1b[2J\\u202eb")
+    assert odd.fault is not None
+    assert (len(odd.name) <= 96 + 12, len(odd.fault)) == (True, 200)
