@@ -48,7 +48,7 @@ from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import Lease, NotLeading, lead
 from nodeagent.metrics.controller_metrics import ControllerInput, render
 from nodeagent.metrics.text_format import PLAIN, negotiate
-from nodeagent.supervise import ending_signals, keep
+from nodeagent.supervise import ending_signals, first_cause, keep
 from nodeagent.web.server import Page, WebServer
 
 log = logging.getLogger(__name__)
@@ -146,6 +146,8 @@ class Controller:
             async with asyncio.TaskGroup() as group:
                 for name, job in jobs.items():
                     group.create_task(keep(name, job), name=name)
+        except ExceptionGroup as errors:
+            raise first_cause(errors) from None
         finally:
             for client in (self._elector, self._reader, self._writer):
                 await client.close()
