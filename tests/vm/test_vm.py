@@ -271,9 +271,7 @@ def test_changes_by_an_administrator_are_no_flaps(run: Run) -> None:
 def test_a_pf_that_is_pulled_and_plugged_in_again_loses_only_its_own_vfs_and_recovers_them(run: Run) -> None:
     data = run.step("unplugged")
     only(run, data["gone"], 3)
-    reasons = {
-        view["device"]: [reason["key"] for reason in view["reasons"]] for view in data["seen"]["answer"]
-    }
+    reasons = {view["device"]: [reason["key"] for reason in view["reasons"]] for view in data["seen"]}
     assert reasons[run.pfs[3]] == ["device_missing"]
     assert data["applied"]["code"] == 0
     assert data["back"] == data["before"]
