@@ -21,7 +21,7 @@ _READ_GAP_S = 0.2
 
 
 class AdministrationReader:
-    """Counts the changes of each PF since the agent started. ``publish`` gets the samples, ``failed`` the reason and
+    """Counts the changes of each PF since the agent started. ``publish`` gets the samples, ``failed`` the error and
     duration."""
 
     def __init__(
@@ -29,7 +29,7 @@ class AdministrationReader:
         pf_netdevs: PfNetdevs,
         status: Callable[[], ReaderStatus],
         publish: Callable[[Sequence[Sample]], None],
-        failed: Callable[[Source, str, float], None],
+        failed: Callable[[Source, Exception, float], None],
     ) -> None:
         self.overruns = 0
         self._pf_netdevs = pf_netdevs
@@ -52,7 +52,7 @@ class AdministrationReader:
                     self._take(notices)
                     await asyncio.sleep(_READ_GAP_S)
         except READ_ERRORS as error:
-            self._failed(Source.ADMINISTRATION, str(error), 0.0)
+            self._failed(Source.ADMINISTRATION, error, 0.0)
 
     def _publish_new(self) -> None:
         """Publish zeros for each new PF: a counter needs a first value."""

@@ -29,7 +29,7 @@ from nodeagent.sampling.administration import AdministrationReader
 from nodeagent.sampling.kernel_log import KernelLogReader
 from nodeagent.sampling.latest_samples import LatestSamples
 from nodeagent.sampling.link_readers import LinkReader, VfReader, ethtool_readers
-from nodeagent.sampling.reader import READ_ERRORS, PfNetdevs, SampleReader
+from nodeagent.sampling.reader import FORBIDDEN_ERRORS, READ_ERRORS, PfNetdevs, SampleReader
 from nodeagent.sampling.recorded_samples import RecordedSamplesReader
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sampling.transceiver_reader import TransceiverReader
@@ -266,7 +266,7 @@ class Sampler:
         self,
         reader: SampleReader,
         samples: Sequence[Sample],
-        error: str | None,
+        error: Exception | None,
         duration_s: float,
         wanted: Callable[[Sample], bool],
     ) -> None:
@@ -324,8 +324,15 @@ class Sampler:
         status.failed(reason)
         log.warning("Metrics collector hangs. source=%s reason=%r", source, reason)
 
-    def _failed(self, source: Source, reason: str, duration_s: float) -> None:
-        if self.statuses[source].failed(reason, duration_s):
+    def _failed(self, source: Source, error: Exception, duration_s: float) -> None:
+        reason = str(error) or type(error).__name__
+        if not self.statuses[source].failed(reason, duration_s):
+            return
+        if isinstance(error, FORBIDDEN_ERRORS):
+            log.info(
+                "A metrics collector lacks a right; the others continue. source=%s reason=%r", source, reason
+            )
+        else:
             log.warning("Metrics collector failed. source=%s reason=%r", source, reason)
 
 
@@ -333,10 +340,10 @@ def _all(_: Sample) -> bool:
     return True
 
 
-def _read(reader: SampleReader, pfs: tuple[Function, ...]) -> tuple[Sequence[Sample], str | None]:
-    """The samples, or the reason of a failure."""
+def _read(reader: SampleReader, pfs: tuple[Function, ...]) -> tuple[Sequence[Sample], Exception | None]:
+    """The samples, or the error of a failure."""
     try:
         return reader.read(pfs), None
     except READ_ERRORS as error:
         reader.close()
-        return (), str(error) or type(error).__name__
+        return (), error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import json
+import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -252,7 +253,9 @@ def as_nobody(work: Callable[[], None]) -> None:
 
 @pytest.mark.needs("root", "ip", "nsenter")
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the number of a system call")
-def test_without_privileges_only_the_eeprom_cannot_be_read():
+def test_without_privileges_only_the_eeprom_cannot_be_read(caplog):
+    caplog.set_level(logging.INFO)
+
     async def once() -> dict[Source, str]:
         sampled = SampledMachine(Tree("/"), [function(A, "v0")], SamplesSettings())
         await sampled.once()
@@ -266,6 +269,11 @@ def test_without_privileges_only_the_eeprom_cannot_be_read():
             as_nobody(lambda: reasons.update(asyncio.run(once())))
     assert list(reasons) == [Source.MODULE]
     assert "CAP_NET_ADMIN" in reasons[Source.MODULE]
+    lines = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert [level for level, line in lines if "source=module" in line] == ["INFO"], (
+        "it is withheld on purpose"
+    )
+    assert not [line for level, line in lines if level == "WARNING"]
 
 
 # --- one port's trouble ---------------------------------------------------------------------------------
